@@ -37,6 +37,15 @@ static void limit(limited resource, size_t value) {
     setrlimit(resource, &wanted);
 }
 
+static void execute(const process_child *child) {
+    size_t n = 0;
+    while (child->argv[n]) n++;
+    const char *words[n + 1];
+    memcpy(words, child->argv, sizeof words);
+    if (child->name) words[0] = child->name;
+    execvp(child->argv[0], (char *const *)(uintptr_t)words);
+}
+
 /* In the child. The descriptors of `child` are above 2 (process_start sees to it). */
 static void become(const process_child *child, pid_t parent, int report) {
     static const int defaults[] = {SIGINT,  SIGTERM, SIGHUP,  SIGQUIT, SIGPIPE,
@@ -65,7 +74,7 @@ static void become(const process_child *child, pid_t parent, int report) {
         if (dup2(from[i] >= 0 ? from[i] : nothing, i) < 0) goto failed;
     if (child->directory && chdir(child->directory) != 0) goto failed;
     environ = (char **)(uintptr_t)child->environment;
-    execvp(child->argv[0], (char *const *)(uintptr_t)child->argv);
+    execute(child);
 failed:;
     int reason = errno;
     ssize_t written = write(report, &reason, sizeof reason);

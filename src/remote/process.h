@@ -18,6 +18,7 @@ typedef struct process_limits {
  * of its own, every descriptor but stdin, stdout and stderr closes with the execution. directory: NULL stays here. */
 typedef struct process_child {
     const char *const *argv;        /* NULL at the end; argv[0] is looked for in the environment's PATH */
+    const char *name;               /* what the program is told that it is called; NULL: argv[0] */
     const char *const *environment; /* NULL at the end */
     const char *directory;
     int in, out, err; /* become 0, 1 and 2; -1: /dev/null */

@@ -156,6 +156,7 @@ static void live(const runner_job *job, pid_t worker, int report) {
     sigaction(SIGPIPE, &ignore, NULL);
     watch w = {.job = job, .out = -1, .err = -1, .output_fd = -1, .log_fd = -1, .end = {.exit_status = -1}};
     process_child child = {.argv = job->argv,
+                           .name = job->name,
                            .environment = job->environment,
                            .directory = job->folder,
                            .in = -1,

@@ -10,6 +10,7 @@
 
 typedef struct runner_job {
     const char *const *argv, *const *environment; /* NULL at their ends; argv[0] is a path */
+    const char *name;   /* what the program is told that it is called, because its log may travel; NULL: argv[0] */
     const char *folder; /* where it runs and what it writes lies: the log as log.0 and log.1, stdout as `output` */
     const char *output; /* NULL: stdout goes to the log, too */
     double seconds, grace_seconds; /* until it is asked to end; from then until it is ended */
@@ -31,7 +32,7 @@ typedef struct runner_end {
     runner_reason reason;
     int exit_status; /* 128 + the signal for a process that a signal has ended; -1: none */
     double seconds;
-    char message[200];
+    char message[200]; /* for this machine's eyes: it may name the program's path */
 } runner_end;
 
 typedef struct runner {

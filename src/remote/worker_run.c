@@ -101,6 +101,8 @@ static void set_outcome(result *r, const runner_end *end, bool cancelled) {
     if (cancelled) {
         outcome = "cancelled";
         snprintf(r->reason, sizeof r->reason, "cancelled by %s", r->requested_by);
+    } else if (end->reason == RUNNER_FAILED) { /* why, the worker's log says: it may name paths */
+        snprintf(r->reason, sizeof r->reason, "its program did not start, or was lost");
     } else if (end->reason == RUNNER_TIMED_OUT) {
         outcome = "timed_out";
         snprintf(r->reason, sizeof r->reason, "it was ended after %.0f s", end->seconds);
@@ -250,6 +252,7 @@ kakeya_status worker_run(worker *w, incoming *in, int attempt, char oid[BUS_OID]
         const config_limits *limits = &w->config.limits;
         runner_job job = {
             .argv = command->word,
+            .name = r->word[0],
             .environment = environment,
             .folder = folder,
             .output = p->gated ? NULL : document_output,
@@ -276,6 +279,7 @@ kakeya_status worker_run(worker *w, incoming *in, int attempt, char oid[BUS_OID]
         if (asked && !m.cancelled && !m.lost && end.reason == RUNNER_STOPPED) {
             status = error_set(error, KAKEYA_CANCELLED, "stopped; it runs again with the next worker");
         } else if (!m.lost) {
+            if (end.reason == RUNNER_FAILED) worker_event(w, in->nonce, "%s", end.message);
             set_outcome(r, &end, m.cancelled);
             status = conclude(w, in, p, r, folder, error);
         }

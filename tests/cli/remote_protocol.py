@@ -47,6 +47,29 @@ def _():
     equal([line.split()[3] for line in read(os.path.join(w.mini.state, "served.log")).splitlines()], ["start", "end"])
 
 
+@test("a program that cannot start, or that says what it is called, names no path in what is signed")
+def _():
+    w = World()
+    missing = os.path.join(w.mini.tools, "no-such-program")
+    w.mini.change(program=missing)
+    nonce = w.alice.ask("env")
+    log = w.mini.serve()
+    holds(missing in log, "the worker's own log does")
+    equal((w.result(nonce)["outcome"], w.result(nonce)["reason"]), ("failed", "its program did not start, or was lost"))
+    caller = os.path.join(w.mini.tools, "caller")
+    built = subprocess.run(["cc", "-x", "c", "-", "-o", caller], text=True, capture_output=True, input="""
+        #include <stdio.h>
+        int main(int n, char **words) { return fprintf(stderr, "%s: %d words\\n", words[0], n) > 0; }""")
+    nonces = [nonce]
+    if built.returncode == 0:  # not where there is no compiler
+        w.mini.change(program=caller)
+        nonces.append(w.alice.ask("env"))
+        w.mini.serve()
+        holds("kakeya: " in w.get("results", nonces[1], "log.txt"))
+    for nonce in nonces:
+        holds(w.folder not in w.git("grep", "-e", ".", f"refs/heads/kakeya/results/{nonce}").decode(), "no path of the worker's machine")
+
+
 @whole("a gated preset: the gate judges there and here, and a report that it refuses fails the run")
 def _():
     w = World()
