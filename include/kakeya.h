@@ -527,11 +527,11 @@ KAKEYA_API void kakeya_session_clear_cancel(kakeya_session *session);
  * on the session. */
 KAKEYA_API const int32_t *kakeya_session_tokens(const kakeya_session *session, size_t *n);
 
-/* How many of tokens[0..n) the timeline begins with and could be truncated to, so that nothing of them is computed
- * again; 0 where its memory cannot go back so far. An answer's newest token is not computed yet: it does not count. */
+/* How many of tokens[0..n) the timeline begins with and could be truncated to; 0 where its memory cannot go back so
+ * far. They are not computed again, but for an answer's newest token (of one that is cut: under bounded policies). */
 KAKEYA_API size_t kakeya_session_reachable(const kakeya_session *session, const int32_t *tokens, size_t n);
-/* The timeline becomes its first n tokens; nothing is computed. KAKEYA_INVALID_ARGUMENT, with nothing changed, where
- * the memory does not hold them or cannot go back so far. 0 is always possible. */
+/* The timeline becomes its first n tokens, and goes on as when it had so many. Nothing is computed.
+ * KAKEYA_INVALID_ARGUMENT, with nothing changed, where the memory cannot go back so far. 0 is always possible. */
 KAKEYA_API kakeya_status kakeya_session_truncate(kakeya_session *session, size_t n, kakeya_error *error);
 
 typedef struct kakeya_stats {

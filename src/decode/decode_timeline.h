@@ -4,6 +4,13 @@
 
 #include "backend/backend.h"
 
+/* What a committed position was computed as. The numbers are those of saved sessions. */
+typedef enum timeline_row {
+    ROW_PROMPT = SEGMENT_PROMPT,
+    ROW_DECODE = SEGMENT_DECODE,
+    ROW_BEHIND_ANSWER, /* the newest token of an answer, as the first row of the prompt that came behind it */
+} timeline_row;
+
 /* The cache's length is n, and then `logits` predict the next token, or n - 1. */
 typedef struct decode_timeline {
     const backend_ops *ops;
@@ -11,7 +18,7 @@ typedef struct decode_timeline {
     backend_cache *cache;
     mem_account *account;
     int32_t *tokens;         /* [allocated] */
-    unsigned char *row_kind; /* [allocated]: the segment_kind that each committed position was computed as */
+    unsigned char *row_kind; /* [allocated], of committed positions */
     size_t n, allocated;
     size_t capacity; /* tokens of the context */
     int vocab;

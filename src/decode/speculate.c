@@ -383,7 +383,7 @@ static kakeya_status commit_rows(decode_stream *s, kakeya_error *error) {
     if (status != KAKEYA_OK) (void)t->ops->cache_commit(t->cache, 0, NULL);
     size_t length = (size_t)t->ops->cache_length(t->cache);
     if (status == KAKEYA_OK)
-        memset(t->row_kind + length - (size_t)s->taken, SEGMENT_DECODE, (size_t)s->taken);
+        memset(t->row_kind + length - (size_t)s->taken, ROW_DECODE, (size_t)s->taken);
     else if (t->n > length + 1)
         t->n = length + 1;
     return status;

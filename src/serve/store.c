@@ -262,15 +262,25 @@ static kakeya_status fork_entry(prefix_store *store, const store_entry *entry, k
     return status;
 }
 
+/* The session becomes what it has in common with the ids, of which at most n - 1 count as found. Returns how many. */
+static size_t keep_common(kakeya_session *session, const int32_t *ids, size_t n) {
+    size_t held, common = 0;
+    const int32_t *tokens = kakeya_session_tokens(session, &held);
+    while (common < held && common < n && tokens[common] == ids[common]) common++;
+    if (kakeya_session_truncate(session, common, NULL) != KAKEYA_OK) return 0;
+    size_t found = kakeya_session_reachable(session, ids, n);
+    return found < n ? found : n - 1;
+}
+
 /* The session of the entry that offers most, or a fork of it; NULL where there is none. */
 static kakeya_session *take_from_memory(prefix_store *store, const int32_t *ids, size_t n, store_hit *hit) {
     kakeya_session *session = NULL;
     size_t tokens = 0;
     pthread_mutex_lock(&store->entries.lock);
-    store_entry *entry = store_entries_find(&store->entries, ids, n, &tokens);
+    store_entry *entry = store_entries_find(&store->entries, ids, n - 1, &tokens);
     while (entry && entry->busy) {
         pthread_cond_wait(&store->entries.ready, &store->entries.lock);
-        entry = store_entries_find(&store->entries, ids, n, &tokens);
+        entry = store_entries_find(&store->entries, ids, n - 1, &tokens);
     }
     if (!entry) {
         pthread_mutex_unlock(&store->entries.lock);
@@ -294,7 +304,8 @@ static kakeya_session *take_from_memory(prefix_store *store, const int32_t *ids,
         pthread_cond_broadcast(&store->entries.ready);
         pthread_mutex_unlock(&store->entries.lock);
     }
-    if (session && kakeya_session_truncate(session, tokens, NULL) != KAKEYA_OK) {
+    if (session) hit->tokens = keep_common(session, ids, n);
+    if (session && !hit->tokens) {
         kakeya_session_close(session);
         session = NULL;
     }
@@ -332,13 +343,13 @@ static kakeya_session *take_from_disk(prefix_store *store, const int32_t *ids, s
     store_disk_found found;
     double speed;
     for (int tries = 0; store->disk && tries < LOAD_TRIES; tries++) {
-        size_t in_memory = tokens_in_memory(store, ids, n, &speed);
-        if (!store_disk_find(store->disk, ids, n, &found) || !worth_loading(store, &found, in_memory, speed)) break;
+        size_t in_memory = tokens_in_memory(store, ids, n - 1, &speed);
+        if (!store_disk_find(store->disk, ids, n - 1, &found) || !worth_loading(store, &found, in_memory, speed)) break;
         if (!session && open_empty(store, &session, NULL) != KAKEYA_OK) return NULL;
-        kakeya_status status = store_disk_load(store->disk, found.name, ids, n, session, NULL, NULL, NULL);
+        kakeya_status status = store_disk_load(store->disk, found.name, ids, n - 1, session, NULL, NULL, NULL);
         if (status == KAKEYA_OK) {
-            size_t tokens = kakeya_session_reachable(session, ids, n);
-            if (tokens == 0 || kakeya_session_truncate(session, tokens, NULL) != KAKEYA_OK) break;
+            size_t tokens = keep_common(session, ids, n);
+            if (tokens == 0) break;
             if (found.reason == STORE_SYSTEM_TURN && tokens == found.tokens)
                 store_checkpoint(store, session, found.reason); /* others will want it too */
             *hit = (store_hit){.tokens = tokens, .source = STORE_HIT_DISK};
@@ -360,8 +371,8 @@ kakeya_status store_take(prefix_store *store, const int32_t *ids, size_t n, bool
     store_hit found = {0};
     *out = NULL;
     if (reuse && n > 1) {
-        *out = take_from_disk(store, ids, n - 1, &found);
-        if (!*out) *out = take_from_memory(store, ids, n - 1, &found);
+        *out = take_from_disk(store, ids, n, &found);
+        if (!*out) *out = take_from_memory(store, ids, n, &found);
     }
     if (!*out) found = (store_hit){0};
     if (hit) *hit = found;

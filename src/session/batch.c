@@ -74,7 +74,7 @@ static void begin_answer(batch *b, kakeya_request *r) {
     if (!r->continues) status = answer_open(session, &r->answer, &b->buffers, &r->error);
     if (status == KAKEYA_OK && !r->continues && answer_needs_row(session) && !atomic_load(&session->cancelled)) {
         r->continues = true;
-        r->prompt = (prompt_work){.tokens = session->timeline.tokens, .n = session->timeline.n};
+        r->prompt = (prompt_work){.tokens = session->timeline.tokens, .n = session->timeline.n, .again = true};
         begin_prompt(b, r);
         return;
     }

@@ -56,7 +56,7 @@ static kakeya_status generate_by_reforward(kakeya_session *session, answer_work 
             break;
         }
         t->cache = cache;
-        if (held < t->n) memset(t->row_kind + held, SEGMENT_DECODE, t->n - held);
+        if (held < t->n) memset(t->row_kind + held, ROW_DECODE, t->n - held);
         t->tokens[t->n++] = next.token;
         t->has_logits = false;
         stats->verifier_forwards++;

@@ -10,8 +10,10 @@ typedef struct prompt_work {
     kakeya_progress_fn progress; /* or NULL */
     void *user;
     bool cancellable;
+    bool again;           /* the timeline itself, whose rows are computed again as the kinds that they were */
     size_t reused, first; /* tokens kept; the first that is computed */
     size_t end;           /* of the chunk in work */
+    bool as_computed, behind_answer; /* its rows' kinds are known; its first row is an answer's newest token */
 } prompt_work;
 
 /* Keeps the longest common prefix that the cache can still reach. Needs the turn. */

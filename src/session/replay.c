@@ -24,7 +24,7 @@ static kakeya_status replay_stretch(kakeya_session *session, backend_cache *cach
 }
 
 static segment_kind kind_at(const decode_timeline *t, size_t held, size_t position) {
-    return position < held && t->row_kind[position] == SEGMENT_PROMPT ? SEGMENT_PROMPT : SEGMENT_DECODE;
+    return position < held && t->row_kind[position] != ROW_DECODE ? SEGMENT_PROMPT : SEGMENT_DECODE;
 }
 
 kakeya_status session_replay(kakeya_session *session, const int32_t *tokens, size_t n, float *logits,

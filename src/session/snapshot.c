@@ -1,7 +1,8 @@
 /* A session's whole state as a stream of bytes. All numbers are little-endian:
  *   magic "KAKEYA-S", version u32, policy (see policy_of), tokens u64, has_logits u32, cache bytes u64,
  *   token ids i32[n], row kinds u8[n], logits f32[vocab] if any, the backend's bytes, checksum u64 of everything
- *   before: XXH3-64. Version 2 differs in nothing but its checksum, which is that of hash_stream, and is read as well.
+ *   before: XXH3-64. Versions 2 and 3 know two kinds of rows, and the checksum of version 2 is that of hash_stream;
+ * both are read as well.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -18,7 +19,7 @@
 #include "session/session.h"
 
 static const char magic[8] = {'K', 'A', 'K', 'E', 'Y', 'A', '-', 'S'};
-enum { VERSION = 3, VERSION_OF_HASH_STREAM = 2, CHECKSUM_BYTES = 8 };
+enum { VERSION = 4, VERSION_OF_TWO_KINDS = 3, VERSION_OF_HASH_STREAM = 2, CHECKSUM_BYTES = 8 };
 
 /* ------------------------------------------------------------------------------------------------------ streams */
 
@@ -87,7 +88,7 @@ static void read_bytes(reader *r, void *bytes, size_t n) {
         else
             done += got;
     }
-    if (r->version != VERSION) hash_stream_add(&r->old_hash, p, done);
+    if (r->version == 0 || r->version == VERSION_OF_HASH_STREAM) hash_stream_add(&r->old_hash, p, done);
     if (r->version != VERSION_OF_HASH_STREAM && done) (void)XXH3_64bits_update(&r->hash, p, done);
     r->at += done;
     if (done < n) memset(p + done, 0, n - done);
@@ -226,7 +227,7 @@ static kakeya_status read_header(const kakeya_session *session, reader *r, conte
         return error_set(error, KAKEYA_FORMAT, "session data: not a saved session");
     uint64_t version = read_number(r, 4);
     if (r->ended) return cut_off(r, error);
-    if (version != VERSION && version != VERSION_OF_HASH_STREAM)
+    if (version < VERSION_OF_HASH_STREAM || version > VERSION)
         return error_set(error, KAKEYA_UNSUPPORTED,
                          "session data: version %" PRIu64 ", this build reads versions %d and %d", version,
                          (int)VERSION_OF_HASH_STREAM, (int)VERSION);
@@ -275,8 +276,10 @@ static kakeya_status read_tokens(kakeya_session *session, reader *r, contents *c
         if (c->tokens[i] < 0 || c->tokens[i] >= vocab)
             return error_set(error, KAKEYA_FORMAT, "session data: token %zu is %d, the vocabulary has ids 0 to %d", i,
                              (int)c->tokens[i], vocab - 1);
-        if (c->row_kind[i] > SEGMENT_DECODE)
+        if (c->row_kind[i] > (r->version <= VERSION_OF_TWO_KINDS ? ROW_DECODE : ROW_BEHIND_ANSWER))
             return error_set(error, KAKEYA_FORMAT, "session data: the kind of row %zu is unknown", i);
+        bool turns = i && c->row_kind[i] == ROW_PROMPT && c->row_kind[i - 1] == ROW_DECODE;
+        if (turns && r->version <= VERSION_OF_TWO_KINDS) c->row_kind[i] = ROW_BEHIND_ANSWER;
     }
     return KAKEYA_OK;
 }

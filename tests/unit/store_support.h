@@ -54,8 +54,8 @@ static inline void serve(prefix_store *store, request *r, const size_t *stops, s
     ok(store_take(store, r->ids, r->n, true, &session, &r->hit, error));
     size_t held;
     const int32_t *begun = kakeya_session_tokens(session, &held);
-    assert_int_equal(held, r->hit.tokens);
-    assert_true(held < r->n);
+    assert_in_range(held, r->hit.tokens, r->hit.tokens + 1); /* an answer's newest token is not computed yet */
+    assert_true(held <= r->n && r->hit.tokens < r->n);
     for (size_t i = 0; i < held; i++) assert_int_equal(begun[i], r->ids[i]);
     for (size_t i = 0; i < n_stops; i++) {
         if (stops[i] <= held || stops[i] >= r->n) continue;
@@ -64,7 +64,7 @@ static inline void serve(prefix_store *store, request *r, const size_t *stops, s
     }
     size_t reused;
     ok(kakeya_session_sync(session, r->ids, r->n, &reused, NULL, NULL, error));
-    if (n_stops == 0) assert_int_equal(reused, held);
+    if (n_stops == 0) assert_in_range(reused, r->hit.tokens, r->hit.tokens + 1); /* +1: the row is there, too */
     answer(session, r, tokens, temperature);
     store_give(store, session, r->n);
 }
