@@ -74,7 +74,7 @@ static void plan_free(plan *p) {
 
 /* ---------------------------------------------------------------------------------------------------------- niah */
 
-enum { MAX_ARMS = 64 };
+enum { MAX_ARMS = 64, MAX_RUNGS = 64 };
 
 static size_t needle_arms(const plan *p, eval_arm arms[MAX_ARMS]) {
     const cJSON *policy, *window, *windows = option(p, "draft_windows");
@@ -103,40 +103,44 @@ static bool add_needle(plan *p, const char *sample, const eval_arm *arm, bool wa
     return row->expected != NULL;
 }
 
-/* Arms take turns on every prompt and begin with another one each time; the diagnostics follow. */
-static void plan_niah(plan *p) {
-    int samples = gate_option(p->context, "samples"), first_lines = (int)option(p, "lines")->child->valuedouble;
-    uint64_t seed = gate_option_seed(p->context);
+/* The warm-up prompt, then rung by rung; arms take turns on every prompt and begin with another one each time. The
+ * diagnostics follow. */
+static void add_ladder(plan *p, const niah_dataset *drawn, int samples) {
     eval_arm arms[MAX_ARMS];
-    size_t n_arms = needle_arms(p, arms), turn = 0;
-    const cJSON *lines, *alpha;
-    niah_dataset drawn = {0};
-    kakeya_error problem;
-    if ((size_t)samples > p->limit) return; /* nothing is drawn for a promise that the rows cannot keep */
-    if (niah_warmup(first_lines, samples, seed, true, &drawn, &problem) != KAKEYA_OK) return;
+    size_t n_arms = needle_arms(p, arms), measured = drawn->n - 1;
+    const niah_sample *warmup = &drawn->samples[measured];
+    const cJSON *alpha;
     for (size_t a = 0; a < n_arms; a++)
-        if (!add_needle(p, "warmup", &arms[a], true, first_lines, drawn.samples[0].answer)) break;
-    niah_dataset_free(&drawn);
-    for (int diagnostics = 0; diagnostics < 2; diagnostics++) {
-        cJSON_ArrayForEach(lines, option(p, "lines")) {
-            if (niah_rung((int)lines->valuedouble, samples, seed, true, &drawn, &problem) != KAKEYA_OK) return;
-            for (size_t s = 0; s < drawn.n && !p->context->out_of_memory && p->n <= p->limit; s++) {
-                char sample[96];
-                snprintf(sample, sizeof sample, "lines-%d/%zu", (int)lines->valuedouble, s);
-                const char *answer = drawn.samples[s].answer;
-                turn++;
-                for (size_t a = 0; !diagnostics && a < n_arms; a++)
-                    add_needle(p, sample, &arms[(a + turn) % n_arms], false, (int)lines->valuedouble, answer);
-                if (!diagnostics) continue;
-                cJSON_ArrayForEach(alpha, option(p, "mix_alpha")) {
-                    eval_arm arm = arm_of(p, "restored-all", "ar");
-                    arm.mix_alpha = alpha->valuedouble;
-                    add_needle(p, sample, &arm, false, (int)lines->valuedouble, answer);
-                }
-            }
-            niah_dataset_free(&drawn);
+        if (!add_needle(p, "warmup", &arms[a], true, warmup->lines, warmup->answer)) return;
+    for (size_t i = 0; i < 2 * measured && p->n <= p->limit; i++) {
+        const niah_sample *s = &drawn->samples[i % measured];
+        char sample[96];
+        snprintf(sample, sizeof sample, "lines-%d/%zu", s->lines, i % measured % (size_t)samples);
+        for (size_t a = 0; i < measured && a < n_arms; a++)
+            if (!add_needle(p, sample, &arms[(a + i + 1) % n_arms], false, s->lines, s->answer)) return;
+        if (i < measured) continue;
+        cJSON_ArrayForEach(alpha, option(p, "mix_alpha")) {
+            eval_arm arm = arm_of(p, "restored-all", "ar");
+            arm.mix_alpha = alpha->valuedouble;
+            if (!add_needle(p, sample, &arm, false, s->lines, s->answer)) return;
         }
     }
+}
+
+static void plan_niah(plan *p) {
+    int samples = gate_option(p->context, "samples"), lines[MAX_RUNGS];
+    size_t n = 0;
+    const cJSON *rung;
+    niah_dataset drawn;
+    kakeya_error problem;
+    cJSON_ArrayForEach(rung, option(p, "lines")) {
+        if (n == MAX_RUNGS) return;
+        lines[n++] = (int)rung->valuedouble;
+    }
+    if (n * (size_t)samples > p->limit) return; /* nothing is drawn for a promise that the rows cannot keep */
+    if (niah_ladder(lines, n, samples, gate_option_seed(p->context), true, &drawn, &problem) != KAKEYA_OK) return;
+    add_ladder(p, &drawn, samples);
+    niah_dataset_free(&drawn);
 }
 
 /* ------------------------------------------------------------------------------------------------------ other kinds */

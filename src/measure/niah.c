@@ -1,9 +1,11 @@
 #include "measure/niah.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "measure/mt19937.h"
 
 enum {
@@ -79,74 +81,98 @@ static bool make_sample(const niah_options *options, mt19937 *generator, niah_sa
     return sample->prompt != NULL;
 }
 
-kakeya_status niah_generate(const niah_options *options, niah_dataset *out, kakeya_error *error) {
-    *out = (niah_dataset){0};
-    kakeya_status status = check(options, error);
-    if (status != KAKEYA_OK) return status;
-
-    mt19937 generator;
-    mt19937_seed(&generator, options->seed);
-    out->samples = calloc((size_t)options->samples, sizeof *out->samples);
-    if (!out->samples) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %d samples", options->samples);
-    for (; out->n < (size_t)options->samples; out->n++) {
-        if (!make_sample(options, &generator, &out->samples[out->n])) {
-            out->n++; /* the failed sample's parts are freed too */
-            niah_dataset_free(out);
-            return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %d samples", options->samples);
-        }
-    }
-    return KAKEYA_OK;
-}
-
-kakeya_status niah_rung(int lines, int samples, uint64_t seed, bool without_prompts, niah_dataset *out,
-                        kakeya_error *error) {
-    niah_options options;
-    niah_options_init(&options);
-    options.samples = samples;
-    options.min_lines = options.max_lines = lines;
-    options.seed = seed;
-    options.without_prompts = without_prompts;
-    return niah_generate(&options, out, error);
-}
-
-static bool same_prompt(const niah_sample *a, const niah_sample *b) {
-    return a->lines == b->lines && a->needle_line == b->needle_line && strcmp(a->answer, b->answer) == 0;
-}
-
 static void sample_free(niah_sample *sample) {
     free(sample->prompt);
     free(sample->answer);
     free(sample->needle);
 }
 
-kakeya_status niah_warmup(int lines, int samples, uint64_t seed, bool without_prompts, niah_dataset *out,
-                          kakeya_error *error) {
-    enum { CANDIDATES = 16 };
-    niah_dataset measured;
-    kakeya_status status = niah_rung(lines, CANDIDATES, seed + 1, without_prompts, out, error);
-    if (status != KAKEYA_OK) return status;
-    status = niah_rung(lines, samples, seed, true, &measured, error);
-    if (status != KAKEYA_OK) {
-        niah_dataset_free(out);
-        return status;
+static bool has_answer(const niah_dataset *dataset, const char *answer) {
+    for (size_t i = 0; i < dataset->n; i++)
+        if (strcmp(dataset->samples[i].answer, answer) == 0) return true;
+    return false;
+}
+
+/* distinct: drawn again while a sample before it has its answer. */
+static kakeya_status add_sample(const niah_options *options, mt19937 *generator, bool distinct, niah_dataset *out,
+                                kakeya_error *error) {
+    niah_sample *sample = &out->samples[out->n];
+    for (;;) {
+        bool made = make_sample(options, generator, sample);
+        if (made && !(distinct && has_answer(out, sample->answer))) break;
+        sample_free(sample);
+        *sample = (niah_sample){0};
+        if (!made) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu samples", out->n + 1);
     }
-    size_t chosen = 0;
-    for (bool taken = true; taken && chosen < out->n; chosen += taken) {
-        taken = false;
-        for (size_t i = 0; i < measured.n; i++) taken |= same_prompt(&out->samples[chosen], &measured.samples[i]);
-    }
-    niah_dataset_free(&measured);
-    if (chosen == out->n) {
-        niah_dataset_free(out);
-        return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "%d lines: all prompts of seed %llu are measured ones, none is left to warm up", lines,
-                         (unsigned long long)seed + 1);
-    }
-    niah_sample kept = out->samples[chosen];
-    out->samples[chosen] = out->samples[0];
-    out->samples[0] = kept;
-    while (out->n > 1) sample_free(&out->samples[--out->n]);
+    out->n++;
     return KAKEYA_OK;
+}
+
+static kakeya_status draw_sequence(const niah_options *options, bool distinct, niah_dataset *out, kakeya_error *error) {
+    *out = (niah_dataset){0};
+    kakeya_status status = check(options, error);
+    if (status != KAKEYA_OK) return status;
+    mt19937 generator;
+    mt19937_seed(&generator, options->seed);
+    out->samples = calloc((size_t)options->samples, sizeof *out->samples);
+    if (!out->samples) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %d samples", options->samples);
+    for (int i = 0; i < options->samples && status == KAKEYA_OK; i++)
+        status = add_sample(options, &generator, distinct, out, error);
+    if (status != KAKEYA_OK) niah_dataset_free(out);
+    return status;
+}
+
+kakeya_status niah_generate(const niah_options *options, niah_dataset *out, kakeya_error *error) {
+    return draw_sequence(options, false, out, error);
+}
+
+static niah_options rung_options(int lines, int samples, uint64_t seed, bool without_prompts) {
+    niah_options options;
+    niah_options_init(&options);
+    options.samples = samples;
+    options.min_lines = options.max_lines = lines;
+    options.seed = seed;
+    options.without_prompts = without_prompts;
+    return options;
+}
+
+kakeya_status niah_rung(int lines, int samples, uint64_t seed, bool without_prompts, niah_dataset *out,
+                        kakeya_error *error) {
+    niah_options options = rung_options(lines, samples, seed, without_prompts);
+    return draw_sequence(&options, true, out, error);
+}
+
+/* Random.seed of one sample: FNV-1a of "SEED/LINES/INDEX". */
+static uint64_t sample_seed(uint64_t seed, int lines, size_t index) {
+    char text[48];
+    int length = snprintf(text, sizeof text, "%" PRIu64 "/%d/%zu", seed, lines, index);
+    return hash_fnv1a(HASH_FNV1A_START, text, (size_t)length);
+}
+
+kakeya_status niah_ladder(const int *lines, size_t n_lines, int samples, uint64_t seed, bool without_prompts,
+                          niah_dataset *out, kakeya_error *error) {
+    *out = (niah_dataset){0};
+    if (samples > 0 && n_lines * (size_t)samples >= NIAH_MAX_LADDER)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%zu rungs of %d samples: a ladder has fewer than %d samples",
+                         n_lines, samples, NIAH_MAX_LADDER);
+    kakeya_status status = KAKEYA_OK;
+    for (size_t r = 0; r < n_lines && status == KAKEYA_OK; r++) {
+        niah_options options = rung_options(lines[r], samples, seed, without_prompts);
+        status = check(&options, error);
+    }
+    if (status != KAKEYA_OK) return status;
+    out->samples = calloc(n_lines * (size_t)samples + 1, sizeof *out->samples);
+    if (!out->samples) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %d samples", samples);
+    for (size_t i = 0; i <= n_lines * (size_t)samples && status == KAKEYA_OK; i++) {
+        bool warmup = i == n_lines * (size_t)samples;
+        size_t rung = warmup ? 0 : i / (size_t)samples, index = warmup ? (size_t)samples : i % (size_t)samples;
+        niah_options options = rung_options(lines[rung], samples, seed, without_prompts);
+        mt19937 generator;
+        mt19937_seed(&generator, sample_seed(seed, lines[rung], index));
+        status = add_sample(&options, &generator, true, out, error);
+    }
+    if (status != KAKEYA_OK) niah_dataset_free(out);
+    return status;
 }
 
 void niah_dataset_free(niah_dataset *dataset) {

@@ -36,12 +36,17 @@ void niah_options_init(niah_options *options);
 
 /* The data set that random.Random(seed) draws: per sample the number of lines, the prefix, the code and the place. */
 kakeya_status niah_generate(const niah_options *options, niah_dataset *out, kakeya_error *error);
-/* The samples of one rung of `eval niah`, and its warm-up sample: one of the next seed that is none of the rung's. The
- * gate draws them again without their prompts. */
+/* One number of lines, drawn like any data set, but for samples whose code an earlier one has: those are drawn again.
+ */
 kakeya_status niah_rung(int lines, int samples, uint64_t seed, bool without_prompts, niah_dataset *out,
                         kakeya_error *error);
-kakeya_status niah_warmup(int lines, int samples, uint64_t seed, bool without_prompts, niah_dataset *out,
-                          kakeya_error *error);
+
+/* The samples of `eval niah`, `samples` for each rung in turn, and behind them the warm-up sample, one more of the
+ * first rung. A sample is drawn by random.Random(FNV-1a of "SEED/LINES/INDEX"), as often as it takes to find a code
+ * that no sample before it has: rungs have other codes than each other. The gate draws them again, without prompts. */
+enum { NIAH_MAX_LADDER = 20000 }; /* samples; there are 135,000 codes */
+kakeya_status niah_ladder(const int *lines, size_t n_lines, int samples, uint64_t seed, bool without_prompts,
+                          niah_dataset *out, kakeya_error *error);
 void niah_dataset_free(niah_dataset *dataset);
 
 #endif

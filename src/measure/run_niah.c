@@ -82,33 +82,21 @@ static kakeya_status add_prompt(needle_run *run, const niah_sample *sample, cons
     return harness_take_prompt(&run->harness, &taken, error);
 }
 
-/* A prompt of the first rung that is none of the measured ones. */
-static kakeya_status make_warmup(needle_run *run, kakeya_error *error) {
-    const eval_niah_options *o = run->options;
-    niah_dataset spare;
-    kakeya_status status = niah_warmup(o->lines[0], o->samples, o->seed, false, &spare, error);
-    if (status == KAKEYA_OK) status = add_prompt(run, &spare.samples[0], "warmup", true, error);
-    niah_dataset_free(&spare);
-    return status;
-}
-
+/* The warm-up prompt, then rung by rung. */
 static kakeya_status make_prompts(needle_run *run, kakeya_error *error) {
     const eval_niah_options *o = run->options;
-    if (o->samples < 1)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "samples must be at least 1, not %d", o->samples);
-    run->prompts = calloc(o->n_lines * (size_t)o->samples + 1, sizeof *run->prompts);
-    if (!run->prompts) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for prompts");
-    kakeya_status status = make_warmup(run, error);
-    for (size_t r = 0; status == KAKEYA_OK && r < o->n_lines; r++) {
-        niah_dataset dataset;
-        status = niah_rung(o->lines[r], o->samples, o->seed, false, &dataset, error);
-        for (size_t s = 0; status == KAKEYA_OK && s < dataset.n; s++) {
-            char name[64];
-            snprintf(name, sizeof name, "lines-%d/%zu", o->lines[r], s);
-            status = add_prompt(run, &dataset.samples[s], name, false, error);
-        }
-        niah_dataset_free(&dataset);
+    niah_dataset drawn;
+    kakeya_status status = niah_ladder(o->lines, o->n_lines, o->samples, o->seed, false, &drawn, error);
+    if (status != KAKEYA_OK) return status;
+    run->prompts = calloc(drawn.n, sizeof *run->prompts);
+    if (!run->prompts) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for prompts");
+    if (status == KAKEYA_OK) status = add_prompt(run, &drawn.samples[drawn.n - 1], "warmup", true, error);
+    for (size_t i = 0; status == KAKEYA_OK && i + 1 < drawn.n; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "lines-%d/%zu", drawn.samples[i].lines, i % (size_t)o->samples);
+        status = add_prompt(run, &drawn.samples[i], name, false, error);
     }
+    niah_dataset_free(&drawn);
     return status;
 }
 

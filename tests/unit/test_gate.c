@@ -73,7 +73,9 @@ static void wrong_total(eval_report *r) { row_of(r, "native", "ar", 3)->kv.total
 static void wrong_total_of_scores(eval_report *r) { row_of(r, "restored", "score", 3)->kv.total += 64; }
 static void too_many_tokens(eval_report *r) { row_of(r, "native", "auto", 0)->accepted_tokens = 1; }
 static void gaps_in_acceptance(eval_report *r) {
-    int64_t *accepted = row_of(r, "native", "auto", 0)->accepted_at;
+    int i = 0; /* a machine may have found drafts to be worth nothing in some rows */
+    while (!row_of(r, "native", "auto", i)->accepted_at[1]) i++;
+    int64_t *accepted = row_of(r, "native", "auto", i)->accepted_at;
     accepted[5] = accepted[1];
     accepted[1] = 0;
 }

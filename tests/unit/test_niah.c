@@ -119,11 +119,77 @@ static void impossible_options_are_refused(void **state) {
     refuse(bad, "code");
 }
 
+/* Of every seed: no two samples of a ladder share a code, the warm-up sample included; and a sample is the same on
+ * every ladder on which nothing else took its code. */
+static void ladders_share_no_code(void **state) {
+    (void)state;
+    enum { SEEDS = 200, SAMPLES = 40 };
+    static const int lines[] = {12, 40, 60, 150}, alone[] = {60};
+    size_t moved = 0;
+    for (uint64_t seed = 4700; seed < 4700 + SEEDS; seed++) {
+        niah_dataset all, one;
+        kakeya_error error;
+        assert_int_equal(niah_ladder(lines, 4, SAMPLES, seed, true, &all, &error), KAKEYA_OK);
+        assert_int_equal(niah_ladder(alone, 1, SAMPLES, seed, true, &one, &error), KAKEYA_OK);
+        assert_int_equal(all.n, 4 * SAMPLES + 1);
+        assert_int_equal(all.samples[all.n - 1].lines, 12);
+        for (size_t i = 0; i < all.n; i++)
+            for (size_t j = 0; j < i; j++)
+                if (strcmp(all.samples[i].answer, all.samples[j].answer) == 0)
+                    fail_msg("seed %d: samples %zu and %zu have the code %s", (int)seed, j, i, all.samples[i].answer);
+        for (size_t i = 0; i < SAMPLES; i++)
+            moved += strcmp(all.samples[2 * SAMPLES + i].answer, one.samples[i].answer) != 0;
+        niah_dataset_free(&all);
+        niah_dataset_free(&one);
+    }
+    /* of 8,000 samples, each beside 80 others with 135,000 codes */
+    assert_in_range(moved, 0, 40);
+}
+
+/* Expected values by CPython: random.Random(fnv1a("SEED/LINES/INDEX")). */
+static void ladder_samples_equal_cpython(void **state) {
+    (void)state;
+    static const int lines[] = {12, 40, 60, 150};
+    static const struct {
+        size_t at;
+        int lines, needle_line;
+        const char *answer;
+    } drawn[] = {
+        {0, 12, 7, "MAPLE-1968"},   {1, 12, 6, "BETA-9482"},      {5, 40, 9, "ORCHID-1780"},
+        {10, 60, 55, "THETA-5484"}, {19, 150, 124, "KAPPA-6816"}, {20, 12, 5, "DELTA-4283"},
+    };
+    niah_dataset all;
+    kakeya_error error;
+    assert_int_equal(niah_ladder(lines, 4, 5, 4711, false, &all, &error), KAKEYA_OK);
+    for (size_t i = 0; i < sizeof drawn / sizeof drawn[0]; i++) {
+        const niah_sample *got = &all.samples[drawn[i].at];
+        assert_int_equal(got->lines, drawn[i].lines);
+        assert_string_equal(got->answer, drawn[i].answer);
+        assert_int_equal(got->needle_line, drawn[i].needle_line);
+        assert_non_null(strstr(got->prompt, got->needle));
+    }
+    niah_dataset_free(&all);
+}
+
+static void impossible_ladders_are_refused(void **state) {
+    (void)state;
+    niah_dataset dataset;
+    kakeya_error error = {0};
+    const int few[] = {12, 9}, good[] = {12, 40};
+    assert_int_equal(niah_ladder(few, 2, 5, 1, true, &dataset, &error), KAKEYA_INVALID_ARGUMENT);
+    assert_int_equal(niah_ladder(good, 2, 0, 1, true, &dataset, &error), KAKEYA_INVALID_ARGUMENT);
+    assert_int_equal(niah_ladder(good, 2, NIAH_MAX_LADDER / 2, 1, true, &dataset, &error), KAKEYA_INVALID_ARGUMENT);
+    assert_null(dataset.samples);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(draws_equal_cpython),
         cmocka_unit_test(data_sets_equal_the_reference),
         cmocka_unit_test(impossible_options_are_refused),
+        cmocka_unit_test(ladders_share_no_code),
+        cmocka_unit_test(ladder_samples_equal_cpython),
+        cmocka_unit_test(impossible_ladders_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
