@@ -1,195 +1,17 @@
 /* kakeya eval: policies and decode modes side by side, with a report that `kakeya gate` can check. */
-#include "measure/eval.h"
-#include "measure/lossless_batch_plan.h"
+#include "cli/eval.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "base/clock.h"
 #include "base/error.h"
-#include "base/files.h"
-#include "cli/cli.h"
-#include "cli/eval.h"
+#include "cli/eval_output.h"
 #include "cli/output.h"
 #include "cli/terminal.h"
 #include "measure/draft_study.h"
+#include "measure/lossless_batch_plan.h"
 #include "measure/mac.h"
-#include "measure/plot.h"
-
-/* Options of every evaluation, beside the shared ones. */
-typedef struct eval_command {
-    cli_shared shared;
-    cli_option shared_table[CLI_SHARED_OPTIONS];
-    const char *report, *plot, *policies;
-    const char *policy_names[CLI_MAX_VALUES];
-    char *policy_text;        /* owns policy_names */
-    file_writer *plot_writer; /* open from the start, so that an unwritable path is known before the work */
-    eval_setup setup;
-    const char *words[512]; /* the whole command line */
-} eval_command;
-
-/* ---------------------------------------------------------------------------------------------------- progress */
-
-typedef struct progress_state {
-    double started, shown;
-} progress_state;
-
-/* "eval 34/150, 1:20 left" on a terminal; cancels after Ctrl-C anywhere. */
-static bool show_progress(void *user, const char *what, uint64_t done, uint64_t total) {
-    static const double interval_seconds = 0.5;
-    progress_state *state = user;
-    if (terminal_interrupted()) return false;
-    if (!terminal_rewrites(STDERR_FILENO)) return true;
-    double now = clock_seconds();
-    if (state->started <= 0) state->started = now;
-    if (now - state->shown < interval_seconds) return true;
-    state->shown = now;
-    char left[48] = "";
-    if (done) {
-        int seconds = (int)((now - state->started) * (double)(total - done) / (double)done);
-        snprintf(left, sizeof left, ", about %d:%02d left", seconds / 60, seconds % 60);
-    }
-    fprintf(stderr, "\r\033[K%s%s %llu/%llu%s%s", terminal_dim(STDERR_FILENO), what, (unsigned long long)done,
-            (unsigned long long)total, left, terminal_plain(STDERR_FILENO));
-    fflush(stderr);
-    return true;
-}
-
-static void clear_progress(const progress_state *state) {
-    if (state->shown <= 0) return;
-    fputs("\r\033[K", stderr);
-    fflush(stderr);
-}
-
-/* ------------------------------------------------------------------------------------------------------ common */
-
-/* Takes an option out of the shared table: the evaluation has its own form of it, or decides by itself. */
-static void drop_option(cli_option *table, const char *name) {
-    cli_option *to = table;
-    for (const cli_option *from = table; from->name; from++)
-        if (strcmp(from->name, name) != 0) *to++ = *from;
-    *to = (cli_option){0};
-}
-
-static void command_init(eval_command *c, int argc, char **argv) {
-    *c = (eval_command){0};
-    cli_shared_init(&c->shared, c->shared_table);
-    drop_option(c->shared_table, "attention");
-    drop_option(c->shared_table, "restore-layers");
-    drop_option(c->shared_table, "context");
-    c->words[c->setup.argc++] = "kakeya";
-    c->words[c->setup.argc++] = "eval";
-    for (int i = 0; i < argc && c->setup.argc < (int)(sizeof c->words / sizeof c->words[0]); i++)
-        c->words[c->setup.argc++] = argv[i];
-    c->setup.argv = c->words;
-}
-
-static void command_free(eval_command *c) {
-    file_writer_abort(c->plot_writer);
-    free(c->policy_text);
-    cli_shared_free(&c->shared);
-}
-
-/* "native,restored" -> names. */
-static kakeya_status split_policies(eval_command *c, eval_policies *out, kakeya_error *error) {
-    *out = (eval_policies){.names = c->policy_names};
-    if (!c->policies) return KAKEYA_OK;
-    c->policy_text = strdup(c->policies);
-    if (!c->policy_text) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
-    char *rest = c->policy_text;
-    for (char *name; (name = strsep(&rest, ",")) != NULL && out->n < CLI_MAX_VALUES;) c->policy_names[out->n++] = name;
-    return KAKEYA_OK;
-}
-
-/* Neither output may hit what the evaluation reads: its files, the models' folders, or the other output. */
-static kakeya_status check_outputs(const eval_command *c, const char *const *inputs, size_t n, kakeya_error *error) {
-    const kakeya_engine_options *engine = &c->setup.engine;
-    const char *const folders[] = {engine->model, engine->drafter, engine->f_theta};
-    enum { FOLDERS = sizeof folders / sizeof folders[0] };
-    kakeya_status status = output_differs("report", c->report, "plot", c->plot, error);
-    for (size_t i = 0; status == KAKEYA_OK && i < FOLDERS + n; i++) {
-        const char *input = i < FOLDERS ? folders[i] : inputs[i - FOLDERS];
-        status = output_spares("report", c->report, input, error);
-        if (status == KAKEYA_OK) status = output_spares("plot", c->plot, input, error);
-    }
-    return status;
-}
-
-/* inputs: the files that the evaluation reads, [n]. */
-static kakeya_status prepare(eval_command *c, eval_policies *policies, const char *const *inputs, size_t n,
-                             kakeya_error *error) {
-    kakeya_status status = cli_shared_engine_options(&c->shared, &c->setup.engine, error);
-    if (status == KAKEYA_OK) status = split_policies(c, policies, error);
-    if (status == KAKEYA_OK) status = check_outputs(c, inputs, n, error);
-    if (status != KAKEYA_OK) return status;
-    cli_shared_session_options(&c->shared, &c->setup.session);
-    c->setup.report_path = c->report;
-    c->setup.progress = show_progress;
-    if (c->report && directory_exists(c->report))
-        return error_set(error, KAKEYA_IO, "--report: %s is a directory", c->report);
-    return c->plot ? file_writer_open(c->plot, &c->plot_writer, error) : KAKEYA_OK;
-}
-
-static kakeya_status write_plot(eval_command *c, const eval_report *report, kakeya_error *error) {
-    char *svg = plot_niah(&report->rows);
-    if (!svg) return error_set(error, KAKEYA_OUT_OF_MEMORY, "--plot: out of memory");
-    kakeya_status status = file_writer_write(c->plot_writer, svg, strlen(svg), error);
-    if (status == KAKEYA_OK) {
-        status = file_writer_commit(c->plot_writer, error);
-        c->plot_writer = NULL;
-    }
-    free(svg);
-    return status;
-}
-
-static kakeya_status print_report(const eval_command *c, const eval_report *report, kakeya_error *error) {
-    if (!c->shared.json) {
-        eval_print_tables(report);
-        if (c->report) printf("\nReport: %s\n", c->report);
-        return KAKEYA_OK;
-    }
-    cJSON *json = eval_report_to_json(report);
-    char *text = json ? cJSON_PrintUnformatted(json) : NULL;
-    cJSON_Delete(json);
-    if (!text) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory while writing JSON");
-    if (terminal_write(text, strlen(text))) terminal_write("\n", 1);
-    cJSON_free(text);
-    return KAKEYA_OK;
-}
-
-/* What every evaluation ends with; an interrupted one still shows what it has. */
-static int finish(eval_command *c, const char *name, kakeya_status status, eval_report *report, kakeya_error *error) {
-    clear_progress(c->setup.user);
-    if (report && (status == KAKEYA_OK || (status == KAKEYA_CANCELLED && report->rows.n))) {
-        kakeya_error late = {0};
-        kakeya_status shown = print_report(c, report, &late);
-        if (shown == KAKEYA_OK && c->plot) shown = write_plot(c, report, &late);
-        if (status == KAKEYA_OK && shown != KAKEYA_OK) {
-            status = shown;
-            *error = late;
-        }
-    }
-    if (status == KAKEYA_CANCELLED && report && c->report)
-        error_set(error, status, "interrupted; %s holds the %zu finished rows", c->report, report->rows.n);
-    eval_report_close(report);
-    command_free(c);
-    return status == KAKEYA_OK ? CLI_DONE : cli_fail(name, error);
-}
-
-#define REPORT_OPTION(c)                                                                                               \
-    CLI_OPTION(.name = "report", .argument = "FILE", .kind = CLI_TEXT, .target = &(c).report,                          \
-               .help = "write raw rows and summary as JSON, for `kakeya gate`")
-#define POLICIES_OPTION(c, defaults)                                                                                   \
-    CLI_OPTION(.name = "policies", .argument = "LIST", .kind = CLI_TEXT, .target = &(c).policies,                      \
-               .help = "native, sink-window, restored, restored-all, with commas (" defaults ")")
-#define MAX_TOKENS_OPTION(o, default_text)                                                                             \
-    CLI_OPTION(.name = "max-tokens", .argument = "N", .kind = CLI_INT, .target = &(o).max_tokens, .min = 1,            \
-               .max = 1 << 20, .help = "generated tokens per run, at most (" default_text ")")
-#define SEED_OPTION(o)                                                                                                 \
-    CLI_OPTION(.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &(o).seed,                               \
-               .help = "of prompts and sampling (42)")
 
 static const char all_policies[] = "native, sink-window and, with an f_theta, restored";
 
@@ -220,10 +42,10 @@ static bool parse_fractions(const char *text, double out[CLI_MAX_VALUES], size_t
     }
 }
 
-static int run_niah(int argc, char **argv) {
+static int run_niah(int argc, char **argv, const eval_again *again) {
     eval_command c;
-    command_init(&c, argc, argv);
-    drop_option(c.shared_table, "draft-window");
+    eval_command_init(&c, argc, argv, again);
+    eval_drop_option(c.shared_table, "draft-window");
     cli_ints lines = {{12, 40, 60, 150, 280}, 5}, draft_windows = {{c.shared.draft_window}, 1};
     const char *mix_alpha = NULL;
     bool identity = false;
@@ -270,9 +92,9 @@ static int run_niah(int argc, char **argv) {
     c.setup.user = &progress;
     kakeya_error error = {0};
     eval_report *report = NULL;
-    kakeya_status result = prepare(&c, &o.policies, NULL, 0, &error);
+    kakeya_status result = eval_prepare(&c, &o.policies, NULL, 0, &error);
     if (result == KAKEYA_OK) result = eval_niah(&c.setup, &o, &report, &error);
-    return finish(&c, niah_command.name, result, report, &error);
+    return eval_finish(&c, niah_command.name, result, report, &error);
 }
 
 /* ---------------------------------------------------------------------------------------------------- fidelity */
@@ -289,10 +111,10 @@ static const cli_command fidelity_command = {
                 "  kakeya eval fidelity --ids-json sequences.json --precision f32 --report f.json\n",
 };
 
-static int run_fidelity(int argc, char **argv) {
+static int run_fidelity(int argc, char **argv, const eval_again *again) {
     eval_command c;
-    command_init(&c, argc, argv);
-    drop_option(c.shared_table, "window");
+    eval_command_init(&c, argc, argv, again);
+    eval_drop_option(c.shared_table, "window");
     cli_ints windows = {{c.shared.window}, 1};
     cli_texts texts = {{NULL}, 0};
     eval_corpus corpus = {0};
@@ -323,6 +145,8 @@ static int run_fidelity(int argc, char **argv) {
     if (!cli_parse(&fidelity_command, own, c.shared_table, argc, argv, &first, &status)) return status;
     for (; first < argc && texts.n < CLI_MAX_VALUES; first++) texts.text[texts.n++] = argv[first];
     if (first < argc) return cli_usage_error(&fidelity_command, "more than %d text files", CLI_MAX_VALUES);
+    for (size_t i = 0; i < texts.n; i++) texts.text[i] = eval_input(&c, texts.text[i]);
+    if (o.ids_json) o.ids_json = eval_input(&c, o.ids_json);
     o.texts = texts.text;
     o.n_texts = texts.n;
     o.windows = windows.value;
@@ -337,11 +161,11 @@ static int run_fidelity(int argc, char **argv) {
     c.setup.user = &progress;
     kakeya_error error = {0};
     eval_report *report = NULL;
-    kakeya_status result = prepare(&c, &o.policies, o.texts, o.n_texts, &error);
-    if (result == KAKEYA_OK) result = check_outputs(&c, &o.ids_json, 1, &error);
+    kakeya_status result = eval_prepare(&c, &o.policies, o.texts, o.n_texts, &error);
+    if (result == KAKEYA_OK) result = eval_check_outputs(&c, &o.ids_json, 1, &error);
     if (result == KAKEYA_OK) result = eval_fidelity(&c.setup, &o, &report, &error);
     eval_corpus_free(&corpus);
-    return finish(&c, fidelity_command.name, result, report, &error);
+    return eval_finish(&c, fidelity_command.name, result, report, &error);
 }
 
 /* -------------------------------------------------------------------------------------------------------- code */
@@ -356,8 +180,10 @@ static const cli_command code_command = {
                 "  kakeya eval code src/base/alloc.c --draft-lengths 1,3,5,7 --repetitions 9\n",
 };
 
-static const char *const *files_or_corpus(int argc, char **argv, int first, eval_corpus *corpus, size_t *n) {
+static const char *const *files_or_corpus(eval_command *c, int argc, char **argv, int first, eval_corpus *corpus,
+                                          size_t *n) {
     if (first < argc) {
+        for (int i = first; c->again && i < argc; i++) argv[i] = (char *)eval_input(c, argv[i]);
         *n = (size_t)(argc - first);
         return (const char *const *)(argv + first);
     }
@@ -372,9 +198,9 @@ static kakeya_status require_files(size_t n, kakeya_error *error) {
                          "no source files: the bundled ones are not beside the executable, name some");
 }
 
-static int run_code(int argc, char **argv) {
+static int run_code(int argc, char **argv, const eval_again *again) {
     eval_command c;
-    command_init(&c, argc, argv);
+    eval_command_init(&c, argc, argv, again);
     cli_ints lengths = {{2, 4, 8, 16}, 4};
     eval_corpus corpus = {0};
     eval_code_options o = {.prompt_tokens = 512, .max_tokens = 96, .repetitions = 5};
@@ -392,7 +218,7 @@ static int run_code(int argc, char **argv) {
     };
     int first, status;
     if (!cli_parse(&code_command, own, c.shared_table, argc, argv, &first, &status)) return status;
-    o.files = files_or_corpus(argc, argv, first, &corpus, &o.n_files);
+    o.files = files_or_corpus(&c, argc, argv, first, &corpus, &o.n_files);
     o.draft_lengths = lengths.value;
     o.n_draft_lengths = lengths.n;
 
@@ -400,11 +226,11 @@ static int run_code(int argc, char **argv) {
     c.setup.user = &progress;
     kakeya_error error = {0};
     eval_report *report = NULL;
-    kakeya_status result = prepare(&c, &o.policies, o.files, o.n_files, &error);
+    kakeya_status result = eval_prepare(&c, &o.policies, o.files, o.n_files, &error);
     if (result == KAKEYA_OK) result = require_files(o.n_files, &error);
     if (result == KAKEYA_OK) result = eval_code(&c.setup, &o, &report, &error);
     eval_corpus_free(&corpus);
-    return finish(&c, code_command.name, result, report, &error);
+    return eval_finish(&c, code_command.name, result, report, &error);
 }
 
 /* -------------------------------------------------------------------------------------------------- acceptance */
@@ -419,9 +245,9 @@ static const cli_command acceptance_command = {
     .examples = "  kakeya eval acceptance --jsonl HumanEval.jsonl.gz --report a.json\n",
 };
 
-static int run_acceptance(int argc, char **argv) {
+static int run_acceptance(int argc, char **argv, const eval_again *again) {
     eval_command c;
-    command_init(&c, argc, argv);
+    eval_command_init(&c, argc, argv, again);
     eval_acceptance_options o = {.max_tokens = 96};
     const cli_option own[] = {
         CLI_OPTION(.name = "jsonl", .argument = "FILE", .kind = CLI_TEXT, .target = &o.jsonl,
@@ -441,15 +267,16 @@ static int run_acceptance(int argc, char **argv) {
     if (first < argc && !o.jsonl) o.jsonl = argv[first++];
     if (first < argc) return cli_usage_error(&acceptance_command, "unexpected '%s'", argv[first]);
     if (!o.jsonl) return cli_usage_error(&acceptance_command, "give --jsonl FILE");
+    o.jsonl = eval_input(&c, o.jsonl);
 
     progress_state progress = {0};
     c.setup.user = &progress;
     kakeya_error error = {0};
     eval_report *report = NULL;
     eval_policies none;
-    kakeya_status result = prepare(&c, &none, &o.jsonl, 1, &error);
+    kakeya_status result = eval_prepare(&c, &none, &o.jsonl, 1, &error);
     if (result == KAKEYA_OK) result = eval_acceptance(&c.setup, &o, &report, &error);
-    return finish(&c, acceptance_command.name, result, report, &error);
+    return eval_finish(&c, acceptance_command.name, result, report, &error);
 }
 
 /* ---------------------------------------------------------------------------------------------------- lossless */
@@ -469,10 +296,10 @@ static const cli_command lossless_command = {
                 "  kakeya eval lossless --batch --compositions 100 --report b.json\n",
 };
 
-static int run_lossless(int argc, char **argv) {
+static int run_lossless(int argc, char **argv, const eval_again *again) {
     eval_command c;
-    command_init(&c, argc, argv);
-    drop_option(c.shared_table, "threads");
+    eval_command_init(&c, argc, argv, again);
+    eval_drop_option(c.shared_table, "threads");
     eval_corpus corpus = {0};
     eval_lossless_options o = {.prompts = 200, .max_tokens = 32, .seed = 42, .reference_prompts = 2};
     eval_lossless_batch_options b = {.compositions = 40, .sessions = LOSSLESS_BATCH_SESSIONS};
@@ -496,14 +323,14 @@ static int run_lossless(int argc, char **argv) {
     };
     int first, status;
     if (!cli_parse(&lossless_command, own, c.shared_table, argc, argv, &first, &status)) return status;
-    o.files = files_or_corpus(argc, argv, first, &corpus, &o.n_files);
+    o.files = files_or_corpus(&c, argc, argv, first, &corpus, &o.n_files);
 
     progress_state progress = {0};
     c.setup.user = &progress;
     kakeya_error error = {0};
     eval_report *report = NULL;
     if (c.policies && !batch) return cli_usage_error(&lossless_command, "--policies needs --batch");
-    kakeya_status result = prepare(&c, &b.policies, o.files, o.n_files, &error);
+    kakeya_status result = eval_prepare(&c, &b.policies, o.files, o.n_files, &error);
     if (result == KAKEYA_OK) result = require_files(o.n_files, &error);
     b.max_tokens = o.max_tokens;
     b.seed = o.seed;
@@ -513,7 +340,7 @@ static int run_lossless(int argc, char **argv) {
         result = batch ? eval_lossless_batch(&c.setup, &b, &report, &error)
                        : eval_lossless_run(&c.setup, &o, &report, &error);
     eval_corpus_free(&corpus);
-    return finish(&c, lossless_command.name, result, report, &error);
+    return eval_finish(&c, lossless_command.name, result, report, &error);
 }
 
 /* ------------------------------------------------------------------------------------------------ draft policy */
@@ -529,9 +356,9 @@ static const cli_command draft_policy_command = {
     .examples = "  kakeya eval draft-policy --trace t.json\n  kakeya eval draft-policy --replay t.json\n",
 };
 
-static int run_draft_policy(int argc, char **argv) {
+static int run_draft_policy(int argc, char **argv, const eval_again *again) {
     eval_command c;
-    command_init(&c, argc, argv);
+    eval_command_init(&c, argc, argv, again);
     eval_corpus corpus = {0};
     const char *trace = NULL, *replay = NULL;
     draft_record_options o = {.needles = 12, .random_texts = 8, .max_tokens = 192, .seed = 42};
@@ -553,7 +380,7 @@ static int run_draft_policy(int argc, char **argv) {
     if (!cli_parse(&draft_policy_command, own, c.shared_table, argc, argv, &first, &status)) return status;
     if (replay && (trace || first < argc))
         return cli_usage_error(&draft_policy_command, "--replay takes no --trace and no files");
-    o.files = files_or_corpus(argc, argv, first, &corpus, &o.n_files);
+    o.files = files_or_corpus(&c, argc, argv, first, &corpus, &o.n_files);
 
     progress_state progress = {0};
     c.setup.user = &progress;
@@ -564,7 +391,7 @@ static int run_draft_policy(int argc, char **argv) {
     if (replay) {
         result = draft_traces_load(replay, &traces, &error);
     } else {
-        result = prepare(&c, &o.policies, o.files, o.n_files, &error);
+        result = eval_prepare(&c, &o.policies, o.files, o.n_files, &error);
         if (result == KAKEYA_OK) result = require_files(o.n_files, &error);
         for (size_t i = 0; result == KAKEYA_OK && i < o.n_files; i++)
             result = output_spares("trace", trace, o.files[i], &error);
@@ -576,12 +403,12 @@ static int run_draft_policy(int argc, char **argv) {
             writer = NULL;
         }
     }
-    clear_progress(&progress);
+    eval_clear_progress(&progress);
     if (result == KAKEYA_OK) result = eval_print_draft_policies(&traces, c.shared.json, &error);
     draft_traces_free(&traces);
     file_writer_abort(writer);
     eval_corpus_free(&corpus);
-    command_free(&c);
+    eval_command_free(&c);
     return result == KAKEYA_OK ? CLI_DONE : cli_fail(draft_policy_command.name, &error);
 }
 
@@ -601,11 +428,11 @@ static const cli_command kv_format_command = {
                 "  kakeya eval kv-format --formats q8,affine4,d4-10,e8-9 --sequences 10 --lines 60\n",
 };
 
-static int run_kv_format(int argc, char **argv) {
+static int run_kv_format(int argc, char **argv, const eval_again *again) {
     eval_command c;
-    command_init(&c, argc, argv);
+    eval_command_init(&c, argc, argv, again);
     static const char *const fixed[] = {"kv-format", "sink", "window", "draft-window"};
-    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) drop_option(c.shared_table, fixed[i]);
+    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) eval_drop_option(c.shared_table, fixed[i]);
     eval_corpus corpus = {0};
     eval_kv_format_options o = {
         .prompt_length = 256, .score_tokens = 64, .sequences = 5, .lines = 40, .max_tokens = 24, .seed = 42};
@@ -630,7 +457,7 @@ static int run_kv_format(int argc, char **argv) {
     };
     int first, status;
     if (!cli_parse(&kv_format_command, own, c.shared_table, argc, argv, &first, &status)) return status;
-    o.texts = files_or_corpus(argc, argv, first, &corpus, &o.n_texts);
+    o.texts = files_or_corpus(&c, argc, argv, first, &corpus, &o.n_texts);
 
     progress_state progress = {0};
     c.setup.user = &progress;
@@ -638,13 +465,13 @@ static int run_kv_format(int argc, char **argv) {
     eval_report *report = NULL;
     eval_policies names = {0};
     c.policies = formats;
-    kakeya_status result = prepare(&c, &names, o.texts, o.n_texts, &error);
+    kakeya_status result = eval_prepare(&c, &names, o.texts, o.n_texts, &error);
     o.formats = names.names;
     o.n_formats = names.n;
     if (result == KAKEYA_OK) result = require_files(o.n_texts, &error);
     if (result == KAKEYA_OK) result = eval_kv_format(&c.setup, &o, &report, &error);
     eval_corpus_free(&corpus);
-    return finish(&c, kv_format_command.name, result, report, &error);
+    return eval_finish(&c, kv_format_command.name, result, report, &error);
 }
 
 /* ---------------------------------------------------------------------------------------------- mac-acceptance */
@@ -678,9 +505,9 @@ static kakeya_status write_mac(eval_command *c, file_writer **writer, const cJSO
     return status;
 }
 
-static int run_mac(int argc, char **argv) {
+static int run_mac(int argc, char **argv, const eval_again *again) {
     eval_command c;
-    command_init(&c, argc, argv);
+    eval_command_init(&c, argc, argv, again);
     eval_corpus corpus = {0};
     eval_mac_options o = {0};
     const cli_option own[] = {
@@ -693,7 +520,7 @@ static int run_mac(int argc, char **argv) {
     };
     int first, status;
     if (!cli_parse(&mac_command, own, c.shared_table, argc, argv, &first, &status)) return status;
-    o.files = files_or_corpus(argc, argv, first, &corpus, &o.n_files);
+    o.files = files_or_corpus(&c, argc, argv, first, &corpus, &o.n_files);
 
     progress_state progress = {0};
     c.setup.user = &progress;
@@ -701,13 +528,13 @@ static int run_mac(int argc, char **argv) {
     file_writer *writer = NULL;
     cJSON *report = NULL;
     eval_policies none;
-    kakeya_status result = prepare(&c, &none, o.files, o.n_files, &error);
+    kakeya_status result = eval_prepare(&c, &none, o.files, o.n_files, &error);
     const char *backend = c.setup.engine.backend;
     if (!backend || strcmp(backend, "auto") == 0) c.setup.engine.backend = "mlx";
     if (result == KAKEYA_OK && !o.quick) result = require_files(o.n_files, &error);
     if (result == KAKEYA_OK && c.report) result = file_writer_open(c.report, &writer, &error);
     if (result == KAKEYA_OK) result = eval_mac_acceptance(&c.setup, &o, &report, &error);
-    clear_progress(&progress);
+    eval_clear_progress(&progress);
     if (report) {
         kakeya_error late = {0};
         kakeya_status written = write_mac(&c, &writer, report, &late);
@@ -720,7 +547,7 @@ static int run_mac(int argc, char **argv) {
     cJSON_Delete(report);
     file_writer_abort(writer);
     eval_corpus_free(&corpus);
-    command_free(&c);
+    eval_command_free(&c);
     return result == KAKEYA_OK ? CLI_DONE : cli_fail(mac_command.name, &error);
 }
 
@@ -728,7 +555,7 @@ static int run_mac(int argc, char **argv) {
 
 static const struct {
     const char *name;
-    int (*run)(int argc, char **argv);
+    int (*run)(int argc, char **argv, const eval_again *again); /* again: NULL, or of a report that is replayed */
     const cli_command *command;
 } evaluations[] = {
     {"niah", run_niah, &niah_command},
@@ -740,10 +567,18 @@ static const struct {
     {"draft-policy", run_draft_policy, &draft_policy_command},
     {"mac-acceptance", run_mac, &mac_command},
 };
-enum { EVALUATIONS = sizeof evaluations / sizeof evaluations[0] };
+enum { EVALUATIONS = sizeof evaluations / sizeof evaluations[0], REPLAYED = 6 /* the first ones */ };
 
 static const char usage[] =
     "usage: kakeya eval niah|fidelity|code|acceptance|lossless|kv-format|draft-policy|mac-acceptance [OPTION]...\n";
+
+void eval_run_again(int argc, char **argv, const eval_again *again) {
+    eval_again_outcome *outcome = again->outcome;
+    *outcome = (eval_again_outcome){0};
+    outcome->status = error_set(&outcome->error, KAKEYA_INVALID_ARGUMENT, "its command is not one that runs here");
+    for (int i = 0; argc > 2 && i < REPLAYED; i++)
+        if (strcmp(argv[2], evaluations[i].name) == 0) evaluations[i].run(argc - 2, argv + 2, again);
+}
 
 int cli_eval(int argc, char **argv) {
     if (argc < 2) {
@@ -751,7 +586,7 @@ int cli_eval(int argc, char **argv) {
         return CLI_USAGE;
     }
     for (int i = 0; i < EVALUATIONS; i++)
-        if (strcmp(argv[1], evaluations[i].name) == 0) return evaluations[i].run(argc - 1, argv + 1);
+        if (strcmp(argv[1], evaluations[i].name) == 0) return evaluations[i].run(argc - 1, argv + 1, NULL);
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         fputs(usage, stdout);
         putchar('\n');

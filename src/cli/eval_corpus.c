@@ -6,7 +6,7 @@
 
 #include "base/files.h"
 #include "base/platform.h"
-#include "cli/eval.h"
+#include "cli/eval_output.h"
 
 static int is_source(const struct dirent *entry) {
     const char *dot = strrchr(entry->d_name, '.');

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
-#include "cli/eval.h"
+#include "cli/eval_output.h"
 
 enum { MAX_GROUPS = 16, FIXED_LENGTHS = 5 };
 static const int fixed_lengths[FIXED_LENGTHS] = {1, 2, 3, 5, 7};

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/eval.h"
+#include "cli/eval_output.h"
 #include "cli/terminal.h"
 #include "measure/summary.h"
 

@@ -2,10 +2,16 @@
 #include "measure/gate.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
+#include "base/error.h"
 #include "cli/cli.h"
+#include "cli/eval.h"
 #include "cli/terminal.h"
+#include "measure/replay.h"
 
 static const cli_command command = {
     .name = "gate",
@@ -13,8 +19,13 @@ static const cli_command command = {
     .operands = "FILE...",
     .details = "Exit status 0 if every report passes, 1 otherwise, with one line '[CODE] what is wrong' per violation. "
                "The codes are\n"
-               "explained in docs/reports.md.\n",
-    .examples = "  kakeya eval niah --report r.json && kakeya gate r.json\n",
+               "explained in docs/reports.md.\n"
+               "\n"
+               "With --replay, the report's evaluation runs again, all but some of its rows left out: tokens, drafts,\n"
+               "likelihoods and divergences are compared on bits, and the probability is printed with which a change\n"
+               "of the report is found. The model is the one that the report's command names, or --model.\n",
+    .examples = "  kakeya eval niah --report r.json && kakeya gate r.json\n"
+                "  kakeya gate r.json --replay 10 --model models/demo\n",
 };
 
 static cJSON *result_json(const char *path, const gate_result *result) {
@@ -49,31 +60,189 @@ static void print_result(const char *path, const gate_result *result) {
     if (result->note[0]) printf("  note: %s\n", result->note);
 }
 
+/* What a replay takes. */
+typedef struct gate_command {
+    const char *rows; /* "N" or "all"; NULL: no replay */
+    replay_options replay;
+    eval_again again;
+} gate_command;
+
+static bool is_usual(const replay_outcome *o) { return o->speed >= o->slowest_usual && o->speed <= o->fastest_usual; }
+
+static cJSON *outcome_json(const gate_command *c, const replay_outcome *o) {
+    cJSON *object = cJSON_CreateObject();
+    cJSON_AddNumberToObject(object, "replayed_rows", (double)o->replayed);
+    cJSON_AddNumberToObject(object, "decisive_rows", (double)o->decisive);
+    cJSON_AddNumberToObject(object, "drawn_rows", (double)o->drawn);
+    cJSON_AddNumberToObject(object, "seed", (double)c->replay.seed);
+    cJSON_AddStringToObject(object, "backend", o->backend);
+    cJSON_AddStringToObject(object, "compared", o->exact ? "bits" : "bounds");
+    cJSON *found = cJSON_AddObjectToObject(object, "detection_probability");
+    cJSON_AddNumberToObject(found, "one_row", o->found_one);
+    cJSON_AddNumberToObject(found, "half_an_arm", o->found_half);
+    cJSON_AddNumberToObject(found, "whole_arm", o->found_arm);
+    cJSON_AddBoolToObject(found, "prompts", true);
+    cJSON *speed = cJSON_AddObjectToObject(object, "speed");
+    cJSON_AddBoolToObject(speed, "reproducible", false);
+    cJSON_AddNumberToObject(speed, "rows", (double)o->timed);
+    cJSON_AddNumberToObject(speed, "ratio", o->speed);
+    cJSON_AddBoolToObject(speed, "within_tolerance", is_usual(o));
+    return object;
+}
+
+static void print_outcome(const gate_command *c, const replay_outcome *o) {
+    printf("  replayed %zu of %zu rows on %s", o->replayed, o->rows, o->backend);
+    if (!c->replay.all)
+        printf(": %zu that matter most, %zu drawn with seed %llu, and what those need", o->decisive, o->drawn,
+               (unsigned long long)c->replay.seed);
+    printf(";\n  compared %s\n", o->exact ? "on bits" : "within bounds, because the report's backend is another");
+    printf("  a change%s is found with probability %.3g in one row, %.3g in half of an arm (of %zu rows), %.3g in a "
+           "whole arm,\n  1 in a prompt or in which samples there are\n",
+           o->exact ? "" : " beyond the bounds", o->found_one, o->found_half, o->arm_rows, o->found_arm);
+    if (o->timed)
+        printf("  speed: %.2f times the report's, median of %zu rows: %s (not reproducible, not judged)\n", o->speed,
+               o->timed, is_usual(o) ? "as machines differ" : "far from it, so another machine or other times");
+}
+
+/* The report's own kernels, where its backend is the CPU: "cpu/avx512, 2 threads". */
+static void take_backend(const cJSON *environment, eval_again *again, char isa[32]) {
+    const cJSON *backend = cJSON_GetObjectItemCaseSensitive(environment, "backend"),
+                *threads = cJSON_GetObjectItemCaseSensitive(environment, "threads");
+    if (cJSON_IsNumber(threads)) again->threads = threads->valueint;
+    if (again->backend || again->isa || !cJSON_IsString(backend)) return;
+    size_t length = strcspn(backend->valuestring, "/");
+    if (strncmp(backend->valuestring, "cpu/", 4) != 0) return;
+    const char *name = backend->valuestring + length + 1;
+    snprintf(isa, 32, "%.*s", (int)strcspn(name, ","), name);
+    again->backend = "cpu";
+    again->isa = isa;
+}
+
+/* The evaluation of the report's command, under what the person here has said instead. */
+static void run_again(const cJSON *report, const eval_again *again) {
+    const cJSON *word, *words = cJSON_GetObjectItemCaseSensitive(report, "command");
+    char *argv[EVAL_MAX_WORDS + 1];
+    int argc = 0;
+    cJSON_ArrayForEach(word, words) if (argc < EVAL_MAX_WORDS) argv[argc++] = word->valuestring;
+    argv[argc] = NULL;
+    eval_run_again(argc, argv, again);
+}
+
+static kakeya_status replay_report(const gate_command *c, const cJSON *report, gate_result *result,
+                                   replay_outcome *outcome, kakeya_error *error) {
+    replay *r = NULL;
+    eval_again again = c->again;
+    eval_again_outcome ran = {0};
+    char isa[32];
+    kakeya_status status = replay_open(report, &c->replay, &r, error);
+    if (status == KAKEYA_OK) {
+        again.replay = replay_hook(r);
+        again.outcome = &ran;
+        take_backend(cJSON_GetObjectItemCaseSensitive(report, "environment"), &again, isa);
+        run_again(report, &again);
+        if (ran.status == KAKEYA_UNSUPPORTED && again.isa == isa) { /* a machine without these kernels */
+            eval_report_close(ran.report);
+            again.isa = NULL;
+            run_again(report, &again);
+        }
+        status = ran.status == KAKEYA_OK ? KAKEYA_OK : error_set(error, ran.status, "%s", ran.error.message);
+    }
+    if (status == KAKEYA_OK) status = replay_judge(r, ran.report, result, outcome, error);
+    eval_report_close(ran.report);
+    replay_close(r);
+    return status;
+}
+
+/* Judges a file, and computes rows of it again where that was asked for. What is refused anyway need not be of a form
+ * that can be computed. */
+static kakeya_status judge(const gate_command *c, const char *path, gate_result *result, replay_outcome *outcome,
+                           kakeya_error *error) {
+    kakeya_error problem = {0};
+    cJSON *report = NULL;
+    *outcome = (replay_outcome){0};
+    kakeya_status status = gate_read_file(path, result, &report, error);
+    if (status == KAKEYA_OK && c->rows && result->rows) {
+        size_t before = result->n_violations;
+        kakeya_status replayed = replay_report(c, report, result, outcome, &problem);
+        if (replayed == KAKEYA_OUT_OF_MEMORY || replayed == KAKEYA_CANCELLED)
+            status = error_set(error, replayed, "%s: %s", path, problem.message);
+        else if (replayed != KAKEYA_OK && before == 0)
+            status = gate_refuse(result, "NOT_REPLAYED", problem.message, error);
+    }
+    cJSON_Delete(report);
+    return status;
+}
+
+static bool parse_rows(const char *text, replay_options *out) {
+    out->all = strcmp(text, "all") == 0;
+    if (out->all) return true;
+    char *end;
+    size_t digits = strspn(text, "0123456789");
+    out->rows = (size_t)strtoull(text, &end, 10);
+    return digits > 0 && digits < 10 && !*end;
+}
+
+/* Nobody may know beforehand which rows are drawn. */
+static uint64_t unknown_seed(void) {
+    uint64_t seed = 0;
+    if (getentropy(&seed, sizeof seed) != 0) seed = (uint64_t)time(NULL) ^ (uint64_t)getpid() << 32;
+    return seed >> 11; /* a number of JSON */
+}
+
 int cli_gate(int argc, char **argv) {
     bool json = false;
+    gate_command c = {.replay = {.seed = UINT64_MAX}};
     const cli_option own[] = {
+        CLI_OPTION(.name = "replay", .argument = "N", .kind = CLI_TEXT, .target = &c.rows,
+                   .help = "compute N rows again, drawn at random, and those that matter most; or 'all'"),
+        CLI_OPTION(.name = "model", .argument = "DIR", .kind = CLI_TEXT, .target = &c.again.model,
+                   .help = "with --replay: the report's model (as its command names it)"),
+        CLI_OPTION(.name = "drafter", .argument = "PATH", .kind = CLI_TEXT, .target = &c.again.drafter,
+                   .help = "with --replay: the report's drafter (as its command names it)"),
+        CLI_OPTION(.name = "f-theta", .argument = "DIR", .kind = CLI_TEXT, .target = &c.again.f_theta,
+                   .help = "with --replay: the report's f_theta (as its command names it)"),
+        CLI_OPTION(.name = "files", .argument = "DIR", .kind = CLI_TEXT, .target = &c.again.files,
+                   .help = "with --replay: the folder of the text files that the command names"),
+        CLI_OPTION(.name = "backend", .argument = "NAME", .kind = CLI_TEXT, .target = &c.again.backend,
+                   .help = "with --replay: what computes (the report's, where it can be had)"),
+        CLI_OPTION(.name = "isa", .argument = "NAME", .kind = CLI_TEXT, .target = &c.again.isa,
+                   .help = "with --replay: CPU kernels (the report's, where this machine has them)"),
+        CLI_OPTION(.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &c.replay.seed,
+                   .help = "with --replay: of the draw, to repeat one (unknown to everybody beforehand)"),
         CLI_OPTION(.name = "json", .kind = CLI_FLAG, .target = &json, .help = "print one JSON object on stdout"),
         {.name = NULL},
     };
     int first, status;
     if (!cli_parse(&command, own, NULL, argc, argv, &first, &status)) return status;
     if (first == argc) return cli_usage_error(&command, "name at least one report");
+    if (c.rows && !parse_rows(c.rows, &c.replay))
+        return cli_usage_error(&command, "--replay: '%s' is neither a number of rows nor 'all'", c.rows);
+    const eval_again *a = &c.again;
+    bool instead = a->model || a->drafter || a->f_theta || a->files || a->backend || a->isa;
+    if (!c.rows && (instead || c.replay.seed != UINT64_MAX))
+        return cli_usage_error(&command, "--model, --drafter, --f-theta, --files, --backend, --isa and --seed need "
+                                         "--replay");
+    if (c.replay.seed == UINT64_MAX) c.replay.seed = unknown_seed();
 
     bool passed = true;
     cJSON *reports = cJSON_CreateArray();
     for (int i = first; i < argc; i++) {
         gate_result result;
+        replay_outcome outcome;
         kakeya_error error = {0};
-        if (gate_check_file(argv[i], &result, &error) != KAKEYA_OK) {
+        if (judge(&c, argv[i], &result, &outcome, &error) != KAKEYA_OK) {
             gate_result_free(&result);
             cJSON_Delete(reports);
             return cli_fail(command.name, &error);
         }
         passed &= result.n_violations == 0;
         if (json) {
-            cJSON_AddItemToArray(reports, result_json(argv[i], &result));
+            cJSON *object = result_json(argv[i], &result);
+            if (outcome.replayed) cJSON_AddItemToObject(object, "replay", outcome_json(&c, &outcome));
+            cJSON_AddItemToArray(reports, object);
         } else {
             print_result(argv[i], &result);
+            if (outcome.replayed) print_outcome(&c, &outcome);
         }
         gate_result_free(&result);
     }

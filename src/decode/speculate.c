@@ -66,6 +66,33 @@ static int usable_drafts(const decode_workspace *w, const int32_t *drafts, int n
     return n;
 }
 
+/* What the block that is followed did, where there is one: none behind the last. */
+static const draft_block *followed(const decode_stream *s) {
+    static const draft_block none = {.source = DRAFT_NONE};
+    const decode_options *o = s->options;
+    if (!o->follow) return NULL;
+    return s->stats->verifier_forwards < o->n_follow ? &o->follow[s->stats->verifier_forwards] : &none;
+}
+
+/* The drafts that the block kept, and those that the text had behind them. */
+static void extend_as_followed(decode_stream *s, const draft_block *as) {
+    decode_timeline *t = s->timeline;
+    decode_workspace *w = s->workspace;
+    int32_t *drafts = s->tokens + 1, more[BACKEND_MAX_DRAFT];
+    int kept = as->drafted - as->looked_up, match, found = 0;
+    if (kept < 0 || kept > s->block.drafted) kept = s->block.drafted;
+    if (as->looked_up > 0 && kept > 0 && kept < s->limit && ngram_has_room(&w->ngram, t->n + (size_t)s->limit)) {
+        memcpy(t->tokens + t->n, drafts, (size_t)kept * sizeof *drafts);
+        ngram_extend(&w->ngram, t->tokens, t->n + (size_t)kept);
+        found = usable_drafts(w, more, ngram_draft(&w->ngram, t->tokens, s->limit - kept, more, &match));
+        ngram_truncate(&w->ngram, t->tokens, t->n);
+        if (found > as->looked_up) found = as->looked_up;
+        memcpy(drafts + kept, more, (size_t)found * sizeof *more);
+    }
+    s->block.looked_up = found;
+    s->block.drafted = kept + found;
+}
+
 /* Lets the text continue the drafts of DFlash, or their beginning where it seems to know better: the n-gram index takes
  * them for written, one by one, and is asked behind each. */
 static void extend_drafts(decode_stream *b) {
@@ -104,13 +131,24 @@ static int next_drafts(const decode_workspace *w, const int32_t *drafts, int n) 
     return sampler_cut_drafts(&w->sampler, drafts, usable_drafts(w, drafts, n));
 }
 
+static int least(int a, int b) { return a < b ? a : b; }
+
+static draft_plan plan_as_followed(const decode_stream *s, const draft_block *as) {
+    int length =
+        as->source == DRAFT_NGRAM ? least(as->drafted, s->n_found) : least(as->asked, s->workspace->control.max_dflash);
+    return (draft_plan){.source = as->source, .length = least(length, s->limit)};
+}
+
 static draft_plan plan_of(decode_stream *s, const draft_prices *prices) {
     const decode_options *o = s->options;
     draft_plan plan = {.source = DRAFT_NONE};
     switch (o->mode) {
     case KAKEYA_MODE_AUTO:
-        plan = prices ? draft_control_plan_at(&s->workspace->control, s->limit, s->n_found, s->match, prices)
-                      : draft_control_plan(&s->workspace->control, s->limit, s->n_found, s->match);
+        if (followed(s))
+            plan = plan_as_followed(s, followed(s));
+        else
+            plan = prices ? draft_control_plan_at(&s->workspace->control, s->limit, s->n_found, s->match, prices)
+                          : draft_control_plan(&s->workspace->control, s->limit, s->n_found, s->match);
         break;
     case KAKEYA_MODE_SPECULATIVE:
         plan = (draft_plan){.source = DRAFT_DFLASH, .length = s->limit};
@@ -151,7 +189,10 @@ void decode_answered(decode_stream *s, double seconds) {
         s->block.asked = s->plan.length;
         s->block.drafted = next_drafts(w, s->tokens + 1, s->plan.length);
         if (s->options->mode != KAKEYA_MODE_AUTO) return;
-        if (s->block.drafted == s->plan.length && !s->priced) extend_drafts(s);
+        if (followed(s))
+            extend_as_followed(s, followed(s));
+        else if (s->block.drafted == s->plan.length && !s->priced)
+            extend_drafts(s);
         if (s->n_found) draft_control_watch(&w->control, DRAFT_NGRAM, s->match, s->found, 0, s->n_found);
         return;
     }

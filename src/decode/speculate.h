@@ -31,6 +31,9 @@
 #include "decode/prediction.h"
 #include "decode/sampling.h"
 
+/* N-gram drafts need no drafter whose block size would say how many; longer ones seldom hold. */
+enum { DECODE_NGRAM_DRAFT = 7 };
+
 typedef struct decode_trace_block {
     draft_block block;
     int taken; /* tokens that joined the timeline: accepted + 1 unless the text ended inside the block */
@@ -54,6 +57,9 @@ typedef struct decode_options {
     void *draft_user;
     decode_trace_fn trace; /* may be NULL */
     void *trace_user;
+    const draft_block *follow; /* auto: source, asked, drafted and looked_up of every block, as an earlier run chose
+                                  them, in place of the control's choice; NULL: none */
+    size_t n_follow;
     double (*seconds)(void *user); /* NULL: the machine's clock; a replay of recorded texts has its own */
     void *seconds_user;
 } decode_options;

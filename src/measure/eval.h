@@ -6,6 +6,16 @@
 
 #include "measure/report.h"
 
+/* Some rows of a finished evaluation once more (replay.h). */
+typedef struct eval_replay {
+    /* Every prompt of the evaluation, also of rows that are left out. */
+    void (*prompt)(void *user, const char *sample, uint64_t hash);
+    /* The row of the report that is computed again, of which `planned` has sample, arm, warmup, repetition and lines;
+     * NULL: this one is left out. */
+    const eval_row *(*row)(void *user, const eval_row *planned);
+    void *user;
+} eval_replay;
+
 /* What all evaluations share. */
 typedef struct eval_setup {
     kakeya_engine_options engine;
@@ -16,6 +26,7 @@ typedef struct eval_setup {
     /* done/total count rows; called before each and, with unchanged counts, from inside long ones */
     kakeya_progress_fn progress;
     void *user;
+    const eval_replay *replay; /* NULL: the whole evaluation */
 } eval_setup;
 
 /* Policies are "native", "sink-window", "restored" (sliding layers) and "restored-all". n_policies = 0: native,

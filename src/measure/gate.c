@@ -19,8 +19,7 @@ static const cJSON *member(const cJSON *object, const char *name) {
 
 static bool is_text(const cJSON *item) { return cJSON_IsString(item) && item->valuestring[0]; }
 
-/* Whether the object is a report of ours that this version can judge. */
-static bool recognise(gate_context *context) {
+bool gate_recognise(gate_context *context) {
     const cJSON *kind = member(context->report, "kind"), *version = member(context->report, "schema_version");
     if (!cJSON_IsObject(context->report) || !is_text(kind)) {
         gate_violate(context, "NOT_A_REPORT", "no \"kind\": this is not a report of kakeya eval");
@@ -46,8 +45,7 @@ static bool recognise(gate_context *context) {
     return true;
 }
 
-/* Rows are taken only whole: one bad row, and no rule that needs rows is asked. */
-static bool read_rows(gate_context *context, kakeya_error *error) {
+bool gate_read_rows(gate_context *context, kakeya_error *error) {
     const cJSON *rows = member(context->report, "rows"), *item;
     if (!cJSON_IsArray(rows) || !rows->child) {
         gate_violate(context, "NO_ROWS", "the report holds no raw rows, so nothing can be derived");
@@ -134,13 +132,13 @@ kakeya_status gate_check(const cJSON *report, gate_result *out, kakeya_error *er
                             .environment = member(report, "environment"),
                             .options = member(report, "options"),
                             .result = out};
-    bool known = recognise(&context);
+    bool known = gate_recognise(&context);
     if (known && out->kind_name == mac_kind) {
         gate_check_mac(&context);
         judge_parts(&context);
     } else if (known) {
         gate_check_form(&context);
-        if (!read_rows(&context, error)) context.out_of_memory = true;
+        if (!gate_read_rows(&context, error)) context.out_of_memory = true;
         for (size_t i = 0; context.rows.n && i < sizeof rules / sizeof rules[0]; i++)
             if (rules[i].kinds & (1u << context.kind)) rules[i].check(&context);
     }
@@ -150,7 +148,15 @@ kakeya_status gate_check(const cJSON *report, gate_result *out, kakeya_error *er
 }
 
 kakeya_status gate_check_file(const char *path, gate_result *out, kakeya_error *error) {
+    cJSON *report;
+    kakeya_status status = gate_read_file(path, out, &report, error);
+    cJSON_Delete(report);
+    return status;
+}
+
+kakeya_status gate_read_file(const char *path, gate_result *out, cJSON **parsed, kakeya_error *error) {
     *out = (gate_result){0};
+    *parsed = NULL;
     gate_context context = {.result = out};
     kakeya_error problem = {0};
     char *text = NULL;
@@ -165,9 +171,14 @@ kakeya_status gate_check_file(const char *path, gate_result *out, kakeya_error *
         return context.out_of_memory ? error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory to judge %s", path)
                                      : KAKEYA_OK;
     }
-    status = gate_check(report, out, error);
-    cJSON_Delete(report);
-    return status;
+    *parsed = report;
+    return gate_check(report, out, error);
+}
+
+kakeya_status gate_refuse(gate_result *result, const char *code, const char *message, kakeya_error *error) {
+    gate_context context = {.result = result};
+    gate_violate(&context, code, "%.300s", message);
+    return context.out_of_memory ? error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for a violation") : KAKEYA_OK;
 }
 
 void gate_result_free(gate_result *result) {

@@ -23,8 +23,12 @@ typedef struct gate_result {
 /* Judges one report file. A file that cannot be judged (missing, not JSON, another program's, another schema) is a
  * violation like any other; only lack of memory is an error. *out needs gate_result_free in every case. */
 kakeya_status gate_check_file(const char *path, gate_result *out, kakeya_error *error);
+/* The same, which hands the parsed file out (cJSON_Delete; NULL where it is not JSON). */
+kakeya_status gate_read_file(const char *path, gate_result *out, cJSON **report, kakeya_error *error);
 /* The same for a report in memory. */
 kakeya_status gate_check(const cJSON *report, gate_result *out, kakeya_error *error);
+/* Adds a violation that comes from somewhere else. */
+kakeya_status gate_refuse(gate_result *result, const char *code, const char *message, kakeya_error *error);
 void gate_result_free(gate_result *result);
 
 #endif

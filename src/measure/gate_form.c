@@ -57,29 +57,12 @@ void gate_check_values(gate_context *context) { check_values(context, context->r
 
 /* ----------------------------------------------------------------------------------------------- which keys where */
 
-/* Words of a list, separated by blanks. */
-static bool is_listed(const char *list, const char *word) {
-    size_t length = strlen(word);
-    if (!length || strchr(word, ' ')) return false;
-    for (const char *at = list; (at = strstr(at, word)) != NULL; at += length)
-        if ((at == list || at[-1] == ' ') && (at[length] == ' ' || !at[length])) return true;
-    return false;
-}
-
-void gate_allow_keys(gate_context *context, const char *where, const cJSON *object, const char *list,
-                     const char *more) {
-    for (const cJSON *item = cJSON_IsObject(object) ? object->child : NULL; item; item = item->next)
-        if (!is_listed(list, item->string) && !is_listed(more, item->string))
-            gate_violate(context, "UNKNOWN_KEY", "%s holds \"%.60s\", which kakeya eval does not write", where,
-                         item->string);
-}
-
 static const char row_keys[] = "sample warmup policy mode sink window draft_window threads prompt_hash prompt_tokens "
                                "started_seconds kv_bytes";
 static const char generation_keys[] =
     "draft_length prompt_chunk temperature drafter_scaled_embedding repetition completion_tokens finish_reason "
     "prefill_seconds decode_seconds prefill_tokens_per_second decode_tokens_per_second verifier_forwards "
-    "drafted_tokens accepted_tokens drafted_at accepted_at token_ids text";
+    "drafted_tokens accepted_tokens drafted_at accepted_at draft_blocks token_ids text";
 static const char *const kind_row_keys[EVAL_KIND_COUNT] = {
     [EVAL_NIAH] = "lines expected correct mix_alpha relative_mse",
     [EVAL_FIDELITY] = "scored_tokens nll kl_from_native top1_agreements seconds top1_ids token_nll token_kl",
@@ -107,11 +90,21 @@ static void check_row_keys(gate_context *context, const cJSON *row, size_t index
 
 static bool is_text(const cJSON *item) { return cJSON_IsString(item) && item->valuestring[0]; }
 
+static int days_of(int year, int month) {
+    static const int days[] = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
+    bool leap = (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
+    return days[month - 1] + (leap && month == 2);
+}
+
 static void check_date(gate_context *context, const char *date) {
     static const char form[] = "0000-00-00T00:00:00Z"; /* 0 stands for a digit */
     bool good = strlen(date) == strlen(form);
     for (size_t i = 0; good && form[i]; i++)
         good = form[i] == '0' ? isdigit((unsigned char)date[i]) != 0 : date[i] == form[i];
+    int year = 0, month = 0, day = 0, hour = 0, minute = 0, second = 0;
+    if (good) sscanf(date, "%d-%d-%dT%d:%d:%d", &year, &month, &day, &hour, &minute, &second);
+    if (good) good = month >= 1 && month <= 12 && day >= 1 && day <= days_of(year, month);
+    if (good) good = hour < 24 && minute < 60 && second <= 60; /* 60: a leap second */
     if (!good) gate_violate(context, "ENVIRONMENT", "environment.date \"%.40s\" is no date in UTC", date);
 }
 
@@ -198,263 +191,9 @@ void gate_check_environment(gate_context *context) {
         (strlen(fingerprint->valuestring) != 16 || strspn(fingerprint->valuestring, "0123456789abcdef") != 16))
         gate_violate(context, "ENVIRONMENT", "environment.fingerprint \"%.40s\" is not 16 hexadecimal digits",
                      fingerprint->valuestring);
-    if (is_text(precision) && !is_listed("f32 bf16 int8 fp8", precision->valuestring))
+    if (is_text(precision) && !gate_is_listed("f32 bf16 int8 fp8", precision->valuestring))
         gate_violate(context, "ENVIRONMENT", "environment.precision \"%.40s\" is none of f32, bf16, int8, fp8",
                      precision->valuestring);
-}
-
-/* ------------------------------------------------------------------------------------------------------- options */
-
-typedef enum option_form {
-    COUNT,  /* an integer in [min, max] */
-    COUNTS, /* different ones, at least one */
-    SHARES, /* different numbers in [min, max] */
-    NAME,   /* one word of `names` */
-    NAMES,  /* different ones, at least one */
-    TEXT,   /* not empty */
-    TEXTS,  /* different ones, at least one */
-    FLAG,
-    SEED,    /* an integer; as text where a number cannot hold it */
-    PROMISE, /* a list that follows from other options: gate_form compares it whole */
-} option_form;
-
-typedef struct option_rule {
-    const char *key;
-    option_form form;
-    double min, max;
-    const char *names;
-} option_rule;
-
-static const char policy_words[] = "native sink-window restored restored-all";
-static const char kv_format_words[] = "identity bf16 fp8 q8 affine8 affine4 q4 d4-10 d4-38 d4-152 e8-9 e8-38 e8-151";
-static const char mode_words[] = "ar speculative ngram auto";
-
-enum { MAX_TOKENS = 1 << 24, MAX_ROWS = 1 << 20, MAX_OPTIONS = 16 };
-
-#define SIZES                                                                                                          \
-    {"sink", COUNT, 0, MAX_TOKENS, NULL}, {"window", COUNT, 1, MAX_TOKENS, NULL},                                      \
-        {"draft_window", COUNT, 1, MAX_TOKENS, NULL}, {                                                                \
-        "max_tokens", COUNT, 1, MAX_TOKENS, NULL                                                                       \
-    }
-
-static const option_rule option_rules[EVAL_KIND_COUNT][MAX_OPTIONS] = {
-    [EVAL_NIAH] = {SIZES,
-                   {"lines", COUNTS, 10, 1000000, NULL},
-                   {"samples", COUNT, 1, MAX_ROWS, NULL},
-                   {"seed", SEED, 0, 0, NULL},
-                   {"policies", NAMES, 0, 0, policy_words},
-                   {"mode", NAME, 0, 0, mode_words},
-                   {"draft_length", COUNT, 0, 64, NULL},
-                   {"draft_windows", COUNTS, 1, MAX_TOKENS, NULL},
-                   {"mix_alpha", SHARES, 0, 1, NULL}},
-    [EVAL_FIDELITY] = {{"sink", COUNT, 0, MAX_TOKENS, NULL},
-                       {"window", COUNT, 1, MAX_TOKENS, NULL},
-                       {"draft_window", COUNT, 1, MAX_TOKENS, NULL},
-                       {"prompt_length", COUNT, 1, MAX_TOKENS, NULL},
-                       {"sequences", COUNT, 1, MAX_ROWS, NULL},
-                       {"samples", TEXTS, 0, 0, NULL},
-                       {"policies", NAMES, 0, 0, policy_words},
-                       {"windows", COUNTS, 1, MAX_TOKENS, NULL},
-                       {"turns", COUNT, 2, MAX_TOKENS, NULL}},
-    [EVAL_KV_FORMAT] = {SIZES,
-                        {"prompt_length", COUNT, 1, MAX_TOKENS, NULL},
-                        {"sequences", COUNT, 1, MAX_ROWS, NULL},
-                        {"samples", TEXTS, 0, 0, NULL},
-                        {"lines", COUNT, 10, 1000000, NULL},
-                        {"seed", SEED, 0, 0, NULL},
-                        {"formats", NAMES, 0, 0, kv_format_words},
-                        {"as_stored", FLAG, 0, 0, NULL}},
-    [EVAL_CODE] = {SIZES,
-                   {"files", TEXTS, 0, 0, NULL},
-                   {"prompt_tokens", COUNT, 1, MAX_TOKENS, NULL},
-                   {"repetitions", COUNT, 1, MAX_ROWS, NULL},
-                   {"policies", NAMES, 0, 0, policy_words},
-                   {"draft_lengths", COUNTS, 1, 64, NULL}},
-    [EVAL_ACCEPTANCE] = {SIZES,
-                         {"jsonl", TEXT, 0, 0, NULL},
-                         {"prompts", COUNT, 1, MAX_ROWS, NULL},
-                         {"samples", TEXTS, 0, 0, NULL},
-                         {"draft_length", COUNT, 1, 64, NULL},
-                         {"chat", FLAG, 0, 0, NULL}},
-    [EVAL_LOSSLESS] = {SIZES,
-                       {"prompts", COUNT, 1, MAX_ROWS, NULL},
-                       {"reference_prompts", COUNT, 0, MAX_ROWS, NULL},
-                       {"seed", SEED, 0, 0, NULL},
-                       {"policies", NAMES, 0, 0, policy_words},
-                       {"modes", PROMISE, 0, 0, NULL},
-                       {"prompt_kinds", PROMISE, 0, 0, NULL},
-                       {"temperatures", PROMISE, 0, 0, NULL},
-                       {"threads", PROMISE, 0, 0, NULL},
-                       {"prompt_chunks", PROMISE, 0, 0, NULL}},
-    [EVAL_BATCH] = {SIZES,
-                    {"compositions", COUNT, 1, MAX_ROWS, NULL},
-                    {"sessions", COUNT, 2, LOSSLESS_BATCH_SESSIONS, NULL},
-                    {"seed", SEED, 0, 0, NULL},
-                    {"policies", NAMES, 0, 0, policy_words}},
-};
-
-static bool seed_value(const cJSON *item, uint64_t *out) {
-    const double exact = 9007199254740992.0; /* 2^53 */
-    if (json_is_integer(item, 0, exact)) {
-        *out = (uint64_t)item->valuedouble;
-        return true;
-    }
-    if (!is_text(item) || strlen(item->valuestring) > 20 || !isdigit((unsigned char)item->valuestring[0])) return false;
-    char *end;
-    *out = strtoull(item->valuestring, &end, 10);
-    return !*end && *out > (uint64_t)exact;
-}
-
-static bool has_item_form(const option_rule *rule, const cJSON *item) {
-    switch (rule->form) {
-    case COUNT:
-    case COUNTS:
-        return json_is_integer(item, rule->min, rule->max);
-    case SHARES:
-        return cJSON_IsNumber(item) && item->valuedouble >= rule->min && item->valuedouble <= rule->max;
-    case NAME:
-    case NAMES:
-        return is_text(item) && is_listed(rule->names, item->valuestring);
-    case TEXT:
-    case TEXTS:
-        return is_text(item);
-    case FLAG:
-        return cJSON_IsBool(item);
-    case SEED:
-        return seed_value(item, &(uint64_t){0});
-    case PROMISE:
-        return cJSON_IsArray(item);
-    }
-    return false;
-}
-
-static bool has_form(const option_rule *rule, const cJSON *item) {
-    bool list = rule->form == COUNTS || rule->form == SHARES || rule->form == NAMES || rule->form == TEXTS;
-    if (!list) return has_item_form(rule, item);
-    if (!cJSON_IsArray(item) || (!item->child && rule->form != SHARES)) return false;
-    for (const cJSON *value = item->child; value; value = value->next) {
-        if (!has_item_form(rule, value)) return false;
-        /* Long lists are samples, whose names are compared with the rows one by one. */
-        for (const cJSON *earlier = item->child; earlier != value && rule->form != TEXTS; earlier = earlier->next)
-            if (cJSON_Compare(earlier, value, true)) return false;
-    }
-    return true;
-}
-
-static void check_promises(gate_context *context) {
-    const cJSON *prompts = member(context->options, "prompts"), *slow = member(context->options, "reference_prompts");
-    cJSON *derived = cJSON_CreateObject();
-    if (!derived ||
-        !lossless_add_promises(derived, (int)prompts->valuedouble,
-                               cJSON_IsTrue(member(context->environment, "drafter")), (int)slow->valuedouble)) {
-        context->out_of_memory = true;
-    } else {
-        for (const cJSON *list = derived->child; list; list = list->next)
-            if (!cJSON_Compare(list, member(context->options, list->string), true))
-                gate_violate(context, "LOSSLESS_COVERAGE", "options.%s is not what eval lossless runs on %d prompts",
-                             list->string, (int)prompts->valuedouble);
-    }
-    cJSON_Delete(derived);
-}
-
-static void check_options(gate_context *context) {
-    static const char optional_options[] = "turns as_stored"; /* where they are not there: 1, false */
-    const option_rule *rules = option_rules[context->kind];
-    char list[400] = "";
-    if (!cJSON_IsObject(context->options)) {
-        gate_violate(context, "MISSING_OPTIONS", "no \"options\" object");
-        return;
-    }
-    context->options_sound = true;
-    for (int i = 0; i < MAX_OPTIONS && rules[i].key; i++) {
-        const cJSON *item = member(context->options, rules[i].key);
-        strcat(strcat(list, " "), rules[i].key);
-        if (item ? has_form(&rules[i], item) : is_listed(optional_options, rules[i].key)) continue;
-        context->options_sound = false;
-        if (item) {
-            gate_violate(context, "OPTIONS_FORM", "options.%s is not of the form that kakeya eval writes",
-                         rules[i].key);
-        } else {
-            gate_violate(context, "MISSING_OPTIONS", "options.%s is missing", rules[i].key);
-        }
-    }
-    gate_allow_keys(context, "options", context->options, list, "");
-    if (context->options_sound && context->kind == EVAL_LOSSLESS) check_promises(context);
-}
-
-int gate_option(const gate_context *context, const char *key) {
-    const cJSON *item = member(context->options, key);
-    return json_is_integer(item, INT32_MIN, INT32_MAX) ? (int)item->valuedouble : 0;
-}
-
-uint64_t gate_option_seed(const gate_context *context) {
-    uint64_t seed = 0;
-    (void)seed_value(member(context->options, "seed"), &seed);
-    return seed;
-}
-
-/* ------------------------------------------------------------------------------------------------------- command */
-
-/* Whether the words of an option's value, separated by commas, are the option as it is recorded. */
-static bool same_value(const char *text, const cJSON *option) {
-    const cJSON *item = cJSON_IsArray(option) ? option->child : option;
-    while (item) {
-        size_t length = strcspn(text, ",");
-        char word[64] = "", *end = word;
-        if (length >= sizeof word) return true; /* nothing that is recorded has such values */
-        memcpy(word, text, length);
-        if (cJSON_IsNumber(item)) {
-            double value = strtod(word, &end);
-            if (end == word || *end || fabs(value - item->valuedouble) > 0) return false;
-        } else if (!cJSON_IsString(item) || strcmp(word, item->valuestring) != 0) {
-            return false;
-        }
-        item = item->next;
-        if (!cJSON_IsArray(option)) return !text[length];
-        if (!text[length]) return !item;
-        text += length + 1;
-    }
-    return !*text;
-}
-
-/* What the command line says of an option is what is recorded as the option, where both have one name. */
-static void check_command(gate_context *context) {
-    /* Values that the evaluation may replace: 0 stands for a choice of its own, files are recorded by their names. */
-    static const char resolved[] = "formats prompts draft_length prompt_length identity_restore mix_alpha jsonl window";
-    const cJSON *command = member(context->report, "command"), *word, *kind;
-    bool named = cJSON_IsArray(command) && cJSON_GetArraySize(command) > 2;
-    cJSON_ArrayForEach(word, command) named &= cJSON_IsString(word);
-    if (!named) {
-        gate_violate(context, "MISSING_COMMAND", "the command line that made the report is not recorded");
-        return;
-    }
-    kind = cJSON_GetArrayItem(command, 2);
-    const char *name = strrchr(eval_kind_name(context->kind), '.') + 1;
-    bool batch = false;
-    cJSON_ArrayForEach(word, command) batch |= strcmp(word->valuestring, "--batch") == 0;
-    if (context->kind == EVAL_BATCH) name = "lossless";
-    if (batch != (context->kind == EVAL_BATCH))
-        gate_violate(context, "COMMAND", "the command %s --batch, but the report is of kind %s",
-                     batch ? "says" : "does not say", eval_kind_name(context->kind));
-    if (strcmp(kind->valuestring, name) != 0)
-        gate_violate(context, "COMMAND", "the command ran \"%.40s\", but the report is of kind %s", kind->valuestring,
-                     name);
-    for (word = kind->next; word; word = word->next) {
-        if (strncmp(word->valuestring, "--", 2) != 0 || !word->valuestring[2]) continue;
-        char key[64];
-        size_t length = strcspn(word->valuestring + 2, "=");
-        if (length >= sizeof key) continue;
-        for (size_t i = 0; i < length; i++) key[i] = word->valuestring[i + 2] == '-' ? '_' : word->valuestring[i + 2];
-        key[length] = '\0';
-        if (strcmp(key, "draft_window") == 0 && context->kind == EVAL_NIAH) strcpy(key, "draft_windows");
-        const cJSON *option = member(context->options, key);
-        const char *value = word->valuestring[2 + length] ? word->valuestring + 3 + length
-                            : word->next                  ? word->next->valuestring
-                                                          : "";
-        if (!option || cJSON_IsBool(option) || is_listed(resolved, key) || same_value(value, option)) continue;
-        gate_violate(context, "COMMAND", "the command says --%.40s %.60s, but options.%s says otherwise", key, value,
-                     key);
-    }
 }
 
 /* -------------------------------------------------------------------------------------------------------- the whole */
@@ -466,8 +205,8 @@ void gate_check_form(gate_context *context) {
     if (!cJSON_IsTrue(member(context->report, "complete")))
         gate_violate(context, "INCOMPLETE", "the evaluation did not come to its end (\"complete\" is not true)");
     gate_check_environment(context);
-    check_options(context);
-    check_command(context);
+    gate_check_options(context);
+    gate_check_command(context);
     const cJSON *row;
     size_t index = 0;
     cJSON_ArrayForEach(row, member(context->report, "rows")) check_row_keys(context, row, index++);

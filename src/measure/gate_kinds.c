@@ -96,15 +96,25 @@ static double least_divergence(double p, double q) {
     return p * log(p / q) + rest;
 }
 
+/* Nor can it be more than what all other tokens could add, each at the least likelihood that logits give. */
+static double most_divergence(double p, double q) {
+    static const double least_log_likelihood = -150;
+    double rest = p < 1 ? (1 - p) * (log(1 - p) - least_log_likelihood) : 0;
+    return p * log(p / q) + rest;
+}
+
 static void check_divergence(gate_context *context, size_t i, const eval_row *native) {
     /* What float32 logits, and sums over a vocabulary, leave open. */
-    static const double relative = 1e-3, absolute = 1e-5, likeliest = 1 - 1e-6;
+    static const double relative = 1e-3, absolute = 1e-5, most_absolute = 1e-3, likeliest = 1 - 1e-6, half = 0.501;
     const eval_row *row = &context->rows.row[i];
     for (size_t t = 0; t < row->n_token_ids; t++) {
         double p = exp(-native->token_nll[t]), q = exp(-row->token_nll[t]), kl = row->token_kl[t];
         bool possible = row->token_nll[t] >= -1e-6 && kl >= -zero_kl_per_token;
         if (possible && p > 0 && q > 0 && p < likeliest && q < likeliest)
             possible = least_divergence(p, q) <= kl * (1 + relative) + absolute;
+        if (p > 0 && q > 0 && kl > most_divergence(p, q) * (1 + relative) + most_absolute) possible = false;
+        /* What has more than half of the probability is the likeliest token, under both. */
+        if (p > half && q > half && row->token_ids[t] != native->token_ids[t]) possible = false;
         /* Other likeliest tokens need other distributions. */
         if (row->token_ids[t] != native->token_ids[t] && kl <= 0) possible = false;
         if (possible) continue;

@@ -302,7 +302,7 @@ static void plan_kv_format(plan *p) {
 
 /* ------------------------------------------------------------------------------------------------------- comparison */
 
-static bool same_run(const eval_row *a, const eval_row *b) {
+bool gate_same_run(const eval_row *a, const eval_row *b) {
     return a->warmup == b->warmup && a->repetition == b->repetition && a->lines == b->lines &&
            strcmp(a->sample, b->sample) == 0 && strcmp(a->prompt_kind, b->prompt_kind) == 0 && a->forked == b->forked &&
            a->cancel_after == b->cancel_after && a->has_log_probabilities == b->has_log_probabilities &&
@@ -332,7 +332,7 @@ static void explain(plan *p) {
     for (size_t i = 0; i < context->rows.n; i++) {
         bool found = false;
         for (size_t j = 0; j < p->n && !found; j++) {
-            if (p->run[j].found || !same_run(&context->rows.row[i], &p->run[j].row)) continue;
+            if (p->run[j].found || !gate_same_run(&context->rows.row[i], &p->run[j].row)) continue;
             found = p->run[j].found = true;
         }
         if (found || unpromised++ >= GATE_MAX_PER_CODE) continue;
@@ -355,7 +355,7 @@ void gate_rule_plan(gate_context *context) {
     plan p = {.context = context, .limit = 4 * context->rows.n + 4096};
     make[context->kind](&p);
     bool same = p.n == context->rows.n;
-    for (size_t i = 0; same && i < p.n; i++) same = same_run(&context->rows.row[i], &p.run[i].row);
+    for (size_t i = 0; same && i < p.n; i++) same = gate_same_run(&context->rows.row[i], &p.run[i].row);
     if (!same && !context->out_of_memory) explain(&p);
     for (size_t i = 0; same && i < p.n; i++) check_answer(context, i, &p.run[i].row);
     plan_free(&p);

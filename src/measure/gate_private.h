@@ -39,12 +39,25 @@ void gate_violate(gate_context *context, const char *code, const char *format, .
 /* Sets the result's note, unless there is one. */
 void gate_note(gate_context *context, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* Whether the report is one of ours that this version can judge; sets the kind. */
+bool gate_recognise(gate_context *context);
+/* Rows are taken only whole: one bad row, and there are none, so that no rule that needs rows is asked. False when out
+ * of memory. */
+bool gate_read_rows(gate_context *context, kakeya_error *error);
+/* Whether two rows are of one run: what a plan knows of a row beforehand is alike. */
+bool gate_same_run(const eval_row *a, const eval_row *b);
+
 /* The form of the whole report: keys, ranges, options, environment, command. Sets options_sound and geometry. */
 void gate_check_form(gate_context *context);
 /* Its parts, for kinds of reports whose form is their own. Keys: those of two lists, separated by blanks. */
 void gate_check_values(gate_context *context);
 void gate_check_environment(gate_context *context);
 void gate_allow_keys(gate_context *context, const char *where, const cJSON *object, const char *list, const char *more);
+/* Options and command line (gate_options.c); the first sets options_sound. */
+void gate_check_options(gate_context *context);
+void gate_check_command(gate_context *context);
+/* Whether a word is one of a list, separated by blanks. */
+bool gate_is_listed(const char *list, const char *word);
 /* Options of a sound form; 0 where there is none. */
 int gate_option(const gate_context *context, const char *key);
 uint64_t gate_option_seed(const gate_context *context);

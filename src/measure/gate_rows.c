@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "decode/speculate.h"
 #include "measure/gate_private.h"
 #include "measure/summary.h"
 
@@ -46,6 +47,28 @@ static int64_t sum(const int64_t *values) {
     return total;
 }
 
+/* Drafts of a block, at most: what was asked for, or what the mode takes by itself. */
+static int longest_block(const gate_context *context, const eval_row *row) {
+    const char *mode = row->arm.mode;
+    const cJSON *block = cJSON_GetObjectItemCaseSensitive(context->environment, "drafter_block_size");
+    int own = cJSON_IsNumber(block) ? block->valueint - 1 : 0;
+    if (strcmp(mode, "ar") == 0 || strcmp(mode, "reforward") == 0) return 0;
+    if (row->arm.draft_length) return row->arm.draft_length;
+    if (strcmp(mode, "auto") == 0) return BACKEND_MAX_DRAFT;
+    if (strcmp(mode, "ngram") == 0) own = own > DECODE_NGRAM_DRAFT ? own : DECODE_NGRAM_DRAFT;
+    return own < BACKEND_MAX_DRAFT ? own : BACKEND_MAX_DRAFT;
+}
+
+/* Blocks, one by one, give the counts by position. */
+static bool blocks_fit(const eval_row *row) {
+    int64_t drafted[EVAL_DRAFT_POSITIONS] = {0};
+    if (!row->has_blocks) return true;
+    if (strcmp(row->arm.mode, "auto") != 0 || (int64_t)row->blocks.n != row->verifier_forwards) return false;
+    for (size_t i = 0; i < row->blocks.n; i++)
+        for (int p = 0; p < row->blocks.block[i].drafted; p++) drafted[p]++;
+    return memcmp(drafted, row->drafted_at, sizeof drafted) == 0;
+}
+
 void gate_rule_counts(gate_context *context) {
     for (size_t i = 0; i < context->rows.n; i++) {
         const eval_row *row = &context->rows.row[i];
@@ -60,14 +83,16 @@ void gate_rule_counts(gate_context *context) {
                          row->sample, (long long)tokens, (long long)row->verifier_forwards,
                          (long long)row->accepted_tokens, (long long)row->drafted_tokens);
         bool positions = sum(row->drafted_at) == row->drafted_tokens && sum(row->accepted_at) == row->accepted_tokens;
-        int longest = row->arm.draft_length ? row->arm.draft_length : EVAL_DRAFT_POSITIONS;
+        int longest = longest_block(context, row);
         if (row->drafted_at[0] > row->verifier_forwards) positions = false;
         for (int p = 0; p < EVAL_DRAFT_POSITIONS && positions; p++)
             positions = row->accepted_at[p] <= row->drafted_at[p] && (p < longest || !row->drafted_at[p]) &&
                         (!p || (row->accepted_at[p] <= row->accepted_at[p - 1] &&
                                 row->drafted_at[p] <= row->drafted_at[p - 1]));
+        positions = positions && blocks_fit(row);
         if (!positions)
-            gate_violate(context, "COUNTS", "rows[%zu] (%s): counts by draft position do not fit the totals", i,
+            gate_violate(context, "COUNTS",
+                         "rows[%zu] (%s): counts by draft position fit neither totals, blocks nor mode", i,
                          row->sample);
     }
 }

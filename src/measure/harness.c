@@ -1,6 +1,7 @@
 #include "measure/harness.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,12 +45,16 @@ static kakeya_status default_threads(int *out, kakeya_error *error) {
 
 kakeya_status harness_open(eval_harness *harness, const eval_setup *setup, int threads, kakeya_error *error) {
     *harness = (eval_harness){.setup = setup, .threads = threads ? threads : setup->engine.threads};
-    if (!harness->threads) {
-        kakeya_status status = default_threads(&harness->threads, error);
+    int own = 0;
+    if (!harness->threads || (setup->replay && !threads)) {
+        kakeya_status status = default_threads(&own, error);
         if (status != KAKEYA_OK) return status;
     }
-    return harness_open_engine(setup, harness->threads, setup->engine.drafter_scaled_embedding, &harness->engine,
-                               error);
+    if (!harness->threads) harness->threads = own;
+    /* A replay says how many threads there were, and takes no more than there are here: no bit depends on it. */
+    bool fewer = own && own < harness->threads;
+    return harness_open_engine(setup, fewer ? own : harness->threads, setup->engine.drafter_scaled_embedding,
+                               &harness->engine, error);
 }
 
 static const char *last_component(const char *path) {
@@ -268,13 +273,78 @@ static kakeya_status restoration_error(kakeya_session *session, double relative_
     return status;
 }
 
+static const eval_row *replayed(const eval_harness *harness, const eval_row *row) {
+    const eval_replay *replay = harness->setup->replay;
+    return replay ? replay->row(replay->user, row) : NULL;
+}
+
+bool harness_wants(eval_harness *harness, const char *sample, eval_row *row) {
+    snprintf(row->sample, sizeof row->sample, "%s", sample);
+    bool wanted = !harness->setup->replay || replayed(harness, row);
+    harness->done += !wanted;
+    return wanted;
+}
+
+static double margin_of(const float *logits, int vocab, const eval_row *row, size_t t, int32_t there) {
+    double temperature = row->arm.temperature, sum = 0;
+    if (there < 0 || there >= vocab) return temperature > 0 ? 0 : (double)INFINITY;
+    if (!(temperature > 0)) return (double)logits[row->token_ids[t]] - (double)logits[there];
+    for (int i = 0; i < vocab; i++) sum += exp(((double)logits[i] - (double)logits[there]) / temperature);
+    return 1 / sum;
+}
+
+kakeya_status harness_margin(const eval_harness *harness, kakeya_session *session, const harness_prompt *prompt,
+                             eval_row *row, kakeya_error *error) {
+    const eval_row *before = replayed(harness, row);
+    size_t t = 0;
+    if (!before || row->arm.mix_alpha >= 0) return KAKEYA_OK;
+    while (t < row->n_token_ids && t < before->n_token_ids && row->token_ids[t] == before->token_ids[t]) t++;
+    if (t == row->n_token_ids || t == before->n_token_ids) return KAKEYA_OK;
+    const decode_timeline *held = &session->timeline;
+    backend_cache *cache = NULL;
+    float *logits = malloc((size_t)held->vocab * sizeof *logits);
+    if (!logits) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for a row of logits");
+    kakeya_status status = session_replay(session, held->tokens, prompt->n + t, logits, &cache, error);
+    if (status == KAKEYA_OK) {
+        row->replay_margin = margin_of(logits, held->vocab, row, t, before->token_ids[t]);
+        engine_turn_begin(session->engine);
+        held->ops->cache_destroy(cache);
+        engine_turn_end(session->engine);
+    }
+    free(logits);
+    return status;
+}
+
+typedef struct block_record {
+    draft_blocks blocks;
+    bool lost; /* no memory */
+} block_record;
+
+static void record_block(void *user, const decode_trace_block *block) {
+    block_record *record = user;
+    record->lost |= !draft_blocks_add(&record->blocks, &block->block);
+}
+
 kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prompt, const harness_run *run,
                                eval_row *row, kakeya_error *error) {
     kakeya_engine *engine = run->engine ? run->engine : harness->engine;
     kakeya_session *session = NULL;
     kakeya_session_options session_options =
         harness_session_options(harness, &row->arm, prompt->n + (size_t)run->max_tokens);
+    snprintf(row->sample, sizeof row->sample, "%s", prompt->sample);
+    const eval_row *before = replayed(harness, row);
+    block_record record = {{0}, false};
     session_trace trace = {.reference = run->reference};
+    row->has_blocks = strcmp(row->arm.mode, "auto") == 0;
+    if (row->has_blocks) {
+        trace.block = record_block;
+        trace.user = &record;
+    }
+    if (row->has_blocks && before && before->has_blocks) {
+        static const draft_block none[1];
+        trace.follow = before->blocks.n ? before->blocks.block : none;
+        trace.n_follow = before->blocks.n;
+    }
     kakeya_generate_options options;
     kakeya_generate_options_init(&options);
     options.max_tokens = run->max_tokens;
@@ -296,16 +366,19 @@ kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prom
     if (status == KAKEYA_OK && stats.finish == KAKEYA_FINISH_CANCELLED)
         status = error_set(error, KAKEYA_CANCELLED, "interrupted after %llu of %llu runs",
                            (unsigned long long)harness->done, (unsigned long long)harness->total);
+    row->blocks = record.blocks;
+    if (status == KAKEYA_OK && record.lost) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for blocks");
     if (status == KAKEYA_OK) status = harness_result(session, prompt, &stats, row, error);
+    if (status == KAKEYA_OK) status = harness_margin(harness, session, prompt, row, error);
     if (status == KAKEYA_OK && row->arm.mix_alpha >= 0) status = restoration_error(session, row->relative_mse, error);
     kakeya_session_close(session);
-    snprintf(row->sample, sizeof row->sample, "%s", prompt->sample);
     if (status != KAKEYA_OK) eval_row_free(row);
     return status;
 }
 
 kakeya_status harness_take_prompt(eval_harness *harness, const harness_prompt *prompt, kakeya_error *error) {
     uint64_t hash = harness_prompt_hash(prompt->ids, prompt->n);
+    const eval_replay *replay = harness->setup->replay;
     for (size_t i = 0; i < harness->n_taken; i++) {
         if (strcmp(harness->taken[i].sample, prompt->sample) == 0)
             return error_set(error, KAKEYA_INVALID_ARGUMENT, "two samples are named '%s'", prompt->sample);
@@ -320,6 +393,7 @@ kakeya_status harness_take_prompt(eval_harness *harness, const harness_prompt *p
         grown[harness->n_taken] = (struct harness_taken){strdup(prompt->sample), hash};
         if (grown[harness->n_taken].sample) {
             harness->n_taken++;
+            if (replay) replay->prompt(replay->user, prompt->sample, hash);
             return KAKEYA_OK;
         }
     }

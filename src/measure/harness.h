@@ -49,6 +49,9 @@ typedef struct harness_run {
     uint64_t seed;
 } harness_run;
 
+/* Whether the run is wanted whose arm, warmup, repetition and lines are set; sets its sample, too. In a replay, it may
+ * not be. */
+bool harness_wants(eval_harness *harness, const char *sample, eval_row *row);
 /* Generates from the prompt under row->arm in a session of its own and fills the rest of the row; sample, warmup and
  * the like are the caller's. On failure or when stopped the row is freed. */
 kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prompt, const harness_run *run,
@@ -58,6 +61,9 @@ kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prom
 kakeya_status harness_result(const kakeya_session *session, const harness_prompt *prompt, const kakeya_stats *stats,
                              eval_row *row, kakeya_error *error);
 kakeya_mode harness_mode(const eval_arm *arm);
+/* In a replay: what the first token of the report's row that is another has for it here (replay_margin). */
+kakeya_status harness_margin(const eval_harness *harness, kakeya_session *session, const harness_prompt *prompt,
+                             eval_row *row, kakeya_error *error);
 /* False once the caller wants to stop. */
 bool harness_wants_on(const eval_harness *harness);
 /* Adds the row to the report and counts it. */

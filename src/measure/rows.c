@@ -38,6 +38,7 @@ void eval_row_free(eval_row *row) {
     free(row->token_kl);
     free(row->layer_error);
     free(row->layer_energy);
+    draft_blocks_free(&row->blocks);
     eval_row_init(row);
 }
 
@@ -159,7 +160,14 @@ static void put_log_probabilities(cJSON *object, const eval_row *row) {
         cJSON_AddNullToObject(object, name);
 }
 
-static void put_generation(eval_kind kind, const eval_row *row, cJSON *object) {
+static bool put_blocks(cJSON *object, const eval_row *row) {
+    char *text = draft_blocks_to_text(&row->blocks);
+    bool put = text && cJSON_AddStringToObject(object, "draft_blocks", text);
+    free(text);
+    return put;
+}
+
+static bool put_generation(eval_kind kind, const eval_row *row, cJSON *object) {
     put_number(object, "draft_length", row->arm.draft_length);
     put_number(object, "prompt_chunk", row->arm.prompt_chunk);
     put_number(object, "temperature", row->arm.temperature);
@@ -176,6 +184,7 @@ static void put_generation(eval_kind kind, const eval_row *row, cJSON *object) {
     put_number(object, "accepted_tokens", (double)row->accepted_tokens);
     put_counts(object, "drafted_at", row->drafted_at);
     put_counts(object, "accepted_at", row->accepted_at);
+    if (row->has_blocks && !put_blocks(object, row)) return false;
     put_kv(object, &row->kv);
     put_ids(object, "token_ids", row);
     put_text(object, "text", row->text);
@@ -197,6 +206,7 @@ static void put_generation(eval_kind kind, const eval_row *row, cJSON *object) {
         put_number(mse, "sliding", row->relative_mse[0]);
         put_number(mse, "full", row->relative_mse[1]);
     }
+    return true;
 }
 
 static const char *divergence_key(eval_kind kind, bool as_stored) {
@@ -252,8 +262,9 @@ cJSON *eval_row_to_json(eval_kind kind, const eval_row *row) {
             cJSON_Delete(object);
             return NULL;
         }
-    } else {
-        put_generation(kind, row, object);
+    } else if (!put_generation(kind, row, object)) {
+        cJSON_Delete(object);
+        return NULL;
     }
     return object;
 }
@@ -424,6 +435,18 @@ static void get_kv(row_reader *reader, kakeya_kv_bytes *kv) {
     if (inner.status != reader->status) reader->status = error_prefix(reader->error, inner.status, "kv_bytes");
 }
 
+static void get_blocks(row_reader *reader, eval_row *row) {
+    static const char name[] = "draft_blocks";
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(reader->object, name);
+    if (!item || reader->status != KAKEYA_OK) return;
+    row->has_blocks = true;
+    if (!cJSON_IsString(item))
+        missing(reader, name, "a text");
+    else
+        reader->status = draft_blocks_from_text(item->valuestring, &row->blocks, reader->error);
+    if (reader->status != KAKEYA_OK) error_prefix(reader->error, reader->status, "\"%s\"", name);
+}
+
 static void get_generation(eval_kind kind, row_reader *reader, eval_row *row) {
     row->arm.draft_length = get_int(reader, "draft_length");
     row->arm.prompt_chunk = get_int(reader, "prompt_chunk");
@@ -438,6 +461,7 @@ static void get_generation(eval_kind kind, row_reader *reader, eval_row *row) {
     row->accepted_tokens = get_count(reader, "accepted_tokens");
     get_counts(reader, "drafted_at", row->drafted_at);
     get_counts(reader, "accepted_at", row->accepted_at);
+    get_blocks(reader, row);
     get_kv(reader, &row->kv);
     get_ids(reader, "token_ids", row);
     check_rate(reader, "prefill_tokens_per_second", eval_row_prefill_speed(row));

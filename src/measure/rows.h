@@ -10,6 +10,7 @@
 #include <cjson/cJSON.h>
 
 #include "base/error.h"
+#include "measure/draft_blocks.h"
 
 typedef enum eval_kind {
     EVAL_NIAH = 0,
@@ -64,6 +65,8 @@ typedef struct eval_row {
     double prefill_seconds, decode_seconds;
     int64_t verifier_forwards, drafted_tokens, accepted_tokens;
     int64_t drafted_at[EVAL_DRAFT_POSITIONS], accepted_at[EVAL_DRAFT_POSITIONS];
+    bool has_blocks; /* how it was drafted is known: mode auto of a session alone, in reports since it is recorded */
+    draft_blocks blocks;
     int32_t *
         token_ids; /* generated ids, the stop token included; fidelity: the likeliest id at every scored token; owned */
     size_t n_token_ids;
@@ -71,6 +74,8 @@ typedef struct eval_row {
     char *expected; /* niah, kv-format: the answer; otherwise NULL; owned */
     bool correct;
     double relative_mse[2]; /* diagnostics: sliding, full-attention layers */
+    double replay_margin; /* of a replayed answer that is another: of the report's first other token, how far its logit
+                             is below that of the token here, or if sampled its probability here. Not in the JSON */
 
     /* batch only */
     bool forked;                   /* its timeline was forked from one that held the beginning of its prompt */

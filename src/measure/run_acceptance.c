@@ -44,8 +44,10 @@ static kakeya_status run_one(acceptance_run *run, const char *name, const char *
     row.arm.scaled_embedding = form == 1;
     row.warmup = warmup;
     harness_run how = {.engine = run->engine[form], .max_tokens = run->options->max_tokens};
-    status = harness_generate(&run->harness, &input, &how, &row, error);
-    if (status == KAKEYA_OK) status = harness_add(&run->harness, &row, error);
+    if (harness_wants(&run->harness, name, &row)) {
+        status = harness_generate(&run->harness, &input, &how, &row, error);
+        if (status == KAKEYA_OK) status = harness_add(&run->harness, &row, error);
+    }
     kakeya_free(ids);
     return status;
 }

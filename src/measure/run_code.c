@@ -91,6 +91,7 @@ static kakeya_status run_one(code_run *run, const eval_sequence *prompt, const c
     row.arm = run->arms[arm];
     row.warmup = warmup;
     row.repetition = repetition;
+    if (!harness_wants(&run->harness, sample, &row)) return KAKEYA_OK;
     harness_prompt input = {sample, prompt->ids, prompt->n};
     harness_run how = {.max_tokens = run->options->max_tokens};
     kakeya_status status = harness_generate(&run->harness, &input, &how, &row, error);

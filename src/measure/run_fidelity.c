@@ -193,7 +193,8 @@ static kakeya_status run_one(fidelity_run *run, const eval_sequence *sequence, c
     eval_row row;
     eval_row_init(&row);
     row.arm = *arm;
-    snprintf(row.sample, sizeof row.sample, "%s", sequence->name);
+    if (!harness_wants(&run->harness, sequence->name, &row))
+        return KAKEYA_OK; /* then no other arm of the sequence is */
     row.prompt_tokens = run->prompt_length;
     row.prompt_hash = harness_prompt_hash(sequence->ids, sequence->n);
     bool native = strcmp(arm->policy, "native") == 0;

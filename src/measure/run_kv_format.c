@@ -322,8 +322,8 @@ static kakeya_status run_one(kv_format_run *run, size_t sample, const kv_codec *
     row.arm.as_stored = run->as_stored;
     snprintf(row.arm.mode, sizeof row.arm.mode, "score");
     snprintf(row.arm.kv_format, sizeof row.arm.kv_format, "%s", kv_codec_name(codec));
-    snprintf(row.sample, sizeof row.sample, "%s", s->name);
     row.lines = run->options->lines;
+    if (!harness_wants(&run->harness, s->name, &row)) return KAKEYA_OK;
     row.prompt_tokens = run->options->prompt_length;
     row.prompt_hash = harness_prompt_hash(s->ids, s->n);
     recoder scoring = {.codec = codec}, answering = {.codec = codec};

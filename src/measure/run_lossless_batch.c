@@ -115,6 +115,7 @@ static kakeya_status stream_wait(batch_stream *s, kakeya_error *error) {
 static kakeya_status stream_report(batch_stream *s, eval_harness *harness, kakeya_error *error) {
     const harness_prompt prompt = {s->prompt->sample, s->prompt->ids, s->prompt->n};
     kakeya_status status = harness_result(s->session, &prompt, &s->stats, &s->row, error);
+    if (status == KAKEYA_OK) status = harness_margin(harness, s->session, &prompt, &s->row, error);
     return status ? status : harness_add(harness, &s->row, error);
 }
 
@@ -160,6 +161,7 @@ static kakeya_status run_alone(batch_run *run, composition *c, kakeya_error *err
     for (int i = 0; i < c->n && status == KAKEYA_OK; i++) {
         batch_stream *s = &c->stream[0];
         stream_init(s, run, &c->plan[i], &c->prompt[i], i, 0);
+        if (!harness_wants(&run->harness, s->prompt->sample, &s->row)) continue;
         status = harness_poll(&run->harness, error);
         if (status == KAKEYA_OK) status = stream_open(s, run, s->prompt->n, error);
         if (status == KAKEYA_OK) status = stream_submit(s, error);
@@ -199,7 +201,12 @@ static kakeya_status submit(composition *c, bool late, kakeya_error *error) {
 }
 
 static kakeya_status run_together(batch_run *run, composition *c, kakeya_error *error) {
-    for (int i = 0; i < c->n; i++) stream_init(&c->stream[i], run, &c->plan[i], &c->prompt[i], i, c->n);
+    bool wanted = false; /* all of them, or none: none could be computed without the others */
+    for (int i = 0; i < c->n; i++) {
+        stream_init(&c->stream[i], run, &c->plan[i], &c->prompt[i], i, c->n);
+        wanted |= harness_wants(&run->harness, c->prompt[i].sample, &c->stream[i].row);
+    }
+    if (!wanted) return KAKEYA_OK;
     kakeya_status status = harness_poll(&run->harness, error);
     if (status == KAKEYA_OK) status = open_together(run, c, error);
     if (status == KAKEYA_OK) status = submit(c, false, error);

@@ -125,6 +125,7 @@ static kakeya_status run_one(needle_run *run, const needle_prompt *prompt, const
     row.arm = *arm;
     row.warmup = prompt->warmup;
     row.lines = prompt->lines;
+    if (!harness_wants(&run->harness, prompt->sample, &row)) return KAKEYA_OK;
     harness_prompt input = {prompt->sample, prompt->ids, prompt->n};
     harness_run how = {.max_tokens = run->options->max_tokens, .seed = run->options->seed};
     kakeya_status status = harness_generate(&run->harness, &input, &how, &row, error);

@@ -6,9 +6,6 @@
 #include "base/sized.h"
 #include "grammar/grammar.h"
 
-/* N-gram drafts need no drafter whose block size would say how many; longer ones seldom hold. */
-enum { DEFAULT_NGRAM_DRAFT = 7 };
-
 static const kakeya_generate_options default_options = {.size = sizeof default_options,
                                                         .sampling = {.top_p = 1, .repetition_penalty = 1}};
 
@@ -52,7 +49,7 @@ static kakeya_status resolve_mode(const kakeya_session *session, const kakeya_ge
                          o->draft_length, (int)BACKEND_MAX_DRAFT);
     int length = o->draft_length;
     if (length == 0 && o->mode == KAKEYA_MODE_AUTO) length = BACKEND_MAX_DRAFT;
-    if (length == 0) length = drafter ? session->workspace.control.max_dflash : DEFAULT_NGRAM_DRAFT;
+    if (length == 0) length = drafter ? session->workspace.control.max_dflash : DECODE_NGRAM_DRAFT;
     if (o->mode == KAKEYA_MODE_AR) length = 0;
     if (o->top_log_probabilities < 0 || o->top_log_probabilities > KAKEYA_MAX_TOP_LOG_PROBABILITIES)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "top_log_probabilities is %d, must be 0 to %d",
@@ -165,6 +162,8 @@ kakeya_status answer_prepare(const kakeya_session *session, const kakeya_generat
     const sampler_constraints constraints = constraints_of(o, NULL);
     answer->decode.trace = answer->trace.block;
     answer->decode.trace_user = answer->trace.user;
+    answer->decode.follow = answer->trace.follow;
+    answer->decode.n_follow = answer->trace.n_follow;
     status = check_grammar(session, o->grammar, error);
     return status == KAKEYA_OK ? sampler_check(&session->workspace.sampler, &o->sampling, &constraints, error) : status;
 }

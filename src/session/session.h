@@ -34,6 +34,8 @@ typedef struct session_trace {
     session_reference reference;
     decode_trace_fn block; /* may be NULL */
     void *user;
+    const draft_block *follow; /* [n_follow] as in decode_options; NULL: none */
+    size_t n_follow;
 } session_trace;
 
 /* kakeya_session_generate with a trace (may be NULL). All references give the same tokens, slowly. */

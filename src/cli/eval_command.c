@@ -1,0 +1,221 @@
+#include "cli/eval_command.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "cli/eval_output.h"
+#include "cli/output.h"
+#include "cli/terminal.h"
+#include "measure/plot.h"
+
+/* ---------------------------------------------------------------------------------------------------- progress */
+
+bool eval_show_progress(void *user, const char *what, uint64_t done, uint64_t total) {
+    static const double interval_seconds = 0.5;
+    progress_state *state = user;
+    if (terminal_interrupted()) return false;
+    if (!terminal_rewrites(STDERR_FILENO)) return true;
+    double now = clock_seconds();
+    if (state->started <= 0) state->started = now;
+    if (now - state->shown < interval_seconds) return true;
+    state->shown = now;
+    char left[48] = "";
+    if (done) {
+        int seconds = (int)((now - state->started) * (double)(total - done) / (double)done);
+        snprintf(left, sizeof left, ", about %d:%02d left", seconds / 60, seconds % 60);
+    }
+    fprintf(stderr, "\r\033[K%s%s %llu/%llu%s%s", terminal_dim(STDERR_FILENO), what, (unsigned long long)done,
+            (unsigned long long)total, left, terminal_plain(STDERR_FILENO));
+    fflush(stderr);
+    return true;
+}
+
+void eval_clear_progress(const progress_state *state) {
+    if (state->shown <= 0) return;
+    fputs("\r\033[K", stderr);
+    fflush(stderr);
+}
+
+/* ------------------------------------------------------------------------------------------------------ common */
+
+void eval_drop_option(cli_option *table, const char *name) {
+    cli_option *to = table;
+    for (const cli_option *from = table; from->name; from++)
+        if (strcmp(from->name, name) != 0) *to++ = *from;
+    *to = (cli_option){0};
+}
+
+void eval_command_init(eval_command *c, int argc, char **argv, const eval_again *again) {
+    *c = (eval_command){.again = again};
+    cli_shared_init(&c->shared, c->shared_table);
+    eval_drop_option(c->shared_table, "attention");
+    eval_drop_option(c->shared_table, "restore-layers");
+    eval_drop_option(c->shared_table, "context");
+    c->words[c->setup.argc++] = "kakeya";
+    c->words[c->setup.argc++] = "eval";
+    for (int i = 0; i < argc && c->setup.argc < (int)(sizeof c->words / sizeof c->words[0]); i++)
+        c->words[c->setup.argc++] = argv[i];
+    c->setup.argv = c->words;
+}
+
+void eval_command_free(eval_command *c) {
+    for (size_t i = 0; i < c->n_found; i++) free(c->found[i]);
+    file_writer_abort(c->plot_writer);
+    free(c->policy_text);
+    cli_shared_free(&c->shared);
+}
+
+/* "native,restored" -> names. */
+static kakeya_status split_policies(eval_command *c, eval_policies *out, kakeya_error *error) {
+    *out = (eval_policies){.names = c->policy_names};
+    if (!c->policies) return KAKEYA_OK;
+    c->policy_text = strdup(c->policies);
+    if (!c->policy_text) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    char *rest = c->policy_text;
+    for (char *name; (name = strsep(&rest, ",")) != NULL && out->n < CLI_MAX_VALUES;) c->policy_names[out->n++] = name;
+    return KAKEYA_OK;
+}
+
+kakeya_status eval_check_outputs(const eval_command *c, const char *const *inputs, size_t n, kakeya_error *error) {
+    const kakeya_engine_options *engine = &c->setup.engine;
+    const char *const folders[] = {engine->model, engine->drafter, engine->f_theta};
+    enum { FOLDERS = sizeof folders / sizeof folders[0] };
+    kakeya_status status = output_differs("report", c->report, "plot", c->plot, error);
+    for (size_t i = 0; status == KAKEYA_OK && i < FOLDERS + n; i++) {
+        const char *input = i < FOLDERS ? folders[i] : inputs[i - FOLDERS];
+        status = output_spares("report", c->report, input, error);
+        if (status == KAKEYA_OK) status = output_spares("plot", c->plot, input, error);
+    }
+    return status;
+}
+
+const char *eval_input(eval_command *c, const char *path) {
+    if (!c->again || c->n_found == EVAL_MAX_WORDS) return path;
+    const char *slash = strrchr(path, '/'), *files = c->again->files;
+    char *places[] = {files ? path_join(files, path) : strdup(path),
+                      files ? path_join(files, slash ? slash + 1 : path) : NULL};
+    char *found = NULL;
+    for (size_t i = 0; i < 2; i++) {
+        if (!found && places[i] && file_exists(places[i]))
+            found = places[i];
+        else
+            free(places[i]);
+    }
+    if (!found) {
+        if (!c->missing) c->missing = path;
+        return path;
+    }
+    return c->found[c->n_found++] = found;
+}
+
+static bool is_called(const char *path, const char *name) {
+    const char *slash = strrchr(path, '/');
+    return strcmp(slash ? slash + 1 : path, name) == 0;
+}
+
+/* What the person who replays says in place of the command. */
+static kakeya_status prepare_again(eval_command *c, kakeya_error *error) {
+    const eval_again *again = c->again;
+    kakeya_engine_options *engine = &c->setup.engine;
+    c->report = c->plot = NULL;
+    if (again->model) {
+        engine->model = again->model;
+        engine->synthetic = NULL;
+    } else if (c->shared.model && access(c->shared.model, F_OK) != 0) {
+        /* A path of another machine: the model that is taken where none is named may be this one. */
+        const char *usual = NULL, *named = strrchr(c->shared.model, '/');
+        c->shared.model = NULL;
+        if (cli_shared_model(&c->shared, &usual, NULL) == KAKEYA_OK && is_called(usual, named ? named + 1 : ""))
+            engine->model = usual;
+    }
+    if (again->drafter) engine->drafter = again->drafter;
+    if (again->f_theta) engine->f_theta = again->f_theta;
+    if (again->backend) engine->backend = again->backend;
+    if (again->isa) engine->cpu_isa = again->isa;
+    if (again->threads) engine->threads = again->threads;
+    c->setup.replay = again->replay;
+    return c->missing ? error_set(error, KAKEYA_IO,
+                                  "%s: no such file here; --files names the folder of those that the "
+                                  "command names",
+                                  c->missing)
+                      : KAKEYA_OK;
+}
+
+kakeya_status eval_prepare(eval_command *c, eval_policies *policies, const char *const *inputs, size_t n,
+                           kakeya_error *error) {
+    kakeya_status status = cli_shared_engine_options(&c->shared, &c->setup.engine, error);
+    if (status == KAKEYA_OK) status = split_policies(c, policies, error);
+    if (c->again) {
+        if (status == KAKEYA_OK) status = prepare_again(c, error);
+        cli_shared_session_options(&c->shared, &c->setup.session);
+        c->setup.progress = eval_show_progress;
+        return status;
+    }
+    if (status == KAKEYA_OK) status = eval_check_outputs(c, inputs, n, error);
+    if (status != KAKEYA_OK) return status;
+    cli_shared_session_options(&c->shared, &c->setup.session);
+    c->setup.report_path = c->report;
+    c->setup.progress = eval_show_progress;
+    if (c->report && directory_exists(c->report))
+        return error_set(error, KAKEYA_IO, "--report: %s is a directory", c->report);
+    return c->plot ? file_writer_open(c->plot, &c->plot_writer, error) : KAKEYA_OK;
+}
+
+static kakeya_status write_plot(eval_command *c, const eval_report *report, kakeya_error *error) {
+    char *svg = plot_niah(&report->rows);
+    if (!svg) return error_set(error, KAKEYA_OUT_OF_MEMORY, "--plot: out of memory");
+    kakeya_status status = file_writer_write(c->plot_writer, svg, strlen(svg), error);
+    if (status == KAKEYA_OK) {
+        status = file_writer_commit(c->plot_writer, error);
+        c->plot_writer = NULL;
+    }
+    free(svg);
+    return status;
+}
+
+static kakeya_status print_report(const eval_command *c, const eval_report *report, kakeya_error *error) {
+    if (!c->shared.json) {
+        eval_print_tables(report);
+        if (c->report) printf("\nReport: %s\n", c->report);
+        return KAKEYA_OK;
+    }
+    cJSON *json = eval_report_to_json(report);
+    char *text = json ? cJSON_PrintUnformatted(json) : NULL;
+    cJSON_Delete(json);
+    if (!text) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory while writing JSON");
+    if (terminal_write(text, strlen(text))) terminal_write("\n", 1);
+    cJSON_free(text);
+    return KAKEYA_OK;
+}
+
+/* The report goes to whoever wanted it again. */
+static int hand_over(eval_command *c, kakeya_status status, eval_report *report, const kakeya_error *error) {
+    c->again->outcome->status = status;
+    c->again->outcome->error = *error;
+    c->again->outcome->report = report;
+    eval_command_free(c);
+    return status == KAKEYA_OK ? CLI_DONE : CLI_FAILED;
+}
+
+int eval_finish(eval_command *c, const char *name, kakeya_status status, eval_report *report, kakeya_error *error) {
+    eval_clear_progress(c->setup.user);
+    if (c->again) return hand_over(c, status, report, error);
+    if (report && (status == KAKEYA_OK || (status == KAKEYA_CANCELLED && report->rows.n))) {
+        kakeya_error late = {0};
+        kakeya_status shown = print_report(c, report, &late);
+        if (shown == KAKEYA_OK && c->plot) shown = write_plot(c, report, &late);
+        if (status == KAKEYA_OK && shown != KAKEYA_OK) {
+            status = shown;
+            *error = late;
+        }
+    }
+    if (status == KAKEYA_CANCELLED && report && c->report)
+        error_set(error, status, "interrupted; %s holds the %zu finished rows", c->report, report->rows.n);
+    eval_report_close(report);
+    eval_command_free(c);
+    return status == KAKEYA_OK ? CLI_DONE : cli_fail(name, error);
+}

@@ -1,0 +1,79 @@
+/* What all evaluations of the command line have in common. */
+#ifndef KAKEYA_CLI_EVAL_COMMAND_H
+#define KAKEYA_CLI_EVAL_COMMAND_H
+
+#include "base/files.h"
+#include "cli/cli.h"
+#include "measure/eval.h"
+
+enum { EVAL_MAX_WORDS = 512 };
+
+/* An evaluation that is replayed from its report: what takes the place of words of its command (NULL, 0: nothing
+ * does). */
+typedef struct eval_again_outcome {
+    kakeya_status status;
+    kakeya_error error;
+    eval_report *report; /* of the rows that were computed again; NULL where it came to none */
+} eval_again_outcome;
+
+typedef struct eval_again {
+    const char *model, *drafter, *f_theta, *backend, *isa;
+    const char *files; /* folder of the files that the command names; NULL: they are where it says */
+    int threads;       /* as the report has it */
+    const eval_replay *replay;
+    eval_again_outcome *outcome;
+} eval_again;
+
+/* Options of every evaluation, beside the shared ones. */
+typedef struct eval_command {
+    cli_shared shared;
+    cli_option shared_table[CLI_SHARED_OPTIONS];
+    const char *report, *plot, *policies;
+    const char *policy_names[CLI_MAX_VALUES];
+    char *policy_text;        /* owns policy_names */
+    file_writer *plot_writer; /* open from the start, so that an unwritable path is known before the work */
+    eval_setup setup;
+    const char *words[EVAL_MAX_WORDS]; /* the whole command line */
+    const eval_again *again;           /* NULL: a new evaluation */
+    char *found[EVAL_MAX_WORDS];       /* files of a replay */
+    size_t n_found;
+    const char *missing; /* one of them that is not here */
+} eval_command;
+
+typedef struct progress_state {
+    double started, shown;
+} progress_state;
+
+/* "eval 34/150, 1:20 left" on a terminal; cancels after Ctrl-C anywhere. */
+bool eval_show_progress(void *user, const char *what, uint64_t done, uint64_t total);
+void eval_clear_progress(const progress_state *state);
+
+void eval_command_init(eval_command *c, int argc, char **argv, const eval_again *again);
+void eval_command_free(eval_command *c);
+/* Takes an option out of the shared table: the evaluation has its own form of it, or decides by itself. */
+void eval_drop_option(cli_option *table, const char *name);
+/* An input file that the command names: in a replay, where it is here. */
+const char *eval_input(eval_command *c, const char *path);
+
+/* Neither output may hit what the evaluation reads: its files, the models' folders, or the other output. */
+kakeya_status eval_check_outputs(const eval_command *c, const char *const *inputs, size_t n, kakeya_error *error);
+/* Everything behind the parsing. inputs: the files that the evaluation reads, [n]. */
+kakeya_status eval_prepare(eval_command *c, eval_policies *policies, const char *const *inputs, size_t n,
+                           kakeya_error *error);
+/* What every evaluation ends with; an interrupted one still shows what it has. */
+int eval_finish(eval_command *c, const char *name, kakeya_status status, eval_report *report, kakeya_error *error);
+
+#define REPORT_OPTION(c)                                                                                               \
+    CLI_OPTION(.name = "report", .argument = "FILE", .kind = CLI_TEXT, .target = &(c).report,                          \
+               .help = "write raw rows and summary as JSON, for `kakeya gate`")
+#define POLICIES_OPTION(c, defaults)                                                                                   \
+    CLI_OPTION(.name = "policies", .argument = "LIST", .kind = CLI_TEXT, .target = &(c).policies,                      \
+               .help = "native, sink-window, restored, restored-all, with commas (" defaults ")")
+#define MAX_TOKENS_OPTION(o, default_text)                                                                             \
+    CLI_OPTION(.name = "max-tokens", .argument = "N", .kind = CLI_INT, .target = &(o).max_tokens, .min = 1,            \
+               .max = 1 << 20, .help = "generated tokens per run, at most (" default_text ")")
+#define SEED_OPTION(o)                                                                                                 \
+    CLI_OPTION(.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &(o).seed,                               \
+               .help = "of prompts and sampling (42)")
+
+#endif
