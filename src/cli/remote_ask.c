@@ -24,6 +24,12 @@
     CLI_OPTION(.name = "report", .argument = "FILE", .kind = CLI_TEXT, .target = &(TARGET),                            \
                .help = "also write the report there, for `kakeya gate` (of presets without one: the output)")
 
+#define REPLAY_OPTIONS(TARGET)                                                                                         \
+    CLI_OPTION(.name = "replay", .argument = "N", .kind = CLI_TEXT, .target = &(TARGET).rows,                          \
+               .help = "compute N rows of the report again here, as `kakeya gate --replay` does; or 'all'"),           \
+        CLI_OPTION(.name = "replay-model", .argument = "DIR", .kind = CLI_TEXT, .target = &(TARGET).model,             \
+                   .help = "with --replay: the same model here (the bundled one of its name)")
+
 /* -------------------------------------------------------------------------------------------------------- following */
 
 /* What was shown last of a request. */
@@ -140,12 +146,14 @@ static void add_strings(cJSON *json, const char *const pairs[][2], size_t n) {
     for (size_t i = 0; i < n; i++) cJSON_AddStringToObject(json, pairs[i][0], pairs[i][1]);
 }
 
-static kakeya_status print_result_json(const result *r, const char *there, const char *folder, kakeya_error *error) {
+static kakeya_status print_result_json(const result *r, const gate_replay *replay, const char *there,
+                                       const char *folder, kakeya_error *error) {
     cJSON *json = cJSON_CreateObject();
     const char *const texts[][2] = {{"nonce", r->nonce},   {"outcome", r->outcome},  {"worker", r->worker},
                                     {"preset", r->preset}, {"reason", r->reason},    {"host", r->host},
                                     {"gate_there", there}, {"gate_here", r->verdict}};
     add_strings(json, texts, sizeof texts / sizeof *texts);
+    if (replay) cJSON_AddStringToObject(json, "replay", replay->outcome);
     if (r->exit_status >= 0) cJSON_AddNumberToObject(json, "exit_status", r->exit_status);
     cJSON_AddNumberToObject(json, "seconds", r->seconds);
     cJSON_AddNumberToObject(json, "attempt", r->attempt);
@@ -161,7 +169,7 @@ static kakeya_status print_result_json(const result *r, const char *there, const
     return status;
 }
 
-static void print_result(const result *r, const char *there, const char *folder) {
+static void print_result(const result *r, const gate_replay *replay, const char *there, const char *folder) {
     printf("%s: %s by %s", r->nonce, r->outcome, r->worker);
     if (r->exit_status >= 0) printf(", exit status %d, %.0f s", r->exit_status, r->seconds);
     if (r->attempt > 1) printf(", attempt %d", r->attempt);
@@ -171,23 +179,25 @@ static void print_result(const result *r, const char *there, const char *folder)
         printf("gate here: %s", r->verdict);
         for (size_t i = 0; i < r->n_codes; i++) printf(" [%s]", r->code[i]);
         printf("\n");
+        if (replay && *replay->outcome) printf("replay here: %s\n", replay->outcome);
     }
     for (size_t i = 0; i < r->n_files; i++) printf("%s/%s\n", folder, r->file[i].name);
 }
 
 /* Takes the result, prints it; *good: done, and the gate does not refuse it. */
-static kakeya_status take(client *c, const char *nonce, const char *report, bool as_json, bool *good,
-                          kakeya_error *error) {
+static kakeya_status take(client *c, const char *nonce, gate_replay *replay, const char *report, bool as_json,
+                          bool *good, kakeya_error *error) {
+    if (!replay->rows) replay = NULL;
     result *r = malloc(sizeof *r);
     char *folder = NULL, there[16] = "none";
     if (!r) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
     *good = false;
-    kakeya_status status = client_fetch(c, nonce, r, there, sizeof there, &folder, error);
+    kakeya_status status = client_fetch(c, nonce, replay, r, there, sizeof there, &folder, error);
     if (status == KAKEYA_OK) {
         if (as_json)
-            status = print_result_json(r, there, folder, error);
+            status = print_result_json(r, replay, there, folder, error);
         else
-            print_result(r, there, folder);
+            print_result(r, replay, there, folder);
         *good = strcmp(r->outcome, "done") == 0 && strcmp(r->verdict, "refused") != 0;
         if (report && status == KAKEYA_OK) status = copy_report(r, folder, report, error);
     }
@@ -219,6 +229,7 @@ int remote_run(int argc, char **argv) {
     cli_texts params = {{NULL}, 0}, inputs = {{NULL}, 0};
     client_wish wish = {.model = "demo"};
     const char *report = NULL;
+    gate_replay replay = {.rows = NULL};
     bool wait = false;
     int seconds = 10;
     const cli_option own[] = {
@@ -232,6 +243,7 @@ int remote_run(int argc, char **argv) {
                    .help = "the one that is to run it (any)"),
         CLI_OPTION(.name = "wait", .kind = CLI_FLAG, .target = &wait, .help = "until there is a result, and fetch it"),
         REPORT_OPTION(report),
+        REPLAY_OPTIONS(replay),
         POLL_OPTION(seconds),
         REMOTE_PLACE_OPTIONS(place),
         {.name = NULL},
@@ -240,6 +252,8 @@ int remote_run(int argc, char **argv) {
     if (!cli_parse(&run_command, own, NULL, argc, argv, &first, &status)) return status;
     if (argc - first != 1) return cli_usage_error(&run_command, "name one preset (kakeya remote presets lists them)");
     if (report && !wait) return cli_usage_error(&run_command, "--report needs --wait");
+    if (replay.rows && !wait) return cli_usage_error(&run_command, "--replay needs --wait");
+    if (replay.model && !replay.rows) return cli_usage_error(&run_command, "--replay-model needs --replay");
     wish.preset = argv[first];
     wish.params = params.text;
     wish.n_params = params.n;
@@ -258,7 +272,7 @@ int remote_run(int argc, char **argv) {
     if (done == KAKEYA_OK && wait) {
         client_state state;
         done = look(&c, nonce, true, seconds, &state, &error);
-        if (done == KAKEYA_OK) done = take(&c, nonce, report, false, &good, &error);
+        if (done == KAKEYA_OK) done = take(&c, nonce, &replay, report, false, &good, &error);
     }
     return finish(&run_command, &c, done, good, &error);
 }
@@ -414,16 +428,16 @@ static const cli_command fetch_command = {
 int remote_fetch(int argc, char **argv) {
     remote_place place = {NULL, NULL};
     const char *report = NULL;
+    gate_replay replay = {.rows = NULL};
     bool as_json = false;
     const cli_option own[] = {
-        REPORT_OPTION(report),
-        JSON_OPTION(as_json),
-        REMOTE_PLACE_OPTIONS(place),
-        {.name = NULL},
+        REPORT_OPTION(report),       REPLAY_OPTIONS(replay), JSON_OPTION(as_json),
+        REMOTE_PLACE_OPTIONS(place), {.name = NULL},
     };
     int first, status;
     if (!cli_parse(&fetch_command, own, NULL, argc, argv, &first, &status)) return status;
     if (argc - first > 1) return cli_usage_error(&fetch_command, "more than one nonce");
+    if (replay.model && !replay.rows) return cli_usage_error(&fetch_command, "--replay-model needs --replay");
     kakeya_error error = {0};
     client c;
     client_status now = {.tail = NULL};
@@ -435,7 +449,7 @@ int remote_fetch(int argc, char **argv) {
     free(now.tail);
     if (done == KAKEYA_OK && now.state != CLIENT_ANSWERED)
         done = error_set(&error, KAKEYA_IO, "%s has no result yet", nonce);
-    if (done == KAKEYA_OK) done = take(&c, nonce, report, as_json, &good, &error);
+    if (done == KAKEYA_OK) done = take(&c, nonce, &replay, report, as_json, &good, &error);
     return finish(&fetch_command, &c, done, good, &error);
 }
 

@@ -110,14 +110,20 @@ static kakeya_status fill(const client *c, const client_wish *wish, request *r, 
     return remote_make_nonce(now, r->nonce, error);
 }
 
-/* What was asked stays here: the result must be the answer to it. */
-static kakeya_status keep_sent(const client *c, const char *nonce, const bus_file *text, const bus_file *signature,
+enum { SENT_DOCUMENTS = 2 }; /* request and signature, in front of the inputs */
+
+/* What was asked stays here: the result must be the answer to it. So do the inputs, under the names that the worker
+ * gives them (preset_make_command), for rows that are computed again. */
+static kakeya_status keep_sent(const client *c, const char *nonce, const bus_file *files, size_t n,
                                kakeya_error *error) {
     char *folder = own_folder(c, "sent", nonce);
     kakeya_status status =
         folder ? folder_make(folder, error) : error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
-    if (status == KAKEYA_OK) status = folder_write(folder, text->name, text->data, text->bytes, error);
-    if (status == KAKEYA_OK) status = folder_write(folder, signature->name, signature->data, signature->bytes, error);
+    for (size_t i = 0; status == KAKEYA_OK && i < n; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "%02zu", i - SENT_DOCUMENTS);
+        status = folder_write(folder, i < SENT_DOCUMENTS ? files[i].name : name, files[i].data, files[i].bytes, error);
+    }
     free(folder);
     return status;
 }
@@ -125,8 +131,8 @@ static kakeya_status keep_sent(const client *c, const char *nonce, const bus_fil
 kakeya_status client_request(client *c, const client_wish *wish, char nonce[REMOTE_NONCE], kakeya_error *error) {
     request *r = calloc(1, sizeof *r);
     if (!r) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
-    bus_file files[REQUEST_MAX_INPUTS + 2] = {{.name = "request.json"}, {.name = "request.json.sig"}};
-    size_t n = 2;
+    bus_file files[REQUEST_MAX_INPUTS + SENT_DOCUMENTS] = {{.name = "request.json"}, {.name = "request.json.sig"}};
+    size_t n = SENT_DOCUMENTS;
     char oid[BUS_OID];
     bool lost = false;
     kakeya_status status = fill(c, wish, r, error);
@@ -136,7 +142,7 @@ kakeya_status client_request(client *c, const client_wish *wish, char nonce[REMO
     if (status == KAKEYA_OK) status = request_write(r, &files[0].data, &files[0].bytes, error);
     if (status == KAKEYA_OK)
         status = keys_sign(c->config.key, files[0].data, files[0].bytes, &files[1].data, &files[1].bytes, error);
-    if (status == KAKEYA_OK) status = keep_sent(c, r->nonce, &files[0], &files[1], error);
+    if (status == KAKEYA_OK) status = keep_sent(c, r->nonce, files, n, error);
     if (status == KAKEYA_OK) status = bus_commit(c->bus, files, n, r->created, oid, error);
     if (status == KAKEYA_OK) status = bus_push(c->bus, BUS_REQUEST, r->nonce, "", oid, &lost, error);
     if (status == KAKEYA_OK && lost)
@@ -274,9 +280,10 @@ static kakeya_status store(const bus_tree *tree, const result *r, const char *fo
     return status;
 }
 
-kakeya_status client_fetch(client *c, const char *nonce, result *here, char *there_verdict, size_t verdict_bytes,
-                           char **path, kakeya_error *error) {
+kakeya_status client_fetch(client *c, const char *nonce, gate_replay *replay, result *here, char *there_verdict,
+                           size_t verdict_bytes, char **path, kakeya_error *error) {
     bus_tree tree;
+    char *sent = NULL;
     *path = own_folder(c, "results", nonce);
     if (!*path) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
     kakeya_status status = bus_fetch(c->bus, BUS_RESULT, nonce, RULES(result_rules), &tree, error);
@@ -294,9 +301,11 @@ kakeya_status client_fetch(client *c, const char *nonce, result *here, char *the
         char *own = c->config.program ? strdup(c->config.program) : gate_own_program(error);
         if (!own) status = KAKEYA_IO;
         /* The worker's word is never believed alone. */
+        if (replay) replay->files = sent = own_folder(c, "sent", nonce);
         if (own && p && p->gated && strcmp(here->outcome, "done") == 0)
-            status = gate_check_report(own, *path, here, error);
+            status = gate_check_report(own, *path, replay, here, error);
         free(own);
+        free(sent);
     }
     if (status != KAKEYA_OK) {
         free(*path);

@@ -5,6 +5,7 @@
 #include "remote/bus.h"
 #include "remote/config.h"
 #include "remote/documents.h"
+#include "remote/gate_check.h"
 
 typedef struct client {
     remote_config config;
@@ -41,9 +42,10 @@ kakeya_status client_look(client *c, const char *nonce, const char *known_claim,
 
 /* Takes the result of a nonce, verifies it and lets the gate of this machine judge its report again: results/NONCE then
  * holds it. KAKEYA_FORMAT: what lies on the bus is no result of a listed worker for this request. *here: the gate's
- * answer here in `verdict` and `code`; everything else as the worker says. *path: the folder, malloc'ed. */
-kakeya_status client_fetch(client *c, const char *nonce, result *here, char *there_verdict, size_t verdict_bytes,
-                           char **path, kakeya_error *error);
+ * answer here in `verdict` and `code`; everything else as the worker says. *path: the folder, malloc'ed. replay: NULL,
+ * or what is computed again here; its files are those of the request that was sent from here. */
+kakeya_status client_fetch(client *c, const char *nonce, gate_replay *replay, result *here, char *there_verdict,
+                           size_t verdict_bytes, char **path, kakeya_error *error);
 
 /* Asks to stop: a signed cancellation beside the request. *answered: there is a result already. */
 kakeya_status client_cancel(client *c, const char *nonce, bool *answered, kakeya_error *error);

@@ -124,7 +124,7 @@ static kakeya_status conclude(worker *w, incoming *in, const preset *p, result *
                                : error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
     free(log);
     bool done = strcmp(r->outcome, "done") == 0;
-    if (status == KAKEYA_OK && p->gated && done) status = gate_check_report(w->config.program, folder, r, error);
+    if (status == KAKEYA_OK && p->gated && done) status = gate_check_report(w->config.program, folder, NULL, r, error);
     if (status == KAKEYA_OK && done && strcmp(r->verdict, "refused") == 0) {
         snprintf(r->outcome, sizeof r->outcome, "failed");
         snprintf(r->reason, sizeof r->reason, "the gate refuses the report");

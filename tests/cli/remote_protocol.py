@@ -382,6 +382,31 @@ def _():
     holds(done.returncode == 1 and "gate there: passed\ngate here: refused" in done.out, done.out + done.err)
 
 
+@whole("rows of a result are computed again where it was asked for; a worker that lies is found")
+def _():
+    w = World()
+    sequences = [[(7 * t + 31 * s) % 400 + 20 for t in range(30)] for s in range(5)]
+    ids = write(os.path.join(w.folder, "ids.json"), json.dumps({"prompt_length": 24, "sequences": sequences}))
+    words = ["fidelity", "--input", f"ids={ids}", "--param", "ids=ids", "--param", "windows=16", "--param", "attention=native,sink-window"]
+    nonce = w.alice.ask(*words)
+    w.mini.serve()
+    equal(w.result(nonce)["outcome"], "done", w.result(nonce))
+    out = w.alice.ok("fetch", nonce, "--replay", "2")
+    holds("gate here: passed\nreplay here: " in out and "computed again, compared on bits" in out, out)
+    holds("a change is found with probability" in out and "1 in a whole arm" in out, out)
+    told = json.loads(w.alice.ok("fetch", nonce, "--replay", "all", "--json"))
+    holds(told["gate_here"] == "passed" and told["replay"].startswith("10 rows"), told)
+    w.alice.fails("--replay-model needs --replay", "fetch", nonce, "--replay-model", MODEL, status=2)
+    # A rule sees nothing wrong in likeliest tokens that all rows of a stream agree about.
+    w.mini.program(f'"{PROGRAM}" "$@" >/dev/null && jq -c \'.rows |= map(.top1_ids[0] = 7)\' report.json >x && mv x report.json')
+    nonce = w.alice.ask(*words)
+    w.mini.serve()
+    equal((w.result(nonce)["outcome"], w.result(nonce)["gate"]["verdict"]), ("done", "passed"), w.result(nonce))
+    holds("gate here: passed" in w.alice.ok("fetch", nonce))
+    done = w.alice.call("fetch", nonce, "--replay", "0", "--replay-model", MODEL)
+    holds(done.returncode == 1 and "gate here: refused [REPLAY_ROW]" in done.out, done.out + done.err)
+
+
 @whole("an end whose program is replaced while it waits goes on with the new one")
 def _():
     w = World()
