@@ -44,12 +44,17 @@ static inline bool device_present(void) {
     return enough && strcmp(backend_find("auto", NULL)->name, "cuda") == 0;
 }
 
+/* The device's, where it is not bf16. */
+static kakeya_precision pair_precision = KAKEYA_PRECISION_BF16;
+
 static inline backend_model_options pair_options(pair *p, int b, bool bidirectional) {
     static const int devices[] = {0, 1, 2, 3, 4, 5, 6, 7};
     return (backend_model_options){.verifier = p->verifier,
                                    .drafter = p->drafter,
                                    .f_theta = p->f_theta,
-                                   .precision = b == REFERENCE ? KAKEYA_PRECISION_F32 : KAKEYA_PRECISION_BF16,
+                                   .precision = b == REFERENCE ? KAKEYA_PRECISION_F32
+                                                : b == CUDA    ? pair_precision
+                                                               : KAKEYA_PRECISION_BF16,
                                    .drafter_block_bidirectional = bidirectional,
                                    .devices = devices,
                                    .n_devices = b == CUDA ? PAIR_DEVICES : 0,

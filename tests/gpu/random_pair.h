@@ -65,6 +65,20 @@ static inline gemma4_config grouped_form(void) {
     return c;
 }
 
+/* The form of the 26B-A4B: experts instead of per-layer inputs. */
+static inline gemma4_config routed_form(void) {
+    gemma4_config c = shared_form();
+    c.ple_width = c.ple_vocab = 0;
+    c.moe = true;
+    c.experts = 16;
+    c.experts_per_token = 4;
+    c.expert_intermediate = 64;
+    return c;
+}
+
+/* What the weights of random verifiers are kept in. */
+static weight_format random_weights = WEIGHT_BF16;
+
 /* A random verifier of this form and, with windows, a random drafter whose layers slide by so much; 0: all of the
  * context. With f_theta a random one, too. */
 static inline void random_models(pair *p, const gemma4_config *form, const int windows[3], bool f_theta) {
@@ -74,7 +88,8 @@ static inline void random_models(pair *p, const gemma4_config *form, const int w
     tensor_memory memory = {0};
     p->verifier = calloc(1, sizeof *p->verifier);
     p->verifier->config = *form;
-    REQUIRE_OK(tensors_synthesize(gemma4_walk, &p->verifier->config, &p->verifier->weights, WEIGHT_BF16, &p->account,
+    p->verifier->config.checkpoint_format = random_weights;
+    REQUIRE_OK(tensors_synthesize(gemma4_walk, &p->verifier->config, &p->verifier->weights, random_weights, &p->account,
                                   &memory, error));
     p->verifier->owned = memory.owned;
     p->verifier->n_owned = memory.n_owned;

@@ -1,10 +1,20 @@
 /* Many sessions in one forward, and in one call of draft: whatever is beside a session, of any policy and with any
  * number of rows, its results and what it keeps have the bits that it has alone. Run by `make test-gpu`, and on a fake
  * device (tests/gpu/fake) wherever the backend is compiled. */
+#include "backend/cuda/prompt_gemm_f8.h"
 #include "gpu/random_pair.h"
 #include "sweep.h"
 
-enum { CONTEXT = 4096, POOL = BACKEND_MAX_SEGMENTS, MIXED = 32, LONGEST_PROMPT = 300, FAR = 1400, FARTHEST = 2600 };
+enum {
+    CONTEXT = 4096,
+    POOL = BACKEND_MAX_SEGMENTS,
+    MOST = BACKEND_MAX_FORWARD, /* the pool's, and first prompts beside them */
+    MIXED = 32,
+    LONGEST_PROMPT = 300,
+    LONGEST_PACKED = 600,
+    FAR = 1400,
+    FARTHEST = 2600
+};
 
 typedef struct pool {
     pair *p;
@@ -13,7 +23,7 @@ typedef struct pool {
     size_t vocab;
     uint32_t state;
     int mixed; /* the first so many take part in random forwards */
-    backend_cache *cache[POOL];
+    backend_cache *cache[MOST];
 } pool;
 
 static int draw(pool *q, int n) {
@@ -79,13 +89,15 @@ static void pool_open_restored(pool *q, pair *p, kakeya_restore_layers layers, u
 }
 
 static void pool_close(pool *q) {
-    for (int i = 0; i < POOL; i++) q->ops->cache_destroy(q->cache[i]);
+    for (int i = 0; i < MOST; i++) {
+        if (q->cache[i]) q->ops->cache_destroy(q->cache[i]);
+    }
 }
 
 /* A segment, where its results go, and the same segment alone on a fork. */
 typedef struct trial {
     int member, kept;
-    int32_t tokens[64], argmax[64], argmax_alone[64];
+    int32_t tokens[LONGEST_PACKED], argmax[LONGEST_PACKED], argmax_alone[LONGEST_PACKED];
     float *logits, *logits_alone;
     backend_leaders *leaders, *leaders_alone;
     backend_segment segment;
@@ -96,9 +108,9 @@ enum { WANTS_NOTHING = 0, WANTS_CHOICES, WANTS_LOGITS, WANTS_LEADERS, WANTS_ALL,
 
 static void trial_open(trial *t, pool *q, int member, segment_kind kind, int n, int wants) {
     *t = (trial){.member = member, .kept = kind == SEGMENT_PROMPT ? n : draw(q, n + 1)};
-    bool leaders = (wants == WANTS_LEADERS || wants == WANTS_ALL) && kind == SEGMENT_DECODE,
-         logits = wants == WANTS_LOGITS || wants == WANTS_ALL || (wants == WANTS_LEADERS && !leaders);
-    int first = wants == WANTS_NOTHING ? n : draw(q, 3) ? 0 : draw(q, n);
+    int first = wants == WANTS_NOTHING ? n : kind == SEGMENT_PROMPT ? n - 1 : draw(q, 3) ? 0 : draw(q, n);
+    if (kind == SEGMENT_PROMPT && wants == WANTS_LOGITS && draw(q, 3) == 0) first = draw(q, n);
+    bool leaders = wants == WANTS_LEADERS || wants == WANTS_ALL, logits = wants == WANTS_LOGITS || wants == WANTS_ALL;
     size_t rows = (size_t)(n - first);
     fill_tokens(t->tokens, n, (int)q->vocab, (uint32_t)draw(q, 1 << 20));
     t->logits = calloc(rows * q->vocab + 1, sizeof(float));
@@ -155,11 +167,12 @@ static void assert_same_state(const char *what, pool *q, const backend_cache *a,
     memory_free(&of_b);
 }
 
-/* All trials in one forward, then each alone: the same results, logits that are read afterwards, and states. */
-static void compare(pool *q, trial *trials, int n, const char *what) {
-    static backend_segment segments[POOL];
-    static float *read[POOL];
-    static int read_row[POOL];
+/* All trials in one forward, then each alone: the same results, logits that are read afterwards, and states, of one in
+ * `states` of them. */
+static void compare(pool *q, trial *trials, int n, int states, const char *what) {
+    static backend_segment segments[MOST];
+    static float *read[MOST];
+    static int read_row[MOST];
     char name[128];
     for (int i = 0; i < n; i++) segments[i] = trials[i].segment;
     REQUIRE_OK(q->ops->forward(q->model, segments, n, error));
@@ -169,7 +182,7 @@ static void compare(pool *q, trial *trials, int n, const char *what) {
         assert_int_equal(s->status, KAKEYA_OK);
         assert_int_equal(q->ops->cache_pending(s->cache), s->n);
         read[i] = NULL;
-        if (s->kind != SEGMENT_DECODE || rows == 0 || !(s->logits || s->leaders)) continue;
+        if (rows == 0 || (s->kind == SEGMENT_PROMPT && rows > 1) || !(s->logits || s->leaders)) continue;
         read[i] = calloc(q->vocab, sizeof(float));
         read_row[i] = draw(q, rows);
         REQUIRE_OK(q->ops->read_logits(q->model, i, read_row[i], read[i], error));
@@ -181,9 +194,10 @@ static void compare(pool *q, trial *trials, int n, const char *what) {
         snprintf(name, sizeof name, "%s, segment %d of %d, %d %s rows", what, i, n, segments[i].n,
                  segments[i].kind == SEGMENT_DECODE ? "decode" : "prompt");
         run_alone(&trials[i], q, name);
-        if (read[i]) assert_same_bits(name, read[i], trials[i].logits_alone + (size_t)read_row[i] * q->vocab, q->vocab);
+        if (read[i] && segments[i].logits)
+            assert_same_bits(name, read[i], trials[i].logits_alone + (size_t)read_row[i] * q->vocab, q->vocab);
         free(read[i]);
-        if (draw(q, 4) == 0) assert_same_state(name, q, segments[i].cache, trials[i].fork);
+        if (draw(q, states) == 0) assert_same_state(name, q, segments[i].cache, trials[i].fork);
     }
 }
 
@@ -205,16 +219,147 @@ static void random_forward(pool *q, trial *trials, const char *what) {
         int rows = kind == SEGMENT_PROMPT ? 1 + draw(q, 30) : draw(q, 2) ? 1 : 1 + draw(q, BACKEND_MAX_DECODE_ROWS);
         trial_open(&trials[i], q, members[i], kind, rows, draw(q, WANTS));
     }
-    compare(q, trials, n, what);
+    compare(q, trials, n, 4, what);
     for (int i = 0; i < n; i++) trial_close(&trials[i], q);
 }
 
 /* All sessions that there can be, with so many rows each. */
 static void full_forward(pool *q, trial *trials, int rows, int wants, const char *what) {
     for (int i = 0; i < POOL; i++) trial_open(&trials[i], q, i, SEGMENT_DECODE, rows, wants);
-    compare(q, trials, POOL, what);
+    compare(q, trials, POOL, 4, what);
     for (int i = 0; i < POOL; i++) trial_close(&trials[i], q);
 }
+
+/* ------------------------------------------------------------------------------------------------ first prompts */
+
+/* Sessions that have not answered yet, from member `first` on: of the first policies most, some with a chunk of their
+ * prompt behind them, one in eight without a drafter's context where its policy lets it. */
+static void open_unanswered(pool *q, int first, int n, uint32_t seed) {
+    static int32_t tokens[LONGEST_PROMPT];
+    for (int i = first; i < first + n; i++) {
+        int how = draw(q, 2) ? 0 : draw(q, POLICIES), held = draw(q, 3) ? 0 : 1 + draw(q, LONGEST_PROMPT);
+        q->cache[i] = new_cache(q->p, CUDA, &policies[how], CONTEXT, i % 8 != 4 || how >= 2);
+        fill_tokens(tokens, held, (int)q->vocab, seed + (uint32_t)i);
+        if (held) step(q->p, CUDA, q->cache[i], tokens, held, held, SEGMENT_PROMPT, NULL);
+    }
+}
+
+/* `total` rows, cut at random places into n prompts. */
+static void cut_rows(pool *q, int total, int n, int rows[MOST]) {
+    for (int i = 0; i < n; i++) rows[i] = 1;
+    for (int left = total - n; left > 0;) {
+        int at = draw(q, n), more = 1 + draw(q, draw(q, 4) ? 8 : 200);
+        if (more > left) more = left;
+        if (rows[at] + more > LONGEST_PACKED) more = LONGEST_PACKED - rows[at];
+        rows[at] += more;
+        left -= more;
+    }
+}
+
+/* Prompts that share their products, at numbers of rows that take every width of tiles: last rows, K/V, and what
+ * follows the drafter have the bits that each has alone. */
+static void packed_prompts(pair *p, const char *name, uint32_t seed) {
+    static const struct {
+        int total, prompts;
+    } cases[] = {{2, 2},   {9, 3},    {17, 16}, {40, 3},   {64, 64},  {71, 2},   {100, 9},  {129, 5},
+                 {200, 3}, {257, 33}, {384, 2}, {500, 64}, {640, 11}, {777, 24}, {1000, 17}};
+    static trial trials[MOST];
+    char what[96];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        if (sweep_short() && (i + seed) % (PAIR_DEVICES > 1 ? 4 : 2)) continue;
+        int n = cases[i].prompts, rows[MOST];
+        pool q = {.p = p,
+                  .ops = p->ops[CUDA],
+                  .model = p->model[CUDA],
+                  .vocab = (size_t)p->verifier->config.vocab,
+                  .state = seed + (uint32_t)i};
+        open_unanswered(&q, 0, n, seed);
+        cut_rows(&q, cases[i].total, n, rows);
+        for (int k = 0; k < n; k++) trial_open(&trials[k], &q, k, SEGMENT_PROMPT, rows[k], draw(&q, WANTS));
+        snprintf(what, sizeof what, "%s, K/V in %s, %d rows packed", name, kv_format_name(pair_kv_format),
+                 cases[i].total);
+        compare(&q, trials, n, 1, what);
+        for (int k = 0; k < n; k++) trial_close(&trials[k], &q);
+        pool_close(&q);
+    }
+}
+
+/* As many answers as one forward takes, and beside them as many prompts. */
+static void everything_at_once(pool *q, trial *trials, const char *what) {
+    open_unanswered(q, POOL, MOST - POOL, q->state);
+    for (int i = 0; i < MOST; i++) {
+        bool prompt = i >= POOL;
+        trial_open(&trials[i], q, i, prompt ? SEGMENT_PROMPT : SEGMENT_DECODE, prompt ? 1 + draw(q, 10) : 1,
+                   draw(q, WANTS));
+    }
+    compare(q, trials, MOST, 8, what);
+    for (int i = 0; i < MOST; i++) trial_close(&trials[i], q);
+}
+
+/* The same of K/V in all forms, beside each other in one model. */
+static void packed_in_all_forms(pair *p, const char *name, uint32_t seed) {
+    static const kv_format formats[] = {KV_FORMAT_BF16, KV_FORMAT_Q8, KV_FORMAT_Q4};
+    for (int i = 0; i < 3; i++) {
+        pair_kv_format = formats[i];
+        packed_prompts(p, name, seed + (uint32_t)i);
+    }
+    pair_kv_format = KV_FORMAT_BF16;
+}
+
+/* With experts, and with weights in codes: expanded for a pass, or multiplied as they are (precision fp8). */
+static void packed_in_all_weights(void) {
+    static const struct {
+        const char *name;
+        weight_format format;
+        kakeya_precision precision;
+    } cases[] = {
+        {"experts", WEIGHT_BF16, KAKEYA_PRECISION_BF16},
+        {"experts in Q4_0", WEIGHT_Q4_0, KAKEYA_PRECISION_BF16},
+        {"experts in FP8", WEIGHT_FP8, KAKEYA_PRECISION_BF16},
+        {"experts in FP8, rows in FP8", WEIGHT_FP8, KAKEYA_PRECISION_FP8},
+    };
+    static const int windows[3] = {0, 40, 0};
+    const gemma4_config form = routed_form();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        if (cases[i].precision == KAKEYA_PRECISION_FP8 && !prompt_gemm_f8_runs()) continue;
+        pair p;
+        random_weights = cases[i].format;
+        pair_precision = cases[i].precision;
+        pair_random(&p, &form, windows, false, true);
+        packed_prompts(&p, cases[i].name, 419 + (uint32_t)i);
+        pair_close(&p);
+    }
+    random_weights = WEIGHT_BF16;
+    pair_precision = KAKEYA_PRECISION_BF16;
+}
+
+static void first_prompts_together(void **state) {
+    (void)state;
+    static const int windows[3] = {0, 40, 0};
+    pair p;
+    pair_open(&p, demo_path(), true);
+    packed_in_all_forms(&p, "demo", 401);
+    pair_close(&p);
+    gemma4_config forms[] = {wide_form(), tall_form(), grouped_form()};
+    for (int i = 0; i < 3; i++) {
+        forms[i].sliding_window = 192;
+        pair_random(&p, &forms[i], windows, false, true);
+        packed_in_all_forms(&p,
+                            i == 0   ? "shared layers"
+                            : i == 1 ? "heads of 512"
+                                     : "eight queries to a head of 512",
+                            403 + (uint32_t)i);
+        pair_close(&p);
+    }
+    for (int i = 0; i < AUX_FORMS; i += sweep_short() ? 3 : 1) {
+        pair_random_aux(&p, &forms[0], &aux_forms[i]);
+        packed_prompts(&p, aux_forms[i].name, 409);
+        pair_close(&p);
+    }
+    packed_in_all_weights();
+}
+
+/* --------------------------------------------------------------------------------------------------------- drafts */
 
 static bool keeps_draft_context(const pool *q, int member) {
     if (!q->p->drafter) return false;
@@ -253,7 +398,7 @@ static void random_drafts(pool *q, const char *what) {
 
 static void compositions(pair *p, const char *name, int rounds, uint32_t seed) {
     if (sweep_short()) rounds = (rounds + 2) / (PAIR_DEVICES > 1 ? 6 : 3);
-    static trial trials[POOL];
+    static trial trials[MOST];
     pool q;
     char what[96];
     pool_open(&q, p, seed);
@@ -264,6 +409,7 @@ static void compositions(pair *p, const char *name, int rounds, uint32_t seed) {
     }
     full_forward(&q, trials, 1, WANTS_CHOICES, "64 sessions of one row");
     full_forward(&q, trials, 2, WANTS_LEADERS, "64 sessions of two rows");
+    everything_at_once(&q, trials, "64 prompts beside 64 sessions");
     if (!sweep_short() || PAIR_DEVICES == 1) full_forward(&q, trials, 15, WANTS_ALL, "64 sessions of 15 rows");
     pool_close(&q);
 }
@@ -477,6 +623,7 @@ int main(void) {
         cmocka_unit_test(demo_compositions),          cmocka_unit_test(shared_layer_compositions),
         cmocka_unit_test(restored_sessions),          cmocka_unit_test(ill_session),
         cmocka_unit_test(one_session_without_memory), cmocka_unit_test(aux_forms_together),
+        cmocka_unit_test(first_prompts_together),
     };
     return cmocka_run_group_tests_name("batch", tests, NULL, NULL);
 }

@@ -28,16 +28,6 @@ cudaError_t __wrap_cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
     return __real_cudaGraphLaunch(exec, stream);
 }
 
-static gemma4_config routed_form(void) {
-    gemma4_config c = shared_form();
-    c.ple_width = c.ple_vocab = 0;
-    c.moe = true;
-    c.experts = 16;
-    c.experts_per_token = 4;
-    c.expert_intermediate = 64;
-    return c;
-}
-
 /* Each device has half of the head, and chooses with an int8 copy of it; the choice is that of the whole. */
 static void choices_of_halves(void **state) {
     (void)state;

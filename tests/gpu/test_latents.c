@@ -61,7 +61,9 @@ static void check_rows(int rank_k, int rank_v, bool shared, f_theta_latents late
     view.latent.codes = codes;
     void *cache = to_device(&view, sizeof view);
     cuda_launch launch = {.multiprocessors = 1};
-    cuda_context_source source = {.cache = cache, .rows = ROWS};
+    static cuda_context_row rows[ROWS];
+    for (int i = 0; i < ROWS; i++) rows[i] = (cuda_context_row){.cache = cache, .position = i};
+    cuda_context_source source = {.row = to_device(rows, sizeof rows), .rows = ROWS};
     cuda_store_latents(&launch, &source, values, &on_device, v_half, rank_v);
     assert_int_equal(cudaMemcpy(found, codes, bytes, cudaMemcpyDeviceToHost), cudaSuccess);
     assert_int_equal(cudaMemcpy(half, v_half, half_bytes, cudaMemcpyDeviceToHost), cudaSuccess);

@@ -72,7 +72,7 @@ static __device__ void request_tile(attend_memory<D, SPLIT> &m, const attend_con
                 v = block ? a.chunk_v : step.draft.v;
                 k = block ? a.chunk_k : step.draft.k;
             } else if (a.chunk_v && p >= step.position) {
-                row = (size_t)(p - step.position);
+                row = (size_t)(step.first_row + p - step.position);
                 v = a.chunk_v;
                 k = a.chunk_k;
             } else if (step.view.sink_v && p < step.sink) {

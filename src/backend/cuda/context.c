@@ -141,75 +141,75 @@ static kakeya_status extend(const context_pass *p, kakeya_error *error) {
     return cuda_check(status, "extending the drafter's context and latents", error);
 }
 
-/* The last n of a prompt's rows. */
-static cuda_context_source last_rows(const backend_cache *c, const float *aux, int rows, int position, int n) {
-    int width = c->t.taps * c->model->config->hidden, skipped = rows - n;
-    return (cuda_context_source){.cache = c->view.data,
-                                 .position = position + skipped,
-                                 .rows = n,
-                                 .aux = aux + (size_t)skipped * (size_t)width,
-                                 .aux_width = width,
-                                 .aux_form = cuda_aux_form(c)};
-}
+/* -------------------------------------------------------------------------------------------------- rows of caches */
 
-kakeya_status cuda_context_extend_prompt(backend_cache *c, const float *aux, int rows, int position,
-                                         kakeya_error *error) {
-    context_pass p = {.model = c->model, .prompt = true};
-    int latents = timeline_latent_rows(&c->t, rows);
-    if (c->t.options.keep_draft_context)
-        p.context = last_rows(c, aux, rows, position, timeline_context_rows(&c->t, rows));
-    if (c->t.latents != STORE_NONE) {
-        take_latents(&p, c);
-        p.latent = last_rows(c, aux, rows, position, latents);
-        p.first_latent = p.context.rows - latents; /* made of the context, they are some of it */
+/* Rows of a cache that follow its drafter's context and latents, and their aux hidden states, one behind the other. */
+typedef struct context_entry {
+    const backend_cache *cache;
+    const float *aux;
+    position_range rows;
+} context_entry;
+
+/* The order of rows in the list, whoever they belong to: those that enter the context alone, those that have latents,
+ * too, those that have latents alone. So the rows of the context and the rows of latents are neighbours each. */
+typedef enum section { CONTEXT_ALONE = 0, CONTEXT_AND_LATENT, LATENT_ALONE, SECTIONS } section;
+
+typedef struct row_list {
+    cuda_context_row *row;
+    int n, end[SECTIONS];
+} row_list;
+
+/* The last rows of an entry are needed, of each kind so many as are kept. */
+static void list_section(const context_entry *e, section s, row_list *list) {
+    const timeline *t = &e->cache->t;
+    int n = e->rows.end - e->rows.begin, latents = timeline_latent_rows(t, n),
+        context = t->options.keep_draft_context ? timeline_context_rows(t, n) : 0,
+        both = context < latents ? context : latents;
+    int begin = n - both, end = n;
+    if (s != CONTEXT_AND_LATENT) {
+        end = begin;
+        begin = n - (s == CONTEXT_ALONE ? context : latents);
     }
-    return extend(&p, error);
+    size_t width = timeline_aux_row_bytes(t) / sizeof(float);
+    for (int i = begin; i < end; i++)
+        list->row[list->n++] = (cuda_context_row){.cache = e->cache->view.data,
+                                                  .aux = e->aux + (size_t)i * width,
+                                                  .position = e->rows.begin + i,
+                                                  .aux_form = cuda_aux_form(e->cache),
+                                                  .behind = n - 1 - i};
 }
 
-/* ------------------------------------------------------------------------------------------ backlogs of many caches */
-
-/* The order of caches in the list: those whose latents need no drafter's context, those with both, those with a context
- * alone. So the rows of latents and the rows of the context are neighbours each. */
-enum { LATENTS_ALONE = 0, LATENTS_AND_CONTEXT, CONTEXT_ALONE, KINDS };
-
-static int kind_of(const timeline *t) {
-    if (t->latents == STORE_NONE) return CONTEXT_ALONE;
-    return t->options.keep_draft_context ? LATENTS_AND_CONTEXT : LATENTS_ALONE;
-}
-
-/* The rows of one cache that are needed, behind those that are listed. */
-static void list_rows(const backend_cache *c, position_range rows, cuda_context_row *list, int *listed) {
-    int n = rows.end - rows.begin, latents = timeline_latent_rows(&c->t, n), needed = latents;
-    if (c->t.options.keep_draft_context) {
-        int context = timeline_context_rows(&c->t, n);
-        if (context > needed) needed = context;
+/* Entries that are alike in their latents. `first`: the place of their list. */
+static kakeya_status extend_entries(backend_model *m, const context_entry *entries, int n, bool prompt, int first,
+                                    kakeya_error *error) {
+    context_pass p = {.model = m, .prompt = prompt};
+    cuda_context_row *rows = m->space.context_rows + first;
+    row_list list = {.row = m->space.staged_context + first};
+    for (section s = CONTEXT_ALONE; s < SECTIONS; s++) {
+        for (int i = 0; i < n; i++) list_section(&entries[i], s, &list);
+        list.end[s] = list.n;
     }
-    size_t width = timeline_aux_row_bytes(&c->t) / sizeof(float);
-    for (int i = n - needed; i < n; i++)
-        list[(*listed)++] = (cuda_context_row){.cache = c->view.data,
-                                               .aux = (const float *)c->backlog.data + (size_t)i * width,
-                                               .position = rows.begin + i,
-                                               .aux_form = cuda_aux_form(c),
-                                               .behind = n - 1 - i,
-                                               .keeps_latent = i >= n - latents};
+    for (int i = 0; i < n; i++) {
+        if (entries[i].cache->t.latents != STORE_NONE) take_latents(&p, entries[i].cache);
+    }
+    p.first_latent = list.end[CONTEXT_ALONE];
+    p.context = (cuda_context_source){.row = rows, .rows = list.end[CONTEXT_AND_LATENT]};
+    p.latent = (cuda_context_source){.row = rows + p.first_latent, .rows = list.n - p.first_latent};
+    kakeya_status status = cuda_check(
+        cudaMemcpyAsync(rows, list.row, (size_t)list.n * sizeof *rows, cudaMemcpyHostToDevice, m->device.stream),
+        "listing rows of the context", error);
+    return status ? status : extend(&p, error);
 }
 
-/* Rows of the list, and where those of each kind end. */
-typedef struct listed_rows {
-    int n, end[KINDS];
-} listed_rows;
-
-static kakeya_status extend_listed(context_pass *p, const listed_rows *listed, kakeya_error *error) {
-    backend_model *m = p->model;
-    cuda_workspace *w = &m->space;
-    int alone = listed->end[LATENTS_ALONE];
-    p->context = (cuda_context_source){.row = w->context_rows + alone, .rows = listed->n - alone};
-    p->latent = (cuda_context_source){.row = w->context_rows, .rows = listed->end[LATENTS_AND_CONTEXT]};
-    kakeya_status status =
-        cuda_check(cudaMemcpyAsync(w->context_rows, w->staged_context, (size_t)listed->n * sizeof *w->context_rows,
-                                   cudaMemcpyHostToDevice, m->device.stream),
-                   "listing rows of the context", error);
-    return status ? status : extend(p, error);
+kakeya_status cuda_context_extend_prompts(backend_cache *const *caches, const int *rows, int n, const float *aux,
+                                          kakeya_error *error) {
+    context_entry entries[CUDA_MAX_SEGMENTS];
+    for (int i = 0; i < n; i++) {
+        int from = caches[i]->t.length;
+        entries[i] = (context_entry){.cache = caches[i], .aux = aux, .rows = {from, from + rows[i]}};
+        aux += (size_t)rows[i] * (timeline_aux_row_bytes(&caches[i]->t) / sizeof(float));
+    }
+    return extend_entries(caches[0]->model, entries, n, true, CUDA_CONTEXT_ROWS, error);
 }
 
 /* Which layers have latents, and where, is the same for all caches that restore the same layers; others have a turn of
@@ -218,49 +218,36 @@ static bool same_latents(const timeline *a, const timeline *b) {
     return a->options.restore_layers == b->options.restore_layers;
 }
 
-/* The next caches that go together, and no others, into the list. */
-static listed_rows list_caches(context_pass *p, backend_cache *const *caches, const position_range *rows, int n,
-                               bool *taken) {
-    const backend_model *m = p->model;
-    int most = m->max_rows < CUDA_CONTEXT_ROWS ? m->max_rows : CUDA_CONTEXT_ROWS;
-    listed_rows listed = {0};
+/* The next caches that go together, and no others. */
+static int choose_caches(backend_cache *const *caches, const position_range *rows, int n, bool *taken,
+                         context_entry *entries) {
+    const backend_model *m = caches[0]->model;
+    int most = m->max_rows < CUDA_CONTEXT_ROWS ? m->max_rows : CUDA_CONTEXT_ROWS, chosen = 0, listed = 0;
     const timeline *with_latents = NULL;
-    for (int kind = 0; kind < KINDS; kind++) {
-        for (int i = 0; i < n; i++) {
-            const timeline *t = &caches[i]->t;
-            if (taken[i] || range_is_empty(rows[i]) || kind_of(t) != kind) continue;
-            if (listed.n + rows[i].end - rows[i].begin > most) continue;
-            if (kind != CONTEXT_ALONE) {
-                if (with_latents && !same_latents(t, with_latents)) continue;
-                with_latents = t;
-                take_latents(p, caches[i]);
-            }
-            taken[i] = true;
-            list_rows(caches[i], rows[i], m->space.staged_context, &listed.n);
-        }
-        listed.end[kind] = listed.n;
-    }
-    return listed;
-}
-
-static bool any_left(const position_range *rows, const bool *taken, int n) {
     for (int i = 0; i < n; i++) {
-        if (!taken[i] && !range_is_empty(rows[i])) return true;
+        const timeline *t = &caches[i]->t;
+        bool latents = t->latents != STORE_NONE;
+        if (taken[i] || range_is_empty(rows[i]) || listed + rows[i].end - rows[i].begin > most) continue;
+        if (latents && with_latents && !same_latents(t, with_latents)) continue;
+        if (latents) with_latents = t;
+        taken[i] = true;
+        listed += rows[i].end - rows[i].begin;
+        entries[chosen++] = (context_entry){.cache = caches[i], .aux = caches[i]->backlog.data, .rows = rows[i]};
     }
-    return false;
+    return chosen;
 }
 
 kakeya_status cuda_context_extend(backend_cache *const *caches, const position_range *rows, int n,
                                   kakeya_error *error) {
     bool taken[BACKEND_MAX_FORWARD] = {false};
+    context_entry entries[BACKEND_MAX_FORWARD];
     backend_model *m = caches[0]->model;
     kakeya_status status = KAKEYA_OK;
-    for (bool first = true; !status && any_left(rows, taken, n); first = false) {
-        context_pass p = {.model = m};
+    for (bool first = true; !status; first = false) {
+        int chosen = choose_caches(caches, rows, n, taken, entries);
+        if (!chosen) break;
         if (!first) status = cuda_finish(&m->device, "extending the drafter's context", error); /* the list is read */
-        if (status) break;
-        listed_rows listed = list_caches(&p, caches, rows, n, taken);
-        status = extend_listed(&p, &listed, error);
+        if (!status) status = extend_entries(m, entries, chosen, false, 0, error);
     }
     return status;
 }

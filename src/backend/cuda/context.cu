@@ -4,16 +4,10 @@
 
 enum { NORM_THREADS = 256 };
 
-/* What a kernel has to know of its row. */
-static __device__ __forceinline__ cuda_context_row context_row(const cuda_context_source &s, int row) {
-    if (!s.row) return {s.cache, s.aux + (size_t)row * s.aux_width, s.position + row, s.aux_form, s.rows - 1 - row, 1};
-    return s.row[row];
-}
-
 static __global__ void round_aux_kernel(const __grid_constant__ cuda_context_source source, int width, cuda_bf16 *x,
                                         int ldx) {
     wait_for_predecessor();
-    const float *aux = context_row(source, blockIdx.x).aux;
+    const float *aux = source.row[blockIdx.x].aux;
     bf16 *out = as_bf16(x) + (size_t)blockIdx.x * ldx;
     for (int i = threadIdx.x; i < width; i += blockDim.x) out[i] = __float2bfloat16_rn(aux[i]);
 }
@@ -30,7 +24,7 @@ __launch_bounds__(NORM_THREADS) void norm_aux_kernel(const __grid_constant__ cud
     __shared__ float shared[NORM_THREADS / 32];
     wait_for_predecessor();
     int tap = blockIdx.y;
-    const cuda_context_row mine = context_row(source, blockIdx.x);
+    const cuda_context_row mine = source.row[blockIdx.x];
     const float *aux = mine.aux + (size_t)taps.at[mine.aux_form][tap] * hidden;
     bf16 *out = as_bf16(x) + (size_t)blockIdx.x * ldx;
     float sum = 0;
@@ -56,7 +50,7 @@ static __global__ void store_context_kernel(const __grid_constant__ cuda_context
     wait_for_predecessor();
     int row = blockIdx.x, layer = blockIdx.y, head = blockIdx.z * (blockDim.x >> 5) + warp;
     if (head >= c.kv_heads) return;
-    const cuda_context_row mine = context_row(c.source, row);
+    const cuda_context_row mine = c.source.row[row];
     const cuda_draft_view &draft = mine.cache->draft[layer];
     if (mine.behind >= draft.capacity) return; /* another row of the launch takes its place */
     size_t kv_dim = (size_t)c.kv_heads * d, all = c.layers * kv_dim;
@@ -88,8 +82,7 @@ void cuda_store_context(const cuda_launch *l, const cuda_context_rows *c) {
 }
 
 /* One latent of n values, by a warp: the stored form, and its values as attention will read them (half, or NULL). */
-static __device__ __forceinline__ void store_q8(const float *x, int n, unsigned char *to, bool keep, bf16 *half,
-                                                int lane) {
+static __device__ __forceinline__ void store_q8(const float *x, int n, unsigned char *to, bf16 *half, int lane) {
     float largest = 0;
     bool finite = true;
     for (int i = lane; i < n; i += 32) {
@@ -100,17 +93,17 @@ static __device__ __forceinline__ void store_q8(const float *x, int n, unsigned 
 #pragma unroll
     for (int o = 16; o > 0; o >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, o));
     float scale = finite ? __fdiv_rn(largest, 127.0f) : __uint_as_float(0x7fc00000u);
-    if (keep && lane == 0) *reinterpret_cast<float *>(to) = scale;
+    if (lane == 0) *reinterpret_cast<float *>(to) = scale;
     for (int i = lane; i < n; i += 32) {
         float code = finite && scale != 0 ? fminf(fmaxf(rintf(__fdiv_rn(x[i], scale)), -127.0f), 127.0f) : 0;
         int8_t stored = (int8_t)code;
-        if (keep) to[sizeof(float) + i] = (unsigned char)stored;
+        to[sizeof(float) + i] = (unsigned char)stored;
         if (half) half[i] = __float2bfloat16_rn(__fmul_rn(scale, (float)stored));
     }
 }
 
-static __device__ __forceinline__ void store_q4(const float *values, int n, int group, unsigned char *to, bool keep,
-                                                bf16 *half, int lane) {
+static __device__ __forceinline__ void store_q4(const float *values, int n, int group, unsigned char *to, bf16 *half,
+                                                int lane) {
     int groups = (n + LATENT_Q4_GROUP - 1) / LATENT_Q4_GROUP, i = group * LATENT_Q4_GROUP + lane;
     float x = i < n ? values[i] : 0, top = isnan(x) ? 0 : fabsf(x);
     bool finite = __all_sync(0xffffffffu, isfinite(x) != 0);
@@ -132,8 +125,8 @@ static __device__ __forceinline__ void store_q4(const float *values, int n, int 
     float code = finite && scale != 0 ? fminf(fmaxf(rintf(__fdiv_rn(x, scale)) + LATENT_Q4_ZERO, 0.0f), 15.0f)
                                       : (float)LATENT_Q4_ZERO;
     unsigned mine = (unsigned)code, next = __shfl_down_sync(0xffffffffu, mine, 1);
-    if (keep && lane == 0) reinterpret_cast<uint16_t *>(to)[group] = (uint16_t)bits;
-    if (keep && i < n && lane % 2 == 0) to[groups * sizeof(uint16_t) + i / 2] = (unsigned char)(mine | next << 4);
+    if (lane == 0) reinterpret_cast<uint16_t *>(to)[group] = (uint16_t)bits;
+    if (i < n && lane % 2 == 0) to[groups * sizeof(uint16_t) + i / 2] = (unsigned char)(mine | next << 4);
     if (half && i < n) half[i] = __float2bfloat16_rn(__fmul_rn(scale, code - LATENT_Q4_ZERO));
 }
 
@@ -141,16 +134,15 @@ static __global__ void store_latents_kernel(const __grid_constant__ cuda_context
                                             const __grid_constant__ cuda_latent_row form, cuda_bf16 *v_half, int ldv) {
     wait_for_predecessor();
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warps = blockDim.x >> 5;
-    const cuda_context_row mine = context_row(source, blockIdx.x);
+    const cuda_context_row mine = source.row[blockIdx.x];
     const cuda_latent_view &latent = mine.cache->latent;
     const float *values = latents + (size_t)blockIdx.x * form.width;
     unsigned char *row = latent.codes + latent_place(latent, mine.position) * form.bytes;
     bf16 *half = as_bf16(v_half) + (size_t)blockIdx.x * ldv;
-    bool keep = mine.keeps_latent;
     if (form.form == CUDA_LATENT_BF16) {
         for (int i = threadIdx.x; i < form.width; i += blockDim.x) {
             bf16 v = __float2bfloat16_rn(values[i]);
-            if (keep) reinterpret_cast<bf16 *>(row)[i] = v;
+            reinterpret_cast<bf16 *>(row)[i] = v;
             if (i >= form.first_v) half[i - form.first_v] = v;
         }
         return;
@@ -161,11 +153,10 @@ static __global__ void store_latents_kernel(const __grid_constant__ cuda_context
         unsigned char *to = row + (part ? form.v_at : 0);
         bf16 *decoded = part ? half : nullptr;
         if (form.form == CUDA_LATENT_Q8) {
-            if (warp == part) store_q8(x, n, to, keep, decoded, lane);
+            if (warp == part) store_q8(x, n, to, decoded, lane);
             continue;
         }
-        for (int group = warp; group * LATENT_Q4_GROUP < n; group += warps)
-            store_q4(x, n, group, to, keep, decoded, lane);
+        for (int group = warp; group * LATENT_Q4_GROUP < n; group += warps) store_q4(x, n, group, to, decoded, lane);
     }
 }
 
@@ -177,8 +168,7 @@ void cuda_store_latents(const cuda_launch *l, const cuda_context_source *source,
 static __global__ void store_scales_kernel(const __grid_constant__ cuda_context_source source, const float *values,
                                            int kv_heads, int head_dim, int head, float eps) {
     wait_for_predecessor();
-    const cuda_context_row mine = context_row(source, blockIdx.x);
-    if (!mine.keeps_latent) return;
+    const cuda_context_row mine = source.row[blockIdx.x];
     int h = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const cuda_latent_view &latent = mine.cache->latent;
     for (; h < kv_heads; h += blockDim.x >> 5) {

@@ -7,9 +7,10 @@
 /* Both extend the context K/V and latents by rows whose aux hidden states [targets * hidden] lie on the device.
  * Asynchronous; what the launchers refuse is a failure at once. The caller moves the timelines. */
 
-/* Rows [position, position + rows) of a prompt. */
-kakeya_status cuda_context_extend_prompt(backend_cache *c, const float *aux, int rows, int position,
-                                         kakeya_error *error);
+/* Of each of n caches rows[i] prompt rows behind the committed ones, all of them one behind the other in `aux`. The
+ * caches differ in nothing that a prompt pass depends on (pass.h). */
+kakeya_status cuda_context_extend_prompts(backend_cache *const *caches, const int *rows, int n, const float *aux,
+                                          kakeya_error *error);
 /* Of each of n caches of the model the first rows of its backlog, which are positions rows[i]; none where that is
  * empty. All of them share a few launches. */
 kakeya_status cuda_context_extend(backend_cache *const *caches, const position_range *rows, int n, kakeya_error *error);

@@ -1,6 +1,6 @@
-/* One forward is a few passes (pass.h): each prompt, each block of decode rows under a restored policy, and the decode
- * rows of all other caches together. Decode passes are captured once per shape in a graph; prompts are launched
- * operation by operation. */
+/* One forward is a few passes (pass.h): prompts that are alike, the others one by one, the head of the last rows of all
+ * prompts, and decode rows. Decode passes are captured once per shape in a graph; the others are launched operation by
+ * operation. */
 #include "backend/cuda/forward.h"
 
 #include <string.h>
@@ -10,7 +10,9 @@
 #include "backend/cuda/team.h"
 #include "backend/segments.h"
 
-static const char *doing(const cuda_pass *p) { return p->prompt ? "computing a prompt" : "computing a decode step"; }
+static const char *doing(const cuda_pass *p) {
+    return p->prompt || p->last_rows ? "computing a prompt" : "computing a decode step";
+}
 
 /* -------------------------------------------------------------------------------------------------------- plan */
 
@@ -19,9 +21,12 @@ static kakeya_status check_segments(const backend_model *m, backend_segment *seg
     kakeya_status status = backend_check_segments(m->config, segments, n_segments, m->max_rows, error);
     for (int s = 0; s < n_segments && !status; s++) {
         const backend_segment *r = &segments[s];
-        if (r->leaders && (r->kind != SEGMENT_DECODE || !(r->temperature > 0)))
+        bool can_lead = r->kind == SEGMENT_DECODE || r->first_logit_row >= r->n - 1;
+        if (r->leaders && !(can_lead && r->temperature > 0))
             return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                             "segment %d: leading logits belong to decode rows at a temperature above 0", s);
+                             "segment %d: leading logits belong to decode rows, or to a prompt's last row, at a "
+                             "temperature above 0",
+                             s);
         if (r->cache->model != m)
             return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d: cache of another model", s);
     }
@@ -41,36 +46,50 @@ static cudaError_t enqueue_decode(void *context) {
     return p->failure;
 }
 
-/* Copies logits and argmax of prompt rows that the head has just made. */
-static void copy_prompt_results(cuda_pass *p, const backend_segment *r) {
+/* Copies logits and argmax of prompt rows that the head has just made; the first of them is the segment's row `at`. */
+static void copy_prompt_results(cuda_pass *p, const backend_segment *r, int at) {
     const cuda_workspace *w = &p->model->space;
     cudaStream_t stream = p->model->device.stream;
-    size_t vocab = (size_t)p->model->config->vocab, at = (size_t)(p->head_first - r->first_logit_row),
+    size_t vocab = (size_t)p->model->config->vocab, from = (size_t)(at - r->first_logit_row),
            rows = (size_t)p->head_rows;
     if (p->model->part.index) return; /* the first device has them all */
     if (r->logits)
-        cuda_pass_note(p, cudaMemcpyAsync(r->logits + at * vocab, w->logits, rows * vocab * sizeof(float),
+        cuda_pass_note(p, cudaMemcpyAsync(r->logits + from * vocab, w->logits, rows * vocab * sizeof(float),
                                           cudaMemcpyDeviceToHost, stream));
     if (r->argmax)
         cuda_pass_note(
-            p, cudaMemcpyAsync(r->argmax + at, w->argmax, rows * sizeof(int32_t), cudaMemcpyDeviceToHost, stream));
+            p, cudaMemcpyAsync(r->argmax + from, w->argmax, rows * sizeof(int32_t), cudaMemcpyDeviceToHost, stream));
 }
 
-static kakeya_status run_prompt(cuda_pass *p, kakeya_error *error) {
+/* The head of a segment of which more than the last row is wanted. */
+static void run_prompt_head(cuda_pass *p, int index) {
     backend_model *m = p->model;
-    const backend_segment *r = &p->segments[p->group->segment[0]];
-    memcpy(m->space.staged_ids, r->tokens, (size_t)r->n * sizeof *r->tokens);
-    cuda_pass_note(p, cudaMemcpyAsync(m->space.tokens, m->space.staged_ids, (size_t)r->n * sizeof *m->space.tokens,
+    const backend_segment *r = &p->segments[p->group->segment[index]];
+    if (cuda_pass_leaves_last_row(r)) return;
+    for (int at = r->first_logit_row; at < r->n; at += CUDA_ROW_BLOCK) {
+        p->head_first = p->first_row[index] + at;
+        p->head_rows = r->n - at < CUDA_ROW_BLOCK ? r->n - at : CUDA_ROW_BLOCK;
+        cuda_launch_ops(p, m->step_ops, cuda_pass_list_head(p));
+        copy_prompt_results(p, r, at);
+    }
+}
+
+static kakeya_status run_prompts(cuda_pass *p, kakeya_error *error) {
+    backend_model *m = p->model;
+    backend_cache *caches[CUDA_MAX_SEGMENTS];
+    int rows[CUDA_MAX_SEGMENTS];
+    for (int i = 0; i < p->group->n; i++) {
+        const backend_segment *r = &p->segments[p->group->segment[i]];
+        caches[i] = r->cache;
+        rows[i] = r->n;
+        memcpy(m->space.staged_ids + p->first_row[i], r->tokens, (size_t)r->n * sizeof *r->tokens);
+    }
+    cuda_pass_note(p, cudaMemcpyAsync(m->space.tokens, m->space.staged_ids, (size_t)p->rows * sizeof *m->space.tokens,
                                       cudaMemcpyHostToDevice, m->device.stream));
     launch_step(p);
-    for (int first = r->first_logit_row; first < r->n; first += CUDA_ROW_BLOCK) {
-        p->head_first = first;
-        p->head_rows = r->n - first < CUDA_ROW_BLOCK ? r->n - first : CUDA_ROW_BLOCK;
-        cuda_launch_ops(p, m->step_ops, cuda_pass_list_head(p));
-        copy_prompt_results(p, r);
-    }
-    if (!r->cache->t.keeps_backlog) return KAKEYA_OK;
-    return cuda_context_extend_prompt(r->cache, m->space.aux, r->n, p->position, error);
+    for (int i = 0; i < p->group->n; i++) run_prompt_head(p, i);
+    if (!p->cache->t.keeps_backlog) return KAKEYA_OK;
+    return cuda_context_extend_prompts(caches, rows, p->group->n, m->space.aux, error);
 }
 
 /* Rows of a pass whose results a segment wants, as counted through the pass. */
@@ -80,6 +99,7 @@ typedef struct wanted_rows {
 
 static wanted_rows rows_of(const cuda_pass *p, int index) {
     const backend_segment *r = &p->segments[p->group->segment[index]];
+    if (p->last_rows) return (wanted_rows){(size_t)index, 1};
     size_t first = (size_t)p->model->space.staged[0].step[index].first_row + (size_t)r->first_logit_row;
     return (wanted_rows){first, (size_t)(r->n - r->first_logit_row)};
 }
@@ -158,14 +178,17 @@ static void scatter_results(const cuda_pass *p) {
 static kakeya_status find_graph(cuda_pass *p, cuda_graph **graph, kakeya_error *error) {
     backend_model *m = p->model;
     *graph = NULL;
-    p->captured = !p->prompt && !p->hidden_states && !m->launch.profiler;
+    p->captured = !p->prompt && !p->last_rows && !p->hidden_states && !m->launch.profiler;
     if (!p->captured) return KAKEYA_OK;
     return cuda_graphs_find(&m->graphs, &m->device, &p->key, enqueue_decode, p, graph, error);
 }
 
-static kakeya_status run_decode(cuda_pass *p, const cuda_graph *graph, size_t *kept, kakeya_error *error) {
+/* Decode rows, or last rows of prompts. */
+static kakeya_status run_rows(cuda_pass *p, const cuda_graph *graph, size_t *kept, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
-    if (graph)
+    if (p->last_rows)
+        cuda_launch_ops(p, p->model->step_ops, cuda_pass_list_head(p));
+    else if (graph)
         status = cuda_graphs_launch(graph, &p->model->device, error);
     else
         launch_step(p);
@@ -186,7 +209,7 @@ static kakeya_status compute_pass(cuda_pass *p, const cuda_graph *graph, size_t 
     cuda_pass_fill(p, &m->space.staged[0]);
     cuda_pass_note(p, cudaMemcpyAsync(m->space.batch, &m->space.staged[0], sizeof *m->space.batch,
                                       cudaMemcpyHostToDevice, m->device.stream));
-    kakeya_status status = p->prompt ? run_prompt(p, error) : run_decode(p, graph, kept, error);
+    kakeya_status status = p->prompt ? run_prompts(p, error) : run_rows(p, graph, kept, error);
     if (status) cuda_team_abandon(m);
     kakeya_status finished = cuda_finish(&m->device, doing(p), status ? NULL : error);
     if (finished) cuda_team_abandon(m);
@@ -194,13 +217,26 @@ static kakeya_status compute_pass(cuda_pass *p, const cuda_graph *graph, size_t 
     return status ? status : cuda_check(p->failure, doing(p), error);
 }
 
+/* The passes of a forward in their order. */
+typedef struct cuda_plan {
+    cuda_group group[BACKEND_MAX_FORWARD + 2]; /* with the head of last rows, and the one that is not found any more */
+    int n, last_rows;                          /* last_rows: which of them is that head; -1: there is none */
+} cuda_plan;
+
+static kakeya_status prepare(cuda_pass *p, backend_model *m, backend_segment *segments, const cuda_plan *plan, int pass,
+                             kakeya_error *error) {
+    const cuda_group *group = &plan->group[pass];
+    return pass == plan->last_rows ? cuda_pass_prepare_last_rows(p, m, segments, group, error)
+                                   : cuda_pass_prepare(p, m, segments, group, error);
+}
+
 /* Several devices compute a pass together, or none of them does. */
-static kakeya_status run_pass(backend_model *m, backend_segment *segments, const cuda_group *group, size_t *kept,
-                              kakeya_error *error) {
+static kakeya_status run_pass(backend_model *m, backend_segment *segments, const cuda_plan *plan, int pass,
+                              size_t *kept, kakeya_error *error) {
     cuda_pass p;
     cuda_graph *graph = NULL;
     follow_logits(m);
-    kakeya_status status = cuda_pass_prepare(&p, m, segments, group, error);
+    kakeya_status status = prepare(&p, m, segments, plan, pass, error);
     if (!status) status = find_graph(&p, &graph, error);
     status = cuda_team_agree(m, status, error);
     if (!status) status = cuda_team_begin_pass(m, error);
@@ -212,26 +248,37 @@ static kakeya_status run_pass(backend_model *m, backend_segment *segments, const
 
 /* ----------------------------------------------------------------------------------------------------- reserve */
 
-/* The passes of a forward in their order. */
-typedef struct cuda_plan {
-    cuda_group group[BACKEND_MAX_FORWARD];
-    int n;
-} cuda_plan;
-
+/* Prompts, the head of their last rows, decode rows. */
 static void plan_passes(const backend_model *m, const backend_segment *segments, int n_segments, cuda_plan *plan) {
     bool taken[BACKEND_MAX_FORWARD] = {false};
+    cuda_group last = {.n = 0};
     plan->n = 0;
-    while (plan->n < BACKEND_MAX_FORWARD && cuda_pass_group(m, segments, n_segments, taken, &plan->group[plan->n]))
+    plan->last_rows = -1;
+    for (int s = 0; s < n_segments; s++) {
+        if (cuda_pass_leaves_last_row(&segments[s])) last.segment[last.n++] = s;
+    }
+    while (cuda_pass_group(m, segments, n_segments, taken, &plan->group[plan->n])) {
+        if (segments[plan->group[plan->n].segment[0]].kind == SEGMENT_DECODE && last.n) {
+            plan->group[plan->n + 1] = plan->group[plan->n];
+            plan->last_rows = plan->n;
+            plan->group[plan->n++] = last;
+            last.n = 0;
+        }
         plan->n++;
+    }
+    if (!last.n) return;
+    plan->last_rows = plan->n;
+    plan->group[plan->n++] = last;
 }
 
-/* Rows of decode passes that others follow, if somebody may ask for their logits. */
+/* Rows of passes that others follow, if somebody may ask for their logits. */
 static size_t rows_to_keep(const backend_segment *segments, const cuda_plan *plan) {
     size_t rows = 0;
     for (int i = 0; i + 1 < plan->n; i++) {
         for (int k = 0; k < plan->group[i].n; k++) {
             const backend_segment *r = &segments[plan->group[i].segment[k]];
-            if (r->kind == SEGMENT_DECODE && (r->logits || r->leaders)) rows += (size_t)(r->n - r->first_logit_row);
+            bool has = r->kind == SEGMENT_DECODE || i == plan->last_rows;
+            if (has && (r->logits || r->leaders)) rows += (size_t)(r->n - r->first_logit_row);
         }
     }
     return rows;
@@ -243,8 +290,8 @@ static kakeya_status reserve_passes(backend_model *m, backend_segment *segments,
     kakeya_status status = KAKEYA_OK;
     for (int i = 0; i < plan->n && !status; i++) {
         cuda_pass p;
-        status = cuda_pass_prepare(&p, m, segments, &plan->group[i], error);
-        if (plan->group[i].n == 1) segments[plan->group[i].segment[0]].status = status;
+        status = prepare(&p, m, segments, plan, i, error);
+        if (plan->group[i].n == 1 && i != plan->last_rows) segments[plan->group[i].segment[0]].status = status;
     }
     size_t kept = rows_to_keep(segments, plan) * (size_t)m->config->vocab * sizeof(float);
     if (!status && kept) status = model_grow(m, &m->space.kept_logits, kept, "logits", error);
@@ -284,7 +331,7 @@ kakeya_status cuda_forward(backend_model *m, backend_segment *segments, int n_se
     if (begun) status = cuda_team_agree(m, begin(segments, n_segments, error), error);
     size_t kept = 0;
     for (int i = 0; i < plan.n && !status; i++)
-        status = run_pass(m, segments, &plan.group[i], i + 1 < plan.n ? &kept : NULL, error);
+        status = run_pass(m, segments, &plan, i, i + 1 < plan.n ? &kept : NULL, error);
     if (status) cuda_forget_logits(m);
     for (int s = 0; s < n_segments; s++) {
         if (!status)

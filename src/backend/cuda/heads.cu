@@ -56,10 +56,11 @@ static __global__ __launch_bounds__(HEAD_WARPS * 32) void head_rows_kernel(const
     if (unit >= a.heads + keys + values) return;
     load_head_norm(weight, norm, d);
     /* Written before the step's first kernel. */
+    const cuda_step *segment = prompt ? prompt_segment(batch, row) : nullptr;
     const cuda_row *mine = &batch->row[prompt ? 0 : row];
-    const cuda_cache_view *cache = prompt ? batch->step[0].cache : mine->cache;
-    int position = prompt ? batch->step[0].position + row : mine->position,
-        sink_end = prompt ? batch->step[0].sink : mine->sink;
+    const cuda_cache_view *cache = prompt ? segment->cache : mine->cache;
+    int position = prompt ? segment->position + row - segment->first_row : mine->position,
+        sink_end = prompt ? segment->sink : mine->sink;
     release_successor();
     wait_for_predecessor();
     int head = is_q ? unit : is_k ? unit - a.heads : unit - a.heads - keys;
@@ -152,7 +153,13 @@ static __global__ void turns_kernel(const cuda_batch *batch, int prompt, const f
                                     float2 *turns) {
     release_successor();
     wait_for_predecessor();
-    int row = blockIdx.x, position = prompt ? batch->step[0].position + row : batch->row[row].position;
+    int row = blockIdx.x, position;
+    if (prompt) {
+        const cuda_step *segment = prompt_segment(batch, row);
+        position = segment->position + row - segment->first_row;
+    } else {
+        position = batch->row[row].position;
+    }
     for (int j = threadIdx.x; j < pairs; j += blockDim.x) {
         float2 turn;
         sincosf((float)position * inverse_frequency[j], &turn.y, &turn.x);
@@ -165,12 +172,14 @@ void cuda_turns(const cuda_launch *l, const cuda_batch *batch, int prompt, const
     if (pairs) launch_kernel(l, turns_kernel, dim3(rows), dim3(128), 0, batch, prompt, inverse_frequency, pairs, turns);
 }
 
-static __global__ void store_chunk_kernel(const cuda_step *step, const cuda_bf16 *chunk_k, const cuda_bf16 *chunk_v,
-                                          int kv_dim, int layer, int rows) {
+static __global__ void store_chunk_kernel(const cuda_batch *batch, const cuda_bf16 *chunk_k, const cuda_bf16 *chunk_v,
+                                          int kv_dim, int layer) {
     wait_for_predecessor();
+    int row = blockIdx.x;
+    const cuda_step *step = prompt_segment(batch, row);
     const cuda_layer_view &view = step->cache->layer[layer];
-    int row = blockIdx.x, position = step->position + row;
-    bool keep = row >= rows - view.capacity, sink = view.sink_v && position < step->sink;
+    int index = row - step->first_row, position = step->position + index;
+    bool keep = index >= step->rows - view.capacity, sink = view.sink_v && position < step->sink;
     size_t to = store_row(view, position) * kv_dim, from = (size_t)row * kv_dim, sink_to = (size_t)position * kv_dim;
     for (int i = threadIdx.x; i < kv_dim; i += blockDim.x) {
         if (keep) {
@@ -184,9 +193,23 @@ static __global__ void store_chunk_kernel(const cuda_step *step, const cuda_bf16
     }
 }
 
-void cuda_store_chunk(const cuda_launch *l, const cuda_step *step, const cuda_bf16 *chunk_k, const cuda_bf16 *chunk_v,
+void cuda_store_chunk(const cuda_launch *l, const cuda_batch *batch, const cuda_bf16 *chunk_k, const cuda_bf16 *chunk_v,
                       int kv_dim, int layer, int rows) {
-    launch_kernel(l, store_chunk_kernel, dim3(rows), dim3(256), 0, step, chunk_k, chunk_v, kv_dim, layer, rows);
+    launch_kernel(l, store_chunk_kernel, dim3(rows), dim3(256), 0, batch, chunk_k, chunk_v, kv_dim, layer);
+}
+
+static __global__ void keep_last_rows_kernel(const cuda_batch *batch, const cuda_bf16 *x, int ldx, cuda_bf16 *to) {
+    wait_for_predecessor();
+    const cuda_step *step = &batch->step[blockIdx.x];
+    if (step->last_row < 0) return;
+    const cuda_bf16 *from = x + (size_t)(step->first_row + step->rows - 1) * ldx;
+    to += (size_t)step->last_row * ldx;
+    for (int i = threadIdx.x; i < ldx; i += blockDim.x) to[i] = from[i];
+}
+
+void cuda_keep_last_rows(const cuda_launch *l, const cuda_batch *batch, const cuda_bf16 *x, int ldx, cuda_bf16 *to,
+                         int segments) {
+    launch_kernel(l, keep_last_rows_kernel, dim3(segments), dim3(256), 0, batch, x, ldx, to);
 }
 
 static __global__ void set_aside_kernel(const cuda_cache_view *cache, int position, int back) {

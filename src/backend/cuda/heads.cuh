@@ -54,6 +54,19 @@ static __device__ __forceinline__ void turn_head(float (&v)[PER_LANE], const flo
     }
 }
 
+/* Whose a row of a prompt pass is: the last segment that begins there, or before. */
+static __device__ __forceinline__ const cuda_step *prompt_segment(const cuda_batch *batch, int row) {
+    int low = 0, high = __ldcg(&batch->segments) - 1;
+    while (low < high) {
+        int middle = (low + high + 1) / 2;
+        if (__ldcg(&batch->step[middle].first_row) <= row)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return &batch->step[low];
+}
+
 static __device__ __forceinline__ size_t store_row(const cuda_layer_view &view, int position) {
     return (size_t)(view.capacity ? position % view.capacity : position);
 }

@@ -118,7 +118,9 @@ typedef struct cuda_step {
     const cuda_cache_view *cache;
     int position;  /* of row 0 */
     int rows;      /* 0: a pass is filled up with it */
-    int first_row; /* of the pass that is row 0 */
+    int first_row; /* of the pass that is row 0; segments of a prompt pass are found by it */
+    int last_row;  /* prompts: the place among those whose head comes later that the segment's last row takes; -1: none
+                    */
     int prompt;    /* prompt rows: eviction by frontier, ring rows in the chunk buffers */
     int frontier;  /* prompt rows: positions in [sink, frontier) are evicted */
     int sink, window;
@@ -139,13 +141,13 @@ typedef struct cuda_row {
     float temperature;               /* of sampling from leaders; 0: nobody does */
 } cuda_row;
 
-/* What one pass is about; written by the host before it. A prompt is one step without rows. */
+/* What one pass is about; written by the host before it. Prompts are steps without rows, one behind the other. */
 typedef struct cuda_batch {
     int rows, segments;             /* without those that it is filled up with */
     int restored_rows[2];           /* of the restore buffers: in sliding, in full layers */
     uint32_t exchanges;             /* several devices: of them all, before this pass */
     int32_t tokens[CUDA_PASS_ROWS]; /* decode rows */
-    cuda_row row[CUDA_PASS_ROWS];
+    cuda_row row[CUDA_PASS_ROWS];   /* the same; of last rows of prompts the temperature alone */
     cuda_step step[CUDA_MAX_SEGMENTS];
 } cuda_batch;
 
@@ -459,9 +461,13 @@ void cuda_expand_codes(const cuda_launch *l, cuda_kv_codes codes, const cuda_bf1
 void cuda_expand_q4(const cuda_launch *l, const cuda_bf16 *from, int head_dim, size_t vectors, cuda_bf16 *to);
 /* Copies the row of `position` of every ring among `layers` layers to where rows are set aside, or back. */
 void cuda_set_aside(const cuda_launch *l, const cuda_cache_view *cache, int layers, int position, int back);
-/* Copies the chunk's rows into a ring (the last `capacity` of them) and into the sink. */
-void cuda_store_chunk(const cuda_launch *l, const cuda_step *step, const cuda_bf16 *chunk_k, const cuda_bf16 *chunk_v,
+/* Copies the chunk's rows into the rings of the segments that they are of (the last `capacity` of each) and into their
+ * sinks. */
+void cuda_store_chunk(const cuda_launch *l, const cuda_batch *batch, const cuda_bf16 *chunk_k, const cuda_bf16 *chunk_v,
                       int kv_dim, int layer, int rows);
+/* Copies the last row of each of a prompt pass's `segments` to its place among those whose head comes later. */
+void cuda_keep_last_rows(const cuda_launch *l, const cuda_batch *batch, const cuda_bf16 *x, int ldx, cuda_bf16 *to,
+                         int segments);
 /* -------------------------------------------------------------------------------------------------------- drafter */
 
 /* A committed row that enters a cache's context. */
@@ -469,18 +475,14 @@ typedef struct cuda_context_row {
     const cuda_cache_view *cache;
     const float *aux; /* its aux hidden states */
     int position;
-    int aux_form;     /* as in cuda_row */
-    int behind;       /* rows of the same cache that follow it in the same launch */
-    int keeps_latent; /* else nobody would find it: the ring holds later ones */
+    int aux_form; /* as in cuda_row */
+    int behind;   /* rows of the same cache that follow it in the same launch */
 } cuda_context_row;
 
-/* Whose rows a launch works on: of any caches, or (row NULL) of one, from a position on. */
+/* Rows of any caches that a launch works on. */
 typedef struct cuda_context_source {
     const cuda_context_row *row;
-    const cuda_cache_view *cache;
-    int position, rows;
-    const float *aux; /* of one: [rows][aux_width] */
-    int aux_width, aux_form;
+    int rows;
 } cuda_context_source;
 
 /* Where the layers that f_theta reads lie in rows of aux hidden states. */

@@ -164,6 +164,16 @@ static void partition(const cuda_pass *p, const gemma4_layer_config *lc, bool re
         a->restored_partitions + cuda_attention_exact_partitions(a->sliding_window, o->sink, o->window, rows);
 }
 
+/* Of a prompt pass, of whose rows the first ones are meant: the most that one segment has of them. */
+static int most_rows(const cuda_pass *p, int rows) {
+    int most = 0;
+    for (int i = 0; i < p->group->n; i++) {
+        int n = p->segments[p->group->segment[i]].n;
+        if (n > most) most = n;
+    }
+    return most < rows ? most : rows;
+}
+
 static cuda_attention attention_of(const cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
     cuda_workspace *s = &m->space;
@@ -192,8 +202,8 @@ static cuda_attention attention_of(const cuda_pass *p, const step_op *op) {
         .state = (float2 *)s->partial_state.data,
         .partitions = 1,
         .final = p->prompt,
-        .segments = p->prompt ? 1 : p->key.segments,
-        .segment_rows = p->prompt ? op->rows : p->key.segment_rows,
+        .segments = p->prompt ? p->group->n : p->key.segments,
+        .segment_rows = p->prompt ? most_rows(p, op->rows) : p->key.segment_rows,
     };
     if (!p->prompt) partition(p, lc, restored, &a);
     return a;
@@ -238,40 +248,54 @@ static void run_attend_latents(cuda_pass *p, const step_op *op) {
     latent_attention_merge(l, &a);
 }
 
-/* A layer's rows up to the pass's last one, of codes as bf16. */
-static const cuda_bf16 *expanded(cuda_pass *p, cuda_kv_codes codes, const gemma4_layer_config *lc, const uint16_t *rows,
-                                 const cuda_buffer *to) {
-    cuda_expand_codes(&p->model->launch, codes, rows, lc->kv_heads, lc->head_dim, p->position + p->rows, to->data);
-    return to->data;
+/* Some rows of a prompt pass that are neighbours in one segment. */
+typedef struct prompt_part {
+    const backend_cache *cache;
+    int chunk;           /* where the chunk buffers have the segment's first row */
+    int first, rows;     /* of the pass */
+    int position;        /* of the first of them */
+    size_t scratch;      /* positions of the buffers below that others use */
+    cudaStream_t stream; /* that its attention goes on */
+} prompt_part;
+
+/* A layer's rows up to the part's last one, of codes as bf16. */
+static const cuda_bf16 *expanded(const cuda_pass *p, const prompt_part *part, cuda_kv_codes codes,
+                                 const gemma4_layer_config *lc, const uint16_t *rows, const cuda_buffer *to) {
+    cuda_launch l = p->model->launch;
+    cuda_bf16 *out = (cuda_bf16 *)to->data + part->scratch * (size_t)(lc->kv_heads * lc->head_dim);
+    l.stream = part->stream;
+    cuda_expand_codes(&l, codes, rows, lc->kv_heads, lc->head_dim, part->position + part->rows, out);
+    return out;
 }
 
-/* Rows [first_row, first_row + rows): each sees [max(t - window + 1, evicted_end), t] of a bounded layer. */
-static void run_prompt_attend(cuda_pass *p, const step_op *op) {
+/* Each row sees [max(t - window + 1, evicted_end), t] of a bounded layer. */
+static void attend_prompt(cuda_pass *p, const step_op *op, const prompt_part *part) {
     backend_model *m = p->model;
     cuda_workspace *s = &m->space;
     const gemma4_layer_config *lc = &m->config->layer[op->layer];
-    const layer_store *store = &p->cache->layer[op->source];
-    const timeline_layer *kept = &p->cache->t.layer[op->source];
-    size_t row = (size_t)(m->config->heads * lc->head_dim), first = (size_t)op->first_row;
+    const layer_store *store = &part->cache->layer[op->source];
+    const timeline_layer *kept = &part->cache->t.layer[op->source];
+    size_t row = (size_t)(m->config->heads * lc->head_dim), first = (size_t)part->first;
+    size_t kv = (size_t)(lc->kv_heads * lc->head_dim), in_chunk = (size_t)part->chunk * kv;
     int ld = m->weights.layer[op->layer].o.ld;
     prompt_attention_args args = {
         .q = s->q_heads + first * row,
         .q_stride = row,
-        .rows = op->rows,
-        .first_position = p->position + op->first_row,
+        .rows = part->rows,
+        .first_position = part->position,
         .heads = m->config->heads,
         .kv_heads = lc->kv_heads,
         .head_dim = lc->head_dim,
         .window = lc->type == GEMMA4_SLIDING ? m->config->sliding_window : 0,
-        .evicted_end = p->cache->t.layer[op->source].bounded ? p->evicted_end : 0,
+        .evicted_end = kept->bounded ? p->evicted_end : 0,
         .out = s->attended + first * (size_t)ld,
         .out_stride = (size_t)ld,
     };
     if (kept->kind == STORE_RING) {
-        args.keys = (prompt_keys){.chunk_begin = p->position,
-                                  .chunk_k = kept->has_keys ? s->chunk_k : NULL,
-                                  .chunk_v = s->chunk_v,
-                                  .ring_capacity = p->cache->t.ring_capacity,
+        args.keys = (prompt_keys){.chunk_begin = part->cache->t.length,
+                                  .chunk_k = kept->has_keys ? s->chunk_k + in_chunk : NULL,
+                                  .chunk_v = s->chunk_v + in_chunk,
+                                  .ring_capacity = part->cache->t.ring_capacity,
                                   .ring_k = store->ring.k.data,
                                   .ring_v = store->ring.v.data};
     } else {
@@ -281,21 +305,21 @@ static void run_prompt_attend(cuda_pass *p, const step_op *op) {
     }
     cuda_kv_codes codes = codes_of(p, op->source);
     if (codes) {
-        args.keys.chunk_v = expanded(p, codes, lc, args.keys.chunk_v, &s->expanded_v);
-        if (kept->has_keys) args.keys.chunk_k = expanded(p, codes, lc, args.keys.chunk_k, &s->expanded_k);
+        args.keys.chunk_v = expanded(p, part, codes, lc, args.keys.chunk_v, &s->expanded_v);
+        if (kept->has_keys) args.keys.chunk_k = expanded(p, part, codes, lc, args.keys.chunk_k, &s->expanded_k);
     }
     if (kept->has_keys) {
-        cuda_pass_note(p, prompt_attention(&args, m->launch.stream));
+        cuda_pass_note(p, prompt_attention(&args, part->stream));
         return;
     }
     args.keys.k_norm = m->weights.layer[op->source].k_norm;
     args.keys.cosine = s->cosine.data;
     args.keys.sine = s->sine.data;
     args.keys.rope_pairs = m->config->rope[lc->type].rotated_pairs;
-    args.k_scratch = s->derived_k;
+    args.k_scratch = s->derived_k + part->scratch * kv;
     int slab = prompt_attention_slab(lc->head_dim, args.keys.rope_pairs);
-    if (args.evicted_end / slab == (p->position + p->rows - 1) / slab) { /* all keys lie in one */
-        cuda_pass_note(p, prompt_attention(&args, m->launch.stream));
+    if (args.evicted_end / slab == (part->position + part->rows - 1) / slab) { /* all keys lie in one */
+        cuda_pass_note(p, prompt_attention(&args, part->stream));
         return;
     }
     args.m = s->attend_top;
@@ -303,13 +327,50 @@ static void run_prompt_attend(cuda_pass *p, const step_op *op) {
     args.out = s->q; /* the raw projections are used up */
     args.out_is_f32 = 1;
     args.out_stride = row;
-    cuda_pass_note(p, prompt_attention(&args, m->launch.stream));
-    cuda_round_rows(&m->launch, s->q, (int)row, s->attended + first * (size_t)ld, ld, (int)row, op->rows);
+    cuda_pass_note(p, prompt_attention(&args, part->stream));
+    cuda_round_rows(&m->launch, s->q, (int)row, s->attended + first * (size_t)ld, ld, (int)row, part->rows);
+}
+
+/* Streams beside the model's begin where it is ... */
+static void part_streams(cuda_pass *p, int streams) {
+    cuda_workspace *s = &p->model->space;
+    cuda_pass_note(p, cudaEventRecord(s->side_start, p->model->launch.stream));
+    for (int i = 0; i < streams; i++) cuda_pass_note(p, cudaStreamWaitEvent(s->side_stream[i], s->side_start, 0));
+}
+
+/* ... and it goes on when they are done. */
+static void join_streams(cuda_pass *p, int streams) {
+    cuda_workspace *s = &p->model->space;
+    for (int i = 0; i < streams; i++) {
+        cuda_pass_note(p, cudaEventRecord(s->side_done[i], s->side_stream[i]));
+        cuda_pass_note(p, cudaStreamWaitEvent(p->model->launch.stream, s->side_done[i], 0));
+    }
+}
+
+/* The operation's rows: of one segment some, of several all. Short prompts do not fill the device one by one. */
+static void run_prompt_attend(cuda_pass *p, const step_op *op) {
+    int streams = !p->side_by_side ? 0 : p->group->n < CUDA_SIDE_STREAMS ? p->group->n : CUDA_SIDE_STREAMS;
+    size_t scratch = 0;
+    if (streams) part_streams(p, streams);
+    for (int i = 0; i < p->group->n; i++) {
+        const backend_segment *r = &p->segments[p->group->segment[i]];
+        int chunk = p->first_row[i], first = chunk < op->first_row ? op->first_row : chunk;
+        prompt_part part = {.cache = r->cache,
+                            .chunk = chunk,
+                            .first = first,
+                            .rows = chunk + r->n - first,
+                            .position = r->cache->t.length + first - chunk,
+                            .scratch = scratch,
+                            .stream = streams ? p->model->space.side_stream[i % streams] : p->model->launch.stream};
+        attend_prompt(p, op, &part);
+        if (streams) scratch += (size_t)(r->cache->t.length + r->n);
+    }
+    if (streams) join_streams(p, streams);
 }
 
 static void run_store_chunk(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
-    cuda_store_chunk(&m->launch, m->space.batch->step, m->space.chunk_k, m->space.chunk_v,
+    cuda_store_chunk(&m->launch, m->space.batch, m->space.chunk_k, m->space.chunk_v,
                      p->cache->t.layer[op->source].values, op->source, p->rows);
 }
 
@@ -514,7 +575,14 @@ static cuda_excluded suppressed_here(const cuda_pass *p) {
     return excluded;
 }
 
+static void run_last_rows(cuda_pass *p, const step_op *op) {
+    (void)op;
+    cuda_workspace *s = &p->model->space;
+    cuda_keep_last_rows(&p->model->launch, s->batch, s->x, p->model->weights.head.ld, s->last_x, p->group->n);
+}
+
 static const cuda_bf16 *head_input(const cuda_pass *p) {
+    if (!p->prompt && p->last_rows) return p->model->space.last_x;
     return p->model->space.x + (size_t)p->head_first * (size_t)p->model->weights.head.ld;
 }
 
@@ -594,6 +662,7 @@ static const run_op run[STEP_KINDS] = {
     [STEP_PLE_OUT] = run_ple_out,
     [STEP_PLE_ADD] = run_ple_add,
     [STEP_AUX] = run_aux,
+    [STEP_LAST_ROWS] = run_last_rows,
     [STEP_HEAD] = run_head,
     [STEP_ARGMAX] = run_argmax,
     [STEP_LEADERS] = run_leaders,

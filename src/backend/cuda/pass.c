@@ -3,6 +3,7 @@
 #include <limits.h>
 #include <string.h>
 
+#include "backend/cuda/prompt_keys.h"
 #include "backend/cuda/restoration.h"
 
 /* RoPE tables of K = V layers, for a prompt that ends at `end`. */
@@ -54,9 +55,6 @@ static partial_size row_partial(const gemma4_config *config, int full, bool rest
     return most;
 }
 
-/* Hidden states leave in one piece. */
-static bool goes_alone(const backend_segment *r) { return r->kind == SEGMENT_PROMPT || r->hidden_states; }
-
 /* Of caches that restore, all that the list of operations and its shapes depend on. */
 static bool restore_alike(const backend_cache *a, const backend_cache *b) {
     const backend_cache_options *x = &a->t.options, *y = &b->t.options;
@@ -96,17 +94,42 @@ static int restored_rows(const backend_model *m, const backend_segment *r) {
     return sliding > full ? sliding : full;
 }
 
+/* Positions [sink, end) are evicted: the end; 0: none are. */
+static int evicted_end(const backend_cache *c) {
+    int frontier = timeline_frontier(&c->t);
+    return frontier > c->t.options.sink ? frontier : 0;
+}
+
+/* Prompts of which nothing is evicted, so that nothing is restored, share all that works on rows: products, norms,
+ * experts. Their caches differ in nothing but what a segment says. */
+static bool join(const backend_segment *a, const backend_segment *b) {
+    const backend_cache_options *x = &a->cache->t.options, *y = &b->cache->t.options;
+    return !a->hidden_states && !b->hidden_states && !evicted_end(a->cache) && !evicted_end(b->cache) &&
+           x->attention == y->attention && x->restore_layers == y->restore_layers && x->sink == y->sink &&
+           x->window == y->window && x->kv_format == y->kv_format && x->keep_draft_context == y->keep_draft_context;
+}
+
+/* The first prompt that is left, and those that join it. */
+static bool group_prompts(const backend_segment *segments, int n_segments, bool taken[BACKEND_MAX_FORWARD],
+                          cuda_group *group) {
+    for (int s = 0; s < n_segments; s++) {
+        const backend_segment *r = &segments[s];
+        if (taken[s] || r->kind != SEGMENT_PROMPT || (group->n && !join(&segments[group->segment[0]], r))) continue;
+        taken[s] = true;
+        group->segment[group->n++] = s;
+    }
+    return group->n > 0;
+}
+
 bool cuda_pass_group(const backend_model *m, const backend_segment *segments, int n_segments,
                      bool taken[BACKEND_MAX_FORWARD], cuda_group *group) {
     group->n = 0;
-    for (int pass = 0; pass < 2; pass++) { /* prompts; blocks that go alone */
-        for (int s = 0; s < n_segments; s++) {
-            const backend_segment *r = &segments[s];
-            if (taken[s] || !goes_alone(r) || (r->kind == SEGMENT_PROMPT) != (pass == 0)) continue;
-            taken[s] = true;
-            group->segment[group->n++] = s;
-            return true;
-        }
+    if (group_prompts(segments, n_segments, taken, group)) return true;
+    for (int s = 0; s < n_segments; s++) {
+        if (taken[s] || !segments[s].hidden_states) continue; /* which leave in one piece */
+        taken[s] = true;
+        group->segment[group->n++] = s;
+        return true;
     }
     int rows = 0;
     size_t partial_bytes = 0, restored_bytes = 0;
@@ -177,6 +200,48 @@ static step_head head_of(const cuda_pass *p) {
     return greedy ? STEP_HEAD_GREEDY : leaders ? STEP_HEAD_LEADERS : STEP_HEAD_LOGITS;
 }
 
+/* Prompts: room for what their attention reads of layers in codes. */
+static kakeya_status prepare_expanded(const cuda_pass *p, int end, kakeya_error *error) {
+    backend_model *m = p->model;
+    size_t values = 0, keys = 0, positions = (size_t)cuda_graph_doubled(m->config->sliding_window, end);
+    for (int i = 0; i < m->config->layers; i++) {
+        const timeline_layer *l = &p->cache->t.layer[i];
+        if (l->kind != STORE_PAGES || !cuda_kv_codes_of(l->format)) continue;
+        if ((size_t)l->values > values) values = (size_t)l->values;
+        if (l->has_keys && (size_t)l->values > keys) keys = (size_t)l->values;
+    }
+    kakeya_status status =
+        model_grow(m, &m->space.expanded_v, positions * values * sizeof(cuda_bf16), "K/V of a layer in bf16", error);
+    if (status) return status;
+    return model_grow(m, &m->space.expanded_k, positions * keys * sizeof(cuda_bf16), "K/V of a layer in bf16", error);
+}
+
+/* Of prompts: their rows, one segment behind the other, and where the last ones go. */
+static kakeya_status prepare_prompts(cuda_pass *p, kakeya_error *error) {
+    backend_model *m = p->model;
+    int end = 0, positions = 0;
+    p->rows = 0;
+    for (int i = 0; i < p->group->n; i++) {
+        const backend_segment *r = &p->segments[p->group->segment[i]];
+        p->first_row[i] = p->rows;
+        p->last_row[i] = -1;
+        p->rows += r->n;
+        if (r->cache->t.length + r->n > end) end = r->cache->t.length + r->n;
+        positions += r->cache->t.length + r->n;
+        for (int s = 0, place = 0; cuda_pass_leaves_last_row(r) && s <= p->group->segment[i]; s++) {
+            if (!cuda_pass_leaves_last_row(&p->segments[s])) continue;
+            p->last_row[i] = place++;
+            p->last_rows = true;
+        }
+    }
+    p->key.rows = p->rows;
+    p->side_by_side = p->group->n > 1 && positions <= PROMPT_SLAB_POSITIONS;
+    add_taps(p, p->cache);
+    kakeya_status status = prepare_rope_tables(m, end, error);
+    if (!status && p->key.codes) status = prepare_expanded(p, p->side_by_side ? positions : end, error);
+    return status;
+}
+
 /* Of a decode pass: everything that its captured step depends on. */
 static kakeya_status prepare_decode(cuda_pass *p, kakeya_error *error) {
     backend_model *m = p->model;
@@ -212,29 +277,12 @@ static int shape_restored(const cuda_pass *p) {
     return cuda_graph_doubled(sliding, rows);
 }
 
-/* Prompts: room for what their attention reads of layers in codes. */
-static kakeya_status prepare_expanded(const cuda_pass *p, int end, kakeya_error *error) {
-    backend_model *m = p->model;
-    size_t values = 0, keys = 0, positions = (size_t)cuda_graph_doubled(m->config->sliding_window, end);
-    for (int i = 0; i < m->config->layers; i++) {
-        const timeline_layer *l = &p->cache->t.layer[i];
-        if (l->kind != STORE_PAGES || !cuda_kv_codes_of(l->format)) continue;
-        if ((size_t)l->values > values) values = (size_t)l->values;
-        if (l->has_keys && (size_t)l->values > keys) keys = (size_t)l->values;
-    }
-    kakeya_status status =
-        model_grow(m, &m->space.expanded_v, positions * values * sizeof(cuda_bf16), "K/V of a layer in bf16", error);
-    if (status) return status;
-    return model_grow(m, &m->space.expanded_k, positions * keys * sizeof(cuda_bf16), "K/V of a layer in bf16", error);
-}
-
 kakeya_status cuda_pass_prepare(cuda_pass *p, backend_model *m, backend_segment *segments, const cuda_group *group,
                                 kakeya_error *error) {
     const backend_segment *first = &segments[group->segment[0]];
     const backend_cache *c = first->cache;
     const backend_cache_options *o = &c->t.options;
     bool restored = is_restored(c), restore_all = restored && o->restore_layers == KAKEYA_RESTORE_ALL;
-    int frontier = timeline_frontier(&c->t);
     *p = (cuda_pass){.model = m,
                      .segments = segments,
                      .group = group,
@@ -242,15 +290,13 @@ kakeya_status cuda_pass_prepare(cuda_pass *p, backend_model *m, backend_segment 
                      .prompt = first->kind == SEGMENT_PROMPT,
                      .rows = first->n,
                      .position = c->t.length,
-                     .evicted_end = frontier > o->sink ? frontier : 0,
+                     .evicted_end = evicted_end(c),
                      .hidden_states = first->hidden_states,
                      .chosen_layers = first->chosen_layers,
                      .chosen = first->chosen,
                      .head_rows = first->n};
     p->tokens = p->prompt ? m->space.tokens : m->space.batch->tokens;
-    int end = p->position + p->rows;
     p->key = (graph_key){.rows = p->rows, .codes = cuda_kv_codes_of(o->kv_format), .restore_all = restore_all};
-    if (p->prompt) add_taps(p, c);
     if (restored) {
         p->key.restored = shape_restored(p);
         p->key.sink = o->sink;
@@ -258,14 +304,21 @@ kakeya_status cuda_pass_prepare(cuda_pass *p, backend_model *m, backend_segment 
     }
     p->attends_latents = restored && !p->prompt && c->attends_latents;
     p->decodes_keys = p->attends_latents && p->key.restored <= LATENT_MOST_AHEAD;
-    kakeya_status status = p->prompt ? prepare_rope_tables(m, end, error) : prepare_decode(p, error);
-    if (!status && p->prompt && p->key.codes) status = prepare_expanded(p, end, error);
+    kakeya_status status = p->prompt ? prepare_prompts(p, error) : prepare_decode(p, error);
     if (!status && p->attends_latents) /* as prepare_partial has it */
         return cuda_restoration_prepare_latents(
             p->cache, p->key.restored, group->n == 1 ? BACKEND_MAX_DECODE_ROWS : p->rows, p->decodes_keys, error);
     if (!status && restored && !(p->prompt && p->evicted_end == 0))
         status = cuda_restoration_prepare(p->cache, p->key.restored, p->prompt, error);
     return status;
+}
+
+kakeya_status cuda_pass_prepare_last_rows(cuda_pass *p, backend_model *m, backend_segment *segments,
+                                          const cuda_group *group, kakeya_error *error) {
+    *p = (cuda_pass){
+        .model = m, .segments = segments, .group = group, .last_rows = true, .rows = group->n, .head_rows = group->n};
+    p->head = head_of(p);
+    return model_grow_logits(m, p->rows, error);
 }
 
 static void fill_step(const cuda_pass *p, const backend_segment *r, cuda_step *step) {
@@ -321,10 +374,15 @@ void cuda_pass_fill(const cuda_pass *p, cuda_batch *batch) {
     int partitions = 0;
     for (int i = 0; i < p->group->n; i++) {
         const backend_segment *r = &p->segments[p->group->segment[i]];
+        if (!p->cache) {
+            batch->row[batch->rows++].temperature = r->leaders ? r->temperature : 0;
+            continue;
+        }
         cuda_step *step = &batch->step[i];
         fill_step(p, r, step);
         if (p->key.restored) fill_restored(p, r, step, batch);
         step->first_row = batch->rows;
+        if (p->prompt) step->last_row = p->last_row[i];
         step->first_partition = partitions;
         if (!p->prompt) fill_rows(r, step, batch);
         batch->rows += r->n;
@@ -360,6 +418,7 @@ static void fill_shape(const cuda_pass *p, step_shape *s) {
                       .rows = p->rows,
                       .position = p->position,
                       .hidden_states = p->hidden_states != NULL,
+                      .last_rows = p->last_rows,
                       .head = p->head,
                       .exact_positions = c->t.options.sink + c->t.options.window};
     for (int i = 0; i < m->config->layers; i++) {
@@ -390,6 +449,8 @@ int cuda_pass_list_head(const cuda_pass *p) {
                         .weights = &p->model->weights,
                         .part = p->model->part,
                         .prompt = p->prompt,
-                        .rows = p->head_rows};
+                        .rows = p->head_rows,
+                        .last_rows = !p->prompt && p->last_rows,
+                        .head = p->head};
     return step_build_head(&shape, p->model->step_ops);
 }

@@ -3,7 +3,7 @@
  * multiprocessor: one waits for memory while another adds. A row's result depends on that row alone. */
 #include "backend/cuda/prompt_rows.h"
 
-#include "backend/cuda/common.cuh"
+#include "backend/cuda/heads.cuh"
 
 namespace {
 
@@ -306,13 +306,13 @@ __global__ __launch_bounds__(HEAD_ROWS_WARPS * 32) void head_rows_kernel(const c
         }
     } else {
         size_t kv_dim = static_cast<size_t>(a.kv_heads) * D, column = static_cast<size_t>(head) * D;
-        const cuda_step &step = batch->step[0];
+        const cuda_step &step = *prompt_segment(batch, row);
         if (!step.cache) return;
         if (a.chunk_v) {
             out = (is_k ? a.chunk_k : a.chunk_v) + static_cast<size_t>(row) * kv_dim + column;
         } else {
             const cuda_layer_view &view = step.cache->layer[a.layer];
-            int position = step.position + row;
+            int position = step.position + row - step.first_row;
             size_t stored = static_cast<size_t>(view.capacity ? position % view.capacity : position);
             out = (is_k ? view.k : view.v) + stored * kv_dim + column;
             if (view.sink_v && position < step.sink)

@@ -403,16 +403,16 @@ static void copy_aux(builder *b, int layer) {
 
 static void head(builder *b) {
     const step_shape *s = b->shape;
+    step_items input = STEP_ITEM(s->last_rows ? ITEM_LAST : ITEM_X);
     if (!s->prompt && s->head == STEP_HEAD_GREEDY) {
-        step_op *op =
-            add(b, STEP_CHOOSE, -1, "head", STEP_ITEM(ITEM_X), STEP_ITEM(ITEM_LOGITS) | STEP_ITEM(ITEM_CHOICE));
+        step_op *op = add(b, STEP_CHOOSE, -1, "head", input, STEP_ITEM(ITEM_LOGITS) | STEP_ITEM(ITEM_CHOICE));
         op->matrix[op->matrices++] = &s->weights->head; /* of which an int8 copy is read: the kernels count it */
         return;
     }
     /* Devices write to the logits of the first one, which in a prompt may still be at those before. */
     bool whole = model_part_is_whole(s->part);
     if (!whole && s->prompt) add(b, STEP_MEET, -1, "exchange", 0, STEP_ITEM(ITEM_LOGITS));
-    add_product(b, STEP_HEAD, -1, "head", &s->weights->head, STEP_ITEM(ITEM_X), STEP_ITEM(ITEM_LOGITS));
+    add_product(b, STEP_HEAD, -1, "head", &s->weights->head, input, STEP_ITEM(ITEM_LOGITS));
     if (!whole) add(b, STEP_MEET, -1, "exchange", STEP_ITEM(ITEM_LOGITS), STEP_ITEM(ITEM_LOGITS));
     if (s->part.index) return;
     add(b, STEP_ARGMAX, -1, "head", STEP_ITEM(ITEM_LOGITS), STEP_ITEM(ITEM_CHOICE));
@@ -447,6 +447,7 @@ int step_build(const step_shape *s, step_op *ops) {
     for (int i = 0; i < c->layers; i++) {
         if (c->layer[i].kv_source == i && stays_in_chunk(s, i) && is_shared(c, i)) store_chunk(&b, i);
     }
+    if (s->prompt && s->last_rows) add(&b, STEP_LAST_ROWS, -1, "head", STEP_ITEM(ITEM_X), STEP_ITEM(ITEM_LAST));
     if (!s->prompt) head(&b);
     return b.n;
 }

@@ -46,8 +46,9 @@ typedef enum step_kind {
     STEP_PLE_ACTIVATE,
     STEP_PLE_OUT,
     STEP_PLE_ADD,
-    STEP_AUX,  /* copy of the residual stream for the drafter or for latents; index: of the tap */
-    STEP_HEAD, /* logits */
+    STEP_AUX,       /* copy of the residual stream for the drafter or for latents; index: of the tap */
+    STEP_LAST_ROWS, /* prompts: rows whose head comes later */
+    STEP_HEAD,      /* logits */
     STEP_ARGMAX,
     STEP_LEADERS,
     STEP_CHOOSE,   /* the greedy choice without logits */
@@ -76,6 +77,7 @@ typedef enum step_item {
     ITEM_ACT_EXPERTS,
     ITEM_EXPERTS_OUT,
     ITEM_MIXED,  /* several devices: the sum of a row's experts with their weights */
+    ITEM_LAST,   /* prompts: inputs of the head of last rows, which are kept through the passes of a forward */
     ITEM_NORMED, /* hidden states behind the final norm, float32 */
     ITEM_PLE,
     ITEM_PLE_GATE,
@@ -104,7 +106,7 @@ typedef struct step_op {
     int layer;           /* whose weights; -1: of no layer */
     int source;          /* layer whose K/V it reads, writes or restores; -1: none */
     int index;           /* see step_kind */
-    int first_row, rows; /* of the segment */
+    int first_row, rows; /* of the pass */
     bool beside;         /* on the second stream */
     bool alone;          /* does not start before its predecessor has ended */
     step_items reads, writes;
@@ -142,6 +144,7 @@ typedef struct step_shape {
     bool prompt;
     int rows, position; /* position of row 0 */
     bool hidden_states; /* the caller wants them */
+    bool last_rows;     /* prompts: some are kept for a head that comes later; or the head is theirs */
     step_head head;     /* of decode rows */
     /* By layer, of layers with K/V of their own. */
     bool ring[GEMMA4_MAX_LAYERS];    /* prompt rows wait in the chunk buffers */
@@ -156,9 +159,9 @@ typedef struct step_shape {
 
 /* Room that a list needs. */
 int step_most_ops(const gemma4_config *config);
-/* Layers of the segment, and behind decode rows their head. Returns the number of operations. */
+/* Layers of the segments, and behind decode rows their head. Returns the number of operations. */
 int step_build(const step_shape *shape, step_op *ops);
-/* The head of some prompt rows. */
+/* The head of some prompt rows, or of last rows of prompts that were kept: these are chosen from like decode rows. */
 int step_build_head(const step_shape *shape, step_op *ops);
 /* The most exchanges and meetings of a pass, heads of a prompt included. */
 enum { STEP_MOST_TURNS = 1024 };

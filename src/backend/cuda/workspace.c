@@ -98,6 +98,7 @@ static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, con
         FLOATS(ple, rows * ple),
         FLOATS(ple_gate, rows * (size_t)c->ple_width),
         FLOATS(aux, rows * aux),
+        HALVES(last_x, BACKEND_MAX_PROMPTS * wide),
         HALVES(x, rows * wide),
         HALVES(x_experts, c->moe ? rows * wide : 0),
         HALVES(x_head, rows * wide),
@@ -142,7 +143,7 @@ static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, con
         {(void **)(void *)&w->leader_scratch, pass * sizeof(cuda_leader_scratch)},
         {(void **)(void *)&w->batch, sizeof(cuda_batch)},
         {(void **)(void *)&w->draft_batch, sizeof(cuda_batch)},
-        {(void **)(void *)&w->context_rows, d || f ? CUDA_CONTEXT_ROWS * sizeof(cuda_context_row) : 0},
+        {(void **)(void *)&w->context_rows, d || f ? (CUDA_CONTEXT_ROWS + rows) * sizeof(cuda_context_row) : 0},
         FLOATS(d_state, pass * d_hidden),
         FLOATS(d_x, rows * d_hidden),
         FLOATS(d_q, pass * d_q),
@@ -180,6 +181,15 @@ static kakeya_status create_restore_stream(cuda_workspace *w, kakeya_error *erro
     return cuda_check(status, "creating a stream", error);
 }
 
+static kakeya_status create_side_streams(cuda_workspace *w, kakeya_error *error) {
+    cudaError_t status = cudaEventCreateWithFlags(&w->side_start, cudaEventDisableTiming);
+    for (int i = 0; i < CUDA_SIDE_STREAMS && status == cudaSuccess; i++) {
+        status = cudaStreamCreateWithFlags(&w->side_stream[i], cudaStreamNonBlocking);
+        if (status == cudaSuccess) status = cudaEventCreateWithFlags(&w->side_done[i], cudaEventDisableTiming);
+    }
+    return cuda_check(status, "creating a stream", error);
+}
+
 /* Every row its own expert, with a weight of 1: on the device, by way of a staging buffer of the host. */
 static kakeya_status fill_mixed_route(cuda_workspace *w, const cuda_device *device, int rows, kakeya_error *error) {
     if (!w->mixed) return KAKEYA_OK;
@@ -204,13 +214,14 @@ kakeya_status cuda_workspace_create(cuda_workspace *w, const cuda_device *device
                                     cuda_workspace_logit_bytes(config, CUDA_DECODE_ROWS), "logits", error);
     w->logits = w->logit_memory.data;
     if (!status && options->f_theta) status = create_restore_stream(w, error);
+    if (!status) status = create_side_streams(w, error);
     if (!status) status = cuda_pinned((void **)&w->staged, 2 * sizeof *w->staged, "a step", error);
     if (!status) status = cuda_pinned((void **)&w->staged_ids, 2 * (size_t)rows * sizeof(int32_t), "a step", error);
     if (!status)
         status = cuda_pinned((void **)&w->staged_leaders, CUDA_PASS_ROWS * sizeof *w->staged_leaders, "a step", error);
     if (!status && (options->drafter || options->f_theta))
-        status =
-            cuda_pinned((void **)&w->staged_context, CUDA_CONTEXT_ROWS * sizeof *w->staged_context, "a step", error);
+        status = cuda_pinned((void **)&w->staged_context,
+                             (CUDA_CONTEXT_ROWS + (size_t)rows) * sizeof *w->staged_context, "a step", error);
     if (!status && !model_part_is_whole(part))
         status =
             cuda_pinned((void **)&w->staged_choices, CUDA_DECODE_ROWS * sizeof *w->staged_choices, "a step", error);
@@ -228,6 +239,11 @@ void cuda_workspace_destroy(cuda_workspace *w) {
         if (events[i]) (void)cudaEventDestroy(events[i]);
     }
     if (w->restore_stream) (void)cudaStreamDestroy(w->restore_stream);
+    for (int i = 0; i < CUDA_SIDE_STREAMS; i++) {
+        if (w->side_stream[i]) (void)cudaStreamDestroy(w->side_stream[i]);
+        if (w->side_done[i]) (void)cudaEventDestroy(w->side_done[i]);
+    }
+    if (w->side_start) (void)cudaEventDestroy(w->side_start);
     if (w->staged) (void)cudaFreeHost(w->staged);
     if (w->staged_ids) (void)cudaFreeHost(w->staged_ids);
     if (w->staged_leaders) (void)cudaFreeHost(w->staged_leaders);

@@ -8,10 +8,14 @@
 #include "backend/cuda/kernels.h"
 #include "model/part.h"
 
+/* Streams on which the attention of prompts that share a pass goes side by side; as many as a device has queues. */
+enum { CUDA_SIDE_STREAMS = 8 };
+
 typedef struct cuda_workspace {
     cuda_buffer memory; /* the pointers up to `latent_half` are carved from it */
     /* The verifier: [rows][width] of the largest segment unless stated otherwise. */
     float *h, *q, *k, *v, *branch, *experts_out, *x_router, *normed, *ple, *ple_gate, *aux;
+    cuda_bf16 *last_x; /* [BACKEND_MAX_PROMPTS][width]: last rows of a forward's prompts, whose head comes later */
     cuda_bf16 *x, *x_experts, *x_head, *q_heads, *attended, *act, *act_experts, *chunk_k, *chunk_v;
     unsigned char *rounded;         /* prompts at precision fp8: rows or slots of one product, ... */
     float *rounded_scale;           /* ... their scales */
@@ -32,7 +36,7 @@ typedef struct cuda_workspace {
     cuda_batch *batch; /* of the verifier */
     /* The drafter: blocks of up to CUDA_PASS_ROWS rows; d_x, d_raw, latent* also serve whole prompt segments. */
     cuda_batch *draft_batch;
-    cuda_context_row *context_rows; /* [CUDA_CONTEXT_ROWS] */
+    cuda_context_row *context_rows; /* [CUDA_CONTEXT_ROWS + rows]: of backlogs, of prompts */
     float2 *draft_turns;
     float *d_state, *d_x, *d_q, *d_k, *d_v, *d_raw, *latents, *latent_values;
     cuda_bf16 *d_in, *d_aux, *d_heads, *d_attended, *d_act, *d_block_k, *d_block_v, *latent_in, *latent_half;
@@ -56,9 +60,12 @@ typedef struct cuda_workspace {
     cudaStream_t restore_stream; /* NULL without f_theta */
     cudaEvent_t restore_start, restored[2], projected;
 
+    cudaStream_t side_stream[CUDA_SIDE_STREAMS];
+    cudaEvent_t side_start, side_done[CUDA_SIDE_STREAMS];
+
     cuda_batch *staged;                 /* pinned: batch, draft batch */
     int32_t *staged_ids;                /* pinned: [rows] */
-    cuda_context_row *staged_context;   /* pinned: [CUDA_CONTEXT_ROWS]; with a drafter or f_theta */
+    cuda_context_row *staged_context;   /* pinned: [CUDA_CONTEXT_ROWS + rows]; with a drafter or f_theta */
     cuda_leaders *staged_leaders;       /* pinned: [CUDA_PASS_ROWS] */
     unsigned long long *staged_choices; /* pinned: [CUDA_DECODE_ROWS]; of several devices */
 } cuda_workspace;

@@ -11,18 +11,9 @@
 #include "backend/cuda/quant.h"
 #include "backend/cuda/recorder.h"
 #include "gpu/fake/fake_device.h"
+#include "gpu/fake/fake_tags.h"
 
 /* --------------------------------------------------------------------------------------------------------- tags */
-
-enum { MOST_ROWS = 4096 };
-
-/* The first bytes of a row of K, V, latents' codes or restored K/V. */
-typedef struct tag {
-    int32_t position, token;
-    int32_t ill; /* the token's embedding is not a number, or that of one that it has seen */
-    int32_t mark;
-} tag;
-enum { KEY = 1, VALUE, CODE, RESTORED_KEY, RESTORED_VALUE };
 
 /* A device's thread is the device: what one of several is at is its own. */
 
@@ -31,32 +22,22 @@ static _Thread_local struct {
     int32_t token[MOST_ROWS];
     int ill[MOST_ROWS];
     uint64_t seen[MOST_ROWS]; /* of all that a row has attended */
-    int rows, prompt, position;
+    int rows;
+    const cuda_batch *batch;
+    const cuda_bf16 *queries; /* of the layer */
 } now;
+/* Last rows of prompts, whose head comes later; and the rows of the head that ran last. */
+static _Thread_local struct {
+    const cuda_bf16 *x;
+    uint64_t seen[CUDA_MAX_SEGMENTS];
+    int ill[CUDA_MAX_SEGMENTS];
+} last;
+static _Thread_local uint64_t head_seen[CUDA_PASS_ROWS];
 /* The drafter's blocks. */
 static _Thread_local uint64_t block_seen[CUDA_PASS_ROWS];
 static _Thread_local int block_ill[CUDA_MAX_SEGMENTS];
 static _Thread_local const cuda_batch *blocks;
 static _Thread_local int in_block, block_segments;
-
-/* The rows whose drafter context and latents are being computed. */
-static _Thread_local struct {
-    tag row[MOST_ROWS];
-    int rows;
-} context;
-
-static void put(void *row, int position, int32_t token, int ill, int mark) {
-    tag t = {position, token, ill, mark};
-    memcpy(row, &t, sizeof t);
-}
-
-static tag get(const void *row, int position, int mark, const char *what) {
-    tag t;
-    memcpy(&t, row, sizeof t);
-    if (t.position != position) fake_broken(what, t.position, position);
-    if (t.mark != mark) fake_broken("a row of another kind", t.mark, mark);
-    return t;
-}
 
 static uint64_t mix(uint64_t seen, uint64_t value) {
     seen = (seen ^ value) * 0x9e3779b97f4a7c15u;
@@ -69,7 +50,19 @@ static void see(int row, tag t, int restored) {
     now.ill[row] |= t.ill;
 }
 
-static cuda_bf16 *row_of(cuda_bf16 *data, int row, int values) { return data + (size_t)row * (size_t)values; }
+/* Whose a row of a prompt pass is. */
+static const cuda_step *prompt_segment(const cuda_batch *batch, int row) {
+    int s = 0;
+    while (s + 1 < batch->segments && batch->step[s + 1].first_row <= row) s++;
+    const cuda_step *step = &batch->step[s];
+    if (row < step->first_row || row >= step->first_row + step->rows) fake_broken("a row of no prompt", row, s);
+    return step;
+}
+static int prompt_position(const cuda_batch *batch, int row) {
+    const cuda_step *step = prompt_segment(batch, row);
+    return step->position + row - step->first_row;
+}
+
 /* The same of a layer's exact K/V, whatever they are kept in. */
 static void *stored_row(const void *data, int row, const cuda_layer_view *view) {
     return (char *)(uintptr_t)data + (size_t)row * (size_t)view->row_bytes;
@@ -120,18 +113,19 @@ static void run_head_rows(const void *arguments) {
     const head_rows_arguments *a = arguments;
     const cuda_heads *h = &a->heads;
     in_block = !h->norm_v; /* the drafter does not norm values */
+    now.queries = h->q_out;
     if (!h->k || in_block) return;
     int values = h->kv_heads * h->head_dim, has_keys = h->v != NULL;
     if (!a->prompt && a->rows < a->batch->rows) fake_broken("rows are left out", a->rows, a->batch->rows);
     for (int r = 0; r < a->rows; r++) {
         const cuda_row *mine = a->prompt ? NULL : &a->batch->row[r];
-        const cuda_cache_view *cache = mine ? mine->cache : a->batch->step[0].cache;
+        const cuda_step *segment = mine ? NULL : prompt_segment(a->batch, r);
+        const cuda_cache_view *cache = mine ? mine->cache : segment->cache;
         if (mine && !cache != (r >= a->batch->rows)) fake_broken("a row of nobody", r, a->batch->rows);
         if (!cache) continue;
         const cuda_layer_view *view = &cache->layer[h->layer];
         if (view->values != values) fake_broken("a layer's row has another length", view->values, values);
-        int p = mine ? mine->position : a->batch->step[0].position + r,
-            sink_end = mine ? mine->sink : a->batch->step[0].sink;
+        int p = mine ? mine->position : prompt_position(a->batch, r), sink_end = mine ? mine->sink : segment->sink;
         size_t vector = (size_t)h->head_dim * sizeof(cuda_bf16);
         if (h->codes) vector = fake_vector_bytes(h->codes, h->head_dim);
         if (!h->chunk_v && (size_t)view->row_bytes != (size_t)h->kv_heads * vector)
@@ -158,32 +152,33 @@ void prompt_head_rows(const cuda_launch *l, const cuda_batch *batch, const cuda_
 }
 
 typedef struct store_chunk_arguments {
-    const cuda_step *step;
+    const cuda_batch *batch;
     const cuda_bf16 *k, *v;
     int values, layer, rows;
 } store_chunk_arguments;
 
 static void run_store_chunk(const void *arguments) {
     const store_chunk_arguments *a = arguments;
-    const cuda_layer_view *view = &a->step->cache->layer[a->layer];
     size_t bytes = (size_t)a->values * sizeof(cuda_bf16);
     for (int r = 0; r < a->rows; r++) {
-        int p = a->step->position + r;
+        const cuda_step *step = prompt_segment(a->batch, r);
+        const cuda_layer_view *view = &step->cache->layer[a->layer];
+        int index = r - step->first_row, p = step->position + index;
         size_t from = (size_t)r * (size_t)a->values;
-        if (r >= a->rows - view->capacity) {
+        if (index >= step->rows - view->capacity) {
             memcpy(row_of(view->v, slot(view, p), a->values), a->v + from, bytes);
             if (view->k) memcpy(row_of(view->k, slot(view, p), a->values), a->k + from, bytes);
         }
-        if (!view->sink_v || p >= a->step->sink) continue;
+        if (!view->sink_v || p >= step->sink) continue;
         memcpy(row_of(view->sink_v, p, a->values), a->v + from, bytes);
         if (view->sink_k) memcpy(row_of(view->sink_k, p, a->values), a->k + from, bytes);
     }
 }
 
-void cuda_store_chunk(const cuda_launch *l, const cuda_step *step, const cuda_bf16 *chunk_k, const cuda_bf16 *chunk_v,
+void cuda_store_chunk(const cuda_launch *l, const cuda_batch *batch, const cuda_bf16 *chunk_k, const cuda_bf16 *chunk_v,
                       int kv_dim, int layer, int rows) {
     (void)l;
-    store_chunk_arguments a = {step, chunk_k, chunk_v, kv_dim, layer, rows};
+    store_chunk_arguments a = {batch, chunk_k, chunk_v, kv_dim, layer, rows};
     fake_launch(run_store_chunk, &a, sizeof a);
 }
 
@@ -217,10 +212,6 @@ static const cuda_step *find_row(const cuda_batch *batch, int full, int row, int
     const cuda_step *step = &batch->step[segment];
     *position = step->restored_begin[full] + row - step->restored_first[full];
     return step;
-}
-
-static int latent_row(const cuda_latent_view *latent, int position) {
-    return latent->capacity ? position % latent->capacity : position;
 }
 
 static void run_gather(const void *arguments) {
@@ -361,7 +352,7 @@ static void attend_segment(const cuda_attention *a, const cuda_step *step, int s
                         "a restored key of another position");
             } else {
                 int chunk = a->chunk_v && p >= step->position, sink = !chunk && view->sink_v && p < step->sink;
-                int row = chunk ? p - step->position : sink ? p : slot(view, p);
+                int row = chunk ? step->first_row + p - step->position : sink ? p : slot(view, p);
                 const cuda_bf16 *vs = chunk  ? a->chunk_v
                                       : sink ? view->sink_v
                                              : view->v,
@@ -389,7 +380,7 @@ static void run_attend(const void *arguments) {
     block_segments = x->a.segments;
     for (int s = 0; s < x->a.segments; s++) {
         const cuda_step *step = &x->batch->step[s];
-        int rows = x->a.final ? x->rows : step->rows; /* of a prompt some take another kernel */
+        int rows = x->a.final && x->a.segments == 1 ? x->rows : step->rows; /* of a prompt some take another kernel */
         if (rows > x->a.segment_rows) fake_broken("a segment has more rows than are launched", rows, x->a.segment_rows);
         if (rows && !x->a.final && !x->a.drafter && !x->a.sliding_window && step->partitions > x->a.partitions)
             fake_broken("a segment has more partitions than are launched", step->partitions, x->a.partitions);
@@ -507,7 +498,11 @@ int latent_attention_exact_partitions(int sliding_window, int sink, int window, 
 cudaError_t prompt_attention(const prompt_attention_args *a, cudaStream_t stream) {
     (void)stream;
     if (fake_capturing()) fake_broken("a prompt in a captured step", 0, 0);
-    int values = a->kv_heads * a->head_dim, first = a->first_position - now.position;
+    int values = a->kv_heads * a->head_dim,
+        first = (int)(((const cuda_bf16 *)a->q - now.queries) / (a->heads * a->head_dim));
+    if (prompt_position(now.batch, first) != a->first_position ||
+        prompt_segment(now.batch, first) != prompt_segment(now.batch, first + a->rows - 1))
+        fake_broken("rows of another segment are attended", prompt_position(now.batch, first), a->first_position);
     for (int r = 0; r < a->rows; r++) {
         int t = a->first_position + r, begin = a->window ? t - a->window + 1 : 0;
         if (begin < a->evicted_end) begin = a->evicted_end;
@@ -544,7 +539,7 @@ static void run_aux(const void *arguments) {
         int column = a->place.column[a->row ? a->row[r].aux_form : a->place.form];
         if (!row || column < 0) continue;
         row += column;
-        row[0] = (float)(a->row ? a->row[r].position : now.position + r);
+        row[0] = (float)(a->row ? a->row[r].position : prompt_position(now.batch, r));
         row[1] = (float)now.token[r];
         row[2] = (float)now.ill[r];
     }
@@ -579,95 +574,36 @@ void cuda_round_rows(const cuda_launch *l, const float *y, int ldy, cuda_bf16 *x
     (void)l, (void)y, (void)ldy, (void)x, (void)ldx, (void)n, (void)rows;
 }
 
-static cuda_context_row context_row(const cuda_context_source *s, int row) {
-    if (s->row) return s->row[row];
-    return (cuda_context_row){.cache = s->cache,
-                              .aux = s->aux + (size_t)row * (size_t)s->aux_width,
-                              .position = s->position + row,
-                              .aux_form = s->aux_form,
-                              .behind = s->rows - 1 - row,
-                              .keeps_latent = 1};
-}
-
-/* What follows is made of the aux hidden states that are read last. */
-static void take_aux(int row, const float *aux) {
-    context.row[row] = (tag){(int32_t)aux[0], (int32_t)aux[1], (int32_t)aux[2], 0};
-}
-
-void cuda_round_aux(const cuda_launch *l, const cuda_context_source *source, int width, cuda_bf16 *x, int ldx) {
-    (void)l, (void)width, (void)x, (void)ldx;
-    context.rows = source->rows;
-    for (int r = 0; r < source->rows; r++) take_aux(r, context_row(source, r).aux);
-}
-
-/* All tapped layers of a row have left the same tag. */
-void cuda_norm_aux(const cuda_launch *l, const cuda_context_source *source, const cuda_taps *taps, int hidden,
-                   float eps, cuda_bf16 *x, int ldx) {
-    (void)l, (void)eps, (void)x, (void)ldx;
-    context.rows = source->rows;
-    for (int r = 0; r < source->rows; r++) {
-        cuda_context_row row = context_row(source, r);
-        for (int i = 0; i < taps->n; i++) {
-            const float *aux = row.aux + (size_t)taps->at[row.aux_form][i] * (size_t)hidden;
-            if ((int)aux[0] != row.position) fake_broken("a tap of another position", (int)aux[0], row.position);
-            take_aux(r, aux);
-        }
-    }
-}
-
-static tag context_tag(int row, int position) {
-    if (row >= context.rows || context.row[row].position != position)
-        fake_broken("an aux row of another position", row < context.rows ? context.row[row].position : -1, position);
-    return context.row[row];
-}
-
-void cuda_store_context(const cuda_launch *l, const cuda_context_rows *c) {
-    (void)l;
-    int values = c->kv_heads * c->head_dim;
-    for (int layer = 0; layer < c->layers; layer++) {
-        for (int r = 0; r < c->source.rows; r++) {
-            cuda_context_row row = context_row(&c->source, r);
-            const cuda_draft_view *draft = &row.cache->draft[layer];
-            if (row.behind >= draft->capacity) continue;
-            int p = row.position;
-            tag t = context_tag(r, p);
-            put(row_of(draft->k, p % draft->capacity, values), p, t.token, t.ill, KEY);
-            put(row_of(draft->v, p % draft->capacity, values), p, t.token, t.ill, VALUE);
-        }
-    }
-}
-
-/* Of the drafter's K/V: rows of prompts without latents come first, rows of caches without latents last. */
-void cuda_store_latents(const cuda_launch *l, const cuda_context_source *source, const float *latents,
-                        const cuda_latent_row *form, cuda_bf16 *v_half, int ldv) {
-    (void)l, (void)latents, (void)v_half, (void)ldv;
-    int skipped = source->row ? 0 : context.rows - source->rows;
-    for (int r = 0; r < source->rows; r++) {
-        cuda_context_row row = context_row(source, r);
-        const cuda_latent_view *latent = &row.cache->latent;
-        tag t = context_tag(skipped + r, row.position);
-        if (row.keeps_latent)
-            put(latent->codes + (size_t)latent_row(latent, row.position) * (size_t)form->bytes, row.position, t.token,
-                t.ill, CODE);
-    }
-}
-
-void cuda_store_scales(const cuda_launch *l, const cuda_context_source *source, const float *values, int kv_heads,
-                       int head_dim, int head, float eps) {
-    (void)l, (void)values, (void)head_dim, (void)eps;
-    for (int r = 0; r < source->rows; r++) {
-        cuda_context_row row = context_row(source, r);
-        const cuda_latent_view *latent = &row.cache->latent;
-        size_t at = (size_t)latent_row(latent, row.position) * (size_t)latent->heads;
-        for (int h = 0; row.keeps_latent && h < kv_heads; h++)
-            latent->scales[at + (size_t)(head + h)] = (float)row.position;
-    }
-}
-
 /* -------------------------------------------------------------------------------------------------------- logits */
 
+typedef struct keep_arguments {
+    const cuda_batch *batch;
+    const cuda_bf16 *x;
+    int segments;
+} keep_arguments;
+
+static void run_keep_last_rows(const void *arguments) {
+    const keep_arguments *a = arguments;
+    if (a->segments != a->batch->segments) fake_broken("segments are left out", a->segments, a->batch->segments);
+    last.x = a->x;
+    for (int s = 0; s < a->segments; s++) {
+        const cuda_step *step = &a->batch->step[s];
+        if (step->last_row < 0) continue;
+        last.seen[step->last_row] = now.seen[step->first_row + step->rows - 1];
+        last.ill[step->last_row] = now.ill[step->first_row + step->rows - 1];
+    }
+}
+
+void cuda_keep_last_rows(const cuda_launch *l, const cuda_batch *batch, const cuda_bf16 *x, int ldx, cuda_bf16 *to,
+                         int segments) {
+    (void)l;
+    if (x != normed_rows || ldx != normed_ld) fake_broken("last rows of something else", ldx, normed_ld);
+    keep_arguments a = {batch, to, segments};
+    fake_launch(run_keep_last_rows, &a, sizeof a);
+}
+
 typedef struct head_arguments {
-    const cuda_bf16 *w;
+    const cuda_bf16 *x, *w;
     float *y;
     int out, ld, ldy, rows, first;
 } head_arguments;
@@ -682,11 +618,13 @@ static uint64_t head_row_tag(const head_arguments *a, int v) {
 static void run_head(const void *arguments) {
     const head_arguments *a = arguments;
     for (int r = 0; r < a->rows; r++) {
-        uint64_t seen = now.seen[a->first + r];
+        bool kept = a->x == last.x;
+        uint64_t seen = head_seen[r] = kept ? last.seen[r] : now.seen[a->first + r];
+        int ill = kept ? last.ill[r] : now.ill[a->first + r];
         float *row = a->y + (size_t)r * (size_t)a->ldy;
         for (int v = 0; v < a->out; v++) {
             uint64_t value = (seen + head_row_tag(a, v)) * 0xbf58476d1ce4e5b9u;
-            row[v] = now.ill[a->first + r] ? NAN : (float)(value >> 40) / 65536.0f;
+            row[v] = ill ? NAN : (float)(value >> 40) / 65536.0f;
         }
     }
 }
@@ -695,7 +633,8 @@ void cuda_products(const cuda_launch *l, const cuda_product *products, int n, in
                    int rows, float cap) {
     (void)l, (void)n, (void)ldx;
     if (cap <= 0) return;
-    head_arguments a = {products[0].w,
+    head_arguments a = {x,
+                        products[0].w,
                         products[0].y,
                         products[0].out,
                         cuda_padded(in),
@@ -757,8 +696,7 @@ typedef struct turns_arguments {
 
 static void run_turns(const void *arguments) {
     const turns_arguments *a = arguments;
-    now.position = a->batch->step[0].position;
-    now.prompt = a->batch->step[0].prompt;
+    now.batch = a->batch;
 }
 
 void cuda_turns(const cuda_launch *l, const cuda_batch *batch, int prompt, const float *inverse_frequency, int pairs,
@@ -788,7 +726,7 @@ static void run_leaders(const void *arguments) {
     for (int r = 0; r < a->rows; r++) {
         if (!(a->row[r].temperature > 0)) continue;
         uint64_t at = (uint64_t)(a->row[r].temperature * 1024);
-        a->out[r] = (cuda_leaders){.total = mix(now.seen[r], at), .plain_total = mix(now.seen[r], 1024)};
+        a->out[r] = (cuda_leaders){.total = mix(head_seen[r], at), .plain_total = mix(head_seen[r], 1024)};
     }
 }
 
