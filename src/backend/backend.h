@@ -95,7 +95,8 @@ typedef struct backend_segment {
     int first_logit_row; /* logits of rows [first_logit_row, n) are written; n: none */
     float
         *logits; /* [n - first_logit_row][vocab], after soft-capping, float32; NULL only where argmax or leaders are */
-    backend_leaders *leaders; /* NULL, or (backends with finds_leaders, decode segments) [n - first_logit_row] */
+    backend_leaders *leaders; /* NULL, or (backends with finds_leaders) [n - first_logit_row]; of a prompt, of its last
+                                 row alone */
     float temperature;        /* above 0, with leaders */
     int32_t
         *argmax; /* NULL, or (backends with finds_argmax) [n - first_logit_row]: the greedy choice of each row, lowest
@@ -161,8 +162,9 @@ struct backend_ops {
     /* Computes all segments; every cache's rows become pending (earlier pending rows must have been committed). On
      * failure no cache has changed. */
     kakeya_status (*forward)(backend_model *model, backend_segment *segments, int n_segments, kakeya_error *error);
-    /* Logits [vocab] of a row (0 .. n - first_logit_row - 1) of a decode segment of the last forward, which asked for
-     * logits or leaders; before the next forward or draft on the model. */
+    /* Logits [vocab] of a row (0 .. n - first_logit_row - 1) of a decode segment of the last forward, or of a prompt of
+     * which the last row alone was wanted, which asked for logits or leaders; before the next forward or draft on the
+     * model. */
     kakeya_status (*read_logits)(backend_model *model, int segment, int row, float *logits, kakeya_error *error);
     /* Keeps the first n pending rows; of a prompt all, or none where it is to be dropped. */
     kakeya_status (*cache_commit)(backend_cache *cache, int n, kakeya_error *error);

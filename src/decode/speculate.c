@@ -296,6 +296,11 @@ int decode_logit_rows(const decode_stream *s) {
 
 int decode_leader_rows(const decode_stream *s) { return s->choice == DECODE_FROM_LEADERS ? decode_rows(s) : 0; }
 
+/* Of weights: greedy rows ask for leading logits because of log-probabilities alone. */
+static float leading_temperature(const sampler *s) {
+    return s->parameters.temperature > 0 ? s->parameters.temperature : 1;
+}
+
 backend_segment decode_segment(decode_stream *s, int first_logit_row, int first_leader_row) {
     const decode_buffers *b = s->buffers;
     const sampler *choice = &s->workspace->sampler;
@@ -308,25 +313,31 @@ backend_segment decode_segment(decode_stream *s, int first_logit_row, int first_
                              .kind = SEGMENT_DECODE,
                              .logits = s->choice == DECODE_FROM_LOGITS ? s->logits : NULL,
                              .leaders = s->choice == DECODE_FROM_LEADERS ? s->leaders : NULL,
-                             .temperature = choice->parameters.temperature > 0 ? choice->parameters.temperature : 1,
+                             .temperature = leading_temperature(choice),
                              .argmax = s->choice == DECODE_BY_BACKEND ? s->known : NULL};
 }
 
-/* Chooses the token of one row from its leading logits, or from the whole row where those do not decide; -1 for logits
- * that are not numbers. */
-static kakeya_status choose_from_leaders(decode_stream *s, int segment, int row, int32_t *token, kakeya_error *error) {
+/* Chooses the token at `position` from leading logits, with its log-probabilities where they are asked for. *decided:
+ * the token is found (-1 for logits that are not numbers). False: the whole row is needed for what is not. */
+static bool choose_from_leaders(sampler *choice, const decode_options *o, const backend_leaders *leaders,
+                                size_t position, int32_t *token, token_log_probabilities *known, bool *decided) {
+    *decided = sampler_draw_leaders(choice, leaders, position, token);
+    if (!*decided) return false;
+    if (*token < 0 || !o->log_probabilities) return true;
+    /* leaders know nothing of suppressed tokens, which have their part in the model's own softmax */
+    return choice->n_suppress == 0 &&
+           log_probabilities_of_leaders(leaders, choice->vocab, *token, o->top_log_probabilities, known);
+}
+
+/* The same of a row of the block, and from the whole row where that is needed. */
+static kakeya_status choose_row(decode_stream *s, int segment, int row, int32_t *token, kakeya_error *error) {
     const decode_timeline *t = s->timeline;
     const decode_options *o = s->options;
     sampler *choice = &s->workspace->sampler;
     size_t position = t->n + (size_t)row;
-    const backend_leaders *leaders = &s->leaders[row];
     token_log_probabilities *known = &s->log_probabilities[row];
-    bool decided = sampler_draw_leaders(choice, leaders, position, token);
-    if (decided && (*token < 0 || !o->log_probabilities)) return KAKEYA_OK;
-    /* leaders know nothing of suppressed tokens, which have their part in the model's own softmax */
-    if (decided && choice->n_suppress == 0 &&
-        log_probabilities_of_leaders(leaders, t->vocab, *token, o->top_log_probabilities, known))
-        return KAKEYA_OK;
+    bool decided;
+    if (choose_from_leaders(choice, o, &s->leaders[row], position, token, known, &decided)) return KAKEYA_OK;
     kakeya_status status = t->ops->read_logits(t->model, segment, row, s->logits, error);
     if (status == KAKEYA_OK && !decided) status = sampler_sample(choice, s->logits, NULL, position, token, error);
     if (status == KAKEYA_OK && o->log_probabilities)
@@ -336,7 +347,7 @@ static kakeya_status choose_from_leaders(decode_stream *s, int segment, int row,
 
 kakeya_status decode_read(decode_stream *s, int segment, kakeya_error *error) {
     for (int row = 0; s->choice == DECODE_FROM_LEADERS && row < decode_rows(s); row++) {
-        kakeya_status status = choose_from_leaders(s, segment, row, &s->known[row], error);
+        kakeya_status status = choose_row(s, segment, row, &s->known[row], error);
         if (status != KAKEYA_OK) return status;
         if (row < s->block.drafted && s->known[row] != s->tokens[row + 1]) break; /* rows behind it are dropped */
     }
@@ -451,8 +462,32 @@ kakeya_status decode_commit(decode_stream *s, kakeya_status status, double verif
 
 /* --------------------------------------------------------------------------------------------------- the stream */
 
+decode_choice decode_choice_of(const backend_ops *ops, const sampler *s, const decode_options *o) {
+    bool argmax = sampler_is_argmax(s);
+    if (ops->finds_argmax && argmax && !o->log_probabilities) return DECODE_BY_BACKEND;
+    if (ops->finds_leaders && sampler_takes_leaders(s) && (!argmax || o->log_probabilities)) return DECODE_FROM_LEADERS;
+    return DECODE_FROM_LOGITS;
+}
+
+void decode_first_ask(decode_first *f, const sampler *s, backend_segment *segment) {
+    segment->argmax = f->choice == DECODE_BY_BACKEND ? &f->token : NULL;
+    segment->leaders = f->choice == DECODE_FROM_LEADERS ? &f->leaders : NULL;
+    segment->temperature = leading_temperature(s);
+}
+
+kakeya_status decode_first_read(decode_first *f, decode_timeline *t, sampler *choice, const decode_options *o,
+                                int segment, size_t position, kakeya_error *error) {
+    bool decided;
+    f->known = f->choice == DECODE_BY_BACKEND ||
+               choose_from_leaders(choice, o, &f->leaders, position, &f->token, &f->log_probabilities, &decided);
+    if (f->known) return KAKEYA_OK;
+    kakeya_status status = decode_timeline_keep_logits(t, error);
+    return status == KAKEYA_OK ? t->ops->read_logits(t->model, segment, 0, t->logits, error) : status;
+}
+
 kakeya_status decode_begin(decode_stream *s, decode_timeline *t, decode_workspace *w, decode_buffers *b,
-                           const decode_options *o, decode_output *output, kakeya_stats *stats, kakeya_error *error) {
+                           const decode_options *o, decode_output *output, kakeya_stats *stats,
+                           const decode_first *first, kakeya_error *error) {
     *s = (decode_stream){.timeline = t,
                          .workspace = w,
                          .buffers = b,
@@ -461,15 +496,16 @@ kakeya_status decode_begin(decode_stream *s, decode_timeline *t, decode_workspac
                          .stats = stats,
                          .start = t->n,
                          .verdict = OUTPUT_TAKEN};
-    bool argmax = sampler_is_argmax(&w->sampler);
-    if (t->ops->finds_argmax && argmax && !o->log_probabilities)
-        s->choice = DECODE_BY_BACKEND;
-    else if (t->ops->finds_leaders && sampler_takes_leaders(&w->sampler) && (!argmax || o->log_probabilities))
-        s->choice = DECODE_FROM_LEADERS;
-    if (!t->has_logits || is_cancelled(o)) return KAKEYA_OK;
+    s->choice = decode_choice_of(t->ops, &w->sampler, o);
+    bool known = first && first->known;
+    if (!(known || t->has_logits) || is_cancelled(o)) return KAKEYA_OK;
+    row_result row = {.logits = t->logits};
+    if (known)
+        row = (row_result){.token = &first->token,
+                           .log_probabilities = o->log_probabilities ? &first->log_probabilities : NULL};
     int32_t token;
     kakeya_status status = decode_timeline_reserve(t, t->n + 1, error);
-    if (status == KAKEYA_OK) status = take_next(s, (row_result){.logits = t->logits}, &token, error);
+    if (status == KAKEYA_OK) status = take_next(s, row, &token, error);
     decode_timeline_drop_logits(t); /* used up; after a failure the row is computed again */
     return status;
 }
@@ -511,7 +547,7 @@ static kakeya_status run_block(decode_stream *s, kakeya_error *error) {
 kakeya_status decode_run(decode_timeline *t, decode_workspace *w, decode_buffers *b, const decode_options *o,
                          decode_output *output, kakeya_stats *stats, kakeya_error *error) {
     decode_stream s;
-    kakeya_status status = decode_begin(&s, t, w, b, o, output, stats, error);
+    kakeya_status status = decode_begin(&s, t, w, b, o, output, stats, NULL, error);
     while (status == KAKEYA_OK && decode_goes_on(&s)) status = run_block(&s, error);
     return decode_end(&s, status, error);
 }

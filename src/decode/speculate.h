@@ -101,6 +101,27 @@ typedef enum decode_choice {
     DECODE_BY_BACKEND,   /* the greedy choice, found by the backend */
 } decode_choice;
 
+/* The token behind a prompt's last row, where a whole row of logits is not needed to find it. Between the prompt's
+ * last chunk and decode_begin:
+ *
+ *   decode_first_ask    in the segment of the chunk, instead of logits
+ *   decode_first_read   right behind the forward, with the sampler that the answer will have */
+typedef struct decode_first {
+    decode_choice choice; /* who finds it; DECODE_FROM_LOGITS: the timeline's logits say it */
+    bool known;           /* else nothing has been found yet */
+    int32_t token;        /* -1: the logits are not numbers */
+    token_log_probabilities log_probabilities;
+    backend_leaders leaders;
+} decode_first;
+
+/* Who finds the tokens of streams with these options. */
+decode_choice decode_choice_of(const backend_ops *ops, const sampler *sampler, const decode_options *options);
+void decode_first_ask(decode_first *first, const sampler *sampler, backend_segment *segment);
+/* segment: the chunk's index in the last forward; position: of the token. Where leading logits do not decide, the
+ * timeline gets the whole row. */
+kakeya_status decode_first_read(decode_first *first, decode_timeline *timeline, sampler *sampler,
+                                const decode_options *options, int segment, size_t position, kakeya_error *error);
+
 /* An answer in the making. Everything but the block is borrowed. */
 typedef struct decode_stream {
     decode_timeline *timeline;
@@ -135,11 +156,12 @@ typedef struct decode_stream {
     bool batched; /* the forward served other streams, too: its time says nothing about this block */
 } decode_stream;
 
-/* Begins. sampler_configure comes before, with the sampling space of the buffers. A token that the timeline's logits
- * already decide is taken at once: what the output does about it may end the stream. */
+/* Begins. sampler_configure comes before, with the sampling space of the buffers. A token that is known (`first`, or
+ * NULL), or that the timeline's logits already decide, is taken at once: what the output does about it may end the
+ * stream. */
 kakeya_status decode_begin(decode_stream *stream, decode_timeline *timeline, decode_workspace *workspace,
                            decode_buffers *buffers, const decode_options *options, decode_output *output,
-                           kakeya_stats *stats, kakeya_error *error);
+                           kakeya_stats *stats, const decode_first *first, kakeya_error *error);
 /* The stream wants another block. */
 bool decode_goes_on(const decode_stream *stream);
 

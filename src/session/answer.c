@@ -191,6 +191,16 @@ kakeya_status answer_open(kakeya_session *session, answer_work *answer, decode_b
     return status;
 }
 
+void answer_choose_first(kakeya_session *session, answer_work *answer, decode_buffers *buffers) {
+    sampler *choice = &session->workspace.sampler;
+    const sampler_constraints constraints = constraints_of(&answer->options, NULL);
+    answer->first = (decode_first){.choice = DECODE_FROM_LOGITS};
+    choice->space = &buffers->sampling;
+    if (answer->options.grammar) return;
+    if (!answer->begun && sampler_configure(choice, &answer->options.sampling, &constraints, NULL) != KAKEYA_OK) return;
+    answer->first.choice = decode_choice_of(session->timeline.ops, choice, &answer->decode);
+}
+
 bool answer_needs_row(const kakeya_session *session) {
     const decode_timeline *t = &session->timeline;
     return !t->has_logits && (size_t)t->ops->cache_length(t->cache) == t->n;

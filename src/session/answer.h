@@ -18,7 +18,8 @@ typedef struct answer_work {
     decode_options decode;
     decode_output output;
     token_text text;
-    matcher *grammar; /* NULL: none */
+    matcher *grammar;   /* NULL: none */
+    decode_first first; /* behind a prompt */
     decode_stream stream;
     kakeya_stats counted;
     double started; /* clock_seconds */
@@ -30,6 +31,8 @@ kakeya_status answer_prepare(const kakeya_session *session, const kakeya_generat
                              kakeya_error *error);
 /* Checks the rest and makes everything ready: the sampler in the buffers' space, text and output. */
 kakeya_status answer_open(kakeya_session *session, answer_work *answer, decode_buffers *buffers, kakeya_error *error);
+/* Who finds the first token, for the prompt before it: whole logits are needed by what only answer_open makes ready. */
+void answer_choose_first(kakeya_session *session, answer_work *answer, decode_buffers *buffers);
 /* The row that predicts the first token is missing although the cache holds all tokens, after a sync that failed. */
 bool answer_needs_row(const kakeya_session *session);
 /* Ends the answer: the last event, the statistics, what was learned about drafts. `status`: how it went, handed on.

@@ -72,7 +72,8 @@ static void begin_answer(batch *b, kakeya_request *r) {
     kakeya_session *session = r->session;
     kakeya_status status = KAKEYA_OK;
     if (!r->continues) status = answer_open(session, &r->answer, &b->buffers, &r->error);
-    if (status == KAKEYA_OK && !r->continues && answer_needs_row(session) && !atomic_load(&session->cancelled)) {
+    bool known = r->answer.first.known || r->continues;
+    if (status == KAKEYA_OK && !known && answer_needs_row(session) && !atomic_load(&session->cancelled)) {
         r->continues = true;
         r->prompt = (prompt_work){.tokens = session->timeline.tokens, .n = session->timeline.n, .again = true};
         begin_prompt(b, r);
@@ -80,7 +81,7 @@ static void begin_answer(batch *b, kakeya_request *r) {
     }
     if (status == KAKEYA_OK)
         status = decode_begin(&r->answer.stream, &session->timeline, &session->workspace, &b->buffers,
-                              &r->answer.decode, &r->answer.output, &r->answer.counted, &r->error);
+                              &r->answer.decode, &r->answer.output, &r->answer.counted, &r->answer.first, &r->error);
     r->state = REQUEST_ANSWER;
     if (status != KAKEYA_OK) finish(r, status);
 }
@@ -327,7 +328,9 @@ static int prompt_budget(const step *s) {
 static void add_prompt(step *s, kakeya_request *r, int tokens) {
     int places = s->batch->most ? s->batch->most : BACKEND_MAX_SEGMENTS;
     if (tokens < 1 || s->n == places) return;
-    kakeya_status status = prompt_segment(r->session, &r->prompt, (size_t)tokens, &s->segment[s->n], &r->error);
+    if (r->answers) answer_choose_first(r->session, &r->answer, &s->batch->buffers);
+    kakeya_status status = prompt_segment(r->session, &r->prompt, (size_t)tokens, r->answers ? &r->answer.first : NULL,
+                                          &s->segment[s->n], &r->error);
     if (status != KAKEYA_OK) {
         r->status = prompt_failed(r->session, &r->prompt, status, &r->error);
         r->failing = true;
@@ -488,9 +491,11 @@ static void compute(step *s) {
         double start = clock_seconds();
         status = engine->ops->forward(engine->model, s->segment, s->n, &error);
         if (status == KAKEYA_OK) {
-            for (int i = 0; i < s->answers; i++) {
+            for (int i = 0; i < s->n; i++) {
                 kakeya_request *r = s->member[i];
-                r->status = decode_read(&r->answer.stream, i, &r->error);
+                r->status = i < s->answers ? decode_read(&r->answer.stream, i, &r->error)
+                                           : prompt_read(r->session, &r->prompt, &r->answer.first, &r->answer.decode, i,
+                                                         &r->error);
             }
             s->seconds = clock_seconds() - start;
             serve_more(s->batch, s->n);
@@ -550,7 +555,7 @@ static void take_results(step *s) {
         if (i < s->answers) {
             r->status = decode_commit(&r->answer.stream, r->status, s->seconds, &r->error);
         } else {
-            r->status = prompt_commit(r->session, &r->prompt, &r->error);
+            r->status = prompt_commit(r->session, &r->prompt, r->status, &r->error);
             if (r->status != KAKEYA_OK) r->status = prompt_failed(r->session, &r->prompt, r->status, &r->error);
         }
     }

@@ -138,31 +138,38 @@ static size_t end_of_kind(const kakeya_session *session, size_t from, size_t end
     return at;
 }
 
-kakeya_status prompt_segment(kakeya_session *session, prompt_work *work, size_t most, backend_segment *segment,
-                             kakeya_error *error) {
+kakeya_status prompt_segment(kakeya_session *session, prompt_work *work, size_t most, decode_first *first,
+                             backend_segment *segment, kakeya_error *error) {
     decode_timeline *t = &session->timeline;
     size_t chunk = (size_t)session->options.prompt_chunk_tokens, from = computed(session);
     if (chunk > most) chunk = most;
     work->end = prompt_left(session, work) > chunk ? from + chunk : work->n;
     if (work->as_computed) work->end = end_of_kind(session, from, work->end);
-    bool last = work->end == work->n;
+    bool last = work->end == work->n, chosen = last && first && first->choice != DECODE_FROM_LOGITS;
     int rows = (int)(work->end - from);
     kakeya_status status = decode_timeline_reserve(t, work->end, error);
-    if (status == KAKEYA_OK && last) status = decode_timeline_keep_logits(t, error);
+    if (status == KAKEYA_OK && last && !chosen) status = decode_timeline_keep_logits(t, error);
     if (status != KAKEYA_OK) return status;
     *segment = (backend_segment){.cache = t->cache,
                                  .tokens = work->tokens + from,
                                  .n = rows,
                                  .kind = work->as_computed ? kind_at(t, from) : SEGMENT_PROMPT,
                                  .first_logit_row = last ? rows - 1 : rows,
-                                 .logits = t->logits};
+                                 .logits = chosen ? NULL : t->logits};
+    if (chosen) decode_first_ask(first, &session->workspace.sampler, segment);
     return KAKEYA_OK;
 }
 
-kakeya_status prompt_commit(kakeya_session *session, prompt_work *work, kakeya_error *error) {
+kakeya_status prompt_read(kakeya_session *session, const prompt_work *work, decode_first *first,
+                          const decode_options *options, int segment, kakeya_error *error) {
+    if (work->end != work->n || first->choice == DECODE_FROM_LOGITS) return KAKEYA_OK;
+    return decode_first_read(first, &session->timeline, &session->workspace.sampler, options, segment, work->n, error);
+}
+
+kakeya_status prompt_commit(kakeya_session *session, prompt_work *work, kakeya_status status, kakeya_error *error) {
     decode_timeline *t = &session->timeline;
     size_t from = computed(session), rows = work->end - from;
-    kakeya_status status = t->ops->cache_commit(t->cache, (int)rows, error);
+    if (status == KAKEYA_OK) status = t->ops->cache_commit(t->cache, (int)rows, error);
     if (status != KAKEYA_OK) {
         (void)t->ops->cache_commit(t->cache, 0, NULL);
         return status;
@@ -173,7 +180,7 @@ kakeya_status prompt_commit(kakeya_session *session, prompt_work *work, kakeya_e
         if (work->behind_answer && from == work->first) t->row_kind[from] = ROW_BEHIND_ANSWER;
     }
     t->n = work->end;
-    t->has_logits = work->end == work->n;
+    t->has_logits = work->end == work->n && t->logits;
     return KAKEYA_OK;
 }
 

@@ -23,11 +23,15 @@ bool prompt_done(const kakeya_session *session, const prompt_work *work);
 size_t prompt_left(const kakeya_session *session, const prompt_work *work);
 /* KAKEYA_CANCELLED where the session was told so. */
 kakeya_status prompt_check(const kakeya_session *session, const prompt_work *work, kakeya_error *error);
-/* The next chunk, of `most` tokens at most, as a segment of a forward. May allocate. */
-kakeya_status prompt_segment(kakeya_session *session, prompt_work *work, size_t most, backend_segment *segment,
-                             kakeya_error *error);
-/* Keeps the chunk that was computed. Needs the turn. */
-kakeya_status prompt_commit(kakeya_session *session, prompt_work *work, kakeya_error *error);
+/* The next chunk, of `most` tokens at most, as a segment of a forward. first: how an answer behind the prompt wants its
+ * first token; NULL: there is none, and the logits of the last row stay with the timeline. May allocate. */
+kakeya_status prompt_segment(kakeya_session *session, prompt_work *work, size_t most, decode_first *first,
+                             backend_segment *segment, kakeya_error *error);
+/* Right behind the forward: of the last chunk, the token that prompt_segment was asked for. segment: its index. */
+kakeya_status prompt_read(kakeya_session *session, const prompt_work *work, decode_first *first,
+                          const decode_options *options, int segment, kakeya_error *error);
+/* Keeps the chunk that was computed, or drops it where `status` says so, which is handed on. Needs the turn. */
+kakeya_status prompt_commit(kakeya_session *session, prompt_work *work, kakeya_status status, kakeya_error *error);
 /* A failure of the chunk, with the positions in front of its message. */
 kakeya_status prompt_failed(const kakeya_session *session, const prompt_work *work, kakeya_status status,
                             kakeya_error *error);

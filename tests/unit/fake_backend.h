@@ -50,9 +50,10 @@ struct backend_model {
     backend_model_options options;
     fake_script *script;
     int vocab;
-    const backend_cache *last_cache; /* of the last decode forward, for read_logits */
+    const backend_cache *last_cache; /* of the last forward, for read_logits */
     int last_position, last_rows;
     int rows_read;
+    int prompt_rows; /* whole rows of logits that prompts asked for in their segments */
 };
 
 struct backend_cache {
@@ -188,8 +189,8 @@ static void fake_leaders(const backend_segment *segment) {
     const gemma4_config *config = &cache->model->options.verifier->config;
     int vocab = cache->model->vocab;
     float *row = malloc((size_t)vocab * sizeof *row);
-    for (int i = 0; row && i < segment->n; i++) {
-        backend_leaders *out = &segment->leaders[i];
+    for (int i = segment->first_logit_row; row && i < segment->n; i++) {
+        backend_leaders *out = &segment->leaders[i - segment->first_logit_row];
         *out = (backend_leaders){0};
         fake_row(cache, cache->length + i, row);
         for (int t = 0; t < vocab; t++) {
@@ -252,9 +253,10 @@ static kakeya_status fake_forward(backend_model *model, backend_segment *segment
         }
         if (segment->argmax) fake_argmax(segment);
         if (segment->leaders) fake_leaders(segment);
-        model->last_cache = segment->kind == SEGMENT_DECODE ? cache : NULL;
-        model->last_position = cache->length;
+        model->last_cache = cache;
+        model->last_position = cache->length + segment->first_logit_row;
         model->last_rows = segment->n - segment->first_logit_row;
+        if (segment->kind == SEGMENT_PROMPT && segment->logits) model->prompt_rows += model->last_rows;
         for (int i = segment->first_logit_row; segment->logits && i < segment->n; i++)
             fake_row(cache, cache->length + i,
                      segment->logits + (size_t)(i - segment->first_logit_row) * (size_t)model->vocab);

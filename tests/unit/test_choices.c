@@ -120,6 +120,7 @@ typedef struct wish {
     float temperature;
     int top; /* log-probabilities of so many; < 0: none at all */
     bool mask, bias, penalty, suppress, counts;
+    bool together; /* the answer and the prompt before it are one request */
     kakeya_attention attention;
 } wish;
 
@@ -148,8 +149,20 @@ static kakeya_generate_options options_of(const wish *w, const variant *v, strea
     return go;
 }
 
-/* One generation; rows_read (may be NULL): whole rows that the backend was asked for. */
-static void generate(const wish *w, const variant *v, stream *out, int *rows_read) {
+static void ask_together(kakeya_session *session, const int32_t *prompt, const kakeya_generate_options *go) {
+    kakeya_request *request;
+    kakeya_request_options ro;
+    kakeya_request_options_init(&ro);
+    ro.tokens = prompt;
+    ro.n_tokens = PROMPT;
+    ro.generate = go;
+    ok(kakeya_session_submit(session, &ro, &request, error));
+    ok(kakeya_request_wait(request, NULL, error));
+}
+
+/* One generation; rows_read (may be NULL): whole rows that the backend was asked for, apart from those that came with
+ * the prompt, which `whole` counts (likewise). */
+static void generate_counted(const wish *w, const variant *v, stream *out, int *rows_read, int *whole) {
     int32_t prompt[PROMPT];
     fake_prompt(prompt, PROMPT, 5, FAKE_VOCAB);
     fake_script script = fake_script_default();
@@ -164,10 +177,15 @@ static void generate(const wish *w, const variant *v, stream *out, int *rows_rea
     kakeya_session *session = fake_session(engine, &so);
     kakeya_generate_options go = options_of(w, v, out);
     memset(out, 0, sizeof *out);
-    ok(kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error));
-    ok(kakeya_session_generate(session, &go, NULL, error));
+    if (w->together) {
+        ask_together(session, prompt, &go);
+    } else {
+        ok(kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error));
+        ok(kakeya_session_generate(session, &go, NULL, error));
+    }
     assert_int_equal(out->n, NEW);
     if (rows_read) *rows_read = engine->model->rows_read;
+    if (whole) *whole = engine->model->prompt_rows;
     size_t n;
     const int32_t *tokens = kakeya_session_tokens(session, &n);
     for (size_t i = PROMPT; i < n; i++) {
@@ -206,6 +224,10 @@ static void generate(const wish *w, const variant *v, stream *out, int *rows_rea
         }
     }
     close_all(session, engine, &script);
+}
+
+static void generate(const wish *w, const variant *v, stream *out, int *rows_read) {
+    generate_counted(w, v, out, rows_read, NULL);
 }
 
 static void same_in_every_mode(const wish *w) {
@@ -290,6 +312,42 @@ static void test_leaders_suffice(void **state) {
     }
 }
 
+/* An answer that is asked for with its prompt has the tokens that it has behind a sync, and a whole row comes with the
+ * prompt only where the choice needs it. */
+static void test_first_token_behind_its_prompt(void **state) {
+    (void)state;
+    static stream apart, together;
+    static const wish wishes[] = {
+        {.top = -1},
+        {.top = -1, .suppress = true},
+        {.top = 3},
+        {.temperature = 1, .top = -1},
+        {.temperature = 0.5f, .top = 3},
+        {.temperature = 1, .top = 20},
+        {.top = -1, .mask = true},
+        {.top = 2, .bias = true},
+        {.temperature = 1, .top = -1, .penalty = true},
+        {.top = -1, .counts = true},
+    };
+    for (int finds = 0; finds < 3; finds++) { /* nothing; the largest logit; leaders, too */
+        fake_backend.finds_argmax = finds > 0;
+        fake_backend.finds_leaders = finds > 1;
+        for (size_t i = 0; i < sizeof wishes / sizeof wishes[0]; i++) {
+            wish w = wishes[i];
+            bool greedy = w.temperature == 0 && w.top < 0, plain = !w.mask && !w.bias && !w.penalty && !w.counts;
+            int whole;
+            generate(&w, &variants[i % VARIANTS], &apart, NULL);
+            w.together = true;
+            generate_counted(&w, &variants[i % VARIANTS], &together, NULL, &whole);
+            assert_memory_equal(&together, &apart, sizeof apart);
+            int expected = plain && (finds == 2 || (finds == 1 && greedy)) ? 0 : 1;
+            if (whole != expected)
+                fail_msg("wish %zu, finds %d: %d whole rows, expected %d", i, finds, whole, expected);
+        }
+    }
+    fake_backend.finds_argmax = fake_backend.finds_leaders = false;
+}
+
 static bool no_token(void *user, const int32_t *tokens, size_t n, uint32_t *allowed, size_t n_words) {
     (void)tokens;
     const size_t *at = user;
@@ -362,6 +420,7 @@ int main(void) {
         cmocka_unit_test(test_lossless),
         cmocka_unit_test(test_lossless_where_the_backend_finds_the_largest_logit),
         cmocka_unit_test(test_lossless_where_the_backend_finds_leaders),
+        cmocka_unit_test(test_first_token_behind_its_prompt),
         cmocka_unit_test(test_leaders_suffice),
         cmocka_unit_test(test_dead_end),
         cmocka_unit_test(test_refusals),
