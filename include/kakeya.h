@@ -669,6 +669,9 @@ typedef struct kakeya_request kakeya_request;
  * request that was submitted, as its last call, on the thread that computes. */
 typedef void (*kakeya_done_fn)(void *user);
 
+/* Takes a session that is the callee's from now on, on the thread that computes: everybody waits until it returns. */
+typedef void (*kakeya_session_fn)(void *user, kakeya_session *session);
+
 typedef struct kakeya_request_options {
     size_t size;
     const int32_t *tokens; /* n_tokens ids that the timeline becomes first, as by kakeya_session_sync; NULL: none */
@@ -678,6 +681,12 @@ typedef struct kakeya_request_options {
     void *progress_user;
     kakeya_done_fn on_done; /* may be NULL */
     void *done_user;
+    /* A copy of the session (kakeya_session_fork) at the end of the prompt, before the answer's first token, cut to its
+     * first prompt_copy_tokens tokens: for later prompts that begin with them. Best effort: none is made where there is
+     * no memory for it, or where more than 16 tokens would be cut off. 0 or NULL: none. */
+    size_t prompt_copy_tokens;
+    kakeya_session_fn on_prompt_copy;
+    void *prompt_copy_user;
 } kakeya_request_options;
 
 KAKEYA_API void kakeya_request_options_init_sized(kakeya_request_options *options, size_t size);

@@ -2,18 +2,35 @@
 
 #include <stdbool.h>
 
-enum {
-    GRID = 2048,
-    LEAST_ADDED = 256, /* a copy for fewer tokens costs more than computing them again */
-};
+enum { GRID = 2048 };
+
+/* Ids that begin a turn of the template; control tokens, which no text of a client can be. */
+typedef struct turn_marks {
+    int32_t open, close, system, user;
+} turn_marks;
+
+static bool find_marks(const kakeya_tokenizer *t, turn_marks *out) {
+    if (!t) return false;
+    *out = (turn_marks){.open = kakeya_tokenizer_find(t, "<|turn>"),
+                        .close = kakeya_tokenizer_find(t, "<turn|>"),
+                        .system = kakeya_tokenizer_find(t, "system"),
+                        .user = kakeya_tokenizer_find(t, "user")};
+    return out->open >= 0 && out->close >= 0;
+}
 
 /* The end of the leading system turn, its line end included; 0 where the prompt begins otherwise. */
-static size_t system_turn(const kakeya_tokenizer *t, const int32_t *ids, size_t n) {
-    int32_t open = kakeya_tokenizer_find(t, "<|turn>"), close = kakeya_tokenizer_find(t, "<turn|>");
-    int32_t role = kakeya_tokenizer_find(t, "system");
-    if (open < 0 || close < 0 || role < 0 || n < 4 || ids[1] != open || ids[2] != role) return 0;
+static size_t system_turn(const turn_marks *m, const int32_t *ids, size_t n) {
+    if (m->system < 0 || n < 4 || ids[1] != m->open || ids[2] != m->system) return 0;
     for (size_t i = 3; i + 1 < n; i++)
-        if (ids[i] == close) return i + 2;
+        if (ids[i] == m->close) return i + 2;
+    return 0;
+}
+
+/* The last start of a user's turn in [least, most]; 0: there is none. */
+static size_t user_turn(const turn_marks *m, const int32_t *ids, size_t n, size_t least, size_t most) {
+    if (m->user < 0 || n < 2) return 0;
+    for (size_t i = most < n - 2 ? most : n - 2; i > 0 && i >= least; i--)
+        if (ids[i] == m->open && ids[i + 1] == m->user) return i;
     return 0;
 }
 
@@ -24,26 +41,36 @@ static bool is_kept(size_t point, size_t n) {
     return point / GRID % step == 0;
 }
 
-size_t answer_checkpoints(const kakeya_tokenizer *tokenizer, const int32_t *ids, size_t n, size_t n_stable,
-                          size_t known, checkpoint out[ANSWER_MAX_CHECKPOINTS]) {
-    size_t count = 0, last = known;
-    size_t system = tokenizer ? system_turn(tokenizer, ids, n) : 0;
-    if (n_stable >= n) n_stable = 0;
-    for (size_t point = GRID;; point += GRID) {
-        /* what comes before this point of the grid, then the point */
-        if (system > last && system < point && system < n) {
-            if (count < ANSWER_MAX_CHECKPOINTS && system != n_stable)
-                out[count++] = (checkpoint){system, STORE_SYSTEM_TURN};
-            if (system != n_stable) last = system;
-        }
-        if (point >= n) break;
-        bool clear = point > last && (n_stable == 0 || point + LEAST_ADDED <= n_stable);
-        if (clear && is_kept(point, n) && count + 1 < ANSWER_MAX_CHECKPOINTS) {
-            out[count++] = (checkpoint){point, STORE_GRID};
-            last = point;
-        }
+/* Puts it in its place, unless what it adds to those around it is too little. */
+static void add(checkpoint *out, size_t *count, size_t known, size_t position, store_reason reason) {
+    size_t at = 0;
+    while (at < *count && out[at].position < position) at++;
+    size_t before = at > 0 ? out[at - 1].position : known;
+    bool near = at < *count && out[at].position < position + CHECKPOINT_LEAST_ADDED;
+    if (position < before + CHECKPOINT_LEAST_ADDED || near || *count == ANSWER_MAX_CHECKPOINTS) return;
+    for (size_t i = (*count)++; i > at; i--) out[i] = out[i - 1];
+    out[at] = (checkpoint){position, reason};
+}
+
+size_t answer_checkpoints(const kakeya_tokenizer *tokenizer, const int32_t *ids, size_t n, size_t end, size_t known,
+                          checkpoint out[ANSWER_MAX_CHECKPOINTS]) {
+    size_t count = 0, limit = end ? end : n;
+    turn_marks marks;
+    bool turns = find_marks(tokenizer, &marks);
+    size_t last = turns ? user_turn(&marks, ids, n, known + CHECKPOINT_LEAST_ADDED, limit) : 0;
+    size_t system = turns ? system_turn(&marks, ids, n) : 0;
+    if (last)
+        add(out, &count, known, last, last == system ? STORE_SYSTEM_TURN : STORE_GRID);
+    else if (system < limit)
+        add(out, &count, known, system, STORE_SYSTEM_TURN);
+    for (size_t point = GRID; point + (end ? CHECKPOINT_LEAST_ADDED : 1) <= limit; point += GRID) {
+        if (!is_kept(point, n)) continue;
+        size_t turn = turns ? user_turn(&marks, ids, n, point - GRID + 1, point) : 0;
+        bool shared = turn > 0 && turn == system;
+        if (turn && turn >= known + CHECKPOINT_LEAST_ADDED)
+            add(out, &count, known, turn, shared ? STORE_SYSTEM_TURN : STORE_GRID);
+        else
+            add(out, &count, known, point, STORE_GRID);
     }
-    if (n_stable > known && n_stable - known >= LEAST_ADDED && count < ANSWER_MAX_CHECKPOINTS)
-        out[count++] = (checkpoint){n_stable, STORE_PROMPT_END};
     return count;
 }

@@ -88,8 +88,11 @@ struct answer {
     size_t n_choices;         /* that are generated; the others are copies */
     answer_choice choices[ANSWER_MAX_CHOICES];
     answer_usage usage;                 /* complete once the worker is done */
-    _Atomic size_t prompt_done, cached; /* tokens */
-    _Atomic bool has_place;             /* it is past the gate */
+    _Atomic size_t prompt_done, cached; /* tokens of the prompt: held so far; found */
+    _Atomic size_t prompt_piece;        /* tokens up to which the submission under way computes */
+    size_t copy_at;         /* the next submission of the whole prompt copies its beginning; 0: it does not */
+    kakeya_session *copy;   /* under lock: such a copy, until the worker has given it to the store */
+    _Atomic bool has_place; /* it is past the gate */
     _Atomic bool first_token_seen;
     _Atomic double first_token_at;                /* seconds; with first_token_seen */
     _Atomic uint64_t drafted, accepted, forwards; /* so far */

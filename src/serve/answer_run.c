@@ -65,13 +65,21 @@ static void on_done(void *user) {
 
 static bool on_progress(void *user, const char *what, uint64_t done, uint64_t total) {
     (void)what;
-    (void)total;
     answer *a = user;
-    atomic_store(&a->prompt_done, (size_t)done);
+    size_t held = atomic_load(&a->prompt_piece) - (size_t)(total - done);
+    atomic_store(&a->prompt_done, held);
     choice_measure(&a->choices[0]);
     if (a->sink.progress && !atomic_load(&a->first_token_seen))
-        answer_say(a, (event_record){.type = ANSWER_PROGRESS, .prompt_done = (size_t)done}, NULL, NULL);
+        answer_say(a, (event_record){.type = ANSWER_PROGRESS, .prompt_done = held}, NULL, NULL);
     return !atomic_load(&a->cancelled);
+}
+
+static void on_copy(void *user, kakeya_session *copy) {
+    answer *a = user;
+    pthread_mutex_lock(&a->lock);
+    a->copy = copy;
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->lock);
 }
 
 /* Submits for one session; under the lock, so that a cancel meets either the flag or the session. */
@@ -86,6 +94,13 @@ static kakeya_status submit(answer *a, answer_choice *c, const int32_t *ids, siz
     options.progress_user = a;
     options.on_done = on_done;
     options.done_user = a;
+    if (ids) atomic_store(&a->prompt_piece, n);
+    if (n == a->options.n_ids && a->copy_at) {
+        options.prompt_copy_tokens = a->copy_at;
+        options.on_prompt_copy = on_copy;
+        options.prompt_copy_user = a;
+        a->copy_at = 0;
+    }
     pthread_mutex_lock(&a->lock);
     a->unfinished++;
     a->submitted = true;
@@ -99,9 +114,22 @@ static kakeya_status submit(answer *a, answer_choice *c, const int32_t *ids, siz
     return status;
 }
 
+/* Meanwhile the store gets the copy of the prompt: what it has to do for that is not for the thread that computes. */
 static void wait_for_all(answer *a) {
     pthread_mutex_lock(&a->lock);
-    while (a->unfinished) pthread_cond_wait(&a->changed, &a->lock);
+    for (;;) {
+        kakeya_session *copy = a->copy;
+        a->copy = NULL;
+        if (copy) {
+            pthread_mutex_unlock(&a->lock);
+            store_keep(a->server->store, copy, STORE_PROMPT_END);
+            pthread_mutex_lock(&a->lock);
+        } else if (a->unfinished) {
+            pthread_cond_wait(&a->changed, &a->lock);
+        } else {
+            break;
+        }
+    }
     pthread_mutex_unlock(&a->lock);
 }
 
@@ -174,15 +202,19 @@ static bool take_session(answer *a) {
     return true;
 }
 
-/* All of the prompt, with copies for the store where other prompts are likely to part from this one. Under the answer
- * the last piece is computed together with its first token, unless several choices begin there. */
+/* The prompt up to the last place where other prompts are likely to part from this one, with copies for the store. The
+ * rest is computed together with the answer's first token; a copy of its end, where the conversation goes on, is made
+ * there on the way. */
 static bool compute_checkpoints(answer *a) {
     const answer_options *o = &a->options;
+    if (o->fresh) return true;
+    size_t known = a->usage.cached_tokens, end = o->n_stable < o->n_ids ? o->n_stable : 0;
+    if (end < known + CHECKPOINT_LEAST_ADDED) end = 0;
+    if (end && store_wants(a->server->store, o->ids, end, STORE_PROMPT_END)) a->copy_at = end;
     checkpoint points[ANSWER_MAX_CHECKPOINTS];
-    size_t n = o->fresh ? 0
-                        : answer_checkpoints(kakeya_engine_tokenizer(a->server->engine), o->ids, o->n_ids, o->n_stable,
-                                             a->usage.cached_tokens, points);
+    size_t n = answer_checkpoints(kakeya_engine_tokenizer(a->server->engine), o->ids, o->n_ids, end, known, points);
     for (size_t i = 0; i < n; i++) {
+        if (!store_wants(a->server->store, o->ids, points[i].position, points[i].reason)) continue;
         if (!compute_prompt(a, &a->choices[0], points[i].position)) return false;
         store_checkpoint(a->server->store, a->choices[0].session, points[i].reason);
     }

@@ -439,10 +439,9 @@ void store_give(prefix_store *store, kakeya_session *session, size_t prompt_toke
         store_entry_close(entry);
 }
 
-/* A copy would only repeat what is there. */
-static bool refresh(prefix_store *store, const kakeya_session *session, store_reason reason) {
-    size_t n;
-    const int32_t *ids = kakeya_session_tokens(session, &n);
+/* Not a copy that would only repeat what is there. */
+bool store_wants(prefix_store *store, const int32_t *ids, size_t n, store_reason reason) {
+    if (store->entries.ram_bytes == 0 || n == 0) return false;
     pthread_mutex_lock(&store->entries.lock);
     store_entry *same = store_entries_find_same(&store->entries, ids, n, false);
     bool there = same && (reason == STORE_TURN_END || same->prompt_tokens >= known_prompt_rows(store, n));
@@ -451,15 +450,12 @@ static bool refresh(prefix_store *store, const kakeya_session *session, store_re
         if (reason == STORE_SYSTEM_TURN) same->reason = reason;
     }
     pthread_mutex_unlock(&store->entries.lock);
-    return there;
+    return !there;
 }
 
-void store_checkpoint(prefix_store *store, const kakeya_session *session, store_reason reason) {
+void store_keep(prefix_store *store, kakeya_session *copy, store_reason reason) {
     size_t n;
-    (void)kakeya_session_tokens(session, &n);
-    if (store->entries.ram_bytes == 0 || n == 0 || refresh(store, session, reason)) return;
-    kakeya_session *copy = NULL;
-    if (kakeya_session_fork(session, &copy, NULL) != KAKEYA_OK) return;
+    (void)kakeya_session_tokens(copy, &n);
     store_entry *entry =
         store_entry_open(copy, reason == STORE_TURN_END ? 0 : known_prompt_rows(store, n), reason, false);
     if (!entry)
@@ -468,6 +464,14 @@ void store_checkpoint(prefix_store *store, const kakeya_session *session, store_
         trim(store, NULL);
     else
         store_entry_close(entry);
+}
+
+void store_checkpoint(prefix_store *store, const kakeya_session *session, store_reason reason) {
+    size_t n;
+    const int32_t *ids = kakeya_session_tokens(session, &n);
+    kakeya_session *copy = NULL;
+    if (store_wants(store, ids, n, reason) && kakeya_session_fork(session, &copy, NULL) == KAKEYA_OK)
+        store_keep(store, copy, reason);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- counts */

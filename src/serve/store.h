@@ -95,6 +95,10 @@ void store_give(prefix_store *store, kakeya_session *session, size_t prompt_toke
 /* Keeps a copy of the session as it stands, whose rows are prompt rows unless the reason is STORE_TURN_END. Best
  * effort: where there is no room, or the same tokens are there already, nothing is copied. */
 void store_checkpoint(prefix_store *store, const kakeya_session *session, store_reason reason);
+/* The same in two steps, for who makes the copy: whether one of ids[0..n) would be kept, and the copy, which the store
+ * owns from now on. */
+bool store_wants(prefix_store *store, const int32_t *ids, size_t n, store_reason reason);
+void store_keep(prefix_store *store, kakeya_session *copy, store_reason reason);
 
 /* Gives what the files know that have come since the last call to take_notes, those last that were used last. Files
  * that this store has saved are not read. May read files: not for a network thread. */

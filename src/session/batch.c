@@ -105,9 +105,23 @@ static void fail(kakeya_request *r, kakeya_status status) {
     finish(r, status);
 }
 
+/* What cannot be copied is missed by nobody but a later prompt. */
+static void hand_copy(kakeya_request *r) {
+    size_t kept = r->copy_tokens;
+    kakeya_session *copy = NULL;
+    r->copy_tokens = 0;
+    if (!kept || r->prompt.n - kept > KV_RING_SLACK || kakeya_session_fork(r->session, &copy, NULL) != KAKEYA_OK)
+        return;
+    if (kakeya_session_truncate(copy, kept, NULL) == KAKEYA_OK)
+        r->on_copy(r->copy_user, copy);
+    else
+        kakeya_session_close(copy);
+}
+
 /* A prompt that is whole: the answer follows, or nothing. */
 static void end_prompt(batch *b, kakeya_request *r) {
     end_prompt_time(r);
+    hand_copy(r);
     kakeya_status status = prompt_check(r->session, &r->prompt, &r->error);
     if (status != KAKEYA_OK || !r->answers)
         finish(r, status);

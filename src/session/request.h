@@ -22,6 +22,9 @@ struct kakeya_request {
     answer_work answer;     /* with answers; prepared */
     kakeya_done_fn on_done; /* NULL: nobody asks */
     void *done_user;
+    size_t copy_tokens; /* what on_copy gets of the prompt's end; 0: nothing */
+    kakeya_session_fn on_copy;
+    void *copy_user;
     void *owned; /* copies of what the caller passed; NULL: everything is borrowed */
     /* --- the scheduler's */
     request_state state;

@@ -46,6 +46,14 @@ static kakeya_status prepare(kakeya_request *r, const kakeya_request_options *o,
     r->answers = o->generate != NULL;
     r->on_done = o->on_done;
     r->done_user = o->done_user;
+    if (o->prompt_copy_tokens && o->on_prompt_copy) {
+        if (!o->tokens || o->prompt_copy_tokens > o->n_tokens)
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "a copy of %zu tokens, but the prompt has %zu",
+                             o->prompt_copy_tokens, o->tokens ? o->n_tokens : 0);
+        r->copy_tokens = o->prompt_copy_tokens;
+        r->on_copy = o->on_prompt_copy;
+        r->copy_user = o->prompt_copy_user;
+    }
     if (!r->prompts && !r->answers)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "the request asks for neither a prompt nor an answer");
     if (r->prompts) {

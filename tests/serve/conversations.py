@@ -259,6 +259,74 @@ def _():
     s.stop()
 
 
+def retrieved(i, words=350):
+    """What a client puts into one message and does not keep."""
+    return f"Note {i}: " + " ".join(f"w{(i * 7919 + k * 104729) % 9973}" for k in range(words))
+
+
+@test("text that a client puts into the last message alone: a request computes the last two turns, whatever the policy")
+def _():
+    for options in ((), ("--attention", "restored"), ("--attention", "sink-window")):
+        s = Server("--name", "demo", *options)
+        for d in DIALECTS:
+            history, starts = [], []
+            for turn in range(5):
+                asked = f"{d.name}, question {turn}: " + retrieved(turn + 100, 80)
+                reply = d.ask(s, history + d.begin(retrieved(turn, 80) + "\n" + asked), max_tokens=12)
+                if turn > 1:  # the turn before began there; what it held then is not what it holds now
+                    holds(reply.cached >= starts[-1] - 8, f"{options} {d.name}, turn {turn}: {reply.cached} found, {starts} are the starts")
+                starts.append(reply.prompt - tokens(s, f"<|turn>user\n{retrieved(turn, 80)}\n{asked}<turn|>\n<|turn>model\n"))
+                history = history + d.begin(asked) + d.said(reply.text, [])
+            holds(starts[-1] > 1200, starts)
+        s.stop()
+
+
+@test("a long history that comes at once has places at its turns")
+def _():
+    s = Server("--name", "demo", "--attention", "restored")
+    d = Chat()
+    history = []
+    for turn in range(9):
+        history += d.begin(f"{turn}: " + retrieved(turn, 160)) + d.said(f"Answer {turn}.", [])
+    whole = d.ask(s, history + d.begin("Now?"), max_tokens=1)
+    holds(whole.prompt > 3000, f"{whole.prompt} tokens")
+    turns = [d.ask(s, history[:2 * i] + d.begin("x"), max_tokens=1, cache_prompt=False).prompt for i in range(1, 9)]
+    # the client goes on from an earlier turn: what is found begins a turn, so that nothing of that turn is lost
+    found = d.ask(s, history[:16] + d.begin("Another way."), max_tokens=1)
+    starts = [t - (turns[0] - d.ask(s, history[:2], max_tokens=1, cache_prompt=False).prompt) for t in turns]
+    holds(any(abs(found.cached - t) <= 16 for t in starts), f"{found.cached} cached, turns begin near {starts}")
+    holds(found.cached >= whole.prompt // 2, f"{found.cached} of {found.prompt}")
+    s.stop()
+
+
+def progress_of(s, messages):
+    reply = s.post("/v1/chat/completions", {"model": "demo", "messages": messages, "temperature": 0, "max_tokens": 2, "stream": True,
+                                            "return_progress": True, "stream_options": {"include_usage": True}})
+    equal(reply.status, 200, reply.body)
+    chunks = [json.loads(x[6:]) for x in reply.body.decode().split("\n\n") if x.startswith("data: {")]
+    return [c["prompt_progress"] for c in chunks if "prompt_progress" in c], chunks[-1]["usage"]
+
+
+@test("a chat is one pass; its progress counts from the beginning of the prompt to its end, once")
+def _():
+    s = Server("--name", "demo")
+    words = {"role": "user", "content": retrieved(1, 80)}
+    progress, usage = progress_of(s, [words])
+    total = usage["prompt_tokens"]
+    holds(300 < total < 500, f"{total} tokens: less than a chunk")
+    equal([(p["processed"], p["total"], p["cache"]) for p in progress], [(total, total, 0)])
+    # the copy of its end is there all the same
+    more = [words, {"role": "assistant", "content": "Other than the answer."}, {"role": "user", "content": retrieved(2, 1200)}]
+    progress, usage = progress_of(s, more)
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    holds(total - 8 <= cached <= total, f"{cached} of {total} cached")
+    processed = [p["processed"] for p in progress]
+    holds(len(processed) > 1 and processed == sorted(set(processed)) and processed[0] > cached, processed)
+    equal((processed[-1], {p["total"] for p in progress}), (usage["prompt_tokens"], {usage["prompt_tokens"]}))
+    equal({p["cache"] for p in progress}, {cached})
+    s.stop()
+
+
 @test("each of several choices is known when it comes back; what a stop string has cut is not")
 def _():
     s = Server("--name", "demo")
