@@ -1,0 +1,255 @@
+/* Text: tokenizers, conversations, what an answer says, and grammars for what it may say. A part of kakeya.h, which
+ * programs include. */
+#ifndef KAKEYA_TEXT_H
+#define KAKEYA_TEXT_H
+
+#ifndef KAKEYA_H
+#error "include kakeya.h"
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* --------------------------------------------------------------------------------------------- tokenizer */
+
+typedef struct kakeya_tokenizer kakeya_tokenizer;
+
+/* Reads a model's tokenizer and chat template alone. model: as in kakeya_engine_options. The caller owns *out. */
+KAKEYA_API kakeya_status kakeya_tokenizer_open(const char *model, kakeya_tokenizer **out, kakeya_error *error);
+KAKEYA_API void kakeya_tokenizer_close(kakeya_tokenizer *tokenizer);
+
+/* Ids are 0 .. size - 1. */
+KAKEYA_API int kakeya_tokenizer_vocab_size(const kakeya_tokenizer *tokenizer);
+/* A token as the vocabulary spells it (spaces as U+2581, bytes as "<0xNN>"); NULL outside the vocabulary. */
+KAKEYA_API const char *kakeya_tokenizer_piece(const kakeya_tokenizer *tokenizer, int32_t token);
+/* The id of a token that is spelled exactly so, -1 if there is none. */
+KAKEYA_API int32_t kakeya_tokenizer_find(const kakeya_tokenizer *tokenizer, const char *piece);
+/* Whether the token controls (turns, tools, <bos>) rather than spells text. */
+KAKEYA_API bool kakeya_tokenizer_is_special(const kakeya_tokenizer *tokenizer, int32_t token);
+
+enum {
+    KAKEYA_TEXT_LITERAL = 0,       /* every word is text, whatever it spells */
+    KAKEYA_TEXT_PARSE_SPECIAL = 1, /* special-token strings become their ids */
+    KAKEYA_TEXT_ADD_SPECIAL = 2,   /* what the model wants around a text is added: <bos> in front */
+    KAKEYA_TEXT_ADD_ONCE = 4,      /* not where the text begins with it already */
+    KAKEYA_TEXT_PROMPT = 7,        /* all three */
+};
+
+/* Text to ids. *ids is freed with kakeya_free. how: KAKEYA_TEXT_*. A tokenizer of NULL (a model without) is refused. */
+KAKEYA_API kakeya_status kakeya_tokenize(const kakeya_tokenizer *tokenizer, const char *text, size_t text_bytes,
+                                         int how, int32_t **ids, size_t *n_ids, kakeya_error *error);
+/* The same; more than `most` tokens are KAKEYA_CONTEXT_FULL, with *n_ids what there are at least. 0: no limit. */
+KAKEYA_API kakeya_status kakeya_tokenize_at_most(const kakeya_tokenizer *tokenizer, const char *text, size_t text_bytes,
+                                                 int how, size_t most, int32_t **ids, size_t *n_ids,
+                                                 kakeya_error *error);
+/* Ids to text, valid UTF-8 always. *text is NUL-terminated, freed with kakeya_free. */
+KAKEYA_API kakeya_status kakeya_detokenize(const kakeya_tokenizer *tokenizer, const int32_t *ids, size_t n_ids,
+                                           bool keep_special, char **text, size_t *text_bytes, kakeya_error *error);
+
+/* ----------------------------------------------------------------------------------------- conversations */
+
+/* Conversations become tokens, and the answer's tokens become content, reasoning and tool calls again. The model's turn
+ * format never shows: only what the format itself writes becomes control tokens, and no text is ever taken for one. */
+
+/* One message of a conversation; role: "system", "user", "model" (or "assistant"). */
+typedef struct kakeya_message {
+    const char *role;
+    const char *content;
+} kakeya_message;
+
+/* The tokens of a conversation of texts, ending with the model's turn opened. *ids is freed with kakeya_free. */
+KAKEYA_API kakeya_status kakeya_message_tokens(const kakeya_tokenizer *tokenizer, const kakeya_message *messages,
+                                               size_t n_messages, bool thinking, int32_t **ids, size_t *n_ids,
+                                               kakeya_error *error);
+
+/* The very tokens of an earlier answer. The text that a client sends back need not become them again: it may be split
+ * into other tokens, arguments are spelled and ordered anew, reasoning is dropped. */
+typedef struct kakeya_chat_run {
+    size_t message; /* index of the model's message that is this answer */
+    /* What stood behind the *n_stable first ids of the prompt that it answered, then the answer, no stop token. */
+    const int32_t *ids;
+    size_t n_ids;
+} kakeya_chat_run;
+
+typedef struct kakeya_chat_options {
+    size_t size;
+    bool thinking;          /* the model may reason before it answers */
+    bool preserve_thinking; /* keep the reasoning of earlier turns that called tools */
+    bool without_turn;      /* do not open the model's turn behind the conversation */
+    const char *tools; /* JSON text of a list of OpenAI tool declarations; NULL: the request's own, if it has any */
+    size_t tools_bytes;
+    /* Ids in place of what the format makes of these messages, thoughts left out where the format leaves out reasoning.
+     * One that does not begin where the format begins the message is ignored. */
+    const kakeya_chat_run *runs; /* [n_runs], in any order; at most one for a message */
+    size_t n_runs;
+    /* The last message is the model's, and the answer goes on with its text: the model's turn is opened, with that text
+     * in it, letter by letter, whatever without_turn says; its reasoning is left out. *n_stable ends before it. */
+    bool continue_last;
+    /* More are KAKEYA_CONTEXT_FULL, with *n_ids what there are at least. 0: no limit. */
+    size_t most_tokens;
+} kakeya_chat_options;
+
+KAKEYA_API void kakeya_chat_options_init_sized(kakeya_chat_options *options, size_t size);
+static inline void kakeya_chat_options_init(kakeya_chat_options *options) {
+    kakeya_chat_options_init_sized(options, sizeof *options);
+}
+
+/* The tokens of a conversation in the JSON form of OpenAI's chat completions: a list of messages, or an object with
+ * "messages" and perhaps "tools", whose other members are ignored. Messages have a role (system, developer, user,
+ * assistant, tool), content (a text, or a list of text parts), reasoning_content or reasoning, tool_calls,
+ * tool_call_id. Parts that are no text are KAKEYA_UNSUPPORTED, and a tool's message that no message with tool_calls is
+ * in front of KAKEYA_INVALID_ARGUMENT; errors name the place, such as messages[2].content[0].
+ *
+ * *ids is freed with kakeya_free. *n_stable (may be NULL) receives how many of the ids are the conversation itself: the
+ * next request of this conversation begins with them, while what opens the model's turn may differ. options NULL: all
+ * defaults. */
+KAKEYA_API kakeya_status kakeya_chat_tokens(const kakeya_tokenizer *tokenizer, const char *json, size_t json_bytes,
+                                            const kakeya_chat_options *options, int32_t **ids, size_t *n_ids,
+                                            size_t *n_stable, kakeya_error *error);
+
+typedef enum kakeya_chat_event_type {
+    KAKEYA_CHAT_CONTENT = 0,    /* text */
+    KAKEYA_CHAT_REASONING,      /* text */
+    KAKEYA_CHAT_CALL_BEGIN,     /* call, id, name */
+    KAKEYA_CHAT_CALL_ARGUMENTS, /* call, text: more of the arguments' JSON text */
+    KAKEYA_CHAT_CALL_END,       /* call: its arguments are complete, and a JSON object */
+} kakeya_chat_event_type;
+
+/* "content", "reasoning", "call-begin", "call-arguments", "call-end"; NULL for a value that this library lacks. */
+KAKEYA_API const char *kakeya_chat_event_name(kakeya_chat_event_type type);
+
+/* A piece of an answer. Texts are whole UTF-8 characters, never empty, not NUL-terminated. */
+typedef struct kakeya_chat_event {
+    size_t size;
+    kakeya_chat_event_type type;
+    const char *text;
+    size_t text_bytes;
+    size_t call;      /* 0 for the answer's first call, and so on */
+    const char *id;   /* of the call: nobody can guess it */
+    const char *name; /* of the function, as the model wrote it, declared or not */
+} kakeya_chat_event;
+
+/* Everything that the event points to is valid during the call only. Return false to hear nothing more: the parser then
+ * returns KAKEYA_CANCELLED. The callback must not use the parser. */
+typedef bool (*kakeya_chat_event_fn)(void *user, const kakeya_chat_event *event);
+
+typedef struct kakeya_chat_parser_options {
+    size_t size;
+    const char
+        *tools; /* JSON text of the tools that the prompt declares: a list, or a request that holds one; NULL: none */
+    size_t tools_bytes;
+    const int32_t *prompt; /* the tokens in front of the answer, which may end with an open thought; NULL: none */
+    size_t n_prompt;
+    bool without_reasoning;          /* reasoning is counted, but no event */
+    bool marked_calls_only;          /* content that begins with call:NAME{ is content, even if NAME is declared */
+    const char *const *stop_strings; /* texts that end the content and are not part of it */
+    size_t n_stop_strings;
+    const char *id_prefix; /* of call ids, at most 31 bytes; NULL: "call_" */
+    kakeya_chat_event_fn on_event;
+    void *user; /* for on_event */
+} kakeya_chat_parser_options;
+
+KAKEYA_API void kakeya_chat_parser_options_init_sized(kakeya_chat_parser_options *options, size_t size);
+static inline void kakeya_chat_parser_options_init(kakeya_chat_parser_options *options) {
+    kakeya_chat_parser_options_init_sized(options, sizeof *options);
+}
+
+/* What an answer consisted of. */
+typedef struct kakeya_chat_summary {
+    size_t size;
+    size_t calls;              /* begun */
+    size_t complete_calls;     /* ended */
+    size_t reasoning_tokens;   /* from the thought's opening to its end, both included */
+    size_t repairs;            /* tokens dropped and pieces of calls mended */
+    int32_t stop_string;       /* index of the stop string that ended the content; -1: none did */
+    const char *finish_reason; /* "stop", "length", "tool_calls" or "cancelled", as OpenAI's clients know them */
+    size_t call_repairs;       /* of the repairs: pieces of calls */
+} kakeya_chat_summary;
+
+static inline void kakeya_chat_summary_init(kakeya_chat_summary *summary) { summary->size = sizeof *summary; }
+
+/* Reads an answer token by token: content, reasoning and tool calls become events as soon as they are certain. The
+ * events, joined, do not depend on how the tokens are dealt out to calls. Memory is bounded. One parser is used by one
+ * thread at a time; the tokenizer must outlive it. */
+typedef struct kakeya_chat_parser kakeya_chat_parser;
+
+KAKEYA_API kakeya_status kakeya_chat_parser_open(const kakeya_tokenizer *tokenizer,
+                                                 const kakeya_chat_parser_options *options, kakeya_chat_parser **out,
+                                                 kakeya_error *error);
+KAKEYA_API void kakeya_chat_parser_close(kakeya_chat_parser *parser);
+
+/* The next tokens. *stopped (may be NULL) tells whether a stop string is complete: the answer is over then, and later
+ * tokens say nothing. */
+KAKEYA_API kakeya_status kakeya_chat_parser_feed(kakeya_chat_parser *parser, const int32_t *tokens, size_t n,
+                                                 bool *stopped, kakeya_error *error);
+/* The answer is over: gives what was held back. finish says why: after KAKEYA_FINISH_STOP an open call is closed and
+ * complete, after the others it stays as it is and gets no KAKEYA_CHAT_CALL_END. Only close may follow. summary may be
+ * NULL. */
+KAKEYA_API kakeya_status kakeya_chat_parser_finish(kakeya_chat_parser *parser, kakeya_finish finish,
+                                                   kakeya_chat_summary *summary, kakeya_error *error);
+
+/* --------------------------------------------------------------------------------------------- grammars */
+
+/* What an answer may consist of (docs/grammar.md). A grammar constrains sampling: tokens that it does not allow are not
+ * chosen, and where nothing may follow but a stop token, the answer ends. A complete answer is valid; one that
+ * max_tokens or a stop string cuts short is the beginning of a valid one. What is chosen depends on the logits, the
+ * tokens before, the seed and the position alone: it is the same for every mode, draft length and batch. */
+typedef struct kakeya_grammar kakeya_grammar;
+
+/* What the text of an answer may be. */
+typedef enum kakeya_grammar_kind {
+    KAKEYA_GRAMMAR_TEXT = 0,    /* anything */
+    KAKEYA_GRAMMAR_JSON_OBJECT, /* a JSON object */
+    KAKEYA_GRAMMAR_JSON_SCHEMA, /* a JSON value that is valid under the schema `text` */
+    KAKEYA_GRAMMAR_REGEX,       /* what the regular expression `text` matches as a whole */
+    KAKEYA_GRAMMAR_CHOICE,      /* one of the texts in the JSON list `text` */
+} kakeya_grammar_kind;
+
+/* What calls of tools may be. */
+typedef enum kakeya_grammar_calls {
+    KAKEYA_CALLS_FREE = 0, /* beside free text anything; beside other kinds there are none */
+    KAKEYA_CALLS_NONE,     /* there are none */
+    KAKEYA_CALLS_AUTO,     /* the model may call the tools, and then as they are declared */
+    KAKEYA_CALLS_REQUIRED, /* the answer is one or more calls, and nothing else; kind: KAKEYA_GRAMMAR_TEXT */
+} kakeya_grammar_calls;
+
+typedef struct kakeya_grammar_options {
+    size_t size;
+    kakeya_grammar_kind kind;
+    const char *text;
+    size_t text_bytes;
+    kakeya_grammar_calls calls;
+    const char *tools; /* JSON text of OpenAI tool declarations: a list, or a request that holds one */
+    size_t tools_bytes;
+    const char *const *tool_names; /* n_tool_names of the declared names that may be called; 0: all */
+    size_t n_tool_names;
+    int max_calls;       /* the answer ends after so many; 0: any number */
+    bool any_arguments;  /* arguments are any object, whatever the declarations say */
+    bool thinking;       /* a thought may come first; without, only beside free text */
+    int thinking_tokens; /* a thought ends after so many tokens, the one that opens it included; -1: any number */
+} kakeya_grammar_options;
+
+KAKEYA_API void kakeya_grammar_options_init_sized(kakeya_grammar_options *options, size_t size);
+static inline void kakeya_grammar_options_init(kakeya_grammar_options *options) {
+    kakeya_grammar_options_init_sized(options, sizeof *options);
+}
+
+/* Compiles a grammar. It is immutable and may be used by any number of answers, at the same time, of any engine whose
+ * tokenizer spells the same vocabulary. The tokenizer must outlive it. The first one of a tokenizer takes longer: a
+ * table of its tokens is made.
+ *
+ * What cannot be compiled is refused, with a JSON pointer to it: KAKEYA_FORMAT where it is malformed,
+ * KAKEYA_UNSUPPORTED where it is not understood or too large, KAKEYA_INVALID_ARGUMENT where no answer could be valid.
+ * *out is released by kakeya_grammar_close, once no answer uses it. */
+KAKEYA_API kakeya_status kakeya_grammar_open(const kakeya_tokenizer *tokenizer, const kakeya_grammar_options *options,
+                                             kakeya_grammar **out, kakeya_error *error);
+KAKEYA_API void kakeya_grammar_close(kakeya_grammar *grammar);
+/* What it takes in memory, what belongs to its tokenizer aside. */
+KAKEYA_API size_t kakeya_grammar_bytes(const kakeya_grammar *grammar);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
