@@ -115,7 +115,7 @@ static void hand_copy(kakeya_request *r) {
     if (kakeya_session_truncate(copy, kept, NULL) == KAKEYA_OK)
         r->on_copy(r->copy_user, copy);
     else
-        kakeya_session_close(copy);
+        session_free(copy);
 }
 
 /* A prompt that is whole: the answer follows, or nothing. */

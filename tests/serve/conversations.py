@@ -268,16 +268,16 @@ def retrieved(i, words=350):
 def _():
     for options in ((), ("--attention", "restored"), ("--attention", "sink-window")):
         s = Server("--name", "demo", *options)
-        for d in DIALECTS:
+        for d in DIALECTS if not options else DIALECTS[:1]:
             history, starts = [], []
-            for turn in range(5):
+            for turn in range(4):
                 asked = f"{d.name}, question {turn}: " + retrieved(turn + 100, 80)
                 reply = d.ask(s, history + d.begin(retrieved(turn, 80) + "\n" + asked), max_tokens=12)
                 if turn > 1:  # the turn before began there; what it held then is not what it holds now
                     holds(reply.cached >= starts[-1] - 8, f"{options} {d.name}, turn {turn}: {reply.cached} found, {starts} are the starts")
                 starts.append(reply.prompt - tokens(s, f"<|turn>user\n{retrieved(turn, 80)}\n{asked}<turn|>\n<|turn>model\n"))
                 history = history + d.begin(asked) + d.said(reply.text, [])
-            holds(starts[-1] > 1200, starts)
+            holds(starts[-1] > 900, starts)
         s.stop()
 
 
