@@ -177,7 +177,7 @@ typedef void (*kakeya_step_fn)(void *user, const kakeya_step *step);
 
 typedef struct kakeya_engine_options {
     size_t size;
-    const char *model;     /* directory, GGUF file, or a name in the local Hugging Face cache; NULL with `synthetic` */
+    const char *model; /* directory, GGUF file, name in the Hugging Face cache, "DIR:Q4_K_M"; NULL with `synthetic` */
     const char *synthetic; /* "26b-a4b", "26b-a4b:layers=6", "e2b", "e4b", "12b", "31b": weights made in memory */
     /* Directory, GGUF file or name; NULL: none, unless the model's sibling directory "<model>-dflash" exists; "none";
      * "synthetic": weights made in memory, for a synthetic model. */

@@ -21,10 +21,20 @@ static kakeya_status status_of(int number) {
     return number == ENOMEM ? KAKEYA_OUT_OF_MEMORY : number == EINTR ? KAKEYA_CANCELLED : KAKEYA_IO;
 }
 
-/* Opens a file for reading. */
-static kakeya_status open_input(const char *path, int *fd, struct stat *about, kakeya_error *error) {
-    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
-    if (*fd < 0) return error_set(error, status_of(errno), "%s: cannot open: %s", path, strerror(errno));
+static kakeya_status cannot_open(const char *path, kakeya_error *error) {
+    char target[256];
+    int number = errno;
+    ssize_t length = number == ENOENT ? readlink(path, target, sizeof target) : -1;
+    if (length > 0)
+        return error_set(error, KAKEYA_IO, "%s: cannot open: it is a link to %.*s, which is not there", path,
+                         (int)length, target);
+    return error_set(error, status_of(number), "%s: cannot open: %s", path, strerror(number));
+}
+
+/* Opens a file for reading; flags: more of open's. */
+static kakeya_status open_input(const char *path, int flags, int *fd, struct stat *about, kakeya_error *error) {
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | flags);
+    if (*fd < 0) return cannot_open(path, error);
     kakeya_status status = KAKEYA_OK;
     if (fstat(*fd, about) != 0)
         status = error_set(error, status_of(errno), "%s: cannot find what it is: %s", path, strerror(errno));
@@ -34,16 +44,44 @@ static kakeya_status open_input(const char *path, int *fd, struct stat *about, k
     return status;
 }
 
+static kakeya_status check_regular(const char *path, const struct stat *about, kakeya_error *error) {
+    if (S_ISREG(about->st_mode)) return KAKEYA_OK;
+    const char *what = S_ISDIR(about->st_mode)                              ? "a directory"
+                       : S_ISFIFO(about->st_mode)                           ? "a FIFO"
+                       : S_ISSOCK(about->st_mode)                           ? "a socket"
+                       : S_ISCHR(about->st_mode) || S_ISBLK(about->st_mode) ? "a device"
+                                                                            : "something else";
+    return error_set(error, KAKEYA_IO, "%s: is %s, not a regular file", path, what);
+}
+
+/* What is no regular file is not opened: a device may act on it. Nor is anything waited for, should it become a FIFO in
+ * between. */
+static kakeya_status open_regular(const char *path, int *fd, struct stat *about, kakeya_error *error) {
+    if (stat(path, about) != 0) return cannot_open(path, error);
+    kakeya_status status = check_regular(path, about, error);
+    if (status == KAKEYA_OK) status = open_input(path, O_NONBLOCK, fd, about, error);
+    if (status != KAKEYA_OK) return status;
+    status = check_regular(path, about, error);
+    if (status != KAKEYA_OK) close(*fd);
+    return status;
+}
+
+kakeya_status file_find(const char *path, bool *there, kakeya_error *error) {
+    struct stat about;
+    int fd;
+    *there = lstat(path, &about) == 0 || (errno != ENOENT && errno != ENOTDIR);
+    if (!*there) return KAKEYA_OK;
+    kakeya_status status = open_regular(path, &fd, &about, error);
+    if (status == KAKEYA_OK) close(fd);
+    return status;
+}
+
 kakeya_status file_map_open(const char *path, file_map *out, kakeya_error *error) {
     *out = (file_map){0};
     struct stat about;
     int fd;
-    kakeya_status status = open_input(path, &fd, &about, error);
+    kakeya_status status = open_regular(path, &fd, &about, error);
     if (status != KAKEYA_OK) return status;
-    if (!S_ISREG(about.st_mode)) {
-        close(fd);
-        return error_set(error, KAKEYA_IO, "%s: not a regular file, and it has to be mapped into memory", path);
-    }
     size_t bytes = (size_t)about.st_size;
     if (bytes > 0) {
         void *data = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
@@ -111,15 +149,50 @@ done:
     return status;
 }
 
+/* Reads a file that open_input or open_regular has opened, and closes it. */
+static kakeya_status read_opened(int fd, const struct stat *about, const char *path, size_t max_bytes, char **data,
+                                 size_t *bytes, kakeya_error *error) {
+    size_t expected = S_ISREG(about->st_mode) && about->st_size > 0 ? (size_t)about->st_size : 0;
+    kakeya_status status = file_read_descriptor(fd, path, expected, max_bytes, data, bytes, error);
+    close(fd);
+    return status;
+}
+
 kakeya_status file_read(const char *path, size_t max_bytes, char **data, size_t *bytes, kakeya_error *error) {
     *data = NULL;
     *bytes = 0;
     struct stat about;
     int fd;
-    kakeya_status status = open_input(path, &fd, &about, error);
+    kakeya_status status = open_input(path, 0, &fd, &about, error);
+    return status == KAKEYA_OK ? read_opened(fd, &about, path, max_bytes, data, bytes, error) : status;
+}
+
+kakeya_status file_read_regular(const char *path, size_t max_bytes, char **data, size_t *bytes, kakeya_error *error) {
+    *data = NULL;
+    *bytes = 0;
+    struct stat about;
+    int fd;
+    kakeya_status status = open_regular(path, &fd, &about, error);
+    return status == KAKEYA_OK ? read_opened(fd, &about, path, max_bytes, data, bytes, error) : status;
+}
+
+kakeya_status file_read_optional(const char *path, size_t max_bytes, char **data, size_t *bytes, kakeya_error *error) {
+    bool there;
+    *data = NULL;
+    *bytes = 0;
+    kakeya_status status = file_find(path, &there, error);
+    return status == KAKEYA_OK && there ? file_read_regular(path, max_bytes, data, bytes, error) : status;
+}
+
+kakeya_status file_read_start(const char *path, void *start, size_t size, size_t *bytes, kakeya_error *error) {
+    struct stat about;
+    int fd;
+    *bytes = 0;
+    kakeya_status status = open_regular(path, &fd, &about, error);
     if (status != KAKEYA_OK) return status;
-    size_t expected = S_ISREG(about.st_mode) && about.st_size > 0 ? (size_t)about.st_size : 0;
-    status = file_read_descriptor(fd, path, expected, max_bytes, data, bytes, error);
+    ssize_t got = pread(fd, start, size, 0);
+    if (got < 0) status = error_set(error, status_of(errno), "%s: cannot read: %s", path, strerror(errno));
+    *bytes = got > 0 ? (size_t)got : 0;
     close(fd);
     return status;
 }
@@ -360,6 +433,15 @@ bool file_exists(const char *path) {
 bool directory_exists(const char *path) {
     struct stat status;
     return stat(path, &status) == 0 && S_ISDIR(status.st_mode);
+}
+
+kakeya_status directory_find(const char *path, bool *there, kakeya_error *error) {
+    struct stat about;
+    *there = lstat(path, &about) == 0 || (errno != ENOENT && errno != ENOTDIR);
+    if (!*there) return KAKEYA_OK;
+    if (stat(path, &about) != 0) return cannot_open(path, error);
+    if (S_ISDIR(about.st_mode) && access(path, R_OK | X_OK) != 0) return cannot_open(path, error);
+    return S_ISDIR(about.st_mode) ? KAKEYA_OK : error_set(error, KAKEYA_IO, "%s: is not a directory", path);
 }
 
 char *path_join(const char *a, const char *b) {

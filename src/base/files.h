@@ -27,6 +27,19 @@ kakeya_status file_read(const char *path, size_t max_bytes, char **data, size_t 
 kakeya_status file_read_descriptor(int fd, const char *name, size_t expected, size_t max_bytes, char **data,
                                    size_t *bytes, kakeya_error *error);
 
+/* Files that a program finds beside others, such as a model's. They are regular files, or links that lead to one;
+ * anything else (a link that leads nowhere, a directory, a FIFO, a socket, a device) is an error and is not opened, so
+ * that nothing is waited for. */
+kakeya_status file_read_regular(const char *path, size_t max_bytes, char **data, size_t *bytes, kakeya_error *error);
+/* The same of a file that may be absent: *data is then NULL. What has the name and cannot be read is an error. */
+kakeya_status file_read_optional(const char *path, size_t max_bytes, char **data, size_t *bytes, kakeya_error *error);
+/* *there: something has this name. KAKEYA_OK: it is a file that can be read, or absent. */
+kakeya_status file_find(const char *path, bool *there, kakeya_error *error);
+/* The first `size` bytes, or all there are. */
+kakeya_status file_read_start(const char *path, void *start, size_t size, size_t *bytes, kakeya_error *error);
+/* As file_find, of a directory that can be listed. */
+kakeya_status directory_find(const char *path, bool *there, kakeya_error *error);
+
 /* Writing that destroys nothing by accident. What `path` is decides how it is written:
  *  - a regular file, or nothing yet: a temporary file in the same folder, renamed over it on commit. The old content
  * stays until then, also when the program is killed. A replaced file keeps its mode. A file without any write

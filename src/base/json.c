@@ -45,23 +45,39 @@ static size_t number_end(const char *text, size_t bytes, size_t i) {
     return at < bytes && (is_digit(text[at]) || text[at] == '.') ? i : at;
 }
 
-/* What cJSON does not see to: it recurses, so the depth is limited, and it takes malformed numbers. Returns `bytes`, or
- * the position of what is wrong with *what set. Strings are skipped; anything else that is wrong is left to the parser.
- */
+static bool starts(const char *text, size_t bytes, size_t i, const char *word) {
+    size_t length = strlen(word);
+    return bytes - i >= length && memcmp(text + i, word, length) == 0;
+}
+
+/* What cJSON does not see to: it recurses, so the depth is limited; it takes malformed numbers; and of a text or a key
+ * it keeps what stands before a NUL. Returns `bytes`, or the position of what is wrong with *what set. Anything else
+ * that is wrong is left to the parser. */
 static size_t find_problem(const char *text, size_t bytes, const char **what) {
     static const char too_deep[] = "nested deeper than 64 levels";
+    static const char no_number[] = "NaN and Infinity, which Python writes, are not JSON";
     _Static_assert(JSON_MAX_DEPTH == 64, "the message names the limit");
     size_t depth = 0;
     bool in_string = false;
     for (size_t i = 0; i < bytes; i++) {
         char c = text[i];
+        if (c == '\0') {
+            *what = "a NUL";
+            return i;
+        }
         if (in_string) {
+            *what = "a string contains NUL";
+            if (starts(text, bytes, i, "\\u0000")) return i;
             if (c == '\\')
                 i++;
             else if (c == '"')
                 in_string = false;
         } else if (c == '"') {
             in_string = true;
+        } else if (starts(text, bytes, i, "NaN") || starts(text, bytes, i, "Infinity") ||
+                   starts(text, bytes, i, "-Infinity")) {
+            *what = no_number;
+            return i;
         } else if (c == '{' || c == '[') {
             *what = too_deep;
             if (++depth > JSON_MAX_DEPTH) return i;

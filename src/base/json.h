@@ -18,8 +18,9 @@ enum {
  * passes over it by itself. */
 size_t json_mark_bytes(const char *text, size_t bytes);
 
-/* Parses exactly one value (no text behind it but white space; numbers in JSON's own form); `text` needs no NUL. `name`
- * is the file name used in messages. *out is freed with cJSON_Delete. */
+/* Parses exactly one value (no text behind it but white space; numbers in JSON's own form); `text` needs no NUL behind
+ * it. A NUL in it, also as \u0000, is refused: C strings end there. `name` is the file name used in messages. *out is
+ * freed with cJSON_Delete. */
 kakeya_status json_parse(const char *name, const char *text, size_t bytes, cJSON **out, kakeya_error *error);
 /* The same, and the value must be an object. */
 kakeya_status json_parse_object(const char *name, const char *text, size_t bytes, cJSON **out, kakeya_error *error);

@@ -12,6 +12,7 @@
 #include "formats/checkpoint.h"
 #include "formats/gguf_output.h"
 #include "model/gemma4_gguf.h"
+#include "text/chat_template.h"
 #include "text/tokenizer.h"
 
 enum { MAX_TOKENIZER_BYTES = 512 << 20, NAME_BYTES = 96 };
@@ -141,16 +142,12 @@ static kakeya_status add_surroundings(gguf_output *o, const tokenizer *t, const 
     return KAKEYA_OK;
 }
 
-static kakeya_status add_file(gguf_output *o, const char *directory, const char *name, const char *key,
-                              kakeya_error *error) {
-    char *path = path_join(directory, name), *text = NULL;
-    size_t bytes = 0;
-    kakeya_status status = KAKEYA_OK;
-    if (!path) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for a path", directory);
-    if (file_exists(path)) status = file_read(path, MAX_TOKENIZER_BYTES, &text, &bytes, error);
-    if (text) gguf_output_text(o, key, text, bytes);
+static kakeya_status add_template(gguf_output *o, const char *directory, kakeya_error *error) {
+    char *text;
+    size_t bytes;
+    kakeya_status status = chat_template_read(directory, &text, &bytes, error);
+    if (text) gguf_output_text(o, "tokenizer.chat_template", text, bytes);
     free(text);
-    free(path);
     return status;
 }
 
@@ -160,7 +157,7 @@ static kakeya_status add_vocabulary(gguf_output *o, const char *path, const gemm
     size_t bytes = 0;
     cJSON *json = NULL;
     tokenizer *t = NULL;
-    kakeya_status status = file_read(path, MAX_TOKENIZER_BYTES, &text, &bytes, error);
+    kakeya_status status = file_read_regular(path, MAX_TOKENIZER_BYTES, &text, &bytes, error);
     if (status == KAKEYA_OK) status = tokenizer_open_memory(path, text, bytes, &t, error);
     if (status == KAKEYA_OK) status = json_parse_object(path, text, bytes, &json, error);
     free(text);
@@ -184,10 +181,15 @@ static kakeya_status add_tokenizer(gguf_output *o, const source *s, kakeya_error
     }
     char *path = path_join(s->path, "tokenizer.json");
     if (!path) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for a path", s->path);
-    kakeya_status status = KAKEYA_OK;
-    if (file_exists(path)) {
+    bool there;
+    kakeya_status status = file_find(path, &there, error);
+    if (status != KAKEYA_OK) {
+        free(path);
+        return status;
+    }
+    if (there) {
         status = add_vocabulary(o, path, config, error);
-        if (status == KAKEYA_OK) status = add_file(o, s->path, "chat_template.jinja", "tokenizer.chat_template", error);
+        if (status == KAKEYA_OK) status = add_template(o, s->path, error);
     } else {
         gguf_output_text(o, "tokenizer.ggml.model", "none", 4);
         gguf_output_u32(o, "tokenizer.ggml.eos_token_id", (uint32_t)config->stop_tokens[0]);

@@ -13,12 +13,12 @@
 #include "convert/source.h"
 #include "formats/checkpoint.h"
 
-enum { GROUP = 64, ROUTER_BITS = 8, NAME_BYTES = SLOT_NAME_BYTES + 64, MAX_TEXT_BYTES = 512 << 20, OUTPUT_FILES = 7 };
+enum { GROUP = 64, ROUTER_BITS = 8, NAME_BYTES = SLOT_NAME_BYTES + 64, MAX_TEXT_BYTES = 512 << 20, OUTPUT_FILES = 8 };
 
 /* What a directory consists of; the first two are made. */
 static const char *const output_files[OUTPUT_FILES] = {
     "model.safetensors",      "config.json",         "tokenizer.json",          "tokenizer_config.json",
-    "generation_config.json", "chat_template.jinja", "special_tokens_map.json",
+    "generation_config.json", "chat_template.jinja", "special_tokens_map.json", "chat_template.json",
 };
 
 /* A tensor of the model's list, or half of one, as a module. */
@@ -262,9 +262,8 @@ static kakeya_status write_configuration(const mlx_plan *p, const conversion *c,
 static kakeya_status copy_file(const char *from, const char *to, kakeya_error *error) {
     char *text = NULL;
     size_t bytes = 0;
-    if (!file_exists(from)) return KAKEYA_OK;
-    kakeya_status status = file_read(from, MAX_TEXT_BYTES, &text, &bytes, error);
-    if (status == KAKEYA_OK) status = write_text(to, text, bytes, error);
+    kakeya_status status = file_read_optional(from, MAX_TEXT_BYTES, &text, &bytes, error);
+    if (text) status = write_text(to, text, bytes, error);
     free(text);
     return status;
 }

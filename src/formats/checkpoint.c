@@ -17,7 +17,7 @@ static kakeya_status no_memory(const char *what, kakeya_error *error) {
 
 /* A text file beside the weights. */
 static kakeya_status read_text(const char *path, size_t max_bytes, char **text, size_t *bytes, kakeya_error *error) {
-    kakeya_status status = file_read(path, max_bytes, text, bytes, error);
+    kakeya_status status = file_read_regular(path, max_bytes, text, bytes, error);
     if (status != KAKEYA_OK) return status;
     status = foreign_refuse(path, *text, *bytes, error);
     if (status != KAKEYA_OK) {
@@ -25,6 +25,35 @@ static kakeya_status read_text(const char *path, size_t max_bytes, char **text, 
         *text = NULL;
     }
     return status;
+}
+
+/* What a directory holds in the place of a model. */
+static kakeya_status refuse_adapter(const char *directory, kakeya_error *error) {
+    static const char *const adapters[] = {"adapter_config.json", "adapter_model.safetensors"};
+    for (size_t i = 0; i < sizeof adapters / sizeof adapters[0]; i++) {
+        char *path = path_join(directory, adapters[i]);
+        bool found = path && file_exists(path);
+        free(path);
+        if (found)
+            return error_set(error, KAKEYA_UNSUPPORTED,
+                             "%s: a LoRA adapter (%s), not a model: merge it into its base model (merge_and_unload of "
+                             "peft) and give what that saves",
+                             directory, adapters[i]);
+    }
+    return KAKEYA_OK;
+}
+
+kakeya_status checkpoint_text(const char *directory, const char *name, bool optional, char **path, char **text,
+                              size_t *bytes, kakeya_error *error) {
+    bool there;
+    *text = NULL;
+    *bytes = 0;
+    *path = path_join(directory, name);
+    if (!*path) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
+    kakeya_status status = file_find(*path, &there, error);
+    if (status == KAKEYA_OK && !there) status = optional ? KAKEYA_OK : refuse_adapter(directory, error);
+    if (status != KAKEYA_OK || (!there && optional)) return status;
+    return read_text(*path, max_config_bytes, text, bytes, error);
 }
 
 /* ------------------------------------------------------------------------------------------------ shards */
@@ -64,12 +93,12 @@ static kakeya_status open_placed_shards(checkpoint *ck, const char *index_path, 
                                  shard, placed[i].tensor);
             char *path = path_join(ck->directory, shard);
             if (!path) return no_memory(index_path, error);
-            kakeya_status status = KAKEYA_OK;
-            if (!file_exists(path))
+            bool there;
+            kakeya_status status = file_find(path, &there, error);
+            if (status == KAKEYA_OK && !there)
                 status =
                     error_set(error, KAKEYA_IO, "%s: names shard %s, which is not in the directory", index_path, shard);
-            else
-                status = add_shard(ck, path, error);
+            if (status == KAKEYA_OK) status = add_shard(ck, path, error);
             free(path);
             if (status != KAKEYA_OK) return status;
         }
@@ -160,6 +189,8 @@ static kakeya_status refuse_directory(const char *directory, const char *weights
             return error_set(error, KAKEYA_UNSUPPORTED, "%s: neither %s nor %s found, only %s: " FOREIGN_PYTORCH_ADVICE,
                              directory, weights_name, index_name, pickled[i]);
     }
+    kakeya_status status = refuse_adapter(directory, error);
+    if (status != KAKEYA_OK) return status;
     return error_set(error, KAKEYA_IO, "%s: neither %s nor %s found", directory, weights_name, index_name);
 }
 
@@ -169,36 +200,22 @@ static kakeya_status open_tensors(checkpoint *ck, const char *weights_name, kake
     snprintf(index_name, sizeof index_name, "%s.index.json", weights_name);
     char *single = path_join(ck->directory, weights_name);
     char *index = path_join(ck->directory, index_name);
-    kakeya_status status;
-    if (!single || !index)
-        status = no_memory(ck->directory, error);
-    else if (file_exists(single))
+    bool found = false;
+    kakeya_status status = single && index ? file_find(single, &found, error) : no_memory(ck->directory, error);
+    if (status == KAKEYA_OK && found) {
         status = add_shard(ck, single, error);
-    else if (file_exists(index))
-        status = open_index(ck, index, error);
-    else
-        status = refuse_directory(ck->directory, weights_name, index_name, error);
+    } else if (status == KAKEYA_OK) {
+        status = file_find(index, &found, error);
+        if (status == KAKEYA_OK)
+            status =
+                found ? open_index(ck, index, error) : refuse_directory(ck->directory, weights_name, index_name, error);
+    }
     free(single);
     free(index);
     return status == KAKEYA_OK ? merge_tensors(ck, error) : status;
 }
 
 /* --------------------------------------------------------------------------------------------- checkpoint */
-
-static kakeya_status read_texts(checkpoint *ck, const char *config_name, kakeya_error *error) {
-    ck->config_path = path_join(ck->directory, config_name);
-    char *generation_path = path_join(ck->directory, "generation_config.json");
-    kakeya_status status;
-    if (!ck->config_path || !generation_path)
-        status = no_memory(ck->directory, error);
-    else
-        status = read_text(ck->config_path, max_config_bytes, &ck->config, &ck->config_bytes, error);
-    if (status == KAKEYA_OK && file_exists(generation_path))
-        status =
-            read_text(generation_path, max_config_bytes, &ck->generation_config, &ck->generation_config_bytes, error);
-    free(generation_path);
-    return status;
-}
 
 kakeya_status checkpoint_open(const char *directory, const char *config_name, const char *weights_name,
                               checkpoint **out, kakeya_error *error) {
@@ -210,7 +227,13 @@ kakeya_status checkpoint_open(const char *directory, const char *config_name, co
         free(ck);
         return no_memory(directory, error);
     }
-    kakeya_status status = read_texts(ck, config_name, error);
+    char *generation_path = NULL;
+    kakeya_status status =
+        checkpoint_text(directory, config_name, false, &ck->config_path, &ck->config, &ck->config_bytes, error);
+    if (status == KAKEYA_OK)
+        status = checkpoint_text(directory, "generation_config.json", true, &generation_path, &ck->generation_config,
+                                 &ck->generation_config_bytes, error);
+    free(generation_path);
     if (status == KAKEYA_OK) status = open_tensors(ck, weights_name, error);
     if (status != KAKEYA_OK) {
         checkpoint_close(ck);

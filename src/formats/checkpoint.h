@@ -27,6 +27,12 @@ kakeya_status checkpoint_open(const char *directory, const char *config_name, co
                               checkpoint **out, kakeya_error *error);
 void checkpoint_close(checkpoint *ck); /* NULL is fine */
 
+/* A small text file of a model's directory. *text is malloc'ed with a NUL behind it, and NULL where the file is
+ * optional and absent; what is there and is no readable file is an error. *path is for messages and freed by the
+ * caller, also on failure. */
+kakeya_status checkpoint_text(const char *directory, const char *name, bool optional, char **path, char **text,
+                              size_t *bytes, kakeya_error *error);
+
 /* Index into tensors, or -1 where absent. */
 ptrdiff_t checkpoint_find(const checkpoint *ck, const char *name);
 /* The tensor's data at an address that is a multiple of its element size: in the file where it is aligned there,
@@ -38,7 +44,8 @@ void checkpoint_prefetch(const checkpoint *ck);
 
 /* The directory or GGUF file that a user means by `name_or_path`: an existing one as it is, otherwise a model name
  * ("org/name") in the local Hugging Face cache ($HF_HUB_CACHE, $HF_HOME/hub, ~/.cache/huggingface/hub), without any
- * network. *directory is freed with free. */
+ * network. Of a directory without safetensors the GGUF file in it, which "DIRECTORY:TAG" or "org/name:TAG" chooses
+ * where there are several (formats/gguf_choice.h). *directory is freed with free. */
 kakeya_status checkpoint_resolve(const char *name_or_path, char **directory, kakeya_error *error);
 
 #endif

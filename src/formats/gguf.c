@@ -299,15 +299,14 @@ static kakeya_status read_alignment(parser *p) {
     p->part->alignment = DEFAULT_ALIGNMENT;
     const gguf_value *value = find_value(p->part, "general.alignment");
     if (!value) return KAKEYA_OK;
-    if (value->array || value->type != GGUF_U32)
-        return error_set(p->at.error, KAKEYA_FORMAT, "%s: general.alignment is %s%s, expected u32", p->at.path,
-                         value->array ? "an array of " : "", gguf_value_type_name(value->type));
-    uint32_t alignment;
-    memcpy(&alignment, value->data, sizeof alignment);
-    if (alignment == 0 || alignment > MAX_ALIGNMENT || (alignment & (alignment - 1)))
-        return error_set(p->at.error, KAKEYA_FORMAT, "%s: general.alignment is %u, expected a power of two up to %d",
+    if (value->array || !gguf_is_integer(value->type))
+        return error_set(p->at.error, KAKEYA_FORMAT, "%s: general.alignment is %s%s, expected a whole number",
+                         p->at.path, value->array ? "an array of " : "", gguf_value_type_name(value->type));
+    long long alignment = gguf_value_int(value, 0);
+    if (alignment <= 0 || alignment > MAX_ALIGNMENT || (alignment & (alignment - 1)))
+        return error_set(p->at.error, KAKEYA_FORMAT, "%s: general.alignment is %lld, expected a power of two up to %d",
                          p->at.path, alignment, (int)MAX_ALIGNMENT);
-    p->part->alignment = alignment;
+    p->part->alignment = (uint32_t)alignment;
     return KAKEYA_OK;
 }
 
@@ -543,27 +542,18 @@ static bool read_split_name(const char *path, split_name *out) {
            out->number <= out->count;
 }
 
-/* A whole number of a part; -1 where there is no such key, -2 where it is no whole number. */
+bool gguf_same_split(const char *a, const char *b) {
+    split_name x, y;
+    return read_split_name(a, &x) && read_split_name(b, &y) && x.count == y.count && x.prefix_bytes == y.prefix_bytes &&
+           memcmp(a, b, (size_t)x.prefix_bytes) == 0;
+}
+
+/* A whole number of a part; -1 where there is no such key, -2 where it is none. */
 static long long split_number(const gguf_part *part, const char *key) {
     const gguf_value *value = find_value(part, key);
     if (!value) return -1;
-    if (value->array) return -2;
-    uint16_t narrow;
-    int32_t wide;
-    uint32_t wide_unsigned;
-    switch (value->type) {
-    case GGUF_U16:
-        memcpy(&narrow, value->data, sizeof narrow);
-        return narrow;
-    case GGUF_I32:
-        memcpy(&wide, value->data, sizeof wide);
-        return wide < 0 ? -2 : wide;
-    case GGUF_U32:
-        memcpy(&wide_unsigned, value->data, sizeof wide_unsigned);
-        return wide_unsigned;
-    default:
-        return -2;
-    }
+    long long number = value->array || !gguf_is_integer(value->type) ? -2 : gguf_value_int(value, 0);
+    return number < 0 ? -2 : number;
 }
 
 static kakeya_status open_part(gguf *file, const char *path, kakeya_error *error) {
@@ -593,11 +583,12 @@ static kakeya_status open_split(gguf *file, const char *path, const split_name *
         char *part = NULL;
         if (asprintf(&part, "%.*s-%05d-of-%05d.gguf", name->prefix_bytes, path, i + 1, name->count) < 0)
             return no_memory(path, error);
-        if (!file_exists(part))
+        bool there;
+        status = file_find(part, &there, error);
+        if (status == KAKEYA_OK && !there)
             status = error_set(error, KAKEYA_IO, "%s: part %d of %d of a split model is not there", part, i + 1,
                                name->count);
-        else
-            status = open_part(file, part, error);
+        if (status == KAKEYA_OK) status = open_part(file, part, error);
         free(part);
         if (status == KAKEYA_OK) status = check_part_number(&file->parts[i], i, name->count, error);
     }
@@ -654,11 +645,9 @@ static kakeya_status check_unsplit(const gguf_part *part, kakeya_error *error) {
 
 bool gguf_is_file(const char *path) {
     char start[sizeof magic];
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-    if (fd < 0) return false;
-    bool is = pread(fd, start, sizeof start, 0) == (ssize_t)sizeof start && memcmp(start, magic, sizeof magic) == 0;
-    close(fd);
-    return is;
+    size_t bytes;
+    return file_read_start(path, start, sizeof start, &bytes, NULL) == KAKEYA_OK && bytes == sizeof start &&
+           memcmp(start, magic, sizeof magic) == 0;
 }
 
 kakeya_status gguf_open(const char *path, gguf **out, kakeya_error *error) {
@@ -713,6 +702,36 @@ void gguf_close(gguf *file) {
     free(file->parts);
     free(file->tensors);
     free(file);
+}
+
+bool gguf_is_integer(gguf_value_type type) {
+    return type <= GGUF_I32 || type == GGUF_U64 || type == GGUF_I64; /* the numbers below f32's are integers */
+}
+
+long long gguf_value_int(const gguf_value *value, uint64_t i) {
+#define INTEGER(type, c_type)                                                                                          \
+    case type: {                                                                                                       \
+        c_type number;                                                                                                 \
+        memcpy(&number, value->data + i * sizeof number, sizeof number);                                               \
+        return (long long)number;                                                                                      \
+    }
+    switch (value->type) {
+        INTEGER(GGUF_U8, uint8_t)
+        INTEGER(GGUF_I8, int8_t)
+        INTEGER(GGUF_U16, uint16_t)
+        INTEGER(GGUF_I16, int16_t)
+        INTEGER(GGUF_U32, uint32_t)
+        INTEGER(GGUF_I32, int32_t)
+        INTEGER(GGUF_I64, int64_t)
+        INTEGER(GGUF_BOOL, uint8_t)
+    case GGUF_U64: {
+        uint64_t number;
+        memcpy(&number, value->data + i * sizeof number, sizeof number);
+        return number > INT64_MAX ? INT64_MAX : (long long)number;
+    }
+    default:
+        return 0;
+    }
 }
 
 const gguf_value *gguf_find(const gguf *file, const char *key) { return find_value(&file->parts[0], key); }

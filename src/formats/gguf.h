@@ -104,6 +104,9 @@ typedef struct gguf {
 /* Whether a file begins as a GGUF file does. False also where it cannot be read. */
 bool gguf_is_file(const char *path);
 
+/* Whether two paths are named as parts of one split. */
+bool gguf_same_split(const char *a, const char *b);
+
 /* Maps and checks a whole file; of a split, named PREFIX-00001-of-00003.gguf, all parts, whichever of them `path` is.
  * A mapped file must not be rewritten while it is open. */
 kakeya_status gguf_open(const char *path, gguf **out, kakeya_error *error);
@@ -120,6 +123,10 @@ const gguf_value *gguf_find(const gguf *file, const char *key); /* NULL where ab
 ptrdiff_t gguf_find_tensor(const gguf *file, const char *name);
 /* "{2816, 262144}" into text; returns text. */
 char *gguf_shape_text(const gguf_tensor *t, char *text, size_t text_bytes);
+
+bool gguf_is_integer(gguf_value_type type); /* not of booleans */
+/* Element i of integers or booleans; numbers above LLONG_MAX are LLONG_MAX. */
+long long gguf_value_int(const gguf_value *value, uint64_t i);
 
 /* The next string of an array of strings: *at is 0 for the first one, and is moved behind the string. */
 gguf_text gguf_next_string(const gguf_value *array, size_t *at);

@@ -15,35 +15,6 @@ void gguf_keys_fail(gguf_keys *r, kakeya_status status, const char *format, ...)
     r->status = error_set(r->error, status, "%s: %s", gguf_path(r->file), text);
 }
 
-static bool is_integer(gguf_value_type type) {
-    return type <= GGUF_I32 || type == GGUF_U64 || type == GGUF_I64; /* the numbers below f32's are integers */
-}
-
-long long gguf_value_int(const gguf_value *value, uint64_t i) {
-#define INTEGER(type, c_type)                                                                                          \
-    case type: {                                                                                                       \
-        c_type number;                                                                                                 \
-        memcpy(&number, value->data + i * sizeof number, sizeof number);                                               \
-        return (long long)number;                                                                                      \
-    }
-    switch (value->type) {
-        INTEGER(GGUF_U8, uint8_t)
-        INTEGER(GGUF_I8, int8_t)
-        INTEGER(GGUF_U16, uint16_t)
-        INTEGER(GGUF_I16, int16_t)
-        INTEGER(GGUF_U32, uint32_t)
-        INTEGER(GGUF_I32, int32_t)
-        INTEGER(GGUF_I64, int64_t)
-    case GGUF_U64: {
-        uint64_t number;
-        memcpy(&number, value->data + i * sizeof number, sizeof number);
-        return number > LLONG_MAX ? LLONG_MAX : (long long)number;
-    }
-    default:
-        return 0;
-    }
-}
-
 static void wrong_type(gguf_keys *r, const gguf_value *value, const char *expected) {
     gguf_keys_fail(r, KAKEYA_FORMAT, "key %s is %s%s, expected %s", value->key, value->array ? "an array of " : "",
                    gguf_value_type_name(value->type), expected);
@@ -66,7 +37,7 @@ static long long checked_int(gguf_keys *r, const gguf_value *value, uint64_t i, 
 long long gguf_keys_int(gguf_keys *r, const char *key, long long min, long long max, long long fallback) {
     const gguf_value *value = gguf_find(r->file, key);
     if (!value) return fallback;
-    if (!value->array && is_integer(value->type)) return checked_int(r, value, 0, min, max);
+    if (!value->array && gguf_is_integer(value->type)) return checked_int(r, value, 0, min, max);
     wrong_type(r, value, "a whole number");
     return fallback;
 }
@@ -141,7 +112,7 @@ static const gguf_value *find_elements(gguf_keys *r, const char *key, int n) {
 
 void gguf_keys_ints(gguf_keys *r, const char *key, int n, long long min, long long max, int *out) {
     const gguf_value *value = find_elements(r, key, n);
-    if (value && !is_integer(value->type)) {
+    if (value && !gguf_is_integer(value->type)) {
         wrong_type(r, value, "whole numbers");
         value = NULL;
     }

@@ -33,8 +33,6 @@ void gguf_keys_ints(gguf_keys *r, const char *key, int n, long long min, long lo
 void gguf_keys_bools(gguf_keys *r, const char *key, int n, bool *out);
 /* An array of elements of this type, or NULL where it is absent. */
 const gguf_value *gguf_keys_array(gguf_keys *r, const char *key, gguf_value_type type);
-/* Element i of an array of integers. */
-long long gguf_value_int(const gguf_value *value, uint64_t i);
 
 static inline bool gguf_text_is(gguf_text text, const char *expected) {
     return text.bytes == strlen(expected) && memcmp(text.data, expected, text.bytes) == 0;

@@ -179,11 +179,9 @@ kakeya_status f_theta_config_parse(const char *name, const char *json, size_t js
 }
 
 kakeya_status f_theta_config_read(const char *directory, f_theta_config *out, kakeya_error *error) {
-    const size_t max_bytes = (size_t)16 << 20;
-    char *path = path_join(directory, "f_theta_config.json"), *text = NULL;
-    size_t bytes = 0;
-    if (!path) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
-    kakeya_status status = file_read(path, max_bytes, &text, &bytes, error);
+    char *path, *text;
+    size_t bytes;
+    kakeya_status status = checkpoint_text(directory, "f_theta_config.json", false, &path, &text, &bytes, error);
     if (status == KAKEYA_OK) status = f_theta_config_parse(path, text, bytes, out, error);
     free(text);
     free(path);
@@ -280,8 +278,10 @@ static const char *find_weights(const char *directory, kakeya_error *error) {
             error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for the names of its files", directory);
             return NULL;
         }
-        bool found = file_exists(path);
+        bool found;
+        kakeya_status status = file_find(path, &found, error);
         free(path);
+        if (status != KAKEYA_OK) return NULL;
         if (!found) continue;
         if (i < CONVERTIBLE) return names[i];
         error_set(error, KAKEYA_UNSUPPORTED,

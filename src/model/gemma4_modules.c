@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MODULE_BYTES = SLOT_NAME_BYTES + 96, MAX_CONFIG_BYTES = 16 << 20 };
+enum { MODULE_BYTES = SLOT_NAME_BYTES + 96 };
 
 const char *gemma4_prefix(const checkpoint *ck) {
     static const char *const prefixes[] = {"model.language_model.", "language_model.model."};
@@ -36,14 +36,11 @@ bool gemma4_has_own_head(const checkpoint *ck, const char *prefix) {
 kakeya_status gemma4_quantisation(const checkpoint *ck, quantisation **out, kakeya_error *error) {
     kakeya_status status = quantisation_parse(ck->config_path, ck->config, ck->config_bytes, out, error);
     if (status != KAKEYA_OK || *out) return status;
-    char *path = path_join(ck->directory, "hf_quant_config.json"), *text = NULL;
-    size_t bytes = 0;
-    if (!path) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for a path", ck->directory);
-    if (file_exists(path)) {
-        status = file_read(path, MAX_CONFIG_BYTES, &text, &bytes, error);
-        if (status == KAKEYA_OK) status = quantisation_parse(path, text, bytes, out, error);
-        free(text);
-    }
+    char *path, *text;
+    size_t bytes;
+    status = checkpoint_text(ck->directory, "hf_quant_config.json", true, &path, &text, &bytes, error);
+    if (text) status = quantisation_parse(path, text, bytes, out, error);
+    free(text);
     free(path);
     return status;
 }

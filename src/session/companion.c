@@ -24,13 +24,18 @@ kakeya_status companion_directory(const char *option, const char *model_director
     if (!model_directory) return KAKEYA_OK;
     char *resolved = realpath(model_directory, NULL), *beside = sibling_of(model_directory, suffix);
     char *behind = resolved ? sibling_of(resolved, suffix) : NULL;
-    kakeya_status status = KAKEYA_OK;
-    if (!beside || (resolved && !behind)) {
-        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", model_directory);
-    } else if (directory_exists(beside)) {
+    bool there = false, there_behind = false;
+    kakeya_status status = beside && (behind || !resolved)
+                               ? directory_find(beside, &there, error)
+                               : error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", model_directory);
+    if (status == KAKEYA_OK && !there && behind) status = directory_find(behind, &there_behind, error);
+    if (status != KAKEYA_OK) {
+        status = error_prefix(error, status, "the %s beside the model",
+                              strcmp(suffix, "-dflash") == 0 ? "drafter" : "f_theta");
+    } else if (there) {
         *directory = beside;
         beside = NULL;
-    } else if (behind && directory_exists(behind)) {
+    } else if (there_behind) {
         *directory = behind;
         behind = NULL;
     } else if (sought) {

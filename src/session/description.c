@@ -34,15 +34,6 @@ static void config_file_free(config_file *file) {
     free(file->path);
 }
 
-static kakeya_status config_file_read(const char *directory, const char *name, bool optional, config_file *out,
-                                      kakeya_error *error) {
-    const size_t max_bytes = (size_t)16 << 20;
-    out->path = path_join(directory, name);
-    if (!out->path) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
-    if (optional && !file_exists(out->path)) return KAKEYA_OK;
-    return file_read(out->path, max_bytes, &out->text, &out->bytes, error);
-}
-
 static kakeya_status read_file(const char *path, owned_description *d, kakeya_error *error) {
     gguf *file;
     kakeya_status status = gguf_open(path, &file, error);
@@ -70,15 +61,19 @@ static kakeya_status read_quantisation(const config_file *config, owned_descript
 static kakeya_status read_verifier(const char *directory, owned_description *d, kakeya_error *error) {
     if (gguf_is_file(directory)) return read_file(directory, d, error);
     config_file config = {0}, generation = {0}, other = {0};
-    kakeya_status status = config_file_read(directory, "config.json", false, &config, error);
-    if (status == KAKEYA_OK) status = config_file_read(directory, "generation_config.json", true, &generation, error);
+    kakeya_status status =
+        checkpoint_text(directory, "config.json", false, &config.path, &config.text, &config.bytes, error);
+    if (status == KAKEYA_OK)
+        status = checkpoint_text(directory, "generation_config.json", true, &generation.path, &generation.text,
+                                 &generation.bytes, error);
     if (status == KAKEYA_OK)
         status = gemma4_config_parse(config.path, config.text, config.bytes, generation.text, generation.bytes,
                                      &d->verifier, error);
     bool found = false;
     if (status == KAKEYA_OK) status = read_quantisation(&config, d, &found, error);
     if (status == KAKEYA_OK && !found) {
-        status = config_file_read(directory, "hf_quant_config.json", true, &other, error);
+        status =
+            checkpoint_text(directory, "hf_quant_config.json", true, &other.path, &other.text, &other.bytes, error);
         if (status == KAKEYA_OK && other.text) status = read_quantisation(&other, d, &found, error);
     }
     config_file_free(&other);
@@ -101,7 +96,8 @@ static kakeya_status read_drafter_file(const char *path, owned_description *d, k
 static kakeya_status read_drafter(const char *directory, owned_description *d, kakeya_error *error) {
     if (gguf_is_file(directory)) return read_drafter_file(directory, d, error);
     config_file config = {0};
-    kakeya_status status = config_file_read(directory, "config.json", false, &config, error);
+    kakeya_status status =
+        checkpoint_text(directory, "config.json", false, &config.path, &config.text, &config.bytes, error);
     if (status == KAKEYA_OK) status = dflash_config_parse(config.path, config.text, config.bytes, &d->drafter, error);
     if (status == KAKEYA_OK) d->view.drafter = &d->drafter;
     config_file_free(&config);

@@ -15,16 +15,6 @@ void kakeya_free(void *pointer) { free(pointer); }
 
 /* ------------------------------------------------------------------------------------------------------ opening */
 
-/* Reads DIRECTORY/FILE whole; *text stays NULL where there is none. The path is for messages. */
-static kakeya_status read_optional(const char *directory, const char *file, char **path, char **text, size_t *bytes,
-                                   kakeya_error *error) {
-    const size_t max_bytes = (size_t)4 << 20;
-    *text = NULL;
-    *path = path_join(directory, file);
-    if (!*path) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
-    return file_exists(*path) ? file_read(*path, max_bytes, text, bytes, error) : KAKEYA_OK;
-}
-
 /* Models of some variants open a turn without thinking by an empty thought. */
 static void style_from_name(const char *variant, chat_template_info *out) {
     *out = (chat_template_info){.known = true, .gemma_turns = true, .style = CHAT_STYLE_PLAIN};
@@ -41,7 +31,7 @@ static kakeya_status style_of_variant(const char *directory, const char *variant
     gemma4_config *config = NULL;
     kakeya_status status = KAKEYA_OK;
     style_from_name(NULL, out);
-    if (!variant) status = read_optional(directory, "config.json", &path, &text, &bytes, error);
+    if (!variant) status = checkpoint_text(directory, "config.json", true, &path, &text, &bytes, error);
     if (text) {
         config = calloc(1, sizeof *config);
         kakeya_error refused;
@@ -61,17 +51,15 @@ static kakeya_status style_of_variant(const char *directory, const char *variant
     return status;
 }
 
-/* How the model's turns are written: as its chat_template.jinja says, else as its published siblings do. */
+/* How the model's turns are written: as its template says, else as its published siblings do. */
 static kakeya_status read_chat_template(const char *directory, const char *variant, kakeya_tokenizer *out,
                                         kakeya_error *error) {
-    char *path = NULL;
-    size_t bytes = 0;
-    kakeya_status status = read_optional(directory, "chat_template.jinja", &path, &out->chat_template, &bytes, error);
+    size_t bytes;
+    kakeya_status status = chat_template_read(directory, &out->chat_template, &bytes, error);
     if (out->chat_template)
         out->chat = chat_template_check(out->chat_template, bytes);
     else if (status == KAKEYA_OK)
         status = style_of_variant(directory, variant, &out->chat, error);
-    free(path);
     return status;
 }
 
@@ -92,6 +80,13 @@ static kakeya_status style_of_file(const gguf *file, const char *variant, kakeya
     return KAKEYA_OK;
 }
 
+/* A tokenizer.json that may be absent: *out then stays as it is. */
+static kakeya_status open_optional(const char *path, tokenizer **out, kakeya_error *error) {
+    bool there;
+    kakeya_status status = file_find(path, &there, error);
+    return status == KAKEYA_OK && there ? tokenizer_open(path, out, error) : status;
+}
+
 /* The tokenizer.json beside a GGUF file, which wins over its vocabulary. *out stays NULL where there is none. */
 static kakeya_status read_beside(const gguf *file, const char *path, tokenizer **out, kakeya_error *error) {
     const char *slash = strrchr(path, '/');
@@ -99,7 +94,7 @@ static kakeya_status read_beside(const gguf *file, const char *path, tokenizer *
     if (asprintf(&beside, "%.*stokenizer.json", slash ? (int)(slash + 1 - path) : 0, path) < 0)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", path);
     const gguf_value *tokens = gguf_find(file, "tokenizer.ggml.tokens");
-    kakeya_status status = file_exists(beside) ? tokenizer_open(beside, out, error) : KAKEYA_OK;
+    kakeya_status status = open_optional(beside, out, error);
     if (status == KAKEYA_OK && *out && tokens && tokens->array &&
         (uint64_t)tokenizer_vocab_size(*out) > tokens->count) {
         status = error_set(error, KAKEYA_FORMAT,
@@ -127,7 +122,7 @@ kakeya_status tokenizer_read(const char *directory, const char *variant, kakeya_
     if (gguf_is_file(directory)) return read_file(directory, variant, out, error);
     char *path = path_join(directory, "tokenizer.json");
     if (!path) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
-    kakeya_status status = file_exists(path) ? tokenizer_open(path, &out->tokens, error) : KAKEYA_OK;
+    kakeya_status status = open_optional(path, &out->tokens, error);
     free(path);
     return status == KAKEYA_OK ? read_chat_template(directory, variant, out, error) : status;
 }

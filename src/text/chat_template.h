@@ -1,9 +1,11 @@
-/* What a checkpoint's chat_template.jinja says about its turn format. */
+/* A model's chat template: where it lies, and what it says about the turn format. It is never executed. */
 #ifndef KAKEYA_TEXT_CHAT_TEMPLATE_H
 #define KAKEYA_TEXT_CHAT_TEMPLATE_H
 
 #include <stdbool.h>
 #include <stddef.h>
+
+#include "base/error.h"
 
 /* What opens the model's turn when thinking is off. */
 typedef enum chat_style {
@@ -18,7 +20,12 @@ typedef struct chat_template_info {
     char note[256]; /* what to report when it is not known; empty when it is */
 } chat_template_info;
 
-/* Looks at the text of a chat_template.jinja. */
+/* Looks at the text of a template. */
 chat_template_info chat_template_check(const char *text, size_t bytes);
+
+/* The template of a model's directory: the text of chat_template.jinja, else the key chat_template of
+ * chat_template.json or tokenizer_config.json, which is a text or a list of named ones whose "default" counts. *out is
+ * malloc'ed, and NULL where there is none. */
+kakeya_status chat_template_read(const char *directory, char **out, size_t *bytes, kakeya_error *error);
 
 #endif

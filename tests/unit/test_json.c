@@ -32,6 +32,27 @@ static void test_parse(void **state) {
     assert_refused(parse("\"abc"), KAKEYA_FORMAT, "malformed JSON");
 }
 
+/* C strings end at a NUL: what stands behind it would be dropped without a word. */
+static void test_nul(void **state) {
+    (void)state;
+    static const char *const bad[] = {"\"a\\u0000b\"", "{\"a\\u0000b\": 1}", "[\"\\\\\\u0000\"]"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        assert_refused(parse(bad[i]), KAKEYA_FORMAT, "f.json: malformed JSON at line 1", "contains NUL");
+    assert_ok(parse("[\"\\\\u0000\"]")); /* a backslash, and u0000 */
+    cJSON *value = NULL;
+    assert_refused(json_parse("f.json", "{\"a\0b\": 1}", 10, &value, &error), KAKEYA_FORMAT, "byte 3", "a NUL");
+    assert_refused(json_parse("f.json", "[1]\0", 4, &value, &error), KAKEYA_FORMAT, "byte 3", "a NUL");
+}
+
+/* What Python's json writes where a number is none. */
+static void test_no_numbers(void **state) {
+    (void)state;
+    static const char *const bad[] = {"NaN", "[Infinity]", "{\"a\": -Infinity}"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        assert_refused(parse(bad[i]), KAKEYA_FORMAT, "NaN and Infinity, which Python writes, are not JSON");
+    assert_ok(parse("[\"NaN\", \"-Infinity\"]"));
+}
+
 /* Numbers have JSON's own form; the parser behind would take more. */
 static void test_numbers(void **state) {
     (void)state;
@@ -188,9 +209,9 @@ static void test_references(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parse),      cmocka_unit_test(test_numbers), cmocka_unit_test(test_depth),
-        cmocka_unit_test(test_object),     cmocka_unit_test(test_getters), cmocka_unit_test(test_repeated_keys),
-        cmocka_unit_test(test_references),
+        cmocka_unit_test(test_parse),      cmocka_unit_test(test_numbers),       cmocka_unit_test(test_nul),
+        cmocka_unit_test(test_no_numbers), cmocka_unit_test(test_depth),         cmocka_unit_test(test_object),
+        cmocka_unit_test(test_getters),    cmocka_unit_test(test_repeated_keys), cmocka_unit_test(test_references),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

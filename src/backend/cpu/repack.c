@@ -155,10 +155,10 @@ static kakeya_status no_list(kakeya_error *error) {
 /* *found: a file of tiles lies beside the model, and now holds its matrices. */
 static kakeya_status map_tiles(backend_model *m, const tile_list *list, bool *found, kakeya_error *error) {
     char *path = gemma4_model_beside(m->options.verifier, BACKEND_ARRANGED);
-    *found = path && list->n > 0 && file_exists(path);
-    const unsigned char **tiles = *found ? malloc(list->n * sizeof *tiles) : NULL;
-    kakeya_status status = KAKEYA_OK;
-    if (*found && !tiles) status = no_list(error);
+    *found = false;
+    kakeya_status status = path && list->n > 0 ? file_find(path, found, error) : KAKEYA_OK;
+    const unsigned char **tiles = *found && !status ? malloc(list->n * sizeof *tiles) : NULL;
+    if (*found && !status && !tiles) status = no_list(error);
     if (*found && !status)
         status = tile_file_open(path, (const weight *const *)list->w, list->n, &m->tile_map, tiles, error);
     for (size_t i = 0; *found && !status && i < list->n; i++) point_to(list->w[i], tiles[i]);
