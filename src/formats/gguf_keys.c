@@ -34,10 +34,26 @@ static long long checked_int(gguf_keys *r, const gguf_value *value, uint64_t i, 
     return min;
 }
 
+static bool is_float(const gguf_value *value, double *number) {
+    float narrow;
+    if (value->array) return false;
+    if (value->type == GGUF_F64) memcpy(number, value->data, sizeof *number);
+    if (value->type != GGUF_F32) return value->type == GGUF_F64;
+    memcpy(&narrow, value->data, sizeof narrow);
+    *number = (double)narrow;
+    return true;
+}
+
 long long gguf_keys_int(gguf_keys *r, const char *key, long long min, long long max, long long fallback) {
     const gguf_value *value = gguf_find(r->file, key);
     if (!value) return fallback;
+    double number;
     if (!value->array && gguf_is_integer(value->type)) return checked_int(r, value, 0, min, max);
+    if (is_float(value, &number) && number == floor(number)) {
+        if (number >= (double)min && number <= (double)max) return (long long)number;
+        gguf_keys_fail(r, KAKEYA_FORMAT, "key %s is %g, expected %lld to %lld", key, number, min, max);
+        return fallback;
+    }
     wrong_type(r, value, "a whole number");
     return fallback;
 }
@@ -51,14 +67,10 @@ double gguf_keys_number(gguf_keys *r, const char *key, double min, double max, d
     const gguf_value *value = gguf_find(r->file, key);
     if (!value) return fallback;
     double number = NAN;
-    if (!value->array && value->type == GGUF_F32) {
-        float narrow;
-        memcpy(&narrow, value->data, sizeof narrow);
-        number = (double)narrow;
-    } else if (!value->array && value->type == GGUF_F64) {
-        memcpy(&number, value->data, sizeof number);
-    } else {
-        wrong_type(r, value, "f32");
+    if (!value->array && gguf_is_integer(value->type)) {
+        number = (double)gguf_value_int(value, 0);
+    } else if (!is_float(value, &number)) {
+        wrong_type(r, value, "a number");
         return fallback;
     }
     if (number >= min && number <= max) return number;
@@ -112,21 +124,29 @@ static const gguf_value *find_elements(gguf_keys *r, const char *key, int n) {
 
 void gguf_keys_ints(gguf_keys *r, const char *key, int n, long long min, long long max, int *out) {
     const gguf_value *value = find_elements(r, key, n);
+    if (value && !value->array) {
+        int one = (int)gguf_keys_int(r, key, min, max, min);
+        for (int i = 0; i < n; i++) out[i] = one;
+        return;
+    }
     if (value && !gguf_is_integer(value->type)) {
         wrong_type(r, value, "whole numbers");
         value = NULL;
     }
-    for (int i = 0; i < n; i++)
-        out[i] = value ? (int)checked_int(r, value, value->array ? (uint64_t)i : 0, min, max) : (int)min;
+    for (int i = 0; i < n; i++) out[i] = value ? (int)checked_int(r, value, (uint64_t)i, min, max) : (int)min;
 }
 
 void gguf_keys_bools(gguf_keys *r, const char *key, int n, bool *out) {
     const gguf_value *value = find_elements(r, key, n);
-    if (value && value->type != GGUF_BOOL) {
+    if (value && value->type != GGUF_BOOL && !gguf_is_integer(value->type)) {
         wrong_type(r, value, "booleans");
         value = NULL;
     }
-    for (int i = 0; i < n; i++) out[i] = value && value->data[value->array ? i : 0] != 0;
+    bool whole = value && value->type != GGUF_BOOL;
+    for (int i = 0; i < n; i++) {
+        uint64_t at = value && value->array ? (uint64_t)i : 0;
+        out[i] = value && (whole ? checked_int(r, value, at, 0, 1) : gguf_value_int(value, at)) != 0;
+    }
 }
 
 const gguf_value *gguf_keys_array(gguf_keys *r, const char *key, gguf_value_type type) {

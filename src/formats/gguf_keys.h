@@ -15,11 +15,11 @@ typedef struct gguf_keys {
 
 void gguf_keys_fail(gguf_keys *r, kakeya_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-/* A whole number of any integer type; `fallback` where the key is absent. */
+/* A whole number of any type, as JSON knows but one: 2.0 is 2; `fallback` where the key is absent. */
 long long gguf_keys_int(gguf_keys *r, const char *key, long long min, long long max, long long fallback);
 /* The same for a key that must be there. */
 long long gguf_keys_required_int(gguf_keys *r, const char *key, long long min, long long max);
-/* A finite f32 or f64. */
+/* A finite number of any type. */
 double gguf_keys_number(gguf_keys *r, const char *key, double min, double max, double fallback);
 double gguf_keys_required_number(gguf_keys *r, const char *key, double min, double max);
 bool gguf_keys_bool(gguf_keys *r, const char *key, bool fallback);
@@ -29,7 +29,7 @@ bool gguf_keys_text(gguf_keys *r, const char *key, gguf_text *out);
 bool gguf_keys_architecture(gguf_keys *r, gguf_text *out);
 /* n whole numbers: an array of n, or one number for all of them. The key must be there. */
 void gguf_keys_ints(gguf_keys *r, const char *key, int n, long long min, long long max, int *out);
-/* The same of booleans. */
+/* The same of booleans, which may be written as 0 and 1. */
 void gguf_keys_bools(gguf_keys *r, const char *key, int n, bool *out);
 /* An array of elements of this type, or NULL where it is absent. */
 const gguf_value *gguf_keys_array(gguf_keys *r, const char *key, gguf_value_type type);

@@ -9,7 +9,13 @@
 #include "base/error.h"
 #include "model/weight.h"
 
-enum { GEMMA4_MAX_LAYERS = 128, GEMMA4_MAX_STOP_TOKENS = 16, GEMMA4_MAX_SUPPRESS_TOKENS = 256 };
+/* Files name at most 16 stop tokens; the ends of turns come to them. */
+enum {
+    GEMMA4_MAX_LAYERS = 128,
+    GEMMA4_NAMED_STOP_TOKENS = 16,
+    GEMMA4_MAX_STOP_TOKENS = GEMMA4_NAMED_STOP_TOKENS + 3,
+    GEMMA4_MAX_SUPPRESS_TOKENS = 256
+};
 
 typedef enum gemma4_layer_type { GEMMA4_SLIDING = 0, GEMMA4_FULL } gemma4_layer_type;
 

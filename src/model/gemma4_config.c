@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/json.h"
+#include "model/gemma4_facts.h"
 #include "model/gemma4_layers.h"
 #include "model/gemma4_rope.h"
 
@@ -50,6 +50,8 @@ static void check_fixed_choices(json_reader *r, const cJSON *text) {
         json_fail(r, KAKEYA_UNSUPPORTED, "hidden_activation \"%s\" is not supported (gelu_pytorch_tanh)", activation);
     if (json_bool(r, text, "attention_bias", false))
         json_fail(r, KAKEYA_UNSUPPORTED, "attention_bias is not supported");
+    if (json_number(r, text, "attn_logit_softcapping", 0, 1e6, 0) > 0)
+        json_fail(r, KAKEYA_UNSUPPORTED, "attn_logit_softcapping is not supported");
     const cJSON *bidirectional = json_get(text, "use_bidirectional_attention");
     bool vision_only = cJSON_IsString(bidirectional) && strcmp(bidirectional->valuestring, "vision") == 0;
     if (bidirectional && !cJSON_IsFalse(bidirectional) && !vision_only)
@@ -83,6 +85,11 @@ static void read_layer_types(json_reader *r, const cJSON *text, gemma4_config *c
     c->layer[c->layers - 1].type = GEMMA4_FULL; /* whatever the list says, as the reference does */
 }
 
+static int override_of(json_reader *r, const cJSON *item, gemma4_fact_id id, int fallback) {
+    const gemma4_fact *f = &gemma4_facts[id];
+    return json_int(r, item, f->json, (int)f->min, (int)f->max, fallback);
+}
+
 /* {"05": {"head_dim": 512, "num_key_value_heads": 2}, ...} */
 static void read_layer_overrides(json_reader *r, const cJSON *overrides, gemma4_config *c) {
     const cJSON *item;
@@ -96,29 +103,31 @@ static void read_layer_overrides(json_reader *r, const cJSON *overrides, gemma4_
         }
         const cJSON *value;
         cJSON_ArrayForEach(value, item) {
-            if (strcmp(value->string, "head_dim") != 0 && strcmp(value->string, "num_key_value_heads") != 0)
+            if (strcmp(value->string, gemma4_facts[FACT_HEAD_DIM].json) != 0 &&
+                strcmp(value->string, gemma4_facts[FACT_KV_HEADS].json) != 0)
                 json_fail(r, KAKEYA_UNSUPPORTED,
                           "per_layer_config: layer %ld overrides \"%s\", only head_dim and "
                           "num_key_value_heads are supported",
                           index, value->string);
         }
         gemma4_layer_config *l = &c->layer[index];
-        l->head_dim = json_int(r, item, "head_dim", 2, GEMMA4_MAX_HEAD_DIM, l->head_dim);
-        l->kv_heads = json_int(r, item, "num_key_value_heads", 1, GEMMA4_MAX_HEADS, l->kv_heads);
+        l->head_dim = override_of(r, item, FACT_HEAD_DIM, l->head_dim);
+        l->kv_heads = override_of(r, item, FACT_KV_HEADS, l->kv_heads);
     }
 }
 
-static void read_attention(json_reader *r, const cJSON *text, gemma4_config *c) {
-    c->heads = json_int(r, text, "num_attention_heads", 1, GEMMA4_MAX_HEADS, 8);
-    int kv_heads = json_int(r, text, "num_key_value_heads", 1, GEMMA4_MAX_HEADS, 4);
-    int head_dim = json_int(r, text, "head_dim", 2, GEMMA4_MAX_HEAD_DIM, 256);
-    const cJSON *overrides = json_object(r, text, "per_layer_config");
-    bool k_eq_v = json_bool(r, text, "attention_k_eq_v", false);
-    int full_head_dim = head_dim, full_kv_heads = kv_heads;
-    if (!cJSON_GetObjectItemCaseSensitive(text,
-                                          "per_layer_config")) { /* which replaces the two, even where it is null */
-        full_head_dim = json_int(r, text, "global_head_dim", 2, GEMMA4_MAX_HEAD_DIM, 512);
-        full_kv_heads = json_int(r, text, "num_global_key_value_heads", 1, GEMMA4_MAX_HEADS, kv_heads);
+/* The layers' own K/V heads and head dimensions. */
+static void read_attention(gemma4_reading *r, const cJSON *text) {
+    gemma4_config *c = r->config;
+    int kv_heads = (int)r->value[FACT_KV_HEADS], full_kv_heads = (int)r->value[FACT_GLOBAL_KV_HEADS];
+    int head_dim = (int)r->value[FACT_HEAD_DIM], full_head_dim = (int)r->value[FACT_GLOBAL_HEAD_DIM];
+    const cJSON *overrides = json_object(r->json, text, "per_layer_config");
+    bool k_eq_v = json_bool(r->json, text, "attention_k_eq_v", false);
+    if (cJSON_GetObjectItemCaseSensitive(text, "per_layer_config")) { /* replaces the two, even where it is null */
+        full_head_dim = head_dim;
+        full_kv_heads = kv_heads;
+    } else if (!full_kv_heads) {
+        full_kv_heads = kv_heads;
     }
     for (int i = 0; i < c->layers; i++) {
         gemma4_layer_config *l = &c->layer[i];
@@ -127,84 +136,23 @@ static void read_attention(json_reader *r, const cJSON *text, gemma4_config *c) 
         l->k_eq_v = full && k_eq_v;
         l->kv_heads = l->k_eq_v ? full_kv_heads : kv_heads;
     }
-    read_layer_overrides(r, overrides, c);
-
-    int dim_layer[2] = {-1, -1}; /* RoPE frequencies exist once per layer type */
-    for (int i = 0; i < c->layers; i++) {
-        const gemma4_layer_config *l = &c->layer[i];
-        if (l->head_dim % 2) json_fail(r, KAKEYA_FORMAT, "head dimension %d of layer %d is odd", l->head_dim, i);
-        if (c->heads % l->kv_heads)
-            json_fail(r, KAKEYA_FORMAT, "%d attention heads of layer %d cannot share %d K/V heads evenly", c->heads, i,
-                      l->kv_heads);
-        int first = dim_layer[l->type];
-        if (first < 0)
-            dim_layer[l->type] = i;
-        else if (c->layer[first].head_dim != l->head_dim)
-            json_fail(r, KAKEYA_UNSUPPORTED, "%s layers %d and %d have head dimensions %d and %d",
-                      gemma4_layer_type_name(l->type), first, i, c->layer[first].head_dim, l->head_dim);
-    }
+    read_layer_overrides(r->json, overrides, c);
 }
 
-static void read_mlp(json_reader *r, const cJSON *text, gemma4_config *c) {
-    int intermediate = json_int(r, text, "intermediate_size", 1, GEMMA4_MAX_WIDTH, 9216);
-    bool double_wide = json_bool(r, text, "use_double_wide_mlp", false);
-    c->shared_kv_layers = json_int(r, text, "num_kv_shared_layers", 0, GEMMA4_MAX_LAYERS, 0);
-    if (c->shared_kv_layers >= c->layers && r->status == KAKEYA_OK)
-        json_fail(r, KAKEYA_FORMAT, "num_kv_shared_layers is %d of %d layers: none is left to share from",
-                  c->shared_kv_layers, c->layers);
-    int orphan = 0;
-    if (r->status == KAKEYA_OK && !gemma4_share_kv(c, intermediate, double_wide, &orphan))
-        json_fail(r, KAKEYA_FORMAT, "num_kv_shared_layers is %d, but layer %d has no earlier %s layer to share from",
-                  c->shared_kv_layers, orphan, gemma4_layer_type_name(c->layer[orphan].type));
-    for (int i = 0; i < c->layers && r->status == KAKEYA_OK; i++) {
-        const gemma4_layer_config *l = &c->layer[i], *source = &c->layer[l->kv_source];
-        if (l->kv_heads != source->kv_heads)
-            json_fail(r, KAKEYA_FORMAT, "layer %d has %d K/V heads, but shares those of layer %d, which has %d", i,
-                      l->kv_heads, l->kv_source, source->kv_heads);
-    }
-
-    c->moe = json_bool(r, text, "enable_moe_block", false);
-    if (c->moe) {
-        c->experts = json_required_int(r, text, "num_experts", 1, GEMMA4_MAX_EXPERTS);
-        c->experts_per_token = json_required_int(r, text, "top_k_experts", 1, GEMMA4_MAX_EXPERTS);
-        c->expert_intermediate = json_required_int(r, text, "moe_intermediate_size", 1, GEMMA4_MAX_WIDTH);
-        if (c->experts_per_token > c->experts)
-            json_fail(r, KAKEYA_FORMAT, "top_k_experts is %d, but there are %d experts", c->experts_per_token,
-                      c->experts);
-        if ((long long)c->experts * 2 * c->expert_intermediate > INT_MAX || (long long)c->experts * c->hidden > INT_MAX)
-            json_fail(r, KAKEYA_FORMAT, "%d experts of width %d are too large", c->experts, c->expert_intermediate);
-    }
-
-    const cJSON *ple = cJSON_GetObjectItemCaseSensitive(text, "hidden_size_per_layer_input");
-    c->ple_width = json_int(r, text, "hidden_size_per_layer_input", 0, GEMMA4_MAX_WIDTH, ple ? 0 : 256);
-    c->ple_vocab = json_int(r, text, "vocab_size_per_layer_input", 1, GEMMA4_MAX_VOCAB, 262144);
-    if (!c->ple_width) c->ple_vocab = 0;
-    if ((long long)c->ple_width * c->layers > INT_MAX / 4)
-        json_fail(r, KAKEYA_FORMAT, "hidden_size_per_layer_input %d is too large for %d layers", c->ple_width,
-                  c->layers);
-}
-
-/* Adds an integer or a list of integers to a set of at most `capacity`; without a set, only checks what is there. What
- * lies outside the vocabulary is never produced and is left out: small models keep the list of their large relatives.
- */
-static void add_tokens(json_reader *r, const cJSON *object, const char *key, int vocab, int capacity, int *set,
-                       int *n) {
+/* Adds an integer or a list of integers to a set by `add`; without it, only checks what is there. */
+static void add_tokens(json_reader *r, const cJSON *object, const char *key, gemma4_config *c,
+                       bool (*add)(gemma4_config *c, double id), int capacity) {
     const cJSON *item = json_get(object, key);
     const cJSON *each = cJSON_IsArray(item) ? item->child : item;
     for (; each; each = cJSON_IsArray(item) ? each->next : NULL) {
-        if (!json_is_integer(each, INT_MIN, INT_MAX)) {
+        if (!json_is_integer(each, INT_MIN, UINT_MAX)) {
             json_fail(r, KAKEYA_FORMAT, "%s is neither a token id nor a list of such", key);
             return;
         }
-        if (!set || !json_is_integer(each, 0, vocab - 1)) continue;
-        int token = (int)each->valuedouble, known = 0;
-        for (int i = 0; i < *n; i++) known |= set[i] == token;
-        if (known) continue;
-        if (*n == capacity) {
+        if (add && !add(c, each->valuedouble)) {
             json_fail(r, KAKEYA_UNSUPPORTED, "%s: more than %d different tokens", key, capacity);
             return;
         }
-        set[(*n)++] = token;
     }
 }
 
@@ -216,28 +164,16 @@ static void read_stop_tokens(json_reader *r, const cJSON *top, const cJSON *text
     json_reader *readers[] = {generation_reader, r, r};
     const cJSON *places[] = {generation, top, text};
     for (int i = 0; i < 3; i++)
-        add_tokens(readers[i], places[i], "eos_token_id", c->vocab, GEMMA4_MAX_STOP_TOKENS,
-                   c->n_stop_tokens ? NULL : c->stop_tokens, &c->n_stop_tokens);
-    if (c->n_stop_tokens == 0) c->stop_tokens[c->n_stop_tokens++] = 1;
-}
-
-/* Nothing is padded here, so every way of saying "none" will do: null, -1, an id outside the vocabulary. */
-static int read_pad_token(json_reader *r, const cJSON *text, int vocab) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(text, "pad_token_id");
-    if (!item) return 0;
-    if (!cJSON_IsNull(item) && !json_is_integer(item, INT_MIN, INT_MAX))
-        json_fail(r, KAKEYA_FORMAT, "pad_token_id is neither a token id nor null");
-    return json_is_integer(item, 0, vocab - 1) ? (int)item->valuedouble : -1;
+        add_tokens(readers[i], places[i], "eos_token_id", c, c->n_stop_tokens ? NULL : gemma4_add_stop_token,
+                   GEMMA4_NAMED_STOP_TOKENS);
+    gemma4_settle_stop_tokens(c);
 }
 
 static void read_tokens(json_reader *r, const cJSON *top, const cJSON *text, json_reader *generation_reader,
                         const cJSON *generation, gemma4_config *c) {
-    c->bos_token = json_int(r, text, "bos_token_id", -1, c->vocab - 1, 2);
-    c->pad_token = read_pad_token(r, text, c->vocab);
-    if (r->status != KAKEYA_OK) return;
     read_stop_tokens(r, top, text, generation_reader, generation, c);
-    add_tokens(generation_reader, generation, "suppress_tokens", c->vocab, GEMMA4_MAX_SUPPRESS_TOKENS,
-               c->suppress_tokens, &c->n_suppress_tokens);
+    add_tokens(generation_reader, generation, "suppress_tokens", c, gemma4_add_suppressed_token,
+               GEMMA4_MAX_SUPPRESS_TOKENS);
     if (c->n_suppress_tokens == c->vocab)
         json_fail(generation_reader, KAKEYA_FORMAT, "suppress_tokens leaves none of the %d tokens", c->vocab);
 }
@@ -258,29 +194,42 @@ static weight_format read_format(json_reader *r, const cJSON *top, const cJSON *
     return WEIGHT_FORMAT_COUNT;
 }
 
-static void read_config(json_reader *r, const cJSON *top, json_reader *generation_reader, const cJSON *generation,
+static bool starts_with(const char *text, const char *start) {
+    return text && strncmp(text, start, strlen(start)) == 0;
+}
+
+/* The configuration class of these has no per-layer inputs. */
+static bool is_unified(const cJSON *top, const cJSON *text) {
+    const cJSON *list = json_get(top, "architectures");
+    return starts_with(cJSON_GetStringValue(json_get(top, "model_type")), "gemma4_unified") ||
+           starts_with(cJSON_GetStringValue(json_get(text, "model_type")), "gemma4_unified") ||
+           (cJSON_IsArray(list) && starts_with(cJSON_GetStringValue(list->child), "Gemma4Unified"));
+}
+
+static void read_config(json_reader *reader, const cJSON *top, json_reader *generation_reader, const cJSON *generation,
                         gemma4_config *c) {
-    const cJSON *text = json_object(r, top, "text_config");
+    gemma4_reading reading = {.json = reader, .config = c}, *r = &reading;
+    const cJSON *text = json_object(reader, top, "text_config");
     if (!text) text = top;
-    check_architecture(r, top, text);
-    check_fixed_choices(r, text);
+    check_architecture(reader, top, text);
+    check_fixed_choices(reader, text);
+    gemma4_facts_read_json(r, text);
+    if (is_unified(top, text) && !cJSON_GetObjectItemCaseSensitive(text, gemma4_facts[FACT_PLE].json))
+        r->value[FACT_PLE] = 0;
+    gemma4_settle_sizes(r);
+    c->vocab = (int)r->value[FACT_VOCAB];
+    c->ple_vocab = r->value[FACT_PLE] > 0 ? (int)r->value[FACT_PLE_VOCAB] : 0;
+    c->tied_head = json_bool(reader, top, "tie_word_embeddings", true); /* the one in a nested text_config has no say */
+    c->moe = json_bool(reader, text, "enable_moe_block", false);
+    c->checkpoint_format = read_format(reader, top, text);
+    if (reader->status != KAKEYA_OK) return; /* the layer count is not to be trusted */
 
-    c->layers = json_int(r, text, "num_hidden_layers", 1, GEMMA4_MAX_LAYERS, 30);
-    c->hidden = json_int(r, text, "hidden_size", 1, GEMMA4_MAX_WIDTH, 2304);
-    c->vocab = json_int(r, text, "vocab_size", 1, GEMMA4_MAX_VOCAB, 262144);
-    c->max_context = json_int(r, text, "max_position_embeddings", 1, GEMMA4_MAX_CONTEXT, 131072);
-    c->sliding_window = json_int(r, text, "sliding_window", 1, GEMMA4_MAX_CONTEXT, 512);
-    c->rms_eps = (float)json_number(r, text, "rms_norm_eps", 0, 1, 1e-6);
-    c->logit_softcap = (float)json_number(r, text, "final_logit_softcapping", 0, 1e6, 0);
-    c->tied_head = json_bool(r, top, "tie_word_embeddings", true); /* the one in a nested text_config has no say */
-    c->checkpoint_format = read_format(r, top, text);
-    if (r->status != KAKEYA_OK) return; /* the layer count is not to be trusted */
-
-    read_layer_types(r, text, c);
-    read_attention(r, text, c);
-    gemma4_read_rope(r, text, c);
-    read_mlp(r, text, c);
-    read_tokens(r, top, text, generation_reader, generation, c);
+    read_layer_types(reader, text, c);
+    read_attention(r, text);
+    gemma4_settle_layers(r, NULL, json_bool(reader, text, "use_double_wide_mlp", false));
+    gemma4_read_rope(reader, text, c);
+    gemma4_settle_tokens(r);
+    if (reader->status == KAKEYA_OK) read_tokens(reader, top, text, generation_reader, generation, c);
 }
 
 kakeya_status gemma4_config_parse(const char *name, const char *json, size_t json_bytes, const char *generation_json,

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "formats/gguf_keys.h"
+#include "model/gemma4_facts.h"
 #include "model/gemma4_layers.h"
 
 static const double rope_no_turn = 1e29; /* divisors from here on mean that a pair does not turn */
@@ -51,6 +51,9 @@ static weight_format main_format(const gguf *file) {
 static void check_architecture(gguf_keys *r) {
     gguf_text name = {0};
     char shown[GGUF_SHOWN_BYTES];
+    if (gguf_keys_text(r, "general.type", &name) && gguf_text_is(name, "adapter"))
+        gguf_keys_fail(r, KAKEYA_UNSUPPORTED,
+                       "a LoRA adapter (general.type), not a model: merge it into its base model, and give that");
     if (!gguf_keys_architecture(r, &name) || gguf_text_is(name, "gemma4")) return;
     gguf_show(name.data, name.bytes, shown);
     if (gguf_text_is(name, "clip"))
@@ -86,78 +89,84 @@ static bool lacks_values(const gguf *file, const gemma4_config *c, int layer) {
     return t->dims == 2 && t->ne[1] == (int64_t)(c->heads + l->kv_heads) * l->head_dim;
 }
 
-/* One number, or as many equal ones as there are layers, which some converters write. */
-static int read_heads(gguf_keys *r, const gemma4_config *c) {
-    static const char key[] = "gemma4.attention.head_count";
-    int heads[GEMMA4_MAX_LAYERS] = {0};
-    gguf_keys_ints(r, key, c->layers, 1, GEMMA4_MAX_HEADS, heads);
-    for (int i = 1; i < c->layers; i++)
-        if (heads[i] != heads[0])
-            gguf_keys_fail(r, KAKEYA_UNSUPPORTED, "key %s gives layer %d %d heads and layer 0 %d: they must be equal",
-                           key, i, heads[i], heads[0]);
-    return heads[0];
+/* Whether each layer slides: one boolean or 0 or 1 for each; one boolean for all; or one number n, in which case every
+ * n-th layer sees everything, and with 0 none does. The last layer does, whatever is said, as in config.json. */
+static void read_layer_types(gguf_keys *r, gemma4_config *c) {
+    static const char key[] = "gemma4.attention.sliding_window_pattern";
+    const gguf_value *value = gguf_find(r->file, key);
+    bool sliding[GEMMA4_MAX_LAYERS];
+    if (value && !value->array && gguf_is_integer(value->type)) {
+        int period = (int)gguf_keys_int(r, key, 0, INT_MAX, 0);
+        for (int i = 0; i < c->layers; i++) sliding[i] = period == 0 || (i + 1) % period != 0;
+    } else {
+        gguf_keys_bools(r, key, c->layers, sliding);
+    }
+    for (int i = 0; i < c->layers; i++) c->layer[i].type = sliding[i] ? GEMMA4_SLIDING : GEMMA4_FULL;
+    c->layer[c->layers - 1].type = GEMMA4_FULL;
 }
 
-static void read_attention(gguf_keys *r, gemma4_config *c) {
-    int kv_heads[GEMMA4_MAX_LAYERS], dims[2], values[2];
-    bool sliding[GEMMA4_MAX_LAYERS];
-    c->heads = read_heads(r, c);
-    gguf_keys_ints(r, "gemma4.attention.head_count_kv", c->layers, 1, GEMMA4_MAX_HEADS, kv_heads);
-    gguf_keys_bools(r, "gemma4.attention.sliding_window_pattern", c->layers, sliding);
-    c->sliding_window = (int)gguf_keys_required_int(r, "gemma4.attention.sliding_window", 1, GEMMA4_MAX_CONTEXT);
-    static const char *const keys[2] = {"gemma4.attention.key_length_swa", "gemma4.attention.key_length"};
+static void read_attention(gemma4_reading *r) {
+    gguf_keys *keys = r->gguf;
+    gemma4_config *c = r->config;
+    int kv_heads[GEMMA4_MAX_LAYERS];
+    read_layer_types(keys, c);
+    gemma4_facts_layered(r, FACT_KV_HEADS, kv_heads);
     static const char *const value_keys[2] = {"gemma4.attention.value_length_swa", "gemma4.attention.value_length"};
     for (int type = 0; type < 2; type++) {
-        dims[type] = (int)gguf_keys_required_int(r, keys[type], 2, GEMMA4_MAX_HEAD_DIM);
-        values[type] = (int)gguf_keys_int(r, value_keys[type], 2, GEMMA4_MAX_HEAD_DIM, dims[type]);
-        if (values[type] != dims[type])
-            gguf_keys_fail(r, KAKEYA_UNSUPPORTED, "key %s is %d, but %s is %d: they must be equal", value_keys[type],
-                           values[type], keys[type], dims[type]);
-        if (dims[type] % 2) gguf_keys_fail(r, KAKEYA_FORMAT, "key %s is %d, an odd number", keys[type], dims[type]);
+        gemma4_fact_id id = type == GEMMA4_FULL ? FACT_GLOBAL_HEAD_DIM : FACT_HEAD_DIM;
+        int dim = (int)r->value[id];
+        int values = (int)gguf_keys_int(keys, value_keys[type], 2, GEMMA4_MAX_HEAD_DIM, dim);
+        if (values != dim)
+            gguf_keys_fail(keys, KAKEYA_UNSUPPORTED, "key %s is %d, but %s is %d: they must be equal", value_keys[type],
+                           values, gemma4_facts[id].gguf, dim);
+        for (int i = 0; i < c->layers; i++) {
+            if ((int)c->layer[i].type == type) c->layer[i].head_dim = dim;
+        }
     }
-    for (int i = 0; i < c->layers && r->status == KAKEYA_OK; i++) {
-        gemma4_layer_config *l = &c->layer[i];
-        l->type = sliding[i] ? GEMMA4_SLIDING : GEMMA4_FULL;
-        l->head_dim = dims[l->type];
-        l->kv_heads = kv_heads[i];
-        if (c->heads % l->kv_heads)
-            gguf_keys_fail(
-                r, KAKEYA_FORMAT,
-                "key gemma4.attention.head_count_kv gives layer %d %d K/V heads, which %d heads cannot share "
-                "evenly",
-                i, l->kv_heads, c->heads);
-    }
+    for (int i = 0; i < c->layers; i++) c->layer[i].kv_heads = kv_heads[i];
 }
 
-static void read_sharing(gguf_keys *r, gemma4_config *c) {
-    static const char key[] = "gemma4.attention.shared_kv_layers";
-    int widths[GEMMA4_MAX_LAYERS], orphan = 0;
-    c->shared_kv_layers = (int)gguf_keys_int(r, key, 0, c->layers - 1, 0);
-    gguf_keys_ints(r, "gemma4.feed_forward_length", c->layers, 1, GEMMA4_MAX_WIDTH, widths);
-    if (r->status != KAKEYA_OK) return;
-    if (!gemma4_share_kv(c, 1, false, &orphan))
-        gguf_keys_fail(r, KAKEYA_FORMAT, "key %s is %d, but layer %d has no earlier %s layer to share from", key,
-                       c->shared_kv_layers, orphan, gemma4_layer_type_name(c->layer[orphan].type));
-    for (int i = 0; i < c->layers && r->status == KAKEYA_OK; i++) {
-        gemma4_layer_config *l = &c->layer[i];
-        const gemma4_layer_config *source = &c->layer[l->kv_source];
-        l->intermediate = widths[i];
-        if (l->kv_heads != source->kv_heads)
-            gguf_keys_fail(r, KAKEYA_FORMAT, "layer %d has %d K/V heads, but shares those of layer %d, which has %d", i,
-                           l->kv_heads, l->kv_source, source->kv_heads);
-        l->k_eq_v = l->type == GEMMA4_FULL && lacks_values(r->file, c, l->kv_source);
-    }
+/* Which layers have no V of their own, once it is known where K comes from. */
+static void read_values(gemma4_reading *r) {
+    gemma4_config *c = r->config;
+    for (int i = 0; i < c->layers; i++)
+        c->layer[i].k_eq_v = c->layer[i].type == GEMMA4_FULL && lacks_values(r->gguf->file, c, c->layer[i].kv_source);
 }
 
-static void read_experts(gguf_keys *r, gemma4_config *c) {
-    c->experts = (int)gguf_keys_int(r, "gemma4.expert_count", 0, GEMMA4_MAX_EXPERTS, 0);
-    c->moe = c->experts > 0;
-    if (!c->moe) return;
-    c->experts_per_token = (int)gguf_keys_required_int(r, "gemma4.expert_used_count", 1, c->experts);
-    c->expert_intermediate = (int)gguf_keys_required_int(r, "gemma4.expert_feed_forward_length", 1, GEMMA4_MAX_WIDTH);
-    if ((long long)c->experts * 2 * c->expert_intermediate > INT_MAX || (long long)c->experts * c->hidden > INT_MAX)
-        gguf_keys_fail(r, KAKEYA_FORMAT, "%d experts of width %d (gemma4.expert_count) are too large", c->experts,
-                       c->expert_intermediate);
+/* Keys that would change the arithmetic. Some tools write the values that change nothing. */
+static void check_fixed_choices(gguf_keys *r, const gemma4_config *c) {
+    const double root = sqrt((double)c->hidden);
+    const struct {
+        const char *key;
+        double neutral, other;
+    } fixed[] = {
+        {"gemma4.attention.scale", 1, 1},
+        {"gemma4.attention.causal", 1, 1},
+        {"gemma4.attention.max_alibi_bias", 0, 0},
+        {"gemma4.attention.clamp_kqv", 0, 0},
+        {"gemma4.attention.temperature_scale", 0, 0},
+        {"gemma4.attn_logit_softcapping", 0, 0},
+        {"gemma4.router_logit_softcapping", 0, 0},
+        {"gemma4.logit_scale", 1, 0},
+        {"gemma4.residual_scale", 1, 0},
+        {"gemma4.embedding_scale", root, 0},
+        {"gemma4.expert_weights_scale", 1, 0},
+        {"gemma4.expert_weights_norm", 1, 1},
+        {"gemma4.expert_gating_func", 1, 0}, /* softmax */
+        {"gemma4.expert_shared_count", 0, 0},
+        {"gemma4.expert_group_count", 1, 0},
+        {"gemma4.leading_dense_block_count", 0, 0},
+        {"gemma4.use_parallel_residual", 0, 0},
+    };
+    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
+        const gguf_value *value = gguf_find(r->file, fixed[i].key);
+        if (!value) continue;
+        bool truth = !value->array && value->type == GGUF_BOOL;
+        double number = truth ? value->data[0] != 0 : gguf_keys_number(r, fixed[i].key, -1e30, 1e30, fixed[i].neutral);
+        if (fabs(number - fixed[i].neutral) <= 1e-2 * fixed[i].neutral || number == fixed[i].other) continue;
+        gguf_keys_fail(r, KAKEYA_UNSUPPORTED, "key %s is %g, expected %g: anything else is not supported", fixed[i].key,
+                       number, fixed[i].neutral);
+    }
 }
 
 /* --------------------------------------------------------------------------------------------------------- RoPE */
@@ -200,18 +209,63 @@ static void read_rope_divisors(gguf_keys *r, gemma4_rope *rope, int head_dim) {
     rope->factor = common;
 }
 
-static void read_rope(gguf_keys *r, gemma4_config *c) {
+/* All of a head's values are turned, or pass as the divisors say: nothing else is done here. */
+static void check_turned(gguf_keys *r, const char *key, const char *dim_key, int dim) {
+    long long turned = gguf_keys_int(r, key, 0, INT_MAX, dim);
+    if (turned != dim)
+        gguf_keys_fail(r, KAKEYA_UNSUPPORTED, "key %s is %lld, but %s is %d: they must be equal", key, turned, dim_key,
+                       dim);
+}
+
+/* What the frequencies of full layers are divided by, beside the divisors: positions that are scaled linearly. Other
+ * kinds of scaling are refused, and whatever else is said of RoPE. */
+static double read_scaling(gguf_keys *r) {
+    static const char type_key[] = "gemma4.rope.scaling.type", old_key[] = "gemma4.rope.scale_linear";
+    static const char *const known[] = {
+        "freq_base",         "freq_base_swa",       "dimension_count", "dimension_count_swa",
+        "scale_linear",      "scaling.type",        "scaling.factor",  "scaling.original_context_length",
+        "scaling.finetuned", "scaling.attn_factor",
+    };
+    static const char prefix[] = "gemma4.rope.";
+    const gguf_part *part = &r->file->parts[0];
+    for (size_t i = 0; i < part->n_values; i++) {
+        const char *key = part->values[i].key;
+        bool is_known = strncmp(key, prefix, strlen(prefix)) != 0;
+        for (size_t k = 0; k < sizeof known / sizeof known[0]; k++)
+            is_known = is_known || strcmp(key + strlen(prefix), known[k]) == 0;
+        if (!is_known) gguf_keys_fail(r, KAKEYA_UNSUPPORTED, "key %s is not supported", key);
+    }
+    gguf_text type = {0};
+    char shown[GGUF_SHOWN_BYTES];
+    bool typed = gguf_keys_text(r, type_key, &type);
+    bool linear = !typed || type.bytes == 0 || gguf_text_is(type, "linear"), none = typed && gguf_text_is(type, "none");
+    if (!linear && !none)
+        gguf_keys_fail(r, KAKEYA_UNSUPPORTED, "key %s is \"%s\", which is not supported (none, linear)", type_key,
+                       gguf_show(type.data, type.bytes, shown));
+    double attention = gguf_keys_number(r, "gemma4.rope.scaling.attn_factor", -1e30, 1e30, 1);
+    if (!(attention == 1) && !(attention == 0))
+        gguf_keys_fail(r, KAKEYA_UNSUPPORTED, "key gemma4.rope.scaling.attn_factor is %g, expected 1", attention);
+    const gemma4_fact *f = &gemma4_facts[FACT_ROPE_FACTOR];
+    const char *key = gguf_find(r->file, f->gguf) ? f->gguf : old_key;
+    if (gguf_keys_number(r, key, 0, f->max, f->gguf_absent) == 0) return 1; /* as good as absent, for llama.cpp too */
+    double factor = gguf_keys_number(r, key, f->min, f->max, f->gguf_absent);
+    return linear ? factor : 1;
+}
+
+static void read_rope(gemma4_reading *r) {
+    gemma4_config *c = r->config;
     int sliding = gemma4_head_dim(c, GEMMA4_SLIDING), full = gemma4_head_dim(c, GEMMA4_FULL);
+    double scaled = read_scaling(r->gguf);
     c->rope[GEMMA4_SLIDING] = (gemma4_rope){
-        .theta = (float)gguf_keys_number(r, "gemma4.rope.freq_base_swa", 1, 1e12, 1e4),
+        .theta = (float)r->value[FACT_THETA_SLIDING],
         .rotated_pairs = sliding / 2,
         .factor = 1,
     };
-    c->rope[GEMMA4_FULL].theta = (float)gguf_keys_number(r, "gemma4.rope.freq_base", 1, 1e12, 1e6);
-    if (full)
-        read_rope_divisors(r, &c->rope[GEMMA4_FULL], full);
-    else
-        c->rope[GEMMA4_FULL].factor = 1;
+    c->rope[GEMMA4_FULL].theta = (float)r->value[FACT_THETA_FULL];
+    read_rope_divisors(r->gguf, &c->rope[GEMMA4_FULL], full);
+    c->rope[GEMMA4_FULL].factor *= (float)scaled;
+    check_turned(r->gguf, "gemma4.rope.dimension_count", gemma4_facts[FACT_GLOBAL_HEAD_DIM].gguf, full);
+    if (sliding) check_turned(r->gguf, "gemma4.rope.dimension_count_swa", gemma4_facts[FACT_HEAD_DIM].gguf, sliding);
 }
 
 /* -------------------------------------------------------------------------------------------------------- tokens */
@@ -231,68 +285,56 @@ static const gguf_tensor *find_matrix(gguf_keys *r, const char *name) {
 }
 
 /* Rows of the embedding that no token has are padding. */
-static void read_vocab(gguf_keys *r, gemma4_config *c) {
-    const gguf_tensor *embed = find_matrix(r, "token_embd.weight");
-    const gguf_value *tokens = gguf_keys_array(r, "tokenizer.ggml.tokens", GGUF_STRING);
-    if (!embed || r->status != KAKEYA_OK) return;
-    int rows = (int)embed->ne[1];
+static void read_vocab(gemma4_reading *r) {
+    gguf_keys *keys = r->gguf;
+    gemma4_config *c = r->config;
+    const gguf_tensor *embed = find_matrix(keys, "token_embd.weight");
+    const gguf_value *tokens = gguf_keys_array(keys, "tokenizer.ggml.tokens", GGUF_STRING);
+    if (!embed || keys->status != KAKEYA_OK) return;
+    int rows = (int)embed->ne[1], given = (int)r->value[FACT_VOCAB];
     c->vocab = rows;
     if (tokens && tokens->count) {
         if (tokens->count > (uint64_t)rows)
-            gguf_keys_fail(r, KAKEYA_FORMAT,
+            gguf_keys_fail(keys, KAKEYA_FORMAT,
                            "key tokenizer.ggml.tokens has %llu tokens, but token_embd.weight has %d rows",
                            (unsigned long long)tokens->count, rows);
         else
             c->vocab = (int)tokens->count;
-    } else {
-        c->vocab = (int)gguf_keys_int(r, "gemma4.vocab_size", 1, rows, rows);
+    } else if (given > rows) {
+        gguf_keys_fail(keys, KAKEYA_FORMAT, "key %s is %d, but token_embd.weight has %d rows",
+                       gemma4_fact_name(r, FACT_VOCAB), given, rows);
+    } else if (given) {
+        c->vocab = given;
     }
 }
 
-static void add_stop_token(gemma4_config *c, int token) {
-    for (int i = 0; i < c->n_stop_tokens; i++) {
-        if (c->stop_tokens[i] == token) return;
+/* Adds an id, or an array of ids, to a set by `add`. */
+static void add_tokens(gguf_keys *r, const char *key, gemma4_config *c, bool (*add)(gemma4_config *c, double id),
+                       int capacity) {
+    const gguf_value *value = gguf_find(r->file, key);
+    if (!value || (value->array && value->count == 0)) return;
+    if (!gguf_is_integer(value->type)) {
+        gguf_keys_fail(r, KAKEYA_FORMAT, "key %s is %s%s, expected whole numbers", key,
+                       value->array ? "an array of " : "", gguf_value_type_name(value->type));
+        return;
     }
-    if (c->n_stop_tokens < GEMMA4_MAX_STOP_TOKENS) c->stop_tokens[c->n_stop_tokens++] = token;
+    for (uint64_t i = 0; i < value->count; i++) {
+        if (add(c, (double)gguf_value_int(value, i))) continue;
+        gguf_keys_fail(r, KAKEYA_UNSUPPORTED, "key %s: more than %d different tokens", key, capacity);
+        return;
+    }
 }
 
-static void read_suppressed(gguf_keys *r, gemma4_config *c) {
-    static const char key[] = "tokenizer.ggml.suppress_tokens";
-    const gguf_value *list = gguf_keys_array(r, key, GGUF_I32);
-    for (uint64_t i = 0; list && i < list->count; i++) {
-        long long token = gguf_value_int(list, i);
-        bool known = token < 0 || token >= c->vocab; /* never produced */
-        for (int k = 0; k < c->n_suppress_tokens; k++) known |= c->suppress_tokens[k] == token;
-        if (known) continue;
-        if (c->n_suppress_tokens == GEMMA4_MAX_SUPPRESS_TOKENS) {
-            gguf_keys_fail(r, KAKEYA_UNSUPPORTED, "key %s: more than %d different tokens", key,
-                           (int)GEMMA4_MAX_SUPPRESS_TOKENS);
-            return;
-        }
-        c->suppress_tokens[c->n_suppress_tokens++] = (int)token;
-    }
-    if (c->n_suppress_tokens == c->vocab)
-        gguf_keys_fail(r, KAKEYA_FORMAT, "key %s leaves none of the %d tokens", key, c->vocab);
-}
-
-/* What ends an answer is looked up by its text: older files give some of these tokens another type or another id. */
+/* Beside these the ends of turns stop answers, which are looked up by their text (session/open.c). */
 static void read_tokens(gguf_keys *r, gemma4_config *c) {
-    static const char *const stops[] = {"<eos>", "<turn|>", "<|tool_response>"};
-    c->bos_token = (int)gguf_keys_int(r, "tokenizer.ggml.bos_token_id", 0, c->vocab - 1, c->vocab > 2 ? 2 : -1);
-    c->pad_token = (int)gguf_keys_int(r, "tokenizer.ggml.padding_token_id", 0, c->vocab - 1, -1);
-    int eos = (int)gguf_keys_int(r, "tokenizer.ggml.eos_token_id", 0, c->vocab - 1, -1);
-    if (r->status != KAKEYA_OK) return;
-    if (eos >= 0) add_stop_token(c, eos);
-    const gguf_value *tokens = gguf_keys_array(r, "tokenizer.ggml.tokens", GGUF_STRING);
-    size_t at = 0;
-    for (uint64_t i = 0; tokens && i < tokens->count; i++) {
-        gguf_text text = gguf_next_string(tokens, &at);
-        for (size_t k = 0; k < sizeof stops / sizeof stops[0]; k++) {
-            if (gguf_text_is(text, stops[k])) add_stop_token(c, (int)i);
-        }
-    }
-    if (c->n_stop_tokens == 0 && c->vocab > 1) add_stop_token(c, 1);
-    read_suppressed(r, c);
+    static const char *const stops[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+                                        "tokenizer.ggml.eom_token_id"};
+    static const char suppressed[] = "tokenizer.ggml.suppress_tokens";
+    for (int i = 0; i < 3; i++) add_tokens(r, stops[i], c, gemma4_add_stop_token, GEMMA4_NAMED_STOP_TOKENS);
+    gemma4_settle_stop_tokens(c);
+    add_tokens(r, suppressed, c, gemma4_add_suppressed_token, GEMMA4_MAX_SUPPRESS_TOKENS);
+    if (c->n_suppress_tokens == c->vocab)
+        gguf_keys_fail(r, KAKEYA_FORMAT, "key %s leaves none of the %d tokens", suppressed, c->vocab);
 }
 
 /* --------------------------------------------------------------------------------------------------------- whole */
@@ -309,34 +351,32 @@ static void read_note(gguf_keys *r, const gemma4_config *c, char note[256]) {
     if (note) snprintf(note, 256, "%s%s%s", cap, *cap && *old ? "; " : "", old);
 }
 
-static void read_config(gguf_keys *r, gemma4_config *c, char *note) {
-    check_architecture(r);
-    if (r->status != KAKEYA_OK) return;
-    c->layers = (int)gguf_keys_required_int(r, "gemma4.block_count", 1, GEMMA4_MAX_LAYERS);
-    c->hidden = (int)gguf_keys_required_int(r, "gemma4.embedding_length", 1, GEMMA4_MAX_WIDTH);
-    c->max_context = (int)gguf_keys_required_int(r, "gemma4.context_length", 1, GEMMA4_MAX_CONTEXT);
-    c->rms_eps = (float)gguf_keys_required_number(r, "gemma4.attention.layer_norm_rms_epsilon", 1e-30, 1);
-    c->logit_softcap = (float)gguf_keys_number(r, "gemma4.final_logit_softcapping", 0, 1e6, 0);
-    if (r->status != KAKEYA_OK) return; /* the layer count is not to be trusted */
-    read_attention(r, c);
-    read_sharing(r, c);
-    if (r->status != KAKEYA_OK) return;
-    read_experts(r, c);
-    read_rope(r, c);
-    c->ple_width = (int)gguf_keys_int(r, "gemma4.embedding_length_per_layer_input", 0, GEMMA4_MAX_WIDTH, 0);
-    if ((long long)c->ple_width * c->layers > INT_MAX / 4)
-        gguf_keys_fail(r, KAKEYA_FORMAT, "key gemma4.embedding_length_per_layer_input is %d, too large for %d layers",
-                       c->ple_width, c->layers);
-    if (c->ple_width) {
-        const gguf_tensor *table = find_matrix(r, "per_layer_token_embd.weight");
+static void read_config(gguf_keys *keys, gemma4_config *c, char *note) {
+    gemma4_reading reading = {.gguf = keys, .config = c}, *r = &reading;
+    int widths[GEMMA4_MAX_LAYERS];
+    check_architecture(keys);
+    if (keys->status != KAKEYA_OK) return;
+    gemma4_facts_read_gguf(r);
+    gemma4_settle_sizes(r);
+    if (keys->status != KAKEYA_OK) return; /* the layer count is not to be trusted */
+    check_fixed_choices(keys, c);
+    read_attention(r);
+    gemma4_facts_layered(r, FACT_INTERMEDIATE, widths);
+    c->moe = r->value[FACT_EXPERTS] > 0;
+    c->tied_head = gguf_find_tensor(keys->file, "output.weight") < 0;
+    c->checkpoint_format = main_format(keys->file);
+    if (keys->status == KAKEYA_OK) gemma4_settle_layers(r, widths, false);
+    if (keys->status == KAKEYA_OK) read_rope(r);
+    if (keys->status == KAKEYA_OK && r->value[FACT_PLE] > 0) {
+        const gguf_tensor *table = find_matrix(keys, "per_layer_token_embd.weight");
         c->ple_vocab = table ? (int)table->ne[1] : 0;
     }
-    read_vocab(r, c);
-    if (r->status != KAKEYA_OK) return;
-    read_tokens(r, c);
-    c->checkpoint_format = main_format(r->file);
-    c->tied_head = gguf_find_tensor(r->file, "output.weight") < 0;
-    read_note(r, c, note);
+    if (keys->status == KAKEYA_OK) read_vocab(r);
+    if (keys->status != KAKEYA_OK) return;
+    gemma4_settle_tokens(r);
+    read_values(r);
+    read_tokens(keys, c);
+    read_note(keys, c, note);
 }
 
 kakeya_status gemma4_gguf_config(const gguf *file, gemma4_config *out, char *note, kakeya_error *error) {

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "model/gemma4_facts.h"
 #include "model/gemma4_layers.h"
 
 /* The keys of an object as a list for a message. */
@@ -51,7 +52,7 @@ static const char *entry_kind(json_reader *r, const char *path, const cJSON *ent
 }
 
 static void read_entry(json_reader *r, const char *path, const cJSON *text, const cJSON *entry, int head_dim,
-                       gemma4_rope *rope) {
+                       const gemma4_fact *theta, gemma4_rope *rope) {
     if (cJSON_IsNull(entry)) {
         json_fail(r, KAKEYA_UNSUPPORTED, "%s is null: layers without RoPE are not supported", path);
         return;
@@ -65,20 +66,24 @@ static void read_entry(json_reader *r, const char *path, const cJSON *text, cons
     if (!proportional && strcmp(kind, "default") != 0)
         json_fail(r, KAKEYA_UNSUPPORTED, "%s: rope_type \"%s\" is not supported (default, proportional)", path, kind);
     if (!json_get(entry, "rope_theta")) json_fail(r, KAKEYA_FORMAT, "%s has no rope_theta", path);
-    rope->theta = (float)json_number(r, entry, "rope_theta", 1, 1e12, 1);
+    rope->theta = (float)json_number(r, entry, "rope_theta", theta->min, theta->max, theta->min);
     rope->factor = 1;
     rope->rotated_pairs = head_dim / 2;
     if (!proportional) return;
     double partial = json_number(r, text, "partial_rotary_factor", 0, 1, 1);
     partial = entry_number(r, path, entry, "partial_rotary_factor", 0, 1, partial);
     rope->rotated_pairs = gemma4_rotated_pairs(partial, head_dim);
-    rope->factor = (float)entry_number(r, path, entry, "factor", 1e-3, 1e6, 1);
+    const gemma4_fact *factor = &gemma4_facts[FACT_ROPE_FACTOR];
+    rope->factor = (float)entry_number(r, path, entry, "factor", factor->min, factor->max, factor->json_absent);
 }
 
 static void use_defaults(gemma4_config *c) {
     int sliding = gemma4_head_dim(c, GEMMA4_SLIDING), full = gemma4_head_dim(c, GEMMA4_FULL);
-    c->rope[GEMMA4_SLIDING] = (gemma4_rope){.theta = 1e4f, .rotated_pairs = sliding / 2, .factor = 1};
-    c->rope[GEMMA4_FULL] = (gemma4_rope){.theta = 1e6f, .rotated_pairs = gemma4_rotated_pairs(0.25, full), .factor = 1};
+    c->rope[GEMMA4_SLIDING] = (gemma4_rope){
+        .theta = (float)gemma4_facts[FACT_THETA_SLIDING].json_absent, .rotated_pairs = sliding / 2, .factor = 1};
+    c->rope[GEMMA4_FULL] = (gemma4_rope){.theta = (float)gemma4_facts[FACT_THETA_FULL].json_absent,
+                                         .rotated_pairs = gemma4_rotated_pairs(0.25, full),
+                                         .factor = 1};
 }
 
 void gemma4_read_rope(json_reader *r, const cJSON *text, gemma4_config *c) {
@@ -96,7 +101,8 @@ void gemma4_read_rope(json_reader *r, const cJSON *text, gemma4_config *c) {
         snprintf(path, sizeof path, "%s.%s", name, type_name);
         if (!occurs(c, type)) continue;
         if (entry)
-            read_entry(r, path, text, entry, gemma4_head_dim(c, type), &c->rope[type]);
+            read_entry(r, path, text, entry, gemma4_head_dim(c, type),
+                       &gemma4_facts[type == GEMMA4_FULL ? FACT_THETA_FULL : FACT_THETA_SLIDING], &c->rope[type]);
         else
             json_fail(r, KAKEYA_UNSUPPORTED, "%s has no entry for %s layers, only the keys: %s", name, type_name,
                       list_keys(parameters, keys, sizeof keys));

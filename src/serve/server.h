@@ -69,7 +69,7 @@ typedef struct server_context {
     prefix_store *store;
     turn_memory *turns;      /* NULL: answers are rendered as the format writes them */
     int context;             /* tokens of a session */
-    int32_t stop_tokens[16]; /* the model's */
+    int32_t stop_tokens[32]; /* the model's */
     size_t n_stop_tokens;
     kakeya_sampling sampling; /* where a request does not say */
     gate *gate;

@@ -7,6 +7,7 @@
 #include "base/files.h"
 #include "base/sized.h"
 #include "formats/checkpoint.h"
+#include "model/gemma4_facts.h"
 #include "session/companion.h"
 #include "session/engine.h"
 #include "session/scheduler.h"
@@ -59,6 +60,14 @@ static kakeya_status open_f_theta(kakeya_engine *engine, const kakeya_engine_opt
     return status;
 }
 
+/* What ends an answer in turns that this program writes, whatever the files say: directories often do not name them,
+ * and GGUF files give some of them another type or another id. */
+static void add_turn_ends(const tokenizer *tokens, gemma4_config *config) {
+    static const char *const texts[] = {"<eos>", "<turn|>", "<|tool_response>"};
+    for (size_t i = 0; tokens && i < sizeof texts / sizeof texts[0]; i++)
+        gemma4_add_turn_end(config, tokenizer_id(tokens, texts[i]));
+}
+
 /* Reads everything into *parts; what was read is there also on failure. */
 static kakeya_status open_parts(kakeya_engine *engine, const kakeya_engine_options *options, const char *directory,
                                 engine_parts *parts, kakeya_error *error) {
@@ -69,6 +78,7 @@ static kakeya_status open_parts(kakeya_engine *engine, const kakeya_engine_optio
         status = gemma4_model_open(directory, &engine->account, &parts->verifier, error);
     if (status == KAKEYA_OK && directory)
         status = tokenizer_read(directory, parts->verifier->config.variant, &parts->text, error);
+    if (status == KAKEYA_OK) add_turn_ends(parts->text.tokens, &parts->verifier->config);
     if (status == KAKEYA_OK) status = loading(options, 1, error);
     if (status == KAKEYA_OK) status = open_drafter(engine, options, directory, parts, error);
     if (status == KAKEYA_OK) status = loading(options, 2, error);

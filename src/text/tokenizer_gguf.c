@@ -44,13 +44,14 @@ static void check_count(vocab_reader *r, const gguf_value *value) {
 }
 
 static void find_arrays(vocab_reader *r) {
-    static const char *const keys[] = {"tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges"};
-    static const gguf_value_type types[] = {GGUF_STRING, GGUF_I32, GGUF_STRING};
-    const gguf_value **const targets[] = {&r->tokens, &r->types, &r->merges};
+    static const char *const keys[] = {"tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.token_type"};
+    const gguf_value **const targets[] = {&r->tokens, &r->merges, &r->types};
     for (int i = 0; i < 3; i++) {
-        *targets[i] = gguf_keys_array(&r->keys, keys[i], types[i]);
+        *targets[i] = i < 2 ? gguf_keys_array(&r->keys, keys[i], GGUF_STRING) : gguf_find(r->keys.file, keys[i]);
         if (!*targets[i]) gguf_keys_fail(&r->keys, KAKEYA_FORMAT, "key %s is missing", keys[i]);
     }
+    if (r->types && (!r->types->array || !gguf_is_integer(r->types->type)))
+        gguf_keys_fail(&r->keys, KAKEYA_FORMAT, "key %s is no array of whole numbers", keys[2]);
     const gguf_value *scores = gguf_keys_array(&r->keys, "tokenizer.ggml.scores", GGUF_F32); /* of no meaning here */
     if (r->keys.status != KAKEYA_OK) return;
     check_count(r, r->types);
@@ -127,17 +128,23 @@ static void read_merges(vocab_reader *r) {
     }
 }
 
-/* What is put around a text. */
+/* Puts the token of a key around a text; one that the file says not to have (-1, also without a sign) is not put. */
+static void put_around(vocab_reader *r, const tokenizer_tables *t, const char *key, long long usual, int32_t *out,
+                       size_t *n) {
+    long long last = (long long)t->n_pieces - 1, id = gguf_keys_int(&r->keys, key, -1, UINT32_MAX, usual);
+    if (id == -1 || id == UINT32_MAX) return;
+    if (id > last)
+        gguf_keys_fail(&r->keys, KAKEYA_FORMAT, "key %s is %s for %zu tokens", key,
+                       gguf_find(r->keys.file, key) ? "too large" : "missing", t->n_pieces);
+    else
+        out[(*n)++] = (int32_t)id;
+}
+
 static void read_template(vocab_reader *r, tokenizer_tables *t) {
-    long long last = (long long)t->n_pieces - 1;
     if (gguf_keys_bool(&r->keys, "tokenizer.ggml.add_bos_token", true))
-        t->prefix[t->n_prefix++] = (int32_t)gguf_keys_int(&r->keys, "tokenizer.ggml.bos_token_id", 0, last, 2);
+        put_around(r, t, "tokenizer.ggml.bos_token_id", 2, t->prefix, &t->n_prefix);
     if (gguf_keys_bool(&r->keys, "tokenizer.ggml.add_eos_token", false))
-        t->suffix[t->n_suffix++] = (int32_t)gguf_keys_int(&r->keys, "tokenizer.ggml.eos_token_id", 0, last, 1);
-    bool inside = (!t->n_prefix || t->prefix[0] <= last) && (!t->n_suffix || t->suffix[0] <= last);
-    if (!inside)
-        gguf_keys_fail(&r->keys, KAKEYA_FORMAT, "key tokenizer.ggml.bos_token_id is missing for %zu tokens",
-                       t->n_pieces);
+        put_around(r, t, "tokenizer.ggml.eos_token_id", 1, t->suffix, &t->n_suffix);
 }
 
 kakeya_status tokenizer_open_gguf(const gguf *file, tokenizer **out, kakeya_error *error) {

@@ -171,6 +171,15 @@ fails_with "several without a default are refused" 'tokenizer_config.json: chat_
 echo '{"chat_template": 5}' >"$WORK/m/tokenizer_config.json"
 fails_with "and a number" 'tokenizer_config.json: chat_template is neither' run --model "$WORK/m" hi
 
+# --- a directory that does not name the end of a turn, as merges and uploads made by hand do not
+"$BUILD/tools/scripted_model" "$MODELS/demo" "$WORK/script" 'Hi' || fail "the scripted model" "not written"
+for ends in null '[]' 7 '[7]' -1; do
+    jq --argjson e "$ends" '.eos_token_id = $e' "$WORK/script/config.json" >"$WORK/config.json"
+    cp "$WORK/config.json" "$WORK/script/config.json"
+    works "eos_token_id $ends" run --model "$WORK/script" --temperature 0 --max-tokens 30 --json hello
+    json_holds "ends its answer all the same" '.finish_reason == "stop" and .text == "Hi"'
+done
+
 # --- directories of GGUF files
 mkdir "$WORK/g"
 cp "$QUANT/micro.gguf" "$WORK/g/micro-Q4_0.gguf"
