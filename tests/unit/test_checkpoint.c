@@ -226,7 +226,7 @@ static void test_resolve(void **state) {
     assert_refused(resolve("org/empty", NULL), KAKEYA_IO, "org/empty", "looked in");
     assert_refused(resolve("../hub/none", NULL), KAKEYA_IO, "../hub/none: no such directory");
     assert_refused(resolve("a/b/c", NULL), KAKEYA_IO, "a/b/c: no such directory");
-    assert_refused(resolve("", NULL), KAKEYA_IO, "no such directory");
+    assert_refused(resolve("", NULL), KAKEYA_INVALID_ARGUMENT, "the path of the model is empty");
     assert_refused(resolve(scratch_text("file", "x"), NULL), KAKEYA_INVALID_ARGUMENT, "a model is a directory");
     unsetenv("HF_HUB_CACHE");
     unsetenv("HF_HOME");
