@@ -64,7 +64,7 @@ enum { MODELS = sizeof models / sizeof models[0] };
 static const step_items from_before = STEP_ITEM(ITEM_LATENTS) | STEP_ITEM(ITEM_KV);
 static const step_items results = STEP_ITEM(ITEM_LOGITS) | STEP_ITEM(ITEM_CHOICE) | STEP_ITEM(ITEM_LEADERS) |
                                   STEP_ITEM(ITEM_STATES) | STEP_ITEM(ITEM_AUX) | STEP_ITEM(ITEM_KV) |
-                                  STEP_ITEM(ITEM_H) | STEP_ITEM(ITEM_X);
+                                  STEP_ITEM(ITEM_H) | STEP_ITEM(ITEM_X) | STEP_ITEM(ITEM_LAST);
 
 static void check_reads(const form *f, const char *what, int n) {
     step_items written = from_before, needed = 0;
@@ -313,10 +313,12 @@ static void prompt_steps(void **state) {
                 s.plain_from[i] = s.bounded[s.config->layer[i].kv_source] ? plain_from[k / RESTORED_FORMS % 6] : 0;
             s.hidden_states = k / RESTORED_FORMS / 6 % 2;
             if (k / RESTORED_FORMS / 12) tap_layers(&s, &f);
+            s.last_rows = k % 2;
             char what[64];
             snprintf(what, sizeof what, "prompt, shape %d", k);
             check(&f, what, &s);
             step_op ops[4];
+            s.last_rows = false;
             assert_int_equal(step_build_head(&s, ops), 2);
             s.part = (model_part){0, 2}; /* they meet before and behind the product */
             assert_int_equal(step_build_head(&s, ops), 4);
@@ -325,6 +327,24 @@ static void prompt_steps(void **state) {
         }
         form_close(&f);
     }
+}
+
+/* The head of last rows reads what prompts have kept, and is followed by what follows the head of decode rows. */
+static void last_rows_of_prompts(void **state) {
+    (void)state;
+    form f;
+    form_open(&f, models[0]);
+    step_shape s = decode_shape(&f);
+    step_op ops[4];
+    s.last_rows = true;
+    for (int head = STEP_HEAD_LOGITS; head <= STEP_HEAD_GREEDY; head++) {
+        s.head = (step_head)head;
+        int n = step_build_head(&s, ops);
+        assert_int_equal(n, head == STEP_HEAD_GREEDY ? 1 : head == STEP_HEAD_LEADERS ? 3 : 2);
+        assert_true(ops[0].reads == STEP_ITEM(ITEM_LAST));
+        assert_true(ops[n - 1].writes & STEP_ITEM(head == STEP_HEAD_LEADERS ? ITEM_LEADERS : ITEM_CHOICE));
+    }
+    form_close(&f);
 }
 
 /* Which rows take which kernel depends on their positions: a prompt in one piece and in chunks is cut at the same one.
@@ -465,13 +485,10 @@ static void dependencies(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(dependencies),
-        cmocka_unit_test(decode_steps),
-        cmocka_unit_test(prompt_steps),
-        cmocka_unit_test(latents_are_attended),
-        cmocka_unit_test(prompt_rows_are_cut_by_position),
-        cmocka_unit_test(decode_bytes),
-        cmocka_unit_test(quantised_bytes),
+        cmocka_unit_test(dependencies),         cmocka_unit_test(decode_steps),
+        cmocka_unit_test(prompt_steps),         cmocka_unit_test(latents_are_attended),
+        cmocka_unit_test(last_rows_of_prompts), cmocka_unit_test(prompt_rows_are_cut_by_position),
+        cmocka_unit_test(decode_bytes),         cmocka_unit_test(quantised_bytes),
     };
     return cmocka_run_group_tests_name("step", tests, NULL, NULL);
 }
