@@ -47,6 +47,9 @@ static inline bool device_present(void) {
 /* The device's, where it is not bf16. */
 static kakeya_precision pair_precision = KAKEYA_PRECISION_BF16;
 
+/* No model on the CPU: it does not make random codes at the precisions above. */
+static bool pair_device_alone = false;
+
 static inline backend_model_options pair_options(pair *p, int b, bool bidirectional) {
     static const int devices[] = {0, 1, 2, 3, 4, 5, 6, 7};
     return (backend_model_options){.verifier = p->verifier,
@@ -65,6 +68,7 @@ static inline void pair_create(pair *p, bool bidirectional) {
     static const char *const names[] = {"cpu", "cuda", "cpu"};
     for (int b = 0; b < MODELS; b++) {
         p->ops[b] = backend_find(names[b], NULL);
+        if (pair_device_alone && b != CUDA) continue;
         backend_model_options options = pair_options(p, b, bidirectional);
         REQUIRE_OK(p->ops[b]->model_create(&options, &p->model[b], error));
     }
@@ -87,7 +91,9 @@ static inline void pair_open(pair *p, const char *verifier, bool companions) {
 }
 
 static inline void pair_close(pair *p) {
-    for (int b = 0; b < MODELS; b++) p->ops[b]->model_destroy(p->model[b]);
+    for (int b = 0; b < MODELS; b++) {
+        if (p->model[b]) p->ops[b]->model_destroy(p->model[b]);
+    }
     if (p->f_theta) f_theta_model_close(p->f_theta);
     if (p->drafter) dflash_model_close(p->drafter);
     gemma4_model_close(p->verifier);
