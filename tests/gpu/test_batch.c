@@ -2,6 +2,7 @@
  * number of rows, its results and what it keeps have the bits that it has alone. Run by `make test-gpu`, and on a fake
  * device (tests/gpu/fake) wherever the backend is compiled. */
 #include "backend/cuda/prompt_gemm_f8.h"
+#include "backend/measure.h"
 #include "gpu/random_pair.h"
 #include "sweep.h"
 
@@ -620,12 +621,42 @@ static void one_session_without_memory(void **state) {
     pair_close(&p);
 }
 
+/* A step is captured at its first use and counted; gaps are those between forwards that are watched. */
+static void forwards_are_counted(void **state) {
+    (void)state;
+    enum { PROMPT = 20, STEPS = 5 };
+    pair p;
+    pair_open(&p, demo_path(), false);
+    const backend_measure_ops *measure = backend_measure_find(p.ops[CUDA]);
+    backend_model *m = p.model[CUDA];
+    backend_cache *cache = new_cache(&p, CUDA, &policies[0], CONTEXT, false);
+    int32_t tokens[PROMPT + 3 * STEPS];
+    backend_forwards before, counted;
+    fill_tokens(tokens, PROMPT + 3 * STEPS, (int)p.verifier->config.vocab, 23);
+    step(&p, CUDA, cache, tokens, PROMPT, PROMPT, SEGMENT_PROMPT, NULL);
+    measure->forwards(m, &before);
+    for (int watched = 0; watched < 3; watched++) { /* not, watched, not */
+        measure->watch_forwards(m, watched == 1);
+        for (int i = 0; i < STEPS; i++) {
+            const int32_t *token = tokens + PROMPT + watched * STEPS + i;
+            step(&p, CUDA, cache, token, 1, 1, SEGMENT_DECODE, NULL);
+        }
+    }
+    measure->forwards(m, &counted);
+    assert_int_equal(counted.gaps - before.gaps, STEPS - 1);
+    assert_int_equal(counted.graphs - before.graphs, 1);
+    assert_true(counted.graph_seconds > before.graph_seconds);
+    assert_true(counted.gap_seconds >= counted.longest_gap_seconds);
+    p.ops[CUDA]->cache_destroy(cache);
+    pair_close(&p);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(demo_compositions),          cmocka_unit_test(shared_layer_compositions),
         cmocka_unit_test(restored_sessions),          cmocka_unit_test(ill_session),
         cmocka_unit_test(one_session_without_memory), cmocka_unit_test(aux_forms_together),
-        cmocka_unit_test(first_prompts_together),
+        cmocka_unit_test(first_prompts_together),     cmocka_unit_test(forwards_are_counted),
     };
     return cmocka_run_group_tests_name("batch", tests, NULL, NULL);
 }

@@ -210,6 +210,7 @@ static kakeya_status compute_pass(cuda_pass *p, const cuda_graph *graph, size_t 
     cuda_pass_note(p, cudaMemcpyAsync(m->space.batch, &m->space.staged[0], sizeof *m->space.batch,
                                       cudaMemcpyHostToDevice, m->device.stream));
     kakeya_status status = p->prompt ? run_prompts(p, error) : run_rows(p, graph, kept, error);
+    cuda_gaps_end(&m->gaps, m->device.stream);
     if (status) cuda_team_abandon(m);
     kakeya_status finished = cuda_finish(&m->device, doing(p), status ? NULL : error);
     if (finished) cuda_team_abandon(m);
@@ -328,10 +329,12 @@ kakeya_status cuda_forward(backend_model *m, backend_segment *segments, int n_se
     status = cuda_team_agree(m, status, error);
     if (!planned) return status;
     bool begun = !status;
+    cuda_gaps_begin(&m->gaps, m->device.stream);
     if (begun) status = cuda_team_agree(m, begin(segments, n_segments, error), error);
     size_t kept = 0;
     for (int i = 0; i < plan.n && !status; i++)
         status = run_pass(m, segments, &plan, i, i + 1 < plan.n ? &kept : NULL, error);
+    cuda_gaps_add(&m->gaps, !status);
     if (status) cuda_forget_logits(m);
     for (int s = 0; s < n_segments; s++) {
         if (!status)

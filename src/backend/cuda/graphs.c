@@ -1,6 +1,7 @@
 #include "backend/cuda/graphs.h"
 
 #include "backend/cuda/kernels.h"
+#include "base/clock.h"
 
 /* ------------------------------------------------------------------------------------------------------- sizes */
 
@@ -80,8 +81,11 @@ kakeya_status cuda_graphs_find(cuda_graphs *graphs, const cuda_device *device, c
     cuda_graph *graph = find(graphs, key);
     if (!graph) {
         cuda_graph captured = {0};
+        double start = clock_seconds();
         kakeya_status status = capture(device, key, enqueue, context, &captured, error);
         if (status) return status;
+        graphs->captured++;
+        graphs->capture_seconds += clock_seconds() - start;
         graph = place_of_next(graphs);
         *graph = captured;
     }

@@ -33,7 +33,8 @@ typedef struct cuda_graph {
 typedef struct cuda_graphs {
     cuda_graph graph[CUDA_MAX_GRAPHS];
     int n;
-    unsigned long long uses;
+    unsigned long long uses, captured; /* captured: of all time, ... */
+    double capture_seconds;            /* ... and what that took */
 } cuda_graphs;
 
 /* A pass as it is launched: a few sizes, so that a few captured steps serve all. One segment's rows stay as they are.

@@ -92,6 +92,19 @@ static size_t cuda_free_bytes(const backend_model *m) {
     return (size_t)devices * least;
 }
 
+static void watch_forwards(backend_model *m, bool on) {
+    if (cuda_device_use(&m->device, NULL) == KAKEYA_OK) cuda_gaps_watch(&m->gaps, on);
+}
+
+/* Of several devices the first one's, which launches what the others do. */
+static void forwards(backend_model *m, backend_forwards *out) {
+    *out = (backend_forwards){.graphs = m->graphs.captured,
+                              .graph_seconds = m->graphs.capture_seconds,
+                              .gaps = m->gaps.n,
+                              .gap_seconds = m->gaps.seconds,
+                              .longest_gap_seconds = m->gaps.most_seconds};
+}
+
 const backend_measure_ops *cuda_measure(void);
 
 const backend_measure_ops *cuda_measure(void) {
@@ -103,6 +116,8 @@ const backend_measure_ops *cuda_measure(void) {
         .free_bytes = cuda_free_bytes,
         .probe = cuda_probe,
         .profile = cuda_profile,
+        .watch_forwards = watch_forwards,
+        .forwards = forwards,
     };
     return &ops;
 }

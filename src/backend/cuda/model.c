@@ -114,6 +114,7 @@ void cuda_model_destroy(backend_model *m) {
         (void)cudaStreamSynchronize(m->device.stream);
     }
     cuda_graphs_drop(&m->graphs);
+    cuda_gaps_watch(&m->gaps, false);
     cuda_workspace_destroy(&m->space);
     cuda_head_copy_destroy(&m->head_copy);
     cuda_weights_destroy(&m->weights);

@@ -7,6 +7,7 @@
 #include "backend/backend.h"
 #include "backend/cuda/device.h"
 #include "backend/cuda/exchange.h"
+#include "backend/cuda/gaps.h"
 #include "backend/cuda/graphs.h"
 #include "backend/cuda/head.h"
 #include "backend/cuda/matrix.h"
@@ -37,6 +38,7 @@ struct backend_model {
     cuda_workspace space;
     matrix_rounding rounding; /* with precision fp8 */
     cuda_graphs graphs;
+    cuda_gaps gaps;
     /* Called behind every operation of a forward that is launched, with watcher; NULL: nobody watches. */
     void (*watch)(void *watcher, const struct cuda_pass *pass, const step_op *op);
     void *watcher;
