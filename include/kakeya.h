@@ -192,7 +192,7 @@ typedef struct kakeya_engine_options {
     size_t memory_limit_bytes;        /* 0: none. Allocations beyond it fail with KAKEYA_OUT_OF_MEMORY */
     kakeya_progress_fn progress;
     void *user;             /* for progress */
-    int max_batch;          /* sessions whose answers are computed in one step, 1 to 64; more take turns. 0: 64 */
+    int max_batch;          /* requests with answers that are under way together, 1 to 64; more wait. 0: 64 */
     int max_stall_ms;       /* what a prompt may add to a step of running answers, at least 1. 0: 200, on a GPU 60 */
     kakeya_step_fn on_step; /* may be NULL */
     void *step_user;
@@ -452,6 +452,9 @@ typedef struct kakeya_request_options {
     size_t prompt_copy_tokens;
     kakeya_session_fn on_prompt_copy;
     void *prompt_copy_user;
+    uint64_t arrival; /* kakeya_request_arrival of an earlier request, whose place in the order this one takes: an
+                         answer that goes on after its client stood still comes before all that have not begun. 0: it
+                         arrives now */
 } kakeya_request_options;
 
 KAKEYA_API void kakeya_request_options_init_sized(kakeya_request_options *options, size_t size);
@@ -461,12 +464,17 @@ static inline void kakeya_request_options_init(kakeya_request_options *options) 
 
 /* Queues what the options say and returns. The arrays are copied; callbacks and what they point to must live until the
  * request is done. The session has one request at a time (KAKEYA_INVALID_ARGUMENT otherwise), and no other call may be
- * made on it until then but kakeya_session_cancel. A request begins when its K/V memory fits beside that of the others
- * that have begun, in the order of submission. Where memory runs out later, the one that began last waits, in a
+ * made on it until then but kakeya_session_cancel. Requests begin in the order of their arrival: one that wants an
+ * answer when fewer than max_batch such requests have begun and are not done, and any one when its K/V memory fits
+ * beside that of those that have begun. One that does not fit holds up those behind it; one for which all of max_batch
+ * are taken lets requests for prompts alone pass. Where memory runs out later, the one that arrived last waits, in a
  * temporary file, until there is room. *out is freed by kakeya_request_wait, which must be called. */
 KAKEYA_API kakeya_status kakeya_session_submit(kakeya_session *session, const kakeya_request_options *options,
                                                kakeya_request **out, kakeya_error *error);
 KAKEYA_API bool kakeya_request_is_done(kakeya_request *request);
+/* Its place in the order: above those of all requests that had been submitted to the engine before, unless its options
+ * gave it one of theirs. Until kakeya_request_wait. */
+KAKEYA_API uint64_t kakeya_request_arrival(const kakeya_request *request);
 /* As kakeya_session_cancel. */
 KAKEYA_API void kakeya_request_cancel(kakeya_request *request);
 /* Waits until the request is done, tells how it went, and frees it. stats may be NULL. From a callback:

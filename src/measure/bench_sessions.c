@@ -24,7 +24,7 @@ typedef struct sessions_run {
     int n_tokens;
     int32_t *text;        /* [largest_context] of the session that is filled */
     int next_token;       /* of the sessions' steps: goes round */
-    float *logits;        /* [BACKEND_MAX_SEGMENTS][vocab]; NULL where the backend finds greedy choices itself */
+    float *logits;        /* [BACKEND_MAX_SEGMENTS + 1][vocab]; NULL where the backend finds greedy choices itself */
     int stall_ms;         /* resolved */
     int prompt_rows;      /* that the prompt's speed alone gives in the time of a stall */
     uint64_t done, total; /* progress */
@@ -48,7 +48,7 @@ bench_step_shape bench_shape_of(int sessions, int max_rows) {
     bench_step_shape shape = {.most = min_int(BACKEND_MAX_SEGMENTS, max_rows)};
     shape.forwards = (sessions + shape.most - 1) / shape.most;
     shape.last = sessions ? sessions - (shape.forwards - 1) * shape.most : 0;
-    if (shape.last < BACKEND_MAX_SEGMENTS && shape.last < max_rows) shape.prompt_room = max_rows - shape.last;
+    shape.prompt_room = max_rows - shape.last;
     return shape;
 }
 
@@ -92,8 +92,8 @@ typedef struct prompt_part {
 static kakeya_status forward_together(sessions_run *run, int first, int n, const prompt_part *prompt,
                                       kakeya_error *error) {
     const backend_ops *ops = run->engine->ops;
-    backend_segment segments[BACKEND_MAX_SEGMENTS] = {0};
-    int32_t tokens[BACKEND_MAX_SEGMENTS], argmax[BACKEND_MAX_SEGMENTS];
+    backend_segment segments[BACKEND_MAX_SEGMENTS + 1] = {0};
+    int32_t tokens[BACKEND_MAX_SEGMENTS], argmax[BACKEND_MAX_SEGMENTS + 1];
     size_t vocab = (size_t)run->engine->verifier->config.vocab;
     int count = n + (prompt ? 1 : 0);
     for (int i = 0; i < count; i++) {
@@ -471,7 +471,7 @@ kakeya_status bench_sessions_measure(kakeya_engine *engine, const bench_sessions
     run.tokens = malloc((size_t)run.n_tokens * sizeof *run.tokens);
     run.text = malloc(((size_t)run.largest_context + 1) * sizeof *run.text);
     run.cache = calloc((size_t)run.most_sessions, sizeof *run.cache);
-    if (!ops->finds_argmax) run.logits = malloc(BACKEND_MAX_SEGMENTS * vocab * sizeof *run.logits);
+    if (!ops->finds_argmax) run.logits = malloc((BACKEND_MAX_SEGMENTS + 1) * vocab * sizeof *run.logits);
     probe_samples probes = {.read = malloc(run.total * sizeof(double)), .flops = malloc(run.total * sizeof(double))};
     out->row = malloc(options->n_contexts * cases * sizeof *out->row);
     if (!run.tokens || !run.text || !run.cache || !(run.logits || ops->finds_argmax) || !probes.read || !probes.flops ||

@@ -100,6 +100,7 @@ struct answer {
     _Atomic size_t tokens;                        /* of all choices, so far */
     _Atomic size_t sampled;                       /* stop tokens included; of submissions that have ended */
     double begun, begun_prompt;                   /* the second: its turn came, before ANSWER_BEGIN */
+    uint64_t arrival;                             /* of its first submission; 0: none yet */
     bool holds_memory;                            /* it may have sessions, and counts for the server's queue */
     bool keeps_memory;                            /* it has nothing to give up: there is no room for a file */
     bool forked;                                  /* every choice is to have a session of its own */

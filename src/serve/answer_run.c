@@ -101,6 +101,7 @@ static kakeya_status submit(answer *a, answer_choice *c, const int32_t *ids, siz
         options.prompt_copy_user = a;
         a->copy_at = 0;
     }
+    options.arrival = a->arrival;
     pthread_mutex_lock(&a->lock);
     a->unfinished++;
     a->submitted = true;
@@ -108,9 +109,10 @@ static kakeya_status submit(answer *a, answer_choice *c, const int32_t *ids, siz
     kakeya_status status = kakeya_session_submit(c->session, &options, &c->request, why);
     if (status != KAKEYA_OK) {
         on_done(a);
-    } else if (atomic_load(&a->cancelled)) {
-        kakeya_session_cancel(c->session);
+        return status;
     }
+    a->arrival = kakeya_request_arrival(c->request); /* the other submissions take the first one's place */
+    if (atomic_load(&a->cancelled)) kakeya_session_cancel(c->session);
     return status;
 }
 

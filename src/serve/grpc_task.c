@@ -12,6 +12,7 @@ struct grpc_task {
     grpc_task_result result; /* but `tokens`, of the settling thread */
     int32_t *prompt;         /* the options' tokens */
     kakeya_request *request; /* NULL: nothing is being computed */
+    uint64_t arrival;        /* of the first one; 0: none yet */
     bool cancelled, held;
     kakeya_error starved; /* a status that is not KAKEYA_OK: there was no memory */
     pthread_mutex_t lock; /* of what follows */
@@ -71,8 +72,10 @@ static kakeya_status submit(grpc_task *t, kakeya_error *error) {
     request.generate = o->max_tokens ? &generate : NULL;
     request.on_done = take_done;
     request.done_user = t;
+    request.arrival = t->arrival;
     t->done = t->eos = false;
     kakeya_status status = kakeya_session_submit(o->session, &request, &t->request, error);
+    if (status == KAKEYA_OK) t->arrival = kakeya_request_arrival(t->request);
     if (status != KAKEYA_OUT_OF_MEMORY) return status;
     t->starved = *error;
     return KAKEYA_OK;

@@ -1,238 +1,32 @@
 #include "session/batch.h"
 
+#include <stdlib.h>
 #include <string.h>
 
-#include "backend/kv_bytes.h"
 #include "base/clock.h"
-#include "session/park.h"
+#include "session/prompt_shares.h"
 
 enum {
-    LEAST_PROMPT_ROWS = 32, /* of a prompt beside answers */
-    MOST_PROMPTS = 2,       /* in one iteration */
+    LEAST_PROMPT_ROWS = 32, /* of all prompts, beside answers */
+    PROMPTS_SHARE = 4,      /* of few places, prompts get one in so many */
     FIRST_PATIENCE = 16,    /* iterations before more requests are tried together, where there was no memory ... */
     MOST_PATIENCE = 4096,   /* ... and when it has turned out again and again that there is none */
     MOST_LOGIT_ROWS = 64,   /* whole rows of logits in one iteration, unless there are more sessions */
-    MANY_PARKINGS = 3,      /* of one request: others are parked rather */
-    RESERVED_TOKENS = 1024, /* of an answer, at most, that admission reckons with */
 };
 
 void batch_init(batch *b, kakeya_engine *engine) {
-    *b = (batch){.engine = engine};
+    *b = (batch){.engine = engine, .requests = {.engine = engine}};
     decode_buffers_init(&b->buffers, engine->verifier->config.vocab, &engine->account);
 }
 
 void batch_free(batch *b) { decode_buffers_free(&b->buffers); }
 
 void batch_add(batch *b, kakeya_request *requests) {
-    kakeya_request **end = &b->requests;
-    while (*end) end = &(*end)->next;
-    *end = requests;
-}
-
-/* ----------------------------------------------------------------------------------------------- one request's life */
-
-/* What finds no memory now may go on in a later request. */
-static void keep_parked(kakeya_request *r, kakeya_status status) {
-    if (status == KAKEYA_OUT_OF_MEMORY)
-        r->session->parked = r->parked;
-    else
-        fclose(r->parked);
-    r->parked = NULL;
-}
-
-static void finish(kakeya_request *r, kakeya_status status) {
-    r->failing = false;
-    if (r->parked) keep_parked(r, status);
-    r->answer.counted.waits = (uint64_t)r->parkings;
-    if (r->answers) status = answer_close(r->session, &r->answer, status, &r->error);
-    r->status = status;
-    r->state = REQUEST_DONE;
-}
-
-static void begin_prompt(batch *b, kakeya_request *r) {
-    engine_turn_begin(b->engine);
-    kakeya_status status = prompt_check(r->session, &r->prompt, &r->error);
-    r->prompt_started = clock_seconds();
-    if (status == KAKEYA_OK) status = prompt_begin(r->session, &r->prompt, &r->error);
-    engine_turn_end(b->engine);
-    r->prompt_begun = true;
-    r->state = REQUEST_PROMPT;
-    if (status != KAKEYA_OK) finish(r, status);
-}
-
-static void end_prompt_time(kakeya_request *r) {
-    kakeya_session *session = r->session;
-    if (r->continues) return;
-    session->prefill_seconds += clock_seconds() - r->prompt_started;
-    session->prompt_tokens = r->prompt.n;
-    session->reused_tokens = r->prompt.reused;
-}
-
-static void begin_answer(batch *b, kakeya_request *r) {
-    kakeya_session *session = r->session;
-    kakeya_status status = KAKEYA_OK;
-    if (!r->continues) status = answer_open(session, &r->answer, &b->buffers, &r->error);
-    bool known = r->answer.first.known || r->continues;
-    if (status == KAKEYA_OK && !known && answer_needs_row(session) && !atomic_load(&session->cancelled)) {
-        r->continues = true;
-        r->prompt = (prompt_work){.tokens = session->timeline.tokens, .n = session->timeline.n, .again = true};
-        begin_prompt(b, r);
-        return;
+    for (kakeya_request *r = requests, *next; r; r = next) {
+        next = r->next;
+        r->next = NULL;
+        admission_add(&b->requests, r);
     }
-    if (status == KAKEYA_OK)
-        status = decode_begin(&r->answer.stream, &session->timeline, &session->workspace, &b->buffers,
-                              &r->answer.decode, &r->answer.output, &r->answer.counted, &r->answer.first, &r->error);
-    r->state = REQUEST_ANSWER;
-    if (status != KAKEYA_OK) finish(r, status);
-}
-
-/* Answers that want no further block are done. */
-static void end_answer(kakeya_request *r) {
-    if (r->state == REQUEST_ANSWER && !decode_goes_on(&r->answer.stream))
-        finish(r, decode_end(&r->answer.stream, KAKEYA_OK, &r->error));
-}
-
-static void fail_answer(kakeya_request *r, kakeya_status status) {
-    finish(r, decode_end(&r->answer.stream, status, &r->error));
-}
-
-static void fail(kakeya_request *r, kakeya_status status) {
-    if (r->state == REQUEST_ANSWER) {
-        fail_answer(r, status);
-        return;
-    }
-    if (!r->continues) end_prompt_time(r);
-    finish(r, status);
-}
-
-/* What cannot be copied is missed by nobody but a later prompt. */
-static void hand_copy(kakeya_request *r) {
-    size_t kept = r->copy_tokens;
-    kakeya_session *copy = NULL;
-    r->copy_tokens = 0;
-    if (!kept || r->prompt.n - kept > KV_RING_SLACK || kakeya_session_fork(r->session, &copy, NULL) != KAKEYA_OK)
-        return;
-    if (kakeya_session_truncate(copy, kept, NULL) == KAKEYA_OK)
-        r->on_copy(r->copy_user, copy);
-    else
-        session_free(copy);
-}
-
-/* A prompt that is whole: the answer follows, or nothing. */
-static void end_prompt(batch *b, kakeya_request *r) {
-    end_prompt_time(r);
-    hand_copy(r);
-    kakeya_status status = prompt_check(r->session, &r->prompt, &r->error);
-    if (status != KAKEYA_OK || !r->answers)
-        finish(r, status);
-    else
-        begin_answer(b, r);
-}
-
-/* -------------------------------------------------------------------------------------------------------- admission */
-
-static size_t kv_of(const kakeya_request *r, size_t tokens) {
-    const kakeya_session *session = r->session;
-    if (tokens > session->timeline.capacity) tokens = session->timeline.capacity;
-    timeline t = description_session(&session->engine->description, &session->options, tokens);
-    return kv_bytes(&t, 0).total;
-}
-
-/* With what it shares with others: that is there already, too. */
-static size_t kv_held(const kakeya_request *r) { return kakeya_session_kv_bytes(r->session).total; }
-
-static size_t need_of(const kakeya_request *r) {
-    size_t tokens = r->prompts ? r->prompt.n : r->session->timeline.n;
-    int most = r->answers ? r->answer.options.max_tokens : 0;
-    if (r->answers) tokens += most > 0 && most < RESERVED_TOKENS ? (size_t)most : RESERVED_TOKENS;
-    return kv_of(r, tokens);
-}
-
-static bool admitted(const kakeya_request *r) {
-    return (r->state == REQUEST_PROMPT || r->state == REQUEST_ANSWER) && !r->parked;
-}
-
-/* What the request still wants fits into what is left once all admitted requests have what they want. */
-static bool fits(const batch *b, const kakeya_request *candidate) {
-    size_t limit = b->engine->account.limit_bytes, wanted = mem_total(&b->engine->account);
-    bool others = false;
-    for (const kakeya_request *r = b->requests; r; r = r->next) {
-        if (!admitted(r) && r != candidate) continue;
-        others |= r != candidate;
-        size_t held = kv_held(r);
-        if (r->need > held) wanted += r->need - held;
-    }
-    return limit == 0 || !others || wanted <= limit;
-}
-
-/* False: the request is done, or there is no memory for it beside the others. */
-static bool take_up(batch *b, kakeya_request *r, FILE **parked) {
-    engine_turn_begin(b->engine);
-    kakeya_status status = unpark(r->session, parked, &r->error);
-    engine_turn_end(b->engine);
-    bool alone = true;
-    for (const kakeya_request *other = b->requests; other; other = other->next) alone &= other == r || !admitted(other);
-    if (status == KAKEYA_OK) return true;
-    if (status == KAKEYA_OUT_OF_MEMORY && !alone) return false;
-    if (r->state == REQUEST_QUEUED)
-        finish(r, status);
-    else
-        fail(r, status);
-    return false;
-}
-
-/* In the order of arrival, those that wait in a file first; who does not fit holds up those behind. */
-static void admit(batch *b) {
-    for (kakeya_request *r = b->requests; r; r = r->next) {
-        if (!r->parked || r->state == REQUEST_DONE) continue;
-        if (!fits(b, r) || !take_up(b, r, &r->parked)) return;
-        r->admitted = ++b->count;
-    }
-    for (kakeya_request *r = b->requests; r; r = r->next) {
-        if (r->state != REQUEST_QUEUED) continue;
-        r->need = need_of(r);
-        if (!fits(b, r)) return;
-        if (r->session->parked && !take_up(b, r, &r->session->parked)) return;
-        r->admitted = ++b->count;
-        if (r->prompts)
-            begin_prompt(b, r);
-        else
-            begin_answer(b, r);
-        if (r->state == REQUEST_PROMPT && prompt_done(r->session, &r->prompt)) end_prompt(b, r);
-        end_answer(r);
-    }
-}
-
-/* What a request can come to need at most. */
-static size_t most_of(const kakeya_request *r) {
-    const decode_timeline *t = &r->session->timeline;
-    size_t tokens = r->prompts && r->prompt.n > t->n ? r->prompt.n : t->n;
-    if (!r->answers) return kv_of(r, tokens);
-    size_t most = r->answer.begun ? r->answer.stream.start + r->answer.decode.max_tokens : t->capacity;
-    return kv_of(r, most > tokens ? most : tokens);
-}
-
-/* What only drafts need goes first. Then the request that was admitted last makes room, unless it is the only one;
- * those that have done so often are the last to be chosen. From now on the engine reckons with all that the requests
- * may come to need: who waits begins again only if it need not make room once more. Needs the turn. */
-static bool make_room(batch *b) {
-    kakeya_request *victim = NULL;
-    int running = 0;
-    bool given_back = false;
-    for (kakeya_request *r = b->requests; r; r = r->next)
-        given_back |= r->state != REQUEST_DONE && decode_workspace_give_back(&r->session->workspace);
-    if (given_back) return true;
-    for (kakeya_request *r = b->requests; r; r = r->next) {
-        if (!admitted(r) || r->failing) continue;
-        running++;
-        r->need = most_of(r);
-        bool spared = victim && r->parkings >= MANY_PARKINGS && victim->parkings < MANY_PARKINGS;
-        bool sooner = victim && victim->parkings >= MANY_PARKINGS && r->parkings < MANY_PARKINGS;
-        if (!victim || sooner || (!spared && r->admitted > victim->admitted)) victim = r;
-    }
-    if (running < 2 || !victim) return false;
-    victim->parkings++;
-    return park(victim->session, &victim->parked, NULL) == KAKEYA_OK;
 }
 
 /* -------------------------------------------------------------------------------------------------- one iteration */
@@ -241,10 +35,11 @@ static bool make_room(batch *b) {
 typedef struct step {
     batch *batch;
     kv_format format;
-    kakeya_request *member[BACKEND_MAX_SEGMENTS]; /* answers, then prompts */
+    kakeya_request *member[BACKEND_MAX_FORWARD]; /* answers, then prompts */
     int answers, n;
-    backend_segment segment[BACKEND_MAX_SEGMENTS];
+    backend_segment segment[BACKEND_MAX_FORWARD];
     int rows;
+    int decoding;   /* segments of decode rows */
     int budget;     /* tokens that prompts might have had */
     double seconds; /* of the forward */
 } step;
@@ -267,29 +62,37 @@ static bool takes_part(const step *s, const kakeya_request *r, request_state sta
     return r->state == state && !r->parked && !r->failing && format_of(r) == s->format;
 }
 
-/* Answers, least recently served first. Where prompts wait, too, they find a place in the forward; if there is memory
- * for one request at a time only, prompts have every other iteration. */
-static void choose_answers(step *s, int prompts) {
-    const batch *b = s->batch;
-    int places = b->most ? b->most : BACKEND_MAX_SEGMENTS, most = b->engine->max_batch;
-    if (prompts) places = places > prompts ? places - prompts : places > 1 ? 1 : (int)(b->count % 2);
-    if (most > places) most = places;
-    while (s->answers < most) {
-        kakeya_request *next = NULL;
-        for (kakeya_request *r = s->batch->requests; r; r = r->next) {
-            if (!takes_part(s, r, REQUEST_ANSWER) || index_of(s, r) >= 0) continue;
-            if (!next || r->served < next->served) next = r;
-        }
-        if (!next) break;
-        s->member[s->answers++] = next;
-        s->n = s->answers;
+static int least_recently_served(const void *a, const void *b) {
+    const kakeya_request *x = *(kakeya_request *const *)a, *y = *(kakeya_request *const *)b;
+    if (x->served != y->served) return x->served < y->served ? -1 : 1;
+    return (x->arrival > y->arrival) - (x->arrival < y->arrival);
+}
+
+/* Places of answers. Where there is memory for few requests at a time only, prompts that wait have a share of them; for
+ * one: every other iteration. */
+static int answer_places(const batch *b, bool prompts) {
+    if (!b->most) return BACKEND_MAX_SEGMENTS;
+    if (!prompts) return b->most;
+    if (b->most == 1) return (int)(b->count % 2);
+    return b->most - (b->most + PROMPTS_SHARE - 1) / PROMPTS_SHARE;
+}
+
+/* All answers; where there are fewer places, those that were served least recently. */
+static void choose_answers(step *s, bool prompts) {
+    const int places = answer_places(s->batch, prompts);
+    for (kakeya_request *r = s->batch->requests.running.first; r && s->n < BACKEND_MAX_SEGMENTS; r = r->next)
+        if (takes_part(s, r, REQUEST_ANSWER)) s->member[s->n++] = r;
+    if (s->n > places) {
+        qsort(s->member, (size_t)s->n, sizeof *s->member, least_recently_served);
+        s->n = places;
     }
+    s->answers = s->n;
 }
 
 /* Rows of every answer's block: those of all, and what prompts are to have, fit into one forward. */
-static int rows_each(const step *s, int prompts) {
+static int rows_each(const step *s, bool prompts) {
     const kakeya_engine *engine = s->batch->engine;
-    int room = engine->ops->model_prompt_chunk(engine->model) - prompts * LEAST_PROMPT_ROWS;
+    int room = engine->ops->model_prompt_chunk(engine->model) - (prompts ? LEAST_PROMPT_ROWS : 0);
     int each = room / (s->answers ? s->answers : 1), sampled = 0;
     for (int i = 0; i < s->answers; i++) sampled += s->member[i]->answer.stream.choice == DECODE_FROM_LOGITS;
     if (sampled && each > MOST_LOGIT_ROWS / sampled) each = MOST_LOGIT_ROWS / sampled;
@@ -340,38 +143,35 @@ static int prompt_budget(const step *s) {
 }
 
 static void add_prompt(step *s, kakeya_request *r, int tokens) {
-    int places = s->batch->most ? s->batch->most : BACKEND_MAX_SEGMENTS;
-    if (tokens < 1 || s->n == places) return;
-    if (r->answers) answer_choose_first(r->session, &r->answer, &s->batch->buffers);
-    kakeya_status status = prompt_segment(r->session, &r->prompt, (size_t)tokens, r->answers ? &r->answer.first : NULL,
-                                          &s->segment[s->n], &r->error);
+    decode_first *first = r->answers ? &r->answer.first : NULL;
+    if (first) answer_choose_first(r->session, &r->answer, &s->batch->buffers);
+    kakeya_status status = prompt_segment(r->session, &r->prompt, (size_t)tokens, first, &s->segment[s->n], &r->error);
     if (status != KAKEYA_OK) {
         r->status = prompt_failed(r->session, &r->prompt, status, &r->error);
         r->failing = true;
         return;
     }
+    /* what an answer left half computed is computed again as what it was */
+    const bool decodes = s->segment[s->n].kind == SEGMENT_DECODE;
+    if (decodes && s->decoding == BACKEND_MAX_SEGMENTS) return;
+    s->decoding += decodes;
     s->rows += s->segment[s->n].n;
     s->member[s->n++] = r;
 }
 
-/* Half for the oldest prompt, the rest for the one with the least left; what that leaves goes to the oldest. */
 static void add_prompts(step *s) {
-    kakeya_request *oldest = NULL, *shortest = NULL;
-    for (kakeya_request *r = s->batch->requests; r; r = r->next) {
-        if (!takes_part(s, r, REQUEST_PROMPT)) continue;
-        if (!oldest || r->admitted < oldest->admitted) oldest = r;
-        if (!shortest || prompt_left(r->session, &r->prompt) < prompt_left(shortest->session, &shortest->prompt))
-            shortest = r;
-    }
-    if (!oldest) return;
-    int budget = s->budget = prompt_budget(s);
-    if (shortest != oldest) {
-        size_t left = prompt_left(shortest->session, &shortest->prompt);
-        int half = budget - budget / 2, share = left < (size_t)half ? (int)left : half;
-        add_prompt(s, shortest, share);
-        budget -= share;
-    }
-    add_prompt(s, oldest, budget);
+    const batch *b = s->batch;
+    s->decoding = s->answers;
+    prompt_shares prompts = {.places = b->most ? b->most - s->n : BACKEND_MAX_PROMPTS};
+    if (prompts.places > BACKEND_MAX_PROMPTS) prompts.places = BACKEND_MAX_PROMPTS;
+    for (kakeya_request *r = b->requests.running.first; r && prompts.places > 0; r = r->next)
+        if (takes_part(s, r, REQUEST_PROMPT))
+            prompt_shares_add(&prompts, r, prompt_left(r->session, &r->prompt),
+                              r->session->options.prompt_chunk_tokens);
+    s->budget = prompt_budget(s);
+    prompt_shares_divide(&prompts, s->budget);
+    for (int i = 0; i < prompts.n; i++)
+        if (prompts.share[i].tokens > 0) add_prompt(s, prompts.share[i].prompt, prompts.share[i].tokens);
 }
 
 static kakeya_status fill_segments(step *s, kakeya_error *error) {
@@ -435,12 +235,12 @@ static int drop_parked(step *s, int at) {
 
 static bool make_room_in_turn(batch *b) {
     engine_turn_begin(b->engine);
-    bool made = make_room(b);
+    bool made = admission_make_room(&b->requests);
     engine_turn_end(b->engine);
     return made;
 }
 
-static void plan_answers(step *s, int prompts) {
+static void plan_answers(step *s, bool prompts) {
     int most = rows_each(s, prompts);
     draft_prices prices = step_costs_prices(&s->batch->costs);
     for (int i = 0; i < s->answers;) {
@@ -451,7 +251,7 @@ static void plan_answers(step *s, int prompts) {
         } else if (status == KAKEYA_OUT_OF_MEMORY && make_room_in_turn(s->batch)) {
             i = drop_parked(s, i);
         } else {
-            fail_answer(r, status);
+            request_fail(r, status);
             remove_member(s, i);
         }
     }
@@ -478,7 +278,7 @@ static void serve_more(batch *b, int served) {
     }
     if (++b->tried < b->patience) return;
     b->tried = 0;
-    b->most = 2 * b->most < BACKEND_MAX_SEGMENTS ? 2 * b->most : 0;
+    b->most = 2 * b->most < BACKEND_MAX_FORWARD ? 2 * b->most : 0;
 }
 
 /* Computes what can be computed: who cannot be served leaves, and the others are tried again. Needs the turn. */
@@ -489,7 +289,7 @@ static void compute(step *s) {
     while (status == KAKEYA_OUT_OF_MEMORY && s->n) { /* for their logits: the same as where a forward finds none */
         if (s->n > 1)
             serve_fewer(s);
-        else if (make_room(s->batch))
+        else if (admission_make_room(&s->batch->requests))
             (void)drop_parked(s, 0);
         else
             break;
@@ -517,7 +317,7 @@ static void compute(step *s) {
         }
         if (status == KAKEYA_OUT_OF_MEMORY && !anyone_named(s) && s->n > 1)
             serve_fewer(s);
-        else if (status == KAKEYA_OUT_OF_MEMORY && make_room(s->batch))
+        else if (status == KAKEYA_OUT_OF_MEMORY && admission_make_room(&s->batch->requests))
             (void)drop_parked(s, 0);
         else
             fail_members(s, status, &error);
@@ -577,28 +377,27 @@ static void take_results(step *s) {
     for (int i = 0; i < s->n; i++) {
         kakeya_request *r = s->member[i];
         r->served = b->count;
+        admission_reckon(&b->requests, r);
         if (r->status == KAKEYA_OK && i >= s->answers) r->status = prompt_report(r->session, &r->prompt, &r->error);
         if (r->status != KAKEYA_OK)
             r->failing = true;
         else if (i >= s->answers && prompt_done(r->session, &r->prompt))
-            end_prompt(b, r);
+            request_end_prompt(r, &b->buffers);
     }
 }
 
-static void end_requests(batch *b) {
-    for (kakeya_request *r = b->requests; r; r = r->next) {
-        if (r->failing) fail(r, r->status);
-    }
+/* Whether prompts of the step's format are under way. */
+static bool prompts_wait(const step *s) {
+    for (const kakeya_request *r = s->batch->requests.running.first; r; r = r->next)
+        if (takes_part(s, r, REQUEST_PROMPT)) return true;
+    return false;
 }
 
 static void run_step(batch *b, kv_format format) {
     step s = {.batch = b, .format = format};
-    int prompts = 0; /* that find a place in the forward */
-    for (kakeya_request *r = b->requests; r && prompts < MOST_PROMPTS; r = r->next)
-        prompts += takes_part(&s, r, REQUEST_PROMPT);
+    bool prompts = prompts_wait(&s);
     choose_answers(&s, prompts);
     plan_answers(&s, prompts);
-    b->count++;
     if (!s.n && !prompts) return;
     engine_turn_begin(b->engine);
     ask_drafter(&s);
@@ -607,16 +406,30 @@ static void run_step(batch *b, kv_format format) {
     take_results(&s);
 }
 
-void batch_step(batch *b) {
-    for (kakeya_request *r = b->requests; r; r = r->next) {
+/* Bits of the formats that there is something to compute in. */
+static unsigned formats_of(const batch *b) {
+    unsigned formats = 0;
+    for (const kakeya_request *r = b->requests.running.first; r; r = r->next)
+        if (admission_is_active(r)) formats |= 1u << format_of(r);
+    return formats;
+}
+
+kakeya_request *batch_step(batch *b) {
+    b->count++;
+    for (kakeya_request *r = b->requests.running.first; r; r = r->next) {
         if (r->state == REQUEST_PROMPT) {
             kakeya_status status = prompt_check(r->session, &r->prompt, &r->error);
-            if (status != KAKEYA_OK) fail(r, status);
+            if (status != KAKEYA_OK) request_fail(r, status);
         }
-        end_answer(r);
+        request_end_answer(r);
     }
-    admit(b);
-    for (int format = 0; format < KV_FORMAT_COUNT; format++) run_step(b, (kv_format)format);
-    end_requests(b);
-    for (kakeya_request *r = b->requests; r; r = r->next) end_answer(r);
+    admission_admit(&b->requests, &b->buffers);
+    unsigned formats = formats_of(b);
+    for (int format = 0; format < KV_FORMAT_COUNT; format++)
+        if (formats & 1u << format) run_step(b, (kv_format)format);
+    for (kakeya_request *r = b->requests.running.first; r; r = r->next) {
+        if (r->failing) request_fail(r, r->status);
+        request_end_answer(r);
+    }
+    return admission_take_done(&b->requests);
 }

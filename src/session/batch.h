@@ -3,19 +3,19 @@
 #ifndef KAKEYA_SESSION_BATCH_H
 #define KAKEYA_SESSION_BATCH_H
 
-#include "session/request.h"
+#include "session/admission.h"
 #include "session/step_costs.h"
 
 typedef struct batch {
     kakeya_engine *engine;
-    kakeya_request *requests; /* in the order of their arrival */
+    admission requests;
     decode_buffers buffers;
     int most;            /* requests in one forward that there was memory for; 0: as many as allowed */
     int known;           /* of these, so many have had memory since */
     int tried, patience; /* with `most`: iterations since then, and how many are awaited before more are tried */
     double prompt_speed; /* tokens per second that prompts beside answers are taken to have; 0: none seen yet */
     step_costs costs;
-    uint64_t count; /* of admissions and of iterations */
+    uint64_t count; /* of iterations */
 } batch;
 
 void batch_init(batch *batch, kakeya_engine *engine);
@@ -23,7 +23,7 @@ void batch_init(batch *batch, kakeya_engine *engine);
 void batch_free(batch *batch);
 /* A list of new requests. */
 void batch_add(batch *batch, kakeya_request *requests);
-/* One iteration: at least one request advances. Those that are done say so by their state. */
-void batch_step(batch *batch);
+/* One iteration: at least one request advances. Returns a list of those that are done. */
+kakeya_request *batch_step(batch *batch);
 
 #endif

@@ -4,6 +4,7 @@
 #define KAKEYA_SESSION_ENGINE_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "backend/backend.h"
 #include "decode/draft_control.h"
@@ -42,6 +43,7 @@ struct kakeya_engine {
     struct scheduler *scheduler;    /* session/scheduler.h; NULL until the first request */
     pthread_mutex_t scheduler_lock; /* of the pointer */
     int max_batch, max_stall_ms;    /* of the scheduler, resolved */
+    atomic_uint cancels;            /* of its sessions, so far */
     kakeya_step_fn on_step;         /* may be NULL */
     void *step_user;
     draft_experience experience[ENGINE_POLICIES]; /* by attention policy */

@@ -8,7 +8,7 @@
 #include "session/prompt.h"
 
 typedef enum request_state {
-    REQUEST_QUEUED = 0, /* not admitted */
+    REQUEST_QUEUED = 0, /* has not begun */
     REQUEST_PROMPT,
     REQUEST_ANSWER,
     REQUEST_DONE,
@@ -25,7 +25,8 @@ struct kakeya_request {
     size_t copy_tokens; /* what on_copy gets of the prompt's end; 0: nothing */
     kakeya_session_fn on_copy;
     void *copy_user;
-    void *owned; /* copies of what the caller passed; NULL: everything is borrowed */
+    void *owned;      /* copies of what the caller passed; NULL: everything is borrowed */
+    uint64_t arrival; /* the place in the order of all requests; 0: behind those that were submitted before */
     /* --- the scheduler's */
     request_state state;
     bool failing;         /* ends as `status` says, once nothing is being computed */
@@ -35,9 +36,31 @@ struct kakeya_request {
     double prompt_started;
     FILE *parked; /* NULL: the session has its memory */
     int parkings;
-    uint64_t admitted, served; /* counts of the scheduler: when this happened last */
-    size_t need;               /* bytes of K/V memory that admission reckons with */
+    uint64_t served; /* the iteration that served it last */
+    size_t need;     /* bytes of K/V memory that admission reckons with */
+    size_t wanting;  /* of these, what it does not hold yet; part of a sum (admission.h) */
     struct kakeya_request *next;
 };
+
+/* In the order of arrival. */
+typedef struct request_list {
+    kakeya_request *first, *last;
+} request_list;
+
+/* Behind those that arrived before it or with it. */
+void request_insert(request_list *list, kakeya_request *r);
+/* `before` is the one in front of it; NULL: it is the first. */
+void request_remove(request_list *list, kakeya_request *before, kakeya_request *r);
+
+/* The life of a request, on the thread that computes. */
+
+/* Prompt or answer begin, or the request is done. Takes the turn for moments. */
+void request_begin(kakeya_request *r, decode_buffers *buffers);
+/* A prompt that is whole: the answer follows, or nothing. */
+void request_end_prompt(kakeya_request *r, decode_buffers *buffers);
+/* An answer that wants no further block is done. */
+void request_end_answer(kakeya_request *r);
+/* It is done with this status; of one that has not begun, too. */
+void request_fail(kakeya_request *r, kakeya_status status);
 
 #endif

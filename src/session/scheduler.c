@@ -13,6 +13,7 @@ struct scheduler {
     kakeya_request *incoming; /* newest first */
     int waiting;              /* requests that a caller waits for */
     int pending;              /* requests that are not done */
+    uint64_t arrivals;        /* so far */
     bool driven;
     pthread_t driver; /* with driven: the thread that computes */
     pthread_t thread; /* with threaded */
@@ -32,27 +33,20 @@ static kakeya_request *take_incoming(scheduler *s) {
     return oldest;
 }
 
-/* Done requests leave the batch. Needs the lock. */
-static void hand_out(scheduler *s) {
-    for (kakeya_request **at = &s->work.requests; *at;) {
-        kakeya_request *r = *at;
-        if (r->state != REQUEST_DONE) {
-            at = &r->next;
-            continue;
-        }
-        *at = r->next;
-        r->session->request = NULL;
+/* Done requests leave. Needs the lock. */
+static void hand_out(scheduler *s, kakeya_request *done) {
+    for (kakeya_request *r = done, *next; r; r = next) {
+        next = r->next;
+        r->session->request = NULL; /* who waits for it may free it once the lock is given back */
         s->pending--;
-        pthread_cond_broadcast(&s->changed);
     }
+    if (done) pthread_cond_broadcast(&s->changed);
 }
 
 /* While the requests are still the driver's: those who hear of it may wait for them and free them. */
-static void tell_done(scheduler *s) {
-    for (kakeya_request *next, *r = s->work.requests; r; r = next) {
-        next = r->next;
-        if (r->state == REQUEST_DONE && r->on_done) r->on_done(r->done_user);
-    }
+static void tell_done(kakeya_request *done) {
+    for (kakeya_request *r = done; r; r = r->next)
+        if (r->on_done) r->on_done(r->done_user);
 }
 
 /* One iteration by the thread that drives. Needs the lock, and gives it back meanwhile. */
@@ -60,10 +54,10 @@ static void drive(scheduler *s) {
     kakeya_request *incoming = take_incoming(s);
     pthread_mutex_unlock(&s->lock);
     batch_add(&s->work, incoming);
-    batch_step(&s->work);
-    tell_done(s);
+    kakeya_request *done = batch_step(&s->work);
+    tell_done(done);
     pthread_mutex_lock(&s->lock);
-    hand_out(s);
+    hand_out(s, done);
 }
 
 static void begin_driving(scheduler *s) {
@@ -141,6 +135,7 @@ static kakeya_status enqueue(scheduler *s, kakeya_request *request, kakeya_error
     kakeya_session *session = request->session;
     if (session->request)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "the session has a request under way, wait for it first");
+    if (!request->arrival) request->arrival = ++s->arrivals;
     session->request = request;
     request->next = s->incoming;
     s->incoming = request;

@@ -2,11 +2,12 @@
  * per iteration (docs/scheduling.md). One thread at a time computes: a caller that waits, for all, until its own
  * request is done; or a thread of the scheduler's own, while nobody waits.
  *
- *   - Every iteration advances every running answer by at least one token, up to max_batch of them; more take turns.
- *   - Beside answers, prompts get as many tokens as their speed lets pass in max_stall_ms, but at least 32: half for
- * the oldest, half for the one with the least left. Without answers they get whole chunks.
- *   - A request is admitted when the K/V memory that it is going to need fits beside what the admitted ones need.
- *   - Where memory runs out all the same, the request that was admitted last is parked in a file and goes on later.
+ *   - Requests begin in the order of arrival, while fewer than max_batch that want answers have begun and the K/V
+ * memory that they are going to need fits beside what the others need.
+ *   - Every iteration advances every answer that has begun by at least one token.
+ *   - Beside answers, prompts get as many tokens as their speed lets pass in max_stall_ms, but at least 32, and without
+ *     answers a whole chunk: half for the oldest, half for those with the least left, in that order.
+ *   - Where memory runs out all the same, the request that arrived last is parked in a file and goes on later.
  *   - What is one session's own fault (its callback, its numbers, its memory) ends that session's request alone.
  *
  * What a session computes does not depend on the others: a row's bits are its own (DESIGN of the backends). */

@@ -54,6 +54,7 @@ static kakeya_status prepare(kakeya_request *r, const kakeya_request_options *o,
         r->on_copy = o->on_prompt_copy;
         r->copy_user = o->prompt_copy_user;
     }
+    r->arrival = o->arrival;
     if (!r->prompts && !r->answers)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "the request asks for neither a prompt nor an answer");
     if (r->prompts) {
@@ -93,6 +94,8 @@ kakeya_status kakeya_session_submit(kakeya_session *session, const kakeya_reques
 }
 
 bool kakeya_request_is_done(kakeya_request *request) { return scheduler_is_done(request); }
+
+uint64_t kakeya_request_arrival(const kakeya_request *request) { return request->arrival; }
 
 void kakeya_request_cancel(kakeya_request *request) { kakeya_session_cancel(request->session); }
 

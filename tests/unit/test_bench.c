@@ -93,9 +93,9 @@ static void test_steps_are_cut_into_forwards(void **state) {
         {0, 512, {.most = 64, .last = 0, .forwards = 0, .prompt_room = 512}},
         {1, 512, {.most = 64, .last = 1, .forwards = 1, .prompt_room = 511}},
         {63, 512, {.most = 64, .last = 63, .forwards = 1, .prompt_room = 449}},
-        {64, 512, {.most = 64, .last = 64, .forwards = 1, .prompt_room = 0}}, /* no segment is left */
+        {64, 512, {.most = 64, .last = 64, .forwards = 1, .prompt_room = 448}}, /* prompts have segments of their own */
         {65, 512, {.most = 64, .last = 1, .forwards = 2, .prompt_room = 511}},
-        {128, 512, {.most = 64, .last = 64, .forwards = 2, .prompt_room = 0}},
+        {128, 512, {.most = 64, .last = 64, .forwards = 2, .prompt_room = 448}},
         {40, 32, {.most = 32, .last = 8, .forwards = 2, .prompt_room = 24}},
         {32, 32, {.most = 32, .last = 32, .forwards = 1, .prompt_room = 0}}, /* no row is left */
     };

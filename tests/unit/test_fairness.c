@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include <semaphore.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -16,7 +17,7 @@
 #include "session/session.h"
 #include "sweep.h"
 
-enum { STALL_MS = 60, STREAMS = 63, CHUNK = 512, CONTEXT = 6400 };
+enum { STALL_MS = 60, STREAMS = 63, CHUNK = 512, CONTEXT = 60400 };
 
 static const double base_seconds = 0.004, row_seconds = 0.0002;
 
@@ -74,6 +75,7 @@ typedef struct speaker {
     const int32_t *prompt;
     size_t n_prompt;
     int wanted;
+    kakeya_session *cancels; /* by its first token */
 } speaker;
 
 static int32_t text[CONTEXT];
@@ -82,6 +84,7 @@ static bool listen(void *user, const kakeya_event *event) {
     speaker *s = user;
     if (event->type != KAKEYA_EVENT_TOKEN) return true;
     double now = virtual_now;
+    if (s->cancels) kakeya_session_cancel(s->cancels);
     if (s->tokens++ == 0)
         s->first = forwards;
     else if (now - s->last > s->most)
@@ -189,10 +192,274 @@ static void a_short_prompt_behind_long_ones(void **state) {
     }
 }
 
+/* Prompts of 50 tokens behind one of 60,000, alone and beside streams: each begins within two forwards. */
+static void short_prompts_behind_a_very_long_one(void **state) {
+    (void)state;
+    enum { LATE = 5, LONG = 60000 };
+    static speaker stream[STREAMS], reader, late[LATE], first;
+    for (int streams = 0; streams < STREAMS; streams += STREAMS - 1) { /* the two have places beside them */
+        const int n = streams ? 1 : LATE; /* beside streams half of a forward's prompt rows is less */
+        backend_ops ops;
+        kakeya_engine *engine = open_engine(&ops);
+        for (int i = 0; i < streams; i++) open_session(engine, &stream[i], 8, 60);
+        open_session(engine, &reader, LONG, 2);
+        open_session(engine, &first, 600, 1);
+        for (int i = 0; i < n; i++) open_session(engine, &late[i], 50, 1);
+        for (int i = 0; i < streams; i++) stream[i].next = i + 1 < streams ? &stream[i + 1] : &reader;
+        for (int i = 0; i + 1 < n; i++) late[i].next = &late[i + 1];
+        first.then = streams ? &stream[0] : &reader;
+        reader.then = &late[0];
+        late[n - 1].cancels = reader.session;
+        begin(&first);
+        assert_ok(kakeya_request_wait(first.request, NULL, &error));
+        for (int i = 0; i < streams; i++) assert_ok(kakeya_request_wait(stream[i].request, NULL, &error));
+        assert_int_equal(kakeya_request_wait(reader.request, NULL, &error), KAKEYA_CANCELLED);
+        for (speaker *s = late; s < late + n; s++) {
+            assert_ok(kakeya_request_wait(s->request, NULL, &error));
+            printf("50 tokens behind 60,000%s: begin in forward %d\n", streams ? " beside streams" : "",
+                   s->served - s->submitted);
+            assert_in_range(s->served - s->submitted, 1, 2);
+        }
+        for (int i = 0; i < streams; i++) kakeya_session_close(stream[i].session);
+        for (int i = 0; i < n; i++) kakeya_session_close(late[i].session);
+        kakeya_session_close(reader.session);
+        kakeya_session_close(first.session);
+        kakeya_engine_close(engine);
+    }
+}
+
+/* ---------------------------------------------------------------------------- little memory, clients that stand still
+ */
+
+enum { CLIENTS = 200, STALLED = 10, ROOM = 20, ASKED = 40, ANSWERED = 24, STALL_AT = 5, STAND = 12, BEHIND = 4 };
+
+/* What happened, in the order in which it did. */
+typedef struct simulation {
+    int began[CLIENTS]; /* forward in which a client's prompt began; 0: it has not */
+    int first[CLIENTS]; /* clients in the order of the first rows of their prompts */
+    int n, running, most;
+    double came, token[CLIENTS];                    /* virtual time of all submissions, and of first tokens */
+    struct client *news[2 * CLIENTS + 2 * STALLED]; /* whose request is done, or who holds everything */
+    _Atomic int n_news, ended, left; /* requests that are done, and those that have given their memory back */
+    sem_t told, go_on, gone;
+} simulation;
+
+typedef struct client {
+    simulation *all;
+    int number, tokens;
+    int resumed; /* forward of its first token after it stood still; 0: none */
+    bool stalls; /* its callback refuses the next token from STALL_AT on */
+    bool holds;  /* everything stands still at its first token until the stalled one is back */
+    bool done;   /* its request is, else it holds */
+    kakeya_session *session;
+    kakeya_request *request;
+} client;
+
+/* By the thread that computes. */
+static void tell_of(client *c) {
+    simulation *s = c->all;
+    s->news[s->n_news] = c;
+    s->n_news++;
+    (void)sem_post(&s->told);
+}
+
+/* Who is done holds its memory until it has left: nobody goes on while too many have not. */
+static void let_leave(simulation *s) {
+    while (s->ended - s->left > BEHIND) (void)sem_wait(&s->gone);
+}
+
+/* The next one of whom there is news. */
+static client *hear_of(simulation *s, int *heard) {
+    while (sem_wait(&s->told) != 0) continue;
+    return s->news[(*heard)++];
+}
+
+static bool hear(void *user, const kakeya_event *event) {
+    client *c = user;
+    simulation *s = c->all;
+    if (event->type != KAKEYA_EVENT_TOKEN) return true;
+    let_leave(s);
+    if (c->tokens++ == 0) s->token[c->number] = virtual_now;
+    if (c->tokens == STALL_AT + 1 && !c->resumed) c->resumed = forwards;
+    if (c->holds && c->tokens == 1) {
+        tell_of(c);
+        while (sem_wait(&s->go_on) != 0) continue;
+        c->holds = false;
+    }
+    return !(c->stalls && c->tokens == STALL_AT);
+}
+
+static bool see_prompt(void *user, const char *what, uint64_t done, uint64_t total) {
+    (void)what, (void)done, (void)total;
+    client *c = user;
+    simulation *s = c->all;
+    if (s->began[c->number]) return true;
+    s->began[c->number] = forwards;
+    s->first[s->n++] = c->number;
+    if (++s->running > s->most) s->most = s->running;
+    return true;
+}
+
+static void tell(void *user) {
+    client *c = user;
+    c->all->running--;
+    c->all->ended += !c->stalls;
+    c->done = true;
+    tell_of(c);
+}
+
+static int answer_of(const client *c) { return ANSWERED + c->number * 7 % 17; }
+
+static void ask(client *c, uint64_t arrival) {
+    kakeya_generate_options generate;
+    kakeya_request_options r;
+    kakeya_generate_options_init(&generate);
+    kakeya_request_options_init(&r);
+    generate.mode = KAKEYA_MODE_AR;
+    generate.ignore_stop_tokens = true;
+    generate.max_tokens = answer_of(c) - c->tokens;
+    generate.on_event = hear;
+    generate.user = c;
+    r.tokens = c->tokens ? NULL : text;
+    r.n_tokens = c->tokens ? 0 : ASKED;
+    r.generate = &generate;
+    r.progress = see_prompt;
+    r.progress_user = c;
+    r.on_done = tell;
+    r.done_user = c;
+    r.arrival = arrival;
+    c->done = false;
+    assert_ok(kakeya_session_submit(c->session, &r, &c->request, &error));
+}
+
+static void leave(client *c) {
+    assert_ok(kakeya_request_wait(c->request, NULL, &error));
+    assert_int_equal(c->tokens, answer_of(c));
+    assert_ok(kakeya_session_truncate(c->session, 0, &error)); /* as if it had never spoken */
+    c->all->left++;
+    (void)sem_post(&c->all->gone);
+}
+
+static size_t memory_of(const kakeya_engine *engine) { return mem_total(&engine->account); }
+
+static void open_clients(kakeya_engine *engine, simulation *s, client *c) {
+    *s = (simulation){0};
+    assert_int_equal(sem_init(&s->told, 0, 0), 0);
+    assert_int_equal(sem_init(&s->go_on, 0, 0), 0);
+    assert_int_equal(sem_init(&s->gone, 0, 0), 0);
+    kakeya_session_options options;
+    kakeya_session_options_init(&options);
+    options.context_tokens = ASKED + 2 * ANSWERED;
+    for (int i = 0; i < CLIENTS; i++) {
+        c[i] = (client){.all = s, .number = i};
+        assert_ok(kakeya_session_open(engine, &options, &c[i].session, &error));
+    }
+}
+
+static client *stalled_one(client *c, int i) { return &c[3 + 15 * i]; }
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Bytes of all sessions at rest, and those that one takes for its prompt and its answer. */
+static size_t learn_memory(size_t *each) {
+    static client c[CLIENTS];
+    static simulation s;
+    backend_ops ops;
+    kakeya_engine *engine = open_engine(&ops);
+    open_clients(engine, &s, c);
+    size_t begun = memory_of(engine), after[2];
+    for (int i = 0; i < 2; i++) { /* the first one's needs are also the engine's */
+        ask(&c[i], 0);
+        assert_ok(kakeya_request_wait(c[i].request, NULL, &error));
+        after[i] = memory_of(engine);
+    }
+    *each = after[1] - after[0];
+    for (int i = 0; i < CLIENTS; i++) kakeya_session_close(c[i].session);
+    kakeya_engine_close(engine);
+    return begun + (after[0] - begun - *each);
+}
+
+/* A client that stands still and comes back keeps its place in the order of arrival: nobody who had not begun begins
+ * before it goes on. keeps false: it comes back as anybody new. Returns the p99 of first tokens in virtual seconds. */
+static double simulate(size_t begun, size_t each, bool keeps, int *waited) {
+    static client c[CLIENTS];
+    static simulation s;
+    backend_ops ops;
+    kakeya_engine *engine = open_engine(&ops);
+    engine->max_stall_ms = 1000; /* whoever begins has its whole prompt computed in the same forward */
+    open_clients(engine, &s, c);
+    engine->account.limit_bytes = begun + ROOM * each + each / 2;
+    for (int i = 0; i < STALLED; i++) stalled_one(c, i)->stalls = stalled_one(c, i)[STAND + ROOM].holds = true;
+    int heard = 0, left = CLIENTS, back[STALLED], not_begun[STALLED], n_back = 0;
+    s.came = virtual_now;
+    c[0].holds = true; /* until all are there */
+    for (int i = 0; i < CLIENTS; i++) {
+        ask(&c[i], 0);
+        if (i == 0) assert_ptr_equal(hear_of(&s, &heard), &c[0]);
+    }
+    assert_int_equal(sem_post(&s.go_on), 0);
+    while (left) {
+        client *who = hear_of(&s, &heard);
+        if (who->done && !who->stalls) {
+            leave(who);
+            left--;
+        } else if (!who->done) {
+            client *stalled = stalled_one(c, n_back);
+            uint64_t arrival = kakeya_request_arrival(stalled->request);
+            assert_true(stalled->done);
+            assert_int_equal(stalled->tokens, STALL_AT);
+            assert_ok(kakeya_request_wait(stalled->request, NULL, &error));
+            stalled->stalls = false;
+            back[n_back] = forwards;
+            not_begun[n_back++] = CLIENTS - s.n;
+            ask(stalled, keeps ? arrival : 0);
+            assert_int_equal(sem_post(&s.go_on), 0);
+        }
+    }
+    *waited = 0;
+    for (int i = 0; i < STALLED; i++) {
+        const client *stalled = stalled_one(c, i);
+        assert_true(not_begun[i] > 0); /* there was somebody to come before */
+        for (int k = 0; k < CLIENTS; k++) *waited += s.began[k] > back[i] && s.began[k] < stalled->resumed;
+    }
+    for (int i = 0; i < CLIENTS; i++) {
+        if (s.first[i] != i) fail_msg("client %d begins as number %d", s.first[i], i);
+        s.token[i] -= s.came;
+    }
+    assert_in_range(s.most, ROOM / 2, 2 * ROOM);
+    qsort(s.token, CLIENTS, sizeof *s.token, ascending);
+    printf(
+        "%d clients, memory for %d (%d at once), %d stand still and %s: first token p50 %.2f s, p99 %.2f s; %d began "
+        "before one that had come back\n",
+        CLIENTS, ROOM, s.most, STALLED, keeps ? "keep their place" : "come back as new ones", s.token[CLIENTS / 2],
+        s.token[CLIENTS * 99 / 100], *waited);
+    for (int i = 0; i < CLIENTS; i++) kakeya_session_close(c[i].session);
+    kakeya_engine_close(engine);
+    sem_destroy(&s.told);
+    sem_destroy(&s.go_on);
+    sem_destroy(&s.gone);
+    return s.token[CLIENTS * 99 / 100];
+}
+
+static void clients_that_stand_still(void **state) {
+    (void)state;
+    size_t each, begun = learn_memory(&each);
+    int waited;
+    (void)simulate(begun, each, false, &waited);
+    assert_true(waited > 0); /* so the test would see it */
+    (void)simulate(begun, each, true, &waited);
+    assert_int_equal(waited, 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_long_prompt_among_streams),
         cmocka_unit_test(a_short_prompt_behind_long_ones),
+        cmocka_unit_test(short_prompts_behind_a_very_long_one),
+        cmocka_unit_test(clients_that_stand_still),
     };
     return cmocka_run_group_tests(tests, open_text, NULL);
 }

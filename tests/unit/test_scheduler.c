@@ -76,6 +76,8 @@ static void make_speaker(speaker *s, uint64_t seed, uint64_t *at, bool drafts, b
     for (size_t i = 0; i < s->n_prompt; i++) s->prompt[i] = 110 + (int32_t)(i % period * 7 % 120);
 }
 
+static int stall_ms = 1; /* prompts in the smallest pieces */
+
 static kakeya_engine *open_engine(const char *model, const char *drafter, size_t limit, int max_batch) {
     kakeya_engine *engine = NULL;
     kakeya_engine_options options;
@@ -86,7 +88,7 @@ static kakeya_engine *open_engine(const char *model, const char *drafter, size_t
     options.threads = 2;
     options.memory_limit_bytes = limit;
     options.max_batch = max_batch;
-    options.max_stall_ms = 1; /* prompts in the smallest pieces */
+    options.max_stall_ms = stall_ms;
     assert_ok(kakeya_engine_open(&options, &engine, &error));
     return engine;
 }
@@ -167,6 +169,18 @@ static void random_compositions(void **state) {
         compose(dense, drafter, false, seed, speakers, 0, 200);
         compose(tiny, "none", false, seed + 100, speakers, 3, 200);
     }
+}
+
+/* Many prompts in one forward, whole, in pieces, and beside answers. */
+static void random_compositions_of_short_prompts(void **state) {
+    (void)state;
+    const int seeds = sweep_short() ? 1 : sweep_whole() ? 12 : 4;
+    for (uint64_t seed = 1; seed <= (uint64_t)seeds; seed++) {
+        stall_ms = seed % 2 ? 1000 : 1;
+        compose(dense, drafter, false, seed + 300, MOST_SPEAKERS, (int)(random_uniform_at(78, seed) * 40), 40);
+        compose(tiny, "none", false, seed + 400, MOST_SPEAKERS, 0, 12);
+    }
+    stall_ms = 1;
 }
 
 static void random_compositions_of_the_demo(void **state) {
@@ -250,67 +264,6 @@ static void failing_ones(void **state) {
     kakeya_engine_close(engine);
 }
 
-enum { CROWD = 70, MOST_CROWD_TOKENS = 150 };
-
-typedef struct crowd_member {
-    int *ended; /* answers that have ended */
-    int place;  /* at its own end */
-    int tokens;
-    sem_t *go_on; /* NULL, or: it waits behind its first token until all have been submitted */
-} crowd_member;
-
-static bool listen_crowd(void *user, const kakeya_event *event) {
-    crowd_member *m = user;
-    if (event->type == KAKEYA_EVENT_TOKEN) m->tokens++;
-    while (m->go_on && m->tokens == 1 && sem_wait(m->go_on) != 0) continue;
-    if (event->type == KAKEYA_EVENT_FINISH) m->place = (*m->ended)++;
-    return true;
-}
-
-/* More answers than a forward has places: all of them go on, and a prompt among them does not wait for their end. */
-static void nobody_waits_for_a_crowd(void **state) {
-    (void)state;
-    const int crowd_tokens = sweep_short() ? 90 : MOST_CROWD_TOKENS; /* more than the prompt has steps beside them */
-    kakeya_engine *engine = open_engine(tiny, "none", 0, 0);
-    static crowd_member member[CROWD + 1];
-    kakeya_session *session[CROWD + 1];
-    kakeya_request *request[CROWD + 1];
-    int32_t prompt[300];
-    int ended = 0;
-    sem_t submitted;
-    assert_int_equal(sem_init(&submitted, 0, 0), 0);
-    for (int i = 0; i < 300; i++) prompt[i] = 110 + i % 100;
-    for (int i = 0; i <= CROWD; i++) {
-        bool last = i == CROWD;
-        kakeya_session_options options;
-        kakeya_session_options_init(&options);
-        options.context_tokens = 400;
-        assert_ok(kakeya_session_open(engine, &options, &session[i], &error));
-        member[i] = (crowd_member){.ended = &ended, .go_on = i ? NULL : &submitted};
-        kakeya_generate_options generate;
-        kakeya_generate_options_init(&generate);
-        generate.mode = KAKEYA_MODE_AR;
-        generate.ignore_stop_tokens = true;
-        generate.max_tokens = last ? 2 : crowd_tokens;
-        generate.on_event = listen_crowd;
-        generate.user = &member[i];
-        kakeya_request_options wanted;
-        kakeya_request_options_init(&wanted);
-        wanted.tokens = prompt + i;
-        wanted.n_tokens = last ? 200 : 2;
-        wanted.generate = &generate;
-        assert_ok(kakeya_session_submit(session[i], &wanted, &request[i], &error));
-    }
-    assert_int_equal(sem_post(&submitted), 0);
-    for (int i = 0; i <= CROWD; i++) assert_ok(kakeya_request_wait(request[i], NULL, &error));
-    for (int i = 0; i < CROWD; i++) assert_int_equal(member[i].tokens, crowd_tokens);
-    assert_int_equal(member[CROWD].tokens, 2);
-    if (member[CROWD].place > 0) fail_msg("the prompt ended as number %d of %d", member[CROWD].place, CROWD);
-    for (int i = 0; i <= CROWD; i++) kakeya_session_close(session[i]);
-    kakeya_engine_close(engine);
-    sem_destroy(&submitted);
-}
-
 static size_t engine_bytes(const kakeya_engine *engine) {
     size_t bytes = 0;
     for (int i = 0; kakeya_memory_name((kakeya_memory_kind)i); i++)
@@ -357,8 +310,8 @@ static void memory_runs_out(void **state) {
     long_answer alone[N], together[N];
     size_t need = 0, begun = 0;
     for (int limited = 0; limited < 2; limited++) {
-        /* room for the first thousand tokens of all, not for the rest */
-        kakeya_engine *engine = open_engine(dense, "none", limited ? begun + N * need * 9 / 10 : 0, 0);
+        /* room for the first thousand tokens of all, and for the rest of three */
+        kakeya_engine *engine = open_engine(dense, "none", limited ? begun + N * need * 19 / 20 : 0, 0);
         long_answer *answers = limited ? together : alone;
         kakeya_session *session[N];
         kakeya_request *request[N];
@@ -639,7 +592,10 @@ static void done_is_told(void **state) {
     for (int i = 0; i < N; i++) {
         memset(&heard[i], 0, sizeof heard[i]);
         sem_init(&heard[i].told, 0, 0);
-        assert_ok(kakeya_session_open(engine, NULL, &session[i], &error));
+        kakeya_session_options pieces;
+        kakeya_session_options_init(&pieces);
+        pieces.prompt_chunk_tokens = 32; /* so that there is something left to refuse */
+        assert_ok(kakeya_session_open(engine, &pieces, &session[i], &error));
         if (i == 1) assert_ok(kakeya_session_sync(session[i], tokens, 64, NULL, NULL, NULL, &error));
         kakeya_request_options options;
         kakeya_request_options_init(&options);
@@ -772,12 +728,18 @@ static void room_of_kv(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_compositions),     cmocka_unit_test(random_compositions_of_the_demo),
-        cmocka_unit_test(cancelled_ones),          cmocka_unit_test(failing_ones),
-        cmocka_unit_test(memory_runs_out),         cmocka_unit_test(memory_comes_back_later),
-        cmocka_unit_test(what_is_refused),         cmocka_unit_test(nobody_waits_for_a_crowd),
-        cmocka_unit_test(idle_sessions_are_small), cmocka_unit_test(done_is_told),
-        cmocka_unit_test(steps_are_told),          cmocka_unit_test(room_of_kv),
+        cmocka_unit_test(random_compositions),
+        cmocka_unit_test(random_compositions_of_short_prompts),
+        cmocka_unit_test(random_compositions_of_the_demo),
+        cmocka_unit_test(cancelled_ones),
+        cmocka_unit_test(failing_ones),
+        cmocka_unit_test(memory_runs_out),
+        cmocka_unit_test(memory_comes_back_later),
+        cmocka_unit_test(what_is_refused),
+        cmocka_unit_test(idle_sessions_are_small),
+        cmocka_unit_test(done_is_told),
+        cmocka_unit_test(steps_are_told),
+        cmocka_unit_test(room_of_kv),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
