@@ -225,9 +225,11 @@ typedef struct kakeya_grammar_options {
     const char *const *tool_names; /* n_tool_names of the declared names that may be called; 0: all */
     size_t n_tool_names;
     int max_calls;       /* the answer ends after so many; 0: any number */
-    bool any_arguments;  /* arguments are any object, whatever the declarations say */
+    bool loosen;         /* what cannot be followed of tools without "strict": true is left out, and noted */
     bool thinking;       /* a thought may come first; without, only beside free text */
     int thinking_tokens; /* a thought ends after so many tokens, the one that opens it included; -1: any number */
+    bool any_order; /* members come in any order, and others wherever a schema allows them; otherwise in the order of
+                     * the schema, and others behind them where it allows them expressly. Calls: always in any order */
 } kakeya_grammar_options;
 
 KAKEYA_API void kakeya_grammar_options_init_sized(kakeya_grammar_options *options, size_t size);
@@ -245,6 +247,9 @@ static inline void kakeya_grammar_options_init(kakeya_grammar_options *options) 
 KAKEYA_API kakeya_status kakeya_grammar_open(const kakeya_tokenizer *tokenizer, const kakeya_grammar_options *options,
                                              kakeya_grammar **out, kakeya_error *error);
 KAKEYA_API void kakeya_grammar_close(kakeya_grammar *grammar);
+/* What was left out of the schemas, as JSON pointers ("schema#/properties/a/format"): keywords of tools, with `loosen`,
+ * and formats that no standard defines. NULL behind the last one; owned by the grammar. */
+KAKEYA_API const char *kakeya_grammar_note(const kakeya_grammar *grammar, size_t index);
 /* What it takes in memory, what belongs to its tokenizer aside. */
 KAKEYA_API size_t kakeya_grammar_bytes(const kakeya_grammar *grammar);
 

@@ -13,12 +13,17 @@ typedef struct reading {
 void automaton_begin(uint32_t root, automaton_state *out) {
     out->n = 1;
     out->ways[0].depth = 1;
+    out->ways[0].n_words = 0;
+    out->ways[0].key = (automaton_key){0};
     out->ways[0].open[0] = (automaton_frame){.node = root};
 }
 
 static void copy_configuration(automaton_configuration *to, const automaton_configuration *from, uint32_t depth) {
     to->depth = depth;
+    to->n_words = from->n_words;
+    to->key = from->key;
     memcpy(to->open, from->open, depth * sizeof *to->open);
+    if (from->n_words) memcpy(to->words, from->words, from->n_words * sizeof *to->words);
 }
 
 void automaton_copy(automaton_state *to, const automaton_state *from) {
@@ -29,8 +34,13 @@ void automaton_copy(automaton_state *to, const automaton_state *from) {
 /* One more way, unless it is there already or there are too many. */
 static void emit(const reading *r, const automaton_configuration *c, uint32_t depth) {
     automaton_state *to = r->to;
-    for (uint32_t i = 0; i < to->n; i++)
-        if (to->ways[i].depth == depth && memcmp(to->ways[i].open, c->open, depth * sizeof *c->open) == 0) return;
+    for (uint32_t i = 0; i < to->n; i++) {
+        const automaton_configuration *own = &to->ways[i];
+        if (own->depth == depth && own->n_words == c->n_words && memcmp(&own->key, &c->key, sizeof c->key) == 0 &&
+            memcmp(own->open, c->open, depth * sizeof *c->open) == 0 &&
+            memcmp(own->words, c->words, c->n_words * sizeof *c->words) == 0)
+            return;
+    }
     if (to->n == AUTOMATON_MAX_WAYS) return;
     copy_configuration(&to->ways[to->n++], c, depth);
 }
@@ -61,11 +71,12 @@ static bool fits(const grammar_program *p, uint32_t at, uint32_t depth) {
 static void enter(const reading *r, automaton_configuration *c, uint32_t depth, uint32_t at) {
     const grammar_node *node = &r->p->nodes[at];
     automaton_frame parent = depth ? c->open[depth - 1] : (automaton_frame){0};
-    uint32_t n = node->kind == NODE_UNION ? node->n_children : 1;
+    uint32_t n = node->kind == NODE_UNION ? node->n_children : 1, n_words = c->n_words;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t value = node->kind == NODE_UNION ? node->children[i] : at;
         if (!fits(r->p, value, depth)) continue;
         if (depth) c->open[depth - 1] = parent;
+        c->n_words = n_words;
         c->open[depth] = (automaton_frame){.node = value};
         read_letter(r, c, depth + 1);
     }
@@ -264,96 +275,188 @@ static void read_array(const reading *r, const grammar_node *node, automaton_con
 
 /* -------------------------------------------------------------------------------------------------------- objects */
 
-/* seen, in the order of the keys: the next key that may come, and above it whether there are members. In any order: the
- * keys that have come, and in the highest bit whether there was another one. */
-enum { MEMBERS_SHIFT = 32, OTHER_KEY_BIT = 63 };
+/* seen: where keys come in their order, the next one that may come. */
+static uint32_t key_words(const grammar_node *node) { return node->any_order ? (node->n_children + 63) / 64 : 0; }
 
-static bool key_is_open(const reading *r, const grammar_node *node, const automaton_frame *own, uint32_t key,
+static bool has_come(const grammar_node *node, const automaton_configuration *c, const automaton_frame *own,
+                     uint32_t key) {
+    if (!node->any_order) return key < own->seen;
+    return c->words[own->base + key / 64] >> (key % 64) & 1;
+}
+
+/* One more member, which is one of those that must be there or is not, leaves room for the others of them. */
+static bool has_room(const grammar_node *node, const automaton_frame *own, bool required) {
+    uint32_t missing = node->n_required - own->required - required;
+    return node->maximum == GRAMMAR_NO_LIMIT || own->members + 1 + missing <= node->maximum;
+}
+
+/* With the key (in the order of keys), there may still be as many members as there must be. */
+static bool leaves_enough(const reading *r, const grammar_node *node, const automaton_frame *own, uint32_t key,
+                          uint32_t depth) {
+    uint32_t n = own->members + 1 + (fits(r->p, node->rest, depth) ? GRAMMAR_COUNTED_OTHERS : 0);
+    for (uint32_t i = key + 1; i < node->n_children && n < node->minimum; i++)
+        n += fits(r->p, node->children[i], depth);
+    return n >= node->minimum;
+}
+
+static bool key_is_open(const reading *r, const grammar_node *node, const automaton_configuration *c, uint32_t key,
                         uint32_t depth) {
-    if (!fits(r->p, node->children[key], depth)) return false;
-    if (node->any_order) return !(own->seen >> key & 1);
-    uint32_t next = (uint32_t)own->seen;
-    return key >= next && key <= node->next_required[next];
+    const automaton_frame *own = &c->open[depth - 1];
+    if (has_come(node, c, own, key) || !fits(r->p, node->children[key], depth)) return false;
+    if (!has_room(node, own, node->required[key])) return false;
+    if (node->any_order) return true;
+    return key <= node->next_required[own->seen] && (!node->minimum || leaves_enough(r, node, own, key, depth));
 }
 
-static bool other_keys_are_open(const reading *r, const grammar_node *node, const automaton_frame *own,
+static bool is_remembered(const grammar_node *node, const automaton_configuration *c, uint32_t depth, uint64_t hash) {
+    for (uint32_t i = c->open[depth - 1].base + key_words(node); i < c->n_words; i++)
+        if (c->words[i] == hash) return true;
+    return false;
+}
+
+static uint64_t hash_letter(uint64_t hash, unsigned letter) {
+    return (hash ^ (letter + 1)) * UINT64_C(0x9E3779B97F4A7C15) ^ hash >> 29;
+}
+
+/* Looks for a key that goes on from a state of the object's automaton and has not come yet, nor is declared. `most`
+ * texts are looked at: of more than there are keys that have come or are declared, one is new. */
+static bool finds_new_key(const reading *r, const grammar_node *node, const automaton_configuration *c, uint32_t depth,
+                          automaton_key key, uint32_t *most) {
+    bool declared = key.word != TRIE_NONE && node->words.nodes[key.word].word != TRIE_NONE;
+    if (node->dfa.flags[key.text] & DFA_ACCEPTS) {
+        if (!declared && !is_remembered(node, c, depth, key.hash)) return true;
+        if (*most == 0) return false;
+        --*most;
+    }
+    for (unsigned letter = 0; letter < LETTERS; letter++) {
+        uint16_t next = dfa_next(&node->dfa, key.text, letter);
+        if (next == DFA_REFUSED) continue;
+        automaton_key longer = {hash_letter(key.hash, letter),
+                                key.word == TRIE_NONE ? TRIE_NONE : trie_next(&node->words, key.word, letter), next};
+        if (finds_new_key(r, node, c, depth, longer, most)) return true;
+    }
+    return false;
+}
+
+/* Whether a key that is not declared may go on like this. */
+static bool may_become_new(const reading *r, const grammar_node *node, const automaton_configuration *c, uint32_t depth,
+                           automaton_key key) {
+    uint32_t most = c->n_words + node->n_children;
+    if (key.text == AUTOMATON_NO_TEXT) return false;
+    if (node->n_rests == 0 || node->completions[key.text] == DFA_ENDLESS || node->completions[key.text] > most)
+        return true;
+    return finds_new_key(r, node, c, depth, key, &most);
+}
+
+static bool other_keys_are_open(const reading *r, const grammar_node *node, const automaton_configuration *c,
                                 uint32_t depth) {
-    if (!fits(r->p, node->rest, depth)) return false;
-    return node->any_order || node->next_required[(uint32_t)own->seen] == node->n_children;
-}
-
-static bool has_members(const grammar_node *node, const automaton_frame *own) {
-    return node->any_order ? own->seen != 0 : own->seen >> MEMBERS_SHIFT != 0;
+    const automaton_frame *own = &c->open[depth - 1];
+    if (!fits(r->p, node->rest, depth) || !has_room(node, own, false)) return false;
+    if (c->n_words >= (own->members < node->minimum ? AUTOMATON_MAX_WORDS : AUTOMATON_FREE_WORDS)) return false;
+    return node->any_order || node->next_required[own->seen] == node->n_children;
 }
 
 static bool object_may_close(const grammar_node *node, const automaton_frame *own) {
-    if (node->minimum && !has_members(node, own)) return false;
-    if (node->any_order) return (node->required_mask & ~own->seen) == 0;
-    return node->next_required[(uint32_t)own->seen] == node->n_children;
+    return own->members >= node->minimum && own->required == node->n_required;
 }
 
 /* Some key that is open begins like this node of the trie. */
-static bool leads_to_key(const reading *r, const grammar_node *node, const automaton_frame *own, uint32_t word,
+static bool leads_to_key(const reading *r, const grammar_node *node, const automaton_configuration *c, uint32_t word,
                          uint32_t depth) {
     if (word == TRIE_NONE) return false;
     const trie_node *at = &node->words.nodes[word];
     for (uint32_t i = at->first; i < at->end; i++)
-        if (key_is_open(r, node, own, node->words.order[i], depth)) return true;
+        if (key_is_open(r, node, c, node->words.order[i], depth)) return true;
     return false;
 }
 
-static bool object_goes_on(const reading *r, const grammar_node *node, const automaton_frame *own, uint32_t depth) {
-    if (node->maximum != GRAMMAR_NO_LIMIT && (node->maximum == 0 || has_members(node, own))) return false;
-    return leads_to_key(r, node, own, 0, depth) || other_keys_are_open(r, node, own, depth);
+static bool object_goes_on(const reading *r, const grammar_node *node, const automaton_configuration *c,
+                           uint32_t depth) {
+    if (leads_to_key(r, node, c, 0, depth)) return true;
+    return other_keys_are_open(r, node, c, depth) && may_become_new(r, node, c, depth, (automaton_key){0});
 }
 
-/* A key: where in the trie of declared keys (NO_WORD: nowhere), and where in the text of another one. */
-enum { TEXT_BITS = 5, NO_WORD = (1 << (32 - PLACE_BITS - TEXT_BITS)) - 1 };
-
-static uint32_t key_place(uint32_t word, uint32_t text) {
-    return place(PLACE_KEY, text | (word == TRIE_NONE ? (uint32_t)NO_WORD : word) << TEXT_BITS);
-}
-
-/* One letter more of a key that is not declared. Where keys are declared, others are spelled without escapes, which
- * could spell a declared one. */
-static uint32_t other_key_step(const grammar_node *node, uint32_t text, unsigned letter) {
-    if (node->form == GRAMMAR_JSON) {
-        if (letter == '\\' && node->n_children) return NO_STRING;
+/* One letter more of a JSON key that is not declared. Only what must be is escaped, and in one way, so that no key is
+ * spelled in two ways. */
+static uint32_t plain_key_step(uint32_t text, unsigned letter) {
+    bool low = is_digit(letter) || (letter >= 'a' && letter <= 'f');
+    switch (text) {
+    case ESCAPED:
+        return letter == 'u' ? HEX_1 : letter && strchr("\"\\bfnrt", (int)letter) ? BETWEEN : NO_STRING;
+    case HEX_1:
+    case HEX_2:
+        return letter == '0' ? text + 1 : NO_STRING;
+    case HEX_3:
+        return letter == '0' ? HEX_4 : letter == '1' ? HIGH_4 : NO_STRING;
+    case HEX_4:
+        return low && !strchr("89acd", (int)letter) ? BETWEEN : NO_STRING;
+    case HIGH_4:
+        return low ? BETWEEN : NO_STRING;
+    default:
         return text_step(text, letter, true);
+    }
+}
+
+static uint32_t other_key_step(const grammar_node *node, uint32_t text, unsigned letter) {
+    if (text == AUTOMATON_NO_TEXT) return text;
+    if (node->n_rests) {
+        uint16_t next = dfa_next(&node->dfa, text, letter);
+        return next == DFA_REFUSED ? AUTOMATON_NO_TEXT : next;
+    }
+    if (node->form == GRAMMAR_JSON) {
+        uint32_t next = plain_key_step(text, letter);
+        return next == NO_STRING ? AUTOMATON_NO_TEXT : next;
     }
     bool plain = is_digit(letter) || (letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z') ||
                  letter == '_' || letter == '-' || letter == '.';
-    return plain && text != NO_STRING ? BETWEEN : NO_STRING;
+    return plain ? BETWEEN : AUTOMATON_NO_TEXT;
 }
 
-static void read_key(const reading *r, const grammar_node *node, automaton_configuration *c, uint32_t depth,
-                     uint32_t word, uint32_t text) {
-    automaton_frame *own = &c->open[depth - 1];
-    word = word == TRIE_NONE ? TRIE_NONE : trie_next(&node->words, word, r->letter);
-    if (text != NO_STRING && other_keys_are_open(r, node, own, depth))
-        text = other_key_step(node, text, r->letter);
-    else
-        text = NO_STRING;
-    if (text == NO_STRING && !leads_to_key(r, node, own, word, depth)) return;
-    go_on(r, c, depth, key_place(word, text));
+static void read_key(const reading *r, const grammar_node *node, automaton_configuration *c, uint32_t depth) {
+    automaton_key key = c->key;
+    key.word = key.word == TRIE_NONE ? TRIE_NONE : trie_next(&node->words, key.word, r->letter);
+    key.text = other_key_step(node, key.text, r->letter);
+    key.hash = hash_letter(key.hash, r->letter);
+    bool other = key.text != AUTOMATON_NO_TEXT && other_keys_are_open(r, node, c, depth) &&
+                 may_become_new(r, node, c, depth, key);
+    if (!other) key.text = AUTOMATON_NO_TEXT;
+    if (!other && !leads_to_key(r, node, c, key.word, depth)) return;
+    c->key = key;
+    go_on(r, c, depth, PLACE_KEY);
+}
+
+/* What the text of a key that is not declared stands for: n_children, and above it its label. GRAMMAR_NOTHING: none. */
+static uint32_t other_key(const reading *r, const grammar_node *node, const automaton_configuration *c,
+                          uint32_t depth) {
+    automaton_key key = c->key;
+    bool empty = node->form == GRAMMAR_CALL && key.word == 0;
+    if (key.text == AUTOMATON_NO_TEXT || empty || !other_keys_are_open(r, node, c, depth)) return GRAMMAR_NOTHING;
+    if (is_remembered(node, c, depth, key.hash)) return GRAMMAR_NOTHING;
+    if (node->n_rests == 0) return key.text == BETWEEN ? node->n_children : GRAMMAR_NOTHING;
+    if (!(node->dfa.flags[key.text] & DFA_ACCEPTS)) return GRAMMAR_NOTHING;
+    return node->n_children + dfa_label_of(&node->dfa, key.text);
 }
 
 /* The key ends here: the declared one that it spells, or another. */
 static void end_key(const reading *r, const grammar_node *node, automaton_configuration *c, uint32_t depth,
-                    uint32_t word, uint32_t text, uint32_t then) {
+                    uint32_t then) {
     automaton_frame *own = &c->open[depth - 1];
-    uint32_t key = word == TRIE_NONE ? TRIE_NONE : node->words.nodes[word].word;
-    bool empty = node->form == GRAMMAR_CALL && word == 0;
+    uint32_t key = c->key.word == TRIE_NONE ? TRIE_NONE : node->words.nodes[c->key.word].word;
     if (key != TRIE_NONE) {
-        if (!key_is_open(r, node, own, key, depth)) return;
+        if (!key_is_open(r, node, c, key, depth)) return;
+        own->required += node->required[key];
+        if (node->any_order)
+            c->words[own->base + key / 64] |= UINT64_C(1) << (key % 64);
+        else
+            own->seen = key + 1;
     } else {
-        if (text != BETWEEN || empty || !other_keys_are_open(r, node, own, depth)) return;
-        key = node->n_children;
+        key = other_key(r, node, c, depth);
+        if (key == GRAMMAR_NOTHING) return;
+        if (!node->any_order) own->seen = node->n_children;
+        c->words[c->n_words++] = c->key.hash;
     }
-    if (node->any_order)
-        own->seen |= UINT64_C(1) << (key < node->n_children ? key : OTHER_KEY_BIT);
-    else
-        own->seen = (key < node->n_children ? key + 1 : key) | UINT64_C(1) << MEMBERS_SHIFT;
+    own->members++;
+    c->key = (automaton_key){0};
     go_on(r, c, depth, place(then, key));
 }
 
@@ -361,7 +464,31 @@ static void enter_member(const reading *r, const grammar_node *node, automaton_c
     automaton_frame *own = &c->open[depth - 1];
     uint32_t key = detail_of(own->at);
     own->at = PLACE_BEHIND;
-    enter(r, c, depth, key < node->n_children ? node->children[key] : node->rest);
+    if (key < node->n_children)
+        enter(r, c, depth, node->children[key]);
+    else
+        enter(r, c, depth, node->n_rests ? node->rests[key - node->n_children] : node->rest);
+}
+
+static void open_object(const reading *r, const grammar_node *node, automaton_configuration *c, uint32_t depth) {
+    automaton_frame *own = &c->open[depth - 1];
+    uint32_t n = key_words(node);
+    if (c->n_words + n > AUTOMATON_MAX_WORDS) return;
+    own->base = (uint16_t)c->n_words;
+    memset(c->words + c->n_words, 0, n * sizeof *c->words);
+    c->n_words += n;
+    go_on(r, c, depth, PLACE_FIRST);
+}
+
+static void read_in_key(const reading *r, const grammar_node *node, automaton_configuration *c, uint32_t depth) {
+    bool json = node->form == GRAMMAR_JSON;
+    const automaton_key key = c->key;
+    bool spells = key.word != TRIE_NONE && trie_next(&node->words, key.word, r->letter) != TRIE_NONE;
+    bool escaped = key.text != AUTOMATON_NO_TEXT && other_key_step(node, key.text, r->letter) != AUTOMATON_NO_TEXT;
+    if (r->letter == (json ? '"' : ':') && !spells && !escaped)
+        end_key(r, node, c, depth, json ? PLACE_COLON : PLACE_VALUE);
+    else
+        read_key(r, node, c, depth);
 }
 
 static void read_object(const reading *r, const grammar_node *node, automaton_configuration *c, uint32_t depth) {
@@ -370,23 +497,11 @@ static void read_object(const reading *r, const grammar_node *node, automaton_co
     bool json = node->form == GRAMMAR_JSON;
     switch (where) {
     case PLACE_OPENING:
-        if (r->letter == '{') go_on(r, c, depth, PLACE_FIRST);
+        if (r->letter == '{') open_object(r, node, c, depth);
         return;
-    case PLACE_KEY: {
-        uint32_t word = detail >> TEXT_BITS, text = detail & ((1u << TEXT_BITS) - 1);
-        if (word == NO_WORD) word = TRIE_NONE;
-        if (json && r->letter == '"' && text != ESCAPED && (word == TRIE_NONE || text == BETWEEN || text == NO_STRING))
-            end_key(r, node, c, depth, word, text, PLACE_COLON);
-        if (json && r->letter == '"') { /* an escaped quote of a declared key, or of any other */
-            if (text == BETWEEN) return;
-        } else if (!json && r->letter == ':' &&
-                   (word == TRIE_NONE || trie_next(&node->words, word, ':') == TRIE_NONE)) {
-            end_key(r, node, c, depth, word, text, PLACE_VALUE);
-            return;
-        }
-        read_key(r, node, c, depth, word, text);
+    case PLACE_KEY:
+        read_in_key(r, node, c, depth);
         return;
-    }
     case PLACE_COLON:
         if (r->letter == ':') go_on(r, c, depth, place(PLACE_VALUE, detail));
         return;
@@ -405,14 +520,18 @@ static void read_object(const reading *r, const grammar_node *node, automaton_co
     bool may_close = object_may_close(node, own);
     if (read_space(r, node, c, depth, may_close)) return;
     if (r->letter == '}') {
-        if (may_end(where) && may_close) close_value(r, c, depth);
+        if (!may_end(where) || !may_close) return;
+        c->n_words = own->base;
+        close_value(r, c, depth);
     } else if (where == PLACE_BEHIND) {
-        if (r->letter == ',' && object_goes_on(r, node, own, depth)) go_on(r, c, depth, PLACE_COMMA);
-    } else if (expects_item(where) && object_goes_on(r, node, own, depth)) {
+        if (r->letter == ',' && object_goes_on(r, node, c, depth)) go_on(r, c, depth, PLACE_COMMA);
+    } else if (expects_item(where) && object_goes_on(r, node, c, depth)) {
+        bool other = other_keys_are_open(r, node, c, depth) && may_become_new(r, node, c, depth, (automaton_key){0});
+        c->key = (automaton_key){.text = other ? 0 : AUTOMATON_NO_TEXT};
         if (!json)
-            read_key(r, node, c, depth, 0, BETWEEN);
+            read_key(r, node, c, depth);
         else if (r->letter == '"')
-            go_on(r, c, depth, key_place(0, BETWEEN));
+            go_on(r, c, depth, PLACE_KEY);
     }
 }
 
@@ -437,6 +556,15 @@ static void read_call(const reading *r, const grammar_node *node, automaton_conf
     }
 }
 
+/* Of a string whose characters are counted: the next state can still be completed. */
+static bool count_character(const grammar_node *node, automaton_frame *own, uint32_t next) {
+    if (own->at && (node->dfa.flags[next] & DFA_CHARACTER) &&
+        (node->maximum != GRAMMAR_NO_LIMIT || own->seen < node->minimum))
+        own->seen++;
+    return own->seen + (uint64_t)node->shortest[next] <= node->maximum &&
+           own->seen + (uint64_t)node->longest[next] >= node->minimum;
+}
+
 /* Values whose end the next letter tells: it is theirs, or that of what is around them, or both. */
 static void read_words(const reading *r, const grammar_node *node, automaton_configuration *c, uint32_t depth) {
     uint32_t at = c->open[depth - 1].at;
@@ -444,6 +572,7 @@ static void read_words(const reading *r, const grammar_node *node, automaton_con
     if (node->kind == NODE_DFA) {
         uint16_t next = dfa_next(&node->dfa, at, r->letter);
         accepts = node->dfa.flags[at] & DFA_ACCEPTS;
+        if (node->shortest && next != DFA_REFUSED && !count_character(node, &c->open[depth - 1], next)) return;
         ends = next != DFA_REFUSED && !(node->dfa.flags[next] & DFA_GOES_ON);
         goes_on = next != DFA_REFUSED;
         if (goes_on) c->open[depth - 1].at = next;
@@ -501,7 +630,7 @@ static bool read_inside(const grammar_program *p, const automaton_state *from, u
     if (from->n != 1 || c->depth == 0) return false;
     const automaton_frame *own = &c->open[c->depth - 1];
     const grammar_node *node = &p->nodes[own->node];
-    if (node->kind == NODE_DFA && !(node->dfa.flags[own->at] & DFA_ACCEPTS)) {
+    if (node->kind == NODE_DFA && !node->shortest && !(node->dfa.flags[own->at] & DFA_ACCEPTS)) {
         uint16_t next = dfa_next(&node->dfa, own->at, letter);
         *at = next == DFA_REFUSED ? NOWHERE : next;
         return next == DFA_REFUSED || (node->dfa.flags[next] & DFA_GOES_ON);
@@ -553,12 +682,12 @@ bool automaton_complete(const grammar_program *p, const automaton_state *s) {
 }
 
 /* Inside of a JSON key that is none of the declared ones. */
-static bool in_other_key(const grammar_program *p, const grammar_node *node, const automaton_frame *own,
+static bool in_other_key(const grammar_program *p, const grammar_node *node, const automaton_configuration *c,
                          uint32_t depth) {
     const reading r = {.p = p};
-    uint32_t detail = detail_of(own->at), word = detail >> TEXT_BITS, text = detail & ((1u << TEXT_BITS) - 1);
-    if (node->form != GRAMMAR_JSON || place_of(own->at) != PLACE_KEY || text != BETWEEN) return false;
-    return (word == NO_WORD || node->n_children == 0) && other_keys_are_open(&r, node, own, depth);
+    if (node->form != GRAMMAR_JSON || place_of(c->open[depth - 1].at) != PLACE_KEY || node->n_rests) return false;
+    if (c->key.text != BETWEEN || (c->key.word != TRIE_NONE && node->n_children)) return false;
+    return other_keys_are_open(&r, node, c, depth);
 }
 
 bool automaton_takes_text(const grammar_program *p, const automaton_state *s, size_t characters) {
@@ -567,7 +696,7 @@ bool automaton_takes_text(const grammar_program *p, const automaton_state *s, si
         if (c->depth == 0) continue;
         const automaton_frame *own = &c->open[c->depth - 1];
         const grammar_node *node = &p->nodes[own->node];
-        if (node->kind == NODE_OBJECT && in_other_key(p, node, own, c->depth)) return true;
+        if (node->kind == NODE_OBJECT && in_other_key(p, node, c, c->depth)) return true;
         if (node->kind != NODE_STRING || own->at != 1 + BETWEEN) continue;
         if (node->maximum == GRAMMAR_NO_LIMIT || own->seen + characters <= node->maximum) return true;
     }

@@ -67,7 +67,7 @@ static dfa_result explore(dfa_source *source, const uint16_t *representative, df
             d->flags = flags;
         }
         uint64_t key = e->keys[at];
-        d->flags[at] = source->accepts(source->user, key) ? DFA_ACCEPTS : 0;
+        d->flags[at] = source->flags(source->user, key);
         for (uint32_t c = 0; c < d->n_classes && result == DFA_OK; c++) {
             uint64_t to;
             uint16_t *next = &d->next[at * d->n_classes + c];
@@ -149,26 +149,129 @@ static void refine(uint16_t *out, const uint16_t *a, const uint16_t *b) {
 
 typedef struct pair {
     const dfa *a, *b;
+    dfa_operation operation;
 } pair;
+
+static uint16_t next_of(const dfa *d, unsigned state, unsigned letter) {
+    return state == DFA_REFUSED ? DFA_REFUSED : dfa_next(d, state, letter);
+}
 
 static bool pair_step(void *user, uint64_t state, unsigned letter, uint64_t *to) {
     const pair *p = user;
-    uint16_t a = dfa_next(p->a, (unsigned)(state >> 16), letter),
-             b = dfa_next(p->b, (unsigned)(state & 0xFFFF), letter);
+    uint16_t a = next_of(p->a, (unsigned)(state >> 16), letter), b = next_of(p->b, state & 0xFFFF, letter);
     *to = (uint64_t)a << 16 | b;
-    return a != DFA_REFUSED && b != DFA_REFUSED;
+    if (p->operation == DFA_OR) return a != DFA_REFUSED || b != DFA_REFUSED;
+    return a != DFA_REFUSED && (p->operation == DFA_WITHOUT || b != DFA_REFUSED);
 }
 
-static bool pair_accepts(void *user, uint64_t state) {
+static bool accepts_at(const dfa *d, unsigned state) { return state != DFA_REFUSED && (d->flags[state] & DFA_ACCEPTS); }
+
+static uint8_t pair_flags(void *user, uint64_t state) {
     const pair *p = user;
-    return p->a->flags[state >> 16] & p->b->flags[state & 0xFFFF] & DFA_ACCEPTS;
+    bool a = accepts_at(p->a, (unsigned)(state >> 16)), b = accepts_at(p->b, state & 0xFFFF);
+    if (p->operation == DFA_OR) return a || b;
+    if (!a || b == (p->operation == DFA_WITHOUT)) return 0;
+    return p->a->flags[state >> 16] & (uint8_t) ~(DFA_GOES_ON | DFA_CHARACTER);
 }
 
-dfa_result dfa_intersect(const dfa *a, const dfa *b, dfa *out) {
-    pair p = {a, b};
-    dfa_source source = {.user = &p, .step = pair_step, .accepts = pair_accepts};
+dfa_result dfa_combine(const dfa *a, const dfa *b, dfa_operation operation, dfa *out) {
+    pair p = {a, b, operation};
+    dfa_source source = {.user = &p, .step = pair_step, .flags = pair_flags};
     refine(source.class_of, a->class_of, b->class_of);
     return dfa_make(&source, out);
+}
+
+typedef struct labelling {
+    const dfa *a, *b;
+    unsigned bit;
+    const uint32_t *masks; /* of a's labels */
+    uint32_t made[DFA_MAX_LABELS], n_made;
+    bool failed;
+} labelling;
+
+static bool label_step(void *user, uint64_t state, unsigned letter, uint64_t *to) {
+    const labelling *l = user;
+    uint16_t a = next_of(l->a, (unsigned)(state >> 16), letter), b = next_of(l->b, state & 0xFFFF, letter);
+    *to = (uint64_t)a << 16 | b;
+    return a != DFA_REFUSED;
+}
+
+static uint8_t label_flags(void *user, uint64_t state) {
+    labelling *l = user;
+    unsigned a = (unsigned)(state >> 16);
+    uint32_t label = 0;
+    if (!accepts_at(l->a, a)) return 0;
+    uint32_t mask = l->masks[dfa_label_of(l->a, a)] | (uint32_t)accepts_at(l->b, state & 0xFFFF) << l->bit;
+    while (label < l->n_made && l->made[label] != mask) label++;
+    if (label == DFA_MAX_LABELS) {
+        l->failed = true;
+        return 0;
+    }
+    if (label == l->n_made) l->made[l->n_made++] = mask;
+    return (uint8_t)(DFA_ACCEPTS | label << DFA_LABEL_SHIFT);
+}
+
+dfa_result dfa_label(const dfa *a, const dfa *b, unsigned bit, uint32_t *masks, uint32_t *n_labels, dfa *out) {
+    labelling l = {.a = a, .b = b, .bit = bit, .masks = masks};
+    dfa_source source = {.user = &l, .step = label_step, .flags = label_flags};
+    refine(source.class_of, a->class_of, b->class_of);
+    dfa_result result = dfa_make(&source, out);
+    if (l.failed) dfa_free(out);
+    memcpy(masks, l.made, l.n_made * sizeof *masks);
+    *n_labels = l.n_made;
+    return l.failed ? DFA_TOO_LARGE : result;
+}
+
+typedef struct keeping {
+    const dfa *a;
+    uint32_t keep;
+} keeping;
+
+static bool keep_step(void *user, uint64_t state, unsigned letter, uint64_t *to) {
+    const keeping *k = user;
+    *to = dfa_next(k->a, (unsigned)state, letter);
+    return *to != DFA_REFUSED;
+}
+
+static uint8_t keep_flags(void *user, uint64_t state) {
+    const keeping *k = user;
+    uint8_t flags = k->a->flags[state] & (uint8_t)~DFA_GOES_ON;
+    bool kept = k->keep >> dfa_label_of(k->a, (unsigned)state) & 1;
+    return kept ? flags : flags & DFA_CHARACTER;
+}
+
+dfa_result dfa_keep_labels(const dfa *a, uint32_t keep, dfa *out) {
+    keeping k = {a, keep};
+    dfa_source source = {.user = &k, .step = keep_step, .flags = keep_flags};
+    memcpy(source.class_of, a->class_of, sizeof source.class_of);
+    return dfa_make(&source, out);
+}
+
+static bool text_step(void *user, uint64_t state, unsigned letter, uint64_t *to) {
+    const unsigned char *text = user;
+    *to = state + 1;
+    return text[state] && letter == text[state];
+}
+
+static uint8_t text_flags(void *user, uint64_t state) { return ((const char *)user)[state] ? 0 : DFA_ACCEPTS; }
+
+dfa_result dfa_of_text(const char *text, dfa *out) {
+    union {
+        const char *constant;
+        void *user;
+    } given = {text};
+    dfa_source source = {.user = given.user, .step = text_step, .flags = text_flags};
+    for (; *text; text++) source.class_of[(unsigned char)*text] = 1;
+    uint16_t n = 0;
+    for (unsigned letter = 0; letter < LETTERS; letter++) source.class_of[letter] = source.class_of[letter] ? ++n : 0;
+    return dfa_make(&source, out);
+}
+
+bool dfa_accepts(const dfa *d, const char *text) {
+    unsigned at = 0;
+    if (d->n_states == 0) return false;
+    for (; *text && at != DFA_REFUSED; text++) at = dfa_next(d, at, (unsigned char)*text);
+    return accepts_at(d, at);
 }
 
 typedef struct limited {
@@ -191,14 +294,14 @@ static bool limited_step(void *user, uint64_t state, unsigned letter, uint64_t *
     return true;
 }
 
-static bool limited_accepts(void *user, uint64_t state) {
+static uint8_t limited_flags(void *user, uint64_t state) {
     const limited *l = user;
     return (uint32_t)state >= l->minimum && (l->a->flags[state >> 32] & DFA_ACCEPTS);
 }
 
 dfa_result dfa_limit_characters(const dfa *a, uint32_t minimum, uint32_t maximum, dfa *out) {
     limited l = {a, minimum, maximum};
-    dfa_source source = {.user = &l, .step = limited_step, .accepts = limited_accepts};
+    dfa_source source = {.user = &l, .step = limited_step, .flags = limited_flags};
     uint16_t lead[LETTERS];
     for (unsigned letter = 0; letter < LETTERS; letter++) lead[letter] = continues_character(letter);
     refine(source.class_of, a->class_of, lead);
@@ -271,21 +374,60 @@ static bool quoted_step(void *user, uint64_t key, unsigned letter, uint64_t *to)
     return spelled(a, state, letter, to);
 }
 
-static bool string_accepts(void *user, uint64_t key) {
-    (void)user;
-    return (key & 0xFF) == BEHIND;
+/* Inside of a UTF-8 character, one of its bytes must follow. */
+static bool in_character(const dfa *a, unsigned state) {
+    for (unsigned byte = 0x80; byte < 0xC0; byte++)
+        if (dfa_next(a, state, byte) != DFA_REFUSED) return true;
+    return false;
 }
 
-static dfa_result in_string(const dfa *a, bool json, dfa *out) {
+static uint8_t string_flags(void *user, uint64_t key) {
+    if ((key & 0xFF) == BEHIND) return DFA_ACCEPTS;
+    return (key & 0xFF) == INSIDE && !in_character(user, (unsigned)(key >> 8)) ? DFA_CHARACTER : 0;
+}
+
+/* As it is spelled in one way alone. */
+static bool key_step(void *user, uint64_t key, unsigned letter, uint64_t *to) {
+    const dfa *a = user;
+    unsigned state = (unsigned)(key >> 8), place = key & 0xFF;
+    if (place == INSIDE && letter == '"') return false;
+    if (place == U000 || place == U001) {
+        int value = hex_value(letter);
+        if (value < 0 || (letter >= 'A' && letter <= 'F')) return false;
+        unsigned byte = (place == U001) * 16u + (unsigned)value;
+        return (byte < 8 || byte == 11 || byte > 13) && spelled(a, state, byte, to);
+    }
+    if (place == ESCAPED && letter == 'u') {
+        for (unsigned byte = 0; byte < 0x20; byte++)
+            if ((byte < 8 || byte == 11 || byte > 13) && dfa_next(a, state, byte) != DFA_REFUSED)
+                return go(state, U, to);
+        return false;
+    }
+    return json_step(user, key, letter, to);
+}
+
+static uint8_t key_flags(void *user, uint64_t key) {
+    const dfa *a = user;
+    if ((key & 0xFF) != INSIDE) return 0;
+    return a->flags[key >> 8] & (uint8_t) ~(DFA_GOES_ON | DFA_CHARACTER);
+}
+
+typedef enum spelling { IN_JSON, IN_QUOTES, IN_KEY } spelling;
+
+static dfa_result in_string(const dfa *a, spelling how, dfa *out) {
     union {
         const dfa *constant;
         void *user;
     } given = {a};
-    dfa_source source = {
-        .user = given.user, .start = BEFORE, .step = json ? json_step : quoted_step, .accepts = string_accepts};
+    dfa_source source = {.user = given.user,
+                         .start = how == IN_KEY ? INSIDE : BEFORE,
+                         .step = how == IN_JSON  ? json_step
+                                 : how == IN_KEY ? key_step
+                                                 : quoted_step,
+                         .flags = how == IN_KEY ? key_flags : string_flags};
     uint16_t own[LETTERS] = {0};
     own[LETTER_QUOTE] = 1;
-    for (unsigned letter = 0; json && letter < 0x80; letter++) {
+    for (unsigned letter = 0; how != IN_QUOTES && letter < 0x80; letter++) {
         bool told_apart = hex_value(letter) >= 0 || (letter && strchr("\"\\bfnrtu", (int)letter));
         own[letter] = letter < 0x20 ? 2 : told_apart ? (uint16_t)(3 + letter) : 0;
     }
@@ -293,5 +435,6 @@ static dfa_result in_string(const dfa *a, bool json, dfa *out) {
     return dfa_make(&source, out);
 }
 
-dfa_result dfa_in_json_string(const dfa *a, dfa *out) { return in_string(a, true, out); }
-dfa_result dfa_in_quotes(const dfa *a, dfa *out) { return in_string(a, false, out); }
+dfa_result dfa_in_json_string(const dfa *a, dfa *out) { return in_string(a, IN_JSON, out); }
+dfa_result dfa_in_quotes(const dfa *a, dfa *out) { return in_string(a, IN_QUOTES, out); }
+dfa_result dfa_in_json_key(const dfa *a, dfa *out) { return in_string(a, IN_KEY, out); }

@@ -20,7 +20,14 @@ typedef struct dfa {
     uint8_t *flags;               /* [n_states]: DFA_ACCEPTS, DFA_GOES_ON */
 } dfa;
 
-enum { DFA_ACCEPTS = 1, DFA_GOES_ON = 2 /* some letter may follow */ };
+enum {
+    DFA_ACCEPTS = 1,
+    DFA_GOES_ON = 2,     /* some letter may follow */
+    DFA_CHARACTER = 4,   /* of a string in quotes: whoever comes here, but from state 0, has read a character of it */
+    DFA_LABEL_SHIFT = 3, /* above: a number that tells accepting states apart */
+    DFA_MAX_LABELS = 32,
+    DFA_MAX_LABEL_BITS = 24,
+};
 
 typedef enum dfa_result {
     DFA_OK = 0,
@@ -40,7 +47,7 @@ typedef struct dfa_source {
     uint16_t class_of[LETTERS]; /* classes 0, 1, ... */
     /* False: refused, or (with *failure set) impossible to say. */
     bool (*step)(void *user, uint64_t state, unsigned letter, uint64_t *to);
-    bool (*accepts)(void *user, uint64_t state);
+    uint8_t (*flags)(void *user, uint64_t state); /* all but DFA_GOES_ON */
     dfa_result failure;
 } dfa_source;
 
@@ -48,13 +55,40 @@ typedef struct dfa_source {
 dfa_result dfa_make(dfa_source *source, dfa *out);
 void dfa_free(dfa *d);
 
-/* Texts that both accept. */
-dfa_result dfa_intersect(const dfa *a, const dfa *b, dfa *out);
+static inline unsigned dfa_label_of(const dfa *d, unsigned state) { return d->flags[state] >> DFA_LABEL_SHIFT; }
+
+bool dfa_accepts(const dfa *d, const char *text);
+/* One text alone. */
+dfa_result dfa_of_text(const char *text, dfa *out);
+
+typedef enum dfa_operation { DFA_AND, DFA_OR, DFA_WITHOUT } dfa_operation;
+
+/* Texts that both accept, one of them, or the first one without the second. Labels of `a` are kept, but for DFA_OR. */
+dfa_result dfa_combine(const dfa *a, const dfa *b, dfa_operation operation, dfa *out);
+/* Texts of `a`, with labels that say which patterns they match. masks: of each label; bit `bit` tells whether b does.
+ * DFA_TOO_LARGE also where there would be more than DFA_MAX_LABELS. */
+dfa_result dfa_label(const dfa *a, const dfa *b, unsigned bit, uint32_t *masks, uint32_t *n_labels, dfa *out);
+/* Only the texts whose label is in `keep`. */
+dfa_result dfa_keep_labels(const dfa *a, uint32_t keep, dfa *out);
 /* Texts of `minimum` to `maximum` UTF-8 characters. */
 dfa_result dfa_limit_characters(const dfa *a, uint32_t minimum, uint32_t maximum, dfa *out);
 /* JSON strings, quotes included, that spell an accepted text. \u is understood for control characters alone. */
 dfa_result dfa_in_json_string(const dfa *a, dfa *out);
 /* Accepted texts between quote letters. */
 dfa_result dfa_in_quotes(const dfa *a, dfa *out);
+/* The insides of JSON strings that spell an accepted text, each in one way alone: escaped is what must be, as shortly
+ * as it can be. Labels are kept. */
+dfa_result dfa_in_json_key(const dfa *a, dfa *out);
+
+/* Of a string in quotes, by state: how many characters are still read at least, and (with a minimum) at most, as far as
+ * `minimum`. malloc'ed. A text of minimum..maximum characters can be completed where the ones that were read and the
+ * shortest rest are at most the maximum, and those and the longest rest at least the minimum. DFA_EMPTY: there is none;
+ * DFA_TOO_LARGE: both limits are given and not every length between the shortest and the longest is there. */
+dfa_result dfa_lengths(const dfa *d, uint32_t minimum, uint32_t maximum, uint32_t **shortest, uint32_t **longest);
+/* By state: how many texts complete it; DFA_ENDLESS: any number. malloc'ed; NULL where memory ends. */
+uint16_t *dfa_completions(const dfa *d);
+#define DFA_ENDLESS UINT16_MAX
+/* All texts, malloc'ed each, where there are at most *n of them (which receives how many); otherwise false. */
+bool dfa_texts(const dfa *d, char **out, uint32_t *n);
 
 #endif

@@ -40,6 +40,12 @@ static const struct {
     {"hostname", HOST},
 };
 
+bool format_is_known(const char *name) {
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+        if (strcmp(formats[i].name, name) == 0) return true;
+    return false;
+}
+
 kakeya_status format_dfa(const char *name, dfa *out, kakeya_error *error) {
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
         if (strcmp(formats[i].name, name) == 0)

@@ -14,6 +14,8 @@ typedef struct compilation {
     const kakeya_grammar_options *o;
     schema_compiler *schemas;
     cJSON *schema, *tools;
+    uint32_t any_object;
+    const cJSON **loose; /* by tool: its parameters, if they may be left out */
     kakeya_error *error;
 } compilation;
 
@@ -101,24 +103,35 @@ static bool is_name(const cJSON *name) {
     return n > 0 && n <= 128 && strspn(name->valuestring, plain) == n;
 }
 
+/* A declaration that cannot be followed at all: any object. */
+static kakeya_status loosen_tool(compilation *c, const cJSON *parameters, const char *where, uint32_t *arguments) {
+    *arguments = c->any_object;
+    return schema_leave_out(c->schemas, parameters, where, c->error);
+}
+
 /* {"type": "function", "function": {"name", "parameters"}}, or the function alone. */
 static kakeya_status compile_tool(compilation *c, uint32_t calls, const cJSON *tool, size_t index) {
     const cJSON *function = cJSON_GetObjectItemCaseSensitive(tool, "function");
     if (!function) function = tool;
     const cJSON *name = cJSON_GetObjectItemCaseSensitive(function, "name");
     const cJSON *parameters = cJSON_GetObjectItemCaseSensitive(function, "parameters");
+    const cJSON *strict = cJSON_GetObjectItemCaseSensitive(function, "strict");
     char where[80], word[160];
-    uint32_t arguments, any, own = c->g->program.nodes[calls].n_children;
+    uint32_t arguments, own = c->g->program.nodes[calls].n_children;
     if (!is_name(name))
         return error_set(c->error, KAKEYA_FORMAT, "tools[%zu]: the name is not made of letters, digits, _ - and .",
                          index);
     if (!is_wanted(c->o, name->valuestring)) return KAKEYA_OK;
-    kakeya_status status = schema_any_object(c->schemas, GRAMMAR_CALL, &any, c->error);
-    arguments = any;
+    kakeya_status status = KAKEYA_OK;
+    bool loosen = c->o->loosen && !cJSON_IsTrue(strict);
+    arguments = c->any_object;
     snprintf(where, sizeof where, "tools[%zu].parameters #", index);
-    if (status == KAKEYA_OK && parameters && !cJSON_IsNull(parameters) && !c->o->any_arguments)
+    schema_set_loosen(c->schemas, loosen);
+    if (parameters && !cJSON_IsNull(parameters))
         status = schema_compile(c->schemas, parameters, where, GRAMMAR_CALL, &arguments, c->error);
-    if (status != KAKEYA_OK) return status;
+    if (status != KAKEYA_OK && (!loosen || status == KAKEYA_OUT_OF_MEMORY)) return status;
+    if (status != KAKEYA_OK) status = loosen_tool(c, parameters, where, &arguments);
+    if (status == KAKEYA_OK && loosen) c->loose[own] = parameters;
     int n = snprintf(word, sizeof word, "call:%s", name->valuestring);
     uint32_t number = own;
     status = add_word(c, calls, word, (size_t)n, &number);
@@ -145,6 +158,10 @@ static kakeya_status compile_calls(compilation *c) {
     const cJSON *list = cJSON_IsObject(c->tools) ? cJSON_GetObjectItemCaseSensitive(c->tools, "tools") : c->tools,
                 *tool;
     if (!cJSON_IsArray(list)) return error_set(c->error, KAKEYA_FORMAT, "tools: not a list");
+    status = schema_any_object(c->schemas, GRAMMAR_CALL, &c->any_object, c->error);
+    if (status != KAKEYA_OK) return status;
+    c->loose = calloc((size_t)cJSON_GetArraySize(list) + 1, sizeof *c->loose);
+    if (!c->loose) return error_set(c->error, KAKEYA_OUT_OF_MEMORY, "tools: out of memory");
     cJSON_ArrayForEach(tool, list) {
         status = compile_tool(c, calls, tool, index++);
         if (status != KAKEYA_OK) return status;
@@ -192,10 +209,13 @@ static kakeya_status compile(compilation *c) {
     kakeya_status status = check(g, c->o, c->error);
     if (status == KAKEYA_OK) status = compile_content(c);
     if (status == KAKEYA_OK) status = compile_calls(c);
+    g->program.lenient = c->o->loosen && g->content == GRAMMAR_NOTHING;
     if (status == KAKEYA_OK) status = program_finish(&g->program, c->error);
     if (status == KAKEYA_OK && g->content != GRAMMAR_NOTHING) {
         status = program_check_value(&g->program, g->content, c->error);
-        if (status != KAKEYA_OK) return error_prefix(c->error, status, "schema #");
+        if (status != KAKEYA_OK) error_prefix(c->error, status, "schema #");
+        if (status == KAKEYA_INVALID_ARGUMENT) return schema_explain(c->schemas, status, c->error);
+        if (status != KAKEYA_OK) return status;
     }
     if (status == KAKEYA_OK && g->call != GRAMMAR_NOTHING) {
         const grammar_node *calls = &g->program.nodes[g->program.nodes[g->call].rest];
@@ -203,7 +223,11 @@ static kakeya_status compile(compilation *c) {
             status = program_check_value(&g->program, calls->children[i], c->error);
             if (status == KAKEYA_OK && !may_be_object(&g->program, calls->children[i]))
                 status = error_set(c->error, KAKEYA_INVALID_ARGUMENT, "no object is possible");
-            if (status != KAKEYA_OK) return error_prefix(c->error, status, "tools: arguments of tool %u", i);
+            if (status == KAKEYA_OK) continue;
+            if (!c->loose[i]) return error_prefix(c->error, status, "tools: arguments of tool %u", i);
+            char where[80];
+            snprintf(where, sizeof where, "tools[%u].parameters #", i);
+            status = loosen_tool(c, c->loose[i], where, &calls->children[i]);
         }
     }
     return status;
@@ -224,10 +248,15 @@ kakeya_status grammar_compile(const token_table *tokens, const kakeya_grammar_op
                             .thinking = options->thinking,
                             .thinking_tokens = options->thinking_tokens};
     c.schemas = schema_compiler_create(&c.g->program);
+    if (c.schemas) schema_set_strict_order(c.schemas, !options->any_order);
     kakeya_status status = c.schemas ? compile(&c) : error_set(error, KAKEYA_OUT_OF_MEMORY, "grammar: out of memory");
+    if (c.schemas) c.g->notes = cJSON_Duplicate(schema_notes(c.schemas), true);
+    if (status == KAKEYA_OK && schema_notes(c.schemas) && !c.g->notes)
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "grammar: out of memory");
     schema_compiler_destroy(c.schemas);
     cJSON_Delete(c.schema);
     cJSON_Delete(c.tools);
+    free(c.loose);
     if (status == KAKEYA_OK)
         *out = c.g;
     else
@@ -238,6 +267,7 @@ kakeya_status grammar_compile(const token_table *tokens, const kakeya_grammar_op
 void grammar_free(kakeya_grammar *g) {
     if (!g) return;
     program_free(&g->program);
+    cJSON_Delete(g->notes);
     free(g);
 }
 

@@ -2,6 +2,8 @@
 #ifndef KAKEYA_GRAMMAR_GRAMMAR_H
 #define KAKEYA_GRAMMAR_GRAMMAR_H
 
+#include <cjson/cJSON.h>
+
 #include "grammar/program.h"
 #include "grammar/token_table.h"
 
@@ -14,6 +16,7 @@ struct kakeya_grammar {
     int max_calls;       /* 0: any number */
     bool thinking;       /* a thought may come first */
     int thinking_tokens; /* of a thought, at most; -1: any number */
+    cJSON *notes;        /* what was left out: a list of texts; NULL: nothing */
 };
 
 /* tokens: borrowed. */

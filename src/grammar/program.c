@@ -48,6 +48,10 @@ void program_free(grammar_program *p) {
         free(node->children);
         free(node->required);
         free(node->next_required);
+        free(node->rests);
+        free(node->completions);
+        free(node->shortest);
+        free(node->longest);
         free(node->where);
         dfa_free(&node->dfa);
         trie_free(&node->words);
@@ -99,18 +103,31 @@ static uint8_t depth_of(const grammar_program *p, uint32_t at) {
 
 static uint8_t deeper(unsigned depth) { return depth >= NO_DEPTH - 1 ? NO_DEPTH : (uint8_t)(depth + 1); }
 
+/* Of members that are not declared. Which of them comes is seen only behind its key, so all of them must fit. */
+static uint8_t rest_depth(const grammar_program *p, const grammar_node *node) {
+    uint8_t depth = depth_of(p, node->rest);
+    for (uint32_t i = 0; i < node->n_rests; i++) {
+        uint8_t own = depth_of(p, node->rests[i]);
+        if (own != NO_DEPTH && (own > depth || depth == NO_DEPTH)) depth = own;
+    }
+    return depth;
+}
+
+/* How many of the members that may come are at most so flat; others count as many. */
+static uint32_t members_of_depth(const grammar_program *p, const grammar_node *node, uint8_t depth) {
+    uint32_t n = rest_depth(p, node) <= depth ? node->minimum : 0;
+    for (uint32_t i = 0; i < node->n_children; i++) n += depth_of(p, node->children[i]) <= depth;
+    return n;
+}
+
 /* The flattest value of an object: what it must hold. */
 static uint8_t object_depth(const grammar_program *p, const grammar_node *node) {
-    uint8_t depth = 0, least = depth_of(p, node->rest);
-    bool holds = false;
+    uint8_t depth = 0;
     for (uint32_t i = 0; i < node->n_children; i++) {
         uint8_t own = depth_of(p, node->children[i]);
-        if (own < least) least = own;
-        if (!node->required[i]) continue;
-        holds = true;
-        if (own > depth) depth = own;
+        if (node->required[i] && own > depth) depth = own;
     }
-    if (node->minimum && !holds) depth = least;
+    while (node->minimum && depth < NO_DEPTH && members_of_depth(p, node, depth) < node->minimum) depth++;
     return deeper(depth);
 }
 
@@ -162,9 +179,41 @@ static void find_depths(grammar_program *p) {
 
 /* -------------------------------------------------------------------------------------------------------- finishing */
 
+/* Keys whose members have no value are no keys. */
+static kakeya_status prune_rests(grammar_program *p, grammar_node *node, kakeya_error *error) {
+    uint32_t keep = 0, some = GRAMMAR_NOTHING, deepest = 0;
+    dfa made;
+    for (uint32_t i = 0; i < node->n_rests; i++) {
+        uint8_t depth = depth_of(p, node->rests[i]);
+        if (depth == NO_DEPTH) continue;
+        keep |= UINT32_C(1) << i;
+        if (some == GRAMMAR_NOTHING || depth > deepest) {
+            some = node->rests[i];
+            deepest = depth;
+        }
+    }
+    node->rest = some;
+    dfa_result result = some == GRAMMAR_NOTHING ? DFA_EMPTY : dfa_keep_labels(&node->dfa, keep, &made);
+    if (result == DFA_EMPTY) {
+        node->n_rests = 0;
+        node->rest = GRAMMAR_NOTHING;
+        return KAKEYA_OK;
+    }
+    if (result != DFA_OK) return error_set(error, KAKEYA_OUT_OF_MEMORY, "keys of an object: out of memory");
+    dfa_free(&node->dfa);
+    free(node->completions);
+    node->dfa = made;
+    node->completions = dfa_completions(&made);
+    return node->completions ? KAKEYA_OK : error_set(error, KAKEYA_OUT_OF_MEMORY, "keys of an object: out of memory");
+}
+
 /* Takes away what cannot be: items and members without a value, alternatives that are none. */
 static kakeya_status prune(grammar_program *p, grammar_node *node, kakeya_error *error) {
     if (node->kind == NODE_ROOT) return KAKEYA_OK; /* what it leads to is checked by name */
+    if (node->n_rests) {
+        kakeya_status status = prune_rests(p, node, error);
+        if (status != KAKEYA_OK) return status;
+    }
     if (node->rest != GRAMMAR_NOTHING && p->nodes[node->rest].depth == NO_DEPTH) node->rest = GRAMMAR_NOTHING;
     if (node->kind == NODE_UNION) {
         uint32_t n = 0;
@@ -181,9 +230,9 @@ static kakeya_status prune(grammar_program *p, grammar_node *node, kakeya_error 
         if (!node->next_required) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%u keys: out of memory", n);
         node->next_required[n] = n;
         for (uint32_t i = n; i-- > 0;) node->next_required[i] = node->required[i] ? i : node->next_required[i + 1];
-        node->any_order = node->form == GRAMMAR_CALL && n < 64;
-        for (uint32_t i = 0; i < n && node->any_order; i++)
-            if (node->required[i]) node->required_mask |= UINT64_C(1) << i;
+        node->any_order = node->any_order && n <= GRAMMAR_MAX_ANY_ORDER;
+        node->n_required = 0;
+        for (uint32_t i = 0; i < n; i++) node->n_required += node->required[i];
     }
     return KAKEYA_OK;
 }
@@ -239,7 +288,8 @@ kakeya_status program_finish(grammar_program *p, kakeya_error *error) {
     find_depths(p);
     for (uint32_t i = 0; i < p->n && status == KAKEYA_OK; i++) {
         status = prune(p, &p->nodes[i], error);
-        if (status == KAKEYA_OK && p->nodes[i].kind == NODE_UNION) status = check_branches(p, &p->nodes[i], error);
+        if (status == KAKEYA_OK && p->nodes[i].kind == NODE_UNION && !p->lenient)
+            status = check_branches(p, &p->nodes[i], error);
     }
     for (uint32_t i = 0; i < p->n && status == KAKEYA_OK; i++) {
         grammar_node *node = &p->nodes[i];
@@ -263,6 +313,9 @@ kakeya_status program_check_value(const grammar_program *p, uint32_t node, kakey
 static size_t node_bytes(const grammar_node *node) {
     size_t bytes = node->n_children * sizeof *node->children + (node->where ? strlen(node->where) + 1 : 0);
     if (node->required) bytes += node->n_children * sizeof *node->required;
+    if (node->completions) bytes += node->dfa.n_states * sizeof *node->completions;
+    if (node->shortest) bytes += 2 * node->dfa.n_states * sizeof *node->shortest;
+    bytes += node->n_rests * sizeof *node->rests;
     if (node->next_required) bytes += (node->n_children + 1) * sizeof *node->next_required;
     bytes += (size_t)node->dfa.n_states * (node->dfa.n_classes * sizeof *node->dfa.next + sizeof *node->dfa.flags);
     return bytes + node->words.capacity * sizeof *node->words.nodes + node->words.n_words * sizeof *node->words.order;

@@ -14,9 +14,11 @@
 
 enum {
     GRAMMAR_MAX_NODES = 20000,
-    GRAMMAR_MAX_DEPTH = 64,      /* of values in one another */
-    GRAMMAR_MAX_FREE_DEPTH = 32, /* where the schema says nothing, and inside of calls */
-    GRAMMAR_MAX_BRANCHES = 16,   /* alternatives that have a beginning in common */
+    GRAMMAR_MAX_DEPTH = 64,       /* of values in one another */
+    GRAMMAR_MAX_FREE_DEPTH = 32,  /* where the schema says nothing, and inside of calls */
+    GRAMMAR_MAX_BRANCHES = 16,    /* alternatives that have a beginning in common */
+    GRAMMAR_COUNTED_OTHERS = 48,  /* members that are not declared, of those that minProperties asks for */
+    GRAMMAR_MAX_ANY_ORDER = 1024, /* keys of an object; more of them come in their own order */
 };
 
 /* No enumerators: those are ints. */
@@ -33,7 +35,8 @@ typedef enum node_kind {
     NODE_LITERAL,   /* a word of the trie */
     NODE_STRING,    /* any string of minimum..maximum characters */
     NODE_ARRAY,     /* minimum..maximum items: the first ones as children say, the others as `rest` */
-    NODE_OBJECT,    /* children: the values of the keys in the trie; rest: of other keys; minimum..maximum members */
+    NODE_OBJECT,    /* children: the values of the keys in the trie; minimum..maximum members; rest: of other keys, or
+                     * rests: by the label of the key in the dfa */
     NODE_CALL,      /* call:NAME and arguments: names in the trie, children: the arguments of each */
     NODE_UNION,     /* one of the children */
     NODE_ROOT,      /* the text as a whole is `rest` */
@@ -42,7 +45,7 @@ typedef enum node_kind {
 typedef struct grammar_node {
     node_kind kind;
     grammar_form form;
-    bool any_order;    /* NODE_OBJECT: at most 63 keys, which may come in any order; otherwise in their own */
+    bool any_order;    /* NODE_OBJECT: keys may come in any order; otherwise in their own */
     bool may_be_empty; /* NODE_ROOT: the empty text is one */
     uint8_t depth_limit;
     uint8_t depth; /* of the flattest value, itself included; 255: there is none */
@@ -52,8 +55,13 @@ typedef struct grammar_node {
     uint32_t n_children;
     uint8_t *required;       /* NODE_OBJECT: [n_children] */
     uint32_t *next_required; /* NODE_OBJECT: [n_children + 1]: the first required key from this one on, or n_children */
-    uint64_t required_mask;  /* with any_order */
-    char *where;             /* NODE_UNION: its place in the schema, for messages; malloc'ed, may be NULL */
+    uint32_t n_required;     /* NODE_OBJECT */
+    uint32_t *rests;         /* NODE_OBJECT: [n_rests], malloc'ed; `rest` is one of them */
+    uint32_t n_rests;        /* 0: keys that are not declared may be anything */
+    uint16_t *completions;   /* NODE_OBJECT with rests: dfa_completions */
+    uint32_t *shortest;      /* NODE_DFA: dfa_lengths, or NULL: lengths are not counted */
+    uint32_t *longest;
+    char *where; /* NODE_UNION: its place in the schema, for messages; malloc'ed, may be NULL */
     dfa dfa;
     trie words;
 } grammar_node;
@@ -61,6 +69,7 @@ typedef struct grammar_node {
 typedef struct grammar_program {
     grammar_node *nodes;
     uint32_t n, capacity;
+    bool lenient; /* of many alternatives that begin alike the last ones may be lost */
 } grammar_program;
 
 /* An index into nodes, or GRAMMAR_NOTHING with *error set: too many nodes, or no memory. Pointers into nodes do not

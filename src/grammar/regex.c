@@ -299,15 +299,15 @@ static bool subset_step(void *user, uint64_t name, unsigned letter, uint64_t *to
     return !d->source.failure;
 }
 
-static bool subset_accepts(void *user, uint64_t name) {
+static uint8_t subset_flags(void *user, uint64_t name) {
     described *d = user;
     subsets *s = &d->sets;
     begin_set(s);
     for (size_t i = s->first[name >> 1]; i < s->first[(name >> 1) + 1]; i++)
         add_closure(s, s->members[i], name & AT_BEGIN, true);
     for (uint32_t i = 0; i < s->n_set; i++)
-        if (s->a->states[s->set[i]].kind == STATE_MATCH) return true;
-    return false;
+        if (s->a->states[s->set[i]].kind == STATE_MATCH) return DFA_ACCEPTS;
+    return 0;
 }
 
 static void classes_of(const nfa *a, uint16_t *class_of) {
@@ -338,7 +338,7 @@ static dfa_result determine(const nfa *a, uint32_t start, dfa *out) {
         add_closure(s, start, true, false);
         if (name_subset(s, &name)) {
             d.source =
-                (dfa_source){.user = &d, .start = name << 1 | AT_BEGIN, .step = subset_step, .accepts = subset_accepts};
+                (dfa_source){.user = &d, .start = name << 1 | AT_BEGIN, .step = subset_step, .flags = subset_flags};
             classes_of(a, d.source.class_of);
             result = dfa_make(&d.source, out);
         }
@@ -369,18 +369,148 @@ kakeya_status regex_error(dfa_result result, const char *what, kakeya_error *err
     return KAKEYA_OK;
 }
 
-kakeya_status regex_compile(const char *text, size_t bytes, regex_match match, dfa *out, kakeya_error *error) {
-    regex_tree tree;
+static kakeya_status compile_tree(const regex_tree *tree, regex_match match, dfa *out, kakeya_error *error) {
     nfa a = {0};
-    *out = (dfa){0};
-    kakeya_status status = regex_parse(text, bytes, &tree, error);
-    if (status != KAKEYA_OK) return status;
     uint32_t end = add_state(&a, (state){.kind = STATE_MATCH});
-    if (match == REGEX_SEARCH) end = add_anything(&a, end);
-    uint32_t start = add_node(&a, &tree, tree.root, end);
+    if (match != REGEX_WHOLE) end = add_anything(&a, end);
+    uint32_t start = add_node(&a, tree, tree->root, end);
     if (match == REGEX_SEARCH) start = add_anything(&a, start);
     dfa_result result = a.failure ? a.failure : determine(&a, start, out);
     free(a.states);
-    regex_tree_free(&tree);
     return regex_error(result, "regular expression", error);
+}
+
+/* At the end of what is looked for, more than the least number of repetitions changes nothing. */
+static void cut_last_repetition(regex_tree *tree, uint32_t at) {
+    regex_node *node = &tree->nodes[at];
+    uint32_t last = REGEX_NONE;
+    for (uint32_t i = node->child; i != REGEX_NONE && node->kind != REGEX_REPEAT; i = tree->nodes[i].sibling) {
+        if (node->kind == REGEX_ONE_OF) cut_last_repetition(tree, i);
+        last = i;
+    }
+    if (node->kind == REGEX_IN_ROW && last != REGEX_NONE) cut_last_repetition(tree, last);
+    if (node->kind == REGEX_REPEAT) node->maximum = node->minimum;
+}
+
+static kakeya_status compile_plain(const char *text, size_t bytes, regex_match match, dfa *out, kakeya_error *error) {
+    regex_tree tree;
+    *out = (dfa){0};
+    kakeya_status status = regex_parse(text, bytes, &tree, error);
+    if (status != KAKEYA_OK) return status;
+    if (match != REGEX_WHOLE) cut_last_repetition(&tree, tree.root);
+    status = compile_tree(&tree, match, out, error);
+    regex_tree_free(&tree);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------- look-ahead */
+
+/* The byte behind the parenthesis that closes the one at `at`; 0: there is none. *choice: there is a | in front of it,
+ * outside of groups, if `at` is SIZE_MAX: in the whole text. */
+static size_t behind_group(const char *text, size_t bytes, size_t at, bool *choice) {
+    int depth = 0;
+    bool class = false;
+    for (size_t i = at == SIZE_MAX ? 0 : at; i < bytes; i++) {
+        char c = text[i];
+        if (c == '\\') {
+            i++;
+        } else if (class) {
+            class = c != ']';
+        } else if (c == '[') {
+            class = true;
+        } else if (c == '(') {
+            depth++;
+        } else if (c == ')') {
+            if (--depth == 0 && at != SIZE_MAX) return i + 1;
+        } else if (c == '|' && depth == 0) {
+            *choice = true;
+        }
+    }
+    return 0;
+}
+
+static bool is_look_ahead(const char *text, size_t bytes, size_t at) {
+    return at + 3 < bytes && text[at] == '(' && text[at + 1] == '?' && (text[at + 2] == '=' || text[at + 2] == '!');
+}
+
+/* Takes the texts that begin as (or not as) the look-ahead says out of *out, whose texts are all, or (no states) any.
+ */
+static kakeya_status look_ahead(const char *text, size_t bytes, bool negative, dfa *out, kakeya_error *error) {
+    dfa ahead = {0}, both = {0};
+    kakeya_status status = compile_plain(text, bytes, REGEX_PREFIX, &ahead, error);
+    bool nothing = status == KAKEYA_INVALID_ARGUMENT;
+    if (nothing && negative) return KAKEYA_OK;
+    if (status == KAKEYA_OK)
+        status =
+            regex_error(dfa_combine(out, &ahead, negative ? DFA_WITHOUT : DFA_AND, &both), "regular expression", error);
+    dfa_free(&ahead);
+    dfa_free(out);
+    *out = both;
+    return status;
+}
+
+kakeya_status regex_compile(const char *text, size_t bytes, regex_match match, dfa *out, kakeya_error *error) {
+    size_t anchor = bytes && text[0] == '^', at = anchor;
+    bool choice = false;
+    if (!is_look_ahead(text, bytes, at) || (!anchor && match == REGEX_SEARCH))
+        return compile_plain(text, bytes, match, out, error);
+    *out = (dfa){0};
+    (void)behind_group(text, bytes, SIZE_MAX, &choice);
+    while (is_look_ahead(text, bytes, at) && (at = behind_group(text, bytes, at, &choice)) != 0) {
+    }
+    if (at == 0 || choice) return compile_plain(text, bytes, match, out, error); /* which says what is wrong */
+    /* What follows the look-aheads, from the beginning on. */
+    char *rest = malloc(bytes + 8);
+    if (!rest) return error_set(error, KAKEYA_OUT_OF_MEMORY, "regular expression: out of memory");
+    memcpy(rest, "^(?:", 4);
+    memcpy(rest + 4, text + at, bytes - at);
+    memcpy(rest + 4 + bytes - at, ")", 1);
+    kakeya_status status = compile_plain(rest, bytes - at + 5, match, out, error);
+    free(rest);
+    for (at = anchor; status == KAKEYA_OK && is_look_ahead(text, bytes, at);) {
+        size_t end = behind_group(text, bytes, at, &choice);
+        status = look_ahead(text + at + 3, end - at - 4, text[at + 2] == '!', out, error);
+        at = end;
+    }
+    return status;
+}
+
+/* ^(set){m,n}$, with or without groups: the node that repeats; REGEX_NONE: it is something else. */
+static uint32_t only_repetition(const regex_tree *t) {
+    uint32_t at = t->root, begin, middle, end;
+    if (t->nodes[at].kind != REGEX_IN_ROW) return REGEX_NONE;
+    begin = t->nodes[at].child;
+    middle = begin == REGEX_NONE ? REGEX_NONE : t->nodes[begin].sibling;
+    end = middle == REGEX_NONE ? REGEX_NONE : t->nodes[middle].sibling;
+    if (end == REGEX_NONE || t->nodes[end].sibling != REGEX_NONE) return REGEX_NONE;
+    if (t->nodes[begin].kind != REGEX_BEGIN || t->nodes[end].kind != REGEX_END) return REGEX_NONE;
+    while (t->nodes[middle].kind == REGEX_IN_ROW && t->nodes[middle].child != REGEX_NONE &&
+           t->nodes[t->nodes[middle].child].sibling == REGEX_NONE)
+        middle = t->nodes[middle].child;
+    if (t->nodes[middle].kind != REGEX_REPEAT) return REGEX_NONE;
+    uint32_t inner = t->nodes[middle].child;
+    while (t->nodes[inner].kind == REGEX_IN_ROW && t->nodes[inner].child != REGEX_NONE &&
+           t->nodes[t->nodes[inner].child].sibling == REGEX_NONE)
+        inner = t->nodes[inner].child;
+    return t->nodes[inner].kind == REGEX_SET ? middle : REGEX_NONE;
+}
+
+kakeya_status regex_compile_counted(const char *text, size_t bytes, dfa *out, uint32_t *minimum, uint32_t *maximum,
+                                    kakeya_error *error) {
+    regex_tree tree;
+    kakeya_error none = {0};
+    if (regex_parse(text, bytes, &tree, &none) != KAKEYA_OK)
+        return regex_compile(text, bytes, REGEX_SEARCH, out, error);
+    uint32_t repeat = only_repetition(&tree);
+    kakeya_status status = KAKEYA_OK;
+    if (repeat != REGEX_NONE) {
+        *minimum = tree.nodes[repeat].minimum;
+        *maximum = tree.nodes[repeat].maximum; /* REGEX_NONE is no limit, too */
+        tree.nodes[repeat].minimum = 0;
+        tree.nodes[repeat].maximum = REGEX_NONE;
+        *out = (dfa){0};
+        status = compile_tree(&tree, REGEX_WHOLE, out, error);
+    }
+    regex_tree_free(&tree);
+    return repeat != REGEX_NONE ? status : regex_compile(text, bytes, REGEX_SEARCH, out, error);
 }

@@ -209,6 +209,8 @@ static uint32_t take_escaped(parser *p, bool in_class) {
     if (c == 'x') return take_hex(p, 2, 2);
     if (c == 'u') return take_unicode(p);
     if (c == 'b' && in_class) return '\b';
+    if (c == 'c' && more(p) && ((p->text[p->at] | 0x20) >= 'a') && ((p->text[p->at] | 0x20) <= 'z'))
+        return (uint32_t)p->text[p->at++] & 31;
     const char *name = c && c < 0x80 ? strchr(names, (int)c) : NULL;
     if (name && !(c == '0' && more(p) && p->text[p->at] >= '0' && p->text[p->at] <= '9'))
         return (unsigned char)meanings[name - names];
@@ -278,7 +280,7 @@ static uint32_t parse_group(parser *p) {
             while (more(p) && !at_byte(p, '>')) p->at++;
             if (!take(p, '>')) return fail(p, KAKEYA_FORMAT, "(?< without >");
         } else if (at_byte(p, '=') || at_byte(p, '!')) {
-            return fail(p, KAKEYA_UNSUPPORTED, "look-around is not supported");
+            return fail(p, KAKEYA_UNSUPPORTED, "look-around is not supported but for look-ahead at the very beginning");
         } else if (!take(p, ':')) {
             return fail(p, KAKEYA_UNSUPPORTED, "groups with flags are not supported");
         }

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-enum { REGEX_MAX_BYTES = 16384, REGEX_MAX_REPEAT = 1000 };
+enum { REGEX_MAX_BYTES = 16384, REGEX_MAX_REPEAT = 100000 };
 
 typedef struct character_range {
     uint32_t low, high;

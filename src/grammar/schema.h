@@ -1,9 +1,9 @@
 /* JSON Schemas to nodes of a program. What is not understood is refused, with a JSON pointer to it: an answer that has
  * followed a grammar is valid under the schema that it was made from.
  *
- * Some valid answers are not among those that can be given: members come in the order of the schema, members that it
- * does not name only where it allows them expressly, and strings without needless escapes where they are bounded by
- * more than their length. */
+ * Some valid answers are not among those that can be given: members come in the order of the schema (strict order), and
+ * then members that it does not name only where it allows them expressly; strings come without needless escapes where
+ * they are bounded by more than their length. */
 #ifndef KAKEYA_GRAMMAR_SCHEMA_H
 #define KAKEYA_GRAMMAR_SCHEMA_H
 
@@ -12,10 +12,10 @@
 #include "grammar/program.h"
 
 enum {
-    SCHEMA_MAX_SCHEMAS = 5000, /* in one program */
-    SCHEMA_MAX_ITEMS = 10000,  /* minItems, maxItems */
-    SCHEMA_MAX_VALUES = 1000,  /* of an enum */
-    SCHEMA_MAX_STATES = 60000, /* of the automata of all strings and numbers */
+    SCHEMA_MAX_SCHEMAS = 5000,     /* sets of schemas that hold together, in one program */
+    SCHEMA_MAX_ITEMS = 1000000000, /* minItems, maxItems */
+    SCHEMA_MAX_VALUES = 10000,     /* of an enum */
+    SCHEMA_MAX_STATES = 60000,     /* of the automata of all strings and numbers */
 };
 
 typedef struct schema_compiler schema_compiler;
@@ -30,6 +30,17 @@ kakeya_status schema_parse(const char *name, const char *text, size_t bytes, cJS
  * front of the pointers in messages. */
 kakeya_status schema_compile(schema_compiler *c, const cJSON *root, const char *where, grammar_form form,
                              uint32_t *node, kakeya_error *error);
+/* Members come in the order of the schema (true, at first), or in any, and then others wherever they are allowed. */
+void schema_set_strict_order(schema_compiler *c, bool strict_order);
+/* Keywords that cannot be followed are left out at their place, and noted; otherwise (at first) they are refused. */
+void schema_set_loosen(schema_compiler *c, bool loosen);
+/* Pointers to what was left out, annotations that others may take for assertions (a format that no standard defines)
+ * among them; NULL: nothing. */
+const cJSON *schema_notes(const schema_compiler *c);
+/* Notes that a whole schema was left out. */
+kakeya_status schema_leave_out(schema_compiler *c, const cJSON *root, const char *where, kakeya_error *error);
+/* Where no value is possible because of a keyword that cannot be negated, the error says so. `status`: as it is. */
+kakeya_status schema_explain(const schema_compiler *c, kakeya_status status, kakeya_error *error);
 /* Any JSON object. */
 kakeya_status schema_any_object(schema_compiler *c, grammar_form form, uint32_t *node, kakeya_error *error);
 

@@ -1,56 +1,205 @@
-/* What the files of the schema compiler share. */
+/* What the files of the schema compiler share.
+ *
+ * A value has to follow a set of terms: schemas that hold at once, some of them negated. References and allOf add terms
+ * to the set, anyOf, oneOf, if and the like are branches, and what is left of a branch is a list of claims: keywords
+ * that say something about one type of value each (schema_branches.c). Nodes are made of claims, and the members of an
+ * object and the items of an array are sets of terms again. So nothing has to be merged, and a keyword is either made
+ * into nodes, or it is refused (or loosened) by name. */
 #ifndef KAKEYA_GRAMMAR_SCHEMA_PRIVATE_H
 #define KAKEYA_GRAMMAR_SCHEMA_PRIVATE_H
 
-#include <cjson/cJSON.h>
+#include "grammar/decimals.h"
+#include "grammar/schema.h"
 
-#include "grammar/program.h"
+enum { SCHEMA_MAX_POINTER = 480, SCHEMA_MAX_LEVELS = 256, SCHEMA_MAX_PATTERNS = 24 };
 
-typedef struct schema_compiler schema_compiler;
+typedef struct schema_term {
+    const cJSON *schema;
+    bool negated;
+} schema_term;
 
-enum { SCHEMA_MAX_POINTER = 480, SCHEMA_MAX_LEVELS = 256 };
+/* Each term once, in the order that they were met in: that of members follows from it. */
+typedef struct schema_set {
+    schema_term *terms;
+    uint32_t n, capacity;
+    bool never; /* no value */
+} schema_set;
 
 typedef struct schema_known {
-    const cJSON *schema; /* NULL: an empty slot */
-    uint32_t node;
+    schema_term *terms; /* NULL: an empty slot */
+    uint32_t n, node;
+    grammar_form form;
 } schema_known;
+
+typedef enum value_type {
+    TYPE_NULL = 1,
+    TYPE_TRUE = 2,
+    TYPE_FALSE = 4,
+    TYPE_INTEGER = 8,
+    TYPE_FRACTION = 16, /* a number that is no integer */
+    TYPE_STRING = 32,
+    TYPE_ARRAY = 64,
+    TYPE_OBJECT = 128,
+    TYPE_BOOLEAN = TYPE_TRUE | TYPE_FALSE,
+    TYPE_NUMBER = TYPE_INTEGER | TYPE_FRACTION,
+    TYPE_ANY = 255,
+} value_type;
+
+/* What a keyword is to the compiler (schema_keywords.c). */
+typedef enum keyword_kind {
+    KEYWORD_ANNOTATION = 0, /* says nothing about values */
+    KEYWORD_BESIDE,         /* is read with another one */
+    KEYWORD_TYPE,
+    KEYWORD_VALUES,    /* enum, const */
+    KEYWORD_REFERENCE, /* $ref and the like */
+    KEYWORD_ALL,
+    KEYWORD_ANY,
+    KEYWORD_ONE,
+    KEYWORD_NOT,
+    KEYWORD_IF,
+    KEYWORD_DEPENDENT,
+    KEYWORD_CLAIM,   /* about one type of value */
+    KEYWORD_REFUSED, /* by name */
+} keyword_kind;
+
+typedef struct schema_keyword {
+    const char *name;
+    keyword_kind kind;
+    uint8_t types; /* KEYWORD_CLAIM: that it is about */
+} schema_keyword;
+
+const schema_keyword *schema_keyword_of(const char *name); /* annotations, too; never NULL */
+
+typedef enum claim_kind {
+    CLAIM_KEYWORD, /* item: the keyword, of `owner` */
+    CLAIM_VALUES,  /* item: enum or const */
+    CLAIM_REQUIRE, /* a member `name` */
+    CLAIM_FORBID,  /* none of that name */
+    CLAIM_MEMBER,  /* where there is one, it follows the term */
+    CLAIM_ITEMS,   /* all items follow the term */
+} claim_kind;
+
+typedef struct schema_claim {
+    claim_kind kind;
+    bool negated;
+    const cJSON *item, *owner;
+    const char *name;
+    schema_term term;
+    uint32_t origin; /* the step of the branch that it comes from */
+} schema_claim;
+
+/* A schema that is followed in a branch, and the one that it was reached from. */
+typedef struct branch_step {
+    schema_term term;
+    uint32_t parent; /* GRAMMAR_NOTHING: the set */
+} branch_step;
+
+/* A choice that is to be made. */
+typedef struct branch_choice {
+    const cJSON *item, *owner;
+    const char *name; /* a member, of dependent keywords */
+    bool negated;
+    uint32_t origin;
+} branch_choice;
+
+typedef struct schema_branch {
+    struct schema_compiler *c;
+    const schema_set *set;
+    uint8_t types;
+    branch_step *steps;
+    uint32_t n_steps, step_capacity;
+    schema_claim *claims;
+    uint32_t n_claims, claim_capacity;
+    branch_choice *choices;
+    uint32_t n_choices, choice_capacity, made; /* choices that have been made */
+    uint32_t tried;                            /* alternatives, of all choices */
+    int depth;
+    /* What all branches of the set come to. */
+    uint32_t node; /* the union */
+    const cJSON **values;
+    uint32_t n_values, value_capacity;
+    uint8_t words; /* of TYPE_NULL and TYPE_BOOLEAN */
+    bool of_names; /* names of members are wanted, no nodes: the three below, and `values` */
+    bool any_name, no_name;
+    dfa names;
+} schema_branch;
 
 struct schema_compiler {
     grammar_program *program;
     const cJSON *root;
+    const char *where;
     grammar_form form;
-    schema_known *known; /* schemas of this document and form that have a node: [n_slots], a power of two */
+    bool loosen;       /* what cannot be followed is left out and noted */
+    bool strict_order; /* members in the order of the schema; others only where they are allowed expressly */
+    schema_known *known;
     uint32_t n_known, n_slots;
-    uint32_t n_schemas, n_merged, n_states;
-    int depth;                   /* schemas in one another that are being compiled */
+    uint32_t n_sets, n_states, n_tried;
+    int depth;                   /* sets in one another that are being compiled */
     uint32_t any[GRAMMAR_FORMS]; /* GRAMMAR_NOTHING: not made yet */
-    cJSON *owned;                /* a list of merged schemas */
-    char pointer[SCHEMA_MAX_POINTER];
-    size_t pointer_bytes;
+    const cJSON *narrowed;       /* a keyword that was negated, but cannot be: values may be missing for it */
+    cJSON *notes;                /* pointers to what is left out, each once; NULL: none */
+    int names;                   /* whether parts of the document have names ($id, $anchor): 1, -1; 0: not known yet */
+    struct schema_pattern {
+        const char *text; /* of the document */
+        dfa dfa;          /* without states: no text matches, or it cannot be followed */
+    } patterns[SCHEMA_MAX_PATTERNS];
+    uint32_t n_patterns;
     kakeya_status status; /* the first failure sticks */
     kakeya_error *error;
 };
 
-/* Fails at the current place. */
-kakeya_status schema_fail(schema_compiler *c, kakeya_status status, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+/* Fails at an item of the document; NULL: nowhere. */
+kakeya_status schema_fail(schema_compiler *c, const cJSON *at, kakeya_status status, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
 kakeya_status schema_out_of_memory(schema_compiler *c);
+/* The keyword cannot be followed: it is left out and noted where that is allowed, otherwise the compiler fails. */
+void schema_cannot(schema_compiler *c, const cJSON *at, kakeya_status status, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+/* Says that the item was left out. */
+void schema_note(schema_compiler *c, const cJSON *at);
 
-/* One step down in the pointer; returns what schema_leave takes. */
-size_t schema_enter(schema_compiler *c, const char *key);
-size_t schema_enter_index(schema_compiler *c, size_t index);
-void schema_leave(schema_compiler *c, size_t mark);
+/* The pointer to an item, malloc'ed. */
+void schema_place_of(schema_compiler *c, const cJSON *at, char **out);
 
-/* What "$ref" leads to; NULL with the compiler failed. */
-const cJSON *schema_resolve(schema_compiler *c, const char *reference);
-/* An equal schema without "$ref" and "allOf": these are merged into it. NULL with the compiler failed. `schema` itself
- * where it has neither. */
-const cJSON *schema_normalise(schema_compiler *c, const cJSON *schema, int depth);
-/* Both schemas hold. `a` and `b` have neither "$ref" nor "allOf". NULL with the compiler failed, also where one of them
- * is no schema. */
-cJSON *schema_merge(schema_compiler *c, const cJSON *a, const cJSON *b);
-/* Whether the keyword says something about values (true), or about the schema (false). */
-bool schema_is_assertion(const char *keyword);
+const cJSON *schema_get(const cJSON *schema, const char *key); /* NULL where it is absent, or null */
+/* The schema that the reference leads to; NULL: none, and the compiler has failed or noted it. */
+const cJSON *schema_resolve(schema_compiler *c, const cJSON *reference);
+/* The one that a schema stands for which is a reference and nothing else. */
+const cJSON *schema_target(schema_compiler *c, const cJSON *schema);
+
+bool schema_set_add(schema_compiler *c, schema_set *set, const cJSON *schema, bool negated);
+void schema_set_free(schema_set *set);
+/* The node of values that follow the set. */
+uint32_t schema_compile_set(schema_compiler *c, const schema_set *set);
+uint32_t schema_any_value(schema_compiler *c);
+
+/* Calls schema_emit_branch for every branch of the set that may have values. */
+void schema_each_branch(schema_branch *b);
+void schema_emit_branch(schema_branch *b);
+/* Whether a step was reached from another one, not through a negation, or is it. */
+bool schema_comes_from(const schema_branch *b, uint32_t step, uint32_t origin);
+/* Whether no value follows both; false also where that cannot be told. */
+bool schema_disjoint(schema_compiler *c, const cJSON *a, const cJSON *b, int depth);
+
+/* Whether the value is valid. What is not understood fails, or is noted and holds. */
+bool schema_holds(schema_compiler *c, const cJSON *schema, const cJSON *value, int depth);
+bool schema_equal(const cJSON *a, const cJSON *b);
+uint8_t schema_type_of(const cJSON *value);
+/* The types of "type"; TYPE_ANY where it is absent. */
+uint8_t schema_types(schema_compiler *c, const cJSON *schema);
+/* Whether the text matches the pattern anywhere in it. */
+bool schema_matches(schema_compiler *c, const cJSON *at, const char *pattern, const char *text);
+/* A count, 0 to `most`. False: it cannot be followed. */
+bool schema_count(schema_compiler *c, const cJSON *item, double most, uint32_t *out);
+
+/* Values of one type that follow the claims of a branch. */
+uint32_t schema_number(schema_branch *b, uint8_t types);
+uint32_t schema_string(schema_branch *b);
+uint32_t schema_array(schema_branch *b);
+uint32_t schema_object(schema_branch *b);
+void schema_name_branch(schema_branch *b);
+/* Automata of one program, together: compiling takes time, and callers wait for it. */
+void schema_count_states(schema_compiler *c, const cJSON *at, const dfa *made);
 
 /* The node of a value that is given. */
 uint32_t schema_constant(schema_compiler *c, const cJSON *value);

@@ -10,7 +10,7 @@ uint32_t schema_add_node(schema_compiler *c, node_kind kind) {
     if (c->status) return 0;
     uint32_t node = program_add(c->program, kind, c->form, &error);
     if (node != GRAMMAR_NOTHING) return node;
-    schema_fail(c, error.status, "%s", error.message);
+    schema_fail(c, NULL, error.status, "%s", error.message);
     return 0;
 }
 

@@ -44,7 +44,7 @@ typedef struct metrics {
     _Atomic uint64_t draft_tokens, draft_accepted, forwards, preemptions;
     _Atomic uint64_t drafted_at[METRICS_POSITIONS], accepted_at[METRICS_POSITIONS];
     _Atomic uint64_t fields_ignored[METRICS_FIELDS]; /* by place in a list of names; the last: all others */
-    _Atomic uint64_t token_repairs, call_repairs, grammar_redraws, grammar_masks;
+    _Atomic uint64_t token_repairs, call_repairs, grammar_redraws, grammar_masks, grammar_keywords_ignored;
     histogram first_token, inter_token, whole, queue, prefill, decode, iteration; /* seconds */
     histogram prompt_size, answer_size;                                           /* tokens */
     histogram iteration_prompt, iteration_decode, iteration_both;                 /* positions */

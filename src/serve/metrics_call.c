@@ -113,6 +113,9 @@ static void write_oddities(const metrics *m, metrics_page *p) {
 
 static void write_grammars(server_context *s, metrics_page *p) {
     grammar_cache_counts c;
+    metrics_one(p, "grammar_keywords_ignored_total", NULL, "counter",
+                "Keywords of schemas that answers did not have to follow.",
+                value_of(&s->metrics.grammar_keywords_ignored));
     grammar_cache_count(s->grammars, &c);
     metrics_one(p, "grammars_compiled_total", NULL, "counter", "Grammars that were compiled.", (double)c.compiled);
     metrics_one(p, "grammars_refused_total", NULL, "counter", "Grammars that were tried, and are none.",

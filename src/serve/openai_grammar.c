@@ -179,6 +179,15 @@ static void ban_calls(call *c, fields *f, answer_options *out) {
     }
 }
 
+/* What the grammar has left out of the schemas of the request. */
+static void name_notes(call *c, const kakeya_grammar *g) {
+    const char *note;
+    for (size_t i = 0; (note = kakeya_grammar_note(g, i)) != NULL; i++) {
+        ignored_add(&c->ignored, "%s", note);
+        metrics_add(&c->server->metrics.grammar_keywords_ignored, 1);
+    }
+}
+
 static void compile(call *c, fields *f, const answer_form *form, bool thinking, answer_options *out) {
     kakeya_grammar_options options;
     kakeya_grammar_options_init(&options);
@@ -193,16 +202,14 @@ static void compile(call *c, fields *f, const answer_form *form, bool thinking, 
     options.max_calls = (int)out->max_calls;
     options.thinking = thinking;
     options.thinking_tokens = -1; /* the budget is the answer's own business */
+    options.loosen = !c->server->settings->strict;
     const kakeya_tokenizer *t = kakeya_engine_tokenizer(c->server->engine);
     kakeya_error why = {0};
     kakeya_status status = grammar_cache_take(c->server->grammars, t, &options, &out->grammar, &why);
-    if (status != KAKEYA_OK && status != KAKEYA_OUT_OF_MEMORY && form->calls == KAKEYA_CALLS_AUTO) {
-        /* Declarations of tools that the model may also leave alone are no reason to refuse the request. */
-        options.any_arguments = true;
-        status = grammar_cache_take(c->server->grammars, t, &options, &out->grammar, &why);
-        if (status == KAKEYA_OK) text_add(&c->ignored, c->ignored.n ? ", tools.parameters" : "tools.parameters");
+    if (status == KAKEYA_OK) {
+        name_notes(c, grammar_cache_grammar(out->grammar));
+        return;
     }
-    if (status == KAKEYA_OK) return;
     const char *param = form->param ? form->param : "tools";
     api_fail_library(f->error, "invalid_json_schema", param, &why);
 }

@@ -21,6 +21,11 @@ kakeya_status kakeya_grammar_open(const kakeya_tokenizer *t, const kakeya_gramma
     return status == KAKEYA_OK ? grammar_compile(table, &o, out, error) : status;
 }
 
+const char *kakeya_grammar_note(const kakeya_grammar *grammar, size_t index) {
+    const cJSON *note = cJSON_GetArrayItem(grammar->notes, (int)index);
+    return note ? note->valuestring : NULL;
+}
+
 size_t kakeya_grammar_bytes(const kakeya_grammar *grammar) { return grammar_bytes(grammar); }
 
 void kakeya_grammar_close(kakeya_grammar *grammar) { grammar_free(grammar); }

@@ -45,6 +45,53 @@ def _():
     s.stop()
 
 
+def declared(name, parameters, **more):
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **more}}
+
+
+NEEDS_A = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+
+
+@test("what cannot be followed of one tool is left out at its place: other tools, and what stands around it, keep their form")
+def _():
+    odd = {"type": "object", "properties": {"a": {"type": "integer", "extends": {}}, "b": {"type": "null", "disallow": "any"}},
+           "required": ["a"]}
+    for name, tools in (("f", [declared("f", NEEDS_A), declared("g", odd)]), ("g", [declared("f", NEEDS_A), declared("g", odd)])):
+        s = scripted("<|tool_call>call:%s{}<tool_call|>" % name)
+        for choice in ("auto", "required", {"type": "function", "function": {"name": name}}):
+            before = s.metric("kakeya_grammar_keywords_ignored_total")
+            reply = s.post("/v1/chat/completions", {"model": "demo", "messages": ASK, "temperature": 0, "max_tokens": 120, "tools": tools,
+                                                    "tool_choice": choice})
+            equal(reply.status, 200, reply.body)
+            called = reply.json["choices"][0]["message"]["tool_calls"][0]["function"]
+            equal((called["name"], type(json.loads(called["arguments"])["a"])), (name, int), choice)
+            if choice == {"type": "function", "function": {"name": "f"}}:
+                continue
+            equal(reply.headers["x-kakeya-ignored"],
+                  "tools[1].parameters#/properties/a/extends, tools[1].parameters#/properties/b/disallow")
+            equal(s.metric("kakeya_grammar_keywords_ignored_total"), before + 2)
+        s.stop()
+    for choice in ("auto", "required"):
+        refused = refusal("invalid_json_schema", "tools", tools=[declared("g", odd, strict=True)], tool_choice=choice)
+        holds("tools[0].parameters #/properties/a/extends" in refused, refused)
+    strict = Server("--name", "demo", "--strict")
+    refused = strict.post("/v1/chat/completions", {"model": "demo", "messages": ASK, "tools": [declared("g", odd)]})
+    equal((refused.status, refused.json["error"]["code"]), (400, "invalid_json_schema"))
+    strict.stop()
+
+
+@test("a tool whose declaration makes no sense takes any object, and is named; the others keep their form")
+def _():
+    s = scripted("<|tool_call>call:f{}<tool_call|>")
+    for parameters in ({"type": "array"}, {"$ref": "#/$defs/none"}, {"type": "object", "required": ["x"], "properties": {"x": False}}):
+        reply = s.post("/v1/chat/completions", {"model": "demo", "messages": ASK, "temperature": 0, "max_tokens": 120,
+                                                "tools": [declared("f", NEEDS_A), declared("g", parameters)]})
+        equal(reply.status, 200, reply.body)
+        equal(type(json.loads(reply.json["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"])["a"]), int, parameters)
+        holds(reply.headers["x-kakeya-ignored"].startswith("tools[1].parameters#"), reply.headers)
+    s.stop()
+
+
 def call_deltas(body):
     """What a stream says of calls, joined by index; and how often it says it."""
     calls, count = {}, 0

@@ -582,7 +582,7 @@ def _():
     last = check_stream(events)
     holds(json.loads(last["output"][0]["content"][0]["text"])["n"] in (1, 2))
     equal(last["text"]["format"], format)
-    refusal("invalid_json_schema", "text.format", text={"format": {**format, "schema": {"type": "object", "not": {}}}})
+    refusal("invalid_json_schema", "text.format", text={"format": {**format, "schema": {"type": "object", "extends": {}}}})
     refusal("unsupported_value", "text.format.type", text={"format": {"type": "yaml"}})
 
 

@@ -107,8 +107,9 @@ static bool naive_valid(const cJSON *root, const cJSON *schema, const cJSON *val
             if (!some) return false;
         }
         if (strcmp(key, "anyOf") == 0 || strcmp(key, "oneOf") == 0) {
-            cJSON_ArrayForEach(item, keyword) some = some || naive_valid(root, item, value);
-            if (!some) return false;
+            int n = 0;
+            cJSON_ArrayForEach(item, keyword) n += naive_valid(root, item, value);
+            if (n == 0 || (n > 1 && key[0] == 'o' && !naive_closed)) return false;
         }
         if (strcmp(key, "allOf") == 0)
             cJSON_ArrayForEach(item, keyword) if (!naive_valid(root, item, value)) return false;

@@ -97,7 +97,7 @@ static void test_options_differ(void **state) {
     o[4].tool_names = names;
     o[4].n_tool_names = 2;
     o[5].max_calls = 3;
-    o[6].any_arguments = true;
+    o[6].loosen = true;
     o[7].thinking = true;
     o[8].thinking = true;
     o[8].thinking_tokens = 7;

@@ -1,0 +1,156 @@
+/* How many texts an automaton accepts, and how long they are. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "grammar/dfa.h"
+
+/* ---------------------------------------------------------------------------------------------------------- lengths */
+
+static uint32_t weight(const dfa *d, uint32_t from, uint32_t to) { return from != 0 && (d->flags[to] & DFA_CHARACTER); }
+
+/* Rounds until nothing changes: few, because successors mostly have higher numbers. */
+static void find_shortest(const dfa *d, uint32_t *shortest) {
+    for (uint32_t s = 0; s < d->n_states; s++) shortest[s] = d->flags[s] & DFA_ACCEPTS ? 0 : UINT32_MAX;
+    for (bool more = true; more;) {
+        more = false;
+        for (uint32_t s = d->n_states; s-- > 0;) {
+            for (uint32_t c = 0; c < d->n_classes; c++) {
+                uint32_t to = d->next[s * d->n_classes + c];
+                if (to == DFA_REFUSED || shortest[to] == UINT32_MAX) continue;
+                uint32_t n = shortest[to] + weight(d, s, to);
+                if (n >= shortest[s]) continue;
+                shortest[s] = n;
+                more = true;
+            }
+        }
+    }
+}
+
+/* As far as `most`. False: too much work. */
+static bool find_longest(const dfa *d, uint32_t most, uint32_t *longest) {
+    size_t work = 0;
+    memset(longest, 0, d->n_states * sizeof *longest);
+    for (bool more = true; more; work += (size_t)d->n_states * d->n_classes) {
+        more = false;
+        if (work > 20000000) return false;
+        for (uint32_t s = d->n_states; s-- > 0;) {
+            for (uint32_t c = 0; c < d->n_classes && longest[s] < most; c++) {
+                uint32_t to = d->next[s * d->n_classes + c];
+                if (to == DFA_REFUSED) continue;
+                uint32_t n = longest[to] + weight(d, s, to);
+                if (n > most) n = most;
+                if (n <= longest[s]) continue;
+                longest[s] = n;
+                more = true;
+            }
+        }
+    }
+    return true;
+}
+
+/* Whether there is a rest of every length from the shortest to the longest. */
+static bool has_every_length(const dfa *d, uint32_t s, const uint32_t *shortest, const uint32_t *longest) {
+    uint32_t reach = shortest[s];
+    for (bool more = true; more && reach < longest[s];) {
+        more = false;
+        for (uint32_t c = 0; c < d->n_classes; c++) {
+            uint32_t to = d->next[s * d->n_classes + c];
+            if (to == DFA_REFUSED) continue;
+            uint32_t low = shortest[to] + weight(d, s, to), high = longest[to] + weight(d, s, to);
+            if (low > reach + 1 || high <= reach) continue;
+            reach = high;
+            more = true;
+        }
+    }
+    return reach >= longest[s];
+}
+
+dfa_result dfa_lengths(const dfa *d, uint32_t minimum, uint32_t maximum, uint32_t **shortest, uint32_t **longest) {
+    bool exact = true, done = true;
+    *shortest = malloc(d->n_states * sizeof **shortest);
+    *longest = malloc(d->n_states * sizeof **longest);
+    if (!*shortest || !*longest) goto failed;
+    find_shortest(d, *shortest);
+    done = find_longest(d, minimum, *longest);
+    for (uint32_t s = 0; s < d->n_states && done && exact && minimum && maximum != UINT32_MAX; s++)
+        exact = has_every_length(d, s, *shortest, *longest);
+    if (done && exact && (*shortest)[0] <= maximum && (minimum == 0 || (*longest)[0] >= minimum)) return DFA_OK;
+    if (done && ((*shortest)[0] > maximum || (minimum && (*longest)[0] < minimum)))
+        exact = true;
+    else
+        exact = false;
+    free(*shortest);
+    free(*longest);
+    *shortest = *longest = NULL;
+    return exact ? DFA_EMPTY : DFA_TOO_LARGE;
+failed:
+    free(*shortest);
+    free(*longest);
+    *shortest = *longest = NULL;
+    return DFA_OUT_OF_MEMORY;
+}
+
+/* ------------------------------------------------------------------------------------------------------- completions
+ */
+
+uint16_t *dfa_completions(const dfa *d) {
+    uint16_t letters[LETTERS] = {0};
+    uint16_t *n = malloc((d->n_states + 1) * sizeof *n);
+    uint8_t *known = calloc(1, d->n_states + 1u);
+    for (unsigned letter = 0; letter < LETTERS; letter++) letters[d->class_of[letter]]++;
+    for (uint32_t s = 0; s < d->n_states && n; s++) n[s] = DFA_ENDLESS;
+    for (bool more = n && known; more;) {
+        more = false;
+        for (uint32_t s = d->n_states; s-- > 0;) {
+            bool all = !known[s];
+            uint64_t sum = d->flags[s] & DFA_ACCEPTS ? 1 : 0;
+            for (uint32_t c = 0; c < d->n_classes && all; c++) {
+                uint32_t to = d->next[s * d->n_classes + c];
+                if (to == DFA_REFUSED) continue;
+                all = known[to];
+                sum += (uint64_t)n[to] * letters[c];
+            }
+            if (!all) continue;
+            n[s] = sum > DFA_ENDLESS ? DFA_ENDLESS : (uint16_t)sum;
+            known[s] = 1;
+            more = true;
+        }
+    }
+    if (!known) {
+        free(n);
+        n = NULL;
+    }
+    free(known);
+    return n;
+}
+
+enum { MAX_TEXT = 512 };
+
+/* False: a text is too long, or has a zero in it. */
+static bool gather(const dfa *d, uint32_t s, char *text, size_t n, char **out, uint32_t *found) {
+    if (d->flags[s] & DFA_ACCEPTS) {
+        text[n] = 0;
+        out[*found] = strdup(text);
+        if (!out[*found]) return false;
+        ++*found;
+    }
+    if (n + 1 == MAX_TEXT) return !(d->flags[s] & DFA_GOES_ON);
+    for (unsigned letter = 0; letter < 256; letter++) {
+        uint16_t to = dfa_next(d, s, letter);
+        if (to == DFA_REFUSED) continue;
+        text[n] = (char)letter;
+        if (letter == 0 || !gather(d, to, text, n + 1, out, found)) return false;
+    }
+    return true;
+}
+
+bool dfa_texts(const dfa *d, char **out, uint32_t *n) {
+    char text[MAX_TEXT];
+    uint16_t *completions = dfa_completions(d);
+    uint32_t found = 0;
+    bool few = completions && completions[0] <= *n && gather(d, 0, text, 0, out, &found);
+    for (uint32_t i = 0; i < found && !few; i++) free(out[i]);
+    free(completions);
+    *n = few ? found : 0;
+    return few;
+}
