@@ -204,6 +204,7 @@ typedef enum kakeya_grammar_kind {
     KAKEYA_GRAMMAR_JSON_SCHEMA, /* a JSON value that is valid under the schema `text` */
     KAKEYA_GRAMMAR_REGEX,       /* what the regular expression `text` matches as a whole */
     KAKEYA_GRAMMAR_CHOICE,      /* one of the texts in the JSON list `text` */
+    KAKEYA_GRAMMAR_RULES,       /* what the rules in `text` make, in llama.cpp's GBNF or in Lark's syntax */
 } kakeya_grammar_kind;
 
 /* What calls of tools may be. */

@@ -31,7 +31,7 @@ typedef struct run_options {
     cli_shared shared;
     answer_options answer;
     const char *prompt, *prompt_file, *ids_file, *messages_file, *tools_file, *system;
-    const char *schema_file, *regex;
+    const char *schema_file, *grammar_file, *regex;
     bool raw, json_object;
 } run_options;
 
@@ -41,7 +41,7 @@ typedef struct run_input {
     size_t bytes;
     char *tools; /* JSON, or NULL */
     size_t tools_bytes;
-    char *schema; /* JSON, or NULL */
+    char *schema; /* JSON, or rules; or NULL */
     size_t schema_bytes;
 } run_input;
 
@@ -99,8 +99,8 @@ static cJSON *result_json(const run_options *options, const kakeya_engine *engin
 
 static kakeya_status read_input(const run_options *options, run_input *input, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
-    if (options->schema_file)
-        status = input_read_text(options->schema_file, &input->schema, &input->schema_bytes, error);
+    const char *grammar = options->schema_file ? options->schema_file : options->grammar_file;
+    if (grammar) status = input_read_text(grammar, &input->schema, &input->schema_bytes, error);
     if (status) return status;
     if (options->prompt_file) {
         status = input_read_text(options->prompt_file, &input->text, &input->bytes, error);
@@ -161,8 +161,8 @@ static kakeya_status open_grammar(const run_options *options, const run_input *i
     kakeya_grammar_options grammar;
     kakeya_grammar_options_init(&grammar);
     grammar.thinking = options->answer.thinking;
-    if (options->schema_file) {
-        grammar.kind = KAKEYA_GRAMMAR_JSON_SCHEMA;
+    if (options->schema_file || options->grammar_file) {
+        grammar.kind = options->schema_file ? KAKEYA_GRAMMAR_JSON_SCHEMA : KAKEYA_GRAMMAR_RULES;
         grammar.text = input->schema;
         grammar.text_bytes = input->schema_bytes;
     } else if (options->regex) {
@@ -176,7 +176,10 @@ static kakeya_status open_grammar(const run_options *options, const run_input *i
     }
     kakeya_status status = kakeya_grammar_open(kakeya_engine_tokenizer(engine), &grammar, out, error);
     if (!status) return status;
-    const char *source = options->schema_file ? input_name(options->schema_file) : options->regex ? "--regex" : NULL;
+    const char *source = options->schema_file    ? input_name(options->schema_file)
+                         : options->grammar_file ? input_name(options->grammar_file)
+                         : options->regex        ? "--regex"
+                                                 : NULL;
     return source ? error_prefix(error, status, "%s", source) : status;
 }
 
@@ -277,8 +280,12 @@ static int check_options(run_options *options, bool *chat) {
         return cli_usage_error(&command, "--messages is the whole conversation: not with PROMPT, --prompt-file, "
                                          "--ids-file, --raw or --system");
     }
-    if ((options->schema_file != NULL) + (options->regex != NULL) + options->json_object > 1) {
-        return cli_usage_error(&command, "--json-schema, --json-object and --regex exclude each other");
+    int forms = (options->schema_file != NULL) + (options->grammar_file != NULL) + (options->regex != NULL);
+    if (forms + options->json_object > 1) {
+        return cli_usage_error(&command, "--json-schema, --json-object, --grammar and --regex exclude each other");
+    }
+    if (options->grammar_file && strcmp(options->grammar_file, "-") == 0) {
+        return cli_usage_error(&command, "--grammar cannot be standard input");
     }
     if (options->schema_file && strcmp(options->schema_file, "-") == 0) {
         return cli_usage_error(&command, "--json-schema cannot be standard input");
@@ -358,6 +365,8 @@ int cli_run(int argc, char **argv) {
                    .help = "the answer is JSON that is valid under the JSON Schema in FILE"),
         CLI_OPTION(.name = "json-object", .kind = CLI_FLAG, .target = &options.json_object,
                    .help = "the answer is a JSON object"),
+        CLI_OPTION(.name = "grammar", .argument = "FILE", .kind = CLI_TEXT, .target = &options.grammar_file,
+                   .help = "the answer is what the rules in FILE make, in GBNF or in Lark's syntax"),
         CLI_OPTION(.name = "regex", .argument = "TEXT", .kind = CLI_TEXT, .target = &options.regex,
                    .help = "the answer is what the regular expression TEXT matches as a whole"),
         CLI_OPTION(.name = "ignore-eos", .kind = CLI_FLAG, .target = &options.answer.ignore_eos,

@@ -575,10 +575,12 @@ static void read_words(const reading *r, const grammar_node *node, automaton_con
         if (node->shortest && next != DFA_REFUSED && !count_character(node, &c->open[depth - 1], next)) return;
         ends = next != DFA_REFUSED && !(node->dfa.flags[next] & DFA_GOES_ON);
         goes_on = next != DFA_REFUSED;
+        accepts = accepts && c->open[depth - 1].members; /* whoever has opened it deals with the empty text */
         if (goes_on) c->open[depth - 1].at = next;
+        if (goes_on) c->open[depth - 1].members = 1;
     } else {
         uint32_t next = trie_next(&node->words, at, r->letter);
-        accepts = node->words.nodes[at].word != TRIE_NONE;
+        accepts = at != 0 && node->words.nodes[at].word != TRIE_NONE;
         ends = next != TRIE_NONE && node->words.nodes[next].child == TRIE_NONE;
         goes_on = next != TRIE_NONE;
         if (goes_on) c->open[depth - 1].at = next;
@@ -588,6 +590,35 @@ static void read_words(const reading *r, const grammar_node *node, automaton_con
     else if (goes_on)
         emit(r, c, depth);
     if (accepts) read_letter(r, c, depth - 1);
+}
+
+/* at: the next child. The last one takes the row's place, so that rules which end with themselves need no depth. */
+static void read_row(const reading *r, const grammar_node *node, automaton_configuration *c, uint32_t depth) {
+    const automaton_frame own = c->open[depth - 1];
+    uint32_t n_words = c->n_words;
+    for (uint32_t i = own.at; i < node->n_children; i++) {
+        bool last = i + 1 == node->n_children;
+        c->n_words = n_words;
+        c->open[depth - 1] = own;
+        c->open[depth - 1].at = i + 1;
+        enter(r, c, last ? depth - 1 : depth, node->children[i]);
+        if (!r->p->nodes[node->children[i]].may_be_empty) return;
+    }
+    if (own.at > 0) read_letter(r, c, depth - 1);
+}
+
+/* seen: how many have begun, as far as that matters; members: whether one has. */
+static void read_repeat(const reading *r, const grammar_node *node, automaton_configuration *c, uint32_t depth) {
+    const automaton_frame own = c->open[depth - 1];
+    uint32_t n_words = c->n_words, child = node->children[0];
+    if (own.seen < node->maximum) {
+        c->open[depth - 1].members = 1;
+        if (node->maximum != GRAMMAR_NO_LIMIT || own.seen < node->minimum) c->open[depth - 1].seen++;
+        if (fits(r->p, child, depth)) enter(r, c, depth, child);
+    }
+    c->n_words = n_words;
+    c->open[depth - 1] = own;
+    if (own.members && (own.seen >= node->minimum || r->p->nodes[child].may_be_empty)) read_letter(r, c, depth - 1);
 }
 
 /* Reads the letter with the first `depth` values open. Changes what is open. */
@@ -610,6 +641,12 @@ static void read_letter(const reading *r, automaton_configuration *c, uint32_t d
         break;
     case NODE_CALL:
         read_call(r, node, c, depth);
+        break;
+    case NODE_ROW:
+        read_row(r, node, c, depth);
+        break;
+    case NODE_REPEAT:
+        read_repeat(r, node, c, depth);
         break;
     case NODE_ROOT:
         enter(r, c, depth - 1, node->rest);
@@ -651,7 +688,9 @@ bool automaton_step(const grammar_program *p, const automaton_state *from, unsig
         to->n = inside != NOWHERE;
         if (inside == NOWHERE) return false;
         copy_configuration(&to->ways[0], &from->ways[0], from->ways[0].depth);
-        to->ways[0].open[to->ways[0].depth - 1].at = inside;
+        automaton_frame *own = &to->ways[0].open[to->ways[0].depth - 1];
+        own->at = inside;
+        if (p->nodes[own->node].kind == NODE_DFA) own->members = 1;
         return true;
     }
     automaton_configuration c;
@@ -663,13 +702,21 @@ bool automaton_step(const grammar_program *p, const automaton_state *from, unsig
     return to->n > 0;
 }
 
+static bool rest_is_empty(const grammar_program *p, const grammar_node *row, uint32_t i) {
+    while (i < row->n_children && p->nodes[row->children[i]].may_be_empty) i++;
+    return i == row->n_children;
+}
+
 static bool is_complete(const grammar_program *p, const automaton_configuration *c) {
     for (uint32_t depth = c->depth; depth > 0; depth--) {
         const automaton_frame *own = &c->open[depth - 1];
         const grammar_node *node = &p->nodes[own->node];
-        bool ends = (node->kind == NODE_DFA && (node->dfa.flags[own->at] & DFA_ACCEPTS)) ||
-                    (node->kind == NODE_LITERAL && node->words.nodes[own->at].word != TRIE_NONE) ||
-                    (node->kind == NODE_ROOT && node->may_be_empty);
+        bool ends =
+            (node->kind == NODE_DFA && (node->dfa.flags[own->at] & DFA_ACCEPTS)) ||
+            (node->kind == NODE_LITERAL && node->words.nodes[own->at].word != TRIE_NONE) ||
+            (node->kind == NODE_ROOT && node->may_be_empty) ||
+            (node->kind == NODE_REPEAT && (own->seen >= node->minimum || p->nodes[node->children[0]].may_be_empty)) ||
+            (node->kind == NODE_ROW && rest_is_empty(p, node, own->at));
         if (!ends) return false;
     }
     return true;

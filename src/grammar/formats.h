@@ -5,9 +5,10 @@
 #include "base/error.h"
 #include "grammar/dfa.h"
 
-/* KAKEYA_UNSUPPORTED: none of date-time, date, time, duration, uuid, email, ipv4, ipv6, uri, hostname. Some are
- * stricter than their standards: what is accepted is always one of the format. */
+/* Whether the standard defines it; others are annotations. */
 bool format_is_known(const char *name);
-kakeya_status format_dfa(const char *name, dfa *out, kakeya_error *error);
+/* What is accepted, in at most *most characters (UINT32_MAX: any number), is always one of the format, and most that
+ * are one are accepted: docs/grammar.md says what is left out. KAKEYA_UNSUPPORTED: it is not known. */
+kakeya_status format_dfa(const char *name, dfa *out, uint32_t *most, kakeya_error *error);
 
 #endif

@@ -6,6 +6,7 @@
 
 #include "base/nul.h"
 #include "grammar/regex.h"
+#include "grammar/rules.h"
 #include "grammar/schema.h"
 
 /* Documents that the compiler refers to while it works. */
@@ -61,6 +62,15 @@ static kakeya_status compile_choice(compilation *c, uint32_t *node) {
     return KAKEYA_OK;
 }
 
+static kakeya_status compile_rules(compilation *c, uint32_t *node) {
+    rule_set rules;
+    kakeya_status status = rules_parse(c->o->text, c->o->text_bytes, &rules, c->error);
+    if (status != KAKEYA_OK) return status;
+    status = rules_compile(&rules, &c->g->program, node, c->error);
+    rules_free(&rules);
+    return status;
+}
+
 static kakeya_status compile_content(compilation *c) {
     const kakeya_grammar_options *o = c->o;
     uint32_t node = GRAMMAR_NOTHING;
@@ -83,6 +93,9 @@ static kakeya_status compile_content(compilation *c) {
         break;
     case KAKEYA_GRAMMAR_CHOICE:
         status = compile_choice(c, &node);
+        break;
+    case KAKEYA_GRAMMAR_RULES:
+        status = compile_rules(c, &node);
         break;
     }
     return status == KAKEYA_OK ? add_root(c, node, &c->g->content) : status;
@@ -176,9 +189,8 @@ static kakeya_status compile_calls(compilation *c) {
 /* --------------------------------------------------------------------------------------------------------- the face */
 
 static kakeya_status check(const kakeya_grammar *g, const kakeya_grammar_options *o, kakeya_error *error) {
-    bool needs_text =
-        o->kind == KAKEYA_GRAMMAR_JSON_SCHEMA || o->kind == KAKEYA_GRAMMAR_REGEX || o->kind == KAKEYA_GRAMMAR_CHOICE;
-    if ((int)o->kind < 0 || o->kind > KAKEYA_GRAMMAR_CHOICE)
+    bool needs_text = o->kind > KAKEYA_GRAMMAR_JSON_OBJECT;
+    if ((int)o->kind < 0 || o->kind > KAKEYA_GRAMMAR_RULES)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "grammar: the kind %d is none", (int)o->kind);
     if ((int)o->calls < 0 || o->calls > KAKEYA_CALLS_REQUIRED)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "grammar: the kind of calls %d is none", (int)o->calls);
@@ -213,7 +225,8 @@ static kakeya_status compile(compilation *c) {
     if (status == KAKEYA_OK) status = program_finish(&g->program, c->error);
     if (status == KAKEYA_OK && g->content != GRAMMAR_NOTHING) {
         status = program_check_value(&g->program, g->content, c->error);
-        if (status != KAKEYA_OK) error_prefix(c->error, status, "schema #");
+        if (status != KAKEYA_OK)
+            error_prefix(c->error, status, c->o->kind == KAKEYA_GRAMMAR_JSON_SCHEMA ? "schema #" : "grammar");
         if (status == KAKEYA_INVALID_ARGUMENT) return schema_explain(c->schemas, status, c->error);
         if (status != KAKEYA_OK) return status;
     }

@@ -169,11 +169,13 @@ kakeya_status number_dfa(const number_limits *l, dfa *out, kakeya_error *error) 
     static const char plain[] = "-?(0|[1-9][0-9]{0,19})(\\.[0-9]{1,20})?";
     /* with so few digits, no reader takes one for an integer */
     static const char fractions[] = "-?(0|[1-9][0-9]{0,8})\\.[0-9]{1,6}";
+    static const char exact[] = "-?(0|[1-9][0-9]{0,19})|-?(0|[1-9][0-9]{0,8})\\.[0-9]{1,6}";
     static const char numbers[] = "-?(0|[1-9][0-9]{0,19})(\\.[0-9]{1,20})?([eE][+-]?[0-9]{1,2})?";
     *out = (dfa){0};
     if (!l->minimum && !l->maximum) {
         const char *text = l->integer    ? integers
                            : l->whole    ? whole
+                           : l->exact    ? exact
                            : l->fraction ? fractions
                            : l->plain    ? plain
                                          : numbers;

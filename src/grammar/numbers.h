@@ -11,6 +11,7 @@ typedef struct number_limits {
     bool plain;    /* without an exponent */
     bool whole;    /* without limits: equal to an integer, and plain */
     bool fraction; /* without limits: with few digits in front of the point and some behind it */
+    bool exact;    /* without limits: integers, and fractions of few digits, which a double holds closely */
     const char *minimum, *maximum;
     bool above_minimum, below_maximum; /* the limit itself is not allowed */
 } number_limits;

@@ -158,6 +158,13 @@ static uint8_t least_depth(const grammar_program *p, const grammar_node *node) {
         for (uint32_t i = 0; i < node->n_children; i++)
             if (depth_of(p, node->children[i]) < depth) depth = depth_of(p, node->children[i]);
         return node->kind == NODE_CALL ? deeper(depth) : depth;
+    case NODE_ROW:
+        depth = 0;
+        for (uint32_t i = 0; i < node->n_children; i++)
+            if (depth_of(p, node->children[i]) > depth) depth = depth_of(p, node->children[i]);
+        return deeper(depth);
+    case NODE_REPEAT:
+        return node->minimum ? deeper(depth_of(p, node->children[0])) : 1;
     case NODE_ROOT:
         return depth_of(p, node->rest);
     }
@@ -276,9 +283,37 @@ static bool finish_words(grammar_program *p) {
     return true;
 }
 
-static bool may_be_empty(const grammar_node *node) {
-    return (node->kind == NODE_DFA && (node->dfa.flags[0] & DFA_ACCEPTS)) ||
-           (node->kind == NODE_LITERAL && node->words.nodes[0].word != TRIE_NONE);
+static bool is_empty_text(const grammar_program *p, const grammar_node *node) {
+    switch (node->kind) {
+    case NODE_DFA:
+        return node->dfa.flags[0] & DFA_ACCEPTS;
+    case NODE_LITERAL:
+        return node->words.nodes[0].word != TRIE_NONE;
+    case NODE_ROOT:
+        return node->rest != GRAMMAR_NOTHING && p->nodes[node->rest].may_be_empty;
+    case NODE_REPEAT:
+        return node->minimum == 0 || p->nodes[node->children[0]].may_be_empty;
+    case NODE_ROW:
+        for (uint32_t i = 0; i < node->n_children; i++)
+            if (!p->nodes[node->children[i]].may_be_empty) return false;
+        return true;
+    case NODE_UNION:
+        for (uint32_t i = 0; i < node->n_children; i++)
+            if (p->nodes[node->children[i]].may_be_empty) return true;
+        return false;
+    default:
+        return false;
+    }
+}
+
+static void find_empty_texts(grammar_program *p) {
+    for (bool more = true; more;) {
+        more = false;
+        for (uint32_t i = p->n; i-- > 0;) {
+            if (p->nodes[i].may_be_empty || !is_empty_text(p, &p->nodes[i])) continue;
+            more = p->nodes[i].may_be_empty = true;
+        }
+    }
 }
 
 kakeya_status program_finish(grammar_program *p, kakeya_error *error) {
@@ -291,14 +326,7 @@ kakeya_status program_finish(grammar_program *p, kakeya_error *error) {
         if (status == KAKEYA_OK && p->nodes[i].kind == NODE_UNION && !p->lenient)
             status = check_branches(p, &p->nodes[i], error);
     }
-    for (uint32_t i = 0; i < p->n && status == KAKEYA_OK; i++) {
-        grammar_node *node = &p->nodes[i];
-        if (node->kind != NODE_ROOT || node->rest == GRAMMAR_NOTHING) continue;
-        const grammar_node *value = &p->nodes[node->rest];
-        node->may_be_empty = may_be_empty(value);
-        for (uint32_t k = 0; value->kind == NODE_UNION && k < value->n_children; k++)
-            node->may_be_empty |= may_be_empty(&p->nodes[value->children[k]]);
-    }
+    if (status == KAKEYA_OK) find_empty_texts(p);
     return status;
 }
 

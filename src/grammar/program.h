@@ -39,6 +39,8 @@ typedef enum node_kind {
                      * rests: by the label of the key in the dfa */
     NODE_CALL,      /* call:NAME and arguments: names in the trie, children: the arguments of each */
     NODE_UNION,     /* one of the children */
+    NODE_ROW,       /* all children, one behind the other */
+    NODE_REPEAT,    /* the one child, minimum..maximum times */
     NODE_ROOT,      /* the text as a whole is `rest` */
 } node_kind;
 
@@ -46,7 +48,7 @@ typedef struct grammar_node {
     node_kind kind;
     grammar_form form;
     bool any_order;    /* NODE_OBJECT: keys may come in any order; otherwise in their own */
-    bool may_be_empty; /* NODE_ROOT: the empty text is one */
+    bool may_be_empty; /* the empty text is one */
     uint8_t depth_limit;
     uint8_t depth; /* of the flattest value, itself included; 255: there is none */
     uint32_t minimum, maximum;

@@ -66,7 +66,7 @@ static void forget_all(schema_compiler *c) {
 
 /* -------------------------------------------------------------------------------------------------------- any value */
 
-uint32_t schema_any_value(schema_compiler *c) {
+static uint32_t any_value(schema_compiler *c) {
     if (c->any[c->form] != GRAMMAR_NOTHING || c->status) return c->any[c->form];
     static const cJSON yes = {.type = cJSON_True}, no = {.type = cJSON_False}, null = {.type = cJSON_NULL};
     static const cJSON *const words[] = {&yes, &no, &null};
@@ -105,9 +105,10 @@ static void add_value(schema_branch *b, const cJSON *value) {
 }
 
 static bool is_valid(const schema_branch *b, const cJSON *value) {
+    b->c->uncertain = false;
     for (uint32_t i = 0; i < b->set->n; i++)
         if (schema_holds(b->c, b->set->terms[i].schema, value, 0) == b->set->terms[i].negated) return false;
-    return true;
+    return !b->c->uncertain;
 }
 
 /* Of enum and const: those that follow the whole set, whatever else the branch claims. */
@@ -126,7 +127,7 @@ static bool emit_values(schema_branch *b) {
 
 static void add_child(schema_branch *b, uint32_t child) { schema_add_child(b->c, b->node, child); }
 
-void schema_emit_branch(schema_branch *b) {
+static void emit_branch(schema_branch *b) {
     if (emit_values(b)) return;
     if (b->of_names) {
         if (b->types & TYPE_STRING) schema_name_branch(b);
@@ -158,7 +159,7 @@ static void emit_scalars(schema_branch *b) {
 
 /* The node of a set is made before what it stands for, so that it may hold itself. */
 static uint32_t compile_new(schema_compiler *c, const schema_set *set) {
-    schema_branch b = {.c = c, .set = set, .node = schema_add_node(c, NODE_UNION)};
+    schema_branch b = {.c = c, .set = set, .emit = emit_branch, .node = schema_add_node(c, NODE_UNION)};
     remember(c, set, b.node);
     schema_each_branch(&b);
     emit_scalars(&b);
@@ -168,10 +169,10 @@ static uint32_t compile_new(schema_compiler *c, const schema_set *set) {
     return b.node;
 }
 
-uint32_t schema_compile_set(schema_compiler *c, const schema_set *set) {
+static uint32_t compile_set(schema_compiler *c, const schema_set *set) {
     if (c->status) return 0;
     if (set->never) return schema_add_node(c, NODE_NEVER);
-    if (set->n == 0) return schema_any_value(c);
+    if (set->n == 0) return any_value(c);
     if (c->n_slots) {
         const schema_known *known = slot_of(c, set->terms, set->n, c->form);
         if (known->terms) return known->node;
@@ -198,6 +199,8 @@ schema_compiler *schema_compiler_create(grammar_program *program) {
     schema_compiler *c = calloc(1, sizeof *c);
     if (!c) return NULL;
     c->program = program;
+    c->compile_set = compile_set;
+    c->emit_names = emit_branch;
     c->strict_order = true;
     for (int i = 0; i < GRAMMAR_FORMS; i++) c->any[i] = GRAMMAR_NOTHING;
     return c;
@@ -246,7 +249,7 @@ kakeya_status schema_compile(schema_compiler *c, const cJSON *root, const char *
     schema_set set = {0};
     begin(c, root, where, form, error);
     if (!cJSON_IsObject(root) && !cJSON_IsBool(root)) return schema_fail(c, root, KAKEYA_FORMAT, "not a schema");
-    if (schema_set_add(c, &set, root, false)) *node = schema_compile_set(c, &set);
+    if (schema_set_add(c, &set, root, false)) *node = compile_set(c, &set);
     schema_set_free(&set);
     return c->status;
 }
@@ -259,7 +262,7 @@ kakeya_status schema_leave_out(schema_compiler *c, const cJSON *root, const char
 
 kakeya_status schema_any_object(schema_compiler *c, grammar_form form, uint32_t *node, kakeya_error *error) {
     begin(c, NULL, "object", form, error);
-    uint32_t any = schema_any_value(c);
+    uint32_t any = any_value(c);
     *node = schema_add_node(c, NODE_OBJECT);
     if (c->status) return c->status;
     c->program->nodes[*node].rest = any;

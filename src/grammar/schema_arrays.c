@@ -1,6 +1,7 @@
 /* Arrays that follow the claims of a branch. */
 #include <string.h>
 
+#include "grammar/schema.h"
 #include "grammar/schema_private.h"
 
 /* What one schema says about items: those at the beginning, and the others. */
@@ -60,7 +61,7 @@ static uint32_t compile_item(schema_branch *b, uint32_t i) {
         if (!own) own = rule.rest;
         if (own) schema_set_add(c, &set, own, false);
     }
-    uint32_t node = c->status ? 0 : schema_compile_set(c, &set);
+    uint32_t node = c->status ? 0 : c->compile_set(c, &set);
     schema_set_free(&set);
     return node;
 }

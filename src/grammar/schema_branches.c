@@ -158,9 +158,9 @@ static bool is_any_of(const char *name, const char *const *names) {
 }
 
 static void refuse_claim(schema_branch *b, const cJSON *schema, const cJSON *item, uint32_t step) {
-    static const char *const plain[] = {
-        "minimum",       "maximum", "exclusiveMinimum", "exclusiveMaximum", "minItems",  "maxItems", "minProperties",
-        "maxProperties", "format",  "pattern",          "minLength",        "maxLength", NULL};
+    static const char *const plain[] = {"minimum",       "maximum",       "exclusiveMinimum", "exclusiveMaximum",
+                                        "minItems",      "maxItems",      "minLength",        "maxLength",
+                                        "minProperties", "maxProperties", "pattern",          NULL};
     static const char *const several[] = {"required", "properties", NULL};
     b->types &= schema_keyword_of(item->string)->types;
     if (is_any_of(item->string, plain)) {
@@ -170,7 +170,7 @@ static void refuse_claim(schema_branch *b, const cJSON *schema, const cJSON *ite
     } else if (strcmp(item->string, "contains") == 0 && !schema_get(schema, "minContains") &&
                !schema_get(schema, "maxContains")) {
         claim(b, (schema_claim){.kind = CLAIM_ITEMS, .term = {item, true}, .origin = step});
-    } else {
+    } else { /* of formats, a part alone is known */
         narrow(b, item);
     }
 }
@@ -480,7 +480,7 @@ static void explore_choice(schema_branch *b, branch_choice choice) {
 static void explore(schema_branch *b) {
     if (b->c->status || !b->types) return;
     if (b->made == b->n_choices || lists_values(b)) {
-        schema_emit_branch(b);
+        b->emit(b);
         return;
     }
     branch_choice choice = b->choices[b->made++];

@@ -74,10 +74,12 @@ static bool has_format(schema_compiler *c, const cJSON *item, const char *text) 
         schema_note(c, item);
         return true;
     }
-    kakeya_status status = format_dfa(item->valuestring, &made, &error);
+    uint32_t most;
+    kakeya_status status = format_dfa(item->valuestring, &made, &most, &error);
     if (status != KAKEYA_OK) return schema_fail(c, item, status, "%s", error.message), false;
-    bool accepts = dfa_accepts(&made, text);
+    bool accepts = dfa_accepts(&made, text) && characters(text) <= most;
     dfa_free(&made);
+    c->uncertain = c->uncertain || !accepts; /* others may be of the format, too */
     return accepts;
 }
 
@@ -301,10 +303,11 @@ bool schema_holds(schema_compiler *c, const cJSON *schema, const cJSON *value, i
 
 static bool no_common_value(schema_compiler *c, const cJSON *a, const cJSON *b) {
     const cJSON *list = schema_get(a, "enum"), *constant = schema_get(a, "const"), *value;
-    if (constant) return !schema_holds(c, b, constant, 0);
+    c->uncertain = false;
+    if (constant) return !schema_holds(c, b, constant, 0) && !c->uncertain;
     if (!cJSON_IsArray(list)) return false;
     cJSON_ArrayForEach(value, list) if (schema_holds(c, b, value, 0)) return false;
-    return true;
+    return !c->uncertain;
 }
 
 /* Only what needs no looking elsewhere: a validator could be asked anything, but this is asked often. */

@@ -193,7 +193,7 @@ static void follow_key(object *o, key k, schema_set *set) {
 static uint32_t compile_key(object *o, key k) {
     schema_set set = {0};
     follow_key(o, k, &set);
-    uint32_t node = o->b->c->status ? 0 : schema_compile_set(o->b->c, &set);
+    uint32_t node = o->b->c->status ? 0 : o->b->c->compile_set(o->b->c, &set);
     schema_set_free(&set);
     return node;
 }
@@ -230,7 +230,7 @@ static bool names_of(object *o, const schema_claim *claim, dfa *out) {
     schema_compiler *c = o->b->c;
     schema_set set = {0};
     schema_set_add(c, &set, claim->item, false);
-    schema_branch names = {.c = c, .set = &set, .of_names = true, .no_name = true};
+    schema_branch names = {.c = c, .set = &set, .emit = c->emit_names, .of_names = true, .no_name = true};
     if (!c->status && !set.never) schema_each_branch(&names);
     for (uint32_t i = 0; i < names.n_values && !c->status; i++) {
         dfa one = {0}, both = {0};

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "grammar/schema.h"
 #include "grammar/schema_private.h"
 
 typedef struct pointer {

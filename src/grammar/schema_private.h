@@ -8,8 +8,12 @@
 #ifndef KAKEYA_GRAMMAR_SCHEMA_PRIVATE_H
 #define KAKEYA_GRAMMAR_SCHEMA_PRIVATE_H
 
+#include <cjson/cJSON.h>
+
 #include "grammar/decimals.h"
-#include "grammar/schema.h"
+#include "grammar/program.h"
+
+typedef struct schema_compiler schema_compiler;
 
 enum { SCHEMA_MAX_POINTER = 480, SCHEMA_MAX_LEVELS = 256, SCHEMA_MAX_PATTERNS = 24 };
 
@@ -114,6 +118,7 @@ typedef struct schema_branch {
     uint32_t n_choices, choice_capacity, made; /* choices that have been made */
     uint32_t tried;                            /* alternatives, of all choices */
     int depth;
+    void (*emit)(struct schema_branch *b); /* is called for every branch that may have values */
     /* What all branches of the set come to. */
     uint32_t node; /* the union */
     const cJSON **values;
@@ -129,13 +134,17 @@ struct schema_compiler {
     const cJSON *root;
     const char *where;
     grammar_form form;
-    bool loosen;       /* what cannot be followed is left out and noted */
+    /* The node of values that follow a set: of those in objects and arrays, too. */
+    uint32_t (*compile_set)(struct schema_compiler *c, const schema_set *set);
+    void (*emit_names)(struct schema_branch *b); /* of sets that names of members follow */
+    bool loosen;                                 /* what cannot be followed is left out and noted */
     bool strict_order; /* members in the order of the schema; others only where they are allowed expressly */
     schema_known *known;
     uint32_t n_known, n_slots;
     uint32_t n_sets, n_states, n_tried;
     int depth;                   /* sets in one another that are being compiled */
     uint32_t any[GRAMMAR_FORMS]; /* GRAMMAR_NOTHING: not made yet */
+    bool uncertain;              /* schema_holds has taken a text for one that is not of a format, and it may be */
     const cJSON *narrowed;       /* a keyword that was negated, but cannot be: values may be missing for it */
     cJSON *notes;                /* pointers to what is left out, each once; NULL: none */
     int names;                   /* whether parts of the document have names ($id, $anchor): 1, -1; 0: not known yet */
@@ -169,13 +178,9 @@ const cJSON *schema_target(schema_compiler *c, const cJSON *schema);
 
 bool schema_set_add(schema_compiler *c, schema_set *set, const cJSON *schema, bool negated);
 void schema_set_free(schema_set *set);
-/* The node of values that follow the set. */
-uint32_t schema_compile_set(schema_compiler *c, const schema_set *set);
-uint32_t schema_any_value(schema_compiler *c);
 
-/* Calls schema_emit_branch for every branch of the set that may have values. */
+/* Visits the branches of the set. */
 void schema_each_branch(schema_branch *b);
-void schema_emit_branch(schema_branch *b);
 /* Whether a step was reached from another one, not through a negation, or is it. */
 bool schema_comes_from(const schema_branch *b, uint32_t step, uint32_t origin);
 /* Whether no value follows both; false also where that cannot be told. */

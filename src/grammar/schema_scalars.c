@@ -5,6 +5,7 @@
 #include "grammar/formats.h"
 #include "grammar/numbers.h"
 #include "grammar/regex.h"
+#include "grammar/schema.h"
 #include "grammar/schema_private.h"
 
 enum { MAX_LENGTH = 1000000000, MULTIPLIED_LENGTH = 256 };
@@ -91,10 +92,15 @@ static void take_multiple(schema_branch *b, language *l, const cJSON *item) {
         error_set(&error, KAKEYA_FORMAT, "not a number above 0");
     else
         status = number_multiples(item->valuestring, &made, &error);
-    if (status != KAKEYA_OK)
+    if (status != KAKEYA_OK) {
         schema_cannot(b->c, item, status, "%s", error.message);
-    else
-        restrict_to(l, &made, false);
+        return;
+    }
+    restrict_to(l, &made, false);
+    number_limits few = {.exact = true};
+    status = number_dfa(&few, &made, &error);
+    if (status != KAKEYA_OK) schema_fail(b->c, item, status, "%s", error.message);
+    restrict_to(l, &made, false);
 }
 
 static void exclude_numbers(schema_branch *b, language *l, const cJSON *item) {
@@ -218,24 +224,22 @@ static void take_pattern(text *t, const cJSON *item, const char *pattern, bool n
         restrict_to(&t->l, &made, negated);
 }
 
-static void take_format(text *t, const cJSON *item, bool negated) {
+static void take_format(text *t, const cJSON *item) {
     kakeya_error error = {0};
     dfa made = {0};
+    uint32_t most;
     t->l.at = item;
     if (!cJSON_IsString(item) || !format_is_known(item->valuestring)) {
-        t->l.empty = t->l.empty || negated; /* an annotation, which always holds */
-        schema_note(t->l.c, item);
+        schema_note(t->l.c, item); /* an annotation */
         return;
     }
-    kakeya_status status = format_dfa(item->valuestring, &made, &error);
+    kakeya_status status = format_dfa(item->valuestring, &made, &most, &error);
     if (status != KAKEYA_OK) {
         schema_cannot(t->l.c, item, status, "%s", error.message);
         return;
     }
-    if (negated && !everything(&t->l))
-        dfa_free(&made);
-    else
-        restrict_to(&t->l, &made, negated);
+    at_most(t, most);
+    restrict_to(&t->l, &made, false);
 }
 
 static void exclude_texts(text *t, const cJSON *item) {
@@ -256,7 +260,7 @@ static void take_string_claim(text *t, const schema_claim *claim) {
     if (claim->kind == CLAIM_VALUES && claim->negated) exclude_texts(t, item);
     if (claim->kind != CLAIM_KEYWORD || schema_keyword_of(item->string)->types != TYPE_STRING) return;
     if (strcmp(item->string, "format") == 0)
-        take_format(t, item, claim->negated);
+        take_format(t, item);
     else if (strcmp(item->string, "pattern") != 0)
         take_length(t, item, claim->negated);
     else if (cJSON_IsString(item))

@@ -41,7 +41,15 @@ static void take_regex(fields *f, answer_form *form, const char *param, const cJ
     if (!cJSON_IsString(value)) {
         api_fail(f->error, 400, "invalid_type", param, "%s is not a string", param);
     } else if (claim(f, form, param, KAKEYA_GRAMMAR_REGEX)) {
-        form->regex = value->valuestring;
+        form->source = value->valuestring;
+    }
+}
+
+static void take_rules(fields *f, answer_form *form, const char *param, const cJSON *value) {
+    if (!cJSON_IsString(value)) {
+        api_fail(f->error, 400, "invalid_type", param, "%s is not a string", param);
+    } else if (claim(f, form, param, KAKEYA_GRAMMAR_RULES)) {
+        form->source = value->valuestring;
     }
 }
 
@@ -85,20 +93,21 @@ static void read_response_format(fields *f, answer_form *form) {
 }
 
 void openai_read_format(fields *f, answer_form *form) {
-    static const char *const refused[] = {"grammar", NULL};
     const cJSON *value;
+    form->any_order = !fields_bool(f, "strict_order", true);
     read_response_format(f, form);
     take_schema(f, form, "json_schema", fields_get(f, "json_schema"));
     take_schema(f, form, "guided_json", fields_get(f, "guided_json"));
     if ((value = fields_get(f, "guided_regex")) != NULL) take_regex(f, form, "guided_regex", value);
     if ((value = fields_get(f, "guided_choice")) != NULL) take_choice(f, form, "guided_choice", value);
+    if ((value = fields_get(f, "grammar")) != NULL) take_rules(f, form, "grammar", value);
+    if ((value = fields_get(f, "guided_grammar")) != NULL) take_rules(f, form, "guided_grammar", value);
     fields inner;
     fields_begin(&inner, fields_object(f, "structured_outputs"), "structured_outputs.", f->error);
     take_schema(&inner, form, "structured_outputs.json", fields_get(&inner, "json"));
     if ((value = fields_get(&inner, "regex")) != NULL) take_regex(&inner, form, "structured_outputs.regex", value);
     if ((value = fields_get(&inner, "choice")) != NULL) take_choice(&inner, form, "structured_outputs.choice", value);
-    fields_refuse(&inner, refused);
-    fields_refuse(f, refused);
+    if ((value = fields_get(&inner, "grammar")) != NULL) take_rules(&inner, form, "structured_outputs.grammar", value);
 }
 
 /* --------------------------------------------------------------------------------------------------------- tool calls
@@ -192,7 +201,8 @@ static void compile(call *c, fields *f, const answer_form *form, bool thinking, 
     kakeya_grammar_options options;
     kakeya_grammar_options_init(&options);
     options.kind = form->kind;
-    options.text = form->regex ? form->regex : form->text;
+    options.text = form->source ? form->source : form->text;
+    options.any_order = form->any_order;
     options.text_bytes = options.text ? strlen(options.text) : 0;
     options.calls = form->calls;
     options.tools = out->tools;

@@ -12,13 +12,15 @@ typedef struct answer_form {
     kakeya_grammar_kind kind;
     kakeya_grammar_calls calls;
     char *text;                           /* schema, list of choices: owned; freed by openai_compile_form */
-    const char *regex;                    /* instead of text */
+    const char *source;                   /* a regular expression, or rules: instead of text */
+    bool any_order;                       /* members of objects need not come in the order of the schema */
     const char *param;                    /* the field that says so, for errors */
     const char *names[GRAMMAR_MAX_NAMES]; /* tools that may be called; none: all */
     size_t n_names;
 } answer_form;
 
-/* response_format and its extensions: json_schema, guided_json, guided_regex, guided_choice, structured_outputs. */
+/* response_format and its extensions: json_schema, guided_json, guided_regex, guided_choice, guided_grammar, grammar,
+ * structured_outputs, strict_order. */
 void openai_read_format(fields *f, answer_form *form);
 /* tool_choice. tools: the declared ones; NULL: none. */
 void openai_read_tool_choice(fields *f, const cJSON *tools, answer_form *form);

@@ -101,9 +101,10 @@ static void answer(const kakeya_tokenizer *t, const cJSON *line, cJSON *out) {
     kakeya_error error = {0};
     struct timespec begin, end;
     const cJSON *schema = cJSON_GetObjectItem(line, "schema"), *regex = cJSON_GetObjectItem(line, "regex"), *text;
-    const char *source = cJSON_GetStringValue(schema ? schema : regex);
+    const cJSON *rules = cJSON_GetObjectItem(line, "grammar");
+    const char *source = cJSON_GetStringValue(schema ? schema : regex ? regex : rules);
     kakeya_grammar_options_init(&o);
-    o.kind = schema ? KAKEYA_GRAMMAR_JSON_SCHEMA : KAKEYA_GRAMMAR_REGEX;
+    o.kind = schema ? KAKEYA_GRAMMAR_JSON_SCHEMA : regex ? KAKEYA_GRAMMAR_REGEX : KAKEYA_GRAMMAR_RULES;
     o.text = source;
     o.text_bytes = source ? strlen(source) : 0;
     o.any_order = cJSON_IsTrue(cJSON_GetObjectItem(line, "any_order"));

@@ -216,7 +216,6 @@ def _():
     refusal("invalid_prompt", "messages[2].role", messages=[call, {"role": "user", "content": "x"}, result])
     refusal("unsupported_value", "tools[0]", tools=[{"type": "web_search"}])
     refusal("invalid_value", "tool_choice", tools=[tool()], tool_choice={"type": "function", "function": {"name": "g"}})
-    refusal("unsupported_parameter", "grammar", grammar="x")
     refusal("missing_required_parameter", "messages", messages=...)
     refusal("missing_required_parameter", "model", model=...)
     refusal("invalid_value", "temperature", temperature=2.5)

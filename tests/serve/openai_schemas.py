@@ -6,7 +6,7 @@ import re
 import jsonschema
 
 from harness import SHORT, WHOLE, Server, equal, holds, in_threads, run_tests, test
-from openai_harness import ASK, body_text, chat, refusal, server, stream_text
+from openai_harness import ASK, body_text, chat, refusal, scripted, server, stream_text
 
 SCHEMAS = [json.loads(s) for s in [
     r'''{"type":"object","properties":{"name":{"type":"string","maxLength":20},"age":{"type":"integer","minimum":0,"maximum":120}},'''
@@ -104,6 +104,28 @@ def _():
     reply = server.post("/v1/chat/completions", {"model": "demo", "messages": ASK, "max_tokens": 1, "response_format": of(
         {"type": "object", "properties": {"a": {"type": "string", "format": "password"}}})})
     equal((reply.status, reply.headers["x-kakeya-ignored"]), (200, "schema#/properties/a/format"))
+
+
+@test("rules in GBNF and in Lark's syntax make the answer, in every field that brings them")
+def _():
+    gbnf, lark = 'root ::= "a" [0-9]{2} tail\ntail ::= "(" tail? ")"', 'start: "a" /[0-9]{2}/ tail\ntail: "(" tail? ")"\n'
+    for body in ({"grammar": gbnf}, {"guided_grammar": lark}, {"structured_outputs": {"grammar": lark}}):
+        reply = server.post("/v1/chat/completions", {"model": "demo", "messages": ASK, "max_tokens": 80, "temperature": 0, **body})
+        equal(reply.status, 200, reply.body)
+        holds(re.fullmatch(r"a[0-9]{2}\(+\)*", reply.json["choices"][0]["message"]["content"]), reply.body)
+    reply = server.post("/v1/chat/completions", {"model": "demo", "messages": ASK, "grammar": "root ::= x"})
+    equal((reply.status, reply.json["error"]["param"]), (400, "grammar"))
+    holds("line 1: there is no rule x" in reply.json["error"]["message"], reply.body)
+
+
+@test("strict_order: false allows members in any order, and undeclared ones")
+def _():
+    s = scripted('{"b":1,"z":2,"a":3}')
+    body = {"model": "demo", "messages": ASK, "temperature": 0, "max_tokens": 60, "response_format": of(
+        {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a"]})}
+    equal(s.post("/v1/chat/completions", {**body, "strict_order": False}).json["choices"][0]["message"]["content"], '{"b":1,"z":2,"a":3}')
+    equal(list(json.loads(s.post("/v1/chat/completions", body).json["choices"][0]["message"]["content"]))[:1], ["a"])
+    s.stop()
 
 
 @test("33: schemas without a value")

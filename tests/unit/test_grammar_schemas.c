@@ -232,6 +232,66 @@ static const language unordered[] = {
      {"{\"a\":1}", "{\"b\":1,\"c\":1}"}},
 };
 
+/* Formats hold what their RFCs say, and nothing else. */
+static const struct {
+    const char *format;
+    const char *accepted[14], *refused[14];
+} formats[] = {
+    {"email",
+     {"a@b.c", "first.middle.last@company.co.uk", "joe@mail.sub.department.university.ac.uk", "o'neil+x@a-b.org",
+      "\\\"a b\\\"@x.y", "a@[127.0.0.1]", "a@[IPv6:::1]"},
+     {"a", "@b.c", "a@", ".a@b.c", "a..b@c.d", "a@b..c", "a@-b.c", "a b@c.d", "a@[300.0.0.1]"}},
+    {"uri",
+     {"http://ec2-54-1-2-3.eu-west-1.compute.amazonaws.com/", "file:///etc/hosts", "https://user@host/",
+      "postgres://u:p@localhost:5432/db", "http://[::1]:8080/", "data:text/plain,hi", "https://my_bucket.example.com/x",
+      "mailto:a@b.c", "urn:isbn:0451450523", "http://a/%7Eb?q=1&r=/?#f", "http:"},
+     {"a", "//a/b", "/x", "http://a b/", "http://a/%zz", "1http://a", "http://[::1", "http://a:b/", ""}},
+    {"uri-reference", {"a", "//a/b", "/x", "../x?y#z", "", "http://a"}, {"a b", "\\\\x", "%"}},
+    {"hostname", {"a", "a.b.c.d.e", "A-1.b", "localhost"}, {"", "-a", "a-", "a..b", "a_b", "xn--a", "a."}},
+    {"date-time",
+     {"2024-01-01T00:00:00.123456789Z", "2016-12-31T23:59:60Z", "1990-12-31t15:59:60-08:00",
+      "2024-02-29T23:59:59+23:59"},
+     {"2023-02-29T00:00:00Z", "2024-01-01T24:00:00Z", "2024-01-01T00:00:00", "2016-12-31T22:59:60Z",
+      "2024-01-01 00:00:00Z", "2024-01-01T00:00:61Z", "1990-12-31T15:59:60-07:00"}},
+    {"date", {"0476-09-04", "2000-02-29"}, {"1900-02-29", "2024-13-01", "2024-04-31", "24-01-01"}},
+    {"time",
+     {"00:00:00Z", "12:34:56.7+05:30", "05:29:60+05:30"},
+     {"12:34:56", "12:34Z", "25:00:00Z", "05:29:60+05:00"}},
+    {"duration", {"P1Y2M3DT4H5M6S", "PT1M", "P2W", "P12345D"}, {"P", "PT", "P1", "1D", "P1Y1W", "PT1D", "P1S"}},
+    {"uuid",
+     {"2EB8AA08-AA98-11EA-B4AA-73B441D16380", "2eb8aa08-aa98-11ea-b4aa-73b441d16380"},
+     {"2eb8aa08aa9811eab4aa73b441d16380", "2eb8aa08-aa98-11ea-b4aa-73b441d1638",
+      "2eb8aa08-aa98-11ea-b4aa-73b441d1638g"}},
+    {"ipv4", {"0.0.0.0", "255.255.255.255"}, {"256.0.0.1", "1.2.3", "1.2.3.4.5", "01.2.3.4"}},
+    {"ipv6",
+     {"::", "::1", "1::", "1:2:3:4:5:6:7:8", "::ffff:192.168.0.1", "1:2:3:4:5:6:1.2.3.4", "1::8", "1:2:3:4:5:6:7::"},
+     {":", "1", "1::2::3", "1:2:3:4:5:6:7", "1:2:3:4:5:6:7:8:9", "::ffff:1.2.3", "12345::", "1:2:3:4:5:6:7:8::", ":1"}},
+    {"json-pointer", {"", "/a", "/a~0~1/0"}, {"a", "/~", "/~2"}},
+    {"relative-json-pointer", {"0", "1/a", "12#"}, {"", "01", "-1", "/a"}},
+    {"uri-template", {"a", "http://x/{y}{?z,w*}", "{a:3}"}, {"{", "a b", "{}", "{a"}},
+    {"iri", {"http://\xC3\xA9/\xC3\xBC"}, {"\xC3\xA9", "http://a b"}},
+    {"regex",
+     {"", "a.b*", "^[a-z]+$", "(a|b){2,}?", "(?:xy?)z", "\\\\d+"},
+     {"(", "[", "*", "a**", ")", "a{2,1", "\\\\"}},
+};
+
+static void test_formats(void **state) {
+    (void)state;
+    char schema[100], text[200];
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
+        kakeya_grammar *g;
+        snprintf(schema, sizeof schema, "{\"type\":\"string\",\"format\":\"%s\"}", formats[i].format);
+        assert_int_equal(open_schema(schema, false, &g, NULL), KAKEYA_OK);
+        for (size_t k = 0; k < 28; k++) {
+            const char *own = k < 14 ? formats[i].accepted[k] : formats[i].refused[k - 14];
+            if (!own) continue;
+            snprintf(text, sizeof text, "\"%s\"", own);
+            if ((read_text(g, text) == READ_COMPLETE) != (k < 14)) fail_msg("%s: %s", formats[i].format, own);
+        }
+        kakeya_grammar_close(g);
+    }
+}
+
 static void try_languages(const language *languages, size_t n, bool any_order) {
     for (size_t i = 0; i < n; i++) {
         const language *l = &languages[i];
@@ -272,6 +332,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_nothing_is_lost),
         cmocka_unit_test(test_languages),
+        cmocka_unit_test(test_formats),
         cmocka_unit_test(test_keys_run_out),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

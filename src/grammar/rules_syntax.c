@@ -1,0 +1,557 @@
+/* GBNF and Lark's syntax to rules. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "grammar/rules.h"
+#include "text/utf8.h"
+
+enum { MAX_GROUPS = 60, MAX_COUNT = 100000, MAX_NODES = 100000 };
+
+typedef struct parser {
+    const char *text;
+    size_t bytes, at;
+    bool lark;
+    int depth;
+    rule_set *out;
+    kakeya_status status; /* the first failure sticks */
+    kakeya_error *error;
+} parser;
+
+static unsigned line_of(const parser *p) {
+    unsigned line = 1;
+    for (size_t i = 0; i < p->at && i < p->bytes; i++) line += p->text[i] == '\n';
+    return line;
+}
+
+static uint32_t fail(parser *p, kakeya_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static uint32_t fail(parser *p, kakeya_status status, const char *format, ...) {
+    char what[200];
+    va_list arguments;
+    if (p->status) return RULE_NONE;
+    va_start(arguments, format);
+    vsnprintf(what, sizeof what, format, arguments);
+    va_end(arguments);
+    p->status = error_set(p->error, status, "grammar, line %u: %s", line_of(p), what);
+    return RULE_NONE;
+}
+
+static uint32_t add(parser *p, rule_node node) {
+    rule_set *r = p->out;
+    if (r->n_nodes == MAX_NODES) fail(p, KAKEYA_UNSUPPORTED, "more than %d parts", (int)MAX_NODES);
+    if (r->n_nodes == r->node_capacity && !p->status) {
+        uint32_t capacity = r->node_capacity ? 2 * r->node_capacity : 64;
+        rule_node *nodes = realloc(r->nodes, capacity * sizeof *nodes);
+        if (!nodes) fail(p, KAKEYA_OUT_OF_MEMORY, "out of memory");
+        if (nodes) r->nodes = nodes;
+        if (nodes) r->node_capacity = capacity;
+    }
+    if (p->status) {
+        free(node.text);
+        return RULE_NONE;
+    }
+    node.sibling = RULE_NONE;
+    r->nodes[r->n_nodes] = node;
+    return r->n_nodes++;
+}
+
+static uint32_t add_list(parser *p, rule_kind kind, uint32_t first) {
+    return add(p, (rule_node){.kind = kind, .child = first});
+}
+
+static uint32_t add_text(parser *p, rule_kind kind, const char *text, size_t bytes) {
+    char *own = malloc(bytes + 1);
+    if (!own) return fail(p, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    memcpy(own, text, bytes);
+    own[bytes] = 0;
+    return add(p, (rule_node){.kind = kind, .child = RULE_NONE, .text = own, .bytes = bytes});
+}
+
+static uint32_t add_repeat(parser *p, uint32_t child, uint32_t minimum, uint32_t maximum) {
+    return add(p, (rule_node){.kind = RULE_REPEAT, .child = child, .minimum = minimum, .maximum = maximum});
+}
+
+static uint32_t rule_named(parser *p, const char *name, size_t bytes) {
+    rule_set *r = p->out;
+    for (uint32_t i = 0; i < r->n_rules; i++)
+        if (strlen(r->rules[i].name) == bytes && memcmp(r->rules[i].name, name, bytes) == 0) return i;
+    if (r->n_rules == RULES_MAX_RULES) return fail(p, KAKEYA_UNSUPPORTED, "more than %d rules", (int)RULES_MAX_RULES);
+    if (r->n_rules == r->rule_capacity) {
+        uint32_t capacity = r->rule_capacity ? 2 * r->rule_capacity : 32;
+        grammar_rule *rules = realloc(r->rules, capacity * sizeof *rules);
+        if (!rules) return fail(p, KAKEYA_OUT_OF_MEMORY, "out of memory");
+        r->rules = rules;
+        r->rule_capacity = capacity;
+    }
+    char *own = malloc(bytes + 1);
+    if (!own) return fail(p, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    memcpy(own, name, bytes);
+    own[bytes] = 0;
+    bool terminal = p->lark && own[own[0] == '_'] >= 'A' && own[own[0] == '_'] <= 'Z';
+    r->rules[r->n_rules] = (grammar_rule){.name = own, .body = RULE_NONE, .line = line_of(p), .terminal = terminal};
+    return r->n_rules++;
+}
+
+/* ------------------------------------------------------------------------------------------------------ characters */
+
+static char here(const parser *p) { return p->at < p->bytes ? p->text[p->at] : 0; }
+static char ahead(const parser *p, size_t n) { return p->at + n < p->bytes ? p->text[p->at + n] : 0; }
+
+static bool take(parser *p, const char *what) {
+    size_t n = strlen(what);
+    if (p->status || p->bytes - p->at < n || memcmp(p->text + p->at, what, n) != 0) return false;
+    p->at += n;
+    return true;
+}
+
+static bool at_comment(const parser *p) {
+    return (!p->lark && here(p) == '#') || (p->lark && here(p) == '/' && ahead(p, 1) == '/') ||
+           (p->lark && here(p) == '#' && (p->at == 0 || p->text[p->at - 1] == '\n'));
+}
+
+static void skip_space(parser *p, bool lines) {
+    for (;;) {
+        char c = here(p);
+        if (at_comment(p))
+            while (p->at < p->bytes && here(p) != '\n') p->at++;
+        else if (p->at < p->bytes && (c == ' ' || c == '\t' || c == '\r' || (lines && c == '\n')))
+            p->at++;
+        else
+            return;
+    }
+}
+
+static bool is_name(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
+}
+
+static size_t name_bytes(const parser *p) {
+    size_t n = 0;
+    while (is_name(ahead(p, n)) && !(p->lark && ahead(p, n) == '-')) n++;
+    return n;
+}
+
+static int hex_value(char c) {
+    if (c >= '0' && c <= '9') return c - '0';
+    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+    return -1;
+}
+
+static size_t encode(uint32_t c, char *out) {
+    size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    static const unsigned char lead[] = {0, 0, 0xC0, 0xE0, 0xF0};
+    for (size_t i = n; i-- > 1; c >>= 6) out[i] = (char)(0x80 | (c & 0x3F));
+    out[0] = (char)(lead[n] | c);
+    return n;
+}
+
+/* A character as it is written between quotes or brackets, escapes included. */
+static uint32_t take_character(parser *p) {
+    size_t n = utf8_length(p->text + p->at, p->bytes - p->at);
+    const unsigned char *s = (const unsigned char *)p->text + p->at;
+    if (here(p) != '\\') {
+        p->at += n;
+        if (n == 1) return s[0];
+        if (n == 2) return (s[0] & 0x1Fu) << 6 | (s[1] & 0x3Fu);
+        if (n == 3) return (s[0] & 0x0Fu) << 12 | (s[1] & 0x3Fu) << 6 | (s[2] & 0x3Fu);
+        return (s[0] & 0x07u) << 18 | (s[1] & 0x3Fu) << 12 | (s[2] & 0x3Fu) << 6 | (s[3] & 0x3Fu);
+    }
+    static const char names[] = "ntrfv0", meanings[] = {'\n', '\t', '\r', '\f', '\v', 0};
+    char kind = ahead(p, 1);
+    p->at += 2;
+    int digits = kind == 'x' ? 2 : kind == 'u' ? 4 : kind == 'U' ? 8 : 0;
+    uint32_t value = 0;
+    for (int i = 0; i < digits; i++, p->at++) {
+        if (hex_value(here(p)) < 0) return fail(p, KAKEYA_FORMAT, "\\%c needs %d hexadecimal digits", kind, digits);
+        value = value << 4 | (uint32_t)hex_value(here(p));
+    }
+    if (digits && (value > 0x10FFFF || (value >= 0xD800 && value < 0xE000)))
+        return fail(p, KAKEYA_FORMAT, "there is no character U+%X", value);
+    if (digits) return value;
+    const char *name = kind ? strchr(names, kind) : NULL;
+    if (name) return (unsigned char)meanings[name - names];
+    if ((kind >= 'a' && kind <= 'z') || (kind >= 'A' && kind <= 'Z') || (kind >= '0' && kind <= '9') || !kind)
+        return fail(p, KAKEYA_FORMAT, "the escape \\%c is not known", kind);
+    return (unsigned char)kind;
+}
+
+/* ----------------------------------------------------------------------------------------------------------- atoms */
+
+typedef struct buffer {
+    char *data;
+    size_t n, room;
+} buffer;
+
+static void put(parser *p, buffer *b, const char *bytes, size_t n) {
+    if (b->n + n + 1 > b->room) {
+        size_t room = 2 * (b->n + n) + 32;
+        char *data = realloc(b->data, room);
+        if (!data) {
+            fail(p, KAKEYA_OUT_OF_MEMORY, "out of memory");
+            return;
+        }
+        b->data = data;
+        b->room = room;
+    }
+    memcpy(b->data + b->n, bytes, n);
+    b->n += n;
+    b->data[b->n] = 0;
+}
+
+static void put_escaped(parser *p, buffer *b, uint32_t c) {
+    char text[16];
+    put(p, b, text, (size_t)snprintf(text, sizeof text, "\\u{%X}", c));
+}
+
+static uint32_t end_buffer(parser *p, buffer *b, rule_kind kind) {
+    uint32_t node = p->status ? RULE_NONE : add_text(p, kind, b->data ? b->data : "", b->n);
+    free(b->data);
+    return node;
+}
+
+/* [...], as a class of a regular expression. */
+static uint32_t parse_class(parser *p) {
+    buffer b = {0};
+    put(p, &b, "[", 1);
+    if (take(p, "^")) put(p, &b, "^", 1);
+    while (p->at < p->bytes && here(p) != ']' && !p->status) {
+        put_escaped(p, &b, take_character(p));
+        if (here(p) != '-' || ahead(p, 1) == ']') continue;
+        p->at++;
+        put(p, &b, "-", 1);
+        put_escaped(p, &b, take_character(p));
+    }
+    if (!take(p, "]")) fail(p, KAKEYA_FORMAT, "[ without ]");
+    put(p, &b, "]", 1);
+    return end_buffer(p, &b, RULE_REGEX);
+}
+
+/* Letters of either case. */
+static uint32_t ignore_case(parser *p, buffer *b) {
+    buffer out = {0};
+    for (size_t i = 0; i < b->n; i++) {
+        unsigned char c = (unsigned char)b->data[i];
+        bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+        char either[4] = {'[', (char)c, (char)(c ^ 0x20), ']'};
+        if (letter)
+            put(p, &out, either, 4);
+        else if (c < 0x80)
+            put_escaped(p, &out, c);
+        else
+            put(p, &out, b->data + i, 1);
+    }
+    free(b->data);
+    return end_buffer(p, &out, RULE_REGEX);
+}
+
+static void take_quoted(parser *p, buffer *b) {
+    char bytes[4];
+    while (p->at < p->bytes && here(p) != '"' && here(p) != '\n' && !p->status) {
+        uint32_t c = take_character(p);
+        if (!p->status) put(p, b, bytes, encode(c, bytes));
+    }
+    if (!take(p, "\"")) fail(p, KAKEYA_FORMAT, "\" without another");
+}
+
+static uint32_t parse_text(parser *p) {
+    buffer b = {0}, end = {0};
+    take_quoted(p, &b);
+    if (p->lark && here(p) == 'i' && !is_name(ahead(p, 1))) {
+        p->at++;
+        return ignore_case(p, &b);
+    }
+    skip_space(p, false);
+    if (!p->lark || !take(p, "..")) return end_buffer(p, &b, RULE_TEXT);
+    skip_space(p, false);
+    if (!take(p, "\"")) fail(p, KAKEYA_FORMAT, ".. without a text behind it");
+    take_quoted(p, &end);
+    buffer range = {0};
+    if (!p->status && (b.n != 1 || end.n != 1)) fail(p, KAKEYA_UNSUPPORTED, "ranges are supported of single bytes");
+    if (!p->status) {
+        put(p, &range, "[", 1);
+        put_escaped(p, &range, (unsigned char)b.data[0]);
+        put(p, &range, "-", 1);
+        put_escaped(p, &range, (unsigned char)end.data[0]);
+        put(p, &range, "]", 1);
+    }
+    free(b.data);
+    free(end.data);
+    return end_buffer(p, &range, RULE_REGEX);
+}
+
+/* /.../flags of Lark */
+static uint32_t parse_regex(parser *p) {
+    buffer b = {0};
+    bool class = false;
+    while (p->at < p->bytes && (here(p) != '/' || class) && here(p) != '\n') {
+        if (here(p) == '[') class = true;
+        if (here(p) == ']') class = false;
+        if (here(p) == '\\' && ahead(p, 1) == '/') p->at++;
+        size_t n = here(p) == '\\' && p->at + 1 < p->bytes ? 2 : 1;
+        put(p, &b, p->text + p->at, n);
+        p->at += n;
+    }
+    if (!take(p, "/")) fail(p, KAKEYA_FORMAT, "/ without another");
+    for (; here(p) >= 'a' && here(p) <= 'z'; p->at++)
+        if (here(p) != 'u')
+            fail(p, KAKEYA_UNSUPPORTED, "the flag %c of a regular expression is not supported", here(p));
+    return end_buffer(p, &b, RULE_REGEX);
+}
+
+static uint32_t parse_choice(parser *p, bool nested);
+
+static uint32_t parse_group(parser *p, const char *end) {
+    if (++p->depth > MAX_GROUPS)
+        return fail(p, KAKEYA_UNSUPPORTED, "more than %d groups in one another", (int)MAX_GROUPS);
+    uint32_t inner = parse_choice(p, true);
+    p->depth--;
+    if (!take(p, end)) return fail(p, KAKEYA_FORMAT, "a group is not closed by %s", end);
+    return inner;
+}
+
+static uint32_t parse_atom(parser *p) {
+    if (take(p, "\"")) return parse_text(p);
+    if (take(p, "(")) return parse_group(p, ")");
+    if (p->lark && take(p, "[")) return add_repeat(p, parse_group(p, "]"), 0, 1);
+    if (take(p, "[")) return parse_class(p);
+    if (p->lark && take(p, "/")) return parse_regex(p);
+    if (!p->lark && take(p, ".")) return add_text(p, RULE_REGEX, "[^]", 3);
+    size_t n = name_bytes(p);
+    if (n == 0) return fail(p, KAKEYA_FORMAT, "'%.10s' is not expected here", p->text + p->at);
+    uint32_t rule = rule_named(p, p->text + p->at, n);
+    p->at += n;
+    return p->status ? RULE_NONE : add(p, (rule_node){.kind = RULE_NAME, .child = RULE_NONE, .rule = rule});
+}
+
+static uint32_t take_number(parser *p) {
+    uint32_t n = 0;
+    if (here(p) < '0' || here(p) > '9') return fail(p, KAKEYA_FORMAT, "a number is expected");
+    for (; here(p) >= '0' && here(p) <= '9' && n <= MAX_COUNT; p->at++) n = n * 10 + (uint32_t)(here(p) - '0');
+    if (n > MAX_COUNT) return fail(p, KAKEYA_UNSUPPORTED, "more than %d repetitions", (int)MAX_COUNT);
+    return n;
+}
+
+static uint32_t parse_counted(parser *p) {
+    uint32_t one = parse_atom(p), minimum, maximum;
+    for (bool more = true; more && !p->status;) {
+        size_t before = p->at;
+        skip_space(p, false);
+        minimum = 0;
+        maximum = RULE_NONE;
+        if (take(p, "?")) {
+            maximum = 1;
+        } else if (take(p, "+")) {
+            minimum = 1;
+        } else if (take(p, "{")) {
+            skip_space(p, false);
+            minimum = here(p) == ',' ? 0 : take_number(p);
+            maximum = minimum;
+            skip_space(p, false);
+            if (take(p, ",")) {
+                skip_space(p, false);
+                maximum = here(p) == '}' ? RULE_NONE : take_number(p);
+            }
+            skip_space(p, false);
+            if (!take(p, "}")) fail(p, KAKEYA_FORMAT, "{ without }");
+        } else if (p->lark && take(p, "~")) {
+            skip_space(p, false);
+            minimum = maximum = take_number(p);
+            if (take(p, "..")) maximum = take_number(p);
+        } else if (!take(p, "*")) {
+            more = false;
+            p->at = before;
+        }
+        if (more && maximum < minimum) fail(p, KAKEYA_FORMAT, "{%u,%u} counts backwards", minimum, maximum);
+        if (more) one = add_repeat(p, one, minimum, maximum);
+    }
+    return one;
+}
+
+/* What stands behind is the end of an alternative. Outside of groups a line ends it, unless the next one goes on with
+ * |.
+ */
+static bool at_end(parser *p, bool nested) {
+    size_t before = p->at;
+    skip_space(p, true);
+    char c = here(p);
+    if (p->status || p->at >= p->bytes || c == '|' || c == ')' || (p->lark && c == ']')) return true;
+    if (nested) return false;
+    bool line = memchr(p->text + before, '\n', p->at - before) != NULL;
+    if (line) p->at = before;
+    return line;
+}
+
+static uint32_t parse_row(parser *p, bool nested) {
+    uint32_t first = RULE_NONE, last = RULE_NONE;
+    while (!at_end(p, nested)) {
+        if (p->lark && take(p, "->")) { /* a name for the tree */
+            skip_space(p, false);
+            p->at += name_bytes(p);
+            continue;
+        }
+        uint32_t one = parse_counted(p);
+        if (p->status) return RULE_NONE;
+        *(last == RULE_NONE ? &first : &p->out->nodes[last].sibling) = one;
+        last = one;
+    }
+    return add_list(p, RULE_ROW, first);
+}
+
+static uint32_t parse_choice(parser *p, bool nested) {
+    uint32_t first = parse_row(p, nested), last = first;
+    if (p->status || here(p) != '|') return first;
+    while (!p->status && take(p, "|")) {
+        uint32_t row = parse_row(p, nested);
+        if (p->status) return RULE_NONE;
+        p->out->nodes[last].sibling = row;
+        last = row;
+    }
+    return add_list(p, RULE_CHOICE, first);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- rules */
+
+static void define(parser *p, uint32_t rule, uint32_t body) {
+    if (p->status) return;
+    if (p->out->rules[rule].body != RULE_NONE)
+        fail(p, KAKEYA_FORMAT, "the rule %.60s is there twice", p->out->rules[rule].name);
+    p->out->rules[rule].body = body;
+}
+
+/* What %import common.NAME brings. */
+static void import_common(parser *p, const char *name, size_t bytes, const char *as, size_t as_bytes) {
+    static const struct {
+        const char *name, *expression;
+    } common[] = {{"DIGIT", "[0-9]"},
+                  {"HEXDIGIT", "[0-9A-Fa-f]"},
+                  {"INT", "[0-9]+"},
+                  {"SIGNED_INT", "[+-]?[0-9]+"},
+                  {"DECIMAL", "[0-9]+\\.[0-9]*|\\.[0-9]+"},
+                  {"FLOAT", "[0-9]+[eE][+-]?[0-9]+|([0-9]+\\.[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?"},
+                  {"SIGNED_FLOAT", "[+-]?([0-9]+[eE][+-]?[0-9]+|([0-9]+\\.[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?)"},
+                  {"NUMBER", "[0-9]+([eE][+-]?[0-9]+)?|([0-9]+\\.[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?"},
+                  {"SIGNED_NUMBER", "[+-]?([0-9]+([eE][+-]?[0-9]+)?|([0-9]+\\.[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?)"},
+                  {"ESCAPED_STRING", "\"([^\"\\\\\\n]|\\\\[^\\n])*\""},
+                  {"LCASE_LETTER", "[a-z]"},
+                  {"UCASE_LETTER", "[A-Z]"},
+                  {"LETTER", "[A-Za-z]"},
+                  {"WORD", "[A-Za-z]+"},
+                  {"CNAME", "[A-Za-z_][A-Za-z0-9_]*"},
+                  {"WS_INLINE", "[ \\t]+"},
+                  {"WS", "[ \\t\\f\\r\\n]+"},
+                  {"CR", "\\r"},
+                  {"LF", "\\n"},
+                  {"NEWLINE", "(\\r?\\n)+"}};
+    for (size_t i = 0; i < sizeof common / sizeof *common; i++) {
+        if (strlen(common[i].name) != bytes || memcmp(common[i].name, name, bytes) != 0) continue;
+        uint32_t rule = rule_named(p, as, as_bytes);
+        if (!p->status) define(p, rule, add_text(p, RULE_REGEX, common[i].expression, strlen(common[i].expression)));
+        return;
+    }
+    fail(p, KAKEYA_UNSUPPORTED, "%%import of %.*s is not supported", (int)bytes, name);
+}
+
+static void parse_import(parser *p) {
+    skip_space(p, false);
+    if (!take(p, "common")) {
+        fail(p, KAKEYA_UNSUPPORTED, "%%import from elsewhere than common is not supported");
+        return;
+    }
+    skip_space(p, false);
+    bool list = take(p, "(");
+    if (!list && !take(p, ".")) fail(p, KAKEYA_FORMAT, "%%import common has no name behind it");
+    for (bool more = true; more && !p->status;) {
+        skip_space(p, list);
+        const char *name = p->text + p->at, *as = name;
+        size_t bytes = name_bytes(p), as_bytes = bytes;
+        p->at += bytes;
+        skip_space(p, list);
+        if (take(p, "->")) {
+            skip_space(p, false);
+            as = p->text + p->at;
+            as_bytes = name_bytes(p);
+            p->at += as_bytes;
+        }
+        import_common(p, name, bytes, as, as_bytes);
+        skip_space(p, list);
+        more = list && take(p, ",");
+    }
+    if (list && !take(p, ")")) fail(p, KAKEYA_FORMAT, "( without )");
+}
+
+static void parse_ignore(parser *p) {
+    skip_space(p, false);
+    uint32_t what = parse_choice(p, false);
+    if (p->status) return;
+    if (p->out->ignored != RULE_NONE) { /* the one or the other */
+        p->out->nodes[p->out->ignored].sibling = what;
+        what = add_list(p, RULE_CHOICE, p->out->ignored);
+    }
+    p->out->ignored = what;
+}
+
+static void parse_rule(parser *p) {
+    while (p->lark && (take(p, "?") || take(p, "!"))) {
+    }
+    const char *name = p->text + p->at;
+    size_t bytes = name_bytes(p);
+    if (bytes == 0) {
+        fail(p, KAKEYA_FORMAT, "the name of a rule is expected, not '%.10s'", p->text + p->at);
+        return;
+    }
+    uint32_t rule = rule_named(p, name, bytes);
+    p->at += bytes;
+    if (p->lark && here(p) == '{') fail(p, KAKEYA_UNSUPPORTED, "templates are not supported");
+    if (p->lark && take(p, ".")) { /* a priority: all readings are followed */
+        (void)take(p, "-");
+        (void)take_number(p);
+    }
+    skip_space(p, true);
+    if (!take(p, p->lark ? ":" : "::=")) fail(p, KAKEYA_FORMAT, "%s is expected", p->lark ? ":" : "::=");
+    skip_space(p, !p->lark);
+    if (!p->status) define(p, rule, parse_choice(p, false));
+    skip_space(p, true);
+    if (!p->status && here(p) == ')') fail(p, KAKEYA_FORMAT, ") without (");
+}
+
+kakeya_status rules_parse(const char *text, size_t bytes, rule_set *out, kakeya_error *error) {
+    parser p = {.text = text, .bytes = bytes, .out = out, .error = error};
+    *out = (rule_set){.start = RULE_NONE, .ignored = RULE_NONE};
+    if (bytes > RULES_MAX_BYTES) fail(&p, KAKEYA_UNSUPPORTED, "more than %d bytes", (int)RULES_MAX_BYTES);
+    p.at = p.status ? 0 : utf8_valid_bytes(text, bytes);
+    if (!p.status && (p.at < bytes || memchr(text, 0, bytes))) fail(&p, KAKEYA_FORMAT, "not a text in UTF-8");
+    p.at = 0;
+    p.lark = true;
+    for (size_t i = 0; i + 2 < bytes && p.lark; i++) p.lark = memcmp(text + i, "::=", 3) != 0;
+    for (skip_space(&p, true); p.at < bytes && !p.status; skip_space(&p, true)) {
+        if (p.lark && take(&p, "%import"))
+            parse_import(&p);
+        else if (p.lark && take(&p, "%ignore"))
+            parse_ignore(&p);
+        else if (p.lark && here(&p) == '%')
+            fail(&p, KAKEYA_UNSUPPORTED, "'%.12s' is not supported", text + p.at);
+        else
+            parse_rule(&p);
+    }
+    const char *start = p.lark ? "start" : "root";
+    for (uint32_t i = 0; i < out->n_rules && !p.status; i++) {
+        if (strcmp(out->rules[i].name, start) == 0) out->start = i;
+        if (out->rules[i].body == RULE_NONE)
+            p.status = error_set(error, KAKEYA_FORMAT, "grammar, line %u: there is no rule %.60s", out->rules[i].line,
+                                 out->rules[i].name);
+    }
+    if (!p.status && out->start == RULE_NONE)
+        p.status = error_set(error, KAKEYA_FORMAT, "grammar: there is no rule %s, which the text would be", start);
+    if (p.status) rules_free(out);
+    return p.status;
+}
+
+void rules_free(rule_set *rules) {
+    for (uint32_t i = 0; i < rules->n_nodes; i++) free(rules->nodes[i].text);
+    for (uint32_t i = 0; i < rules->n_rules; i++) free(rules->rules[i].name);
+    free(rules->nodes);
+    free(rules->rules);
+    *rules = (rule_set){0};
+}

@@ -1,0 +1,136 @@
+/* Rules in GBNF and in Lark's syntax: texts that they make and do not, and what is refused, with the line. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "unit/grammar_support.h"
+
+static const struct {
+    const char *rules;
+    const char *accepted[8], *refused[8];
+} languages[] = {
+    {"root ::= \"a\" root \"b\" | \"\"", {"", "ab", "aaabbb"}, {"aab", "ba", "abab"}},
+    {"root ::= \"yes\" | \"no\"\n  | \"maybe\" # a comment\n", {"yes", "no", "maybe"}, {"yesno", "may\n"}},
+    {"root ::= (\n \"may\" # a comment\n    \"be\"\n)", {"maybe"}, {"may"}},
+    {"root  ::= (expr \"=\" ws term \"\\n\")+\nexpr  ::= term ([-+*/] term)*\n"
+     "term  ::= ident | num | \"(\" ws expr \")\" ws\nident ::= [a-z] [a-z0-9_]* ws\n"
+     "num   ::= [0-9]+ ws\nws    ::= [ \\t]*\n",
+     {"a+1=2\n", "(a *(b+3)) = x\n", "a=b\nc=d\n"},
+     {"a=b", "a+=b\n", "((a)=b\n", ""}},
+    {"root ::= [^\\]\\x41\\u00e9-\\u00eb]{2,3} . \"\\\"\\\\\\U0001F600\"",
+     {"bc\n\"\\\xF0\x9F\x98\x80", "\xC3\xA8xyz\"\\\xF0\x9F\x98\x80"},
+     {"Abc\"\\\xF0\x9F\x98\x80", "\xC3\xAA"
+                                 "bc\"\\\xF0\x9F\x98\x80"}},
+    {"root ::= (\"x\" | sub){2,3}\nsub ::= \"(\" root \")\"", {"xx", "(xx)x", "x(x(xxx))x"}, {"x", "(x)x", "xxxx"}},
+    {"root ::= item* tail?\nitem ::= \"[\" root \"]\"\ntail ::= \"t\"",
+     {"", "t", "[]", "[t]t", "[[][t]]"},
+     {"tt", "[", "t[]"}},
+    {"root ::= list\nlist ::= [a-z]+ (\",\" list)?", {"a", "ab,c,d,e,f,g,h"}, {"a,", ",a"}},
+    {"start: expr\n?expr: term ((\"+\"|\"-\") term)*\n?term: factor ((\"*\"|\"/\") factor)* -> product\n"
+     "!factor: NUMBER | \"-\" factor | \"(\" expr \")\"\n%import common.NUMBER\n%import common.WS\n"
+     "%ignore WS\n// a comment\n",
+     {"1+2", " ( 1 + 2 ) * 3", "-4.5e3 / (2) "},
+     {"1+", "(1", "1 2", ""}},
+    {"start: greeting \" \" NAME \"!\"i [MARK]\ngreeting: \"hello\"i | \"good\" \" \" (\"morning\" | \"night\")\n"
+     "NAME.2: /[A-Z][a-z\\/]+/\nMARK: \"0\"..\"9\" ~ 2..3\n",
+     {"hello Bob!", "HELLO A/b!42", "good night Eve!123"},
+     {"hi Bob!", "hello bob!", "hello Bob!4"}},
+    {"start: (A\n  | B)+\n  | C\n\nA: \"a\"\nB: \"b\"\nC: \"c\"", {"ab", "c"}, {"ac", ""}},
+};
+
+static kakeya_status open_rules(const char *rules, kakeya_grammar **g, kakeya_error *error) {
+    return open_grammar(KAKEYA_GRAMMAR_RULES, rules, g, error);
+}
+
+static void test_languages(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof languages / sizeof *languages; i++) {
+        kakeya_grammar *g;
+        kakeya_error error = {0};
+        if (open_rules(languages[i].rules, &g, &error) != KAKEYA_OK)
+            fail_msg("%s: %s", languages[i].rules, error.message);
+        for (size_t k = 0; k < 8 && languages[i].accepted[k]; k++)
+            if (read_text(g, languages[i].accepted[k]) != READ_COMPLETE)
+                fail_msg("%s: refuses %s", languages[i].rules, languages[i].accepted[k]);
+        for (size_t k = 0; k < 8 && languages[i].refused[k]; k++)
+            if (read_text(g, languages[i].refused[k]) == READ_COMPLETE)
+                fail_msg("%s: accepts %s", languages[i].rules, languages[i].refused[k]);
+        kakeya_grammar_close(g);
+    }
+}
+
+/* A rule that ends with itself needs no depth; one that goes on behind itself ends where there is no room. */
+static void test_depth(void **state) {
+    (void)state;
+    kakeya_grammar *g;
+    size_t at;
+    char text[2001];
+    assert_int_equal(open_rules("root ::= \"a\" more\nmore ::= \",\" root | \"\"", &g, NULL), KAKEYA_OK);
+    for (int i = 0; i < 1999; i++) text[i] = i % 2 ? ',' : 'a';
+    text[1999] = 0;
+    assert_int_equal(read_text(g, text), READ_COMPLETE);
+    kakeya_grammar_close(g);
+    assert_int_equal(open_rules("root ::= \"(\" root \")\" | \"x\"", &g, NULL), KAKEYA_OK);
+    memset(text, '(', 200);
+    assert_int_equal(read_letters(g, g->content, text, 200, false, &at), READ_REFUSED);
+    assert_in_range(at, 20, GRAMMAR_MAX_DEPTH);
+    text[at] = 'x';
+    memset(text + at + 1, ')', at);
+    assert_int_equal(read_letters(g, g->content, text, 2 * at + 1, false, &at), READ_COMPLETE);
+    kakeya_grammar_close(g);
+}
+
+static const struct {
+    const char *rules;
+    kakeya_status status;
+    const char *message;
+} refusals[] = {
+    {"root ::= root \"b\" | \"\"", KAKEYA_UNSUPPORTED, "line 1: a rule that begins with itself is not supported: root"},
+    {"root ::= a\na ::= [x]* b \"c\"\nb ::= a?", KAKEYA_UNSUPPORTED,
+     "line 1: a rule that begins with itself is not supported: a"},
+    {"root ::= foo", KAKEYA_FORMAT, "line 1: there is no rule foo"},
+    {"other ::= \"a\"", KAKEYA_FORMAT, "there is no rule root"},
+    {"expr: \"a\"", KAKEYA_FORMAT, "there is no rule start"},
+    {"root ::= \"a\"\nroot ::= \"b\"", KAKEYA_FORMAT, "line 2: the rule root is there twice"},
+    {"root ::= \"a", KAKEYA_FORMAT, "line 1: \" without another"},
+    {"\nroot ::= [a-z", KAKEYA_FORMAT, "line 2: [ without ]"},
+    {"root ::= (\"a\"", KAKEYA_FORMAT, "not closed"},
+    {"root ::= \"a\")", KAKEYA_FORMAT, ") without ("},
+    {"root ::= \"a\"{3,2}", KAKEYA_FORMAT, "backwards"},
+    {"root ::= \"\\q\"", KAKEYA_FORMAT, "escape"},
+    {"root ::= \"\\ud800\"", KAKEYA_FORMAT, "no character"},
+    {"root = \"a\" ::=", KAKEYA_FORMAT, "::= is expected"},
+    {"start: /a/x", KAKEYA_UNSUPPORTED, "flag x"},
+    {"start: /(/", KAKEYA_FORMAT, "without )"},
+    {"start: A\n%import python.NAME", KAKEYA_UNSUPPORTED, "%import"},
+    {"start: A\n%import common.NAME", KAKEYA_UNSUPPORTED, "%import of NAME"},
+    {"start: \"a\"\n%declare X", KAKEYA_UNSUPPORTED, "'%declare"},
+    {"start: t{\"a\"}\nt{x}: x", KAKEYA_FORMAT, "number"},
+    {"", KAKEYA_FORMAT, "no rule start"},
+    {"root ::= \"a\" root", KAKEYA_INVALID_ARGUMENT, "no value is possible"},
+};
+
+static void test_refusals(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        kakeya_grammar *g;
+        kakeya_error error = {0};
+        kakeya_status status = open_rules(refusals[i].rules, &g, &error);
+        if (status != refusals[i].status || !strstr(error.message, refusals[i].message))
+            fail_msg("%s: status %d, \"%s\"; expected %d, \"%s\"", refusals[i].rules, (int)status, error.message,
+                     (int)refusals[i].status, refusals[i].message);
+        assert_null(g);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_languages),
+        cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
