@@ -8,6 +8,8 @@
 
 /* Some rows of a finished evaluation once more (replay.h). */
 typedef struct eval_replay {
+    /* Before anything is computed: the environment here. */
+    void (*begin)(void *user, const cJSON *environment);
     /* Every prompt of the evaluation, also of rows that are left out. */
     void (*prompt)(void *user, const char *sample, uint64_t hash);
     /* The row of the report that is computed again, of which `planned` has sample, arm, warmup, repetition and lines;

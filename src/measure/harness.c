@@ -102,8 +102,12 @@ cJSON *harness_environment(const eval_harness *harness) {
 }
 
 kakeya_status harness_report(eval_harness *harness, eval_kind kind, cJSON *options, kakeya_error *error) {
-    return eval_report_open(kind, harness->setup->report_path, harness->setup->argc, harness->setup->argv,
-                            harness_environment(harness), options, &harness->report, error);
+    const eval_replay *replay = harness->setup->replay;
+    kakeya_status status =
+        eval_report_open(kind, harness->setup->report_path, harness->setup->argc, harness->setup->argv,
+                         harness_environment(harness), options, &harness->report, error);
+    if (status == KAKEYA_OK && replay) replay->begin(replay->user, harness->report->environment);
+    return status;
 }
 
 kakeya_status harness_close(eval_harness *harness, kakeya_status status, eval_report **out, kakeya_error *error) {

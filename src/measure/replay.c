@@ -21,6 +21,7 @@ struct replay {
     gate_context context; /* the report's rows */
     choice *chosen;       /* [rows] */
     bool all;
+    bool foreign;                 /* the model here is another one: nothing is computed */
     size_t drawn, decisive, pool; /* pool: rows that could be drawn */
     known_prompt *prompt;         /* of the evaluation that ran again */
     size_t n_prompts;
@@ -122,8 +123,15 @@ static size_t find_row(const replay *r, const eval_row *planned) {
     return i;
 }
 
+static void on_begin(void *user, const cJSON *environment) {
+    replay *r = user;
+    r->foreign =
+        !cJSON_Compare(member(environment, "fingerprint"), member(r->context.environment, "fingerprint"), true);
+}
+
 static const eval_row *on_row(void *user, const eval_row *planned) {
     const replay *r = user;
+    if (r->foreign) return NULL;
     size_t i = find_row(r, planned);
     return i < r->context.rows.n && r->chosen[i] != LEFT_OUT ? &r->context.rows.row[i] : NULL;
 }
@@ -149,7 +157,7 @@ kakeya_status replay_open(const cJSON *report, const replay_options *options, re
     replay *r = calloc(1, sizeof *r);
     *out = r;
     if (!r) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for a replay");
-    r->hook = (eval_replay){on_prompt, on_row, r};
+    r->hook = (eval_replay){on_begin, on_prompt, on_row, r};
     r->context = (gate_context){.report = report,
                                 .environment = member(report, "environment"),
                                 .options = member(report, "options"),

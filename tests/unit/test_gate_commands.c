@@ -252,6 +252,22 @@ static void divergence_out_of_nothing(cJSON *json) {
     }
 }
 
+/* A token that native attention is certain of, and the other arm is not, without a divergence. */
+static void certain_without_divergence(cJSON *json) {
+    cJSON *row;
+    cJSON_ArrayForEach(row, part_of(json, "rows")) {
+        bool native = strcmp(part_of(row, "policy")->valuestring, "native") == 0;
+        cJSON *nll = part_of(row, "token_nll")->child, *kl = part_of(row, "token_kl")->child, *sum;
+        double to = native ? 0 : 0.6;
+        sum = part_of(row, "nll");
+        cJSON_SetNumberValue(sum, sum->valuedouble - nll->valuedouble + to);
+        cJSON_SetNumberValue(nll, to);
+        sum = part_of(row, "kl_from_native");
+        cJSON_SetNumberValue(sum, sum->valuedouble - kl->valuedouble);
+        cJSON_SetNumberValue(kl, 0);
+    }
+}
+
 /* A token that both hold likely is the likeliest under both. */
 static void other_likeliest(cJSON *json) {
     cJSON *row, *native = NULL;
@@ -296,6 +312,7 @@ static void other_contradictions_are_refused(void **state) {
         {"ROW_FIELD", EVAL_NIAH, blocks_that_are_none},
         {"SCORE_IMPOSSIBLE", EVAL_FIDELITY, divergence_out_of_nothing},
         {"SCORE_IMPOSSIBLE", EVAL_FIDELITY, other_likeliest},
+        {"SCORE_IMPOSSIBLE", EVAL_FIDELITY, certain_without_divergence},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         cJSON *json = true_report(cases[i].kind);
