@@ -285,13 +285,15 @@ static const cli_command lossless_command = {
     .name = "eval lossless",
     .summary = "Compares the tokens of every decode mode with plain autoregression: the streams must be equal.",
     .operands = "[FILE]...",
-    .details = "Prompts are needles, stretches of the source files (without any: the bundled ones) and random ids;\n"
-               "temperatures 0, 0.7 and 1; draft lengths 1 to 16; several prompt chunkings; 1 and 2 threads; native\n"
-               "and restored attention. The first few prompts also run the slow references: every token by a whole\n"
-               "new forward, every block from a new drafter context.\n"
-               "--batch compares sessions that are computed together with the same sessions alone instead, and their\n"
-               "log-probabilities to the bit: compositions of up to --sessions sessions, drawn by seed, with prompts\n"
-               "beside answers, forks, answers that are cancelled, every mode and policy, temperatures 0 and 1.\n",
+    .details =
+        "Prompts are needles, stretches of the source files (without any: the bundled ones) and random ids;\n"
+        "temperatures 0, 0.7 and 1; draft lengths 1 to 16; several prompt chunkings; 1 and 2 threads; native\n"
+        "and restored attention. Under every policy an answer is also cut and said again. The first few prompts\n"
+        "also run the slow references: every token by a whole new forward, every block from a new drafter\n"
+        "context.\n"
+        "--batch compares sessions that are computed together with the same sessions alone instead, and their\n"
+        "log-probabilities to the bit: compositions of up to --sessions sessions, drawn by seed, with prompts\n"
+        "beside answers, forks, answers that are cancelled, every mode and policy, temperatures 0 and 1.\n",
     .examples = "  kakeya eval lossless --prompts 200 --report l.json\n"
                 "  kakeya eval lossless --batch --compositions 100 --report b.json\n",
 };

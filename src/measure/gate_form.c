@@ -72,7 +72,7 @@ static const char *const kind_row_keys[EVAL_KIND_COUNT] = {
         "layer_error layer_energy as_stored kl_from_bf16 verifier_forwards decode_seconds",
     [EVAL_CODE] = "",
     [EVAL_ACCEPTANCE] = "",
-    [EVAL_LOSSLESS] = "prompt_kind",
+    [EVAL_LOSSLESS] = "prompt_kind truncated dropped_tokens",
     [EVAL_BATCH] = "prompt_kind together forked cancel_after log_probability_hash",
 };
 

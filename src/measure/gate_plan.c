@@ -220,7 +220,7 @@ static void plan_lossless(plan *p) {
         char sample[96];
         snprintf(sample, sizeof sample, "%03d/%s", i, lossless_kind_names[lossless_kind(i)]);
         cJSON_ArrayForEach(policy, option(p, "policies")) {
-            size_t n = lossless_variants(i, environment_flag(p, "drafter"), slow, variants);
+            size_t n = lossless_variants(i, policy->valuestring, environment_flag(p, "drafter"), slow, variants);
             for (size_t v = 0; v < n; v++) {
                 eval_arm arm = arm_of(p, policy->valuestring, variants[v].mode);
                 arm.threads = lossless_threads[variants[v].engine];
@@ -229,6 +229,7 @@ static void plan_lossless(plan *p) {
                 arm.temperature = lossless_temperature(i);
                 eval_row *row = add(p, sample, &arm, false);
                 if (!row) return;
+                row->truncated = variants[v].truncated;
                 snprintf(row->prompt_kind, sizeof row->prompt_kind, "%s", lossless_kind_names[lossless_kind(i)]);
             }
         }
@@ -305,8 +306,8 @@ static void plan_kv_format(plan *p) {
 bool gate_same_run(const eval_row *a, const eval_row *b) {
     return a->warmup == b->warmup && a->repetition == b->repetition && a->lines == b->lines &&
            strcmp(a->sample, b->sample) == 0 && strcmp(a->prompt_kind, b->prompt_kind) == 0 && a->forked == b->forked &&
-           a->cancel_after == b->cancel_after && a->has_log_probabilities == b->has_log_probabilities &&
-           eval_arm_equal(&a->arm, &b->arm);
+           a->truncated == b->truncated && a->cancel_after == b->cancel_after &&
+           a->has_log_probabilities == b->has_log_probabilities && eval_arm_equal(&a->arm, &b->arm);
 }
 
 static void describe(const eval_row *row, char *out, size_t bytes) {

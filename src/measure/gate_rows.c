@@ -6,6 +6,7 @@
 
 #include "decode/speculate.h"
 #include "measure/gate_private.h"
+#include "measure/lossless_plan.h"
 #include "measure/summary.h"
 
 bool gate_measured(const eval_row *row) { return !row->warmup && row->arm.mix_alpha < 0; }
@@ -72,11 +73,18 @@ static bool blocks_fit(const eval_row *row) {
 void gate_rule_counts(gate_context *context) {
     for (size_t i = 0; i < context->rows.n; i++) {
         const eval_row *row = &context->rows.row[i];
-        int64_t tokens = (int64_t)row->n_token_ids, made = row->verifier_forwards + row->accepted_tokens + 1;
+        size_t dropped = row->truncated ? lossless_dropped(row->n_token_ids) : 0;
+        if ((size_t)row->dropped_tokens != dropped)
+            gate_violate(context, "COUNTS", "rows[%zu] (%s): %d tokens were cut off, not %zu", i, row->sample,
+                         row->dropped_tokens, dropped);
+        /* What is cut off was made, too; under native attention a prompt's row makes the first token behind the cut. */
+        int64_t tokens = (int64_t)(row->n_token_ids + dropped),
+                made = row->verifier_forwards + row->accepted_tokens + 1;
+        made += dropped && gate_is_native(row);
         /* One token comes with each forward beside the accepted drafts, and one from the prompt. The forward after an
          * accepted draft that ended the answer gives none. */
-        int64_t spare =
-            row->accepted_tokens > 0 || strcmp(row->arm.mode, "reforward") == 0; /* it computes the first, too */
+        int64_t spare = (row->accepted_tokens > 0) * (dropped ? 2 : 1) +
+                        (strcmp(row->arm.mode, "reforward") == 0); /* it computes the first, too */
         if (tokens < 1 || tokens > made || tokens < made - spare || row->accepted_tokens > row->drafted_tokens)
             gate_violate(context, "COUNTS",
                          "rows[%zu] (%s): %lld tokens from %lld forwards with %lld of %lld drafts accepted", i,

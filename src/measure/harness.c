@@ -12,6 +12,7 @@
 #include "base/hash.h"
 #include "base/threads.h"
 #include "measure/kv_geometry.h"
+#include "measure/lossless_plan.h"
 
 static const char *const policy_names[HARNESS_POLICIES] = {"native", "sink-window", "restored", "restored-all"};
 static const char *const mode_names[] = {"auto", "ar", "speculative", "ngram"};
@@ -329,6 +330,36 @@ static void record_block(void *user, const decode_trace_block *block) {
     record->lost |= !draft_blocks_add(&record->blocks, &block->block);
 }
 
+static void add_stats(kakeya_stats *sum, const kakeya_stats *more) {
+    sum->prefill_seconds += more->prefill_seconds;
+    sum->decode_seconds += more->decode_seconds;
+    sum->verifier_forwards += more->verifier_forwards;
+    sum->drafted_tokens += more->drafted_tokens;
+    sum->accepted_tokens += more->accepted_tokens;
+    for (int i = 0; i < EVAL_DRAFT_POSITIONS; i++) {
+        sum->drafted_at[i] += more->drafted_at[i];
+        sum->accepted_at[i] += more->accepted_at[i];
+    }
+    sum->finish = more->finish;
+}
+
+/* Cuts the answer's last tokens off and says them again. */
+static kakeya_status say_again(kakeya_session *session, const harness_prompt *prompt, kakeya_generate_options *options,
+                               const session_trace *trace, kakeya_stats *stats, eval_row *row, kakeya_error *error) {
+    size_t n;
+    kakeya_stats more = {0};
+    (void)kakeya_session_tokens(session, &n);
+    size_t dropped = lossless_dropped(n - prompt->n);
+    row->truncated = true;
+    row->dropped_tokens = (int)dropped;
+    if (!dropped) return KAKEYA_OK;
+    options->max_tokens -= (int)(n - prompt->n - dropped);
+    kakeya_status status = kakeya_session_truncate(session, n - dropped, error);
+    if (status == KAKEYA_OK) status = session_generate(session, options, trace, &more, error);
+    add_stats(stats, &more);
+    return status;
+}
+
 kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prompt, const harness_run *run,
                                eval_row *row, kakeya_error *error) {
     kakeya_engine *engine = run->engine ? run->engine : harness->engine;
@@ -367,6 +398,8 @@ kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prom
     if (status == KAKEYA_OK)
         status = kakeya_session_sync(session, prompt->ids, prompt->n, NULL, on_prompt, harness, error);
     if (status == KAKEYA_OK) status = session_generate(session, &options, &trace, &stats, error);
+    if (status == KAKEYA_OK && run->truncates && stats.finish != KAKEYA_FINISH_CANCELLED)
+        status = say_again(session, prompt, &options, &trace, &stats, row, error);
     if (status == KAKEYA_OK && stats.finish == KAKEYA_FINISH_CANCELLED)
         status = error_set(error, KAKEYA_CANCELLED, "interrupted after %llu of %llu runs",
                            (unsigned long long)harness->done, (unsigned long long)harness->total);

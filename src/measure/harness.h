@@ -47,6 +47,7 @@ typedef struct harness_run {
     session_reference reference;
     int max_tokens;
     uint64_t seed;
+    bool truncates; /* cuts the last tokens off and generates them again */
 } harness_run;
 
 /* Whether the run is wanted whose arm, warmup, repetition and lines are set; sets its sample, too. In a replay, it may

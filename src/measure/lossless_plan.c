@@ -1,5 +1,7 @@
 #include "measure/lossless_plan.h"
 
+#include <string.h>
+
 #include "backend/backend.h"
 
 const char *const lossless_kind_names[LOSSLESS_KINDS] = {"needle", "code", "random"};
@@ -13,28 +15,33 @@ double lossless_temperature(int prompt) {
     return temperatures[(prompt + prompt / LOSSLESS_KINDS) % LOSSLESS_TEMPERATURES];
 }
 
-size_t lossless_variants(int prompt, bool drafter, int reference_prompts, lossless_variant out[LOSSLESS_MAX_VARIANTS]) {
-    bool slow = prompt < reference_prompts;
+size_t lossless_variants(int prompt, const char *policy, bool drafter, int reference_prompts,
+                         lossless_variant out[LOSSLESS_MAX_VARIANTS]) {
+    bool brief = strcmp(policy, "sink-window") == 0 || strcmp(policy, "restored-all") == 0;
+    bool slow = prompt < reference_prompts && !brief;
     int length = prompt % BACKEND_MAX_DRAFT + 1, other_length = (prompt * 5 + 3) % BACKEND_MAX_DRAFT + 1;
     int chunk = chunks[1 + prompt % (LOSSLESS_CHUNKS - 1)];
     const struct {
         lossless_variant variant;
         bool wanted;
     } plan[LOSSLESS_MAX_VARIANTS] = {
-        {{"ar", 0, 0, 0}, true},
-        {{"speculative", length, 0, 0}, drafter},
-        {{"speculative", other_length, chunk, 1}, drafter},
-        {{"ngram", other_length, 0, 0}, true},
-        {{"auto", 0, 0, 0}, true},
-        {{"ar", 0, chunk, 1}, true},
-        {{"reforward", 0, 0, 0}, slow},
-        {{"unfused", length, 0, 0}, slow && drafter},
+        {{"ar", 0, 0, 0, false}, true},
+        {{"speculative", length, 0, 0, false}, drafter},
+        {{"speculative", other_length, chunk, 1, false}, drafter && !brief},
+        {{"ngram", other_length, 0, 0, false}, !brief},
+        {{"auto", 0, 0, 0, false}, !brief},
+        {{"ar", 0, chunk, 1, false}, !brief},
+        {{"auto", 0, chunk, 1, true}, true},
+        {{"reforward", 0, 0, 0, false}, slow},
+        {{"unfused", length, 0, 0, false}, slow && drafter},
     };
     size_t n = 0;
     for (size_t i = 0; i < LOSSLESS_MAX_VARIANTS; i++)
         if (plan[i].wanted) out[n++] = plan[i].variant;
     return n;
 }
+
+size_t lossless_dropped(size_t n) { return n / 2 < LOSSLESS_MOST_DROPPED ? n / 2 : LOSSLESS_MOST_DROPPED; }
 
 static int smaller(int a, int b) { return a < b ? a : b; }
 

@@ -194,6 +194,10 @@ static bool put_generation(eval_kind kind, const eval_row *row, cJSON *object) {
         cJSON_AddBoolToObject(object, "correct", row->correct);
     }
     if (kind == EVAL_LOSSLESS || kind == EVAL_BATCH) cJSON_AddStringToObject(object, "prompt_kind", row->prompt_kind);
+    if (kind == EVAL_LOSSLESS) {
+        cJSON_AddBoolToObject(object, "truncated", row->truncated);
+        put_number(object, "dropped_tokens", row->dropped_tokens);
+    }
     if (kind == EVAL_BATCH) {
         put_number(object, "together", row->arm.together);
         cJSON_AddBoolToObject(object, "forked", row->forked);
@@ -476,6 +480,10 @@ static void get_generation(eval_kind kind, row_reader *reader, eval_row *row) {
     }
     if (kind == EVAL_LOSSLESS || kind == EVAL_BATCH)
         get_name(reader, "prompt_kind", row->prompt_kind, sizeof row->prompt_kind);
+    if (kind == EVAL_LOSSLESS) {
+        row->truncated = get_bool(reader, "truncated");
+        row->dropped_tokens = get_int(reader, "dropped_tokens");
+    }
     if (kind == EVAL_BATCH) {
         const cJSON *hash = cJSON_GetObjectItemCaseSensitive(reader->object, "log_probability_hash");
         row->arm.together = get_int(reader, "together");

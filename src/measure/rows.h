@@ -78,6 +78,8 @@ typedef struct eval_row {
                              is below that of the token here, or if sampled its probability here. Not in the JSON */
 
     /* batch only */
+    bool truncated; /* lossless: its last dropped_tokens tokens were cut off and said again */
+    int dropped_tokens;
     bool forked;                   /* its timeline was forked from one that held the beginning of its prompt */
     int cancel_after;              /* tokens after which its callback ends it; 0: none */
     bool has_log_probabilities;    /* asked for */

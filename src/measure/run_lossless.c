@@ -52,7 +52,7 @@ static cJSON *options_json(const lossless_run *run) {
 static kakeya_status run_prompt(lossless_run *run, int index, const char *policy, const lossless_prompt *prompt,
                                 kakeya_error *error) {
     lossless_variant variants[LOSSLESS_MAX_VARIANTS];
-    size_t n = lossless_variants(index, run->drafter, run->options->reference_prompts, variants);
+    size_t n = lossless_variants(index, policy, run->drafter, run->options->reference_prompts, variants);
     kakeya_status status = KAKEYA_OK;
     for (size_t v = 0; status == KAKEYA_OK && v < n; v++) {
         eval_row row;
@@ -64,6 +64,7 @@ static kakeya_status run_prompt(lossless_run *run, int index, const char *policy
         harness_run how = {.engine = run->engine[variants[v].engine],
                            .reference = reference_of(&variants[v]),
                            .max_tokens = run->options->max_tokens,
+                           .truncates = variants[v].truncated,
                            .seed = run->options->seed + (uint64_t)index};
         status = harness_generate(&run->harness, &input, &how, &row, error);
         if (status == KAKEYA_OK) status = harness_add(&run->harness, &row, error);
@@ -75,7 +76,8 @@ static kakeya_status run_all(lossless_run *run, kakeya_error *error) {
     const eval_lossless_options *o = run->options;
     lossless_variant variants[LOSSLESS_MAX_VARIANTS];
     for (int i = 0; i < o->prompts; i++)
-        run->harness.total += run->n_policies * lossless_variants(i, run->drafter, o->reference_prompts, variants);
+        for (size_t p = 0; p < run->n_policies; p++)
+            run->harness.total += lossless_variants(i, run->policies[p], run->drafter, o->reference_prompts, variants);
     kakeya_status status = KAKEYA_OK;
     for (int i = 0; status == KAKEYA_OK && i < o->prompts; i++) {
         lossless_prompt prompt = {.kind = lossless_kind(i)};
@@ -88,10 +90,10 @@ static kakeya_status run_all(lossless_run *run, kakeya_error *error) {
     return status;
 }
 
-/* Native attention and, where the model has an f_theta, restored. */
+/* All that the model has. */
 static kakeya_status choose_policies(lossless_run *run, kakeya_error *error) {
-    static const char *const names[] = {"native", "restored"};
-    eval_policies policies = {names, kakeya_engine_has_f_theta(run->harness.engine) ? 2 : 1};
+    static const char *const names[] = {"native", "sink-window", "restored", "restored-all"};
+    eval_policies policies = {names, kakeya_engine_has_f_theta(run->harness.engine) ? 4 : 2};
     return harness_policies(&run->harness, &policies, false, run->policies, &run->n_policies, error);
 }
 
