@@ -44,6 +44,7 @@ typedef enum state {
     IN_CONTENT = 0,
     IN_UNMARKED_CALL, /* content that has so far been the beginning of call:NAME{ for a declared NAME */
     IN_LABEL,         /* behind <|channel>, in front of the end of "thought\n" */
+    IN_CHANNEL, /* behind <|channel> and something else: a thought once <channel|> comes, content if it never does */
     IN_REASONING,
     IN_CALL_NAME, /* behind <|tool_call>, in front of { */
     IN_ARGUMENTS,
@@ -59,6 +60,8 @@ enum {
     MAX_SPACE_BYTES = 4096, /* of white space that may turn out to be the end; more of it is delivered */
     MAX_NAME_BYTES = 256,   /* of what stands between <|tool_call> and {: more of it is content */
     MAX_ROLE_BYTES = 16,
+    MAX_LABEL_BYTES = 32,
+    MAX_CHANNEL_BYTES = 65536, /* of a channel that may turn out to be content: a longer one is a thought */
     ID_CHARACTERS = 24,
     MAX_PREFIX_BYTES = 31,
 };
@@ -85,6 +88,8 @@ struct chat_parser {
     char head[MAX_NAME_BYTES]; /* a label, a role, or the name of a call, so far */
     size_t head_bytes;
     size_t head_of_prompt; /* bytes of a label that stand in the prompt already */
+    char *channel;         /* [channel_room]: text of a channel that is not decided */
+    size_t channel_bytes, channel_room, channel_tokens;
     chat_arguments arguments;
     char name[MAX_NAME_BYTES + 1];
     char id[MAX_PREFIX_BYTES + ID_CHARACTERS + 1];
@@ -207,6 +212,67 @@ static void head_is_content(chat_parser *p) {
     p->head_of_prompt = 0;
     enter(p, IN_CONTENT);
     take_text(p, false, p->head + known, bytes - known);
+}
+
+/* ------------------------------------------------------------------------------------------------ channels */
+
+static void open_thought(chat_parser *p) {
+    p->head_of_prompt = 0;
+    if (p->content_started) release_space(p, false); /* it stands between two contents */
+    p->space_bytes = 0;
+    p->new_thought = true;
+    p->drop_space = false;
+    enter(p, IN_REASONING);
+}
+
+/* Bytes of the channel's first line where that is a label; 0: it has none. */
+static size_t label_bytes(const chat_parser *p) {
+    for (size_t i = 0; i < p->channel_bytes && i <= MAX_LABEL_BYTES; i++) {
+        const char c = p->channel[i];
+        if (c == '\n') return i ? i + 1 : 0;
+        bool letter =
+            (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
+        if (!letter) return 0;
+    }
+    return 0;
+}
+
+static void decide_channel(chat_parser *p, bool thought) {
+    size_t start = thought ? label_bytes(p) : 0, known = p->head_of_prompt, bytes = p->channel_bytes;
+    if (start < known) start = known;
+    p->channel_bytes = 0;
+    if (thought) {
+        open_thought(p);
+    } else { /* a marker without meaning */
+        p->counts.repairs++;
+        p->counts.reasoning_tokens -= p->channel_tokens;
+        p->thinking = false;
+        p->head_of_prompt = 0;
+        enter(p, IN_CONTENT);
+    }
+    p->channel_tokens = 0;
+    take_text(p, thought, p->channel + start, bytes - start);
+}
+
+static size_t step_channel(chat_parser *p, const char *text, size_t bytes) {
+    size_t room = p->channel_room ? p->channel_room : OUT_BYTES;
+    if (p->channel_bytes + bytes > MAX_CHANNEL_BYTES) {
+        decide_channel(p, true);
+        return 0;
+    }
+    while (room < p->channel_bytes + bytes) room *= 2;
+    if (room > p->channel_room) {
+        char *grown = realloc(p->channel, room);
+        if (!grown) {
+            p->status = KAKEYA_OUT_OF_MEMORY;
+            return bytes;
+        }
+        p->channel = grown;
+        p->channel_room = room;
+    }
+    memcpy(p->channel + p->channel_bytes, text, bytes);
+    p->channel_bytes += bytes;
+    return bytes;
 }
 
 /* ------------------------------------------------------------------------------------------------ calls */
@@ -353,20 +419,13 @@ static size_t step_unmarked(chat_parser *p, char c) {
 }
 
 static size_t step_label(chat_parser *p, char c) {
-    if (c != label[p->head_bytes]) { /* a marker without meaning */
-        p->counts.repairs++;
-        p->thinking = false;
-        head_is_content(p);
+    if (c != label[p->head_bytes]) { /* another label, or none */
+        p->state = IN_CHANNEL;
+        (void)step_channel(p, p->head, p->head_bytes);
         return 0;
     }
     collect(p, c);
-    if (p->head_bytes < sizeof label - 1) return 1;
-    p->head_of_prompt = 0;
-    if (p->content_started) release_space(p, false); /* it stands between two contents */
-    p->space_bytes = 0;
-    p->new_thought = true;
-    p->drop_space = false;
-    enter(p, IN_REASONING);
+    if (p->head_bytes == sizeof label - 1) open_thought(p);
     return 1;
 }
 
@@ -414,6 +473,8 @@ static size_t step(chat_parser *p, const char *text, size_t bytes) {
         return step_unmarked(p, *text);
     case IN_LABEL:
         return step_label(p, *text);
+    case IN_CHANNEL:
+        return step_channel(p, text, bytes);
     case IN_REASONING:
         take_text(p, true, text, bytes);
         return bytes;
@@ -453,16 +514,18 @@ static void leave_reasoning(chat_parser *p) {
 }
 
 static void on_thought_open(chat_parser *p) {
-    if (in_call(p) || p->state == IN_REASONING) {
+    if (in_call(p) || p->state == IN_REASONING || p->state == IN_CHANNEL) {
         p->counts.repairs++;
         return;
     }
     p->thinking = true;
+    p->channel_tokens = 0;
     p->head_of_prompt = 0;
     enter(p, IN_LABEL);
 }
 
 static void on_thought_close(chat_parser *p) {
+    if (p->state == IN_CHANNEL) decide_channel(p, true);
     if (p->state == IN_REASONING || p->state == IN_LABEL) {
         size_t held = p->state == IN_LABEL ? p->space_bytes : 0;
         bool drop = p->drop_space || !p->content_started || p->state == IN_REASONING;
@@ -480,6 +543,7 @@ static void on_call_open(chat_parser *p) {
         p->counts.repairs++;
         close_call(p);
     }
+    if (p->state == IN_CHANNEL) decide_channel(p, label_bytes(p) > 0); /* a call closes a thought, too */
     if (p->state == IN_REASONING || p->state == IN_LABEL) {
         p->counts.repairs++;
         leave_reasoning(p);
@@ -509,6 +573,7 @@ static void on_quote(chat_parser *p) {
 static void on_turn_open(chat_parser *p) {
     p->counts.repairs++;
     if (in_call(p)) close_call(p);
+    if (p->state == IN_CHANNEL) decide_channel(p, false);
     if (p->state == IN_REASONING || p->state == IN_LABEL) leave_reasoning(p);
     enter(p, IN_ROLE);
 }
@@ -516,6 +581,7 @@ static void on_turn_open(chat_parser *p) {
 /* The turn is over. Whatever an answer goes on with that does not stop here is content. */
 static void on_end(chat_parser *p) {
     if (in_call(p)) close_call(p);
+    if (p->state == IN_CHANNEL) decide_channel(p, false);
     if (p->state == IN_REASONING || p->state == IN_LABEL) leave_reasoning(p);
     release_space(p, false);
     enter(p, IN_CONTENT);
@@ -575,7 +641,9 @@ static void take_token(chat_parser *p, int32_t id) {
         take(p, text, bytes);
         take_control(p, meaning);
     }
-    p->counts.reasoning_tokens += thinking || p->thinking;
+    bool counts = thinking || p->thinking;
+    p->counts.reasoning_tokens += counts;
+    if (p->state == IN_LABEL || p->state == IN_CHANNEL) p->channel_tokens += counts;
 }
 
 /* ------------------------------------------------------------------------------------------------ the face */
@@ -596,6 +664,8 @@ static void read_prompt(chat_parser *p, const int32_t *prompt, size_t n) {
         p->space_bytes = 0;
         p->reasoned = p->content_started = p->drop_space = false;
         if (p->state == IN_LABEL) p->head_of_prompt = p->head_bytes;
+        if (p->state == IN_CHANNEL) p->head_of_prompt = p->channel_bytes;
+        p->channel_tokens = 0;
         p->counts = (chat_parser_counts){0};
         p->muted = false;
         break;
@@ -658,6 +728,7 @@ void chat_parser_close(chat_parser *parser) {
     detokenizer_destroy(parser->detokenizer);
     cJSON_Delete(parser->tools);
     chat_arguments_free(&parser->arguments);
+    free(parser->channel);
     free(parser);
 }
 
@@ -674,6 +745,7 @@ kakeya_status chat_parser_finish(chat_parser *parser, chat_ending ending, kakeya
     take(parser, text, bytes);
     settle(parser);
     if (ending == CHAT_ENDING_STOP && in_call(parser)) close_call(parser);
+    if (parser->state == IN_CHANNEL) decide_channel(parser, ending == CHAT_ENDING_CUT && label_bytes(parser) > 0);
     if (parser->state == IN_CONTENT) release_space(parser, false);
     flush(parser);
     return failure(parser, error);
@@ -681,7 +753,8 @@ kakeya_status chat_parser_finish(chat_parser *parser, chat_ending ending, kakeya
 
 chat_place chat_parser_place(const chat_parser *parser) {
     if (in_call(parser)) return CHAT_PLACE_CALL;
-    return parser->state == IN_LABEL || parser->state == IN_REASONING ? CHAT_PLACE_REASONING : CHAT_PLACE_CONTENT;
+    bool thinks = parser->state == IN_LABEL || parser->state == IN_CHANNEL || parser->state == IN_REASONING;
+    return thinks ? CHAT_PLACE_REASONING : CHAT_PLACE_CONTENT;
 }
 
 chat_parser_counts chat_parser_count(const chat_parser *parser) {

@@ -2,10 +2,13 @@
  *
  *     [<|channel>thought\n ... <channel|>] content [<|tool_call>call:NAME{...}<tool_call|>]* <turn|>
  *
+ * What lies between <|channel> and <channel|> is reasoning, whatever its label, which is the first line; it is held
+ * back while the label is another one than thought, since a marker that nothing closes is followed by content.
+ *
  * Token ids decide. A control token is one only if it was generated as one; text that spells <|tool_call> is content.
  * Every token is taken by itself, so the events of a stream, joined, do not depend on how it was cut into calls of
  * chat_parser_feed. Malformed answers are repaired: nothing that was meant as content gets lost, and the arguments of a
- * call that ends are always a JSON object. Memory is bounded: by CHAT_ARGUMENTS_MAX_BYTES, by a few kilobytes of what
+ * call that ends are always a JSON object. Memory is bounded: by CHAT_ARGUMENTS_MAX_BYTES, by 64 kilobytes of what
  * is undecided, and by the longest run of byte tokens, whose characters are not known earlier. */
 #ifndef KAKEYA_TEXT_CHAT_PARSER_H
 #define KAKEYA_TEXT_CHAT_PARSER_H

@@ -44,6 +44,18 @@ static void test_states(void **state) {
         {"<|channel><channel|>Hello.", "|CHello.", 0},
         {"<|channel>final\nHello.", "|Cfinal\nHello.", 1},
         {"<|channel>thoughtful", "|Cthoughtful", 1},
+        {"<|channel>analysis\nHm.\n<channel|>Hello.", "|RHm.|CHello.", 0},
+        {"<|channel>final\nHello.<channel|>Bye.", "|RHello.|CBye.", 0},
+        {"<|channel>thoughts\n<channel|>Hello.", "|CHello.", 0},
+        {"<|channel>thoughtful<channel|>x", "|Rthoughtful|Cx", 0},
+        {"<|channel>Let me think.\nSo.<channel|>x", "|RLet me think.\nSo.|Cx", 0},
+        {"<|channel>\nso\n<channel|>x", "|R\nso|Cx", 0},
+        {"a \n<|channel>x1\nsay <|\"|>hi<|\"|><channel|> b", "|Ca \n|Rsay \"hi\"|Cb", 0},
+        {"<|channel>plan\none<channel|>a<|channel>thought\ntwo<channel|>b", "|Rone|Ca|R\ntwo|Cb", 0},
+        {"<|channel>plan\none<|channel>thought\ntwo<channel|>b", "|Ronethought\ntwo|Cb", 1},
+        {"<|channel>plan\nI call.<|tool_call>call:f{}<tool_call|>", "|RI call.|f{}.", 1},
+        {"<|channel>Hello.<|tool_call>call:f{}<tool_call|>", "|CHello.|f{}.", 1},
+        {"<|channel>plan\nx<turn|>\n<|turn>model\ny", "|Cplan\nx\ny", 2},
         {"Hello.<|channel>", "|CHello.", 0},
         {"Hello.<channel|>", "|CHello.", 0},
         {"Hello.<channel|><turn|>", "|CHello.", 0},
@@ -156,6 +168,8 @@ static void test_cut_answers(void **state) {
         {"<|tool_call>call:f{a:1}", "|f{\"a\":1}.", 0},
         {"<|channel>thought\nHm. ", "|RHm.", 0},
         {"<|channel>thou", "", 0},
+        {"<|channel>plan\nHm. ", "|RHm.", 0},
+        {"<|channel>pla", "|Cpla", 1},
     };
     CHECK(examples, NULL, CHAT_ENDING_CUT);
 }
@@ -198,6 +212,7 @@ static void test_reasoning_that_nobody_asked_for(void **state) {
     static const example examples[] = {
         {"<|channel>thought\nHm.\n<channel|>Hello.", "|CHello.", 0},
         {"<|channel>thought\nHm.", "", 0},
+        {"<|channel>plan\nHm.\n<channel|>Hello.", "|CHello.", 0},
     };
     chat_parser_options options = {.without_reasoning = true};
     CHECK(examples, &options, CHAT_ENDING_STOP);
@@ -233,6 +248,9 @@ static void test_start_by_the_prompt(void **state) {
         {"<|turn>model\n<|channel>thought\nI begin ", " so\n<channel|>b", "|R so|Cb"},
         {"<|turn>model\n<|channel>thou", "ght\na\n<channel|>b", "|Ra|Cb"},
         {"<|turn>model\n<|channel>thou", "sand", "|Csand"},
+        {"<|turn>model\n<|channel>thou", "sand<channel|>b", "|Rsand|Cb"},
+        {"<|turn>model\n<|channel>plan\nI begin ", "so<channel|>b", "|Rso|Cb"},
+        {"<|turn>model\n<|channel>pl", "an\nso<channel|>b", "|Rso|Cb"},
         {"<|turn>model\n<|channel>thought\n<channel|>", "a", "|Ca"},
         {"<|channel>thought\nx<turn|>\n<|turn>model\n", "a", "|Ca"},
         {"<|channel>thought\nx<|tool_call>call:f{}<tool_call|><|tool_response>response:f{}<tool_response|>", "a",
