@@ -10,7 +10,11 @@
  *
  * Every function that can fail returns a kakeya_status and, on failure, writes one line into the caller's kakeya_error
  * (which may be NULL). The library never exits, never prints and has no global state.
- * Strings are UTF-8; contents of messages and stop strings spell U+0000 as C0 80. "tokens" and "bytes" count those.
+ * A thread that calls the library needs KAKEYA_STACK_BYTES of stack; threads that the library makes have that, whatever
+ * the system's default is. Models are mapped, not copied: where a file is cut short while it is open, the next read of
+ * what is gone raises SIGBUS, on a thread of the caller's or of the library's, which ends the process unless the
+ * program handles it (see bytes_lost in kakeya_engine_options). Replace models by renaming. Strings are UTF-8; contents
+ * of messages and stop strings spell U+0000 as C0 80. "tokens" and "bytes" count those.
  *
  * Structs that begin with `size` may grow at their end in later versions. `size` says how many bytes the caller knows;
  * the library reads and writes no more. The *_init functions set it, and all defaults: call them first. A program then
@@ -33,6 +37,7 @@
 extern "C" {
 #endif
 
+#define KAKEYA_STACK_BYTES   (512 * 1024)
 #define KAKEYA_VERSION_MAJOR 0
 #define KAKEYA_VERSION_MINOR 2
 #define KAKEYA_VERSION_PATCH 0
@@ -198,6 +203,8 @@ typedef struct kakeya_engine_options {
     void *step_user;
     const char *devices; /* GPUs that compute together, by number: "0,1", at most 8; NULL or "": device 0. Tokens are
                             the same for the same number of devices */
+    const volatile int *bytes_lost; /* NULL, or not 0 once a handler of SIGBUS has put zeros where bytes of the model
+                                       were: what was computed is dropped then, with KAKEYA_BACKEND */
 } kakeya_engine_options;
 
 KAKEYA_API void kakeya_engine_options_init_sized(kakeya_engine_options *options, size_t size);
@@ -271,11 +278,9 @@ KAKEYA_API void kakeya_session_close(kakeya_session *session);
  * again. On failure the session holds a prefix of `tokens` and stays usable.
  *
  * Reused rows stay as they were computed. Under `native` that does not show: they are bit for bit what a new session
- * would compute. Under `sink-window` and `restored` it shows. Rows of earlier answers were computed over sink and
- * window (and restored positions), and new prompt rows see evicted positions not at all (`sink-window`) or restored. A
- * new session reads all of `tokens` as one prompt, whose rows see everything inside the model's own window. Later
- * output may therefore differ between the two. Where it must not depend on what came before, open a session for each
- * request, or restore a snapshot. */
+ * would compute. Under `sink-window` and `restored` it shows: rows of earlier answers saw less than those of one long
+ * prompt do, so later output may differ from a new session's. Where it must not depend on what came before, open a
+ * session for each request, or restore a snapshot. */
 KAKEYA_API kakeya_status kakeya_session_sync(kakeya_session *session, const int32_t *tokens, size_t n, size_t *reused,
                                              kakeya_progress_fn progress, void *user, kakeya_error *error);
 
@@ -285,18 +290,19 @@ KAKEYA_API kakeya_status kakeya_session_sync(kakeya_session *session, const int3
  * nothing runs, the next sync, score or generate is cancelled before it computes anything, so that no cancel is lost
  * between two calls. A call takes with it all cancels that came before it returned. */
 KAKEYA_API void kakeya_session_cancel(kakeya_session *session);
-/* Forgets a cancel that no call has taken yet. */
-KAKEYA_API void kakeya_session_clear_cancel(kakeya_session *session);
+KAKEYA_API void kakeya_session_clear_cancel(kakeya_session *session); /* forgets one that no call has taken yet */
 
 /* Tokens of the timeline: those synced and those generated; may be NULL where there are none. Valid until the next call
  * on the session. */
 KAKEYA_API const int32_t *kakeya_session_tokens(const kakeya_session *session, size_t *n);
 
 /* How many of tokens[0..n) the timeline begins with and could be truncated to; 0 where its memory cannot go back so
- * far. They are not computed again, but for an answer's newest token (of one that is cut: under bounded policies). */
+ * far. They are not computed again, but for an answer's newest token: one that nothing has followed yet does not count,
+ * and under the bounded policies that of an answer that is cut is computed with what follows. */
 KAKEYA_API size_t kakeya_session_reachable(const kakeya_session *session, const int32_t *tokens, size_t n);
-/* The timeline becomes its first n tokens, and goes on as when it had so many. Nothing is computed.
- * KAKEYA_INVALID_ARGUMENT, with nothing changed, where the memory cannot go back so far. 0 is always possible. */
+/* The timeline becomes its first n tokens, and goes on as when it had so many, under every attention policy: an answer
+ * that is cut is one that ended there. Nothing is computed. KAKEYA_INVALID_ARGUMENT, with nothing changed, where the
+ * memory does not hold them or cannot go back so far. 0 is always possible. */
 KAKEYA_API kakeya_status kakeya_session_truncate(kakeya_session *session, size_t n, kakeya_error *error);
 
 typedef struct kakeya_stats {
@@ -414,6 +420,7 @@ typedef struct kakeya_generate_options {
      * the answer. */
     const int32_t *prediction;
     size_t n_prediction;
+    bool without_calls; /* the token that begins a call of a tool is never chosen: costs nothing, unlike a bias */
 } kakeya_generate_options;
 
 KAKEYA_API void kakeya_generate_options_init_sized(kakeya_generate_options *options, size_t size);

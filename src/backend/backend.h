@@ -78,8 +78,8 @@ typedef struct backend_leaders {
     int32_t n; /* listed; 0: too many tokens are too close to tell them apart; -1: a logit is not a number */
     int32_t reserved;
     uint64_t total;       /* sum of exp_weight (base/exp_weight.h) over the vocabulary at the segment's temperature */
-    uint64_t plain_total; /* the same at temperature 1, for log-probabilities; without suppressed tokens as well */
-    int32_t token[BACKEND_LEADERS]; /* largest logit first, then lowest id; none of the model's suppressed tokens */
+    uint64_t plain_total; /* the same at temperature 1, for log-probabilities; without those as well */
+    int32_t token[BACKEND_LEADERS]; /* largest logit first, then lowest id; no suppressed or excluded token */
     float logit[BACKEND_LEADERS];
 } backend_leaders;
 
@@ -101,6 +101,7 @@ typedef struct backend_segment {
     int32_t
         *argmax; /* NULL, or (backends with finds_argmax) [n - first_logit_row]: the greedy choice of each row, lowest
                     id on ties, never one of the model's suppressed tokens; -1 where a logit is not a number */
+    const int32_t *excluded; /* NULL, or one token more that argmax and leaders never name */
     float *
         hidden_states; /* NULL, or [layers + 1][n][hidden]: embedding, each layer's output, last one after final norm */
     const int *chosen_layers; /* NULL, or, where the backend's training table has `chooses`, [chosen]: hidden_states is

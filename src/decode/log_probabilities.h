@@ -19,8 +19,8 @@ typedef struct token_log_probabilities {
 /* From a row of logits without NaN, of which one at least is finite; n_top: how many leaders are wanted. */
 void log_probabilities_of_row(const float *logits, int vocab, int32_t token, int n_top, token_log_probabilities *out);
 
-/* From the leading logits of a model without suppressed tokens. False where they do not suffice: `token` or some of the
- * n_top largest are not listed. */
+/* From the leading logits of a model without suppressed or excluded tokens. False where they do not suffice: `token` or
+ * some of the n_top largest are not listed. */
 bool log_probabilities_of_leaders(const backend_leaders *leaders, int vocab, int32_t token, int n_top,
                                   token_log_probabilities *out);
 

@@ -84,7 +84,7 @@ kakeya_status sampler_configure(sampler *s, const kakeya_sampling *parameters, c
     sampler_space *space = s->space;
     kakeya_status status = sampler_check(s, parameters, c, error);
     bool penalty = parameters->repetition_penalty != 1.0f;
-    if (status == KAKEYA_OK && (penalty || s->n_suppress || constrained(c) || c->grammar))
+    if (status == KAKEYA_OK && (penalty || s->n_suppress || c->excluded || constrained(c) || c->grammar))
         status = ensure(space, (void **)&space->adjusted, vocab * sizeof *space->adjusted, error);
     if (status == KAKEYA_OK && (penalty || counts(c)))
         status = ensure(space, (void **)&space->seen, vocab * sizeof *space->seen, error);
@@ -111,8 +111,10 @@ bool sampler_is_argmax(const sampler *s) {
 bool sampler_suppresses(const sampler *s, int32_t token) {
     for (int i = 0; i < s->n_suppress; i++)
         if (s->suppress[i] == token) return true;
-    return false;
+    return s->constraints.excluded && *s->constraints.excluded == token;
 }
+
+bool sampler_suppresses_any(const sampler *s) { return s->n_suppress || s->constraints.excluded; }
 
 int sampler_cut_drafts(const sampler *s, const int32_t *drafts, int n) {
     return s->constraints.grammar ? matcher_count_allowed(s->constraints.grammar, &s->space->grammar, drafts, n) : n;
@@ -483,11 +485,12 @@ kakeya_status sampler_sample(sampler *s, const float *logits, const int32_t *his
                              kakeya_error *error) {
     bool penalty = s->parameters.repetition_penalty != 1.0f;
     const sampler_constraints *c = &s->constraints;
-    if (penalty || s->n_suppress || constrained(c)) {
+    if (penalty || sampler_suppresses_any(s) || constrained(c)) {
         memcpy(s->space->adjusted, logits, (size_t)s->vocab * sizeof *logits);
         for (size_t i = 0; i < c->n_bias; i++) s->space->adjusted[c->bias[i].token] += c->bias[i].bias;
         for (int i = 0; i < s->n_suppress; i++)
             if (s->suppress[i] >= 0 && s->suppress[i] < s->vocab) s->space->adjusted[s->suppress[i]] = -INFINITY;
+        if (c->excluded) s->space->adjusted[*c->excluded] = -INFINITY;
         if (c->mask) {
             kakeya_status masked = mask_row(s, history, position, error);
             if (masked != KAKEYA_OK) return masked;

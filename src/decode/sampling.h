@@ -34,6 +34,7 @@ typedef struct sampler_constraints {
     kakeya_token_mask_fn mask; /* may be NULL */
     void *mask_user;
     matcher *grammar;          /* where the answer stands: a token that is sampled is accepted. NULL: no grammar */
+    const int32_t *excluded;   /* NULL, or one token that is never chosen, which leaves the greedy choice to backends */
     float presence, frequency; /* penalties of tokens at positions from `answer_start` on; 0: off */
     size_t answer_start;
 } sampler_constraints;
@@ -82,7 +83,8 @@ kakeya_status sampler_configure(sampler *s, const kakeya_sampling *parameters, c
 kakeya_status sampler_sample(sampler *s, const float *logits, const int32_t *history, size_t position, int32_t *token,
                              kakeya_error *error);
 
-/* Whether the token is simply the largest logit that is not suppressed, which a backend may find by itself. */
+/* Whether the token is simply the largest logit that is not suppressed or excluded, which a backend may find by
+ * itself. */
 bool sampler_is_argmax(const sampler *s);
 
 /* Whether the leading logits of a row may be enough for the token. */
@@ -91,7 +93,10 @@ bool sampler_takes_leaders(const sampler *s);
  * is not a number. */
 bool sampler_draw_leaders(sampler *s, const backend_leaders *leaders, size_t position, int32_t *token);
 
+/* Never sampled: suppressed by the model, or excluded. */
 bool sampler_suppresses(const sampler *s, int32_t token);
+/* Whether there is such a token at all. */
+bool sampler_suppresses_any(const sampler *s);
 
 /* Cuts drafts for the next positions at the first one that can never be sampled; returns how many are left. */
 int sampler_cut_drafts(const sampler *s, const int32_t *drafts, int n);

@@ -314,7 +314,8 @@ backend_segment decode_segment(decode_stream *s, int first_logit_row, int first_
                              .logits = s->choice == DECODE_FROM_LOGITS ? s->logits : NULL,
                              .leaders = s->choice == DECODE_FROM_LEADERS ? s->leaders : NULL,
                              .temperature = leading_temperature(choice),
-                             .argmax = s->choice == DECODE_BY_BACKEND ? s->known : NULL};
+                             .argmax = s->choice == DECODE_BY_BACKEND ? s->known : NULL,
+                             .excluded = choice->constraints.excluded};
 }
 
 /* Chooses the token at `position` from leading logits, with its log-probabilities where they are asked for. *decided:
@@ -325,7 +326,7 @@ static bool choose_from_leaders(sampler *choice, const decode_options *o, const 
     if (!*decided) return false;
     if (*token < 0 || !o->log_probabilities) return true;
     /* leaders know nothing of suppressed tokens, which have their part in the model's own softmax */
-    return choice->n_suppress == 0 &&
+    return !sampler_suppresses_any(choice) &&
            log_probabilities_of_leaders(leaders, choice->vocab, *token, o->top_log_probabilities, known);
 }
 
@@ -473,6 +474,7 @@ void decode_first_ask(decode_first *f, const sampler *s, backend_segment *segmen
     segment->argmax = f->choice == DECODE_BY_BACKEND ? &f->token : NULL;
     segment->leaders = f->choice == DECODE_FROM_LEADERS ? &f->leaders : NULL;
     segment->temperature = leading_temperature(s);
+    segment->excluded = s->constraints.excluded;
 }
 
 kakeya_status decode_first_read(decode_first *f, decode_timeline *t, sampler *choice, const decode_options *o,

@@ -23,10 +23,11 @@ typedef struct answer_options {
     size_t choices;    /* 1..ANSWER_MAX_CHOICES */
     kakeya_sampling sampling;
     float presence_penalty, frequency_penalty;
-    int max_tokens;    /* of every choice; 0: to the end of the context */
-    size_t min_tokens; /* before a stop token may come */
-    bool raw;          /* text as it is: no thoughts, no calls */
-    const char *tools; /* JSON text of the declared tools; NULL: none */
+    int max_tokens;     /* of every choice; 0: to the end of the context */
+    size_t min_tokens;  /* before a stop token may come */
+    bool raw;           /* text as it is: no thoughts, no calls */
+    bool without_calls; /* none can be chosen */
+    const char *tools;  /* JSON text of the declared tools; NULL: none */
     size_t tools_bytes;
     bool hide_reasoning;
     int64_t thinking_budget; /* tokens of a thought; < 0: no limit */

@@ -305,6 +305,7 @@ void choice_generate_options(answer_choice *c, kakeya_generate_options *out) {
     out->presence_penalty = o->presence_penalty;
     out->frequency_penalty = o->frequency_penalty;
     out->answer_start = o->n_ids;
+    out->without_calls = o->without_calls;
     out->grammar = o->grammar ? grammar_cache_grammar(o->grammar) : NULL;
     out->prediction = o->prediction;
     out->n_prediction = o->n_prediction;

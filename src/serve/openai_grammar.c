@@ -176,18 +176,6 @@ bool openai_is_forced(const answer_form *form) {
 /* ------------------------------------------------------------------------------------------------------------- grammar
  */
 
-/* Where the answer is free text otherwise, the token that begins a call needs no grammar to be forbidden. */
-static void ban_calls(call *c, fields *f, answer_options *out) {
-    int32_t begin = kakeya_tokenizer_find(kakeya_engine_tokenizer(c->server->engine), "<|tool_call>");
-    if (begin < 0) return;
-    if (!out->bias) out->bias = calloc(1, sizeof *out->bias);
-    if (out->bias) {
-        out->bias[out->n_bias++] = (kakeya_logit_bias){.token = begin, .bias = -INFINITY};
-    } else {
-        api_out_of_memory(f->error);
-    }
-}
-
 /* What the grammar has left out of the schemas of the request. */
 static void name_notes(call *c, const kakeya_grammar *g) {
     const char *note;
@@ -228,9 +216,9 @@ void openai_compile_form(call *c, fields *f, answer_form *form, bool has_tools, 
     bool free_text = form->kind == KAKEYA_GRAMMAR_TEXT;
     if (!out || f->error->status) {
         /* nothing is generated */
-    } else if (free_text && form->calls == KAKEYA_CALLS_NONE) {
-        if (has_tools) ban_calls(c, f, out);
-    } else if (!free_text || has_tools) {
+    } else if (free_text && (!has_tools || form->calls == KAKEYA_CALLS_NONE)) {
+        out->without_calls = true; /* the token that begins a call needs no grammar to be forbidden */
+    } else {
         if (!free_text && form->calls == KAKEYA_CALLS_REQUIRED) {
             api_fail(f->error, 400, "invalid_value", "tool_choice",
                      "tool_choice: the answer cannot be a call and follow %s", form->param);

@@ -107,8 +107,11 @@ static kakeya_status begin_output(kakeya_session *session, answer_work *answer, 
 
 /* ------------------------------------------------------------------------------------------------------ answers */
 
-static sampler_constraints constraints_of(const kakeya_generate_options *o, matcher *grammar) {
-    return (sampler_constraints){.bias = o->logit_bias,
+static sampler_constraints constraints_of(const kakeya_session *session, const kakeya_generate_options *o,
+                                          matcher *grammar) {
+    const kakeya_engine *engine = session->engine;
+    return (sampler_constraints){.excluded = o->without_calls && engine->call_token >= 0 ? &engine->call_token : NULL,
+                                 .bias = o->logit_bias,
                                  .n_bias = o->n_logit_bias,
                                  .mask = o->token_mask,
                                  .mask_user = o->token_mask_user,
@@ -159,7 +162,7 @@ kakeya_status answer_prepare(const kakeya_session *session, const kakeya_generat
     kakeya_status status = options ? sized_read("generate options", options, o, sizeof *o, error) : KAKEYA_OK;
     if (status == KAKEYA_OK) status = resolve_mode(session, o, &answer->decode, error);
     if (status != KAKEYA_OK) return status;
-    const sampler_constraints constraints = constraints_of(o, NULL);
+    const sampler_constraints constraints = constraints_of(session, o, NULL);
     answer->decode.trace = answer->trace.block;
     answer->decode.trace_user = answer->trace.user;
     answer->decode.follow = answer->trace.follow;
@@ -178,7 +181,7 @@ kakeya_status answer_open(kakeya_session *session, answer_work *answer, decode_b
     kakeya_status status = resolve_length(session, &answer->options, &answer->decode, error);
     choice->space = &buffers->sampling;
     if (status == KAKEYA_OK) status = begin_grammar(session, answer, error);
-    sampler_constraints constraints = constraints_of(&answer->options, answer->grammar);
+    sampler_constraints constraints = constraints_of(session, &answer->options, answer->grammar);
     if (constraints.answer_start == 0) constraints.answer_start = session->timeline.n;
     answer->decode.prediction = (prediction){.tokens = answer->options.prediction,
                                              .n = answer->options.prediction ? answer->options.n_prediction : 0,
@@ -193,7 +196,7 @@ kakeya_status answer_open(kakeya_session *session, answer_work *answer, decode_b
 
 void answer_choose_first(kakeya_session *session, answer_work *answer, decode_buffers *buffers) {
     sampler *choice = &session->workspace.sampler;
-    const sampler_constraints constraints = constraints_of(&answer->options, NULL);
+    const sampler_constraints constraints = constraints_of(session, &answer->options, NULL);
     answer->first = (decode_first){.choice = DECODE_FROM_LOGITS};
     choice->space = &buffers->sampling;
     if (answer->options.grammar) return;

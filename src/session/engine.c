@@ -135,6 +135,9 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
     engine->drafter = parts->drafter;
     engine->f_theta = parts->f_theta;
     engine->text = parts->text;
+    engine->bytes_lost = parts->bytes_lost;
+    engine->call_token = parts->text.tokens ? tokenizer_id(parts->text.tokens, "<|tool_call>") : -1;
+    if (engine->call_token >= parts->verifier->config.vocab) engine->call_token = -1;
     engine->description = (kakeya_description){
         .verifier = &parts->verifier->config,
         .drafter = parts->drafter ? &parts->drafter->config : NULL,
@@ -209,6 +212,11 @@ int kakeya_engine_vocab_size(const kakeya_engine *engine) { return engine->verif
 int kakeya_engine_hidden_size(const kakeya_engine *engine) { return engine->verifier->config.hidden; }
 int kakeya_engine_layers(const kakeya_engine *engine) { return engine->verifier->config.layers; }
 int kakeya_engine_max_context(const kakeya_engine *engine) { return engine->verifier->config.max_context; }
+kakeya_status engine_check(const kakeya_engine *engine, kakeya_error *error) {
+    if (!engine->bytes_lost || !*engine->bytes_lost) return KAKEYA_OK;
+    return error_set(error, KAKEYA_BACKEND, "bytes of the model's files are gone: they were cut off or rewritten");
+}
+
 bool kakeya_engine_has_tokenizer(const kakeya_engine *engine) { return engine->text.tokens != NULL; }
 bool kakeya_engine_has_drafter(const kakeya_engine *engine) { return engine->drafter != NULL; }
 bool kakeya_engine_has_f_theta(const kakeya_engine *engine) { return engine->f_theta != NULL; }

@@ -34,6 +34,7 @@ struct kakeya_engine {
     f_theta_model *f_theta;                /* NULL: none */
     char *drafter_sought, *f_theta_sought; /* where none was found: the places, for messages; NULL: not looked for */
     kakeya_tokenizer text;
+    int32_t call_token;             /* the one that begins a call of a tool; -1: there is none */
     kakeya_description description; /* of the models above */
     kakeya_precision precision;
     uint64_t fingerprint;           /* of configurations and sampled weights: snapshots name it */
@@ -46,6 +47,7 @@ struct kakeya_engine {
     atomic_uint cancels;            /* of its sessions, so far */
     kakeya_step_fn on_step;         /* may be NULL */
     void *step_user;
+    const volatile int *bytes_lost;               /* may be NULL */
     draft_experience experience[ENGINE_POLICIES]; /* by attention policy */
 };
 
@@ -65,6 +67,7 @@ typedef struct engine_parts {
     int max_batch, max_stall_ms; /* 0: defaults */
     kakeya_step_fn on_step;      /* may be NULL */
     void *step_user;
+    const volatile int *bytes_lost; /* as in kakeya_engine_options */
     kakeya_progress_fn progress;
     void *user;
 } engine_parts;
@@ -74,6 +77,9 @@ typedef struct engine_parts {
  */
 kakeya_status engine_create(size_t memory_limit_bytes, kakeya_engine **out, kakeya_error *error);
 kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, kakeya_error *error);
+
+/* KAKEYA_BACKEND where bytes of the model are gone: what was computed is worth nothing. */
+kakeya_status engine_check(const kakeya_engine *engine, kakeya_error *error);
 
 /* Of an engine without scheduler. */
 void engine_free(kakeya_engine *engine);

@@ -49,6 +49,7 @@ struct head_data {
     cuda_head_codes copy = {};
     cuda_screen screen = {};
     cuda_excluded excluded = {};
+    device_array<cuda_row> own{MOST_ROWS}; /* what rows exclude for themselves */
 
     explicit head_data(const head_case &of)
         : c(of), ld((of.in + CUDA_K_STEP - 1) / CUDA_K_STEP * CUDA_K_STEP), tiles(cuda_head_tiles(of.out)),

@@ -559,6 +559,54 @@ static void ill_session(void **state) {
     ill_among(grouped_form());
 }
 
+/* Rows that exclude a token of their own choose another one, beside rows that do not, and nothing else changes. */
+static void excluded_tokens(void **state) {
+    (void)state;
+    enum { SESSIONS = 5, PROMPT = 40, ROWS = 3 };
+    pair p;
+    pair_open(&p, demo_path(), true);
+    const backend_ops *ops = p.ops[CUDA];
+    size_t vocab = (size_t)p.verifier->config.vocab;
+    float *logits = calloc(SESSIONS * ROWS * vocab, sizeof *logits);
+    int32_t tokens[SESSIONS][PROMPT + ROWS], free_choice[SESSIONS][ROWS], choice[SESSIONS][ROWS];
+    backend_segment segments[SESSIONS];
+    for (int s = 0; s < SESSIONS; s++) {
+        fill_tokens(tokens[s], PROMPT + ROWS, (int)vocab, 51 + (uint32_t)s);
+        backend_cache *cache = new_cache(&p, CUDA, &policies[0], CONTEXT, true);
+        step(&p, CUDA, cache, tokens[s], PROMPT, PROMPT, SEGMENT_PROMPT, NULL);
+        segments[s] = (backend_segment){
+            .cache = cache, .tokens = tokens[s] + PROMPT, .n = ROWS, .kind = SEGMENT_DECODE, .argmax = free_choice[s]};
+    }
+    for (int with_logits = 0; with_logits < 2; with_logits++) { /* without, the head is screened where it can be */
+        for (int s = 0; s < SESSIONS; s++) {
+            segments[s].logits = with_logits ? logits + (size_t)s * ROWS * vocab : NULL;
+            segments[s].argmax = free_choice[s];
+            segments[s].excluded = NULL;
+        }
+        REQUIRE_OK(ops->forward(p.model[CUDA], segments, SESSIONS, error));
+        for (int s = 0; s < SESSIONS; s++) {
+            REQUIRE_OK(ops->cache_commit(segments[s].cache, 0, error));
+            segments[s].argmax = choice[s];
+            segments[s].excluded = s % 2 ? &free_choice[s][s % ROWS] : NULL;
+        }
+        REQUIRE_OK(ops->forward(p.model[CUDA], segments, SESSIONS, error));
+        for (int s = 0; s < SESSIONS; s++) {
+            REQUIRE_OK(ops->cache_commit(segments[s].cache, 0, error));
+            for (int i = 0; i < ROWS; i++) {
+                float *row = logits + ((size_t)s * ROWS + (size_t)i) * vocab;
+                bool other = segments[s].excluded && free_choice[s][i] == *segments[s].excluded;
+                assert_int_equal(choice[s][i] != free_choice[s][i], other);
+                if (!with_logits || !segments[s].excluded) continue;
+                row[*segments[s].excluded] = -INFINITY;
+                assert_int_equal(choice[s][i], argmax_of(row, (int)vocab));
+            }
+        }
+    }
+    for (int s = 0; s < SESSIONS; s++) ops->cache_destroy(segments[s].cache);
+    free(logits);
+    pair_close(&p);
+}
+
 /* One session has no memory for its step: it is named, no cache has changed, and without it, or with memory, all is as
  * it is alone. */
 static void one_session_without_memory(void **state) {
@@ -653,10 +701,15 @@ static void forwards_are_counted(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(demo_compositions),          cmocka_unit_test(shared_layer_compositions),
-        cmocka_unit_test(restored_sessions),          cmocka_unit_test(ill_session),
-        cmocka_unit_test(one_session_without_memory), cmocka_unit_test(aux_forms_together),
-        cmocka_unit_test(first_prompts_together),     cmocka_unit_test(forwards_are_counted),
+        cmocka_unit_test(demo_compositions),
+        cmocka_unit_test(shared_layer_compositions),
+        cmocka_unit_test(restored_sessions),
+        cmocka_unit_test(ill_session),
+        cmocka_unit_test(one_session_without_memory),
+        cmocka_unit_test(aux_forms_together),
+        cmocka_unit_test(first_prompts_together),
+        cmocka_unit_test(forwards_are_counted),
+        cmocka_unit_test(excluded_tokens),
     };
     return cmocka_run_group_tests_name("batch", tests, NULL, NULL);
 }

@@ -9,9 +9,10 @@ from harness import *  # noqa: F403
 
 TEXT = open("examples/needle-60.txt").read()
 ASK = "How warm is it?"
-CALL = "<|tool_call>f{b:12,a:34}<tool_call|><|tool_response>"
+CALL = "<|tool_call>call:f{b:{},a:34}<tool_call|><|tool_response>"
 THOUGHT = "<|channel>thought\nhm.<channel|>"
-GIVEN, REORDERED, EDITED = {"b": 12, "a": 34}, {"a": 34, "b": 12}, {"b": 12, "a": 35}
+GIVEN, REORDERED, EDITED = {"b": {}, "a": 34}, {"a": 34, "b": {}}, {"b": {}, "a": 35}
+SCHEMA = {"type": "object", "properties": {"b": {"type": "object"}, "a": {"type": "integer"}}}
 RESULT = '<|tool_response>response:f{value:<|"|>21<|"|>}<tool_response|>'
 folder = tempfile.mkdtemp(prefix="kakeya-conversations-")
 
@@ -28,6 +29,11 @@ class Answer:
 
 class Chat:
     name = "chat completions"
+    tools = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
+
+    def offer(self, s, more):
+        """Models that call are offered what they call: without, no call can be chosen."""
+        return {"tools": self.tools, **more} if getattr(s, "calls", False) else more
 
     def begin(self, text):
         return [{"role": "user", "content": text}]
@@ -36,7 +42,7 @@ class Chat:
         if thinking:
             more["reasoning_effort"] = "high"
         reply = s.post("/v1/chat/completions",
-                       {"model": "demo", "messages": items, "temperature": 0, "max_tokens": max_tokens, **more})
+                       {"model": "demo", "messages": items, "temperature": 0, "max_tokens": max_tokens, **self.offer(s, more)})
         equal(reply.status, 200, reply.body)
         r, usage = reply.json, reply.json["usage"]
         equal(r["timings"]["prompt_n"], usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"])
@@ -55,12 +61,14 @@ class Chat:
 
 class Responses(Chat):
     name = "responses"
+    tools = [{"type": "function", "name": "f", "parameters": SCHEMA, "strict": False}]
 
     def ask(self, s, items, max_tokens=24, thinking=False, **more):
         if thinking:
             more["reasoning"] = {"effort": "high"}
         reply = s.post("/v1/responses",
-                       {"model": "demo", "input": items, "temperature": 0, "max_output_tokens": max_tokens, "store": False, **more})
+                       {"model": "demo", "input": items, "temperature": 0, "max_output_tokens": max_tokens, "store": False,
+                        **self.offer(s, more)})
         equal(reply.status, 200, reply.body)
         r, usage = reply.json, reply.json["usage"]
         text = "".join(p["text"] for i in r["output"] if i["type"] == "message" for p in i["content"])
@@ -77,11 +85,13 @@ class Responses(Chat):
 
 class Messages(Chat):
     name = "messages"
+    tools = [{"name": "f", "input_schema": SCHEMA}]
 
     def ask(self, s, items, max_tokens=24, thinking=False, **more):
         if thinking:
             more["thinking"] = {"type": "enabled", "budget_tokens": 1024}
-        reply = s.post("/v1/messages", {"model": "demo", "messages": items, "temperature": 0, "max_tokens": max_tokens, **more})
+        reply = s.post("/v1/messages", {"model": "demo", "messages": items, "temperature": 0, "max_tokens": max_tokens,
+                                          **self.offer(s, more)})
         equal(reply.status, 200, reply.body)
         r, usage = reply.json, reply.json["usage"]
         text = "".join(b["text"] for b in r["content"] if b["type"] == "text")
@@ -101,7 +111,9 @@ DIALECTS = [Chat(), Responses(), Messages()]
 
 
 def scripted(*script, options=()):
-    return Server("--name", "demo", *options, model=scripted_model(*script))
+    s = Server("--name", "demo", *options, model=scripted_model(*script))
+    s.calls = CALL in script[0]
+    return s
 
 
 def tokens(s, text):

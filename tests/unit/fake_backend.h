@@ -175,6 +175,7 @@ static void fake_argmax(const backend_segment *segment) {
         for (int t = 0; t < cache->model->vocab; t++) {
             bool suppressed = config->n_suppress_tokens && config->suppress_tokens[0] == t;
             number = number && row[t] == row[t];
+            suppressed |= segment->excluded && *segment->excluded == t;
             if (!suppressed && (best < 0 || row[t] > row[best])) best = t;
         }
         segment->argmax[i - segment->first_logit_row] = number ? best : -1;
@@ -196,6 +197,7 @@ static void fake_leaders(const backend_segment *segment) {
         for (int t = 0; t < vocab; t++) {
             if (row[t] != row[t]) out->n = -1;
             if (config->n_suppress_tokens && config->suppress_tokens[0] == t) row[t] = -INFINITY;
+            if (segment->excluded && *segment->excluded == t) row[t] = -INFINITY;
         }
         float maximum = -INFINITY;
         for (int t = 0; t < vocab; t++) maximum = row[t] > maximum ? row[t] : maximum;

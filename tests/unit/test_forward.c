@@ -153,10 +153,10 @@ static void odd_forms(void **state) {
     }
 }
 
-static int32_t largest_logit(const gemma4_config *c, const float *logits) {
+static int32_t largest_logit(const gemma4_config *c, const float *logits, int32_t excluded) {
     int32_t best = -1;
     for (int32_t v = 0; v < c->vocab; v++) {
-        bool suppressed = false;
+        bool suppressed = v == excluded;
         for (int i = 0; i < c->n_suppress_tokens; i++) suppressed |= c->suppress_tokens[i] == v;
         if (!suppressed && (best < 0 || logits[v] > logits[best])) best = v;
     }
@@ -189,10 +189,15 @@ static void check_greedy(const char *name, float scale) {
         segment.argmax = alone;
         REQUIRE_OK(l.ops->forward(l.backend, &segment, 1, error));
         for (int row = 0; row < rows; row++) {
-            int32_t best = largest_logit(c, logits + (size_t)row * (size_t)c->vocab);
+            int32_t best = largest_logit(c, logits + (size_t)row * (size_t)c->vocab, -1);
             assert_int_equal(beside_logits[row], best);
             assert_int_equal(alone[row], best);
         }
+        REQUIRE_OK(l.ops->cache_commit(cache, 0, error));
+        segment.excluded = &beside_logits[rows / 2];
+        REQUIRE_OK(l.ops->forward(l.backend, &segment, 1, error));
+        for (int row = 0; row < rows; row++)
+            assert_int_equal(alone[row], largest_logit(c, logits + (size_t)row * (size_t)c->vocab, *segment.excluded));
         l.ops->cache_destroy(cache);
     }
     free(logits);

@@ -256,7 +256,7 @@ static void choose_drafts(backend_model *m, const backend_draft_request *request
         to += rows;
     }
     int mask = d->mask_token; /* never proposed */
-    head_choose(m, &m->d_packed, m->d_x, (int)to, &mask, 1, choice);
+    head_choose(m, &m->d_packed, m->d_x, (int)to, &mask, 1, NULL, choice);
     const int32_t *next = choice;
     for (int i = 0; i < n; next += requests[i++].n)
         memcpy(requests[i].drafts, next, (size_t)requests[i].n * sizeof *next);

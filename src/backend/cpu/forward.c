@@ -453,7 +453,7 @@ static void run_head(forward_step *f) {
     }
     if (n) head_logits(m, &m->packed, m->x, n, to);
 
-    int32_t choice[CPU_MAX_ROWS];
+    int32_t choice[CPU_MAX_ROWS], own[CPU_MAX_ROWS];
     int32_t *owner[CPU_MAX_ROWS];
     n = 0;
     for (int s = 0; s < f->n_segments; s++) {
@@ -461,10 +461,11 @@ static void run_head(forward_step *f) {
         for (int i = r->first_logit_row; r->argmax && i < r->n; i++) {
             memcpy(m->x + (size_t)n * hidden, m->h + (size_t)(f->segments[s].first_row + i) * hidden,
                    hidden * sizeof *m->x);
+            own[n] = r->excluded ? *r->excluded : -1;
             owner[n++] = r->argmax + (i - r->first_logit_row);
         }
     }
-    if (n) head_choose(m, &m->packed, m->x, n, m->config->suppress_tokens, m->config->n_suppress_tokens, choice);
+    if (n) head_choose(m, &m->packed, m->x, n, m->config->suppress_tokens, m->config->n_suppress_tokens, own, choice);
     for (int i = 0; i < n; i++) *owner[i] = choice[i];
 }
 

@@ -40,6 +40,7 @@ typedef struct row_context {
     float *const *to; /* [rows] */
     const int *excluded;
     int n_excluded;
+    const int32_t *own; /* [rows]: one token more; -1: none. NULL: none at all */
     int32_t *choice;
     bool *chosen; /* false: the screen leaves too much open */
 } row_context;
@@ -84,10 +85,11 @@ static int32_t greedy_choice(const backend_model *m, const float *logits, int n)
     return at;
 }
 
-static void exclude(const row_context *c, float *values) {
+static void exclude(const row_context *c, size_t row, float *values) {
     for (int i = 0; i < c->n_excluded; i++) {
         if (c->excluded[i] >= 0 && c->excluded[i] < c->model->config->vocab) values[c->excluded[i]] = -FLT_MAX;
     }
+    if (c->own && c->own[row] >= 0) values[c->own[row]] = -FLT_MAX;
 }
 
 static void choose_rows(void *context, size_t begin, size_t end, int thread) {
@@ -96,7 +98,7 @@ static void choose_rows(void *context, size_t begin, size_t end, int thread) {
     backend_model *m = c->model;
     for (size_t row = begin; row < end; row++) {
         float *logits = m->head_logits + row * (size_t)m->head_stride;
-        exclude(c, logits);
+        exclude(c, row, logits);
         c->choice[row] = greedy_choice(m, logits, m->config->vocab);
     }
 }
@@ -274,7 +276,7 @@ static bool decide(const row_context *c, size_t row) {
     float *upper = m->head_logits + row * (size_t)m->head_stride, cap = m->config->logit_softcap;
     int32_t *ids = s->candidate + row * (size_t)s->limit;
     float *logits = s->logit + row * (size_t)s->limit;
-    exclude(c, upper);
+    exclude(c, row, upper);
     float highest = kernels->maximum(upper, vocab);
     if (!isfinite(highest)) return false;
     float reached = one_logit(m, c->packed, row, kernels->first_at_least(upper, vocab, highest));
@@ -332,26 +334,28 @@ static void choose_some(row_context *c) {
     backend_model *m = c->model;
     bool chosen[CPU_HEAD_ROWS];
     int left[CPU_HEAD_ROWS], n = 0;
-    int32_t choice[CPU_HEAD_ROWS];
+    int32_t choice[CPU_HEAD_ROWS], own[CPU_HEAD_ROWS];
     c->chosen = chosen;
     pack_head(m, c->packed, c->x, c->rows);
     choose_screened(m, c);
     for (int row = 0; row < c->rows; row++) {
         if (chosen[row]) continue;
         if (row != n) packed_row_copy(m, &m->weights->head, c->packed, row, c->packed, n);
+        own[n] = c->own ? c->own[row] : -1;
         left[n++] = row;
     }
     if (n == 0) return;
     head_product(m, c->packed, n, m->head_logits, (size_t)m->head_stride);
     row_context rest = *c;
     rest.rows = n;
+    rest.own = own;
     rest.choice = choice;
     rows_run(m, n, m->config->vocab / 8, choose_rows, &rest);
     for (int i = 0; i < n; i++) c->choice[left[i]] = choice[i];
 }
 
 void head_choose(backend_model *m, packed_rows *packed, const float *x, int rows, const int *excluded, int n_excluded,
-                 int32_t *choice) {
+                 const int32_t *own, int32_t *choice) {
     for (int first = 0; first < rows; first += CPU_HEAD_ROWS) {
         row_context c = {.model = m,
                          .packed = packed,
@@ -359,6 +363,7 @@ void head_choose(backend_model *m, packed_rows *packed, const float *x, int rows
                          .rows = rows - first < CPU_HEAD_ROWS ? rows - first : CPU_HEAD_ROWS,
                          .excluded = excluded,
                          .n_excluded = n_excluded,
+                         .own = own ? own + first : NULL,
                          .choice = choice + first};
         choose_some(&c);
     }

@@ -12,8 +12,9 @@ size_t cpu_greedy_head_bytes(const backend_model *m);
 /* x [rows][hidden] after the final norm; `packed`, which has room for them, is overwritten. */
 /* Soft-capped logits; those of row r [vocab] go to to[r]. */
 void head_logits(backend_model *m, packed_rows *packed, const float *x, int rows, float *const *to);
-/* The id of each row's largest logit, the lowest on ties, none of `excluded`; -1 where a logit is not finite. */
+/* The id of each row's largest logit, the lowest on ties, none of `excluded`, nor the row's own of `own` (NULL: no row
+ * has one; -1: this one has none); -1 where a logit is not finite. */
 void head_choose(backend_model *m, packed_rows *packed, const float *x, int rows, const int *excluded, int n_excluded,
-                 int32_t *choice);
+                 const int32_t *own, int32_t *choice);
 
 #endif

@@ -207,7 +207,8 @@ template <int COLUMNS, int PARTS>
 static __global__ __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR) void screen_kernel(
     const __grid_constant__ cuda_head_codes codes, const __grid_constant__ cuda_screen screen,
     const __grid_constant__ cuda_excluded excluded, int rows) {
-    __shared__ float lower_of[WARPS][COLUMNS][32]; /* largest lower bound of row 4 c + t that a lane has met */
+    __shared__ float lower_of[WARPS][COLUMNS][32];  /* largest lower bound of row 4 c + t that a lane has met */
+    __shared__ int own[COLUMNS * ROWS_PER_COLUMNS]; /* what each row excludes for itself */
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     int tiles = (codes.out + TILE - 1) / TILE, tile = blockIdx.x * WARPS + warp, stride = gridDim.x * WARPS;
     const uint4 *w = reinterpret_cast<const uint4 *>(codes.codes) + (size_t)tile * codes.steps * TILE_LOADS + lane;
@@ -221,6 +222,11 @@ static __global__ __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR) void scr
 #pragma unroll
     for (int c = 0; c < COLUMNS; c++) lower_of[warp][c][lane] = -CUDART_INF_F;
     wait_for_predecessor();
+    if (threadIdx.x < COLUMNS * ROWS_PER_COLUMNS) {
+        bool known = excluded.row && (int)threadIdx.x < rows;
+        own[threadIdx.x] = known ? excluded.row[threadIdx.x].excluded - 1 - excluded.first : -1;
+    }
+    __syncthreads();
     w += DEPTH * TILE_LOADS;
     for (; tile < tiles; tile += stride) {
         bool more = tile + stride < tiles;
@@ -265,7 +271,8 @@ static __global__ __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR) void scr
                 int row = c * ROWS_PER_COLUMNS + t;
                 if (row >= rows) continue;
                 logit_bounds bounds = {-CUDART_INF_F, -CUDART_INF_F};
-                if (wanted) bounds = bounds_of(acc[c][2 * half], acc[c][2 * half + 1], output[half], screen.row[row]);
+                if (wanted && o != own[row])
+                    bounds = bounds_of(acc[c][2 * half], acc[c][2 * half + 1], output[half], screen.row[row]);
                 lower_of[warp][c][lane] = fmaxf(lower_of[warp][c][lane], bounds.lower);
                 __stcg(screen.upper + ((size_t)tile * rows + row) * TILE + g + 8 * half, bounds.upper);
             }

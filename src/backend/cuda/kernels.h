@@ -139,6 +139,7 @@ typedef struct cuda_row {
     int position, sink;
     int partitions, first_partition; /* as in cuda_step */
     float temperature;               /* of sampling from leaders; 0: nobody does */
+    int32_t excluded;                /* a token that this row never chooses, plus 1; 0: none */
 } cuda_row;
 
 /* What one pass is about; written by the host before it. Prompts are steps without rows, one behind the other. */
@@ -275,6 +276,8 @@ void cuda_copy_aux(const cuda_launch *l, const cuda_row *row, const float *h, co
                    int rows);
 enum { CUDA_MAX_EXCLUDED = 256 }; /* as many as a model may suppress; a launch parameter of 1 KB */
 typedef struct cuda_excluded {
+    const cuda_row *row; /* the rows of a decode pass, each of which may exclude one token more; NULL: none does */
+    int first;           /* the token that is the first row of the head here */
     int n;
     int32_t id[CUDA_MAX_EXCLUDED];
 } cuda_excluded;

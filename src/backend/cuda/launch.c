@@ -559,7 +559,7 @@ static void run_ple_add(cuda_pass *p, const step_op *op) {
 
 static cuda_excluded suppressed(const cuda_pass *p) {
     const gemma4_config *c = p->model->config;
-    cuda_excluded excluded = {.n = c->n_suppress_tokens};
+    cuda_excluded excluded = {.row = p->prompt ? NULL : p->model->space.batch->row, .n = c->n_suppress_tokens};
     for (int i = 0; i < excluded.n; i++) excluded.id[i] = c->suppress_tokens[i];
     return excluded;
 }
@@ -567,7 +567,7 @@ static cuda_excluded suppressed(const cuda_pass *p) {
 /* The same as rows of the part of the head that is this device's. */
 static cuda_excluded suppressed_here(const cuda_pass *p) {
     const cuda_weights *w = &p->model->weights;
-    cuda_excluded all = suppressed(p), excluded = {0};
+    cuda_excluded all = suppressed(p), excluded = {.row = all.row, .first = w->head_first};
     for (int i = 0; i < all.n; i++) {
         int row = all.id[i] - w->head_first;
         if (row >= 0 && row < w->head.out) excluded.id[excluded.n++] = row;

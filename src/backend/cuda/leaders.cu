@@ -25,8 +25,8 @@ static __device__ __forceinline__ leader_row row_maximum(const float *logits, co
     return {best >= 0 ? __ldcg(logits + best) : 0.0f, best >= 0};
 }
 
-static __device__ __forceinline__ bool is_excluded(const cuda_excluded &excluded, int token) {
-    bool found = false;
+static __device__ __forceinline__ bool is_excluded(const cuda_excluded &excluded, int own, int token) {
+    bool found = token == own;
     for (int e = 0; e < excluded.n; e++) found |= token == excluded.id[e];
     return found;
 }
@@ -50,12 +50,13 @@ static __global__ __launch_bounds__(LEADER_THREADS) void weigh_kernel(const cuda
     leader_row r = row_maximum(row, argmax + blockIdx.y);
     float temperature = rows[blockIdx.y].temperature;
     if (!r.valid || !(temperature > 0)) return;
+    int own = rows[blockIdx.y].excluded - 1;
     bool own_sum = temperature != 1.0f; /* otherwise both sums are one */
     unsigned long long sum = 0, plain = 0;
     int part = (vocab + LEADER_PARTS - 1) / LEADER_PARTS, begin = blockIdx.x * part, end = min(begin + part, vocab);
 #pragma unroll 4
     for (int i = begin + threadIdx.x; i < end; i += LEADER_THREADS) {
-        if (is_excluded(excluded, i)) continue;
+        if (is_excluded(excluded, own, i)) continue;
         float logit = __ldcg(row + i);
         plain += exp_weight(logit, r.maximum, 1.0f);
         if (own_sum) sum += exp_weight(logit, r.maximum, temperature);
@@ -123,12 +124,13 @@ static __global__ __launch_bounds__(LEADER_THREADS) void collect_kernel(const cu
     leader_row r = row_maximum(row, argmax + blockIdx.y);
     if (!r.valid || !(rows[blockIdx.y].temperature > 0)) return;
     cuda_leader_scratch &s = scratch[blockIdx.y];
+    int own = rows[blockIdx.y].excluded - 1;
     int wanted = last_wanted_bin(s, shared);
     int part = (vocab + LEADER_PARTS - 1) / LEADER_PARTS, begin = blockIdx.x * part, end = min(begin + part, vocab);
 #pragma unroll 4
     for (int i = begin + threadIdx.x; i < end; i += LEADER_THREADS) {
         float logit = __ldcg(row + i);
-        if (bin_of(logit, r.maximum) > wanted || is_excluded(excluded, i)) continue;
+        if (bin_of(logit, r.maximum) > wanted || is_excluded(excluded, own, i)) continue;
         int slot = atomicAdd(&s.found, 1);
         /* ascending order of these keys: larger logits first (as integers, signs undone), then lower ids */
         unsigned bits = __float_as_uint(logit);

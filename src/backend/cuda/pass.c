@@ -365,7 +365,8 @@ static void fill_rows(const backend_segment *r, const cuda_step *step, cuda_batc
                                                      .sink = c->t.options.sink,
                                                      .partitions = step->partitions,
                                                      .first_partition = step->first_partition + i * step->partitions,
-                                                     .temperature = r->leaders ? r->temperature : 0};
+                                                     .temperature = r->leaders ? r->temperature : 0,
+                                                     .excluded = r->excluded ? *r->excluded + 1 : 0};
 }
 
 void cuda_pass_fill(const cuda_pass *p, cuda_batch *batch) {
@@ -375,7 +376,8 @@ void cuda_pass_fill(const cuda_pass *p, cuda_batch *batch) {
     for (int i = 0; i < p->group->n; i++) {
         const backend_segment *r = &p->segments[p->group->segment[i]];
         if (!p->cache) {
-            batch->row[batch->rows++].temperature = r->leaders ? r->temperature : 0;
+            batch->row[batch->rows++] = (cuda_row){.temperature = r->leaders ? r->temperature : 0,
+                                                   .excluded = r->excluded ? *r->excluded + 1 : 0};
             continue;
         }
         cuda_step *step = &batch->step[i];

@@ -587,6 +587,7 @@ static __global__ void argmax_parts_kernel(const float *logits, int vocab,
     int part = (vocab + CUDA_ARGMAX_PARTS - 1) / CUDA_ARGMAX_PARTS, begin = blockIdx.x * part;
     int end = min(begin + part, vocab);
     const float *row = logits + (size_t)blockIdx.y * vocab;
+    int own = excluded.row ? excluded.row[blockIdx.y].excluded - 1 : -1;
     best_logit best = {0, -1};
     for (int base = begin + threadIdx.x; base < end; base += 4 * blockDim.x) {
         float value[4]; /* four requests at a time */
@@ -596,7 +597,7 @@ static __global__ void argmax_parts_kernel(const float *logits, int vocab,
 #pragma unroll
         for (int v = 0; v < 4; v++) {
             int i = base + v * (int)blockDim.x;
-            bool wanted = i < end;
+            bool wanted = i < end && i != own;
             for (int e = 0; e < excluded.n; e++) wanted &= i != excluded.id[e];
             if (wanted) best = better(best, best_logit{value[v], i});
         }

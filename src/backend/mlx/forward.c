@@ -18,10 +18,11 @@
 typedef struct mlx_segment {
     backend_segment *request;
     timeline_step step;
-    int first_row; /* of the forward's rows */
-    int next;      /* position of the first row that is in no tile yet */
-    int tiles;     /* that its chain has */
-    bool guarded;  /* some number is not finite (mlx_tile) */
+    int first_row;         /* of the forward's rows */
+    int next;              /* position of the first row that is in no tile yet */
+    int tiles;             /* that its chain has */
+    bool guarded;          /* some number is not finite (mlx_tile) */
+    const mlx_array *bias; /* of its choices */
     chain_plan plan;
     mlx_chain *chain; /* NULL: none of its tiles is under way */
 } mlx_segment;
@@ -41,6 +42,7 @@ struct mlx_ahead {
     const backend_cache *cache;
     int position, tiles; /* of its row; of the chain, with it */
     bool logits, choice;
+    const mlx_array *bias;
     chain_plan plan;
     mlx_chain *chain;
     bool owns; /* the chain: no segment has it */
@@ -285,7 +287,7 @@ static void want_head(const backend_model *m, const mlx_segment *s, const tile_r
     graph->head_alone = !m->head_rows;
     graph->logits = r->logits;
     graph->choice = r->argmax;
-    graph->bias = m->suppress;
+    graph->bias = s->bias;
 }
 
 static void copy_head(const backend_model *m, const mlx_segment *s, const tile_rows *tile, const mlx_tile *graph,
@@ -375,11 +377,11 @@ static bool is_step(const backend_model *m, const backend_segment *segments, int
            head_with_tile(m, r) && !m->form.inner;
 }
 
-static bool is_ahead(const backend_model *m, const backend_segment *segments, int n) {
+static bool is_ahead(const backend_model *m, const backend_segment *segments, int n, const mlx_array *bias) {
     const mlx_ahead *a = m->ahead;
     const backend_segment *r = &segments[0];
     return a && a->owns && is_step(m, segments, n) && a->cache == r->cache && a->position == r->cache->t.length &&
-           a->logits == (r->logits != NULL) && a->choice == (r->argmax != NULL);
+           a->logits == (r->logits != NULL) && a->choice == (r->argmax != NULL) && a->bias == bias;
 }
 
 /* The step's graph is there: it only needs to know the token. */
@@ -434,6 +436,7 @@ static void prepare_ahead(backend_model *m, const mlx_segment *under_way) {
     a->tiles = under_way->tiles + 1;
     a->logits = r->logits;
     a->choice = r->argmax;
+    a->bias = under_way->bias;
     a->plan = under_way->plan;
     a->chain = under_way->chain;
     m->ahead = a;
@@ -512,8 +515,8 @@ static kakeya_status run_head(backend_model *m, const mlx_segment *s, kakeya_err
         memset(rows, 0, input * sizeof *rows);
         memcpy(rows + in * hidden, m->hidden + (size_t)(s->first_row + at) * hidden, count * hidden * sizeof *rows);
         mlx_failure failure;
-        status = mlx_check(mlx_head_run(m->device, &m->form, rows, computed, m->suppress,
-                                        r->logits ? rows + input : NULL, r->argmax ? choice : NULL, &failure),
+        status = mlx_check(mlx_head_run(m->device, &m->form, rows, computed, s->bias, r->logits ? rows + input : NULL,
+                                        r->argmax ? choice : NULL, &failure),
                            &failure, error);
         if (status) break;
         if (r->logits) memcpy(r->logits + to * vocab, rows + input + in * vocab, count * vocab * sizeof *rows);
@@ -549,6 +552,7 @@ static kakeya_status plan_and_reserve(mlx_run *f, backend_segment *requests, kak
         status = r->status = timeline_plan(&r->cache->t, r->kind, r->n, &s->step, error);
         f->rows += r->n;
         if (r->cache->t.length + r->n > furthest) furthest = r->cache->t.length + r->n;
+        if (!status) status = mlx_excluding(f->model, r->argmax ? r->excluded : NULL, &s->bias, error);
     }
     if (!status) status = mlx_rope_reserve(f->model, furthest + MLX_PROMPT_ROWS + MLX_DECODE_ROWS, error);
     if (!status)
@@ -652,9 +656,9 @@ static void store_rows(const backend_model *m, const mlx_segment *s) {
 kakeya_status mlx_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error) {
     mlx_run f = {.model = m, .n_segments = n_segments};
     kakeya_status status = check_segments(m, segments, n_segments, error);
-    if (!status && !is_ahead(m, segments, n_segments)) mlx_ahead_drop(m);
     if (!status) status = plan_and_reserve(&f, segments, error);
     if (status) return status;
+    if (!is_ahead(m, segments, n_segments, f.segments[0].bias)) mlx_ahead_drop(m);
     status = begin(&f, error);
     if (status) return status;
     status = compute_tiles(&f, error);

@@ -66,10 +66,12 @@ struct backend_model {
     mlx_array **arrays; /* all but those of RoPE tables */
     int n_arrays;
     size_t weight_bytes;
-    char *made_row;                 /* of a matrix without data, of which single rows are read */
-    weight_format widened;          /* of some matrix that is held as float32; F32: there is none */
-    rope_source rope[3];            /* sliding, full, the drafter's; theta 0: none */
-    const mlx_array *suppress;      /* [vocab]: -inf for tokens that are never chosen; NULL: all may be */
+    char *made_row;             /* of a matrix without data, of which single rows are read */
+    weight_format widened;      /* of some matrix that is held as float32; F32: there is none */
+    rope_source rope[3];        /* sliding, full, the drafter's; theta 0: none */
+    const mlx_array *suppress;  /* [vocab]: -inf for tokens that are never chosen; NULL: all may be */
+    const mlx_array *excluding; /* the same and `excluded`; NULL: no row has excluded a token yet */
+    int32_t excluded;
     const mlx_array *never_drafted; /* the same for the drafter's mask */
     float embed_scale;
 
@@ -94,6 +96,9 @@ struct backend_model {
 /* --- weights.c */
 kakeya_status mlx_weights_create(backend_model *m, kakeya_error *error);
 void mlx_weights_destroy(backend_model *m);
+/* What is added to logits where one token more (NULL: none) is never chosen: [vocab], or NULL. Models have one such
+ * token, the one that begins a call: another one is kept beside it. */
+kakeya_status mlx_excluding(backend_model *m, const int32_t *token, const mlx_array **out, kakeya_error *error);
 kakeya_status mlx_rope_reserve(backend_model *m, int positions, kakeya_error *error);
 /* Cosines or sines of a position's angles in layers of a type: [pairs]. */
 void mlx_rope_row(const backend_model *m, gemma4_layer_type type, int position, bool sine, float *to);

@@ -429,6 +429,32 @@ kakeya_status mlx_weights_create(backend_model *m, kakeya_error *error) {
     return l.status;
 }
 
+static bool no_progress(void *user, const char *what, uint64_t done, uint64_t total) {
+    (void)user, (void)what, (void)done, (void)total;
+    return true;
+}
+
+kakeya_status mlx_excluding(backend_model *m, const int32_t *token, const mlx_array **out, kakeya_error *error) {
+    *out = m->suppress;
+    if (!token || *token < 0 || *token >= m->config->vocab) return KAKEYA_OK;
+    if (!m->excluding || m->excluded != *token) {
+        int all[GEMMA4_MAX_SUPPRESS_TOKENS + 1], n = m->config->n_suppress_tokens;
+        const kakeya_progress_fn progress = m->options.progress;
+        loading l = {.m = m, .error = error};
+        for (int i = 0; i < n; i++) all[i] = m->config->suppress_tokens[i];
+        all[n] = *token;
+        m->options.progress = no_progress;
+        const mlx_array *array = bias(&l, all, n + 1);
+        m->options.progress = progress;
+        if (l.status) return l.status;
+        if (!array) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a row of biases");
+        m->excluding = array;
+        m->excluded = *token;
+    }
+    *out = m->excluding;
+    return KAKEYA_OK;
+}
+
 void mlx_weights_destroy(backend_model *m) {
     for (int i = 0; i < m->n_arrays; i++) mlx_array_free(m->arrays[i]);
     free(m->arrays);

@@ -675,7 +675,7 @@ static void run_argmax(const void *arguments) {
         const float *row = a->logits + (size_t)r * (size_t)a->vocab;
         int best = -1;
         for (int v = 0; v < a->vocab; v++) {
-            int excluded = 0;
+            int excluded = a->excluded.row && a->excluded.row[r].excluded - 1 == v;
             for (int e = 0; e < a->excluded.n; e++) excluded |= a->excluded.id[e] == v;
             if (!isnan(row[v]) && !excluded && (best < 0 || row[v] > row[best])) best = v;
         }
