@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "kakeya.h"
 
 #if defined(__APPLE__)
 #include <mach-o/dyld.h>
@@ -239,4 +240,15 @@ double platform_open_files(void) {
     for (const struct dirent *entry; (entry = readdir(directory)) != NULL;) n += entry->d_name[0] != '.';
     closedir(directory);
     return n;
+}
+
+int platform_thread_create(pthread_t *thread, void *(*run)(void *user), void *user) {
+    enum { INSTRUMENTED = 4 }; /* frames of sanitizers are larger */
+    pthread_attr_t attributes;
+    int failure = pthread_attr_init(&attributes);
+    if (failure) return failure;
+    failure = pthread_attr_setstacksize(&attributes, (size_t)INSTRUMENTED * KAKEYA_STACK_BYTES);
+    if (!failure) failure = pthread_create(thread, &attributes, run, user);
+    pthread_attr_destroy(&attributes);
+    return failure;
 }

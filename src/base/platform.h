@@ -31,6 +31,10 @@ bool platform_random(void *bytes, size_t n);
 void platform_condition_init(pthread_cond_t *condition);
 bool platform_condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, double until);
 
+/* pthread_create with a stack that is large enough for anything that is computed here, whatever `ulimit -s` says, which
+ * is what threads have otherwise. 0, or a value of errno. */
+int platform_thread_create(pthread_t *thread, void *(*run)(void *user), void *user);
+
 /* What threads of our own leave to those of the program: every signal but those that a thread's own instructions raise,
  * which would end the process unheard if they were blocked. */
 static inline void platform_foreign_signals(sigset_t *set) {

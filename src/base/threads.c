@@ -241,7 +241,7 @@ static int create_thread_without_signals(worker *self) {
     sigset_t all, before;
     platform_foreign_signals(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failure = pthread_create(&self->thread, NULL, worker_main, self);
+    int failure = platform_thread_create(&self->thread, worker_main, self);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return failure;
 }

@@ -1,9 +1,13 @@
 /* kakeya VERB [OPTION]...: finds the verb and hands over. */
 #include <langinfo.h>
 #include <locale.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 
+#include "base/platform.h"
 #include "cli/cli.h"
 #include "cli/terminal.h"
 
@@ -44,6 +48,32 @@ static void print_help(void) {
            "  kakeya run \"def fibonacci(n):\" --raw --max-tokens 64\n");
 }
 
+/* A verb on a thread with room, where `ulimit -s` leaves this one less than the library needs. */
+typedef struct started_verb {
+    const verb *verb;
+    int argc, status;
+    char **argv;
+} started_verb;
+
+static void *run_started(void *user) {
+    started_verb *s = user;
+    s->status = s->verb->run(s->argc, s->argv);
+    return NULL;
+}
+
+static int run_verb(const verb *v, int argc, char **argv) {
+    struct rlimit limit;
+    started_verb s = {.verb = v, .argc = argc, .argv = argv};
+    pthread_t thread;
+    sigset_t all;
+    bool room = getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= 2 * (rlim_t)KAKEYA_STACK_BYTES;
+    if (room || platform_thread_create(&thread, run_started, &s) != 0) return v->run(argc, argv);
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, NULL); /* they are the other thread's */
+    pthread_join(thread, NULL);
+    return s.status;
+}
+
 int main(int argc, char **argv) {
     /* Line editing works on characters; text is UTF-8 whatever the locale says. */
     if (!setlocale(LC_CTYPE, "") || strcmp(nl_langinfo(CODESET), "UTF-8") != 0) setlocale(LC_CTYPE, "C.UTF-8");
@@ -63,7 +93,7 @@ int main(int argc, char **argv) {
     }
     for (int i = 0; i < VERB_COUNT; i++) {
         if (strcmp(name, verbs[i].name) == 0) {
-            return terminal_finish(name, verbs[i].run(argc - 1, argv + 1));
+            return terminal_finish(name, run_verb(&verbs[i], argc - 1, argv + 1));
         }
     }
     fprintf(stderr, "kakeya: unknown %s '%s'\n%s", name[0] == '-' ? "option" : "verb", name, usage_line);

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/platform.h"
 #include "cli/cli.h"
 #include "cli/notify.h"
 #include "cli/terminal.h"
@@ -38,6 +39,8 @@ typedef struct serve_options {
     int exact_replay;  /* index of switch_names */
     bool no_key, strict, metrics_key, no_page, log_json, log_prompts, dry_run;
 } serve_options;
+
+static volatile int bytes_lost; /* of mapped files, as a handler of signals has seen */
 
 static const char *const switch_names[] = {"off", "on", NULL};
 static const char *const reuse_names[] = {"exact", "any", NULL};
@@ -127,6 +130,7 @@ static void fill(serve_options *o, const kakeya_engine_options *engine, serve_se
         .exact_replay = o->exact_replay == 1,
         .on_ready = tell_ready,
         .engine = *engine,
+        .bytes_lost = &bytes_lost,
     };
     s->engine.max_batch = o->max_batch;
     s->engine.max_stall_ms = o->max_stall_ms;
@@ -143,7 +147,8 @@ static void *second_signal(void *user) {
 }
 
 static int serve(const serve_settings *settings) {
-    static sigset_t wanted; /* a thread that nobody waits for looks at it */
+    terminal_survive_lost_bytes(&bytes_lost); /* answers end with 500, and the model is loaded again */
+    static sigset_t wanted;                   /* a thread that nobody waits for looks at it */
     sigemptyset(&wanted);
     sigaddset(&wanted, SIGTERM);
     sigaddset(&wanted, SIGINT);
@@ -165,7 +170,7 @@ static int serve(const serve_settings *settings) {
     }
     if (number > 0) {
         pthread_t watcher;
-        if (pthread_create(&watcher, NULL, second_signal, &wanted) == 0) pthread_detach(watcher);
+        if (platform_thread_create(&watcher, second_signal, &wanted) == 0) pthread_detach(watcher);
         notify_service("STOPPING=1");
     }
     serve_drain(running); /* also those who waited for a model that does not come */

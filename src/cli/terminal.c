@@ -1,11 +1,14 @@
 #include "cli/terminal.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -39,18 +42,86 @@ static void on_signal(int signal_number) {
 }
 
 /* Models are mapped: where a file becomes shorter, or its disk fails, the next read of its bytes ends here, in whatever
- * thread. Nothing of what was computed can be trusted to be complete. */
-static void on_lost_bytes(int signal_number) {
-    static const char text[] =
-        "\nkakeya: bytes of a mapped file are gone: a model was cut off or rewritten while it was in "
-        "use, or its disk failed\n";
-    static atomic_flag said = ATOMIC_FLAG_INIT;
-    (void)signal_number;
-    while (atomic_flag_test_and_set(&said)) pause(); /* another thread has missed some too, and says it */
+ * thread. Only what may be called in a signal handler is. */
+static volatile int *bytes_lost; /* NULL: the program ends */
+
+static bool read_address(const char *line, size_t n, size_t *at, uintptr_t *value) {
+    size_t begin = *at;
+    for (*value = 0; *at < n; ++*at) {
+        char c = line[*at];
+        int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+        if (digit < 0) break;
+        *value = *value << 4 | (uintptr_t)digit;
+    }
+    return *at > begin;
+}
+
+/* The path at the end of a line of /proc/self/maps that is about the address; 0 bytes: it is about others. */
+static size_t mapped_path(const char *line, size_t n, uintptr_t address, const char **path) {
+    uintptr_t begin, end;
+    size_t at = 0;
+    if (!read_address(line, n, &at, &begin) || at == n || line[at++] != '-' || !read_address(line, n, &at, &end))
+        return 0;
+    if (address < begin || address >= end) return 0;
+    while (at < n && line[at] != '/') at++;
+    *path = line + at;
+    return n - at;
+}
+
+static void write_error(const char *text, size_t n) {
+    if (write(STDERR_FILENO, text, n) < 0) _exit(CLI_FAILED);
+}
+
+/* Names the file that lies there, where that can be found out. */
+static void write_mapped_file(uintptr_t address) {
+    static const char unknown[] = "a mapped file";
+    static char line[4096 + 128];
+    size_t n = 0, path_bytes = 0;
+    const char *path = NULL;
+    char piece[512];
+    ssize_t got = 0;
+    int maps = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+    while (maps >= 0 && !path_bytes && (got = read(maps, piece, sizeof piece)) > 0) {
+        for (ssize_t i = 0; i < got && !path_bytes; i++) {
+            if (piece[i] == '\n') {
+                path_bytes = mapped_path(line, n, address, &path);
+                n = 0;
+            } else if (n < sizeof line) {
+                line[n++] = piece[i];
+            }
+        }
+    }
+    if (maps >= 0) close(maps);
+    write_error(path_bytes ? path : unknown, path_bytes ? path_bytes : sizeof unknown - 1);
+}
+
+static void say_lost_bytes(uintptr_t address) {
+    static const char begin[] = "\nkakeya: ",
+                      end[] = ": bytes are gone: the file was cut off or rewritten while it was in use, or its disk "
+                              "failed\n";
     bool in_line = terminal.progress_shown;
-    if (write(STDERR_FILENO, text + !in_line, sizeof text - 1 - !in_line) < 0) _exit(CLI_FAILED);
+    write_error(begin + !in_line, sizeof begin - 1 - !in_line);
+    write_mapped_file(address);
+    write_error(end, sizeof end - 1);
+}
+
+static void on_lost_bytes(int signal_number, siginfo_t *info, void *context) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), address = (uintptr_t)info->si_addr;
+    (void)signal_number, (void)context;
+    bool fault = info->si_code > 0, first = !atomic_flag_test_and_set(&said);
+    if (first) say_lost_bytes(fault ? address : 0);
+    if (bytes_lost && fault) { /* zeros in their place: nothing that is computed from them is handed out */
+        *bytes_lost = 1;
+        void *at = (void *)(address / page * page);
+        if (mmap(at, page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at) return;
+        _exit(CLI_FAILED);
+    }
+    while (!first) pause(); /* another thread has missed some too, and says it */
     _exit(CLI_FAILED);
 }
+
+void terminal_survive_lost_bytes(volatile int *lost) { bytes_lost = lost; }
 
 void terminal_start(void) {
     /* SIGXFSZ: the write that met the limit fails like one that met a full disk. */
@@ -63,7 +134,7 @@ void terminal_start(void) {
         bool keep = signals[i] == SIGHUP && sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler == SIG_IGN;
         if (!keep) sigaction(signals[i], &action, NULL);
     }
-    struct sigaction lost = {.sa_handler = on_lost_bytes};
+    struct sigaction lost = {.sa_sigaction = on_lost_bytes, .sa_flags = SA_SIGINFO};
     sigemptyset(&lost.sa_mask);
     sigaction(SIGBUS, &lost, NULL);
     struct sigaction ignore = {.sa_handler = SIG_IGN};

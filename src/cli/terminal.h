@@ -12,6 +12,8 @@
  * work stops in order, and the program ends with 128 + the signal. A second such signal ends it at once. A broken pipe
  * is an error of write. Called once by main. */
 void terminal_start(void);
+/* From now on bytes of a mapped file that are gone are zeros and set *lost, instead of ending the program. */
+void terminal_survive_lost_bytes(volatile int *lost);
 
 /* True after Ctrl-C until terminal_clear_interrupt, and after the signals that end a program. */
 bool terminal_interrupted(void);

@@ -437,7 +437,7 @@ kakeya_status rpc_server_open(const rpc_server_options *options, rpc_server **ou
         grpc_core.grpc_server_start(s->server);
         await_call(s);
         *out = s; /* handlers may want it at once */
-        int failure = pthread_create(&s->thread, NULL, serve, s);
+        int failure = platform_thread_create(&s->thread, serve, s);
         s->threaded = !failure;
         if (failure) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "gRPC server: no thread: %s", strerror(failure));
     }

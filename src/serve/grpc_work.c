@@ -72,7 +72,7 @@ kakeya_status grpc_work_open(void (*wake)(void *user), void *user, grpc_work **o
     sigset_t all, before; /* signals are for the program's own threads */
     platform_foreign_signals(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failure = pthread_create(&w->thread, NULL, run_jobs, w);
+    int failure = platform_thread_create(&w->thread, run_jobs, w);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (failure) {
         pthread_cond_destroy(&w->changed);

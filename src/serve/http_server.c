@@ -384,7 +384,7 @@ static kakeya_status start(http_server *server, kakeya_error *error) {
     event_add(server->tick, &(struct timeval){.tv_usec = 500000});
     kakeya_status status = listen_on(server, error);
     if (status != KAKEYA_OK) return status;
-    int problem = pthread_create(&server->thread, NULL, run, server);
+    int problem = platform_thread_create(&server->thread, run, server);
     return problem ? error_set(error, KAKEYA_IO, "network thread: %s", strerror(problem)) : KAKEYA_OK;
 }
 

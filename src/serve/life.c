@@ -185,7 +185,9 @@ static kakeya_status open_engine(server_context *s, kakeya_engine **out, kakeya_
     options.user = s;
     options.on_step = on_step;
     options.step_user = s;
+    options.bytes_lost = s->settings->bytes_lost;
     atomic_store(&s->progress, 0);
+    if (s->settings->bytes_lost) *s->settings->bytes_lost = 0;
     return kakeya_engine_open(&options, out, error);
 }
 
@@ -507,7 +509,7 @@ life *life_open(server_context *server) {
 }
 
 kakeya_status life_begin(life *l, kakeya_error *error) {
-    l->running = pthread_create(&l->thread, NULL, live, l) == 0;
+    l->running = platform_thread_create(&l->thread, live, l) == 0;
     return l->running ? KAKEYA_OK : error_set(error, KAKEYA_IO, "no thread could be started");
 }
 

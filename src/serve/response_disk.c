@@ -303,7 +303,7 @@ kakeya_status response_disk_open(const char *path, void (*log)(void *user, const
     pthread_mutex_init(&disk->lock, NULL);
     pthread_mutex_init(&disk->scanning, NULL);
     pthread_cond_init(&disk->changed, NULL);
-    if (pthread_create(&disk->thread, NULL, run, disk) != 0) {
+    if (platform_thread_create(&disk->thread, run, disk) != 0) {
         close(directory);
         free(disk);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "responses: no thread for writing them");

@@ -44,6 +44,7 @@ typedef struct serve_settings {
     bool exact_replay;      /* answers that come back become the tokens that were sampled */
     void (*on_ready)(void); /* the model is loaded; may be NULL; called on a thread of the server's */
     kakeya_engine_options engine;
+    volatile int *bytes_lost; /* as in engine options, or NULL: set to 0 before the model is loaded again */
     kakeya_session_options session;
 } serve_settings;
 

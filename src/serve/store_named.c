@@ -333,7 +333,7 @@ kakeya_status store_named_open(kakeya_engine *engine, const kakeya_session_optio
     *named = (store_named){.engine = engine, .session = *session, .disk = disk, .options = *options};
     pthread_mutex_init(&named->lock, NULL);
     platform_condition_init(&named->changed);
-    named->running = pthread_create(&named->thread, NULL, run, named) == 0;
+    named->running = platform_thread_create(&named->thread, run, named) == 0;
     if (!named->running) {
         store_named_close(named, 0);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "sessions: no thread for dropping them");

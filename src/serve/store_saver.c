@@ -137,7 +137,7 @@ kakeya_status store_saver_open(store_entries *entries, store_disk *disk, const s
     store_saver *saver = calloc(1, sizeof *saver);
     if (!saver) return error_set(error, KAKEYA_OUT_OF_MEMORY, "sessions: out of memory");
     *saver = (store_saver){.entries = entries, .disk = disk, .options = *options};
-    if (pthread_create(&saver->thread, NULL, run, saver) != 0) {
+    if (platform_thread_create(&saver->thread, run, saver) != 0) {
         free(saver);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "sessions: no thread for saving them");
     }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/error.h"
+#include "base/platform.h"
 
 typedef struct task {
     void (*fn)(void *argument);
@@ -58,7 +59,7 @@ bool workers_run(workers *pool, void (*fn)(void *argument), void *argument) {
     *added = (task){.fn = fn, .argument = argument};
     pthread_mutex_lock(&pool->lock);
     if (pool->waiting >= pool->idle && pool->started < pool->most &&
-        pthread_create(&pool->threads[pool->started], NULL, work, pool) == 0)
+        platform_thread_create(&pool->threads[pool->started], work, pool) == 0)
         pool->started++;
     bool accepted = pool->started > 0;
     if (accepted) {

@@ -281,6 +281,14 @@ static void serve_more(batch *b, int served) {
     b->most = 2 * b->most < BACKEND_MAX_FORWARD ? 2 * b->most : 0;
 }
 
+/* What was computed from bytes that are gone is dropped. */
+static kakeya_status drop_lost(step *s, kakeya_error *error) {
+    kakeya_status status = engine_check(s->batch->engine, error);
+    for (int i = 0; status != KAKEYA_OK && i < s->n; i++)
+        (void)s->batch->engine->ops->cache_commit(s->segment[i].cache, 0, NULL);
+    return status;
+}
+
 /* Computes what can be computed: who cannot be served leaves, and the others are tried again. Needs the turn. */
 static void compute(step *s) {
     kakeya_engine *engine = s->batch->engine;
@@ -304,6 +312,7 @@ static void compute(step *s) {
     while (s->n) {
         double start = clock_seconds();
         status = engine->ops->forward(engine->model, s->segment, s->n, &error);
+        if (status == KAKEYA_OK) status = drop_lost(s, &error);
         if (status == KAKEYA_OK) {
             for (int i = 0; i < s->n; i++) {
                 kakeya_request *r = s->member[i];

@@ -129,6 +129,7 @@ static kakeya_status open_engine(const kakeya_engine_options *options, kakeya_en
         .max_batch = options->max_batch,
         .max_stall_ms = options->max_stall_ms,
         .on_step = options->on_step,
+        .bytes_lost = options->bytes_lost,
         .step_user = options->step_user,
         .progress = options->progress,
         .user = options->user,
@@ -155,6 +156,7 @@ static kakeya_status open_engine(const kakeya_engine_options *options, kakeya_en
         }
     }
     if (status == KAKEYA_OK) status = loading(options, LOADING_STEPS, error);
+    if (status == KAKEYA_OK) status = engine_check(engine, error);
     free(directory);
     if (status != KAKEYA_OK) {
         kakeya_engine_close(engine);

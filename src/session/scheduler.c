@@ -92,7 +92,7 @@ static int start_thread(scheduler *s) {
     sigset_t all, before;
     platform_foreign_signals(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failure = pthread_create(&s->thread, NULL, scheduler_main, s);
+    int failure = platform_thread_create(&s->thread, scheduler_main, s);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     s->threaded = !failure;
     return failure;

@@ -69,6 +69,7 @@ static kakeya_status score_chunk(scoring *s, size_t from, size_t n, segment_kind
                                .hidden_states = s->chunk_hidden};
     engine_turn_begin(s->session->engine);
     kakeya_status status = t->ops->forward(t->model, &segment, 1, error);
+    if (status == KAKEYA_OK) status = engine_check(s->session->engine, error);
     if (status == KAKEYA_OK) status = t->ops->cache_commit(s->cache, (int)n, error);
     engine_turn_end(s->session->engine);
     if (status != KAKEYA_OK) return status;

@@ -153,6 +153,33 @@ check "a name is found in the Hugging Face cache" test "$(cat "$WORK/out")" = "$
 check "a reader may leave early" test "$(wc -c <"$WORK/out")" -eq 10
 check "and nobody complains" sh -c "! grep -q -i -E 'pipe|error' '$WORK/err'"
 
+# a small stack: threads of the library have their own size, and verbs that have too little run on such a thread
+printf '[2, 10, 20, 30, 40]' >"$WORK/few.json"
+for verb in 'run --raw --max-tokens 4 --temperature 1 x' 'run --raw --attention restored --kv-format q4 --max-tokens 4 x' \
+    "score --ids-file $WORK/few.json" "tokenize --text-file $WORK/few.json" info; do
+    STATUS=0
+    # shellcheck disable=SC2086,SC3045 # several words; dash has ulimit -s
+    (ulimit -s 64 && exec "$KAKEYA" $verb) >"$WORK/out" 2>"$WORK/err" || STATUS=$?
+    check "64 kB of stack are enough for ${verb%% *}" test "$STATUS" -eq 0
+done
+
+# a mapped file that becomes shorter ends the program with a line that names it; until then it answers
+cp -R "$(dirname "$0")/../../models/demo" "$WORK/cut"
+chmod -R u+w "$WORK/cut"
+mkfifo "$WORK/answer"
+"$KAKEYA" run --raw --max-tokens 8000 --ignore-eos --model "$WORK/cut" --backend cpu x >"$WORK/answer" 2>"$WORK/err" &
+reader=$!
+exec 3<"$WORK/answer"
+dd bs=1 count=1 <&3 >/dev/null 2>&1
+: >"$WORK/cut/model-00002-of-00003.safetensors"
+cat <&3 >/dev/null
+exec 3<&-
+STATUS=0
+wait "$reader" || STATUS=$?
+check "bytes that are gone are a failure" test "$STATUS" -eq 1
+check "which is said in one line that names the file" \
+    test "$(grep -c 'cut/model-00002-of-00003.safetensors: bytes are gone' "$WORK/err")" -eq 1
+
 # Ctrl-C ends the answer; what there is stays, with its figures
 if has_terminals; then
     "$BUILD/tools/pty" "$KAKEYA" run --raw --ignore-eos 'def add(a, b):' <<'SCRIPT' >"$WORK/out" 2>"$WORK/err" || true

@@ -36,6 +36,32 @@ def user(text):
     return {"role": "user", "content": text}
 
 
+@test("a model file that is cut while it is mapped: 500, and the model is loaded again, or the server ends and says why")
+def _():
+    copy, shard = os.path.join(folder, "cut"), "model-00002-of-00003.safetensors"
+    shutil.copytree(os.path.join(MODELS, "demo"), copy)
+    s = Server("--name", "demo", model=copy)
+    body = {"model": "demo", "messages": [user("x")], "temperature": 0, "max_tokens": 8}
+    whole = s.post("/v1/chat/completions", body).json["choices"][0]["message"]["content"]
+    path = os.path.join(copy, shard)
+    with open(path, "rb") as f:
+        data = f.read()
+    os.truncate(path, 4096)
+    # it comes back before the model is loaded again: another file of this name, not the one that is mapped
+    with open(path + ".new", "wb") as f:
+        f.write(data)
+    os.rename(path + ".new", path)
+    reply = s.post("/v1/chat/completions", body)
+    equal((reply.status, reply.error["code"]), (500, "backend"), reply.body)
+    again = s.post("/v1/chat/completions", body)
+    equal((again.status, again.json["choices"][0]["message"]["content"]), (200, whole), again.body)
+    os.truncate(path, 4096)
+    equal(s.post("/v1/chat/completions", body).status, 500)
+    eventually(lambda: s.process.poll() is not None, "what cannot be loaded ends the server")
+    equal(s.process.poll(), 1, s.log())
+    holds(f"{shard}: bytes are gone" in s.log() and f"{shard}: the file has" in s.log() or "truncated" in s.log(), s.log())
+
+
 # ------------------------------------------------------------------------------------------------- before the start
 
 

@@ -5,6 +5,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "base/platform.h"
+
 /* What a device's thread says when all agree. */
 typedef struct team_word {
     kakeya_status status;
@@ -201,7 +203,7 @@ static kakeya_status create_member(team_member *me, kakeya_error *error) {
 
 static kakeya_status start_threads(cuda_team *t, kakeya_error *error) {
     for (int i = 1; i < t->n; i++) {
-        if (pthread_create(&t->member[i].thread, NULL, serve_member, &t->member[i]))
+        if (platform_thread_create(&t->member[i].thread, serve_member, &t->member[i]))
             return error_set(error, KAKEYA_OUT_OF_MEMORY, "no thread for device %d", t->member[i].model->device.index);
         t->threads = i;
     }
