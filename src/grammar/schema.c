@@ -215,6 +215,7 @@ void schema_compiler_destroy(schema_compiler *c) {
     if (!c) return;
     forget_patterns(c);
     forget_all(c);
+    free(c->scalars);
     cJSON_Delete(c->notes);
     free(c);
 }
@@ -231,6 +232,8 @@ kakeya_status schema_parse(const char *name, const char *text, size_t bytes, cJS
 static void begin(schema_compiler *c, const cJSON *root, const char *where, grammar_form form, kakeya_error *error) {
     forget_all(c); /* documents are told apart by their addresses */
     forget_patterns(c);
+    memset(c->targets, 0, sizeof c->targets);
+    c->n_scalars = 0;
     c->root = root;
     c->where = where;
     c->form = form;

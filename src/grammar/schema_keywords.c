@@ -57,7 +57,7 @@ static const schema_keyword keywords[] = {
 const schema_keyword *schema_keyword_of(const char *name) {
     static const schema_keyword annotation = {"", KEYWORD_ANNOTATION, 0};
     for (size_t i = 0; i < sizeof keywords / sizeof *keywords; i++)
-        if (strcmp(keywords[i].name, name) == 0) return &keywords[i];
+        if (keywords[i].name[0] == name[0] && strcmp(keywords[i].name, name) == 0) return &keywords[i];
     return &annotation;
 }
 

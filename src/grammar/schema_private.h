@@ -15,7 +15,7 @@
 
 typedef struct schema_compiler schema_compiler;
 
-enum { SCHEMA_MAX_POINTER = 480, SCHEMA_MAX_LEVELS = 256, SCHEMA_MAX_PATTERNS = 24 };
+enum { SCHEMA_MAX_POINTER = 480, SCHEMA_MAX_LEVELS = 256, SCHEMA_MAX_PATTERNS = 24, SCHEMA_KNOWN_TARGETS = 1021 };
 
 typedef struct schema_term {
     const cJSON *schema;
@@ -153,6 +153,14 @@ struct schema_compiler {
         dfa dfa;          /* without states: no text matches, or it cannot be followed */
     } patterns[SCHEMA_MAX_PATTERNS];
     uint32_t n_patterns;
+    struct {
+        const cJSON *reference, *target;
+    } targets[SCHEMA_KNOWN_TARGETS];
+    struct schema_scalar {
+        uint64_t key; /* a hash of the claims about it */
+        uint32_t node;
+    } * scalars; /* strings and numbers of this document that have a node */
+    uint32_t n_scalars, scalar_capacity;
     kakeya_status status; /* the first failure sticks */
     kakeya_error *error;
 };

@@ -139,11 +139,17 @@ static bool visit(search *s, const cJSON *at, const char *base, int depth) {
     return false;
 }
 
+/* Whether a part of the document has a name. What the root's $id says is known without looking for it. */
 static bool has_names(const cJSON *at, int depth) {
     const cJSON *item;
     if (depth > MAX_SEARCHED) return false;
-    if (text_of(at, "$id") || text_of(at, "id") || text_of(at, "$anchor") || text_of(at, "$dynamicAnchor")) return true;
-    cJSON_ArrayForEach(item, at) if (item->child && has_names(item, depth + 1)) return true;
+    cJSON_ArrayForEach(item, at) {
+        const char *key = item->string;
+        bool names = key && cJSON_IsString(item) &&
+                     (strcmp(key, "$anchor") == 0 || strcmp(key, "$dynamicAnchor") == 0 ||
+                      (depth > 0 && (strcmp(key, "$id") == 0 || strcmp(key, "id") == 0)));
+        if (names || (item->child && has_names(item, depth + 1))) return true;
+    }
     return false;
 }
 
@@ -165,6 +171,29 @@ static const cJSON *resolve_named(schema_compiler *c, const cJSON *reference) {
     if (!named && strcmp(document, root) == 0) return fragment ? walk(c->root, fragment + 1) : c->root;
     if (!visit(&other, c->root, "", 0)) return NULL;
     return fragment && !named ? walk(other.found, fragment + 1) : other.found;
+}
+
+/* A reference in a document that has a name as a whole. */
+static const cJSON *resolve_root(schema_compiler *c, const char *text) {
+    search s = {.old = is_old(c)};
+    const char *fragment = strchr(text, '#');
+    uri root, document;
+    rename_base(&s, c->root, "", root);
+    if (!root[0] || !join(root, text, document) || strcmp(root, document) != 0) return NULL;
+    if (!fragment || !fragment[1]) return c->root;
+    return fragment[1] == '/' ? walk(c->root, fragment + 1) : NULL;
+}
+
+/* References that were followed before, since looking for names takes a walk through the document. */
+static const cJSON *known_target(const schema_compiler *c, const cJSON *reference) {
+    uint32_t slot = (uint32_t)((uintptr_t)reference >> 4) % SCHEMA_KNOWN_TARGETS;
+    return c->targets[slot].reference == reference ? c->targets[slot].target : NULL;
+}
+
+static void know_target(schema_compiler *c, const cJSON *reference, const cJSON *target) {
+    uint32_t slot = (uint32_t)((uintptr_t)reference >> 4) % SCHEMA_KNOWN_TARGETS;
+    c->targets[slot].reference = reference;
+    c->targets[slot].target = target;
 }
 
 /* A dynamic reference whose anchor is there once means what $ref would mean. */
@@ -190,7 +219,13 @@ const cJSON *schema_resolve(schema_compiler *c, const cJSON *reference) {
     }
     if (c->names == 0) c->names = has_names(c->root, 0) ? 1 : -1;
     bool pointer = text[0] == '#' && (text[1] == 0 || text[1] == '/');
-    const cJSON *found = c->names > 0 ? resolve_named(c, reference) : pointer ? walk(c->root, text + 1) : NULL;
+    const cJSON *found = c->names > 0 ? known_target(c, reference) : NULL;
+    if (found) return found;
+    if (c->names > 0)
+        found = resolve_named(c, reference);
+    else
+        found = pointer ? walk(c->root, text + 1) : resolve_root(c, text);
+    if (found && c->names > 0) know_target(c, reference, found);
     if (found) return found;
     if (text[0] == '#')
         schema_cannot(c, reference, KAKEYA_FORMAT, "the reference '%.100s' leads nowhere", text);

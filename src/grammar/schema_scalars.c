@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "grammar/formats.h"
 #include "grammar/numbers.h"
 #include "grammar/regex.h"
@@ -50,6 +51,56 @@ static void restrict_to(language *l, dfa *other, bool negated) {
         take(l, dfa_combine(&l->dfa, other, negated ? DFA_WITHOUT : DFA_AND, &made), &made);
     }
     dfa_free(other);
+}
+
+/* -------------------------------------------------------------------------------------------------- nodes that are
+ * there */
+
+static uint64_t hash_text(uint64_t hash, const char *text) {
+    return text ? hash_fnv1a(hash, text, strlen(text) + 1) : hash_fnv1a(hash, "", 1);
+}
+
+/* What the claims say about the types, as a hash: the same patterns and limits stand in many places. */
+static uint64_t key_of(schema_branch *b, uint8_t types) {
+    uint64_t hash = hash_fnv1a(HASH_FNV1A_START, &types, sizeof types);
+    hash = hash_fnv1a(hash, &b->c->form, sizeof b->c->form);
+    for (uint32_t i = 0; i < b->n_claims; i++) {
+        const schema_claim *claim = &b->claims[i];
+        const cJSON *item = claim->item;
+        bool values = claim->kind == CLAIM_VALUES && claim->negated;
+        if (!values && (claim->kind != CLAIM_KEYWORD || !(schema_keyword_of(item->string)->types & types))) continue;
+        hash = hash_text(hash, item->string);
+        hash = hash_fnv1a(hash, &claim->negated, sizeof claim->negated);
+        hash = hash_fnv1a(hash, &item->type, sizeof item->type);
+        hash = hash_text(hash, item->valuestring);
+        bool old = cJSON_IsBool(schema_get(claim->owner, "exclusiveMinimum")) ||
+                   cJSON_IsBool(schema_get(claim->owner, "exclusiveMaximum"));
+        bool noted =
+            strcmp(item->string, "format") == 0 && !(cJSON_IsString(item) && format_is_known(item->valuestring));
+        if (values || old || noted) hash = hash_fnv1a(hash, &item, sizeof item); /* alike in this place alone */
+    }
+    return hash;
+}
+
+static uint32_t known_scalar(const schema_compiler *c, uint64_t key) {
+    for (uint32_t i = 0; i < c->n_scalars && !c->loosen; i++)
+        if (c->scalars[i].key == key) return c->scalars[i].node;
+    return GRAMMAR_NOTHING;
+}
+
+static void know_scalar(schema_compiler *c, uint64_t key, uint32_t node) {
+    if (c->status) return;
+    if (c->n_scalars == c->scalar_capacity) {
+        uint32_t capacity = c->scalar_capacity ? 2 * c->scalar_capacity : 64;
+        struct schema_scalar *scalars = realloc(c->scalars, capacity * sizeof *scalars);
+        if (!scalars) {
+            schema_out_of_memory(c);
+            return;
+        }
+        c->scalars = scalars;
+        c->scalar_capacity = capacity;
+    }
+    c->scalars[c->n_scalars++] = (struct schema_scalar){key, node};
 }
 
 /* ---------------------------------------------------------------------------------------------------------- numbers */
@@ -130,7 +181,7 @@ static bool is_multiple(const cJSON *item) {
     return strcmp(item->string, "multipleOf") == 0 || strcmp(item->string, "divisibleBy") == 0;
 }
 
-uint32_t schema_number(schema_branch *b, uint8_t types) {
+static uint32_t add_number(schema_branch *b, uint8_t types) {
     schema_compiler *c = b->c;
     language l = {.c = c};
     bound low = {0}, high = {0};
@@ -169,6 +220,15 @@ uint32_t schema_number(schema_branch *b, uint8_t types) {
         dfa_free(&l.dfa);
     else
         c->program->nodes[node].dfa = l.dfa;
+    return node;
+}
+
+uint32_t schema_number(schema_branch *b, uint8_t types) {
+    uint64_t key = key_of(b, types & TYPE_NUMBER);
+    uint32_t node = known_scalar(b->c, key);
+    if (node != GRAMMAR_NOTHING) return node;
+    node = add_number(b, types);
+    know_scalar(b->c, key, node);
     return node;
 }
 
@@ -338,8 +398,13 @@ static uint32_t add_string(text *t) {
 }
 
 uint32_t schema_string(schema_branch *b) {
+    uint64_t key = key_of(b, TYPE_STRING);
+    uint32_t node = known_scalar(b->c, key);
+    if (node != GRAMMAR_NOTHING) return node;
     text t = text_of_branch(b);
-    return add_string(&t);
+    node = add_string(&t);
+    know_scalar(b->c, key, node);
+    return node;
 }
 
 /* --------------------------------------------------------------------------------------------------- names of members

@@ -120,11 +120,12 @@ def _():
 
 @test("strict_order: false allows members in any order, and undeclared ones")
 def _():
-    s = scripted('{"b":1,"z":2,"a":3}')
+    s = scripted('{"b":1')  # what follows is the model's own business
     body = {"model": "demo", "messages": ASK, "temperature": 0, "max_tokens": 60, "response_format": of(
         {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a"]})}
-    equal(s.post("/v1/chat/completions", {**body, "strict_order": False}).json["choices"][0]["message"]["content"], '{"b":1,"z":2,"a":3}')
-    equal(list(json.loads(s.post("/v1/chat/completions", body).json["choices"][0]["message"]["content"]))[:1], ["a"])
+    for strict, first in ((False, "b"), (True, "a")):
+        said = s.post("/v1/chat/completions", {**body, "strict_order": strict}).json["choices"][0]["message"]["content"]
+        holds(re.match(r'\{\s*"%s"' % first, said), (strict, said))
     s.stop()
 
 
