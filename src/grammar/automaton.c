@@ -565,9 +565,38 @@ static bool count_character(const grammar_node *node, automaton_frame *own, uint
            own->seen + (uint64_t)node->longest[next] >= node->minimum;
 }
 
+/* The word that has ended tells which object the one around it is. False: there is no room for its keys. */
+static bool turn(const reading *r, automaton_configuration *c, uint32_t depth, uint32_t word) {
+    if (depth < 2 || word == TRIE_NONE) return true;
+    automaton_frame *own = &c->open[depth - 2];
+    const grammar_node *before = &r->p->nodes[own->node];
+    if (before->kind != NODE_OBJECT || before->n_turns == 0) return true;
+    const grammar_node *object = &r->p->nodes[before->turns[word]];
+    uint32_t key = before->turn_keys[word], n = key_words(object);
+    if (c->n_words + n > AUTOMATON_MAX_WORDS) return false;
+    memset(c->words + c->n_words, 0, n * sizeof *c->words);
+    if (object->any_order) c->words[c->n_words + key / 64] |= UINT64_C(1) << (key % 64);
+    c->n_words += n;
+    own->node = before->turns[word];
+    own->seen = object->any_order ? 0 : key + 1;
+    own->required = object->required[key];
+    return true;
+}
+
+/* Whether one of the words that go on so tells of an object that fits here. */
+static bool leads_to_turn(const reading *r, const grammar_node *words, const automaton_configuration *c, uint32_t depth,
+                          uint32_t next) {
+    const grammar_node *object = depth < 2 ? NULL : &r->p->nodes[c->open[depth - 2].node];
+    if (next == TRIE_NONE || !object || object->kind != NODE_OBJECT || object->n_turns == 0) return true;
+    const trie_node *at = &words->words.nodes[next];
+    for (uint32_t i = at->first; i < at->end; i++)
+        if (fits(r->p, object->turns[words->words.order[i]], depth - 2)) return true;
+    return false;
+}
+
 /* Values whose end the next letter tells: it is theirs, or that of what is around them, or both. */
 static void read_words(const reading *r, const grammar_node *node, automaton_configuration *c, uint32_t depth) {
-    uint32_t at = c->open[depth - 1].at;
+    uint32_t at = c->open[depth - 1].at, ended = TRIE_NONE, accepted = TRIE_NONE;
     bool ends, goes_on = false, accepts;
     if (node->kind == NODE_DFA) {
         uint16_t next = dfa_next(&node->dfa, at, r->letter);
@@ -580,16 +609,26 @@ static void read_words(const reading *r, const grammar_node *node, automaton_con
         if (goes_on) c->open[depth - 1].members = 1;
     } else {
         uint32_t next = trie_next(&node->words, at, r->letter);
-        accepts = at != 0 && node->words.nodes[at].word != TRIE_NONE;
+        if (!leads_to_turn(r, node, c, depth, next)) next = TRIE_NONE;
+        accepted = at ? node->words.nodes[at].word : TRIE_NONE;
+        accepts = accepted != TRIE_NONE;
         ends = next != TRIE_NONE && node->words.nodes[next].child == TRIE_NONE;
+        if (ends) ended = node->words.nodes[next].word;
         goes_on = next != TRIE_NONE;
         if (goes_on) c->open[depth - 1].at = next;
     }
-    if (ends)
-        close_value(r, c, depth);
-    else if (goes_on)
+    if (ends && accepts) { /* the frame below is changed once for each */
+        automaton_frame below = depth > 1 ? c->open[depth - 2] : (automaton_frame){0};
+        uint32_t n_words = c->n_words;
+        if (turn(r, c, depth, ended)) close_value(r, c, depth);
+        c->n_words = n_words;
+        if (depth > 1) c->open[depth - 2] = below;
+    } else if (ends) {
+        if (turn(r, c, depth, ended)) close_value(r, c, depth);
+    } else if (goes_on) {
         emit(r, c, depth);
-    if (accepts) read_letter(r, c, depth - 1);
+    }
+    if (accepts && turn(r, c, depth, accepted)) read_letter(r, c, depth - 1);
 }
 
 /* at: the next child. The last one takes the row's place, so that rules which end with themselves need no depth. */

@@ -49,6 +49,8 @@ void program_free(grammar_program *p) {
         free(node->required);
         free(node->next_required);
         free(node->rests);
+        free(node->turns);
+        free(node->turn_keys);
         free(node->completions);
         free(node->shortest);
         free(node->longest);
@@ -122,7 +124,10 @@ static uint32_t members_of_depth(const grammar_program *p, const grammar_node *n
 
 /* The flattest value of an object: what it must hold. */
 static uint8_t object_depth(const grammar_program *p, const grammar_node *node) {
-    uint8_t depth = 0;
+    uint8_t depth = 0, least = NO_DEPTH;
+    for (uint32_t i = 0; i < node->n_turns; i++)
+        if (depth_of(p, node->turns[i]) < least) least = depth_of(p, node->turns[i]);
+    if (node->n_turns) return least;
     for (uint32_t i = 0; i < node->n_children; i++) {
         uint8_t own = depth_of(p, node->children[i]);
         if (node->required[i] && own > depth) depth = own;
@@ -343,7 +348,7 @@ static size_t node_bytes(const grammar_node *node) {
     if (node->required) bytes += node->n_children * sizeof *node->required;
     if (node->completions) bytes += node->dfa.n_states * sizeof *node->completions;
     if (node->shortest) bytes += 2 * node->dfa.n_states * sizeof *node->shortest;
-    bytes += node->n_rests * sizeof *node->rests;
+    bytes += node->n_rests * sizeof *node->rests + 2 * node->n_turns * sizeof *node->turns;
     if (node->next_required) bytes += (node->n_children + 1) * sizeof *node->next_required;
     bytes += (size_t)node->dfa.n_states * (node->dfa.n_classes * sizeof *node->dfa.next + sizeof *node->dfa.flags);
     return bytes + node->words.capacity * sizeof *node->words.nodes + node->words.n_words * sizeof *node->words.order;

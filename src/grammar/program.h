@@ -58,10 +58,14 @@ typedef struct grammar_node {
     uint8_t *required;       /* NODE_OBJECT: [n_children] */
     uint32_t *next_required; /* NODE_OBJECT: [n_children + 1]: the first required key from this one on, or n_children */
     uint32_t n_required;     /* NODE_OBJECT */
-    uint32_t *rests;         /* NODE_OBJECT: [n_rests], malloc'ed; `rest` is one of them */
-    uint32_t n_rests;        /* 0: keys that are not declared may be anything */
-    uint16_t *completions;   /* NODE_OBJECT with rests: dfa_completions */
-    uint32_t *shortest;      /* NODE_DFA: dfa_lengths, or NULL: lengths are not counted */
+    uint32_t *turns; /* NODE_OBJECT of one literal member: by its word, the object that this one turns out to be.
+                      * [n_turns], malloc'ed; the member is turn_key of that object */
+    uint32_t *turn_keys;
+    uint32_t n_turns;
+    uint32_t *rests;       /* NODE_OBJECT: [n_rests], malloc'ed; `rest` is one of them */
+    uint32_t n_rests;      /* 0: keys that are not declared may be anything */
+    uint16_t *completions; /* NODE_OBJECT with rests: dfa_completions */
+    uint32_t *shortest;    /* NODE_DFA: dfa_lengths, or NULL: lengths are not counted */
     uint32_t *longest;
     char *where; /* NODE_UNION: its place in the schema, for messages; malloc'ed, may be NULL */
     dfa dfa;

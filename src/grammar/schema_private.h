@@ -214,6 +214,10 @@ void schema_name_branch(schema_branch *b);
 /* Automata of one program, together: compiling takes time, and callers wait for it. */
 void schema_count_states(schema_compiler *c, const cJSON *at, const dfa *made);
 
+/* Objects of a union that begin alike, and are told apart by a member: one node that reads it and then is one of them.
+ */
+void schema_tell_apart(schema_compiler *c, uint32_t node);
+
 /* The node of a value that is given. */
 uint32_t schema_constant(schema_compiler *c, const cJSON *value);
 /* The node of one of these scalars. */

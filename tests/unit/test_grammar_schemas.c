@@ -328,12 +328,41 @@ static void test_keys_run_out(void **state) {
     kakeya_grammar_close(g);
 }
 
+/* Hundreds of objects that a constant tells apart, some of which hold all of them again. */
+static void test_many_objects(void **state) {
+    (void)state;
+    enum { OBJECTS = 300 };
+    size_t room = 1 << 17, n = 0;
+    char *schema = malloc(room), text[100];
+    assert_non_null(schema);
+    n += (size_t)snprintf(schema, room, "{\"$ref\":\"#/$defs/e\",\"$defs\":{\"e\":{\"oneOf\":[{\"type\":\"null\"}");
+    for (int i = 0; i < OBJECTS; i++)
+        n += (size_t)snprintf(schema + n, room - n,
+                              ",{\"type\":\"object\",\"properties\":{\"kind\":{\"const\":\"k%d\"},\"v\":%s},"
+                              "\"required\":[\"kind\",\"v\"],\"additionalProperties\":false}",
+                              i, i % 2 ? "{\"type\":\"integer\"}" : "{\"$ref\":\"#/$defs/e\"}");
+    snprintf(schema + n, room - n, "]}}}");
+    for (int any_order = 0; any_order < 2; any_order++) {
+        kakeya_grammar *g;
+        kakeya_error error = {0};
+        if (open_schema(schema, any_order, &g, &error) != KAKEYA_OK) fail_msg("%s", error.message);
+        for (int i = 0; i < OBJECTS; i++) {
+            snprintf(text, sizeof text, "{\"kind\": \"k%d\", \"v\": %s}", i, i % 2 ? "7" : "{\"kind\":\"k1\",\"v\":1}");
+            if (read_text(g, text) != READ_COMPLETE) fail_msg("refuses %s", text);
+            snprintf(text, sizeof text, "{\"kind\": \"k%d\", \"v\": %s}", i, i % 2 ? "null" : "7");
+            if (read_text(g, text) == READ_COMPLETE) fail_msg("accepts %s", text);
+        }
+        assert_int_equal(read_text(g, "{\"kind\":\"k1\",\"kind\":\"k1\",\"v\":1}"), READ_REFUSED);
+        assert_int_equal(read_text(g, "{\"kind\":\"k300\",\"v\":1}"), READ_REFUSED);
+        kakeya_grammar_close(g);
+    }
+    free(schema);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nothing_is_lost),
-        cmocka_unit_test(test_languages),
-        cmocka_unit_test(test_formats),
-        cmocka_unit_test(test_keys_run_out),
+        cmocka_unit_test(test_nothing_is_lost), cmocka_unit_test(test_languages),    cmocka_unit_test(test_formats),
+        cmocka_unit_test(test_keys_run_out),    cmocka_unit_test(test_many_objects),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
