@@ -267,6 +267,27 @@ dfa_result dfa_of_text(const char *text, dfa *out) {
     return dfa_make(&source, out);
 }
 
+static bool trie_step(void *user, uint64_t state, unsigned letter, uint64_t *to) {
+    *to = trie_next(user, (uint32_t)state, letter);
+    return *to != TRIE_NONE;
+}
+
+static uint8_t trie_flags(void *user, uint64_t state) {
+    return ((const trie *)user)->nodes[state].word != TRIE_NONE ? DFA_ACCEPTS : 0;
+}
+
+dfa_result dfa_of_trie(const trie *words, dfa *out) {
+    union {
+        const trie *constant;
+        void *user;
+    } given = {words};
+    dfa_source source = {.user = given.user, .step = trie_step, .flags = trie_flags};
+    uint16_t n = 0;
+    for (uint32_t i = 1; i < words->n; i++) source.class_of[words->nodes[i].letter] = 1;
+    for (unsigned letter = 0; letter < LETTERS; letter++) source.class_of[letter] = source.class_of[letter] ? ++n : 0;
+    return dfa_make(&source, out);
+}
+
 bool dfa_accepts(const dfa *d, const char *text) {
     unsigned at = 0;
     if (d->n_states == 0) return false;

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "grammar/letters.h"
+#include "grammar/trie.h"
 
 enum {
     DFA_MAX_STATES = 20000,
@@ -58,6 +59,8 @@ void dfa_free(dfa *d);
 static inline unsigned dfa_label_of(const dfa *d, unsigned state) { return d->flags[state] >> DFA_LABEL_SHIFT; }
 
 bool dfa_accepts(const dfa *d, const char *text);
+/* The words of a trie whose letters are bytes. */
+dfa_result dfa_of_trie(const trie *words, dfa *out);
 /* One text alone. */
 dfa_result dfa_of_text(const char *text, dfa *out);
 

@@ -89,8 +89,13 @@ static uint32_t any_value(schema_compiler *c) {
 /* --------------------------------------------------------------------------------------------------------- branches */
 
 static void add_value(schema_branch *b, const cJSON *value) {
-    for (uint32_t i = 0; i < b->n_values; i++)
+    bool scalar = !cJSON_IsArray(value) && !cJSON_IsObject(value); /* words of a trie, which has each once */
+    for (uint32_t i = 0; i < b->n_values && !scalar; i++)
         if (b->values[i] == value) return;
+    if (b->n_values == 10 * SCHEMA_MAX_VALUES) {
+        schema_fail(b->c, value, KAKEYA_UNSUPPORTED, "more than %d values", 10 * (int)SCHEMA_MAX_VALUES);
+        return;
+    }
     if (b->n_values == b->value_capacity) {
         uint32_t capacity = b->value_capacity ? 2 * b->value_capacity : 16;
         const cJSON **values = realloc(b->values, capacity * sizeof *values);
@@ -120,8 +125,10 @@ static bool emit_values(schema_branch *b) {
     bool list = strcmp(item->string, "enum") == 0;
     if (list && cJSON_GetArraySize(item) > SCHEMA_MAX_VALUES)
         schema_fail(b->c, item, KAKEYA_UNSUPPORTED, "more than %d values", (int)SCHEMA_MAX_VALUES);
+    b->c->listed = item;
     for (value = list ? item->child : item; value && !b->c->status; value = list ? value->next : NULL)
         if ((schema_type_of(value) & b->types) && is_valid(b, value)) add_value(b, value);
+    b->c->listed = NULL;
     return true;
 }
 

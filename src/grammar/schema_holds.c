@@ -8,7 +8,7 @@
 #include "grammar/regex.h"
 #include "grammar/schema_private.h"
 
-enum { MAX_HELD = 64, MAX_DISJOINT = 6 };
+enum { MAX_HELD = 64, MAX_DISJOINT = 6, MAX_WORK = 5000000 };
 
 /* --------------------------------------------------------------------------------------------------------- equality */
 
@@ -212,9 +212,13 @@ static bool holds_object(schema_compiler *c, const cJSON *schema, const cJSON *i
 /* ----------------------------------------------------------------------------------------------------------- schemas
  */
 
-static bool lists(const cJSON *list, const cJSON *value) {
+static bool lists(schema_compiler *c, const cJSON *list, const cJSON *value) {
     const cJSON *item;
-    cJSON_ArrayForEach(item, list) if (schema_equal(item, value)) return true;
+    if (list == c->listed) return true; /* the value is one of them */
+    cJSON_ArrayForEach(item, list) {
+        c->n_work++;
+        if (schema_equal(item, value)) return true;
+    }
     return false;
 }
 
@@ -249,7 +253,7 @@ static bool holds_keyword(schema_compiler *c, const cJSON *schema, const cJSON *
     case KEYWORD_TYPE:
         return type & schema_types(c, schema);
     case KEYWORD_VALUES:
-        return strcmp(item->string, "const") == 0 ? schema_equal(item, value) : lists(item, value);
+        return strcmp(item->string, "const") == 0 ? schema_equal(item, value) : lists(c, item, value);
     case KEYWORD_REFERENCE:
         branch = schema_resolve(c, item);
         return branch ? schema_holds(c, branch, value, depth) : true;
@@ -277,8 +281,16 @@ static bool holds_keyword(schema_compiler *c, const cJSON *schema, const cJSON *
     return true;
 }
 
+/* Callers wait for what is compiled: a tenth of a second or so. */
+static bool has_time(schema_compiler *c, const cJSON *at) {
+    if (++c->n_work < MAX_WORK) return true;
+    schema_fail(c, at, KAKEYA_UNSUPPORTED, "too large: it takes too many comparisons of values and schemas");
+    return false;
+}
+
 bool schema_holds(schema_compiler *c, const cJSON *schema, const cJSON *value, int depth) {
     const cJSON *item;
+    if (!has_time(c, schema)) return true;
     if (c->status || cJSON_IsTrue(schema)) return true;
     if (cJSON_IsFalse(schema)) return false;
     if (!cJSON_IsObject(schema)) {
@@ -351,7 +363,7 @@ static bool is_disjoint_half(schema_compiler *c, const cJSON *a, const cJSON *b,
 }
 
 bool schema_disjoint(schema_compiler *c, const cJSON *a, const cJSON *b, int depth) {
-    if (c->status || depth > MAX_DISJOINT) return false;
+    if (c->status || depth > MAX_DISJOINT || !has_time(c, a)) return false;
     if (cJSON_IsFalse(a) || cJSON_IsFalse(b)) return true;
     if (!cJSON_IsObject(a) || !cJSON_IsObject(b)) return false;
     if (cJSON_IsTrue(schema_get(a, "nullable")) || cJSON_IsTrue(schema_get(b, "nullable"))) return false;

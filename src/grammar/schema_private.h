@@ -144,6 +144,9 @@ struct schema_compiler {
     uint32_t n_sets, n_states, n_tried;
     int depth;                   /* sets in one another that are being compiled */
     uint32_t any[GRAMMAR_FORMS]; /* GRAMMAR_NOTHING: not made yet */
+    uint32_t n_work;             /* comparisons of values and schemas */
+    uint32_t n_large;            /* patterns that were too large, and left out */
+    const cJSON *listed;         /* an enum of which the value that is checked is one */
     bool uncertain;              /* schema_holds has taken a text for one that is not of a format, and it may be */
     const cJSON *narrowed;       /* a keyword that was negated, but cannot be: values may be missing for it */
     cJSON *notes;                /* pointers to what is left out, each once; NULL: none */

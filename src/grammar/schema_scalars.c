@@ -9,7 +9,7 @@
 #include "grammar/schema.h"
 #include "grammar/schema_private.h"
 
-enum { MAX_LENGTH = 1000000000, MULTIPLIED_LENGTH = 256 };
+enum { MAX_LENGTH = 1000000000, MULTIPLIED_LENGTH = 256, MAX_LARGE = 8, MAX_EXCLUDED = 200 };
 
 void schema_count_states(schema_compiler *c, const cJSON *at, const dfa *made) {
     c->n_states += made->n_states;
@@ -158,10 +158,16 @@ static void exclude_numbers(schema_branch *b, language *l, const cJSON *item) {
     const cJSON *value;
     kakeya_error error = {0};
     bool list = strcmp(item->string, "enum") == 0;
+    uint32_t n = 0;
     l->at = item;
     for (value = list ? item->child : item; value; value = list ? value->next : NULL) {
         dfa made = {0};
         if (!cJSON_IsRaw(value) || b->c->status) continue;
+        if (++n > MAX_EXCLUDED) {
+            schema_cannot(b->c, item, KAKEYA_UNSUPPORTED, "more than %d numbers that it must not be",
+                          (int)MAX_EXCLUDED);
+            return;
+        }
         number_limits one = {.minimum = value->valuestring, .maximum = value->valuestring};
         kakeya_status status = number_dfa(&one, &made, &error);
         if (status == KAKEYA_INVALID_ARGUMENT) continue; /* it is none of those that are given anyway */
@@ -273,6 +279,7 @@ static void take_pattern(text *t, const cJSON *item, const char *pattern, bool n
         return;
     }
     if (status != KAKEYA_OK) {
+        t->l.c->n_large += status == KAKEYA_UNSUPPORTED;
         schema_cannot(t->l.c, item, status, "%s", error.message);
         return;
     }
@@ -306,13 +313,26 @@ static void exclude_texts(text *t, const cJSON *item) {
     const cJSON *value;
     bool list = strcmp(item->string, "enum") == 0;
     t->l.at = item;
+    trie words = {0};
+    dfa made = {0};
+    uint32_t n = 0;
     for (value = list ? item->child : item; value; value = list ? value->next : NULL) {
-        dfa made = {0};
-        if (!cJSON_IsString(value) || t->l.c->status || !everything(&t->l) || t->l.empty) continue;
-        dfa_result result = dfa_of_text(value->valuestring, &made);
-        if (result != DFA_OK) schema_out_of_memory(t->l.c);
-        restrict_to(&t->l, &made, true);
+        size_t bytes = cJSON_IsString(value) ? strlen(value->valuestring) : 0;
+        uint16_t *letters = cJSON_IsString(value) ? malloc((bytes + 1) * sizeof *letters) : NULL;
+        if (!cJSON_IsString(value)) continue;
+        for (size_t i = 0; i < bytes && letters; i++) letters[i] = (unsigned char)value->valuestring[i];
+        uint32_t word = n++;
+        if (!letters || !trie_add(&words, letters, bytes, &word)) schema_out_of_memory(t->l.c);
+        free(letters);
     }
+    dfa_result result =
+        n && !t->l.c->status && everything(&t->l) && !t->l.empty ? dfa_of_trie(&words, &made) : DFA_EMPTY;
+    trie_free(&words);
+    kakeya_error error = {0};
+    if (result == DFA_OK)
+        restrict_to(&t->l, &made, true);
+    else if (result != DFA_EMPTY)
+        schema_cannot(t->l.c, item, regex_error(result, "the values", &error), "%s", error.message);
 }
 
 static void take_string_claim(text *t, const schema_claim *claim) {
