@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/json.h"
 #include "base/platform.h"
 
 static kakeya_status status_of(int number) {
@@ -165,6 +166,23 @@ kakeya_status file_read(const char *path, size_t max_bytes, char **data, size_t 
     int fd;
     kakeya_status status = open_input(path, 0, &fd, &about, error);
     return status == KAKEYA_OK ? read_opened(fd, &about, path, max_bytes, data, bytes, error) : status;
+}
+
+kakeya_status file_read_text(const char *path, size_t max_bytes, char **text, size_t *bytes, kakeya_error *error) {
+    kakeya_status status = file_read(path, max_bytes, text, bytes, error);
+    if (status != KAKEYA_OK) return status;
+    bool wide = *bytes >= 2 && (memcmp(*text, "\xff\xfe", 2) == 0 || memcmp(*text, "\xfe\xff", 2) == 0);
+    if (wide || memchr(*text, 0, *bytes)) {
+        free(*text);
+        *text = NULL;
+        *bytes = 0;
+        return error_set(error, KAKEYA_FORMAT, wide ? "%s: is UTF-16: save it as UTF-8" : "%s: there is a NUL in it",
+                         path);
+    }
+    size_t mark = json_mark_bytes(*text, *bytes);
+    *bytes -= mark;
+    memmove(*text, *text + mark, *bytes + 1);
+    return KAKEYA_OK;
 }
 
 kakeya_status file_read_regular(const char *path, size_t max_bytes, char **data, size_t *bytes, kakeya_error *error) {

@@ -27,6 +27,10 @@ kakeya_status file_read(const char *path, size_t max_bytes, char **data, size_t 
 kakeya_status file_read_descriptor(int fd, const char *name, size_t expected, size_t max_bytes, char **data,
                                    size_t *bytes, kakeya_error *error);
 
+/* A text that people write with editors, those of Windows too: as file_read, without the byte-order mark that may stand
+ * in front. UTF-16, which such editors also write, and a NUL are refused. */
+kakeya_status file_read_text(const char *path, size_t max_bytes, char **text, size_t *bytes, kakeya_error *error);
+
 /* Files that a program finds beside others, such as a model's. They are regular files, or links that lead to one;
  * anything else (a link that leads nowhere, a directory, a FIFO, a socket, a device) is an error and is not opened, so
  * that nothing is waited for. */

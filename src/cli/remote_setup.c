@@ -111,7 +111,7 @@ int remote_allow(int argc, char **argv) {
     char *text = NULL;
     size_t bytes;
     kakeya_status done = config_load(place.config, place.state, &config, &error);
-    if (done == KAKEYA_OK && file_exists(key)) done = file_read(key, MAX_KEY_BYTES, &text, &bytes, &error);
+    if (done == KAKEYA_OK && file_exists(key)) done = file_read_text(key, MAX_KEY_BYTES, &text, &bytes, &error);
     if (done == KAKEYA_OK)
         done = requester
                    ? config_allow_requester(&config, name, text ? text : key, presets.text, presets.n, minutes, &error)

@@ -489,8 +489,13 @@ static kakeya_status train(train_command *c, kakeya_error *error) {
     train_rank ranks[REPORTED_RANKS] = {0};
     static const char *const words[] = {"kakeya", "train", "f-theta"};
     train_report report = {.rank = ranks, .argc = 3, .argv = words};
+    static const char *const states[] = {state_name, distill_name, NULL};
+    static const char *const others[] = {held_name, report_name, start_name, "f_theta_weights.safetensors",
+                                         "rank-*",  NULL};
+    static const train_files own = {"an f_theta", "f_theta_config.json", states, others};
     double begun = clock_seconds();
-    kakeya_status status = open_engine(c, error);
+    kakeya_status status = train_check_out(c->out, &own, error);
+    if (!status) status = open_engine(c, error);
     if (!status) status = lay_out(c, error);
     if (!status) status = begin(c, error);
     if (!status && c->distill.on) {

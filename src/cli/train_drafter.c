@@ -267,16 +267,13 @@ static kakeya_status answer_all(drafter_command *c, kakeya_error *error) {
 
 /* ---------------------------------------------------------------------------------------------------------- form */
 
-/* A drafter beside a state has not been measured yet: the command that made it goes on. */
+/* A drafter beside a state has not been measured yet: the command that made it goes on. Answers alone are kept. */
 static kakeya_status check_out(const drafter_command *c, kakeya_error *error) {
-    char *config = path_join(c->out, "config.json");
-    if (!config) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
-    bool there = file_exists(config);
-    free(config);
-    if (there && !file_exists(c->state_path))
-        return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "%s: has a drafter already; remove it, or choose another --out", c->out);
-    return train_make_directory(c->out, error);
+    static const char *const states[] = {state_name, NULL};
+    static const char *const others[] = {answers_name, report_name, "model.safetensors", NULL};
+    static const train_files own = {"a drafter", "config.json", states, others};
+    kakeya_status status = train_check_out(c->out, &own, error);
+    return status ? status : train_make_directory(c->out, error);
 }
 
 /* The drafter's shape, and what it begins with. */

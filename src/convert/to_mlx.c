@@ -1,9 +1,13 @@
 /* Directories in MLX's affine form, with mlx-lm's names: experts' gate and up apart, the router in 8 bits, the
  * embedding quantised, and what a group does not divide left as it was. */
+#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -287,13 +291,59 @@ static kakeya_status write_files(const mlx_plan *p, conversion *c, cJSON *config
     return status;
 }
 
+/* Also what a file system without unnamed files keeps of one that was not finished. */
 static void remove_folder(const char *folder) {
+    DIR *listing = opendir(folder);
+    for (struct dirent *entry; listing && (entry = readdir(listing));) {
+        if (strncmp(entry->d_name, ".kakeya-", 8) == 0) (void)unlinkat(dirfd(listing), entry->d_name, 0);
+    }
+    if (listing) closedir(listing);
     for (int i = 0; i < OUTPUT_FILES; i++) {
         char *path = path_join(folder, output_files[i]);
         if (path) (void)unlink(path);
         free(path);
     }
     (void)rmdir(folder);
+}
+
+static const char unfinished[] = ".kakeya-"; /* NAME.kakeya-PID: a directory on its way */
+
+/* The process that makes a directory holds a lock on it. -1: it cannot be had. */
+static int lock_folder(const char *folder) {
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
+    if (fd >= 0) close(fd);
+    return -1;
+}
+
+/* Whether a name is that of a directory on its way whose process is gone. One with this process's number is another's,
+ * which had it before. */
+static bool is_left_over(const char *name) {
+    const char *at = NULL;
+    for (const char *next = name; (next = strstr(next, unfinished)); next++) at = next;
+    const char *digits = at ? at + strlen(unfinished) : "";
+    size_t length = strspn(digits, "0123456789");
+    if (!at || at == name || length < 1 || length > 9 || digits[length]) return false;
+    pid_t process = (pid_t)atoi(digits);
+    return process > 0 && (process == getpid() || (kill(process, 0) != 0 && errno == ESRCH));
+}
+
+/* Removes what conversions that were killed have left beside `out`. */
+static void remove_left_overs(const char *out) {
+    const char *slash = strrchr(out, '/');
+    char *parent = !slash ? strdup(".") : slash == out ? strdup("/") : strndup(out, (size_t)(slash - out));
+    DIR *listing = parent ? opendir(parent) : NULL;
+    for (struct dirent *entry; listing && (entry = readdir(listing));) {
+        char *path = is_left_over(entry->d_name) ? path_join(parent, entry->d_name) : NULL;
+        int lock = path ? lock_folder(path) : -1;
+        if (lock >= 0) {
+            remove_folder(path);
+            close(lock);
+        }
+        free(path);
+    }
+    if (listing) closedir(listing);
+    free(parent);
 }
 
 kakeya_status convert_to_mlx(conversion *c, const char *out, kakeya_error *error) {
@@ -312,17 +362,20 @@ kakeya_status convert_to_mlx(conversion *c, const char *out, kakeya_error *error
         plan.prefix = plan.nested ? "language_model.model." : "model.";
         status = make_plan(&plan, c, out, error);
     }
-    if (status == KAKEYA_OK && asprintf(&folder, "%s.kakeya-%ld", out, (long)getpid()) < 0) {
+    if (status == KAKEYA_OK) remove_left_overs(out);
+    if (status == KAKEYA_OK && asprintf(&folder, "%s%s%ld", out, unfinished, (long)getpid()) < 0) {
         folder = NULL;
         status = no_memory(out, error);
     }
     if (status == KAKEYA_OK && mkdir(folder, 0777) != 0)
         status = error_set(error, KAKEYA_IO, "cannot make %s: %s", folder, strerror(errno));
     else if (status == KAKEYA_OK) {
+        int lock = lock_folder(folder); /* without it, others believe the process's number */
         status = write_files(&plan, c, config, folder, error);
         if (status == KAKEYA_OK && rename(folder, out) != 0)
             status = error_set(error, KAKEYA_IO, "cannot rename %s to %s: %s", folder, out, strerror(errno));
         if (status != KAKEYA_OK) remove_folder(folder);
+        if (lock >= 0) close(lock);
     }
     free(folder);
     cJSON_Delete(config);

@@ -4,6 +4,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/json.h"
+
 #define WEB_PAGE    "a web page, as failed downloads leave it: download the file again"
 #define SERVER_TEXT "a server's refusal in the place of the file itself: download the file again"
 
@@ -36,7 +38,7 @@ static bool is_header_length(const unsigned char *data, size_t bytes) {
 kakeya_status foreign_refuse(const char *path, const void *data, size_t bytes, kakeya_error *error) {
     if (is_header_length(data, bytes)) return KAKEYA_OK;
     const char *text = data;
-    size_t before = bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+    size_t before = json_mark_bytes(text, bytes);
     while (before < bytes && text[before] && strchr(" \t\r\n", text[before])) before++;
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         size_t n = kinds[i].bytes;

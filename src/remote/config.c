@@ -220,7 +220,7 @@ kakeya_status config_public_key(const remote_config *c, char **out, kakeya_error
     *out = NULL;
     if (asprintf(&path, "%s%s", c->key, is_public ? "" : ".pub") < 0)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
-    kakeya_status status = file_read(path, MAX_KEY_BYTES, &text, &bytes, error);
+    kakeya_status status = file_read_text(path, MAX_KEY_BYTES, &text, &bytes, error);
     if (status == KAKEYA_OK) status = keys_read_public(text, out, error);
     free(text);
     free(path);

@@ -57,7 +57,7 @@ static kakeya_status read_keys(const auth_options *o, key_set *set, kakeya_error
     if (added && o->file) {
         char *text = NULL;
         size_t bytes;
-        status = file_read(o->file, MAX_KEY_FILE, &text, &bytes, error);
+        status = file_read_text(o->file, MAX_KEY_FILE, &text, &bytes, error);
         if (status == KAKEYA_OK) added = add_keys(set, text, '\n');
         free(text);
     }

@@ -344,8 +344,8 @@ static kakeya_status make_credentials(const rpc_server_options *o, grpc_server_c
     }
     char *certificate = NULL, *key = NULL;
     size_t bytes;
-    kakeya_status status = file_read(o->tls_certificate, MAX_PEM_BYTES, &certificate, &bytes, error);
-    if (status == KAKEYA_OK) status = file_read(o->tls_key, MAX_PEM_BYTES, &key, &bytes, error);
+    kakeya_status status = file_read_text(o->tls_certificate, MAX_PEM_BYTES, &certificate, &bytes, error);
+    if (status == KAKEYA_OK) status = file_read_text(o->tls_key, MAX_PEM_BYTES, &key, &bytes, error);
     if (status == KAKEYA_OK) {
         grpc_ssl_pem_key_cert_pair pair = {.private_key = key, .cert_chain = certificate};
         *out = grpc_core.grpc_ssl_server_credentials_create_ex(NULL, &pair, 1, GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE,

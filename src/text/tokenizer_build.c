@@ -156,7 +156,14 @@ static bool mixes_newlines(const char *text, size_t bytes) {
     return newlines != 0 && newlines != bytes;
 }
 
-/* A merge whose parts or product are not in the vocabulary can never be carried out and is left out. */
+static kakeya_status merge_does_not_fit(const vocab_source *source, size_t rank, kakeya_error *error) {
+    const merge_entry *m = &source->merges[rank];
+    return error_set(
+        error, KAKEYA_FORMAT, "%s: merge %zu, \"%.60s\" with \"%.60s\": a part or the product is not in the vocabulary",
+        source->name, rank, source->merge_text.data + m->left.offset, source->merge_text.data + m->right.offset);
+}
+
+/* A merge whose parts or product are not in the vocabulary can never be carried out. */
 static kakeya_status add_merges(tokenizer_tables *t, const vocab_source *source, kakeya_error *error) {
     size_t capacity = table_capacity(source->n_merges);
     t->merge_mask = capacity - 1;
@@ -170,10 +177,14 @@ static kakeya_status add_merges(tokenizer_tables *t, const vocab_source *source,
     for (size_t i = 0; i < capacity; i++) t->merges[i] = (merge){.left = -1};
 
     t->splits_at_newlines = true;
-    for (size_t rank = 0; rank < source->n_merges; rank++) {
+    kakeya_status status = KAKEYA_OK;
+    for (size_t rank = 0; rank < source->n_merges && !status; rank++) {
         size_t left_bytes = source->merges[rank].left.bytes, right_bytes = source->merges[rank].right.bytes;
         size_t bytes = left_bytes + right_bytes;
-        if (bytes > longest) continue;
+        if (bytes > longest) {
+            if (source->merges_must_fit) status = merge_does_not_fit(source, rank, error);
+            continue;
+        }
         const char *left = source->merge_text.data + source->merges[rank].left.offset;
         const char *right = source->merge_text.data + source->merges[rank].right.offset;
         uint64_t hash = tokenizer_hash(left, left_bytes);
@@ -183,14 +194,17 @@ static kakeya_status add_merges(tokenizer_tables *t, const vocab_source *source,
         memcpy(product + left_bytes, right, right_bytes);
         hash = hash_fnv1a(hash, right, right_bytes);
         int32_t product_id = tokenizer_piece_slot(t, hash, product, bytes)->index;
-        if (left_id < 0 || right_id < 0 || product_id < 0) continue;
+        if (left_id < 0 || right_id < 0 || product_id < 0) {
+            if (source->merges_must_fit) status = merge_does_not_fit(source, rank, error);
+            continue;
+        }
         if (mixes_newlines(product, bytes)) t->splits_at_newlines = false;
         /* Of a pair listed twice the later rank counts, as in Hugging Face tokenizers. */
         *tokenizer_merge_slot(t, left_id, right_id) =
             (merge){.left = left_id, .right = right_id, .product = product_id, .rank = (uint32_t)rank};
     }
     free(product);
-    return KAKEYA_OK;
+    return status;
 }
 
 static kakeya_status add_byte_ids(tokenizer_tables *t, const char *name, kakeya_error *error) {

@@ -33,6 +33,7 @@ typedef struct vocab_source {
     vocab_entry *entries; /* the vocabulary, then added tokens; an added token may repeat an entry */
     size_t n_entries, entry_capacity;
     bool repeats_allowed; /* entries may repeat a text, in ascending order of ids: the first one is found */
+    bool merges_must_fit; /* else a merge whose parts or product are not in the vocabulary is left out */
     merge_entry *merges;  /* by rank */
     size_t n_merges, merge_capacity;
 } vocab_source;

@@ -241,6 +241,33 @@ def _():
         equal(s.stop(), 0)
 
 
+@test("key files as editors on Windows write them; UTF-16 and NUL are refused")
+def _():
+    with tempfile.NamedTemporaryFile("wb", suffix=".keys") as f:
+        f.write(b"\xef\xbb\xbffirst\r\nsecond\r\n")
+        f.flush()
+        s = Server("--api-key-file", f.name)
+        for key in ("first", "second"):
+            holds(s.get("/v1/models", headers={"Authorization": "Bearer " + key}).status != 401, key)
+        equal(s.get("/v1/models", headers={"Authorization": "Bearer third"}).status, 401)
+        for bad, reason in (("key\n".encode("utf-16"), "is UTF-16"), (b"one\0\ntwo\n", "there is a NUL in it")):
+            f.seek(0)
+            f.truncate()
+            f.write(bad)
+            f.flush()
+            s.signal(signal.SIGHUP)
+            eventually(lambda: reason in s.log(), reason)
+            holds(s.get("/v1/models", headers={"Authorization": "Bearer second"}).status != 401, "the keys stay as they were")
+        f.seek(0)
+        f.truncate()
+        f.write(b"\xef\xbb\xbf# none\r\nthird\r\n")
+        f.flush()
+        s.signal(signal.SIGHUP)
+        eventually(lambda: s.get("/v1/models", headers={"Authorization": "Bearer third"}).status != 401, "a comment behind the mark")
+        equal(s.get("/v1/models", headers={"Authorization": "Bearer # none"}).status, 401)
+        equal(s.stop(), 0)
+
+
 @test("19: Host of somebody else, content types, origins")
 def _():
     equal(server.get("/livez", headers={"Host": "evil.example"}).error["code"], "forbidden_host")

@@ -239,9 +239,11 @@ static void test_added_tokens(void **state) {
     (void)state;
     tokenizer_form form = default_form;
     form.post_processor =
-        "{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<s>\"}},{\"Sequence\":{\"id\":\"A\"}}"
-        ","
-        "{\"SpecialToken\":{\"id\":\"E\"}}],\"special_tokens\":{\"<s>\":{\"ids\":[256]},\"E\":{\"ids\":[257,256]}}}";
+        "{\"type\":\"TemplateProcessing\",\"pair\":[{\"Sequence\":{\"id\":\"B\",\"type_id\":1}}],"
+        "\"single\":[{\"SpecialToken\":{\"id\":\"<s>\",\"type_id\":0}},{\"Sequence\":{\"id\":\"A\",\"type_id\":0}},"
+        "{\"SpecialToken\":{\"id\":\"E\",\"type_id\":0}}],\"special_tokens\":{"
+        "\"<s>\":{\"id\":\"<s>\",\"ids\":[256],\"tokens\":[\"<s>\"]},"
+        "\"E\":{\"id\":\"E\",\"ids\":[257,256],\"tokens\":[\"<s>>\",\"<s>\"]}}}";
     tokenizer *t;
     kakeya_error error = {0};
     if (open_form(&form, &t, &error)) fail_msg("%s", error.message);
@@ -327,6 +329,7 @@ static void test_gaps_between_added_tokens(void **state) {
     assert_int_equal(tokenizer_vocab_size(t), 271);
     tokenizer_close(t);
 
+    form.merges = "[]";
     form.vocab = "\"a\":259,\"b\":260,\"xyz\":300,\"<s>>\":257,\"<s>\":256,\"ab!\":258";
     form.added_tokens = ADDED "{\"id\":300,\"content\":\"xyz\",\"special\":true},{\"id\":301,\"content\":\"uvw\"}]";
     if (open_form(&form, &t, &error)) fail_msg("%s", error.message);
@@ -355,10 +358,10 @@ static void test_merges(void **state) {
         assert_encodes(t, "a b\n\nc", 6, literal, (int32_t[]){259, 267, 260, 265, 265, 261}, 6);
         tokenizer_close(t);
     }
-    /* A merge whose product is no piece is left out; one across a newline forbids splitting there. */
+    /* One across a newline forbids splitting there. */
     tokenizer_form form = default_form;
     form.vocab = "\"a\":259,\"b\":260,\"\\n\":261,\"a\\n\":262,\"a\\n\\n\":263";
-    form.merges = "[[\"b\",\"a\"],[\"a\",\"\\n\"],[\"a\\n\",\"\\n\"]]";
+    form.merges = "[[\"a\",\"\\n\"],[\"a\\n\",\"\\n\"]]";
     tokenizer *t;
     kakeya_error error = {0};
     if (open_form(&form, &t, &error)) fail_msg("%s", error.message);
@@ -370,8 +373,8 @@ static void test_merges(void **state) {
 static void test_other_forms_are_refused(void **state) {
     (void)state;
     const tokenizer_form d = default_form;
-    tokenizer_form forms[40];
-    const char *expected[40];
+    tokenizer_form forms[80];
+    const char *expected[80];
     size_t n = 0;
 #define REFUSED(field, value, message) (forms[n] = d, forms[n].field = value, expected[n++] = message)
     REFUSED(type, "\"Unigram\"", "model.type is \"Unigram\"");
@@ -399,6 +402,30 @@ static void test_other_forms_are_refused(void **state) {
     REFUSED(vocab, "\"a\":259,\"<s>\":260", "piece \"<s>\" appears twice, with ids 260 and 256");
     REFUSED(merges, NULL, "model.merges is missing");
     REFUSED(merges, "{}", "model.merges has the wrong type");
+    REFUSED(merges, "[[\"a\",\"b\"],[\"b\",\"a\"]]", "merge 1, \"b\" with \"a\": a part or the product is not in");
+    REFUSED(merges, "[[\"a\",\"zz\"]]", "merge 0, \"a\" with \"zz\"");
+    REFUSED(merges, "[\"zz a\"]", "merge 0, \"zz\" with \"a\"");
+    REFUSED(merges, "[[\"\",\"a\"]]", "merge 0, \"\" with \"a\"");
+    REFUSED(merges, "[\"a \"]", "merge 0, \"a\" with \"\"");
+    REFUSED(merges, "[[\"<0x41>\",\"<0x42>\"]]", "merge 0, \"<0x41>\"");
+    REFUSED(merges, "[\"a b\",[\"b\",\"c\"]]", "merges have two forms");
+    REFUSED(type, "null", "model.type has the wrong type");
+    REFUSED(vocab, "\"a\":259.0", "an id in model.vocab is not an integer");
+    REFUSED(vocab, "\"a\":2.59e2", "an id in model.vocab is not an integer");
+    REFUSED(vocab, "\"a\":-0", "an id in model.vocab is not an integer");
+    REFUSED(vocab, "\"a\":18446744073709551616", "an id in model.vocab is out of range");
+    REFUSED(vocab, "\"\\ud83d\":259", "half a surrogate pair");
+    REFUSED(vocab, "\"\\\\\\ude00\":259", "half a surrogate pair");
+    REFUSED(vocab, "\"\xff\":259", "not UTF-8");
+    REFUSED(vocab, "\"\xc0\x80\":259", "not UTF-8");
+    REFUSED(pre_tokenizer, "{\"type\":\"Split\",\"pattern\":{\"String\":\" \"},\"behavior\":\"MergedWithPrevious\"}",
+            "pre_tokenizer is {\"type\":\"Split\"");
+    REFUSED(normalizer,
+            "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \",\"Regex\":\" \"},\"content\":\"\xE2\x96\x81\"}",
+            "normalizer is {\"type\":\"Replace\"");
+    REFUSED(added_tokens, "[{\"id\":256,\"content\":\"x\",\"special\":1}]", "special is neither true nor false");
+    REFUSED(post_processor, "{\"type\":\"TemplateProcessing\",\"x\":2.0}", "a number of post_processor is no id");
+    REFUSED(added_tokens, "null", "added_tokens has the wrong type");
     REFUSED(merges, "[[\"a\"]]", "a merge is neither");
     REFUSED(merges, "[\"a b c\"]", "a merge is neither");
     REFUSED(merges, "[[\"a\",[\"b\"]]]", "a merge is neither");

@@ -3,6 +3,7 @@
 #ifndef KAKEYA_TESTS_TOKENIZER_FORM_H
 #define KAKEYA_TESTS_TOKENIZER_FORM_H
 
+#include <cjson/cJSON.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,6 +36,22 @@ static const tokenizer_form default_form = {
     .merges = "[[\"b\",\"c\"],[\"a\",\"b\"],[\"a\",\"bc\"],[\"a\",\"a\"]]",
 };
 
+/* Added tokens with the flags that every one of them has, false where the list does not say them. Anything but a list
+ * of objects stays as it is. */
+static inline char *with_flags(const char *added_tokens) {
+    static const char *const flags[] = {"single_word", "lstrip", "rstrip", "normalized", "special"};
+    cJSON *list = added_tokens ? cJSON_Parse(added_tokens) : NULL, *item;
+    char *text = NULL;
+    cJSON_ArrayForEach(item, list) {
+        for (int i = 0; cJSON_IsObject(item) && i < 5; i++)
+            if (!cJSON_HasObjectItem(item, flags[i])) cJSON_AddFalseToObject(item, flags[i]);
+    }
+    if (cJSON_IsArray(list)) text = cJSON_PrintUnformatted(list);
+    if (!text && added_tokens) text = strdup(added_tokens);
+    cJSON_Delete(list);
+    return text;
+}
+
 static inline void add_key(FILE *out, const char *key, const char *value) {
     if (value) fprintf(out, "\"%s\":%s,", key, value);
 }
@@ -46,7 +63,9 @@ static inline char *tokenizer_json(const tokenizer_form *form) {
     FILE *out = open_memstream(&text, &bytes);
     if (!out) abort();
     fputs("{\"version\":\"1.0\",", out);
-    add_key(out, "added_tokens", form->added_tokens);
+    char *added_tokens = with_flags(form->added_tokens);
+    add_key(out, "added_tokens", added_tokens);
+    free(added_tokens);
     add_key(out, "normalizer", form->normalizer);
     add_key(out, "pre_tokenizer", form->pre_tokenizer);
     add_key(out, "post_processor", form->post_processor);
