@@ -132,7 +132,10 @@ static kakeya_status add_surroundings(gguf_output *o, const tokenizer *t, const 
     if (status != KAKEYA_OK) return status;
     int32_t unknown = tokenizer_id(t, "<unk>");
     if (config->bos_token >= 0) gguf_output_u32(o, "tokenizer.ggml.bos_token_id", (uint32_t)config->bos_token);
-    gguf_output_u32(o, "tokenizer.ggml.eos_token_id", (uint32_t)config->stop_tokens[0]);
+    static const char *const ends[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+                                       "tokenizer.ggml.eom_token_id"};
+    for (int i = 0; i < 3 && i < config->n_stop_tokens; i++)
+        gguf_output_u32(o, ends[i], (uint32_t)config->stop_tokens[i]);
     if (unknown >= 0) gguf_output_u32(o, "tokenizer.ggml.unknown_token_id", (uint32_t)unknown);
     if (config->pad_token >= 0) gguf_output_u32(o, "tokenizer.ggml.padding_token_id", (uint32_t)config->pad_token);
     gguf_output_bool(o, "tokenizer.ggml.add_bos_token", n > 0 && ids[0] == config->bos_token);

@@ -116,6 +116,7 @@ static kakeya_status open_index(checkpoint *ck, const char *index_path, kakeya_e
     placement *placed = NULL;
     kakeya_status status = read_text(index_path, max_index_bytes, &text, &bytes, error);
     if (status == KAKEYA_OK) status = json_parse_object(index_path, text, bytes, &index, error);
+    if (status == KAKEYA_OK) status = json_refuse_repeated_keys(index_path, index, error);
     if (status != KAKEYA_OK) goto done;
 
     const cJSON *map = json_get(index, "weight_map");

@@ -80,6 +80,9 @@ static void read_config(json_reader *r, const cJSON *top, dflash_config *c) {
         json_fail(r, KAKEYA_UNSUPPORTED, "hidden_act \"%s\" is not supported (silu)", activation);
     if (json_bool(r, top, "attention_bias", false)) json_fail(r, KAKEYA_UNSUPPORTED, "attention_bias is not supported");
     if (json_get(top, "rope_scaling")) json_fail(r, KAKEYA_UNSUPPORTED, "rope_scaling is not supported");
+    const char *kind = json_string(r, rope, "rope_type", "default");
+    if (strcmp(kind, "default") != 0)
+        json_fail(r, KAKEYA_UNSUPPORTED, "rope_parameters.rope_type \"%s\" is not supported (default)", kind);
     if (json_get(top, "quantization_config"))
         json_fail(r, KAKEYA_UNSUPPORTED, "quantization_config: quantised checkpoints are not supported");
     if (r->status != KAKEYA_OK) return; /* the layer count is not to be trusted */
@@ -96,7 +99,11 @@ kakeya_status dflash_config_parse(const char *name, const char *json, size_t jso
     memset(out, 0, sizeof *out);
     cJSON *top = NULL;
     kakeya_status status = json_parse_object(name, json, json_bytes, &top, error);
-    if (status != KAKEYA_OK) return status;
+    if (status == KAKEYA_OK) status = json_refuse_repeated_keys(name, top, error);
+    if (status != KAKEYA_OK) {
+        cJSON_Delete(top);
+        return status;
+    }
     json_reader reader = {.name = name, .error = error};
     /* Said first: a verifier's directory given by mistake has all the other keys. */
     if (!json_get(json_get(top, "dflash_config"), "target_layer_ids"))

@@ -47,6 +47,10 @@ static void check_unchanged(gguf_keys *r, const dflash_config *c) {
     gguf_text scaling = {0};
     if (gguf_keys_text(r, "dflash.rope.scaling.type", &scaling) && !gguf_text_is(scaling, "none"))
         gguf_keys_fail(r, KAKEYA_UNSUPPORTED, "key dflash.rope.scaling.type: scaled positions are not supported");
+    double factor = gguf_keys_number(r, "dflash.rope.scaling.factor", 0, 1e30, 1);
+    if (!scaling.bytes && !(factor == 1) && !(factor == 0))
+        gguf_keys_fail(r, KAKEYA_UNSUPPORTED,
+                       "key dflash.rope.scaling.factor is %g: scaled positions are not supported", factor);
 }
 
 static void read_heads(gguf_keys *r, dflash_config *c) {

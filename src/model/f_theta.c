@@ -155,7 +155,11 @@ kakeya_status f_theta_config_parse(const char *name, const char *json, size_t js
     memset(out, 0, sizeof *out);
     cJSON *top = NULL;
     kakeya_status status = json_parse_object(name, json, json_bytes, &top, error);
-    if (status != KAKEYA_OK) return status;
+    if (status == KAKEYA_OK) status = json_refuse_repeated_keys(name, top, error);
+    if (status != KAKEYA_OK) {
+        cJSON_Delete(top);
+        return status;
+    }
     json_reader reader = {.name = name, .error = error}, *r = &reader;
     out->input = read_input(r, top);
     refuse_unknown_keys(r, top, out->input);

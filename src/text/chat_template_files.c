@@ -31,6 +31,7 @@ static const cJSON *default_template(const cJSON *list) {
 static kakeya_status read_key(const char *path, const char *json, size_t bytes, char **out, kakeya_error *error) {
     cJSON *top = NULL;
     kakeya_status status = json_parse_object(path, json, bytes, &top, error);
+    if (status == KAKEYA_OK) status = json_refuse_repeated_keys(path, top, error);
     const cJSON *given = status == KAKEYA_OK ? json_get(top, "chat_template") : NULL;
     const cJSON *text = cJSON_IsArray(given) ? default_template(given) : given;
     if (given && !cJSON_IsString(text))

@@ -21,7 +21,10 @@ static kakeya_status open_indexed(const char *weight_map, checkpoint **out) {
     scratch_text("d/config.json", "{}");
     scratch_safetensors("d/one.safetensors", TENSOR("a"), 4);
     scratch_safetensors("d/two.safetensors", TENSOR("b"), 4);
-    scratch_safetensors("d/again.safetensors", TENSOR("a"), 4);
+    scratch_safetensors("d/again.safetensors",
+                        "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
+                        "\"c\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}",
+                        8);
     char index[512];
     snprintf(index, sizeof index, "{\"weight_map\": %s}", weight_map);
     scratch_text("d/model.safetensors.index.json", index);
@@ -56,6 +59,8 @@ static void test_shards(void **state) {
     assert_refused(refuse_indexed("{\"a\": \"two.safetensors\"}"), KAKEYA_FORMAT,
                    "tensor a is not in its shard two.safetensors");
     assert_refused(refuse_indexed("{\"a\": \"again.safetensors\", \"a\": \"one.safetensors\"}"), KAKEYA_FORMAT,
+                   "the key \"a\" appears twice");
+    assert_refused(refuse_indexed("{\"a\": \"one.safetensors\", \"c\": \"again.safetensors\"}"), KAKEYA_FORMAT,
                    "tensor a is also in");
     assert_refused(refuse_indexed("{\"a\": \"../d/one.safetensors\"}"), KAKEYA_FORMAT, "../d/one.safetensors",
                    "not a file name");

@@ -97,6 +97,10 @@ static void test_drafter_config(void **state) {
         {"\"block_size\"", "\"hidden_act\": \"gelu\", \"block_size\"", KAKEYA_UNSUPPORTED, "hidden_act \"gelu\""},
         {"\"block_size\"", "\"attention_bias\": true, \"block_size\"", KAKEYA_UNSUPPORTED, "attention_bias"},
         {"\"block_size\"", "\"rope_scaling\": {}, \"block_size\"", KAKEYA_UNSUPPORTED, "rope_scaling"},
+        {"\"block_size\"", "\"rope_parameters\": {\"rope_type\": \"yarn\"}, \"block_size\"", KAKEYA_UNSUPPORTED,
+         "rope_parameters.rope_type \"yarn\""},
+        {"\"hidden_size\": 256,", "\"hidden_size\": 256, \"hidden_size\": 128,", KAKEYA_FORMAT,
+         "the key \"hidden_size\" appears twice"},
         {"{", "", KAKEYA_FORMAT, "malformed JSON"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
