@@ -1,11 +1,11 @@
 #!/bin/sh
 # Installs the Debian packages that a task still lacks, naming each; does nothing, apt included, when none is missing.
-# usage: tools/bootstrap.sh build|test|browser|style|cache|mlx|fuzz|arm64|coverage|package
+# usage: tools/bootstrap.sh build|test|balancer|browser|style|cache|mlx|fuzz|arm64|coverage|package
 # `browser`, `style`, `cache`, `mlx`, `fuzz` and `arm64` packages are optional to the caller: where they cannot be installed the script
 # fails and the caller decides.
 set -eu
 
-task=${1:?usage: tools/bootstrap.sh build|test|browser|style|cache|mlx|fuzz|arm64|coverage|package}
+task=${1:?usage: tools/bootstrap.sh build|test|balancer|browser|style|cache|mlx|fuzz|arm64|coverage|package}
 missing=""
 
 need_command() { # command, package
@@ -59,6 +59,7 @@ test)
     need_command ssh-keygen openssh-client
     python3 -c 'import ensurepip' >/dev/null 2>&1 || missing="$missing python3-venv"
     ;;
+balancer) need_command nginx nginx-light ;;
 browser)
     for name in chromium chromium-browser google-chrome; do
         ! command -v $name >/dev/null 2>&1 || exit 0
@@ -95,7 +96,7 @@ coverage)
     need_command gcovr gcovr
     ;;
 *)
-    echo "usage: tools/bootstrap.sh build|test|browser|style|cache|mlx|fuzz|arm64|coverage|package" >&2
+    echo "usage: tools/bootstrap.sh build|test|balancer|browser|style|cache|mlx|fuzz|arm64|coverage|package" >&2
     exit 2
     ;;
 esac

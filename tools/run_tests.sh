@@ -20,6 +20,7 @@ cuda_architectures=${CUDA_ARCHITECTURES:-90a-real${WHOLE_SWEEPS:+;80-real}}
 . tools/mlx.sh
 
 tools/bootstrap.sh test
+tools/bootstrap.sh balancer >/dev/null 2>&1 || true # the tests behind nginx are skipped without it
 tools/bootstrap.sh browser >/dev/null 2>&1 || true # the test of the page is skipped without one
 tools/bootstrap.sh cache >/dev/null 2>&1 || true # without it, what several builds have in common is compiled by each
 tools/bootstrap.sh mlx >/dev/null 2>&1 || true   # what cannot be had is skipped

@@ -1,5 +1,6 @@
 """Conversations that outlive a server: saved at the end, after kill -9, shared by replicas behind HAProxy; the service manager."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -158,18 +159,32 @@ def nginx(servers, port):
     return ["nginx", "-c", main]
 
 
-def conversation_goes_on(name, command):
-    path = directory(name)
-    replicas = [Server("--session-dir", path) for _ in range(2)]
+@contextlib.contextmanager
+def balanced(command, *options):
+    """Two replicas, and the balancer in front of them, which is asked as a server is."""
+    replicas = [Server(*options) for _ in range(2)]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     proxy = subprocess.Popen(command(replicas, port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        front = object.__new__(Server)  # the balancer, asked as a server is
-        front.port = port
+        front = object.__new__(Server)
+        front.port, front.host = port, "127.0.0.1"
         eventually(lambda: reachable(front), "the balancer answers")
-        session = {"x-session-affinity": "conversation-1"}
+        yield front, replicas
+    finally:
+        proxy.terminate()
+        proxy.wait()
+        for r in replicas:
+            r.stop()
+
+
+session = {"x-session-affinity": "conversation-1"}
+
+
+def conversation_goes_on(name, command):
+    path = directory(name)
+    with balanced(command, "--session-dir", path) as (front, replicas):
 
         def through(messages):
             reply = front.post("/v1/chat/completions", {"model": "demo", "messages": messages, "temperature": 0, "max_tokens": 24},
@@ -196,11 +211,42 @@ def conversation_goes_on(name, command):
         answer, cached = eventually(goes_on, "the other replica answers")
         equal(answer, second)
         holds(cached > 1000, f"{cached} cached")
-    finally:
-        proxy.terminate()
-        proxy.wait()
-        for r in replicas:
-            r.stop()
+
+
+def stream_survives_a_drain(command):
+    """A replica is told to end while a stream runs. The balancer turns to the other one, and the stream ends as it would have."""
+    body = {"model": "demo", "messages": [user("Count.")], "temperature": 2, "seed": 7, "ignore_eos": True, "max_tokens": 6000,
+            "stream": True, "return_token_ids": True}
+    short = {**body, "max_tokens": 1, "stream": False}
+    with balanced(command, "--drain", str(4 * WAIT)) as (front, replicas):
+        connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=WAIT)
+        connection.request("POST", "/v1/chat/completions", json.dumps(body),
+                           {"Content-Type": "application/json", "Authorization": "Bearer any", **session})
+        reply = connection.getresponse()
+        equal(reply.status, 200)
+        events = [json.loads(reply.readline()[6:])]
+        drained = next(r for r in replicas if r.metric("kakeya_requests_running") > 0)
+        other = next(r for r in replicas if r is not drained)
+        drained.signal(signal.SIGTERM)
+        before = other.metric("kakeya_request_total", route="/v1/chat/completions", status="200")
+        for _ in range(20):  # none of them is lost meanwhile
+            equal(front.post("/v1/chat/completions", short, headers=session).status, 200, "a new request")
+        eventually(lambda: front.post("/v1/chat/completions", short, headers=session).status == 200 and
+                   other.metric("kakeya_request_total", route="/v1/chat/completions", status="200") >= before + 21, "they go to the other")
+        holds(drained.process.poll() is None, "the stream still runs")
+        for line in reply:
+            if line.startswith(b"data: {"):
+                events.append(json.loads(line[6:]))
+            elif line.startswith(b"data: "):
+                equal(line, b"data: [DONE]\n")
+                break
+        else:
+            raise AssertionError(f"the stream ends behind {len(events)} events: {events[-1]}")
+        equal([e["choices"][0]["finish_reason"] for e in events][-1], "length")
+        tokens = [t for e in events for t in e["choices"][0].get("token_ids") or []]
+        equal(len(tokens), 6000)
+        connection.close()
+        equal(drained.wait(), 0, "and then the replica ends")
 
 
 @test("two replicas behind HAProxy: one is killed in mid-conversation, and the conversation goes on with the same tokens")
@@ -215,6 +261,20 @@ def _():
     if not shutil.which("nginx"):
         raise Skip("there is no nginx")
     conversation_goes_on("nginx", nginx)
+
+
+@test("a stream behind HAProxy survives the drain of its replica")
+def _():
+    if not shutil.which("haproxy"):
+        raise Skip("there is no haproxy")
+    stream_survives_a_drain(haproxy)
+
+
+@test("a stream behind nginx survives the drain of its replica")
+def _():
+    if not shutil.which("nginx"):
+        raise Skip("there is no nginx")
+    stream_survives_a_drain(nginx)
 
 
 @test("the dashboard asks for metrics that the server has")
