@@ -205,6 +205,7 @@ typedef struct kakeya_engine_options {
                             the same for the same number of devices */
     const volatile int *bytes_lost; /* NULL, or not 0 once a handler of SIGBUS has put zeros where bytes of the model
                                        were: what was computed is dropped then, with KAKEYA_BACKEND */
+    const char *spill_directory; /* for unnamed files of sessions that wait for memory; NULL: $TMPDIR, else /var/tmp */
 } kakeya_engine_options;
 
 KAKEYA_API void kakeya_engine_options_init_sized(kakeya_engine_options *options, size_t size);
@@ -234,17 +235,17 @@ KAKEYA_API const char *kakeya_engine_backend(const kakeya_engine *engine);      
 KAKEYA_API kakeya_precision kakeya_engine_precision(const kakeya_engine *engine); /* never AUTO */
 KAKEYA_API bool kakeya_engine_is_stop_token(const kakeya_engine *engine, int32_t token);
 
-/* The i-th line that the user should know (tensors that were skipped, a chat template that is not understood); NULL
- * behind the last one. */
+/* The i-th line that the user should know (skipped tensors, a chat template not understood); NULL behind the last. */
 KAKEYA_API const char *kakeya_engine_note(const kakeya_engine *engine, size_t i);
-/* The text of the model's chat template, which is never run; "" where it has none. */
-KAKEYA_API const char *kakeya_engine_chat_template(const kakeya_engine *engine);
+KAKEYA_API const char *kakeya_engine_chat_template(const kakeya_engine *engine); /* is never run; "": none */
 
 /* Bytes that are allocated now, by what they hold: the engine's own and those of all its sessions. */
 KAKEYA_API size_t kakeya_engine_memory(const kakeya_engine *engine, kakeya_memory_kind kind);
 /* Bytes that the K/V memory of all sessions may take, what it takes now included: what a memory limit leaves beside the
  * rest; without one, what the device could still give. 0: it does not say. */
 KAKEYA_API size_t kakeya_engine_kv_room(const kakeya_engine *engine);
+
+KAKEYA_API size_t kakeya_engine_spilled_bytes(const kakeya_engine *engine); /* in files of sessions that wait */
 
 /* ----------------------------------------------------------------------------------------------- session */
 
@@ -482,8 +483,7 @@ KAKEYA_API bool kakeya_request_is_done(kakeya_request *request);
 /* Its place in the order: above those of all requests that had been submitted to the engine before, unless its options
  * gave it one of theirs. Until kakeya_request_wait. */
 KAKEYA_API uint64_t kakeya_request_arrival(const kakeya_request *request);
-/* As kakeya_session_cancel. */
-KAKEYA_API void kakeya_request_cancel(kakeya_request *request);
+KAKEYA_API void kakeya_request_cancel(kakeya_request *request); /* as kakeya_session_cancel */
 /* Waits until the request is done, tells how it went, and frees it. stats may be NULL. From a callback:
  * KAKEYA_INVALID_ARGUMENT, and the request goes on. */
 KAKEYA_API kakeya_status kakeya_request_wait(kakeya_request *request, kakeya_stats *stats, kakeya_error *error);
@@ -504,9 +504,9 @@ static inline kakeya_kv_bytes kakeya_session_kv_bytes(const kakeya_session *sess
  * the two changes them: on a CPU 64 positions, on a GPU 2 MB of a layer's keys or values. The rest is copied now. */
 KAKEYA_API kakeya_status kakeya_session_fork(const kakeya_session *session, kakeya_session **out, kakeya_error *error);
 
-/* The K/V memory goes into a temporary file and is given back. The next request takes it up and has the tokens that it
- * would have had; where there is no memory it fails with KAKEYA_OUT_OF_MEMORY and the session stays parked, as it may
- * after a request that fails so. A parked session can be asked for its tokens, saved and closed, and no more. */
+/* The K/V memory goes into a file without a name and is given back. The next request takes it up and has the tokens
+ * that it would have had; where there is no memory it fails with KAKEYA_OUT_OF_MEMORY and the session stays parked, as
+ * it may after a request that fails so. A parked session can be asked for its tokens, saved and closed, and no more. */
 KAKEYA_API kakeya_status kakeya_session_park(kakeya_session *session, kakeya_error *error);
 KAKEYA_API bool kakeya_session_is_parked(const kakeya_session *session);
 

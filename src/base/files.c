@@ -215,6 +215,24 @@ kakeya_status file_read_start(const char *path, void *start, size_t size, size_t
     return status;
 }
 
+FILE *file_unnamed(const char *directory) {
+    int fd = -1;
+#if defined(O_TMPFILE)
+    fd = open(directory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+#endif
+    if (fd < 0) { /* a file system, or a system, that has none such */
+        char *name = path_join(directory, "kakeya-XXXXXX");
+        fd = name ? mkostemp(name, O_CLOEXEC) : -1;
+        if (fd >= 0) unlink(name);
+        int why = name ? errno : ENOMEM;
+        free(name);
+        errno = why;
+    }
+    FILE *file = fd >= 0 ? fdopen(fd, "w+b") : NULL;
+    if (!file && fd >= 0) close(fd);
+    return file;
+}
+
 /* ------------------------------------------------------------------------------------------------- writing */
 
 struct file_writer {

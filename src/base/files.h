@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 
 #include "base/error.h"
 
@@ -58,6 +59,10 @@ bool file_writer_is_stream(const file_writer *writer);
 kakeya_status file_writer_write(file_writer *writer, const void *data, size_t bytes, kakeya_error *error);
 kakeya_status file_writer_commit(file_writer *writer, kakeya_error *error); /* frees the writer, also on failure */
 void file_writer_abort(file_writer *writer); /* NULL is fine; a stream keeps what it got */
+
+/* A file for reading and writing that has no name: it is gone when it is closed, however the program ends. NULL: errno.
+ */
+FILE *file_unnamed(const char *directory);
 
 /* Whether two paths lead to one existing file. */
 bool file_same(const char *a, const char *b);

@@ -32,7 +32,7 @@ typedef struct serve_options {
     const char *grpc; /* NULL: the default */
     int session_ttl;
     float drain, ping, save, max_wait, keep_alive, request_timeout, idle_unload, wake_wait;
-    const char *session_directory;
+    const char *session_directory, *spill_directory;
     size_t cache_ram, cache_disk, max_bodies;
     int reuse;         /* index of reuse_names */
     int metrics_names; /* index of metrics_choices */
@@ -123,6 +123,7 @@ static void fill(serve_options *o, const kakeya_engine_options *engine, serve_se
         .log_json = o->log_json,
         .log_prompts = o->log_prompts,
         .session_directory = o->session_directory,
+        .spill_directory = o->spill_directory,
         .cache_disk_bytes = o->cache_disk,
         .save_seconds = (double)o->save,
         .cache_ram_bytes = o->cache_ram,
@@ -248,6 +249,10 @@ int cli_serve(int argc, char **argv) {
                    .choices = switch_names, .help = "whether the model reasons where a request does not say (off)"),
         CLI_OPTION(.name = "session-dir", .argument = "DIR", .kind = CLI_TEXT, .target = &o.session_directory,
                    .help = "keep prompts, sessions and responses in files; they hold what users write"),
+        CLI_OPTION(
+                .name = "spill-dir", .argument = "DIR", .kind = CLI_TEXT, .target = &o.spill_directory,
+                .help =
+                    "for files without names of answers that wait for memory (--session-dir, else $TMPDIR, /var/tmp)"),
         CLI_OPTION(.name = "cache-disk", .argument = "BYTES", .kind = CLI_BYTES, .target = &o.cache_disk,
                    .help = "of all files in that directory (64G)"),
         CLI_OPTION(.name = "cache-ram", .argument = "BYTES", .kind = CLI_BYTES, .target = &o.cache_ram,

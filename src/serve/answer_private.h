@@ -76,16 +76,17 @@ struct answer {
     pthread_cond_t changed;
     event_queue queue;
     pthread_mutex_t speaking; /* held by whoever calls the sink before the answer's end. Taken before `lock` */
-    bool posted;              /* a task for the network thread is under way */
-    bool over;                /* under lock: the last event is due behind those in the queue */
-    _Atomic bool lost;        /* an event found no memory: the answer fails */
-    _Atomic bool cancelled;   /* the client has left, or the server drains */
-    _Atomic bool draining;    /* the latter */
-    _Atomic bool broken;      /* a computation has failed: everybody's does */
-    _Atomic bool stalled;     /* the client takes nothing */
-    bool submitted;           /* under lock: sessions may be cancelled */
-    size_t unfinished;        /* under lock: submissions under way */
-    size_t n_choices;         /* that are generated; the others are copies */
+    bool posted;              /* the task for the network thread is under way */
+    http_task task;
+    bool over;              /* under lock: the last event is due behind those in the queue */
+    _Atomic bool lost;      /* an event found no memory: the answer fails */
+    _Atomic bool cancelled; /* the client has left, or the server drains */
+    _Atomic bool draining;  /* the latter */
+    _Atomic bool broken;    /* a computation has failed: everybody's does */
+    _Atomic bool stalled;   /* the client takes nothing */
+    bool submitted;         /* under lock: sessions may be cancelled */
+    size_t unfinished;      /* under lock: submissions under way */
+    size_t n_choices;       /* that are generated; the others are copies */
     answer_choice choices[ANSWER_MAX_CHOICES];
     answer_usage usage;                 /* complete once the worker is done */
     _Atomic size_t prompt_done, cached; /* tokens of the prompt: held so far; found */

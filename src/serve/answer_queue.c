@@ -11,10 +11,7 @@ enum { MOST_QUEUED = 1 << 20, MOST_UNSENT = 1 << 20, MOST_HELD = 1 << 16, RECORD
 
 static void drain(void *user);
 
-static void post(answer *a) {
-    while (!http_post(a->server->http, drain, a)) {
-    }
-}
+static void post(answer *a) { http_post(a->server->http, &a->task, drain, a); }
 
 /* Parts of an answer that is not streamed can wait until it is complete. */
 static bool is_urgent(const answer *a, answer_event_type type) {

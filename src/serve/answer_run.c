@@ -20,7 +20,7 @@ static void cancel(void *user) {
         if (a->choices[i].session) kakeya_session_cancel(a->choices[i].session);
     pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->lock);
-    gate_wake(a->server->gate);
+    gate_wake(a->server->gate, &a->cancelled);
     answer_memory_wake(a);
 }
 
@@ -524,8 +524,8 @@ bool answer_run(call *c, answer_options *options, const answer_sink *sink) {
         stillborn s = {.sink = sink, .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
         http_server *http = c->server->http;
         answer_options_free(options);
-        while (!http_post(http, say_out_of_memory, &s)) {
-        }
+        http_task task;
+        http_post(http, &task, say_out_of_memory, &s);
         pthread_mutex_lock(&s.lock);
         while (!s.heard) pthread_cond_wait(&s.changed, &s.lock);
         pthread_mutex_unlock(&s.lock);

@@ -128,9 +128,7 @@ void call_reply(call *c, int status, const char *content_type, text_buffer *body
         c->reply = *body;
         *body = (text_buffer){0};
     }
-    /* The reply is one small allocation away; until there is memory for it, nothing can be said. */
-    while (!http_post(c->server->http, send_reply, c)) {
-    }
+    http_post(c->server->http, &c->task, send_reply, c);
 }
 
 void call_reply_json(call *c, text_buffer *body) { call_reply(c, 200, "application/json", body); }

@@ -54,6 +54,7 @@ struct call {
     int retry_after;
     bool never_retry;
     const char *allow; /* with 405: the methods that the path has */
+    http_task task;
     /* --- what a leaving client stops */
     pthread_mutex_t lock;
     void (*cancel)(void *user);

@@ -54,8 +54,15 @@ void http_stop_listening(http_server *server);
 /* Ends the thread, once what was posted before has run, and closes all connections. All exchanges must have ended. */
 void http_close(http_server *server);
 
-/* Calls fn(argument) on the network thread, in the order of posting. False: out of memory. Any thread. */
-bool http_post(http_server *server, void (*fn)(void *argument), void *argument);
+/* What is to be done on the network thread. It lies with whoever posts it, so that posting needs no memory, until fn is
+ * called: then it may be posted again, or go. */
+typedef struct http_task {
+    void (*fn)(void *argument);
+    void *argument;
+    struct http_task *next;
+} http_task;
+/* Calls fn(argument) on the network thread, in the order of posting. Any thread. */
+void http_post(http_server *server, http_task *task, void (*fn)(void *argument), void *argument);
 
 typedef struct http_counts {
     uint64_t connections, accepted, disconnects; /* open now; ever; clients that left before their reply ended */

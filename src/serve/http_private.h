@@ -16,12 +16,6 @@
 
 typedef struct ssl_ctx_st SSL_CTX;
 
-typedef struct http_task {
-    void (*fn)(void *argument);
-    void *argument;
-    struct http_task *next;
-} http_task;
-
 typedef enum connection_state {
     READING_HEAD = 0,
     READING_BODY,
@@ -53,9 +47,11 @@ typedef struct http_connection {
 
 struct http_exchange {
     http_server *server;
-    pthread_mutex_t lock;        /* of the next two, where another thread writes */
+    pthread_mutex_t lock;        /* of what follows, where another thread writes */
     http_connection *connection; /* NULL: the client has gone. Changed by the network thread alone */
     struct evbuffer *spill;      /* what other threads wrote and the socket did not take; NULL: nothing */
+    bool told;                   /* the network thread is to look at it, by this task */
+    http_task task;
     http_head head;
     char *body; /* NULL: none */
     size_t body_bytes, body_room;
@@ -85,6 +81,7 @@ struct http_server {
     pthread_t thread;
     pthread_mutex_t lock; /* of the tasks */
     http_task *first, *last;
+    http_task end_of_listening, end;
     bool stopping;
     double stop_by; /* stopping: what is unsent then is lost */
     http_connection *connections;

@@ -129,14 +129,27 @@ void http_stream_begin(http_exchange *x, int status, const char *content_type) {
 }
 
 /* What other threads could not send goes out in front of all that follows. */
-static void take_spill(void *user) {
-    http_exchange *x = user;
+static void take_spill(http_exchange *x) {
     pthread_mutex_lock(&x->lock);
     if (x->spill && x->connection && evbuffer_add_buffer(output_of(x), x->spill) != 0) x->broken = true;
     if (x->spill) evbuffer_free(x->spill);
     x->spill = NULL;
     pthread_mutex_unlock(&x->lock);
     check_stream(x);
+}
+
+static void on_told(void *user) {
+    http_exchange *x = user;
+    pthread_mutex_lock(&x->lock);
+    x->told = false;
+    pthread_mutex_unlock(&x->lock);
+    take_spill(x);
+}
+
+/* Under the lock. */
+static void tell(http_exchange *x) {
+    if (!x->told) http_post(x->server, &x->task, on_told, x);
+    x->told = true;
 }
 
 /* On a thread that is not the network's. What is left to it is told before this exchange can end: tasks keep their
@@ -146,16 +159,15 @@ static void write_beside(http_exchange *x, const struct iovec *parts, int n) {
     for (int i = 0; i < n; i++) bytes += parts[i].iov_len;
     pthread_mutex_lock(&x->lock);
     const http_connection *c = x->connection;
-    bool told = x->spill != NULL, clear = c && !told && !x->server->tls && !atomic_load(&c->waiting);
+    bool clear = c && !x->spill && !x->server->tls && !atomic_load(&c->waiting);
     size_t sent = clear ? http_connection_send(c, parts, n) : 0;
     bool left = c && sent < bytes;
     if (left) {
         if (!x->spill) x->spill = evbuffer_new();
         if (!x->spill || !http_add_rest(x->spill, parts, n, sent)) x->broken = true;
     }
+    if (left) tell(x);
     pthread_mutex_unlock(&x->lock);
-    while (left && !told && !http_post(x->server, take_spill, x)) {
-    }
 }
 
 bool http_stream_is_clear(http_exchange *x) {
@@ -190,9 +202,8 @@ void http_stream_break(http_exchange *x) {
     }
     pthread_mutex_lock(&x->lock);
     x->broken = true;
+    tell(x);
     pthread_mutex_unlock(&x->lock);
-    while (!http_post(x->server, take_spill, x)) {
-    }
 }
 
 void http_stream_end(http_exchange *x) {
@@ -231,7 +242,6 @@ static void run_tasks(http_server *server) {
     while (task) {
         http_task *next = task->next;
         task->fn(task->argument);
-        free(task);
         task = next;
     }
 }
@@ -250,9 +260,7 @@ static void on_tick(evutil_socket_t socket, short what, void *user) {
     if (server->options.on_tick) server->options.on_tick(server->options.user);
 }
 
-bool http_post(http_server *server, void (*fn)(void *argument), void *argument) {
-    http_task *task = malloc(sizeof *task);
-    if (!task) return false;
+void http_post(http_server *server, http_task *task, void (*fn)(void *argument), void *argument) {
     *task = (http_task){.fn = fn, .argument = argument};
     pthread_mutex_lock(&server->lock);
     bool wake = server->first == NULL;
@@ -268,7 +276,6 @@ bool http_post(http_server *server, void (*fn)(void *argument), void *argument) 
         while (write(server->wake_fd[1], &one, sizeof one) < 0 && errno == EINTR) {
         }
     }
-    return true;
 }
 
 static void stop_listening(void *user) {
@@ -278,7 +285,7 @@ static void stop_listening(void *user) {
     server->listener = NULL;
 }
 
-void http_stop_listening(http_server *server) { http_post(server, stop_listening, server); }
+void http_stop_listening(http_server *server) { http_post(server, &server->end_of_listening, stop_listening, server); }
 
 /* Replies that have been written are sent before the loop ends, but nobody is waited for longer than a moment. */
 static void stop_when_sent(evutil_socket_t socket, short what, void *user) {
@@ -434,8 +441,7 @@ kakeya_status http_open(const http_options *options, http_server **out, kakeya_e
 
 void http_close(http_server *server) {
     if (!server) return;
-    while (!http_post(server, stop, server)) {
-    }
+    http_post(server, &server->end, stop, server);
     pthread_join(server->thread, NULL);
     served_here = server;
     run_tasks(server);

@@ -179,10 +179,18 @@ static void on_step(void *user, const kakeya_step *step) {
     metrics_seconds(&m->iteration, step->seconds);
 }
 
+static const char *spill_directory(const serve_settings *settings) {
+    if (settings->spill_directory || !settings->session_directory) return settings->spill_directory;
+    FILE *file = file_unnamed(settings->session_directory);
+    if (file) fclose(file);
+    return file ? settings->session_directory : NULL;
+}
+
 static kakeya_status open_engine(server_context *s, kakeya_engine **out, kakeya_error *error) {
     kakeya_engine_options options = s->settings->engine;
     options.progress = on_progress;
     options.user = s;
+    options.spill_directory = spill_directory(s->settings);
     options.on_step = on_step;
     options.step_user = s;
     options.bytes_lost = s->settings->bytes_lost;
@@ -469,6 +477,14 @@ size_t life_memory(life *l, kakeya_memory_kind kind) {
     const server_context *s = l->server;
     pthread_mutex_lock(&l->engine_lock);
     size_t bytes = s->engine ? kakeya_engine_memory(s->engine, kind) : 0;
+    pthread_mutex_unlock(&l->engine_lock);
+    return bytes;
+}
+
+size_t life_spilled(life *l) {
+    const server_context *s = l->server;
+    pthread_mutex_lock(&l->engine_lock);
+    size_t bytes = s->engine ? kakeya_engine_spilled_bytes(s->engine) : 0;
     pthread_mutex_unlock(&l->engine_lock);
     return bytes;
 }

@@ -173,6 +173,8 @@ static void write_kv(server_context *s, metrics_page *p) {
         used += bytes;
     }
     metrics_one(p, "kv_room_bytes", NULL, "gauge", "What the K/V memory may take; 0 while the model sleeps.", room);
+    metrics_one(p, "spill_bytes", NULL, "gauge", "K/V in files, of answers and sessions that wait for memory.",
+                (double)life_spilled(s->life));
     metrics_one(p, "kv_used_ratio", "kv_cache_usage_perc", "gauge", "K/V memory by its room, 0 to 1.",
                 room > 0 ? used / room : 0);
 }

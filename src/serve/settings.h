@@ -37,6 +37,7 @@ typedef struct serve_settings {
     metrics_names metrics_names;
     bool log_json, log_prompts;
     const char *session_directory; /* NULL: nothing goes to disk */
+    const char *spill_directory;   /* for sessions that wait for memory; NULL: that of sessions, if it can be used */
     size_t cache_disk_bytes;       /* of all its files; 0: no limit */
     double save_seconds;           /* for saving at the end */
     size_t cache_ram_bytes;        /* of the prefix store; SIZE_MAX: the default */

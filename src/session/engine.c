@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "backend/measure.h"
 #include "base/hash.h"
@@ -199,6 +200,7 @@ void engine_free(kakeya_engine *engine) {
     if (engine->f_theta) f_theta_model_close(engine->f_theta);
     if (engine->drafter) dflash_model_close(engine->drafter);
     if (engine->verifier) gemma4_model_close(engine->verifier);
+    free(engine->spill_directory);
     free(engine->drafter_sought);
     free(engine->f_theta_sought);
     tokenizer_release(&engine->text);
@@ -206,7 +208,21 @@ void engine_free(kakeya_engine *engine) {
     free(engine);
 }
 
+size_t engine_file_bytes(FILE *file) {
+    struct stat about;
+    return fstat(fileno(file), &about) == 0 ? (size_t)about.st_size : 0;
+}
+
+void engine_forget_file(kakeya_engine *engine, FILE **file) {
+    if (!*file) return;
+    atomic_fetch_sub(&engine->spilled_bytes, engine_file_bytes(*file));
+    fclose(*file);
+    *file = NULL;
+}
+
 /* --------------------------------------------------------------------------------------------------- questions */
+
+size_t kakeya_engine_spilled_bytes(const kakeya_engine *engine) { return atomic_load(&engine->spilled_bytes); }
 
 int kakeya_engine_vocab_size(const kakeya_engine *engine) { return engine->verifier->config.vocab; }
 int kakeya_engine_hidden_size(const kakeya_engine *engine) { return engine->verifier->config.hidden; }

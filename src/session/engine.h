@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 
 #include "backend/backend.h"
 #include "decode/draft_control.h"
@@ -41,6 +42,8 @@ struct kakeya_engine {
     engine_turn turn;               /* held around backend work; of the next two */
     int sessions;                   /* that are open */
     void *spare;                    /* memory for parking when all else is used up; NULL: none */
+    char *spill_directory;          /* where parked sessions lie; NULL: where the system has room */
+    _Atomic size_t spilled_bytes;   /* of their files */
     struct scheduler *scheduler;    /* session/scheduler.h; NULL until the first request */
     pthread_mutex_t scheduler_lock; /* of the pointer */
     int max_batch, max_stall_ms;    /* of the scheduler, resolved */
@@ -91,5 +94,9 @@ void engine_turn_end(kakeya_engine *engine);
  * are open, and lent to parking and to what takes a session up again. Both need the turn. */
 void engine_keep_spare(kakeya_engine *engine);
 void engine_lend_spare(kakeya_engine *engine);
+
+/* The file of a parked session, whose bytes the engine counts. Forgetting closes it; *file may be NULL. */
+size_t engine_file_bytes(FILE *file);
+void engine_forget_file(kakeya_engine *engine, FILE **file);
 
 #endif

@@ -1,4 +1,5 @@
 /* Opening an engine from directories: which models belong together, and in which order they are read. */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -117,6 +118,16 @@ static kakeya_status read_devices(const char *text, const backend_ops *ops, int 
     return device_list_read(text, ops->most_devices, devices, n, error);
 }
 
+/* It is to take files, before anybody has to wait. */
+static kakeya_status set_spill_directory(kakeya_engine *engine, const char *directory, kakeya_error *error) {
+    if (!directory) return KAKEYA_OK;
+    FILE *file = file_unnamed(directory);
+    if (!file) return error_set(error, KAKEYA_IO, "spill directory %s: %s", directory, strerror(errno));
+    fclose(file);
+    engine->spill_directory = strdup(directory);
+    return engine->spill_directory ? KAKEYA_OK : error_set(error, KAKEYA_OUT_OF_MEMORY, "engine: out of memory");
+}
+
 static kakeya_status open_engine(const kakeya_engine_options *options, kakeya_engine **out, kakeya_error *error) {
     kakeya_engine *engine = NULL;
     char *directory = NULL;
@@ -144,6 +155,7 @@ static kakeya_status open_engine(const kakeya_engine_options *options, kakeya_en
     parts.devices = devices;
     if (status == KAKEYA_OK && options->model) status = checkpoint_resolve(options->model, &directory, error);
     if (status == KAKEYA_OK) status = engine_create(options->memory_limit_bytes, &engine, error);
+    if (status == KAKEYA_OK) status = set_spill_directory(engine, options->spill_directory, error);
     if (status == KAKEYA_OK) {
         status = open_parts(engine, options, directory, &parts, error);
         if (status == KAKEYA_OK) {

@@ -1,9 +1,12 @@
 #include "session/park.h"
 
 #include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
+
+#include "base/files.h"
 
 static kakeya_status write_file(void *user, const void *data, size_t bytes, kakeya_error *error) {
     if (fwrite(data, 1, bytes, user) == bytes) return KAKEYA_OK;
@@ -16,10 +19,27 @@ static kakeya_status read_file(void *user, void *data, size_t bytes, kakeya_erro
                      ferror((FILE *)user) ? strerror(errno) : "the temporary file ends early");
 }
 
+/* Not /tmp where there is a choice: it is memory on many systems. */
+static FILE *open_file(const kakeya_engine *engine, kakeya_error *error) {
+    const char *given = getenv("TMPDIR");
+    const char *const places[] = {given && *given ? given : "/var/tmp", "/tmp"};
+    if (engine->spill_directory) {
+        FILE *file = file_unnamed(engine->spill_directory);
+        if (!file) error_set(error, KAKEYA_IO, "parking a session in %s: %s", engine->spill_directory, strerror(errno));
+        return file;
+    }
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        FILE *file = file_unnamed(places[i]);
+        if (file) return file;
+    }
+    error_set(error, KAKEYA_IO, "parking a session: no file in %s or /tmp: %s", places[0], strerror(errno));
+    return NULL;
+}
+
 kakeya_status park(kakeya_session *session, FILE **file, kakeya_error *error) {
     decode_timeline *t = &session->timeline;
-    *file = tmpfile();
-    if (!*file) return error_set(error, KAKEYA_IO, "parking a session: no temporary file: %s", strerror(errno));
+    *file = open_file(session->engine, error);
+    if (!*file) return KAKEYA_IO;
     engine_lend_spare(session->engine);
     kakeya_status status = t->ops->cache_snapshot(t->cache, write_file, *file, error);
     engine_keep_spare(session->engine);
@@ -30,16 +50,14 @@ kakeya_status park(kakeya_session *session, FILE **file, kakeya_error *error) {
         *file = NULL;
         return status;
     }
+    atomic_fetch_add(&session->engine->spilled_bytes, engine_file_bytes(*file));
     t->ops->cache_destroy(t->cache);
     t->cache = NULL;
     (void)decode_workspace_give_back(&session->workspace);
     return KAKEYA_OK;
 }
 
-size_t park_bytes(const kakeya_session *session) {
-    struct stat about;
-    return fstat(fileno(session->parked), &about) == 0 ? (size_t)about.st_size : 0;
-}
+size_t park_bytes(const kakeya_session *session) { return engine_file_bytes(session->parked); }
 
 kakeya_status park_copy(const kakeya_session *session, backend_write_fn write, void *user, kakeya_error *error) {
     enum { PIECE = 16384 };
@@ -70,8 +88,7 @@ kakeya_status unpark(kakeya_session *session, FILE **file, kakeya_error *error) 
         return status;
     }
     t->cache = cache;
-    fclose(*file);
-    *file = NULL;
+    engine_forget_file(session->engine, file);
     return KAKEYA_OK;
 }
 

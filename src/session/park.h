@@ -1,4 +1,4 @@
-/* K/V memory of a session that has to wait, in a temporary file: what it held can serve others meanwhile. */
+/* K/V memory of a session that has to wait, in a file without a name: what it held can serve others meanwhile. */
 #ifndef KAKEYA_SESSION_PARK_H
 #define KAKEYA_SESSION_PARK_H
 

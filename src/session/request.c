@@ -22,7 +22,7 @@ static void keep_parked(kakeya_request *r, kakeya_status status) {
     if (status == KAKEYA_OUT_OF_MEMORY)
         r->session->parked = r->parked;
     else
-        fclose(r->parked);
+        engine_forget_file(r->session->engine, &r->parked);
     r->parked = NULL;
 }
 

@@ -118,10 +118,7 @@ kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya_session_op
     return KAKEYA_OK;
 }
 
-void session_drop_parked(kakeya_session *session) {
-    if (session->parked) fclose(session->parked);
-    session->parked = NULL;
-}
+void session_drop_parked(kakeya_session *session) { engine_forget_file(session->engine, &session->parked); }
 
 void session_free(kakeya_session *session) {
     engine_turn_begin(session->engine);

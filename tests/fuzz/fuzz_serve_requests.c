@@ -14,8 +14,8 @@
 #include "serve/serve.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-bool __real_http_post(http_server *http, void (*fn)(void *argument), void *argument);
-bool __wrap_http_post(http_server *http, void (*fn)(void *argument), void *argument);
+void __real_http_post(http_server *http, http_task *task, void (*fn)(void *argument), void *argument);
+void __wrap_http_post(http_server *http, http_task *task, void (*fn)(void *argument), void *argument);
 
 enum { MOST_ROUTES = 64 };
 
@@ -59,10 +59,12 @@ static void open_server(void) {
 /* What a request posts runs at once: a thread that is woken for every input would take longer than all the rest. */
 static _Thread_local bool inputs_come_here;
 
-bool __wrap_http_post(http_server *http, void (*fn)(void *argument), void *argument) {
-    if (!inputs_come_here) return __real_http_post(http, fn, argument);
+void __wrap_http_post(http_server *http, http_task *task, void (*fn)(void *argument), void *argument) {
+    if (!inputs_come_here) {
+        __real_http_post(http, task, fn, argument);
+        return;
+    }
     fn(argument);
-    return true;
 }
 
 /* A request that the network layer has read, whose client has gone. */
@@ -108,6 +110,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     c->place = places[chosen];
     c->rest = "";
     pthread_mutex_init(&c->lock, NULL);
+    c->begun = true;
     atomic_fetch_add(&server->calls, 1);
     memcpy(c->id, "req", 4);
     c->route->handle(c);

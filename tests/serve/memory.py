@@ -2,10 +2,13 @@
 answers are long and cost next to nothing, and each is its seed's own."""
 
 import json
+import os
 import re
 import socket
+import subprocess
+import tempfile
 
-from harness import WAIT, Server, dechunk, equal, eventually, holds, in_threads, read_all, run_tests, scripted_model, test
+from harness import KAKEYA, WAIT, Server, dechunk, equal, eventually, holds, in_threads, read_all, run_tests, scripted_model, test
 
 MODEL = scripted_model("The quick brown fox jumps over it.")
 PROMPT = "Say something long."
@@ -69,9 +72,11 @@ def _():
     slow = body(1, 3000, stream=True, logprobs=True, top_logprobs=20)  # 6 MB of events, of which kernels take 4
     large = body(2, 3900)
     expected = alone([body(1, 3000), large])
-    s = Server("--name", "m", *room_for(4200), model=MODEL)
+    directory = tempfile.TemporaryDirectory()
+    s = Server("--name", "m", "--spill-dir", directory.name, *room_for(4200), model=MODEL)
+    equal(s.metric("kakeya_spill_bytes"), 0)
     data = json.dumps(slow).encode()
-    with socket.socket() as c:
+    with directory, socket.socket() as c:
         c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         c.settimeout(WAIT)
         c.connect(("127.0.0.1", s.port))
@@ -81,6 +86,11 @@ def _():
         eventually(lambda: any(x["state"] == "stalled" and x["n_tokens"] >= 600 for x in s.get("/slots").json), "it stalls")
         equal(ask(s, large)["choices"], expected[1])
         holds(s.metric("kakeya_preemptions_total") > 0, "nobody gave way")
+        holds(s.metric("kakeya_spill_bytes") >= 600 * 16 * 4, "the file is counted")
+        fds = f"/proc/{s.process.pid}/fd"
+        files = [os.readlink(f"{fds}/{fd}") for fd in os.listdir(fds)]
+        holds(any(f.startswith(os.path.realpath(directory.name) + "/") and f.endswith(" (deleted)") for f in files), files)
+        equal(os.listdir(directory.name), [], "it has no name")
         c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         received = read_all(c)
     text = ""
@@ -89,7 +99,16 @@ def _():
             for choice in json.loads(event[6:])["choices"]:
                 text += choice["delta"].get("content") or ""
     equal(text, expected[0][0]["message"]["content"])
+    equal(s.metric("kakeya_spill_bytes"), 0)
     s.stop()
+
+
+@test("--spill-dir: what cannot be used is said at the start")
+def _():
+    done = subprocess.run([KAKEYA, "serve", "--port", "0", "--grpc", "off", "--model", MODEL, "--spill-dir", "/nonexistent/spill"],
+                          capture_output=True, text=True, timeout=WAIT)
+    equal(done.returncode, 1)
+    holds("/nonexistent/spill: No such file" in done.stderr, done.stderr)
 
 
 run_tests()
