@@ -256,7 +256,8 @@ int cli_serve(int argc, char **argv) {
         CLI_OPTION(.name = "cache-disk", .argument = "BYTES", .kind = CLI_BYTES, .target = &o.cache_disk,
                    .help = "of all files in that directory (64G)"),
         CLI_OPTION(.name = "cache-ram", .argument = "BYTES", .kind = CLI_BYTES, .target = &o.cache_ram,
-                   .help = "K/V memory for prompts that later ones may continue (a tenth of the memory, at most 8G)"),
+                   .help = "K/V memory for prompts that later ones may continue, and for idle sessions of gRPC\n"
+                           "(a tenth of the memory, at most 8G)"),
         CLI_OPTION(.name = "reuse", .argument = "exact|any", .kind = CLI_CHOICE, .target = &o.reuse,
                    .choices = reuse_names,
                    .help = "any: bounded policies go on with what answers have left, at the price of reproducibility"),

@@ -166,16 +166,20 @@ void rpc_call_abort(rpc_call *call, rpc_code code, const char *text) {
 
 /* --------------------------------------------------------------------------------------------------------- events */
 
-/* The value of a header, in the caller's buffer; NULL where it is absent or longer than any that is right. */
+/* The value of a header, in the caller's buffer; NULL where it is absent, longer than any that is right, or there
+ * twice.
+ */
 static const char *find_header(const grpc_metadata_array *metadata, const char *name, char *value, size_t room) {
+    const char *found = NULL;
     for (size_t i = 0; i < metadata->count; i++) {
         const grpc_metadata *m = &metadata->metadata[i];
-        if (grpc_core.grpc_slice_str_cmp(m->key, name) != 0 || GRPC_SLICE_LENGTH(m->value) >= room) continue;
+        if (grpc_core.grpc_slice_str_cmp(m->key, name) != 0) continue;
+        if (found || GRPC_SLICE_LENGTH(m->value) >= room) return NULL;
         memcpy(value, GRPC_SLICE_START_PTR(m->value), GRPC_SLICE_LENGTH(m->value));
         value[GRPC_SLICE_LENGTH(m->value)] = '\0';
-        return value;
+        found = value;
     }
-    return NULL;
+    return found;
 }
 
 static void begin_call(rpc_call *c) {

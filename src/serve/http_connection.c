@@ -14,6 +14,7 @@ enum {
     BODY_BYTES_PER_SECOND = 65536,
     FIRST_BODY_ROOM = 65536,
     MOST_UNWANTED = 65536, /* bytes of a body that are read to keep the connection of a request that was refused */
+    MOST_UNSENT = 65536,   /* bytes of replies that the client has yet to take when its next request is read */
     TOLD_WHY = 64,         /* connections beyond the limit that hear of it; further ones are closed at once */
 };
 
@@ -322,6 +323,11 @@ static void on_read(struct bufferevent *stream, void *user) {
 
 static void on_written(struct bufferevent *stream, void *user) {
     http_connection *c = user;
+    if (c->paused) {
+        c->paused = false;
+        http_connection_next(c);
+        return;
+    }
     if (c->state != CLOSING || c->flushed || evbuffer_get_length(bufferevent_get_output(stream))) return;
     c->flushed = true;
     c->deadline = clock_seconds() + LINGER_SECONDS;
@@ -424,6 +430,11 @@ void http_connection_next(http_connection *c) {
     c->searched = 0;
     c->head_begun = false;
     c->deadline = clock_seconds() + (c->skips ? o->receive_seconds : o->idle_seconds);
+    c->paused = !c->skips && evbuffer_get_length(bufferevent_get_output(c->stream)) > MOST_UNSENT;
+    if (c->paused) {
+        bufferevent_disable(c->stream, EV_READ);
+        return;
+    }
     if (bufferevent_enable(c->stream, EV_READ) != 0) {
         http_connection_close(c);
         return;

@@ -31,6 +31,7 @@ typedef struct http_connection {
     _Atomic bool waiting; /* the output holds what the socket has not taken */
     connection_state state;
     bool head_begun;    /* READING_HEAD: bytes of a head have come */
+    bool paused;        /* READING_HEAD: the next request is read when the client has taken the last replies */
     bool flushed;       /* CLOSING: everything is out, and our side is shut */
     double deadline;    /* 0: none; while the client has yet to take what was written, its progress counts instead */
     double body_since;  /* READING_BODY */

@@ -29,7 +29,7 @@ enum {
     CHECKPOINT_TOKENS = 256,
     LOAD_TRIES = 3, /* files that turn out to be unusable */
 };
-static const double default_checkpoint_delay = 2, default_idle_delay = 30, default_named_delay = 5;
+static const double default_checkpoint_delay = 2, default_idle_delay = 30, default_named_delay = 1;
 /* Memory is preferred to a file that holds no more than 4/3 of it. */
 static const double memory_share = 0.75;
 
@@ -109,6 +109,22 @@ static kakeya_status open_disk(prefix_store *store, uint64_t fingerprint, uint64
     return store_saver_open(&store->entries, store->disk, &saver, &store->saver, error);
 }
 
+static void trim(prefix_store *store, const store_entry *keep);
+
+/* Prefixes and idle sessions with names share the memory; what has more than half of it gives up first. */
+static bool names_take_too_much(void *user, size_t bytes) {
+    prefix_store *store = user;
+    store_entries *all = &store->entries;
+    pthread_mutex_lock(&all->lock);
+    all->other_bytes = bytes;
+    pthread_mutex_unlock(&all->lock);
+    trim(store, NULL);
+    pthread_mutex_lock(&all->lock);
+    bool too_much = all->ram_bytes && store_entries_bytes(all) + bytes > all->ram_bytes;
+    pthread_mutex_unlock(&all->lock);
+    return too_much;
+}
+
 kakeya_status store_open(kakeya_engine *engine, const kakeya_session_options *session, const store_options *options,
                          prefix_store **out, kakeya_error *error) {
     *out = NULL;
@@ -131,6 +147,8 @@ kakeya_status store_open(kakeya_engine *engine, const kakeya_session_options *se
         .ttl = options->session_ttl,
         .idle_delay = options->idle_delay > 0 ? options->idle_delay : default_named_delay,
         .model = options->model,
+        .too_much = names_take_too_much,
+        .user = store,
     };
     if (status == KAKEYA_OK) status = store_named_open(engine, session, store->disk, &named, &store->named, error);
     if (status != KAKEYA_OK) {
@@ -487,4 +505,5 @@ void store_counts_get(prefix_store *store, store_counts *out) {
     out->has_disk = store->disk != NULL;
     if (store->disk) store_disk_counts_get(store->disk, &out->disk);
     store_named_counts_get(store->named, &out->named);
+    out->ram_bytes += out->named.bytes;
 }

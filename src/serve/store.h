@@ -40,7 +40,7 @@ typedef struct store_options {
     /* For tests; 0: the default. */
     size_t least_file_tokens;                   /* shorter entries are not saved: 512 */
     double checkpoint_delay;                    /* seconds until a checkpoint is saved: 2 */
-    double idle_delay;                          /* seconds until an idle session is saved: 30, one with a name 5 */
+    double idle_delay;                          /* seconds until an idle session is saved: 30, one with a name 1 */
     double pause_seconds;                       /* without writing, after a failure: 60 */
     uint64_t chunk_bytes;                       /* of files: 4 MiB */
     void (*step)(void *user, const char *what); /* store_file.h */
@@ -60,7 +60,8 @@ typedef struct store_counts {
     uint64_t evictions, checkpoints;     /* entries dropped for room; checkpoints made */
     size_t live, ram;                    /* entries now */
     size_t saved;                        /* of these, those that have a file */
-    uint64_t ram_bytes;                  /* K/V memory of the entries now; pages of a common beginning count once */
+    uint64_t ram_bytes; /* K/V memory of the entries now, pages of a common beginning once, and of idle sessions with
+                           names */
     bool has_disk;
     store_disk_counts disk; /* with has_disk */
     store_named_counts named;

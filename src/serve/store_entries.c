@@ -167,6 +167,8 @@ store_entry *store_entries_worst(store_entries *all, const store_entry *keep, do
 }
 
 store_entry *store_entries_surplus(store_entries *all, const store_entry *keep, double now) {
-    if (all->ram_bytes) return store_entries_bytes(all) > all->ram_bytes ? take_worst(all, keep, ANY, now) : NULL;
+    size_t half = all->ram_bytes / 2, others = all->other_bytes < half ? all->other_bytes : half;
+    if (all->ram_bytes)
+        return store_entries_bytes(all) + others > all->ram_bytes ? take_worst(all, keep, ANY, now) : NULL;
     return all->live > all->max_live ? take_worst(all, keep, LIVE_ONLY, now) : NULL;
 }

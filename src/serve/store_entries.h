@@ -31,9 +31,10 @@ typedef struct store_entries {
     store_index *index;
     store_entry *first; /* newest first */
     size_t live, checkpoints;
-    size_t own_bytes;  /* of all entries */
-    size_t page_bytes; /* of one page of 64 tokens, in what grows with the text */
-    size_t ram_bytes;  /* what all may have; 0: live entries alone, at most max_live */
+    size_t own_bytes;   /* of all entries */
+    size_t page_bytes;  /* of one page of 64 tokens, in what grows with the text */
+    size_t ram_bytes;   /* what all may have; 0: live entries alone, at most max_live */
+    size_t other_bytes; /* that sessions with names have of it; half of it is left to them, if they take so much */
     size_t max_live;
     bool prompt_rows_only; /* nothing else may be continued */
 } store_entries;

@@ -303,21 +303,54 @@ static bool tend_one(store_named *named, double now) {
     return false;
 }
 
+static size_t idle_bytes(const store_named *named) {
+    size_t bytes = 0;
+    for (const named_session *s = named->first; s; s = s->next)
+        if (s->session && !s->taken) bytes += s->kv_bytes;
+    return bytes;
+}
+
+/* One session that there is no memory for leaves it; false if there is none. With the lock, which it gives up
+ * meanwhile. */
+static bool shrink(store_named *named) {
+    size_t bytes = idle_bytes(named);
+    if (!named->options.too_much || bytes == 0) return false;
+    pthread_mutex_unlock(&named->lock);
+    bool too_much = named->options.too_much(named->options.user, bytes);
+    pthread_mutex_lock(&named->lock);
+    named_session *oldest = too_much ? least_lately_used(named, 1) : NULL;
+    return oldest && evict(named, oldest, EVICT_LOSSLESS) > 0;
+}
+
+/* When the next session is to be saved. What was due before has just been tried: it is tried again at the latest. */
+static double next_save(const store_named *named, double now, double latest) {
+    for (const named_session *s = named->first; s && named->disk; s = s->next) {
+        double due = s->used + named->options.idle_delay;
+        if (is_idle(s) && !s->saved && s->tokens && due > now && due < latest) latest = due;
+    }
+    return latest;
+}
+
 static void *run(void *user) {
     store_named *named = user;
     double period = named->options.idle_delay;
     if (named->options.ttl > 0 && named->options.ttl < period) period = named->options.ttl;
     if (period < 0.05) period = 0.05;
     pthread_mutex_lock(&named->lock);
+    double look = 0; /* at the directory, when */
     while (!named->stopping) {
-        while (!named->stopping && tend_one(named, clock_seconds())) continue;
-        if (named->disk && named->options.ttl > 0 && !named->stopping) {
+        while (!named->stopping && (tend_one(named, clock_seconds()) || shrink(named))) continue;
+        double now = clock_seconds();
+        if (named->disk && named->options.ttl > 0 && !named->stopping && now >= look) {
+            look = now + period;
             pthread_mutex_unlock(&named->lock);
             store_disk_each(named->disk, id_prefix, drop_file, named);
             pthread_mutex_lock(&named->lock);
         }
-        double until = clock_seconds() + period;
-        while (!named->stopping && platform_condition_wait(&named->changed, &named->lock, until)) continue;
+        /* Whoever gives a session back wakes this thread. */
+        now = clock_seconds();
+        if (!named->stopping)
+            (void)platform_condition_wait(&named->changed, &named->lock, next_save(named, now, now + period));
     }
     pthread_mutex_unlock(&named->lock);
     return NULL;
@@ -418,6 +451,7 @@ store_named_result store_named_create(store_named *named, const char *note, char
         s->note = copy;
         s->session = session;
         measure(s);
+        pthread_cond_broadcast(&named->changed);
     }
     pthread_mutex_unlock(&named->lock);
     if (s) return STORE_NAMED_OK;
@@ -591,6 +625,7 @@ void store_named_counts_get(store_named *named, store_named_counts *out) {
     pthread_mutex_lock(&named->lock);
     *out = named->counts;
     out->memory = in_memory(named);
+    out->bytes = idle_bytes(named);
     out->disk = out->taken = 0;
     for (const named_session *s = named->first; s; s = s->next) {
         out->taken += s->taken;

@@ -27,6 +27,10 @@ typedef struct store_named_options {
     size_t most;       /* sessions in memory */
     double ttl;        /* seconds without use until a session is dropped; 0: never */
     double idle_delay; /* seconds without use until it is saved */
+    /* Whether idle sessions of so many bytes of K/V memory are too much beside what else there is: then those that were
+     * used least lately leave memory, but none is lost. On a thread of the sessions'. NULL: never. */
+    bool (*too_much)(void *user, size_t bytes);
+    void *user;
     const char *model; /* for the metadata; not copied */
 } store_named_options;
 
@@ -64,6 +68,7 @@ size_t store_named_relieve(store_named *named, bool lossless);
 typedef struct store_named_counts {
     size_t memory, disk; /* sessions now: in memory; on disk alone, of those met since the start */
     size_t taken;        /* of those in memory: somebody has them */
+    size_t bytes;        /* K/V memory of the others */
     uint64_t dropped_ttl, dropped_lru, dropped_closed, dropped_lost; /* by why */
 } store_named_counts;
 void store_named_counts_get(store_named *named, store_named_counts *out);

@@ -107,6 +107,9 @@ def keys():
         fails(Code.UNAUTHENTICATED, Runtime(server, key).start)
     for key in ("one", "two"):
         Runtime(server, key).start()
+    both = Runtime(server, "one")
+    both.more["metadata"] += (("authorization", "Bearer two"),)
+    fails(Code.UNAUTHENTICATED, both.start)
     equal(Runtime(server).health.Check(health_pb.HealthCheckRequest(), timeout=WAIT).status, 1)
     server.stop()
 
@@ -147,6 +150,42 @@ def restart():
         second = [frame.token_id for frame in Runtime(server).generate(session, 7)][:7]
         equal(first + second, expected)
         equal(server.stop(), 0)
+
+
+@test("a session that was not closed outlives kill -9 once it was idle for a moment")
+def killed():
+    with tempfile.TemporaryDirectory() as directory:
+        server = Server("--grpc", "127.0.0.1:0", "--session-dir", directory)
+        runtime = Runtime(server)
+        sessions = [runtime.start() for _ in range(28)]
+        files = {f"{s}.kkc" for s in sessions}
+        eventually(lambda: files <= set(os.listdir(directory)), "all are saved")
+        server.process.kill()
+        server.process.wait()
+        server = Server("--grpc", "127.0.0.1:0", "--session-dir", directory)
+        runtime = Runtime(server)
+        for session in sessions:
+            info = runtime.stub.GetSessionInfo(pb.GetSessionInfoRequest(session_id=session), **runtime.more)
+            equal(info.history_length, len(PROMPT))
+        equal(server.stop(), 0)
+
+
+@test("sessions that nobody closes count for --cache-ram, with a directory and without, and none of them is lost")
+def many():
+    with tempfile.TemporaryDirectory() as directory:
+        for options in (["--session-dir", directory], []):
+            server = Server("--grpc", "127.0.0.1:0", "--cache-ram", "20M", *options)
+            runtime = Runtime(server)
+            expected = [frame.token_id for frame in runtime.generate(runtime.start(), 6)][:6]
+            sessions = [runtime.start() for _ in range(30)]
+            eventually(lambda: server.metric("kakeya_store_bytes", tier="ram") <= 20 << 20, "they leave memory")
+            kinds = ("full", "sliding", "latent", "draft")
+            held = sum(server.metric("kakeya_kv_bytes", kind=k) for k in kinds)
+            holds(held <= 24 << 20, f"{held} bytes of K/V memory")
+            for session in sessions:
+                equal([frame.token_id for frame in runtime.generate(session, 6)][:6], expected)
+            eventually(lambda: server.metric("kakeya_store_bytes", tier="ram") <= 20 << 20, "they leave memory again")
+            equal(server.stop(), 0)
 
 
 @test("SIGTERM: health says so, new work is refused, what runs ends, and the exit status is 0")

@@ -500,6 +500,27 @@ def _():
     equal(len(rest), size)
 
 
+@test("requests behind each other whose replies nobody reads: the server stops reading, and goes on when the client does")
+def _():
+    many, size = 3000, len(server.get("/").body)
+    before = server.metric("kakeya_request_total", route="/", status="200")
+
+    def answered():
+        for _ in range(20):
+            alive()
+        return server.metric("kakeya_request_total", route="/", status="200") - before
+
+    with server.connect() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        s.sendall((b"GET / HTTP/1.1\r\n" + HOST + b"\r\n") * (many - 1) + b"GET / HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n")
+        last = -1
+        while (now := answered()) != last:
+            last = now
+        holds(0 < now * size < 16 << 20, f"{now} replies of {size} bytes wait")
+        reply = read_all(s)
+    equal(reply.count(b"HTTP/1.1 200 OK\r\n"), many)
+
+
 @test("requests that come a byte at a time, behind empty lines")
 def _():
     with server.connect() as s:
