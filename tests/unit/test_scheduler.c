@@ -174,7 +174,7 @@ static void random_compositions(void **state) {
 /* Many prompts in one forward, whole, in pieces, and beside answers. */
 static void random_compositions_of_short_prompts(void **state) {
     (void)state;
-    const int seeds = sweep_short() ? 1 : sweep_whole() ? 12 : 4;
+    const int seeds = sweep_short() ? 1 : sweep_whole() ? 32 : 4; /* 2,048 streams */
     for (uint64_t seed = 1; seed <= (uint64_t)seeds; seed++) {
         stall_ms = seed % 2 ? 1000 : 1;
         compose(dense, drafter, false, seed + 300, MOST_SPEAKERS, (int)(random_uniform_at(78, seed) * 40), 40);
