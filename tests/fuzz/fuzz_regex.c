@@ -34,7 +34,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     check(&d);
     if (d.n_states < 200 && data[1] / 64 == 0) {
         if (dfa_limit_characters(&d, data[1] % 4, data[1] % 16, &other) == DFA_OK) check(&other);
-        if (dfa_intersect(&d, other.next ? &other : &d, &both) == DFA_OK) check(&both);
+        if (dfa_combine(&d, other.next ? &other : &d, DFA_AND, &both) == DFA_OK) check(&both);
         dfa_free(&other);
         dfa_free(&both);
     } else if (d.n_states < 200 && data[1] / 64 == 1) {
