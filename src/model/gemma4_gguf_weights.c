@@ -101,7 +101,8 @@ typedef struct binder {
 } binder;
 
 /* Converters widen the router to F32. One that came from bf16 is narrowed again, which loses nothing, halves what is
- * read of it, and gives it the order of additions that it has in a bf16 checkpoint. */
+ * read of it, and gives it the order of additions that it has in a bf16 checkpoint. Beside quantised matrices it stays
+ * known as F32, too, which it is in the dequantised file. */
 static kakeya_status narrow_router(binder *b, const char *name, weight *w, kakeya_error *error) {
     if (w->format != WEIGHT_F32 || b->plain_f32) return KAKEYA_OK;
     size_t n = (size_t)w->out * (size_t)w->in;
@@ -113,6 +114,7 @@ static kakeya_status narrow_router(binder *b, const char *name, weight *w, kakey
     if (!narrow) return gguf_binding_no_memory(&b->g, name, n * sizeof *narrow, error);
     for (size_t i = 0; i < n; i++) narrow[i] = (uint16_t)(wide[i] >> 16);
     *w = weight_matrix(WEIGHT_BF16, narrow, w->out, w->in);
+    if (!weight_format_is_plain(b->config->checkpoint_format)) w->wide = (const float *)(const void *)wide;
     return KAKEYA_OK;
 }
 

@@ -16,9 +16,11 @@ typedef struct weight {
     dtype scale_type; /* of scales of 16 bits: DTYPE_BF16 or DTYPE_F16 */
     int first;        /* row of the streams that is row 0: a slice shares its matrix's streams */
     const void *stream[WEIGHT_STREAMS];
-    bool tiled;      /* the first stream is the CPU backend's own, in tiles of 16 rows (backend/cpu/int8_forms.h) */
-    bool fine_input; /* the CPU backend rounds what this matrix is multiplied with less (backend/cpu/fine_layers.h) */
-    float synthetic; /* with out > 0 and no streams: the backend makes values of this standard deviation itself */
+    const float *wide; /* of a bf16 matrix: the same values in float32, as the file has them, beside others that are
+                          quantised; NULL: the file has no such form */
+    bool tiled;        /* the first stream is the CPU backend's own, in tiles of 16 rows (backend/cpu/int8_forms.h) */
+    bool fine_input;   /* the CPU backend rounds what this matrix is multiplied with less (backend/cpu/fine_layers.h) */
+    float synthetic;   /* with out > 0 and no streams: the backend makes values of this standard deviation itself */
 } weight;
 
 static inline bool weight_present(const weight *w) { return w->stream[0] != NULL; }

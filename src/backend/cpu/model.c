@@ -45,6 +45,22 @@ static kakeya_status create_rope_tables(backend_model *m, kakeya_error *error) {
     return status;
 }
 
+/* Exact products have the bits of those with the dequantised file, where what is not quantised is float32. */
+static kakeya_status widen_routers(backend_model *m, kakeya_error *error) {
+    bool any = false;
+    for (int i = 0; i < m->config->layers; i++) any |= m->weights->layer[i].router_proj.wide != NULL;
+    if (!any) return KAKEYA_OK;
+    m->own_weights = malloc(sizeof *m->own_weights);
+    if (!m->own_weights) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for a list of weights");
+    *m->own_weights = *m->weights;
+    m->weights = m->own_weights;
+    for (int i = 0; i < m->config->layers; i++) {
+        weight *w = &m->own_weights->layer[i].router_proj;
+        if (w->wide) *w = weight_matrix(WEIGHT_F32, w->wide, w->out, w->in);
+    }
+    return KAKEYA_OK;
+}
+
 static kakeya_status cpu_model_create(const backend_model_options *options, backend_model **out, kakeya_error *error) {
     *out = NULL;
     backend_model *m = calloc(1, sizeof *m);
@@ -72,7 +88,7 @@ static kakeya_status cpu_model_create(const backend_model_options *options, back
         m->embed_scale = sqrtf((float)m->config->hidden);
         if (m->input == INPUT_BF16) m->embed_scale = bf16_to_f32(f32_to_bf16(m->embed_scale));
 
-        status = fine_layers_mark(m, error);
+        status = m->input == INPUT_EXACT ? widen_routers(m, error) : fine_layers_mark(m, error);
         if (!status) status = workspace_create(m, error);
         if (!status) status = create_rope_tables(m, error);
         if (!status) status = repack_weights(m, error);
