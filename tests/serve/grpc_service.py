@@ -580,15 +580,17 @@ def lending():
             equal(service.answer(sessions[i], 5)[0], run_kakeya(prompt(length, salt=i), generated + 5)[-5:], f"session {i}")
 
 
-@test("a call is refused for want of memory where it does not fit alone, and changes nothing")
+@test("a call is refused for want of memory where it does not fit alone, and changes nothing, under no policy")
 def too_large():
-    with Service(memory=20 << 20, drafter="none", f_theta="none") as service:
-        session = start(service)
-        expected = run_kakeya(PROMPT, 20)
-        equal(service.answer(session, 10)[0], expected[:10])
-        fails(Code.RESOURCE_EXHAUSTED, lambda: service.append(session, prompt(7000)))
-        equal(service.info(session).history_length, len(PROMPT) + 10)
-        equal(service.answer(session, 10)[0], expected[10:])
+    for attention in ("native", "sink-window"):
+        with Service(attention=attention, drafter="none", f_theta="none") as service:
+            expected = service.answer(start(service, prompt(150)), 20)[0]
+        with Service(memory=20 << 20, attention=attention, drafter="none", f_theta="none") as service:
+            session = start(service, prompt(150))
+            equal(service.answer(session, 10)[0], expected[:10])
+            fails(Code.RESOURCE_EXHAUSTED, lambda: service.append(session, prompt(7000)))
+            equal(service.info(session).history_length, 160)
+            equal(service.answer(session, 10)[0], expected[10:], attention)
 
 
 @test("sessions outlive the server where it has a directory, end tokens and all")
