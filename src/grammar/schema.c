@@ -255,11 +255,25 @@ void schema_set_strict_order(schema_compiler *c, bool strict_order) { c->strict_
 void schema_set_loosen(schema_compiler *c, bool loosen) { c->loosen = loosen; }
 const cJSON *schema_notes(const schema_compiler *c) { return c->notes; }
 
+/* U+0000 is read as two bytes that are no UTF-8 (base/nul.h), which no answer may hold. What only people read may. */
+static bool refuse_nul(schema_compiler *c, const cJSON *at) {
+    const cJSON *item;
+    cJSON_ArrayForEach(item, at) {
+        const char *key = item->string;
+        if (key && cJSON_IsString(item) && schema_keyword_of(key)->kind == KEYWORD_ANNOTATION) continue;
+        if ((key && strstr(key, "\xC0\x80")) || (cJSON_IsString(item) && strstr(item->valuestring, "\xC0\x80")))
+            schema_fail(c, at, KAKEYA_UNSUPPORTED, "a text in it contains U+0000");
+        if (c->status || !refuse_nul(c, item)) return false;
+    }
+    return true;
+}
+
 kakeya_status schema_compile(schema_compiler *c, const cJSON *root, const char *where, grammar_form form,
                              uint32_t *node, kakeya_error *error) {
     schema_set set = {0};
     begin(c, root, where, form, error);
     if (!cJSON_IsObject(root) && !cJSON_IsBool(root)) return schema_fail(c, root, KAKEYA_FORMAT, "not a schema");
+    if (!refuse_nul(c, root)) return c->status;
     if (schema_set_add(c, &set, root, false)) *node = compile_set(c, &set);
     schema_set_free(&set);
     return c->status;

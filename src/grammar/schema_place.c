@@ -12,6 +12,7 @@ typedef struct pointer {
 } pointer;
 
 static void put(pointer *p, char c) {
+    if (c == '\xC0') c = '?'; /* of U+0000 (base/nul.h) */
     if (p->n + 1 < sizeof p->text) p->text[p->n++] = c;
     p->text[p->n] = 0;
 }
