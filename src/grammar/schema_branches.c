@@ -182,6 +182,9 @@ static void exclude_values(schema_branch *b, const cJSON *item, uint32_t step) {
     for (value = list ? item->child : item; value; value = list ? value->next : NULL) {
         uint8_t type = schema_type_of(value);
         if (type & (TYPE_NULL | TYPE_BOOLEAN)) b->types &= (uint8_t)~type;
+        if (!(type & (TYPE_ARRAY | TYPE_OBJECT)) || !(b->types & type)) continue;
+        b->types &= (uint8_t)~type; /* one list or object cannot be left out alone */
+        if (!b->c->narrowed) b->c->narrowed = item;
     }
     claim(b, (schema_claim){.kind = CLAIM_VALUES, .negated = true, .item = item, .origin = step});
 }

@@ -27,6 +27,8 @@ static const struct {
     const char *keyword, *value;
 } broken[] = {
     {"\"not\":{\"const\":\"x\"}", "\"x\""},
+    {"\"not\":{\"enum\":[1,{},[3]]}", "{}"},
+    {"\"not\":{\"enum\":[1,{},[3]]}", "[3]"},
     {"\"if\":{\"type\":\"string\"},\"then\":{\"const\":\"y\"}", "\"x\""},
     {"\"if\":{\"type\":\"null\"},\"else\":{\"const\":\"y\"}", "\"x\""},
     {"\"multipleOf\":2", "3"},
