@@ -19,7 +19,7 @@ typedef struct kakeya_tokenizer kakeya_tokenizer;
 KAKEYA_API kakeya_status kakeya_tokenizer_open(const char *model, kakeya_tokenizer **out, kakeya_error *error);
 KAKEYA_API void kakeya_tokenizer_close(kakeya_tokenizer *tokenizer);
 
-/* Ids are 0 .. size - 1. */
+/* Ids are 0 .. size - 1. Of a tokenizer that is NULL (a model without) these say 0, NULL, -1 and false. */
 KAKEYA_API int kakeya_tokenizer_vocab_size(const kakeya_tokenizer *tokenizer);
 /* A token as the vocabulary spells it (spaces as U+2581, bytes as "<0xNN>"); NULL outside the vocabulary. */
 KAKEYA_API const char *kakeya_tokenizer_piece(const kakeya_tokenizer *tokenizer, int32_t token);

@@ -6,7 +6,7 @@
 #include "serve/call.h"
 #include "serve/grammar_cache.h"
 
-enum { ANSWER_MAX_CHOICES = 16, ANSWER_MAX_STOPS = 16, ANSWER_MAX_STOP_TOKENS = 64 };
+enum { ANSWER_MAX_CHOICES = 128, ANSWER_MAX_STOPS = 16, ANSWER_MAX_STOP_TOKENS = 64 };
 
 /* Texts are borrowed: they live in the body of the call, which outlives the answer. */
 typedef struct answer_options {
@@ -85,10 +85,15 @@ typedef enum answer_event_type {
 /* What it took. Times in seconds. */
 typedef struct answer_usage {
     size_t prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens; /* completion: of all choices */
-    double queue_seconds, prefill_seconds, first_token_seconds, decode_seconds;
+    size_t first_tokens; /* of completion_tokens: those that come with the prompt, one of every choice */
+    double queue_seconds, prefill_seconds, first_token_seconds;
+    double decode_seconds; /* behind the first token */
     uint64_t drafted, accepted, forwards;
     uint64_t predicted, predicted_accepted; /* drafts from options.prediction, of all choices; at the end alone */
 } answer_usage;
+
+/* Tokens per second behind the first ones, which a forward of the prompt brings; 0 where there are none. */
+double answer_speed(const answer_usage *usage);
 
 typedef struct answer_event {
     answer_event_type type;

@@ -88,7 +88,9 @@ struct answer {
     size_t unfinished;      /* under lock: submissions under way */
     size_t n_choices;       /* that are generated; the others are copies */
     answer_choice choices[ANSWER_MAX_CHOICES];
-    answer_usage usage;                 /* complete once the worker is done */
+    answer_usage usage; /* complete once the worker is done */
+    answer_usage final; /* what every end of a choice is told with; under `complete` */
+    _Atomic bool complete;
     _Atomic size_t prompt_done, cached; /* tokens of the prompt: held so far; found */
     _Atomic size_t prompt_piece;        /* tokens up to which the submission under way computes */
     size_t copy_at;         /* the next submission of the whole prompt copies its beginning; 0: it does not */

@@ -99,6 +99,7 @@ static answer_usage usage_so_far(answer *a) {
     answer_usage u = {.prompt_tokens = a->options.n_ids,
                       .cached_tokens = atomic_load(&a->cached),
                       .completion_tokens = atomic_load(&a->tokens),
+                      .first_tokens = a->options.choices,
                       .drafted = atomic_load(&a->drafted),
                       .accepted = atomic_load(&a->accepted),
                       .forwards = atomic_load(&a->forwards)};
@@ -130,6 +131,7 @@ static void deliver(answer *a, const event_record *record, const char *text, con
         live = usage_so_far(a);
         event.usage = &live;
     }
+    if (event.type == ANSWER_FINISH && atomic_load(&a->complete)) event.usage = &a->final;
     if (event.type == ANSWER_CALL_BEGIN) { /* the id, a NUL, the name, a NUL */
         event.id = event.text;
         event.name = event.text + strlen(event.text) + 1;

@@ -311,6 +311,15 @@ static bool generate_round(answer *a) {
     return good || fail(a, NULL, &why);
 }
 
+/* All is computed: the ends of choices and the answer's own end tell the same times. */
+static void complete_usage(answer *a) {
+    a->usage.prompt_tokens = a->options.n_ids;
+    a->usage.first_tokens =
+        a->options.choices < a->usage.completion_tokens ? a->options.choices : a->usage.completion_tokens;
+    a->final = a->usage;
+    atomic_store(&a->complete, true);
+}
+
 static bool generate(answer *a) {
     for (size_t i = 0; i < a->n_choices; i++) {
         if (choice_open(&a->choices[i])) continue;
@@ -325,6 +334,7 @@ static bool generate(answer *a) {
         if (!generate_round(a)) return false;
         if (atomic_load(&a->cancelled)) return false;
     }
+    complete_usage(a);
     for (size_t i = 0; i < a->n_choices; i++) {
         choice_finish(&a->choices[i]);
         if (a->choices[i].error.status && !a->error.status) a->error = a->choices[i].error;
@@ -361,19 +371,13 @@ size_t answer_most_tokens(const server_context *s) {
 }
 
 bool answer_is_too_long(const server_context *s, size_t least, const char *param, api_error *error) {
-    return api_fail(
-        error, 400, "context_length_exceeded", param,
-        "the prompt has at least %zu tokens; with one more for the answer the context of %d tokens has no room", least,
-        s->context);
+    return api_fail_context(error, param, "at least ", least, (size_t)s->context);
 }
 
 bool answer_has_room(const server_context *s, const answer_options *o, api_error *error) {
     const char *param = o->param ? o->param : "messages";
     if (o->n_ids == 0) return api_fail(error, 400, "invalid_prompt", param, "the prompt has no tokens");
-    if (o->n_ids + 1 > (size_t)s->context)
-        return api_fail(error, 400, "context_length_exceeded", param,
-                        "the prompt has %zu tokens; with one more for the answer the context of %d tokens has no room",
-                        o->n_ids, s->context);
+    if (o->n_ids + 1 > (size_t)s->context) return api_fail_context(error, param, "", o->n_ids, (size_t)s->context);
     return true;
 }
 
@@ -430,6 +434,11 @@ static void note_speed(const answer *a) {
     }
 }
 
+double answer_speed(const answer_usage *u) {
+    size_t behind = u->completion_tokens > u->first_tokens ? u->completion_tokens - u->first_tokens : 0;
+    return u->decode_seconds > 0 ? (double)behind / u->decode_seconds : 0;
+}
+
 /* What the answer took, for the log and the metrics. */
 static void account(answer *a) {
     metrics *m = &a->server->metrics;
@@ -454,7 +463,7 @@ static void account(answer *a) {
         metrics_tokens(&m->prompt_size, u->prompt_tokens);
         metrics_tokens(&m->answer_size, u->completion_tokens);
     }
-    double speed = u->decode_seconds > 0 ? (double)u->completion_tokens / u->decode_seconds : 0;
+    double speed = answer_speed(u);
     double each = u->forwards ? (double)u->completion_tokens / (double)u->forwards : 0;
     text_format(
         &a->call->log,

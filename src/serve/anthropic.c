@@ -122,6 +122,8 @@ static void end_whole(messages_job *job, const answer_event *e, const api_error 
 static void say_too_long(const call *c, size_t tokens, api_error *error) {
     if (!error->code || strcmp(error->code, "context_length_exceeded") != 0) return;
     error->status = API_OK;
+    error->n_prompt_tokens = tokens;
+    error->n_ctx = (size_t)c->server->context;
     api_fail(error, 400, "context_length_exceeded", "messages", "prompt is too long: %zu tokens > %d maximum", tokens,
              c->server->context - 1);
 }

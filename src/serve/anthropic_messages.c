@@ -7,6 +7,7 @@
 #include "base/hash.h"
 #include "base/json_text.h"
 #include "serve/body.h"
+#include "text/chat_parts.h"
 
 /* Agents tell here, in a text that is another one in every request, who pays. No prompt would be found again with it.
  */
@@ -64,6 +65,12 @@ static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c ==
 static void join(text_buffer *text, const char *more) {
     if (text->n && more[0] && !is_space(text->data[text->n - 1]) && !is_space(more[0])) text_add(text, "\n");
     text_add(text, more);
+}
+
+/* A line of its own. */
+static void join_apart(text_buffer *text, const char *line) {
+    if (text->n && text->data[text->n - 1] != '\n') text_add(text, "\n");
+    text_add(text, line);
 }
 
 static bool too_many(writer *w, size_t n, const char *what) {
@@ -220,6 +227,29 @@ static bool note_cache_control(writer *w, const cJSON *block) {
     return true;
 }
 
+/* What a result of a tool holds beside texts. Nobody can take it out of a conversation again, so it is no reason to
+ * refuse: what is written in it is read, and a line stands for what is not. */
+static void put_other_block(writer *w, const cJSON *block, const char *type, const place *at, text_buffer *text) {
+    char line[CHAT_LINE_BYTES];
+    const cJSON *source = cJSON_GetObjectItemCaseSensitive(block, "source"), *part;
+    const char *written = body_string(source, "type");
+    if (written && strcmp(written, "text") == 0 && body_string(source, "data")) {
+        const char *title = body_string(block, "title");
+        if (title) join(text, title);
+        if (title) text_add(text, "\n");
+        join(text, body_string(source, "data"));
+        return;
+    }
+    join_apart(text, chat_part_line(block, line));
+    bool texts = false;
+    cJSON_ArrayForEach(part, cJSON_GetObjectItemCaseSensitive(block, "content")) {
+        const char *said = body_string(part, "text");
+        texts = texts || said;
+        if (said) join(text, said);
+    }
+    if (!texts) ignored_add(w->out->ignored, "%s(%.64s)", at->name, type);
+}
+
 /* The texts of a list of blocks, or a text; a system's without what is nobody's business. */
 static bool read_texts(writer *w, const cJSON *content, bool system, const place *at, const char *key,
                        text_buffer *text) {
@@ -235,15 +265,19 @@ static bool read_texts(writer *w, const cJSON *content, bool system, const place
         snprintf(its.name, sizeof its.name, "%.56s%s%s[%zu]", at->name, at->name[0] ? "." : "", key, i);
         const char *type = body_string(block, "type"), *said = body_string(block, "text");
         if (!type) return wrong(w, &its, "type", "a string");
+        i++;
+        note_cache_control(w, block);
+        if (strcmp(type, "text") != 0 && !system) {
+            put_other_block(w, block, type, &its, text);
+            continue;
+        }
         if (strcmp(type, "text") != 0) return refuse(w, &its, type);
         if (!said) return wrong(w, &its, "text", "a string");
-        note_cache_control(w, block);
         if (system && strncmp(said, billing, sizeof billing - 1) == 0) {
             ignored_add(w->out->ignored, "%s(x-anthropic-billing-header)", its.name);
         } else {
             join(text, said);
         }
-        i++;
     }
     return true;
 }

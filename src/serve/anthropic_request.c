@@ -74,7 +74,7 @@ static void add_tool(reader *k, const cJSON *tool, size_t i, cJSON *list) {
     snprintf(param, sizeof param, "tools[%zu]", i);
     if (!openai_is_tool_name(member(tool, "name"))) {
         api_fail(k->f->error, 400, "invalid_value", param,
-                 "%s.name is not a name of 1 to 64 letters, digits, '_', '-' and '.'", param);
+                 "%s.name is not a name of 1 to 128 letters, digits, '_', '-' and '.'", param);
         return;
     }
     if (schema && !cJSON_IsObject(schema)) {
@@ -155,7 +155,7 @@ static void read_thinking(reader *k) {
     const cJSON *thinking = fields_object(k->f, "thinking");
     fields_begin(&inner, thinking, "thinking.", k->f->error);
     const char *type = fields_string(&inner, "type", NULL), *display = fields_string(&inner, "display", "summarized");
-    int64_t budget = fields_integer(&inner, "budget_tokens", 1, 1 << 30, -1);
+    int64_t budget = fields_count(&inner, "budget_tokens", 1, 1 << 30, -1);
     end_fields(k, &inner);
     if (!thinking) return;
     bool on = type && (strcmp(type, "enabled") == 0 || strcmp(type, "adaptive") == 0);
@@ -224,7 +224,7 @@ static void read_sampling(reader *k, bool counting) {
     fields *f = k->f;
     answer_options *o = &k->r->options;
     openai_read_sampling(k->call, f, o);
-    openai_read_stops(f, "stop_sequences", o);
+    openai_read_stops(k->call, f, "stop_sequences", o);
     if (o->choices != 1)
         api_fail(f->error, 400, "unsupported_parameter", "n", "n is not supported here: a message is one answer");
     o->choices = 1;
@@ -233,7 +233,7 @@ static void read_sampling(reader *k, bool counting) {
     k->r->stream = fields_bool(f, "stream", false);
     if (!counting && !fields_get(f, "max_tokens"))
         api_fail(f->error, 400, "missing_required_parameter", "max_tokens", "max_tokens is missing");
-    o->max_tokens = (int)fields_integer(f, "max_tokens", 1, 1 << 30, 0);
+    o->max_tokens = (int)fields_count(f, "max_tokens", 1, 1 << 30, 0);
 }
 
 /* Where no key says who asks, the client may say for whom: it is fairness that depends on it, and nothing else. */

@@ -130,6 +130,17 @@ int64_t fields_integer(fields *f, const char *name, int64_t min, int64_t max, in
     return (int64_t)item->valuedouble;
 }
 
+int64_t fields_count(fields *f, const char *name, int64_t min, int64_t most, int64_t fallback) {
+    const cJSON *item = fields_get(f, name);
+    if (!item) return fallback;
+    char expected[96];
+    snprintf(expected, sizeof expected, "an integer from %lld on", (long long)min);
+    if (!cJSON_IsNumber(item) || item->valuedouble != floor(item->valuedouble))
+        return fields_wrong_type(f, name, item, expected), fallback;
+    if (item->valuedouble < (double)min) return fields_wrong_value(f, name, item, expected), fallback;
+    return item->valuedouble > (double)most ? most : (int64_t)item->valuedouble;
+}
+
 const char *fields_string(fields *f, const char *name, const char *fallback) {
     const cJSON *item = fields_get(f, name);
     if (!item) return fallback;

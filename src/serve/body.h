@@ -36,6 +36,9 @@ bool fields_bool(fields *f, const char *name, bool fallback);
 double fields_number(fields *f, const char *name, double min, double max, double fallback);
 /* min and max within +-2^53. */
 int64_t fields_integer(fields *f, const char *name, int64_t min, int64_t max, int64_t fallback);
+/* A number of tokens and the like, from min on: clients write the largest integer that they know for "no limit", so
+ * what is above `most` means `most`. */
+int64_t fields_count(fields *f, const char *name, int64_t min, int64_t most, int64_t fallback);
 const char *fields_string(fields *f, const char *name, const char *fallback);
 const cJSON *fields_object(fields *f, const char *name); /* NULL where absent */
 const cJSON *fields_array(fields *f, const char *name);  /* NULL where absent */

@@ -66,11 +66,15 @@ static void write_log(const call *c, int status) {
     text_free(&line);
 }
 
+/* Clients are given an address with /v1 at its end, or without: every route has both. */
+static const char *without_version(const char *path) { return strncmp(path, "/v1/", 4) == 0 ? path + 3 : path; }
+
 /* Whether the one who asks reads Anthropic's API: by the path, known or not, or because the client says so. */
 static bool is_anthropic(const call *c) {
-    static const char path[] = "/v1/messages";
+    static const char path[] = "/messages";
     const http_head *head = http_request(c->exchange);
-    return strncmp(head->path, path, sizeof path - 1) == 0 || http_head_find(head, "anthropic-version");
+    return strncmp(without_version(head->path), path, sizeof path - 1) == 0 ||
+           http_head_find(head, "anthropic-version");
 }
 
 static void free_call(call *c) {
@@ -200,6 +204,24 @@ void call_on_cancel(call *c, void (*fn)(void *user), void *user) {
     pthread_mutex_unlock(&c->lock);
 }
 
+bool call_query(const call *c, const char *name, char *out, size_t room) {
+    const size_t length = strlen(name);
+    for (const char *at = http_request(c->exchange)->query; *at; at += strcspn(at, "&"), at += *at == '&') {
+        const size_t bytes = strcspn(at, "&"), skip = length + 1;
+        if (bytes < skip || strncmp(at, name, length) != 0 || at[length] != '=' || bytes - skip >= room) continue;
+        memcpy(out, at + skip, bytes - skip);
+        out[bytes - skip] = '\0';
+        return true;
+    }
+    return false;
+}
+
+bool call_query_asks(const call *c, const char *name) {
+    char value[16];
+    return call_query(c, name, value, sizeof value) && value[0] && strcmp(value, "0") != 0 &&
+           strcmp(value, "false") != 0;
+}
+
 bool call_hold(call *c, size_t bytes, api_error *error) {
     if (http_hold(c->exchange, bytes)) return true;
     if (!error->status) error->retry_after = 1;
@@ -225,17 +247,19 @@ static int method_bit(const char *method) {
 static const route *find_route(call *c, char *path, int method, int *allowed) {
     size_t bytes = strlen(path);
     while (bytes > 1 && path[bytes - 1] == '/') path[--bytes] = '\0';
+    const char *asked = without_version(path);
     const route *found = NULL;
     for (size_t i = 0; i < c->server->n_routes; i++) {
         const route *r = &c->server->routes[i];
-        size_t length = strlen(r->path);
+        const char *its = without_version(r->path);
+        size_t length = strlen(its);
         bool prefix = (r->flags & ROUTE_PREFIX) != 0;
-        if (prefix ? strncmp(path, r->path, length) != 0 || !path[length] : strcmp(path, r->path) != 0) continue;
+        if (prefix ? strncmp(asked, its, length) != 0 || !asked[length] : strcmp(asked, its) != 0) continue;
         *allowed |= r->methods;
         if (found && (found->methods & method)) continue;
         found = r;
         c->place = i;
-        c->rest = path + length;
+        c->rest = asked + length;
     }
     return found;
 }

@@ -75,6 +75,11 @@ bool call_body(call *c, api_error *error);
 /* Counts memory that the call takes until its end, besides its body, among --max-bodies. False: *error, for later. */
 bool call_hold(call *c, size_t bytes, api_error *error);
 
+/* The value of a field of the query, as it stands there. False: there is none, or it is longer than the room. */
+bool call_query(const call *c, const char *name, char *out, size_t room);
+/* Whether the query has that field, and not as 0 or false. */
+bool call_query_asks(const call *c, const char *name);
+
 /* Whole replies, from any thread; each ends the call, which must not be used afterwards. */
 void call_reply(call *c, int status, const char *content_type, text_buffer *body); /* takes the text_buffer */
 void call_reply_json(call *c, text_buffer *body);                                  /* 200 */

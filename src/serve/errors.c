@@ -56,6 +56,21 @@ bool api_fail_library(api_error *error, const char *code, const char *param, con
     }
 }
 
+/* As llama.cpp's clients read them, to shorten a conversation. */
+static void add_context(const api_error *error, text_buffer *out) {
+    if (error->n_ctx) text_format(out, ",\"n_prompt_tokens\":%zu,\"n_ctx\":%zu", error->n_prompt_tokens, error->n_ctx);
+}
+
+bool api_fail_context(api_error *error, const char *param, const char *what, size_t tokens, size_t context) {
+    if (error->status) return false;
+    error->n_prompt_tokens = tokens;
+    error->n_ctx = context;
+    return api_fail(error, 400, "context_length_exceeded", param,
+                    "the prompt has %s%zu tokens; this model's maximum context length is %zu tokens, and the answer "
+                    "needs one of them",
+                    what, tokens, context);
+}
+
 void api_error_openai(const api_error *error, text_buffer *out) {
     text_add(out, "{\"error\":{\"message\":");
     text_json_string(out, error->message);
@@ -63,12 +78,14 @@ void api_error_openai(const api_error *error, text_buffer *out) {
     text_json_string(out, error->param[0] ? error->param : NULL);
     text_add(out, ",\"code\":");
     text_json_string(out, error->code);
+    add_context(error, out);
     text_add(out, "}}");
 }
 
 void api_error_anthropic(const api_error *error, const char *request_id, text_buffer *out) {
     text_format(out, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":", type_of(error->status, true));
     text_json_string(out, error->message);
+    add_context(error, out);
     text_add(out, "},\"request_id\":");
     text_json_string(out, request_id);
     text_add(out, "}");

@@ -10,12 +10,13 @@
 enum { API_OK = 0 };
 
 typedef struct api_error {
-    int status;        /* API_OK: none */
-    const char *code;  /* a literal; NULL: none */
-    char param[160];   /* the field, "" for none */
-    char message[640]; /* one line */
-    int retry_after;   /* seconds; 0: no such header */
-    bool final;        /* the same request would fail again */
+    int status;                    /* API_OK: none */
+    const char *code;              /* a literal; NULL: none */
+    char param[160];               /* the field, "" for none */
+    char message[640];             /* one line */
+    int retry_after;               /* seconds; 0: no such header */
+    bool final;                    /* the same request would fail again */
+    size_t n_prompt_tokens, n_ctx; /* of a prompt that is too long; 0: it is something else */
 } api_error;
 
 /* The first failure stays. code: a literal or NULL; param: NULL for none. Returns false, so that checks read
@@ -28,6 +29,10 @@ const char *api_code(int status);
 bool api_out_of_memory(api_error *error);
 /* What the library refused: KAKEYA_INVALID_ARGUMENT and the like are the client's (400, `code`), the rest is ours. */
 bool api_fail_library(api_error *error, const char *code, const char *param, const kakeya_error *why);
+
+/* A prompt that is too long, in the words by which clients know it: they shorten it, or ask a larger model. at_least:
+ * "" or "at least ", where not all of it was read. */
+bool api_fail_context(api_error *error, const char *param, const char *at_least, size_t tokens, size_t context);
 
 /* {"error":{...}} as OpenAI's clients read it. */
 void api_error_openai(const api_error *error, text_buffer *out);

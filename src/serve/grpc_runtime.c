@@ -252,8 +252,8 @@ static bool check_sampling(operation *op) {
         operation_fail(op, RPC_INVALID_ARGUMENT, "max_tokens is 0, must be at least 1");
     else if (q->has_temperature && !(q->temperature >= 0 && q->temperature <= 2))
         operation_fail(op, RPC_INVALID_ARGUMENT, "temperature is %g, must be 0 to 2", (double)q->temperature);
-    else if (q->has_top_p && !(q->top_p > 0 && q->top_p <= 1))
-        operation_fail(op, RPC_INVALID_ARGUMENT, "top_p is %g, must be above 0 and at most 1", (double)q->top_p);
+    else if (q->has_top_p && !(q->top_p >= 0 && q->top_p <= 1))
+        operation_fail(op, RPC_INVALID_ARGUMENT, "top_p is %g, must be 0 to 1", (double)q->top_p);
     else
         return true;
     return false;

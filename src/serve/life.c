@@ -75,7 +75,7 @@ static void read_sampling(server_context *s) {
         json_parse_object(path, text, bytes, &json, NULL) == KAKEYA_OK) {
         json_reader reader = {.name = path};
         s->sampling.temperature = (float)json_number(&reader, json, "temperature", 0, 2, 1);
-        s->sampling.top_p = (float)json_number(&reader, json, "top_p", 1e-6, 1, 1);
+        s->sampling.top_p = (float)json_number(&reader, json, "top_p", 0, 1, 1);
         s->sampling.top_k = json_int(&reader, json, "top_k", 0, 1 << 30, 0);
     }
     cJSON_Delete(json);

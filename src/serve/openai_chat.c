@@ -388,16 +388,26 @@ static void read_logprobs(fields *f, chat_job *job, answer_options *out) {
         api_fail(f->error, 400, "invalid_value", "top_logprobs", "top_logprobs needs logprobs");
 }
 
+/* The forerunners of tools: none are offered, so none may be called for. */
+static void read_functions(fields *f) {
+    const cJSON *functions = fields_get(f, "functions"), *choice = fields_get(f, "function_call");
+    const char *mode = cJSON_IsString(choice) ? choice->valuestring : "";
+    if (functions && !(cJSON_IsArray(functions) && !functions->child))
+        api_fail(f->error, 400, "unsupported_parameter", "functions", "functions is not supported here; use tools");
+    if (choice && strcmp(mode, "none") != 0 && strcmp(mode, "auto") != 0)
+        api_fail(f->error, 400, "unsupported_parameter", "function_call", "function_call is not supported here");
+}
+
 static void read_rest(fields *f) {
     static const char *const accepted[] = {
         "user",         "safety_identifier", "prompt_cache_key",       "session_id",           "metadata", "store",
         "service_tier", "verbosity",         "prompt_cache_retention", "prompt_cache_options", NULL};
-    static const char *const refused[] = {
-        "functions",       "function_call",          "audio", "web_search_options", "moderation",
-        "prompt_logprobs", "truncate_prompt_tokens", NULL};
+    static const char *const refused[] = {"audio",           "web_search_options",     "moderation",
+                                          "prompt_logprobs", "truncate_prompt_tokens", NULL};
     openai_check_metadata(f);
     fields_accept(f, accepted);
     fields_refuse(f, refused);
+    read_functions(f);
     const cJSON *modalities = fields_array(f, "modalities"), *item;
     cJSON_ArrayForEach(item, modalities) {
         if (!cJSON_IsString(item) || strcmp(item->valuestring, "text") != 0)

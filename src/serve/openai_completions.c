@@ -9,7 +9,7 @@
 #include "serve/openai_score.h"
 #include "serve/routes.h"
 
-enum { MAX_PROMPTS = 64, MAX_LOGPROBS = KAKEYA_MAX_TOP_LOG_PROBABILITIES, DEFAULT_TOKENS = 16 };
+enum { MAX_PROMPTS = 2048, MAX_LOGPROBS = KAKEYA_MAX_TOP_LOG_PROBABILITIES, DEFAULT_TOKENS = 16 };
 
 /* The four lists of the logprobs object, as they grow. */
 typedef struct score_lists {
@@ -20,9 +20,11 @@ typedef struct score_lists {
 typedef struct completion {
     text_buffer text;
     score_lists scores;
+    text_buffer tokens; /* with token_ids: those that no chunk has told yet */
     const char *finish;
     char *stop_text;
     int32_t stop_token;
+    bool began; /* a chunk of it has been sent */
 } completion;
 
 typedef struct completions_job {
@@ -30,13 +32,15 @@ typedef struct completions_job {
     const char *model;
     char id[RANDOM_ID_BYTES], fingerprint[96];
     long long created;
-    bool stream, include_usage, echo;
-    int logprobs; /* < 0: none */
+    bool stream, include_usage, echo, token_ids;
+    bool only_prompt; /* max_tokens is 0 */
+    int logprobs;     /* < 0: none */
     size_t n_prompts, choices;
     size_t prompt;      /* whose answer's events come now; network thread */
     answer_usage usage; /* of all prompts so far */
     text_buffer out;
     completion *completions; /* n_prompts * choices */
+    text_buffer *prompt_ids; /* with token_ids: of each prompt; NULL: none */
 } completions_job;
 
 static const kakeya_tokenizer *tokenizer_of(const completions_job *job) {
@@ -51,8 +55,11 @@ static void free_job(completions_job *job) {
         text_free(&c->scores.values);
         text_free(&c->scores.top);
         text_free(&c->scores.offsets);
+        text_free(&c->tokens);
         free(c->stop_text);
     }
+    for (size_t i = 0; job->prompt_ids && i < job->n_prompts; i++) text_free(&job->prompt_ids[i]);
+    free(job->prompt_ids);
     free(job->completions);
     text_free(&job->out);
     free(job);
@@ -72,19 +79,19 @@ static void add_score(completions_job *job, score_lists *s, const answer_logprob
     const kakeya_tokenizer *t = tokenizer_of(job);
     text_buffer bytes = {0};
     const char *comma = s->n++ ? "," : "";
-    openai_token_bytes(&bytes, t, entry->token);
+    openai_token_name(&bytes, t, entry->token);
     text_add(&s->tokens, comma);
     text_json(&s->tokens, bytes.data ? bytes.data : "", bytes.n);
     text_add(&s->values, comma);
     text_json_number(&s->values, entry->value);
     text_format(&s->offsets, "%s%zu", comma, s->offset);
-    s->offset += characters(bytes.data, bytes.n);
+    if (t) s->offset += characters(bytes.data, bytes.n);
     s->tokens.failed |= bytes.failed;
     text_add(&s->top, comma);
     text_add(&s->top, isnan(entry->value) ? "null" : "{");
     for (size_t k = 0; k < entry->n_top && !isnan(entry->value); k++) {
         text_clear(&bytes);
-        openai_token_bytes(&bytes, t, entry->top[k].token);
+        openai_token_name(&bytes, t, entry->top[k].token);
         if (k) text_add(&s->top, ",");
         text_json(&s->top, bytes.data ? bytes.data : "", bytes.n);
         text_add(&s->top, ":");
@@ -114,11 +121,24 @@ static void write_head(completions_job *job) {
     text_format(&job->out, ",\"system_fingerprint\":\"%s\",\"choices\":[", job->fingerprint);
 }
 
+/* The prompt's ids stand in the first piece of a choice, its own in every one. */
+static void write_ids(completions_job *job, size_t index) {
+    completion *c = &job->completions[index];
+    text_buffer *out = &job->out;
+    const text_buffer *prompt = &job->prompt_ids[index / job->choices];
+    if (!c->began) text_format(out, ",\"prompt_token_ids\":[%s]", list(prompt));
+    text_format(out, ",\"token_ids\":[%s]", list(&c->tokens));
+    out->failed |= prompt->failed || c->tokens.failed;
+    text_clear(&c->tokens);
+    c->began = true;
+}
+
 static void write_choice(completions_job *job, size_t index, const char *text, size_t bytes, const score_lists *scores,
                          const char *finish, const char *stop_text, int32_t stop_token) {
     text_buffer *out = &job->out;
     text_format(out, "{\"index\":%zu,\"text\":", index);
     text_json(out, text, bytes);
+    if (job->prompt_ids) write_ids(job, index);
     text_add(out, ",\"logprobs\":");
     write_logprobs(job, scores, out);
     text_add(out, ",\"finish_reason\":");
@@ -166,6 +186,7 @@ static void add_usage(answer_usage *sum, const answer_usage *u) {
     sum->completion_tokens += u->completion_tokens;
     sum->prefill_seconds += u->prefill_seconds;
     sum->decode_seconds += u->decode_seconds;
+    sum->first_tokens += u->first_tokens;
     sum->drafted += u->drafted;
     sum->accepted += u->accepted;
     sum->forwards += u->forwards;
@@ -222,6 +243,12 @@ static void on_event(void *user, const answer_event *e) {
     case ANSWER_BEGIN:
         if (job->stream && !job->call->streaming) call_stream_begin(job->call);
         break;
+    case ANSWER_TOKEN:
+        if (c) text_format(&c->tokens, "%s%d", c->tokens.n ? "," : "", e->token);
+        /* where there is no text, tokens are told alone */
+        if (c && job->stream && !tokenizer_of(job))
+            chunk(job, index, c, &(answer_event){.type = ANSWER_CONTENT, .text = ""});
+        break;
     case ANSWER_CONTENT:
         for (size_t i = 0; c && i < e->n_logprobs; i++) add_score(job, &c->scores, &e->logprobs[i]);
         if (c && job->stream) {
@@ -276,12 +303,20 @@ static void on_event(void *user, const answer_event *e) {
 
 typedef struct prompts {
     size_t n;
-    int32_t *ids[MAX_PROMPTS]; /* freed with kakeya_free or free: both are the C library's */
-    size_t n_ids[MAX_PROMPTS];
+    int32_t **ids; /* [room], each freed with kakeya_free or free: both are the C library's */
+    size_t *n_ids; /* [room] */
 } prompts;
+
+static bool open_prompts(prompts *p, int room, api_error *error) {
+    p->ids = calloc((size_t)room, sizeof *p->ids);
+    p->n_ids = calloc((size_t)room, sizeof *p->n_ids);
+    return (p->ids && p->n_ids) || api_out_of_memory(error);
+}
 
 static void free_prompts(prompts *p) {
     for (size_t i = 0; i < p->n; i++) kakeya_free(p->ids[i]);
+    free((void *)p->ids);
+    free(p->n_ids);
 }
 
 static bool add_text(call *c, prompts *p, const char *text, int how, api_error *error) {
@@ -318,8 +353,10 @@ static bool read_prompts(call *c, fields *f, prompts *p) {
     bool special = fields_bool(f, "parse_special", true);
     int how = special ? KAKEYA_TEXT_PROMPT : KAKEYA_TEXT_ADD_SPECIAL;
     if (!prompt) return api_fail(f->error, 400, "missing_required_parameter", "prompt", "prompt is missing");
-    if (cJSON_IsString(prompt)) return add_text(c, p, prompt->valuestring, how, f->error);
     int n = cJSON_GetArraySize(prompt);
+    bool many = n > 0 && n <= MAX_PROMPTS && !cJSON_IsNumber(prompt->child);
+    if (!open_prompts(p, many ? n : 1, f->error)) return false;
+    if (cJSON_IsString(prompt)) return add_text(c, p, prompt->valuestring, how, f->error);
     if (!cJSON_IsArray(prompt) || n == 0) return fields_wrong_type(f, "prompt", prompt, expected);
     if (cJSON_IsNumber(prompt->child)) return add_ids(c, p, prompt, f->error);
     if (n > MAX_PROMPTS)
@@ -342,9 +379,9 @@ static bool echo_prompt(completions_job *job, size_t prompt, const int32_t *ids,
     const kakeya_tokenizer *t = tokenizer_of(job);
     kakeya_error why = {0};
     char *text = NULL;
-    size_t bytes;
     bool bos = n > 0 && ids[0] == kakeya_tokenizer_find(t, "<bos>");
-    if (kakeya_detokenize(t, ids + bos, n - bos, true, &text, &bytes, &why) != KAKEYA_OK)
+    size_t bytes = 0;
+    if (t && kakeya_detokenize(t, ids + bos, n - bos, true, &text, &bytes, &why) != KAKEYA_OK)
         return api_fail_library(error, NULL, "prompt", &why);
     answer_logprob *scores = NULL;
     bool good = job->logprobs < 0 || openai_score(job->call->server, ids, n, job->logprobs, &scores, error);
@@ -380,60 +417,58 @@ static bool read_request(call *c, completions_job *job, answer_options *o, promp
     o->top_logprobs = job->logprobs > 0 ? job->logprobs : 0;
     o->raw = true;
     job->echo = fields_bool(&f, "echo", false);
-    o->max_tokens = openai_read_max_tokens(&f, limits, job->echo ? 0 : 1, DEFAULT_TOKENS);
+    o->max_tokens = openai_read_max_tokens(&f, limits, 0, DEFAULT_TOKENS);
     const cJSON *limit = fields_get(&f, "max_tokens");
     if (cJSON_IsNumber(limit) && limit->valuedouble == -1) o->max_tokens = c->server->settings->max_tokens;
     if (fields_integer(&f, "best_of", 1, ANSWER_MAX_CHOICES, (int64_t)o->choices) > (int64_t)o->choices)
         api_fail(error, 400, "unsupported_parameter", "best_of", "best_of is not supported here");
     if (fields_bool(&f, "use_beam_search", false))
         api_fail(error, 400, "unsupported_parameter", "use_beam_search", "use_beam_search is not supported here");
+    job->only_prompt = cJSON_IsNumber(limit) && limit->valuedouble == 0;
+    if (job->only_prompt && job->stream)
+        api_fail(error, 400, "unsupported_parameter", "max_tokens",
+                 "max_tokens: 0 is not supported together with stream");
     if (job->echo && job->stream)
         api_fail(error, 400, "unsupported_parameter", "echo", "echo is not supported together with stream");
-    if (o->token_ids)
-        api_fail(error, 400, "unsupported_parameter", "return_token_ids", "return_token_ids is not supported here");
+    job->token_ids = o->token_ids;
     openai_check_metadata(&f);
     fields_accept(&f, accepted);
     fields_refuse(&f, refused);
     read_prompts(c, &f, p);
     fields_end(&f, c->server->settings->strict, &c->ignored);
     o->param = "prompt";
-    bool only_scores = job->echo && o->max_tokens == 0;
     for (size_t i = 0; i < p->n && error->status == 0; i++) {
         const answer_options its = {.n_ids = p->n_ids[i], .param = o->param};
         if (p->n_ids[i] == 0) api_fail(error, 400, "invalid_value", "prompt", "prompt %zu has no tokens", i);
-        if (!only_scores) answer_has_room(c->server, &its, error);
+        if (!job->only_prompt) answer_has_room(c->server, &its, error);
     }
     return error->status == 0;
 }
 
 /* Every prompt in turn. False: the call has not been ended, and *error says why. */
 static bool run(completions_job *job, const answer_options *options, prompts *p, api_error *error) {
-    bool only_scores = job->echo && options->max_tokens == 0;
     for (size_t i = 0; i < p->n; i++) {
         if (job->echo && !echo_prompt(job, i, p->ids[i], p->n_ids[i], error)) return false;
-        if (!only_scores) continue;
+        if (!job->only_prompt) continue;
         job->usage.prompt_tokens += p->n_ids[i];
         for (size_t k = 0; k < job->choices; k++) job->completions[i * job->choices + k].finish = "length";
     }
-    if (only_scores) {
+    if (job->only_prompt) {
         end_whole(job);
         return true;
     }
     const answer_sink sink = {.event = on_event, .user = job, .streams = job->stream, .timings = job->stream};
     call *c = job->call;
     size_t n = p->n;
-    kakeya_logit_bias *biases[MAX_PROMPTS] = {NULL};
-    for (size_t i = 0; options->bias && i < n; i++) {
+    kakeya_logit_bias **biases = calloc(n, sizeof *biases); /* every answer owns its own */
+    bool copied = biases != NULL;
+    for (size_t i = 0; options->bias && i < n && copied; i++) {
         biases[i] = malloc((options->n_bias + 1) * sizeof *biases[i]);
-        if (biases[i]) {
-            memcpy(biases[i], options->bias, options->n_bias * sizeof *biases[i]);
-            continue;
-        }
-        while (i > 0) free(biases[--i]);
-        return api_out_of_memory(error);
+        copied = biases[i] != NULL;
+        if (copied) memcpy(biases[i], options->bias, options->n_bias * sizeof *biases[i]);
     }
     size_t done = 0;
-    for (bool good = true; done < n && good; done++) {
+    for (bool good = copied; done < n && good; done++) {
         answer_options its = *options;
         its.bias = biases[done];
         its.ids = p->ids[done];
@@ -441,8 +476,13 @@ static bool run(completions_job *job, const answer_options *options, prompts *p,
         p->ids[done] = NULL;
         good = answer_run(c, &its, &sink); /* after the last one, and after a failure, the call is gone */
     }
-    for (; done < n; done++) free(biases[done]);
-    return true;
+    for (; biases && done < n; done++) free(biases[done]);
+    free((void *)biases);
+    return copied || api_out_of_memory(error);
+}
+
+static void list_ids(const int32_t *ids, size_t n, text_buffer *out) {
+    for (size_t i = 0; i < n; i++) text_format(out, "%s%d", i ? "," : "", ids[i]);
 }
 
 void completions_call(call *c) {
@@ -461,8 +501,10 @@ void completions_call(call *c) {
         openai_fingerprint(c->server, job->fingerprint);
         job->completions = calloc(p.n * options.choices, sizeof *job->completions);
         for (size_t i = 0; job->completions && i < p.n * options.choices; i++) job->completions[i].stop_token = -1;
+        if (job->token_ids) job->prompt_ids = calloc(p.n, sizeof *job->prompt_ids);
+        for (size_t i = 0; job->prompt_ids && i < p.n; i++) list_ids(p.ids[i], p.n_ids[i], &job->prompt_ids[i]);
     }
-    bool ran = read && job->completions && run(job, &options, &p, &error);
+    bool ran = read && job->completions && (job->prompt_ids || !job->token_ids) && run(job, &options, &p, &error);
     if (!ran) {
         api_out_of_memory(&error);
         if (job && job->completions) {

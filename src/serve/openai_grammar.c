@@ -155,6 +155,8 @@ void openai_read_tool_choice(fields *f, const cJSON *tools, answer_form *form) {
     const cJSON *type = member(choice, "type");
     if (mode && strcmp(mode, "none") == 0) {
         form->calls = KAKEYA_CALLS_NONE;
+    } else if (!tools && mode && strcmp(mode, "auto") == 0) {
+        /* nothing is offered, nothing is called */
     } else if (!tools) {
         api_fail(f->error, 400, "invalid_value", "tool_choice", "tool_choice is given, but no tools are");
     } else if (mode && strcmp(mode, "required") == 0) {
@@ -189,7 +191,7 @@ static void compile(call *c, fields *f, const answer_form *form, bool thinking, 
     kakeya_grammar_options options;
     kakeya_grammar_options_init(&options);
     options.kind = form->kind;
-    options.text = form->source ? form->source : form->text;
+    options.text = form->kind == KAKEYA_GRAMMAR_TEXT ? NULL : form->source ? form->source : form->text;
     options.any_order = form->any_order;
     options.text_bytes = options.text ? strlen(options.text) : 0;
     options.calls = form->calls;
@@ -208,8 +210,19 @@ static void compile(call *c, fields *f, const answer_form *form, bool thinking, 
         name_notes(c, grammar_cache_grammar(out->grammar));
         return;
     }
-    const char *param = form->param ? form->param : "tools";
+    const char *param = form->param && form->kind != KAKEYA_GRAMMAR_TEXT ? form->param : "tools";
     api_fail_library(f->error, "invalid_json_schema", param, &why);
+}
+
+/* An answer of calls alone has no content that could follow the format; it must be one all the same. */
+static void set_format_aside(call *c, fields *f, answer_form *form, bool thinking) {
+    answer_form content = *form;
+    answer_options none = {0};
+    content.calls = KAKEYA_CALLS_NONE;
+    compile(c, f, &content, thinking, &none);
+    grammar_cache_give(none.grammar);
+    form->kind = KAKEYA_GRAMMAR_TEXT;
+    form->source = NULL;
 }
 
 void openai_compile_form(call *c, fields *f, answer_form *form, bool has_tools, bool thinking, answer_options *out) {
@@ -219,12 +232,8 @@ void openai_compile_form(call *c, fields *f, answer_form *form, bool has_tools, 
     } else if (free_text && (!has_tools || form->calls == KAKEYA_CALLS_NONE)) {
         out->without_calls = true; /* the token that begins a call needs no grammar to be forbidden */
     } else {
-        if (!free_text && form->calls == KAKEYA_CALLS_REQUIRED) {
-            api_fail(f->error, 400, "invalid_value", "tool_choice",
-                     "tool_choice: the answer cannot be a call and follow %s", form->param);
-        } else {
-            compile(c, f, form, thinking, out);
-        }
+        if (!free_text && form->calls == KAKEYA_CALLS_REQUIRED) set_format_aside(c, f, form, thinking);
+        if (f->error->status == 0) compile(c, f, form, thinking, out);
     }
     cJSON_free(form->text);
     form->text = NULL;

@@ -6,7 +6,7 @@
 #include "serve/openai_chat.h"
 #include "serve/openai_grammar.h"
 
-enum { MAX_MESSAGES = 10000, MAX_TOOLS = 512, MAX_NAME = 64 };
+enum { MAX_MESSAGES = 10000, MAX_TOOLS = 512, MAX_NAME = 128 };
 
 bool openai_is_tool_name(const cJSON *item) {
     static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-";
@@ -15,7 +15,29 @@ bool openai_is_tool_name(const cJSON *item) {
     return bytes > 0 && bytes <= MAX_NAME && strspn(item->valuestring, allowed) == bytes;
 }
 
-static void read_messages(fields *f) {
+/* What of the history the model does not see, as text/chat_request.h says. */
+static void note_left_out(call *c, const cJSON *message, int index) {
+    static const char *const texts[] = {"text", "input_text", "output_text", "refusal", NULL};
+    static const char *const reasoning[] = {"reasoning", "reasoning_content", NULL};
+    const char *role = body_string(message, "role");
+    const cJSON *part;
+    int i = 0;
+    if (!role || strcmp(role, "user") == 0) return;
+    for (const char *const *name = reasoning; *name; name++) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(message, *name);
+        if (item && !cJSON_IsNull(item) && !cJSON_IsString(item))
+            ignored_add(&c->ignored, "messages[%d].%s", index, *name);
+    }
+    cJSON_ArrayForEach(part, cJSON_GetObjectItemCaseSensitive(message, "content")) {
+        const char *type = body_string(part, "type");
+        size_t k = 0;
+        while (type && texts[k] && strcmp(type, texts[k]) != 0) k++;
+        if (type && !texts[k]) ignored_add(&c->ignored, "messages[%d].content[%d](%.64s)", index, i, type);
+        i++;
+    }
+}
+
+static void read_messages(call *c, fields *f) {
     const cJSON *messages = fields_array(f, "messages"), *message;
     int n = cJSON_GetArraySize(messages), i = 0;
     if (!messages) {
@@ -30,6 +52,7 @@ static void read_messages(fields *f) {
     cJSON_ArrayForEach(message, messages) {
         const char *role = body_string(message, "role");
         char param[64];
+        note_left_out(c, message, i);
         snprintf(param, sizeof param, "messages[%d].role", i++);
         if (role && strcmp(role, "function") == 0)
             api_fail(f->error, 400, "unsupported_value", param, "%s: function messages are not supported; use tool",
@@ -47,12 +70,17 @@ static const cJSON *read_tools(fields *f) {
         const cJSON *type = cJSON_GetObjectItemCaseSensitive(tool, "type");
         const cJSON *function = cJSON_GetObjectItemCaseSensitive(tool, "function");
         const cJSON *parameters = cJSON_GetObjectItemCaseSensitive(function, "parameters");
+        const cJSON *description = cJSON_GetObjectItemCaseSensitive(function, "description");
         snprintf(param, sizeof param, "tools[%d]", i++);
         if (!cJSON_IsString(type) || strcmp(type->valuestring, "function") != 0 || !cJSON_IsObject(function)) {
             api_fail(f->error, 400, "unsupported_value", param, "%s: only tools of type function are supported", param);
         } else if (!openai_is_tool_name(cJSON_GetObjectItemCaseSensitive(function, "name"))) {
             api_fail(f->error, 400, "invalid_value", param,
-                     "%s.function.name is not a name of 1 to 64 letters, digits, '_', '-' and '.'", param);
+                     "%s.function.name is not a name of 1 to 128 letters, digits, '_', '-' and '.'", param);
+        } else if (description && !cJSON_IsNull(description) && !cJSON_IsString(description)) {
+            char place[112];
+            snprintf(place, sizeof place, "%s.function.description", param);
+            api_fail(f->error, 400, "invalid_type", place, "%s is not a string", place);
         } else if (parameters && !cJSON_IsNull(parameters) && !cJSON_IsObject(parameters)) {
             api_fail(f->error, 400, "invalid_type", param, "%s.function.parameters is not an object", param);
         }
@@ -124,7 +152,7 @@ static const char *request_text(call *c, const chat_shape *shape, size_t *bytes)
 
 void openai_read_chat(call *c, fields *f, chat_shape *shape, answer_options *out) {
     shape->object = f->object;
-    read_messages(f);
+    read_messages(c, f);
     const cJSON *tools = read_tools(f);
     answer_form form = {0};
     openai_read_tool_choice(f, tools, &form);
@@ -137,8 +165,8 @@ void openai_read_chat(call *c, fields *f, chat_shape *shape, answer_options *out
     bool show = fields_bool(f, "include_reasoning", true);
     shape->hide_reasoning = !shape->thinking || !show;
     bool parallel = fields_bool(f, "parallel_tool_calls", true);
-    int64_t other_budget = fields_integer(f, "thinking_budget_tokens", 0, 1 << 30, -1);
-    int64_t budget = fields_integer(f, "thinking_token_budget", 0, 1 << 30, other_budget);
+    int64_t other_budget = fields_count(f, "thinking_budget_tokens", -1, 1 << 30, -1);
+    int64_t budget = fields_count(f, "thinking_token_budget", -1, 1 << 30, other_budget);
     if (out) {
         out->thinking_budget = budget;
         out->max_calls = parallel ? (size_t)c->server->settings->max_tool_calls : 1;

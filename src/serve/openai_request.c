@@ -6,14 +6,16 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/json.h"
 #include "base/nul.h"
 #include "base/platform.h"
 
 enum { MAX_STOP_BYTES = 1024, MAX_BIASES = 1024 };
 
-void openai_read_stops(fields *f, const char *name, answer_options *out) {
+void openai_read_stops(const call *c, fields *f, const char *name, answer_options *out) {
     static const char expected[] = "a string, or a list of 1 to 16 strings of 1 to 1024 bytes";
     const cJSON *stop = fields_get(f, name);
+    const bool has_tokenizer = kakeya_engine_tokenizer(c->server->engine) != NULL;
     if (!stop) return;
     const cJSON *item = cJSON_IsArray(stop) ? stop->child : stop;
     if (!cJSON_IsArray(stop) && !cJSON_IsString(stop)) {
@@ -32,6 +34,8 @@ void openai_read_stops(fields *f, const char *name, answer_options *out) {
         }
         out->stops[out->n_stops++] = item->valuestring;
     }
+    if (out->n_stops && !has_tokenizer)
+        api_fail(f->error, 400, "unsupported_parameter", name, "%s: the model has no tokenizer to make text", name);
 }
 
 static void read_stop_tokens(call *c, fields *f, answer_options *out) {
@@ -48,12 +52,36 @@ static void read_stop_tokens(call *c, fields *f, answer_options *out) {
     }
 }
 
+/* An id, as a number or in digits, or a text that is one token; -1: neither. */
+static int32_t biased_token(const call *c, const cJSON *key, const char *text) {
+    int vocab = kakeya_engine_vocab_size(c->server->engine);
+    if (cJSON_IsNumber(key)) return json_is_integer(key, 0, vocab - 1) ? (int32_t)key->valuedouble : -1;
+    size_t digits = text ? strlen(text) : 0;
+    if (digits && strspn(text, "0123456789") == digits) {
+        long id = digits < 10 ? atol(text) : -1;
+        return id < vocab ? (int32_t)id : -1;
+    }
+    int32_t *ids = NULL, token = -1;
+    size_t n = 0;
+    if (digits && openai_tokenize(c, text, KAKEYA_TEXT_PARSE_SPECIAL, 2, &ids, &n, NULL) == KAKEYA_OK && n == 1)
+        token = ids[0];
+    kakeya_free(ids);
+    return token;
+}
+
+/* {"15043": 1, " hello": false}, or the same as a list of pairs. false bans. */
 static void read_biases(call *c, fields *f, answer_options *out) {
-    const cJSON *object = fields_object(f, "logit_bias"), *item;
-    int n = cJSON_GetArraySize(object), vocab = kakeya_engine_vocab_size(c->server->engine);
-    if (!object || n == 0) return;
+    static const char expected[] = "an object, or a list of pairs, of at most 1024 entries";
+    const cJSON *object = fields_get(f, "logit_bias"), *item;
+    int n = cJSON_GetArraySize(object);
+    if (!object) return;
+    if (!cJSON_IsObject(object) && !cJSON_IsArray(object)) {
+        fields_wrong_type(f, "logit_bias", object, expected);
+        return;
+    }
+    if (n == 0) return;
     if (n > MAX_BIASES) {
-        fields_wrong_value(f, "logit_bias", object, "an object of at most 1024 entries");
+        fields_wrong_value(f, "logit_bias", object, expected);
         return;
     }
     out->bias = calloc((size_t)n + 1, sizeof *out->bias); /* one more for what tools want */
@@ -62,18 +90,24 @@ static void read_biases(call *c, fields *f, answer_options *out) {
         return;
     }
     cJSON_ArrayForEach(item, object) {
-        size_t digits = strlen(item->string);
-        long id = digits && digits < 9 && strspn(item->string, "0123456789") == digits ? atol(item->string) : -1;
-        if (id < 0 || id >= vocab) {
-            fields_wrong_value(f, "logit_bias", object, "an object whose keys are token ids");
+        const bool pair = cJSON_IsArray(item) && cJSON_GetArraySize(item) == 2;
+        const cJSON *key = pair ? item->child : NULL, *value = pair ? key->next : item;
+        const char *text = pair ? cJSON_GetStringValue(key) : item->string;
+        int32_t token = cJSON_IsObject(object) || pair ? biased_token(c, key, text) : -1;
+        if (token < 0) {
+            char shown[80];
+            fields_show(pair ? key : item, shown);
+            api_fail(f->error, 400, "invalid_value", "logit_bias",
+                     "logit_bias: %.80s is neither a token id nor a text of one token", text ? text : shown);
             return;
         }
-        if (!cJSON_IsNumber(item) || !(item->valuedouble >= -100 && item->valuedouble <= 100)) {
-            fields_wrong_value(f, "logit_bias", item, "a number from -100 to 100");
+        if (!cJSON_IsFalse(value) &&
+            (!cJSON_IsNumber(value) || !(value->valuedouble >= -100 && value->valuedouble <= 100))) {
+            fields_wrong_value(f, "logit_bias", value, "a number from -100 to 100, or false");
             return;
         }
-        float bias = item->valuedouble <= -100 ? -INFINITY : (float)item->valuedouble;
-        out->bias[out->n_bias++] = (kakeya_logit_bias){.token = (int32_t)id, .bias = bias};
+        float bias = cJSON_IsFalse(value) || value->valuedouble <= -100 ? -INFINITY : (float)value->valuedouble;
+        out->bias[out->n_bias++] = (kakeya_logit_bias){.token = token, .bias = bias};
     }
 }
 
@@ -91,8 +125,7 @@ void openai_read_sampling(call *c, fields *f, answer_options *out) {
     const char *body = http_body(c->exchange, &bytes);
     s->temperature = (float)fields_number(f, "temperature", 0, 2, (double)defaults->temperature);
     s->top_p = (float)fields_number(f, "top_p", 0, 1, (double)defaults->top_p);
-    if (!(s->top_p > 0)) fields_wrong_value(f, "top_p", fields_get(f, "top_p"), "above 0");
-    int64_t top_k = fields_integer(f, "top_k", -1, 1 << 30, defaults->top_k);
+    int64_t top_k = fields_count(f, "top_k", -1, 1 << 30, defaults->top_k);
     s->top_k = top_k > 0 ? (int)top_k : 0;
     s->min_p = (float)fields_number(f, "min_p", 0, 1, 0);
     double repetition = fields_number(f, "repeat_penalty", 1e-3, 1e3, 1);
@@ -101,11 +134,11 @@ void openai_read_sampling(call *c, fields *f, answer_options *out) {
     out->frequency_penalty = (float)fields_number(f, "frequency_penalty", -2, 2, 0);
     if (!fields_seed(f, "seed", body, bytes, &s->seed)) s->seed = random_seed();
     out->choices = (size_t)fields_integer(f, "n", 1, ANSWER_MAX_CHOICES, 1);
-    openai_read_stops(f, "stop", out);
+    openai_read_stops(c, f, "stop", out);
     read_stop_tokens(c, f, out);
     read_biases(c, f, out);
     out->ignore_stop_tokens = fields_bool(f, "ignore_eos", false);
-    out->min_tokens = (size_t)fields_integer(f, "min_tokens", 0, 1 << 24, 0);
+    out->min_tokens = (size_t)fields_count(f, "min_tokens", 0, 1 << 24, 0);
     out->keep_stop = fields_bool(f, "include_stop_str_in_output", false);
     out->token_ids = fields_bool(f, "return_token_ids", false);
     out->fresh = !fields_bool(f, "cache_prompt", true);
@@ -117,7 +150,7 @@ int openai_read_max_tokens(fields *f, const char *const *names, int64_t least, i
     for (; *names; names++) {
         const cJSON *item = fields_get(f, *names);
         if (!item || (cJSON_IsNumber(item) && item->valuedouble == -1)) continue;
-        int64_t tokens = fields_integer(f, *names, least, 1 << 30, 0);
+        int64_t tokens = fields_count(f, *names, least, 1 << 30, 0);
         if (!given) found = (int)tokens;
         given = true;
     }
@@ -168,8 +201,8 @@ void openai_timings(text_buffer *out, const answer_usage *u) {
                 "\"predicted_n\":%zu,\"predicted_ms\":%.3f,\"predicted_per_second\":%.3f,\"draft_n\":%llu,"
                 "\"draft_n_accepted\":%llu,\"verifier_forwards\":%llu}",
                 u->cached_tokens, computed, u->prefill_seconds * 1000, per_second(computed, u->prefill_seconds),
-                u->completion_tokens, u->decode_seconds * 1000, per_second(u->completion_tokens, u->decode_seconds),
-                (unsigned long long)u->drafted, (unsigned long long)u->accepted, (unsigned long long)u->forwards);
+                u->completion_tokens, u->decode_seconds * 1000, answer_speed(u), (unsigned long long)u->drafted,
+                (unsigned long long)u->accepted, (unsigned long long)u->forwards);
 }
 
 void openai_token_bytes(text_buffer *out, const kakeya_tokenizer *t, int32_t token) {
@@ -187,6 +220,14 @@ void openai_token_bytes(text_buffer *out, const kakeya_tokenizer *t, int32_t tok
         text_bytes(out, " ", 1);
     }
     text_add(out, piece);
+}
+
+void openai_token_name(text_buffer *out, const kakeya_tokenizer *t, int32_t token) {
+    if (t) {
+        openai_token_bytes(out, t, token);
+    } else {
+        text_format(out, "token_id:%d", token);
+    }
 }
 
 static void one_logprob(text_buffer *out, const kakeya_tokenizer *t, int32_t token, double value) {

@@ -8,7 +8,7 @@
 /* Sampling, stops, biases, seeds and choices. */
 void openai_read_sampling(call *c, fields *f, answer_options *out);
 /* A text, or a list of them, that ends the content. */
-void openai_read_stops(fields *f, const char *name, answer_options *out);
+void openai_read_stops(const call *c, fields *f, const char *name, answer_options *out);
 /* The first of the named fields that is given (NULL-terminated): tokens of an answer, -1 for no limit. 0 where none is.
  */
 int openai_read_max_tokens(fields *f, const char *const *names, int64_t least, int fallback);
@@ -26,6 +26,8 @@ void openai_timings(text_buffer *out, const answer_usage *usage);
 void openai_chat_logprobs(text_buffer *out, const kakeya_tokenizer *tokenizer, const answer_logprob *entries, size_t n);
 /* The bytes that a token stands for, appended. */
 void openai_token_bytes(text_buffer *out, const kakeya_tokenizer *tokenizer, int32_t token);
+/* The same, or "token_id:N" where the model has no tokenizer. */
+void openai_token_name(text_buffer *out, const kakeya_tokenizer *tokenizer, int32_t token);
 /* metadata has no effect, but is an object of at most 16 pairs. */
 void openai_check_metadata(fields *f);
 /* "kakeya-0.2.0-1f3a9c20-native": what has to be the same for answers to be the same. */

@@ -27,9 +27,7 @@ static void find_top(const float *row, size_t vocab, int top, answer_logprob *ou
 bool openai_score(server_context *s, const int32_t *ids, size_t n, int top, answer_logprob **out, api_error *error) {
     size_t vocab = (size_t)kakeya_engine_vocab_size(s->engine);
     *out = NULL;
-    if (n > (size_t)s->context)
-        return api_fail(error, 400, "context_length_exceeded", "prompt",
-                        "the prompt has %zu tokens; the context has room for %d", n, s->context);
+    if (n > (size_t)s->context) return api_fail_context(error, "prompt", "", n, (size_t)s->context);
     if (top > 0 && n > MOST_LOGIT_BYTES / (vocab * sizeof(float)))
         return api_fail(error, 400, "unsupported_value", "logprobs",
                         "echo with logprobs above 0 takes prompts of at most %zu tokens; this one has %zu",

@@ -279,6 +279,17 @@ response_found response_store_cancel(response_store *s, const char *id, unsigned
     return found;
 }
 
+void response_store_wait(response_store *s, const char *id, unsigned long long owner) {
+    pthread_mutex_lock(&s->lock);
+    response_entry *e = find(s, id, owner);
+    if (e && e->running) {
+        e->waiters++;
+        while (e->running) pthread_cond_wait(&s->ended, &s->lock);
+        if (--e->waiters == 0 && !e->listed) remove_entry(s, e);
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
 static cJSON *item_in(const text_buffer *list, const char *id) {
     if (!list->data || !memmem(list->data, list->n, id, strlen(id))) return NULL;
     cJSON *items = json_text_read(list->data, list->n), *item, *found = NULL;

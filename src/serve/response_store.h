@@ -36,6 +36,8 @@ typedef enum response_found { RESPONSE_UNKNOWN = 0, RESPONSE_ENDED, RESPONSE_RUN
 
 /* Forgets a response that has ended; a running one stays. What it was. */
 response_found response_store_delete(response_store *store, const char *id, unsigned long long owner);
+/* Returns when the response has ended, or is not known. */
+void response_store_wait(response_store *store, const char *id, unsigned long long owner);
 /* Stops a running response, waits for its end, and appends its last object. What it was; RESPONSE_ENDED: nothing has
  * been done. */
 response_found response_store_cancel(response_store *store, const char *id, unsigned long long owner,

@@ -207,6 +207,7 @@ void responses_call(call *c) {
     job->output.seal = r->seal ? &c->server->seal : NULL;
     job->output.streams = r->stream;
     job->output.summary = r->summary;
+    job->output.tools = &r->tools;
     job->output.logprobs = r->logprobs;
     const answer_sink sink = {.event = on_event, .user = job, .streams = r->stream};
     answer_run(c, &r->options, &sink);

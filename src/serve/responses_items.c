@@ -6,6 +6,7 @@
 
 #include "base/json_text.h"
 #include "serve/call.h"
+#include "text/chat_parts.h"
 
 typedef struct item_place {
     char name[96]; /* "input[3].content[0]" */
@@ -31,8 +32,8 @@ static bool is_text_part(const char *type) {
     return false;
 }
 
-/* A list of parts that are texts. */
-static bool check_parts(const cJSON *parts, const char *key, const item_place *at, api_error *error) {
+/* A list of parts that are texts; of what tools have brought and a model has said, any parts. */
+static bool check_parts(const cJSON *parts, const char *key, bool any, const item_place *at, api_error *error) {
     const cJSON *part;
     size_t i = 0;
     cJSON_ArrayForEach(part, parts) {
@@ -40,6 +41,7 @@ static bool check_parts(const cJSON *parts, const char *key, const item_place *a
         snprintf(its.name, sizeof its.name, "%.60s.%.16s[%zu]", at->name, key, i++);
         const char *type = body_string(part, "type");
         if (!type) return wrong(&its, "type", "a string", error);
+        if (!is_text_part(type) && any) continue;
         if (!is_text_part(type))
             return api_fail(error, 400, "unsupported_content", its.name,
                             "%s is a part of type %.64s; only text is supported", its.name, type);
@@ -65,9 +67,9 @@ static bool complete_message(cJSON *item, const item_place *at, api_error *error
         snprintf(param, sizeof param, "%s.role", at->name);
         return api_fail(error, 400, "invalid_value", param, "%s is not user, system, developer or assistant", param);
     }
-    if (cJSON_IsArray(content)) return check_parts(content, "content", at, error);
-    if (!cJSON_IsString(content)) return wrong(at, "content", "a text or a list of parts", error);
     bool output = strcmp(role, "assistant") == 0;
+    if (cJSON_IsArray(content)) return check_parts(content, "content", output, at, error);
+    if (!cJSON_IsString(content)) return wrong(at, "content", "a text or a list of parts", error);
     cJSON *parts = cJSON_CreateArray(), *part = cJSON_CreateObject();
     bool good = parts && part && cJSON_AddStringToObject(part, "type", output ? "output_text" : "input_text") &&
                 cJSON_AddStringToObject(part, "text", content->valuestring) &&
@@ -93,7 +95,7 @@ static bool check_call(const cJSON *item, const item_place *at, api_error *error
 static bool check_output(const cJSON *item, const item_place *at, api_error *error) {
     const cJSON *output = cJSON_GetObjectItemCaseSensitive(item, "output");
     if (!body_string(item, "call_id")) return wrong(at, "call_id", "a string", error);
-    if (cJSON_IsArray(output)) return check_parts(output, "output", at, error);
+    if (cJSON_IsArray(output)) return check_parts(output, "output", true, at, error);
     return cJSON_IsString(output) || wrong(at, "output", "a text or a list of parts", error);
 }
 
@@ -117,6 +119,7 @@ static const char *prefix_of(const char *type) {
     if (strcmp(type, "message") == 0) return "msg_";
     if (strcmp(type, "reasoning") == 0) return "rs_";
     if (strcmp(type, "function_call") == 0) return "fc_";
+    if (strcmp(type, "custom_tool_call") == 0) return "ctc_";
     return "item_";
 }
 
@@ -317,19 +320,34 @@ static void add_text(writer *w, cJSON *parts, const char *text) {
     w->failed = true;
 }
 
-static const char *text_of(const cJSON *part) {
+/* The text of a part, or the line that stands for it; `line` is room for that. */
+static const char *text_of(const cJSON *part, char line[CHAT_LINE_BYTES]) {
     const char *text = body_string(part, "text");
-    return text ? text : body_string(part, "refusal");
+    if (!text) text = body_string(part, "refusal");
+    return text ? text : chat_part_line(part, line);
+}
+
+/* Names the parts for which lines stand. index: of the item in the request; SIZE_MAX: in an earlier one. */
+static void note_parts(writer *w, size_t index, const char *key, const cJSON *parts) {
+    const cJSON *part;
+    size_t i = 0;
+    cJSON_ArrayForEach(part, parts) {
+        const char *type = body_string(part, "type");
+        if (index != SIZE_MAX && type && !body_string(part, "text") && !body_string(part, "refusal"))
+            ignored_add(w->ignored, "input[%zu].%s[%zu](%.64s)", index, key, i, type);
+        i++;
+    }
 }
 
 /* The texts of a list of parts become the content of a message, or more of it. One text is not a list: the template
  * writes lists differently. */
 static void add_content(writer *w, cJSON *message, const cJSON *parts) {
     if (!message) return;
+    char line[CHAT_LINE_BYTES];
     cJSON *content = cJSON_GetObjectItemCaseSensitive(message, "content");
     const cJSON *part;
     if (!content && cJSON_GetArraySize(parts) == 1) {
-        if (!cJSON_AddStringToObject(message, "content", text_of(parts->child))) w->failed = true;
+        if (!cJSON_AddStringToObject(message, "content", text_of(parts->child, line))) w->failed = true;
         return;
     }
     if (!content || cJSON_IsString(content)) {
@@ -343,7 +361,7 @@ static void add_content(writer *w, cJSON *message, const cJSON *parts) {
         }
         content = list;
     }
-    cJSON_ArrayForEach(part, parts) add_text(w, content, text_of(part));
+    cJSON_ArrayForEach(part, parts) add_text(w, content, text_of(part, line));
 }
 
 static void put_message(writer *w, const cJSON *item) {
@@ -429,18 +447,31 @@ static void put_output(writer *w, const char *id, const cJSON *output) {
     }
 }
 
+const char *item_tool_name(const cJSON *item, char out[ITEM_NAME_BYTES]) {
+    const char *name = body_string(item, "name"), *space = body_string(item, "namespace");
+    return item_join_name(space, name ? name : "", out);
+}
+
+const char *item_join_name(const char *space, const char *name, char out[ITEM_NAME_BYTES]) {
+    size_t n = space ? strlen(space) : 0;
+    bool apart = n > 0 && space[n - 1] != '_' && space[n - 1] != '.';
+    snprintf(out, ITEM_NAME_BYTES, "%s%s%s", n ? space : "", apart ? "__" : "", name);
+    return out;
+}
+
 /* Arguments as the text of a JSON object. */
 static void put_function_call(writer *w, const cJSON *item) {
     const cJSON *arguments = cJSON_GetObjectItemCaseSensitive(item, "arguments");
     char *json = cJSON_IsObject(arguments) ? json_text_print(arguments) : NULL;
     const char *text = json ? json : cJSON_IsString(arguments) ? arguments->valuestring : "";
-    put_call(w, body_string(item, "call_id"), body_string(item, "name"), text);
+    char name[ITEM_NAME_BYTES];
+    put_call(w, body_string(item, "call_id"), item_tool_name(item, name), text);
     cJSON_free(json);
 }
 
 /* The arguments of a call that is not one of a function: its own, its input, or whatever it says besides. */
 static char *foreign_arguments(const cJSON *item) {
-    static const char *const form[] = {"type", "id", "status", "call_id", "name", "output", NULL};
+    static const char *const form[] = {"type", "id", "status", "call_id", "name", "namespace", "output", NULL};
     const char *arguments = body_string(item, "arguments");
     if (arguments) return strdup(arguments);
     cJSON *rest = cJSON_Duplicate(item, true);
@@ -451,13 +482,15 @@ static char *foreign_arguments(const cJSON *item) {
     return copy;
 }
 
-/* What a tool of another kind brought: texts as they are, lists that hold anything else as JSON. */
+/* What a tool of another kind brought: parts as those of functions, a picture as its line, anything else as JSON. */
 static void put_any_output(writer *w, const char *id, const cJSON *output) {
     const cJSON *part;
-    bool texts = true;
-    cJSON_ArrayForEach(part, output) texts = texts && body_string(part, "text");
-    char *json = cJSON_IsArray(output) && !texts ? json_text_print(output) : NULL;
-    cJSON *text = json ? cJSON_CreateString(json) : NULL;
+    bool parts = true;
+    cJSON_ArrayForEach(part, output) parts = parts && body_string(part, "type");
+    char *json = cJSON_IsArray(output) && !parts ? json_text_print(output) : NULL;
+    char line[CHAT_LINE_BYTES];
+    bool picture = cJSON_IsObject(output) && body_string(output, "image_url");
+    cJSON *text = json || picture ? cJSON_CreateString(json ? json : chat_part_line(output, line)) : NULL;
     put_output(w, id, text ? text : output);
     cJSON_Delete(text);
     cJSON_free(json);
@@ -466,11 +499,15 @@ static void put_any_output(writer *w, const char *id, const cJSON *output) {
 /* Calls of other kinds of tools read as calls of functions; each has an output, so that the turn goes on behind it. */
 static void put_foreign_call(writer *w, const cJSON *item, const char *id, size_t place) {
     const char *type = body_string(item, "type"), *given = body_string(item, "name");
-    char name[65];
-    snprintf(name, sizeof name, "%.*s", (int)(strlen(type) - strlen("_call")), type);
+    char name[ITEM_NAME_BYTES];
+    if (given && given[0]) {
+        item_tool_name(item, name);
+    } else {
+        snprintf(name, sizeof name, "%.*s", (int)(strlen(type) - strlen("_call")), type);
+    }
     char *arguments = foreign_arguments(item);
     if (arguments) {
-        put_call(w, id, given && given[0] ? given : name, arguments);
+        put_call(w, id, name, arguments);
     } else {
         w->failed = true;
     }
@@ -483,7 +520,7 @@ static void put_foreign_call(writer *w, const cJSON *item, const char *id, size_
 static void put_foreign_output(writer *w, const cJSON *item, const char *id, size_t place) {
     if (!has_other(&w->table, id, place)) {
         const char *type = body_string(item, "type"), *end = strstr(type, "_call_output");
-        char name[65];
+        char name[ITEM_NAME_BYTES];
         snprintf(name, sizeof name, "%.*s", (int)(end ? (size_t)(end - type) : strlen(type) - strlen("_output")), type);
         put_call(w, id, name, "");
     }
@@ -495,6 +532,10 @@ static bool put_item(writer *w, const cJSON *item, size_t place, size_t n_earlie
     bool output, own = place >= n_earlier;
     size_t index = own ? place - n_earlier : place;
     const char *id = call_of(item, &output);
+    note_parts(w, own ? index : SIZE_MAX, "content",
+               strcmp(type, "message") == 0 ? cJSON_GetObjectItemCaseSensitive(item, "content") : NULL);
+    note_parts(w, own ? index : SIZE_MAX, "output",
+               id && output ? cJSON_GetObjectItemCaseSensitive(item, "output") : NULL);
     if (strcmp(type, "message") == 0) {
         put_message(w, item);
     } else if (strcmp(type, "reasoning") == 0) {

@@ -26,4 +26,11 @@ bool items_read(const cJSON *input, const item_source *source, cJSON **out, api_
 bool items_to_messages(const cJSON *items, size_t n_earlier, const item_source *source, cJSON *messages,
                        text_buffer *ignored, api_error *error);
 
+enum { ITEM_NAME_BYTES = 512 };
+/* What the model calls a tool of a namespace: both names, with "__" between them where the first does not end so.
+ * Returns `out`. space may be NULL. */
+const char *item_join_name(const char *space, const char *name, char out[ITEM_NAME_BYTES]);
+/* Of the tool that an item calls. */
+const char *item_tool_name(const cJSON *item, char out[ITEM_NAME_BYTES]);
+
 #endif

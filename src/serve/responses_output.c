@@ -30,6 +30,16 @@ static void add_text(text_buffer *out, const text_buffer *text) {
 
 /* ----------------------------------------------------------------------------------------------------------- items */
 
+static bool is_custom(const responses_output *o) { return o->tool && o->tool->custom; }
+
+static void add_name(const responses_output *o, text_buffer *out) {
+    text_add(out, ",\"name\":");
+    text_json_string(out, o->tool ? o->tool->name : o->name);
+    if (!o->tool || !o->tool->space) return;
+    text_add(out, ",\"namespace\":");
+    text_json_string(out, o->tool->space);
+}
+
 /* Whether the text of the item stands in a part of its content, and not in its summary. */
 static bool in_content(const responses_output *o) { return o->kind == OUTPUT_MESSAGE || !o->summary; }
 
@@ -54,14 +64,14 @@ static void item_json(const responses_output *o, text_buffer *out, const char *s
     text_format(out, "{\"id\":\"%s\",\"type\":\"%s\",\"status\":\"%s\"", o->id,
                 o->kind == OUTPUT_REASONING ? "reasoning"
                 : o->kind == OUTPUT_MESSAGE ? "message"
+                : is_custom(o)              ? "custom_tool_call"
                                             : "function_call",
                 status);
     if (o->kind == OUTPUT_CALL) {
         text_add(out, ",\"call_id\":");
         text_json_string(out, o->call_id);
-        text_add(out, ",\"name\":");
-        text_json_string(out, o->name);
-        text_add(out, ",\"arguments\":");
+        add_name(o, out);
+        text_add(out, is_custom(o) ? ",\"input\":" : ",\"arguments\":");
         if (whole) {
             add_text(out, &o->text);
         } else {
@@ -137,10 +147,9 @@ static void part_border(responses_output *o, text_event event) {
 static void open_item(responses_output *o, output_kind kind) {
     static const char *const prefixes[] = {"", "rs_", "msg_", "fc_"};
     char random[RANDOM_ID_BYTES];
-    responses_output_close(o, true);
     o->kind = kind;
     random_id(random);
-    snprintf(o->id, sizeof o->id, "%s%s", prefixes[kind], random);
+    snprintf(o->id, sizeof o->id, "%s%s", is_custom(o) ? "ctc_" : prefixes[kind], random);
     if (!o->streams) return;
     text_buffer item = {0};
     item_json(o, &item, "in_progress");
@@ -161,10 +170,32 @@ static void close_text(responses_output *o) {
     part_border(o, PART_DONE);
 }
 
+/* The text of a custom tool is known once its arguments are complete. */
+static void close_custom(responses_output *o) {
+    size_t bytes;
+    char *input = response_tool_input(o->text.data ? o->text.data : "", o->text.n, &bytes);
+    text_clear(&o->text);
+    if (input) text_bytes(&o->text, input, bytes);
+    o->text.failed |= !input;
+    free(input);
+    if (o->text.n && item_event(o, "response.custom_tool_call_input.delta")) {
+        text_add(&o->events, ",\"delta\":");
+        add_text(&o->events, &o->text);
+        responses_event_end(o);
+    }
+    if (!item_event(o, "response.custom_tool_call_input.done")) return;
+    text_add(&o->events, ",\"input\":");
+    add_text(&o->events, &o->text);
+    responses_event_end(o);
+}
+
 static void close_call(responses_output *o) {
+    if (is_custom(o)) {
+        close_custom(o);
+        return;
+    }
     if (!item_event(o, "response.function_call_arguments.done")) return;
-    text_add(&o->events, ",\"name\":");
-    text_json_string(&o->events, o->name);
+    add_name(o, &o->events);
     text_add(&o->events, ",\"arguments\":");
     add_text(&o->events, &o->text);
     responses_event_end(o);
@@ -188,10 +219,14 @@ void responses_output_close(responses_output *o, bool complete) {
     free(o->call_id);
     free(o->name);
     o->call_id = o->name = NULL;
+    o->tool = NULL;
 }
 
 static void add_delta(responses_output *o, output_kind kind, const answer_event *e) {
-    if (o->kind != kind) open_item(o, kind);
+    if (o->kind != kind) {
+        responses_output_close(o, true);
+        open_item(o, kind);
+    }
     text_buffer entries = {0};
     if (o->logprobs && e->n_logprobs) openai_chat_logprobs(&entries, o->tokenizer, e->logprobs, e->n_logprobs);
     text_bytes(&o->text, e->text, e->text_bytes);
@@ -214,12 +249,13 @@ static void begin_call(responses_output *o, const answer_event *e) {
     o->call_id = strdup(e->id);
     o->name = strdup(e->name);
     o->items.failed |= !o->call_id || !o->name;
+    o->tool = response_tools_find(o->tools, e->name);
     open_item(o, OUTPUT_CALL);
 }
 
 static void add_arguments(responses_output *o, const answer_event *e) {
     text_bytes(&o->text, e->text, e->text_bytes);
-    if (!item_event(o, "response.function_call_arguments.delta")) return;
+    if (is_custom(o) || !item_event(o, "response.function_call_arguments.delta")) return;
     text_add(&o->events, ",\"delta\":");
     text_json(&o->events, e->text, e->text_bytes);
     responses_event_end(o);

@@ -5,6 +5,7 @@
 
 #include "serve/answer.h"
 #include "serve/reasoning_seal.h"
+#include "serve/responses_tools.h"
 
 typedef enum output_kind { OUTPUT_NOTHING = 0, OUTPUT_REASONING, OUTPUT_MESSAGE, OUTPUT_CALL } output_kind;
 
@@ -14,15 +15,17 @@ typedef struct responses_output {
     bool streams;               /* events are written */
     bool summary;               /* reasoning is given as a summary */
     bool logprobs;
-    size_t sequence;    /* number of the next event */
-    text_buffer events; /* that have not been sent */
-    text_buffer items;  /* that are complete, with commas between */
+    const response_tools *tools; /* NULL: all calls are of plain functions */
+    size_t sequence;             /* number of the next event */
+    text_buffer events;          /* that have not been sent */
+    text_buffer items;           /* that are complete, with commas between */
     size_t n_items;
     /* --- the item that is open */
     output_kind kind;
     char id[RANDOM_ID_BYTES + 4];
     text_buffer text, logprob_entries; /* text: of the arguments for calls */
     char *call_id, *name;
+    const response_tool *tool; /* that is called, if its calls are no plain ones */
 } responses_output;
 
 void responses_output_free(responses_output *o);

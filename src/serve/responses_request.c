@@ -31,6 +31,7 @@ void responses_request_free(responses_request *r) {
     answer_options_free(&r->options);
     text_free(&r->input);
     text_free(&r->echo);
+    response_tools_free(&r->tools);
     cJSON_Delete(r->chat);
     cJSON_free(r->chat_text);
 }
@@ -168,6 +169,17 @@ static void read_conversation(reader *k) {
         add_string(system, "content", instructions, f->error);
     }
     items_to_messages(k->items, k->n_earlier, &source, messages, &k->call->ignored, f->error);
+    bool empty = cJSON_IsArray(input) && !input->child; /* an empty list says what an empty text does */
+    if (f->error->status == 0 && empty && !messages->child) {
+        cJSON *user = cJSON_CreateObject();
+        if (user && cJSON_AddItemToArray(messages, user)) {
+            add_string(user, "role", "user", f->error);
+            add_string(user, "content", "", f->error);
+        } else {
+            cJSON_Delete(user);
+            api_out_of_memory(f->error);
+        }
+    }
     if (f->error->status == 0 && cJSON_GetArraySize(messages) == 0)
         api_fail(f->error, 400, "invalid_value", "input", "input holds nothing that the model could answer");
 }
@@ -175,55 +187,12 @@ static void read_conversation(reader *k) {
 /* ------------------------------------------------------------------------------------------------------------- tools
  */
 
-static bool is_function(const cJSON *tool) {
-    const char *type = body_string(tool, "type");
-    return type && strcmp(type, "function") == 0;
-}
-
-static void add_function(const cJSON *tool, const char *param, cJSON *list, api_error *error) {
-    static const char *const members[] = {"name", "description", "parameters", "strict", NULL};
-    if (!body_string(tool, "name")) {
-        api_fail(error, 400, "invalid_type", param, "%s.name is not a string", param);
-        return;
-    }
-    cJSON *entry = cJSON_CreateObject();
-    if (!entry || !cJSON_AddItemToArray(list, entry)) {
-        cJSON_Delete(entry);
-        api_out_of_memory(error);
-        return;
-    }
-    add_string(entry, "type", "function", error);
-    cJSON *function = cJSON_AddObjectToObject(entry, "function");
-    for (size_t i = 0; function && members[i]; i++) {
-        const cJSON *value = cJSON_GetObjectItemCaseSensitive(tool, members[i]);
-        if (value && !cJSON_IsNull(value)) add_copy(function, members[i], value, error);
-    }
-    if (!function) api_out_of_memory(error);
-}
-
-/* Functions are flat here. Other kinds of tools are for servers that run them; agents list them to every server. */
 static void read_tools(reader *k, text_buffer *echo) {
-    const cJSON *tools = fields_array(k->f, "tools"), *tool;
+    const cJSON *tools = fields_array(k->f, "tools");
     cJSON *list = tools ? cJSON_AddArrayToObject(k->r->chat, "tools") : NULL;
-    size_t i = 0;
     text_add(echo, ",\"tools\":[");
-    bool first = true;
-    cJSON_ArrayForEach(tool, tools) {
-        char param[64];
-        snprintf(param, sizeof param, "tools[%zu]", i);
-        const char *type = body_string(tool, "type");
-        if (!list || !type) {
-            api_fail(k->f->error, 400, "invalid_type", param, "%s is not a tool with a type", param);
-        } else if (is_function(tool)) {
-            add_function(tool, param, list, k->f->error);
-            if (!first) text_add(echo, ",");
-            first = false;
-            add_json(echo, tool);
-        } else {
-            ignored_add(&k->call->ignored, "tools[%zu](%.64s)", i, type);
-        }
-        i++;
-    }
+    if (tools && !list) api_out_of_memory(k->f->error);
+    if (list) response_tools_read(tools, list, &k->r->tools, echo, &k->call->ignored, k->f->error);
     text_add(echo, "]");
     if (list && !list->child) {
         cJSON_DeleteItemFromObjectCaseSensitive(k->r->chat, "tools");
@@ -232,42 +201,9 @@ static void read_tools(reader *k, text_buffer *echo) {
     k->tools = list;
 }
 
-/* {"type":"function","name"} as {"type":"function","function":{"name"}}. */
-static cJSON *named_tool(const cJSON *choice) {
-    const char *name = body_string(choice, "name");
-    cJSON *tool = cJSON_CreateObject(), *function = tool ? cJSON_AddObjectToObject(tool, "function") : NULL;
-    if (name && function && cJSON_AddStringToObject(tool, "type", "function") &&
-        cJSON_AddStringToObject(function, "name", name))
-        return tool;
-    cJSON_Delete(tool);
-    return NULL;
-}
-
-static cJSON *allowed_tools(reader *k, const cJSON *choice) {
-    cJSON *out = cJSON_CreateObject(), *inner = out ? cJSON_AddObjectToObject(out, "allowed_tools") : NULL;
-    cJSON *list = inner ? cJSON_AddArrayToObject(inner, "tools") : NULL;
-    const char *mode = body_string(choice, "mode");
-    const cJSON *tools = cJSON_GetObjectItemCaseSensitive(choice, "tools"), *tool;
-    bool good = list && cJSON_AddStringToObject(out, "type", "allowed_tools") &&
-                cJSON_AddStringToObject(inner, "mode", mode ? mode : "auto");
-    cJSON_ArrayForEach(tool, tools) {
-        if (!is_function(tool)) continue; /* dropped, as the tools themselves were */
-        cJSON *one = named_tool(tool);
-        good = good && one && cJSON_AddItemToArray(list, one);
-        if (!good) cJSON_Delete(one);
-        if (!good) break;
-    }
-    if (good && !list->child)
-        good = api_fail(k->f->error, 400, "invalid_value", "tool_choice",
-                        "tool_choice: none of the allowed tools is offered");
-    if (good) return out;
-    cJSON_Delete(out);
-    return NULL;
-}
-
 static void read_tool_choice(reader *k, text_buffer *echo) {
     const cJSON *choice = fields_get(k->f, "tool_choice");
-    const char *mode = cJSON_IsString(choice) ? choice->valuestring : NULL, *type = body_string(choice, "type");
+    const char *mode = cJSON_IsString(choice) ? choice->valuestring : NULL;
     bool free_choice = !choice || (mode && (strcmp(mode, "auto") == 0 || strcmp(mode, "none") == 0));
     text_add(echo, ",\"tool_choice\":");
     if (choice) {
@@ -276,14 +212,8 @@ static void read_tool_choice(reader *k, text_buffer *echo) {
         text_add(echo, "\"auto\"");
     }
     if (!choice || (free_choice && !k->tools)) return; /* agents choose "auto" whether or not they have tools */
-    cJSON *converted = NULL;
-    if (!cJSON_IsObject(choice)) {
-        converted = cJSON_Duplicate(choice, true);
-    } else if (type && strcmp(type, "allowed_tools") == 0) {
-        converted = allowed_tools(k, choice);
-    } else if (type && strcmp(type, "function") == 0) {
-        converted = named_tool(choice);
-    }
+    cJSON *converted =
+        cJSON_IsObject(choice) ? response_tools_choice(choice, k->f->error) : cJSON_Duplicate(choice, true);
     if (!converted || !cJSON_AddItemToObject(k->r->chat, "tool_choice", converted)) {
         cJSON_Delete(converted);
         fields_wrong_value(k->f, "tool_choice", choice, "none, auto, required or one of the tools that are offered");
@@ -381,7 +311,7 @@ static void read_limits(reader *k, text_buffer *echo) {
     answer_options *o = &k->r->options;
     const cJSON *given = fields_get(f, "max_output_tokens"), *calls = fields_get(f, "max_tool_calls");
     o->max_tokens = openai_read_max_tokens(f, limits, 1, k->call->server->settings->max_tokens);
-    int64_t most = fields_integer(f, "max_tool_calls", 1, 1 << 20, 0);
+    int64_t most = fields_count(f, "max_tool_calls", 1, 1 << 20, 0);
     if (most > 0 && (size_t)most < o->max_calls) o->max_calls = (size_t)most;
     text_add(echo, ",\"max_output_tokens\":");
     add_json(echo, given);

@@ -4,6 +4,7 @@
 
 #include "serve/openai_chat.h"
 #include "serve/response_store.h"
+#include "serve/responses_tools.h"
 
 typedef struct responses_request {
     const char *model;
@@ -14,6 +15,7 @@ typedef struct responses_request {
     char previous[RESPONSE_ID_BYTES]; /* id of the response that it continues; "" for none */
     text_buffer input;                /* its own items: the text of a list */
     text_buffer echo;                 /* members of the response that repeat what was asked for, without braces */
+    response_tools tools;             /* whose calls have other names for the client */
     cJSON *chat;                      /* the same as a request for chat completions */
     char *chat_text;                  /* of it */
     answer_options options;           /* with the prompt; its texts live here and in the call's body */

@@ -2,24 +2,19 @@
 
 enum { PUBLIC = ROUTE_PUBLIC | ROUTE_EARLY, WORK = ROUTE_WORKER | ROUTE_MODEL };
 
+/* Each answers with /v1 in front and without. */
 const route serve_routes[] = {
     {"/livez", CALL_GET, PUBLIC, liveness_call},
     {"/health", CALL_GET, PUBLIC, health_call},
     {"/healthz", CALL_GET, PUBLIC, health_call},
-    {"/v1/health", CALL_GET, PUBLIC, health_call},
     {"/readyz", CALL_GET, PUBLIC, health_call},
     {"/v1/chat/completions", CALL_POST, WORK, chat_completions_call},
-    {"/chat/completions", CALL_POST, WORK, chat_completions_call},
     {"/v1/completions", CALL_POST, WORK, completions_call},
-    {"/completions", CALL_POST, WORK, completions_call},
     {"/v1/models", CALL_GET, 0, models_call},
     {"/v1/models/", CALL_GET, ROUTE_PREFIX, model_call},
     {"/tokenize", CALL_POST, WORK, tokenize_call},
-    {"/v1/tokenize", CALL_POST, WORK, tokenize_call},
     {"/detokenize", CALL_POST, WORK, detokenize_call},
-    {"/v1/detokenize", CALL_POST, WORK, detokenize_call},
     {"/apply-template", CALL_POST, WORK, apply_template_call},
-    {"/v1/apply-template", CALL_POST, WORK, apply_template_call},
     {"/props", CALL_GET, 0, props_call},
     {"/slots", CALL_GET, 0, slots_call},
     {"/metrics", CALL_GET, PUBLIC, metrics_call},

@@ -1,6 +1,4 @@
 /* What the server says about itself: health, properties, slots. */
-#include <string.h>
-
 #include "serve/answer.h"
 #include "serve/routes.h"
 
@@ -75,21 +73,8 @@ void props_call(call *c) {
     call_reply_json(c, &out);
 }
 
-/* Whether the query has that field, and not as 0 or false. */
-static bool query_asks(const char *query, const char *name) {
-    const size_t length = strlen(name);
-    for (const char *at = query; *at; at += strcspn(at, "&"), at += *at == '&') {
-        const size_t bytes = strcspn(at, "&");
-        if (bytes <= length || strncmp(at, name, length) != 0 || at[length] != '=') continue;
-        const char *value = at + length + 1;
-        const size_t n = bytes - length - 1;
-        return !(n == 0 || (n == 1 && *value == '0') || (n == 5 && strncmp(value, "false", n) == 0));
-    }
-    return false;
-}
-
 void slots_call(call *c) {
-    if (query_asks(http_request(c->exchange)->query, "fail_on_no_slot") && gate_is_full(c->server->gate)) {
+    if (call_query_asks(c, "fail_on_no_slot") && gate_is_full(c->server->gate)) {
         api_error error = {.retry_after = 1};
         api_fail(&error, 503, "no_slot", NULL, "no slot is free, and no more requests can wait");
         call_fail(c, &error);

@@ -189,16 +189,18 @@ void kakeya_tokenizer_close(kakeya_tokenizer *t) {
 
 /* ---------------------------------------------------------------------------------------------------- questions */
 
-int kakeya_tokenizer_vocab_size(const kakeya_tokenizer *t) { return tokenizer_vocab_size(t->tokens); }
+int kakeya_tokenizer_vocab_size(const kakeya_tokenizer *t) { return t ? tokenizer_vocab_size(t->tokens) : 0; }
 
 const char *kakeya_tokenizer_piece(const kakeya_tokenizer *t, int32_t token) {
-    return tokenizer_piece(t->tokens, token, NULL);
+    return t ? tokenizer_piece(t->tokens, token, NULL) : NULL;
 }
 
-int32_t kakeya_tokenizer_find(const kakeya_tokenizer *t, const char *piece) { return tokenizer_id(t->tokens, piece); }
+int32_t kakeya_tokenizer_find(const kakeya_tokenizer *t, const char *piece) {
+    return t ? tokenizer_id(t->tokens, piece) : -1;
+}
 
 bool kakeya_tokenizer_is_special(const kakeya_tokenizer *t, int32_t token) {
-    return tokenizer_is_special(t->tokens, token);
+    return t && tokenizer_is_special(t->tokens, token);
 }
 
 /* ------------------------------------------------------------------------------------------------- text and ids */

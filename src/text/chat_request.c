@@ -8,6 +8,7 @@
 
 #include "base/json_text.h"
 #include "text/chat_json.h"
+#include "text/chat_parts.h"
 
 struct chat_request_storage {
     cJSON *root;
@@ -72,6 +73,27 @@ static const char *text_key(const char *type) {
     return strcmp(type, "refusal") == 0 ? "refusal" : NULL;
 }
 
+static bool has_role(const chat_message *message, const char *role) {
+    return message->role && strcmp(message->role, role) == 0;
+}
+
+/* What a tool has brought, and what a model has said, stays in a conversation for good: a line stands for what cannot
+ * be read of the one, and thoughts and the like of the other are left out (*text stays NULL). A user's own is refused.
+ */
+static kakeya_status replace_part(cJSON *part, const place *at, const chat_message *message, const char **text,
+                                  kakeya_error *error) {
+    char line[CHAT_LINE_BYTES];
+    if (has_role(message, "assistant") || has_role(message, "model")) return KAKEYA_OK;
+    if (!has_role(message, "tool"))
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "%s.content[%zu] is a part of type \"%s\"; only \"text\" is supported", at->name,
+                         message->n_parts, cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(part, "type")));
+    const cJSON *added = cJSON_AddStringToObject(part, "kakeya_line", chat_part_line(part, line));
+    if (!added) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a chat request");
+    *text = added->valuestring;
+    return KAKEYA_OK;
+}
+
 static kakeya_status read_content(struct chat_request_storage *storage, const cJSON *object, const place *at,
                                   chat_message *message, kakeya_error *error) {
     const cJSON *content = cJSON_GetObjectItemCaseSensitive(object, "content");
@@ -82,15 +104,17 @@ static kakeya_status read_content(struct chat_request_storage *storage, const cJ
         parts[message->n_parts++] = content->valuestring;
     } else if (cJSON_IsArray(content)) {
         message->is_list = true;
-        const cJSON *part;
+        cJSON *part;
         cJSON_ArrayForEach(part, content) {
             const cJSON *type = cJSON_GetObjectItemCaseSensitive(part, "type");
             if (!cJSON_IsString(type)) return wrong(at, "content", "a text or a list of parts with a type", error);
             const char *key = text_key(type->valuestring);
             if (!key) {
-                return error_set(error, KAKEYA_UNSUPPORTED,
-                                 "%s.content[%zu] is a part of type \"%s\"; only \"text\" is supported", at->name,
-                                 message->n_parts, type->valuestring);
+                const char *line = NULL;
+                kakeya_status status = replace_part(part, at, message, &line, error);
+                if (status) return status;
+                if (line) parts[message->n_parts++] = line;
+                continue;
             }
             const cJSON *text = cJSON_GetObjectItemCaseSensitive(part, key);
             if (!cJSON_IsString(text)) return wrong(at, "content", "a text or a list of parts with a text", error);
@@ -155,8 +179,8 @@ static kakeya_status read_message(struct chat_request_storage *storage, const cJ
     if (!cJSON_IsObject(object)) return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s is not an object", at.name);
     const char *other_reasoning = NULL;
     kakeya_status status = read_string(object, "role", &at, &message->role, error);
-    if (!status) status = read_string(object, "reasoning", &at, &message->reasoning, error);
-    if (!status) status = read_string(object, "reasoning_content", &at, &other_reasoning, error);
+    message->reasoning = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, "reasoning"));
+    other_reasoning = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, "reasoning_content"));
     if (!status) status = read_string(object, "name", &at, &message->name, error);
     if (!status) status = read_string(object, "tool_call_id", &at, &message->tool_call_id, error);
     if (!status) status = read_content(storage, object, &at, message, error);

@@ -12,8 +12,9 @@ typedef struct chat_request {
 } chat_request;
 
 /* Reads {"messages": [...], "tools": [...]} (other keys are ignored) or just the array of messages. Contents are texts
- * or lists of parts of type text, input_text, output_text or refusal; other parts are KAKEYA_UNSUPPORTED. Errors name
- * the place, such as messages[2].content. *out is released by chat_request_free. */
+ * or lists of parts of type text, input_text, output_text or refusal; other parts are left out of an assistant's
+ * message, a line stands for them in a tool's (chat_parts.h), and elsewhere they are KAKEYA_UNSUPPORTED. Reasoning that
+ * is no text is left out. Errors name the place, such as messages[2].content. *out is released by chat_request_free. */
 kakeya_status chat_request_read(const char *json, size_t bytes, chat_request *out, kakeya_error *error);
 void chat_request_free(chat_request *request);
 

@@ -634,7 +634,12 @@ def _():
     bash = {"type": "bash_20250124", "name": "bash"}
     refusal("tool_choice", tools=[bash], tool_choice={"type": "tool", "name": "bash"})
     refusal("tools[2]: there is another tool", tools=[tool(), bash, tool()])
-    refusal("tools[1].input_schema #/not", tools=[bash, {**tool(), "input_schema": {"not": {}}}], tool_choice={"type": "any"})
+    odd = {**tool(), "input_schema": {"not": {}}}
+    refusal("tools[1].input_schema #/not", tools=[bash, {**odd, "strict": True}], tool_choice={"type": "any"})
+    loosened = post({"tools": [odd], "tool_choice": {"type": "any"}, "max_tokens": 60})
+    equal(loosened.status, 200, loosened.body)
+    holds("tools" in loosened.headers["x-kakeya-ignored"], loosened.headers)
+    equal(loosened.json["content"][0]["type"], "tool_use")
     for bad in (5, {"name": "a b", "input_schema": {}}, {"input_schema": {}}, {"name": "f", "input_schema": []}, {"name": "f", "type": 3}):
         refusal("tools[0]", tools=[bad])
 
@@ -692,7 +697,45 @@ def _():
     refusal("output_config.format", output_config={"format": {"type": "json_object"}})
     refusal("output_config.format", output_config={"format": {"type": "json_schema"}})
     refusal("output_config.format", output_config={"format": {**format, "schema": {"type": "object", "not": {}}}})
-    refusal("tool_choice", output_config={"format": format}, tools=[tool()], tool_choice={"type": "any"})
+    both = post({"output_config": {"format": format}, "tools": [tool()], "tool_choice": {"type": "any"}, "max_tokens": 60})
+    equal((both.status, both.json["content"][0]["type"]), (200, "tool_use"), "a forced call has no content that a format could be of")
+
+
+@test("names of tools have up to 128 characters")
+def _():
+    for n, status in ((64, 200), (65, 200), (128, 200), (129, 400)):
+        name = "mcp__plugin_" + "x" * (n - 12)
+        reply = post({"tools": [tool(name)], "tool_choice": {"type": "tool", "name": name}, "max_tokens": 300})
+        equal(reply.status, status, f"{n}: {reply.body[:200]}")
+        if status == 200:
+            block = reply.json["content"][0]
+            equal((block["type"], block["name"]), ("tool_use", name))
+            back = [user("a"), assistant([block]), user([{"type": "tool_result", "tool_use_id": block["id"], "content": "7"}])]
+            equal(post({"messages": back, "tools": [tool(name)]}).status, 200)
+
+
+@test("results of tools that are no text: what is written in them is read, a line stands for the rest, and the header names it")
+def _():
+    where = "messages[2].content[0].content"
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+    pdf = {"type": "document", "title": "paper", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}}
+    refer = lambda name: {"type": "tool_reference", "tool_name": name}
+    for content, line, ignored in (
+            ([image], "[image]", f"{where}[0](image)"),
+            ([said("x"), image], "x\n[image]", f"{where}[1](image)"),
+            ([pdf], "[document: paper]", f"{where}[0](document)"),
+            ([refer("f")], "f", f"{where}[0](tool_reference)"),
+            ([refer("f"), refer("g")], "f\ng", f"{where}[0](tool_reference), {where}[1](tool_reference)"),
+            ([{"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "read me"}}], "read me", None),
+            ([{"type": "search_result", "title": "T", "source": "s", "content": [said("found")]}], "[search_result: T]\nfound", None),
+            ([{"type": "something_new"}], "[something_new]", f"{where}[0](something_new)")):
+        messages = [user("a"), assistant([call()]), user([result(content)]), assistant("I saw."), user("go on")]
+        reply = post({"messages": messages, "tools": [tool()], "max_tokens": 2})
+        equal((reply.status, reply.headers.get("x-kakeya-ignored")), (200, ignored), reply.body)
+        chat = [user("a"), {"role": "assistant", "tool_calls": [chat_call()]},
+                {"role": "tool", "tool_call_id": "toolu_1", "content": line}, assistant("I saw."), user("go on")]
+        equal(count(messages=messages, tools=[tool()]), chat_tokens(chat, tools=CHAT_TOOLS), str(content))
+    refusal("messages[0].content[0] is a block of type image", messages=[user([image])])
 
 
 @test("what is refused is named: blocks that are no text, values of the wrong type or range, results without calls")
@@ -700,8 +743,6 @@ def _():
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
     refusal("messages[0].content[1] is a block of type image", messages=[user([said("x"), image])])
     refusal("messages[0].content[0] is a block of type document", messages=[user([{"type": "document", "source": {}}])])
-    refusal("messages[2].content[0].content[0] is a block of type image", tools=[tool()],
-            messages=[user("a"), assistant([call()]), user([result([image])])])
     refusal("messages[1].content[0] is a block of type image", messages=[user("a"), assistant([image]), user("b")])
     refusal("system[0] is a block of type image", system=[image])
     orphan = "messages[0].content[0].tool_use_id: the assistant's message in front of it has no tool_use"
@@ -725,7 +766,7 @@ def _():
     refusal("messages[2].content[0].content", messages=[user("a"), assistant([call()]), user([result(5)])])
     refusal("messages[2].content[0].is_error", messages=[user("a"), assistant([call()]), user([result("7", is_error="no")])])
     for name, values in {"messages": (..., [], "x", {}), "max_tokens": (..., 0, -1, "5", 1.5, True), "model": (..., 5), "system": (5, {}),
-                         "temperature": (3, "1"), "top_p": (0, 2), "top_k": (-2,), "stop_sequences": ([""], [5], 5, ["x"] * 17),
+                         "temperature": (3, "1"), "top_p": (-1, 2), "top_k": (-2,), "stop_sequences": ([""], [5], 5, ["x"] * 17),
                          "stream": ("yes",), "metadata": (5, {"user_id": 5}), "n": (2,), "tools": ({}, 5)}.items():
         for value in values:
             refusal(name, **{name: value})

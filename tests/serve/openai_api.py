@@ -143,15 +143,26 @@ def _():
 def _():
     ids = server.post("/v1/chat/completions", {"model": "demo", "messages": ASK, "max_tokens": 8, "temperature": 0,
                                                  "return_token_ids": True}).json["choices"][0]["token_ids"]
-    def with_bias(token, bias):
+
+    def biased(bias):
         return server.post("/v1/chat/completions", {
             "model": "demo", "messages": ASK, "max_tokens": 8, "temperature": 0, "return_token_ids": True,
-            "logit_bias": {str(token): bias}}).json["choices"][0]["token_ids"]
+            "logit_bias": bias}).json["choices"][0]["token_ids"]
+
+    def with_bias(token, bias):
+        return biased({str(token): bias})
     holds(ids[0] not in with_bias(ids[0], -100))
     equal(with_bias(500, 100), [500] * 8)
-    refusal("invalid_value", "logit_bias", logit_bias={"x": 1})
-    refusal("invalid_value", "logit_bias", logit_bias={"5": 101})
-    refusal("invalid_value", "logit_bias", logit_bias={"99999999": 1})
+    piece = server.post("/detokenize", {"tokens": [500]}).json["content"]
+    forced = [500] * 8
+    equal(biased({piece: 100}), forced, f"keyed by the text {piece!r}")
+    equal(biased([[500, 100]]), forced, "a list of pairs")
+    equal(biased([[piece, 100], ["501", -3]]), forced, "pairs with texts and digits")
+    equal(biased({str(ids[0]): False}), with_bias(ids[0], -100), "false bans")
+    for bad in ({"no single token": 1}, {"": 1}, {"5": 101}, {"99999999": 1}, {"99999999999999999999": 1}, [[5]], [5], [[1.5, 1]],
+                [[-1, 1]], {"5": True}, {"5": "1"}):
+        refusal("invalid_value", "logit_bias", logit_bias=bad)
+    refusal("invalid_type", "logit_bias", logit_bias="5")
 
 
 @test("11: logprobs: one entry a content token, the model's own, as kakeya score has them; streamed the same")
@@ -204,7 +215,10 @@ def _():
 
 @test("14: functions, audio, image parts, the role function, forced calls and formats are refused by name")
 def _():
-    refusal("unsupported_parameter", "functions", functions=[])
+    refusal("unsupported_parameter", "functions", functions=[{"name": "f"}])
+    refusal("unsupported_parameter", "function_call", functions=[], function_call={"name": "f"})
+    refusal("invalid_type", "tools[1].function.description",
+            tools=[tool(), {"type": "function", "function": {"name": "g", "description": 5}}])
     refusal("unsupported_parameter", "audio", audio={})
     refusal("invalid_value", "metadata", metadata={str(i): "x" for i in range(17)})
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
@@ -220,7 +234,7 @@ def _():
     refusal("missing_required_parameter", "model", model=...)
     refusal("invalid_value", "temperature", temperature=2.5)
     refusal("invalid_type", "temperature", temperature="hot")
-    refusal("invalid_value", "n", n=17)
+    refusal("invalid_value", "n", n=129)
 
 
 @test("15: an unknown model is not found")
@@ -269,6 +283,117 @@ def _():
         equal((reply.body.count(b'"finish_reason":"length"'), reply.body.count(b"event")), (1, 0))
     one = s.post("/v1/completions", {"model": "demo", "prompt": ids[:63]}).json
     equal(one["usage"]["completion_tokens"], 1, "to the end of the context")
+    s.stop()
+
+
+@test("16b: what is too long is told in the words by which clients know it, with both numbers as fields")
+def _():
+    s = Server("--name", "demo", "--context", "64")
+    long = [{"role": "user", "content": "word " * 200}]
+    n = s.post("/v1/chat/completions/input_tokens", {"messages": long}).json["input_tokens"]
+    for path, body, tokens in (("/v1/chat/completions", {"messages": long}, n), ("/v1/responses", {"input": long}, n),
+                               ("/v1/completions", {"prompt": [300] * 64}, 64), ("/v1/messages", {"messages": long, "max_tokens": 5}, n),
+                               ("/v1/completions", {"prompt": [300] * 65, "echo": True, "max_tokens": 0, "logprobs": 1}, 65)):
+        error = s.post(path, {"model": "demo", **body}).error
+        equal((error["n_prompt_tokens"], error["n_ctx"]), (tokens, 64), path)
+        if path != "/v1/messages":  # as LiteLLM and aider look for it
+            holds("this model's maximum context length is 64 tokens" in error["message"].lower(), error["message"])
+    far = s.post("/v1/completions", {"model": "demo", "prompt": "All work and no play.\n" * 400000}).error
+    holds(far["n_prompt_tokens"] > 64 and far["n_ctx"] == 64 and "maximum context length is 64 tokens" in far["message"], far)
+    holds("n_ctx" not in s.post("/v1/completions", {"model": "demo"}).error, "of other errors nothing is said")
+    s.stop()
+
+
+@test("5b: numbers are refused only where the API refuses them")
+def _():
+    greedy = body_text(temperature=0)[0]
+    equal(body_text(temperature=1, top_p=0)[0], greedy, "top_p 0 leaves the likeliest token")
+    for field, values in (("top_k", (0, -1, 2**31 - 1, 2**53)), ("max_tokens", (2**31 - 1,)), ("min_tokens", (0,)),
+                          ("max_completion_tokens", (2**31 - 1, 2**63)), ("thinking_budget_tokens", (-1, 0, 2**31 - 1)),
+                          ("thinking_token_budget", (-1, 2**40)), ("seed", (-1, -2**63, 2**64 - 1)), ("min_p", (0, 1)),
+                          ("presence_penalty", (-2, 2)), ("frequency_penalty", (-2, 2)), ("temperature", (0, 2)), ("top_p", (0, 1)),
+                          ("repeat_penalty", (1e-3, 1e3)), ("top_logprobs", (0, 20))):
+        for value in values:
+            extra = {"logprobs": True} if field == "top_logprobs" else {}
+            limits = {} if field.startswith("max_") else {"max_tokens": 2}
+            body = {"model": "demo", "messages": ASK, "stop": "e", **limits, **extra, field: value}
+            reply = server.post("/v1/chat/completions", body)
+            equal(reply.status, 200, f"{field} {value}: {reply.body[:200]}")
+    equal(len(chat(n=128, max_tokens=2).choices), 128)
+    equal(len(set(c.message.content for c in chat(n=20, max_tokens=6, temperature=2, seed=5).choices)) > 1, True)
+    for prompt, usage in (("x", 2), (["x", "y"], 4)):
+        none = server.post("/v1/completions", {"model": "demo", "prompt": prompt, "max_tokens": 0}).json
+        equal([(c["text"], c["finish_reason"]) for c in none["choices"]], [("", "length")] * len(none["choices"]))
+        equal((none["usage"]["prompt_tokens"], none["usage"]["completion_tokens"]), (usage, 0))
+    many = server.post("/v1/completions", {"model": "demo", "prompt": ["x"] * 65, "max_tokens": 1, "temperature": 0}).json
+    equal([c["index"] for c in many["choices"]], list(range(65)))
+    equal(len({c["text"] for c in many["choices"]}), 1)
+    reply = server.post("/v1/messages", {"model": "demo", "messages": ASK, "max_tokens": 2**31 - 1, "top_p": 0, "stop_sequences": ["e"]})
+    equal(reply.status, 200, reply.body)
+    reply = server.post("/v1/responses", {"model": "demo", "input": "x", "max_output_tokens": 2, "top_p": 0, "max_tool_calls": 2**31 - 1})
+    equal((reply.status, reply.json["top_p"]), (200, 0), reply.body)
+
+
+@test("tools: [] and tool_choice: one answer on all routes, nothing is offered and nothing is called")
+def _():
+    ask = {"model": "demo", "messages": ASK, "max_tokens": 2}
+    for more in ({"tools": [], "tool_choice": "auto"}, {"tool_choice": "auto"}, {"tools": []}, {"tools": None, "tool_choice": "auto"},
+                 {"tools": [], "tool_choice": "none"}, {"tool_choice": "none"}, {"functions": [], "function_call": "none"},
+                 {"functions": [], "function_call": "auto"}, {"functions": []}, {"tools": [], "parallel_tool_calls": True}):
+        reply = server.post("/v1/chat/completions", {**ask, **more})
+        equal(reply.status, 200, f"{more}: {reply.body[:200]}")
+        if "functions" in more:
+            continue
+        responses = {"model": "demo", "input": "x", "max_output_tokens": 2, **more}
+        equal(server.post("/v1/responses", responses).status, 200, f"responses {more}")
+        choice = {"tool_choice": {"type": more["tool_choice"]}} if "tool_choice" in more else {}
+        messages = {**ask, **{k: v for k, v in more.items() if k == "tools"}, **choice}
+        equal(server.post("/v1/messages", messages).status, 200, f"messages {more}")
+    refusal("invalid_value", "tool_choice", tools=[], tool_choice="required")
+
+
+@test("every route answers with /v1 and without")
+def _():
+    posts = {"/chat/completions": {"messages": ASK, "max_tokens": 1}, "/completions": {"prompt": "x", "max_tokens": 1},
+             "/chat/completions/input_tokens": {"messages": ASK}, "/responses": {"input": "x", "max_output_tokens": 1},
+             "/responses/input_tokens": {"input": "x"}, "/messages": {"messages": ASK, "max_tokens": 1},
+             "/messages/count_tokens": {"messages": ASK}, "/tokenize": {"content": "x"}, "/detokenize": {"tokens": [300]},
+             "/apply-template": {"messages": ASK}}
+    for path, body in posts.items():
+        for prefix in ("", "/v1"):
+            equal(server.post(prefix + path, {"model": "demo", **body}).status, 200, prefix + path)
+    for path in ("/models", "/models/demo", "/health", "/props", "/slots"):
+        for prefix in ("", "/v1"):
+            equal(server.get(prefix + path).status, 200, prefix + path)
+    id = server.post("/responses", {"model": "demo", "input": "x", "max_output_tokens": 1}).json["id"]
+    equal(server.get(f"/responses/{id}").json["id"], id)
+    equal(server.get(f"/responses/{id}/input_items").json["object"], "list")
+    without = server.post("/messages", {"model": "demo", "messages": []})
+    equal((without.status, without.json["type"]), (400, "error"), "errors of the Messages API have its shape")
+    for path in ("/v1", "/v1/v1/models", "/v1x/models", "/v1/nothing"):
+        equal(server.get(path).status, 404, path)
+
+
+@test("one stream carries one set of timings at its end, and one token is no speed")
+def _():
+    def last_timings(**body):
+        reply = server.post("/v1/chat/completions", {"model": "demo", "messages": ASK, "temperature": 0, "stream": True,
+                                                     "stream_options": {"include_usage": True}, **body})
+        events = [json.loads(line[6:]) for line in reply.body.decode().splitlines() if line.startswith("data: {")]
+        return [e["timings"] for e in events if "timings" in e]
+    for body in ({"max_tokens": 30}, {"max_tokens": 1}, {"max_tokens": 9, "n": 3, "temperature": 1, "seed": 1}):
+        ends = last_timings(**body)
+        holds(len(ends) == 1 + body.get("n", 1), ends)
+        equal(ends[1:], ends[:-1], str(body))
+    one = last_timings(max_tokens=1)[-1]
+    equal((one["predicted_n"], one["predicted_per_second"]), (1, 0), "the first token comes with the prompt")
+    some = last_timings(max_tokens=30)[-1]
+    expected = (some["predicted_n"] - 1) / some["predicted_ms"] * 1000
+    holds(abs(some["predicted_per_second"] - expected) < 0.01 * expected, some)
+    s = Server("--name", "demo", "--log-json")
+    s.post("/v1/completions", {"model": "demo", "prompt": "x", "max_tokens": 1})
+    line = [json.loads(line) for line in s.log().splitlines() if '"tokens_per_second"' in line][-1]
+    equal((line["generated"], line["tokens_per_second"]), (1, 0))
     s.stop()
 
 

@@ -291,7 +291,8 @@ def _():
     refusal("invalid_type", "input[0].type", input=[{"content": "x"}])
     refusal("invalid_type", "input[0]", input=["x"])
     refusal("invalid_type", "input", input=5)
-    refusal("invalid_value", "input", input=[])
+    equal(input_tokens(input=[]), input_tokens(input=""), "an empty list is an empty text")
+    equal(post({"input": []}).status, 200)
     refusal("missing_required_parameter", "input", input=...)
     refusal("missing_required_parameter", "model", model=...)
     refusal("model_not_found", "model", status=404, model="gpt-4")
@@ -353,8 +354,8 @@ def _():
     answer = create([user("a"), {"role": "assistant", "content": "b", "id": "msg_mine"}, user("c")])
     equal(ai.responses.retrieve(answer.id).to_dict(), answer.to_dict())
     items = ai.responses.input_items.list(answer.id)
-    equal([(i.role, i.content[0].text) for i in items], [("user", "a"), ("assistant", "b"), ("user", "c")])
-    raw = server.get(f"/v1/responses/{answer.id}/input_items").json
+    equal([(i.role, i.content[0].text) for i in items], [("user", "c"), ("assistant", "b"), ("user", "a")])
+    raw = server.get(f"/v1/responses/{answer.id}/input_items?order=asc").json
     equal((raw["object"], raw["has_more"], raw["first_id"], raw["last_id"], raw["data"][1]["id"]),
           ("list", False, raw["data"][0]["id"], raw["data"][2]["id"], "msg_mine"))
     equal(server.request("DELETE", f"/v1/responses/{answer.id}").json, {"id": answer.id, "object": "response.deleted", "deleted": True})
@@ -433,15 +434,180 @@ def _():
     s = scripted(THOUGHT)
     reply = s.post("/v1/responses", body)
     equal(reply.status, 200, reply.body)
-    equal(reply.headers["x-kakeya-ignored"], "tools[1](custom), tools[2](web_search), tools[3](namespace)")
+    equal(reply.headers["x-kakeya-ignored"], "tools[2](web_search)")
     last = events_of(reply.body)[-1]
     equal(last["type"], "response.completed")
-    equal([t["name"] for t in last["response"]["tools"]], ["shell"])
+    equal([t["name"] for t in last["response"]["tools"]], ["shell", "apply_patch", "mcp"])
     chosen = {"type": "web_search"}
     refusal("invalid_value", "tool_choice", s=s, tools=tools, tool_choice=chosen)
     refusal("invalid_value", "tool_choice", s=s, tools=tools, tool_choice={"type": "function", "name": "missing"})
-    equal(post({"tools": tools[1:], "tool_choice": "auto"}, s=s).status, 200, "tools that are all dropped are no tools")
+    equal(post({"tools": tools[2:], "tool_choice": "auto"}, s=s).status, 200, "tools that are all dropped are no tools")
     s.stop()
+
+
+NAMESPACE = {"type": "namespace", "name": "mcp__notes__", "description": "Notes", "tools": [
+    {**function("find", q={"enum": ["x"]}), "strict": False}, {"type": "custom", "name": "patch", "description": "Patch."}]}
+NAMESPACE["tools"][0]["parameters"]["required"] = ["q"]
+
+
+@test("37: functions of a namespace are called, told and read back under both names")
+def _():
+    choice = {"type": "function", "name": "find", "namespace": "mcp__notes__"}
+    body = {"input": "Look it up.", "tools": [function(), NAMESPACE], "tool_choice": choice, "max_output_tokens": 100, "temperature": 0}
+    whole = post(body).json
+    streamed = check_stream(events_of(post({**body, "stream": True}).body))
+    for answer in (whole, streamed):
+        call = answer["output"][0]
+        equal((call["type"], call["name"], call["namespace"], json.loads(call["arguments"])),
+              ("function_call", "find", "mcp__notes__", {"q": "x"}))
+        equal([t["type"] for t in answer["tools"]], ["function", "namespace"])
+    told = [e for e in events_of(post({**body, "stream": True}).body) if e["type"] == "response.function_call_arguments.done"][0]
+    equal((told["name"], told["namespace"]), ("find", "mcp__notes__"))
+    known = create("Look it up.", tools=[function(), NAMESPACE], tool_choice=choice, max_output_tokens=100)
+    equal((known.output[0].name, known.output[0].namespace), ("find", "mcp__notes__"), "the client's own types")
+    # declared and read back as one function of both names
+    flat = {"type": "function", "function": {"name": "mcp__notes__find", "description": None, "strict": False,
+                                             "parameters": NAMESPACE["tools"][0]["parameters"]}}
+    del flat["function"]["description"]
+    called = {"id": "c", "type": "function", "function": {"name": "mcp__notes__find", "arguments": '{"q":"x"}'}}
+    items = [user("a"), {"type": "function_call", "call_id": "c", "name": "find", "namespace": "mcp__notes__", "arguments": '{"q":"x"}'},
+             {"type": "function_call_output", "call_id": "c", "output": "7"}]
+    chat = [user("a"), {"role": "assistant", "tool_calls": [called]}, {"role": "tool", "tool_call_id": "c", "content": "7"}]
+    only = {**NAMESPACE, "tools": NAMESPACE["tools"][:1]}
+    equal(input_tokens(input=items, tools=[only]), chat_tokens(chat, tools=[flat]))
+    # a chain carries the namespace, too
+    second = post({"input": [{"type": "function_call_output", "call_id": whole["output"][0]["call_id"], "output": "7"}],
+                   "previous_response_id": whole["id"], "tools": [function(), NAMESPACE]})
+    equal(second.status, 200, second.body)
+    other = {"type": "namespace", "name": "web", "tools": [{"type": "web_search"}, function("go")]}
+    reply = post({"tools": [other], "tool_choice": "required", "max_output_tokens": 60})
+    equal((reply.headers["x-kakeya-ignored"], reply.json["output"][0]["namespace"]), ("tools[0].tools[0](web_search)", "web"))
+    equal(reply.json["output"][0]["name"], "go")
+    refusal("invalid_type", "tools[0]", tools=[{"type": "namespace", "tools": []}])
+    refusal("invalid_value", "tool_choice", tools=[NAMESPACE], tool_choice={"type": "function", "name": "find"})
+    refusal("invalid_json_schema", "tools", tools=[function("n__find"), {"type": "namespace", "name": "n", "tools": [function("find")]}])
+
+
+@test("37: custom tools get a text: whole, streamed, in a namespace, and in the next request")
+def _():
+    quote = server.post("/tokenize", {"content": '<|"|>'}).json["tokens"][0]
+    patch = {"type": "custom", "name": "patch", "description": "Patch.",
+             "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}}
+    for space, named in ((None, patch), ("mcp__notes__", NAMESPACE)):
+        choice = {"type": "custom", "name": "patch", **({"namespace": space} if space else {})}
+        body = {"tools": [named], "tool_choice": choice, "max_output_tokens": 60, "temperature": 1, "logit_bias": {str(quote): 18},
+                "parallel_tool_calls": False}
+        for seed in range(40):  # a text of some length that comes to its end
+            whole = post({**body, "seed": seed}).json
+            if whole["status"] == "completed" and len(whole["output"][0]["input"]) > 3:
+                break
+        events = events_of(post({**body, "seed": seed, "stream": True}).body)
+        streamed = check_stream(events)
+        equal(short(events)[2:-1], ["output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done"])
+        item = streamed["output"][0]
+        equal((item["type"], item["name"], item.get("namespace"), item["status"]), ("custom_tool_call", "patch", space, "completed"))
+        equal(item["input"], whole["output"][0]["input"])
+        equal([e.get("delta", e.get("input")) for e in events if "custom_tool_call_input" in e["type"]], [item["input"]] * 2)
+        holds(item["id"].startswith("ctc_") and item["call_id"], item)
+        items = [user(ASK), item, {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "done"}]
+        call = {"id": "c", "type": "function",
+                "function": {"name": (space or "") + "patch", "arguments": json.dumps({"input": item["input"]})}}
+        chat = [user(ASK), {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "done"}]
+        equal(input_tokens(input=items), chat_tokens(chat))
+    inputs = []
+    for most in (6, 8, 12, 16, 20):  # what is complete of a text that was cut
+        cut = post({"tools": [patch], "tool_choice": {"type": "custom", "name": "patch"}, "max_output_tokens": most, "temperature": 0}).json
+        inputs += [i["input"] for i in cut["output"]]
+        equal({(i["type"], i["status"]) for i in cut["output"]}, {("custom_tool_call", "incomplete")})
+    holds(all(b.startswith(a) for a, b in zip(inputs, inputs[1:])) and not inputs[0] and len(inputs[-1]) > 3, inputs)
+
+
+@test("outputs of tools that are no text: a line stands for them, and the header names it")
+def _():
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    image = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}
+    for kind, name in (("function_call", "f"), ("custom_tool_call", "f")):
+        own = {"type": kind, "call_id": "c", "name": name, **({"arguments": "{}"} if kind == "function_call" else {"input": "i"})}
+        call["function"]["arguments"] = "{}" if kind == "function_call" else '{"input":"i"}'
+        for output, line, ignored in (
+                ([image], "[image]", "input[2].output[0](input_image)"),
+                ([{"type": "input_file", "filename": "a.pdf", "file_data": "JVBERi0="}], "[file: a.pdf]",
+                 "input[2].output[0](input_file)")):
+            items = [user("a"), own, {"type": kind + "_output", "call_id": "c", "output": output}, user("go on")]
+            chat = [user("a"), {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": line},
+                    user("go on")]
+            equal(input_tokens(input=items), chat_tokens(chat), f"{kind} {output}")
+            reply = post({"input": items})
+            equal((reply.status, reply.headers["x-kakeya-ignored"]), (200, ignored), reply.body)
+            again = post({"previous_response_id": reply.json["id"], "input": "and?"})
+            equal((again.status, again.headers.get("x-kakeya-ignored")), (200, None), again.body)
+            stored = server.get(f"/v1/responses/{reply.json['id']}/input_items?order=asc").json["data"]
+            equal(stored[2]["output"], output, "what is stored is what was sent")
+    shot = [user("a"), {"type": "computer_call", "call_id": "c", "action": {"type": "screenshot"}},
+            {"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot", "image_url": "data:" + "A" * 9000}}]
+    holds(input_tokens(input=shot) < 200, "a picture is no text of base64")
+
+
+@test("a stored response is told again as the stream that it was, whole or from a number on")
+def _():
+    s = scripted(THOUGHT)
+    cases = [(s, {"reasoning": {"effort": "high"}}), (s, {"reasoning": {"effort": "high", "summary": "auto"}}),
+             (server, {"max_output_tokens": 5}), (server, {"tools": [function()], "tool_choice": "required", "max_output_tokens": 60}),
+             (server, {"tools": [NAMESPACE], "max_output_tokens": 40,
+                       "tool_choice": {"type": "custom", "name": "patch", "namespace": "mcp__notes__"}}),
+             (server, {"include": ["message.output_text.logprobs"], "max_output_tokens": 4})]
+    for of, body in cases:
+        events = events_of(post({**body, "stream": True, "temperature": 0}, s=of).body)
+        id = events[0]["response"]["id"]
+        reply = of.get(f"/v1/responses/{id}?stream=true")
+        equal(reply.headers["content-type"], "text/event-stream; charset=utf-8")
+        again = events_of(reply.body)
+        equal(check_stream(again), events[-1]["response"])
+        equal(short(again), short(events), str(body))
+        told = [e for e in client(of).responses.retrieve(id, stream=True)]
+        equal([e.type for e in told], [e["type"] for e in again], "the client's iterator")
+        for after in (0, 3, len(again) - 2, len(again) + 5):
+            rest = [e.sequence_number for e in client(of).responses.retrieve(id, stream=True, starting_after=after)]
+            equal(rest, list(range(after + 1, len(again))))
+    equal(server.get("/v1/responses/resp_none?stream=true").status, 404)
+    equal(server.get(f"/v1/responses/{id}?stream=true&starting_after=x").status, 400)
+    equal(server.get(f"/v1/responses/{id}?stream=false").json["id"], id)
+    s.stop()
+
+
+@test("a response that runs is told when it has ended")
+def _():
+    s = Server("--name", "demo")
+    with client(s).responses.create(model="demo", input=ASK, stream=True, temperature=0, max_output_tokens=300) as stream:
+        id = next(iter(stream)).response.id
+        told = [e.type for e in client(s).responses.retrieve(id, stream=True)]
+    equal(told[0], "response.created")
+    holds(told[-1] in ("response.completed", "response.incomplete"), told[-1])
+    s.stop()
+
+
+@test("input_items in pages: limit, order, after, before")
+def _():
+    texts = [str(i) for i in range(25)]
+    id = create([user(t) for t in texts], max_output_tokens=1).id
+    page = lambda query: server.get(f"/v1/responses/{id}/input_items?{query}")
+    said = lambda query: [i["content"][0]["text"] for i in page(query).json["data"]]
+    ids = {i["content"][0]["text"]: i["id"] for i in page("order=asc&limit=100").json["data"]}
+    equal(said(""), texts[:4:-1], "the newest first, twenty of them")
+    equal(said("limit=3&order=asc"), texts[:3])
+    equal(said(f"limit=3&order=asc&after={ids['2']}"), texts[3:6])
+    equal(said(f"limit=3&order=desc&after={ids['2']}"), ["1", "0"])
+    equal(said(f"limit=3&order=asc&before={ids['9']}"), texts[6:9])
+    equal(said(f"order=asc&after={ids['2']}&before={ids['5']}"), ["3", "4"])
+    one = page("limit=2").json
+    equal((one["first_id"], one["last_id"], one["has_more"]), (ids["24"], ids["23"], True))
+    last = page(f"limit=2&order=asc&after={ids['22']}").json
+    equal((last["has_more"], last["last_id"]), (False, ids["24"]))
+    none = page(f"order=asc&after={ids['24']}").json
+    equal((none["data"], none["first_id"], none["last_id"], none["has_more"]), ([], None, None, False))
+    equal([i.content[0].text for i in ai.responses.input_items.list(id, limit=4, order="asc")], texts, "the client goes through all pages")
+    for bad in ("limit=0", "limit=101", "limit=x", "order=up", "after=msg_none"):
+        equal(page(bad).status, 400, bad)
 
 
 @test("37: a tool loop as Codex 0.163.0 sends it: items with ids and states come back, a result costs what is new in it")
@@ -465,7 +631,7 @@ def _():
                 "prompt_cache_key": "01a2", "client_metadata": {"x-codex-window-id": "01a2:0", "session_id": "01a2"}}
         reply = s.post("/v1/responses", body, headers=headers)
         equal(reply.status, 200, reply.body)
-        equal(reply.headers["x-kakeya-ignored"], "tools[2](namespace), tools[3](web_search)")
+        equal(reply.headers["x-kakeya-ignored"], "tools[3](web_search)")
         last = events_of(reply.body)[-1]
         equal(last["type"], "response.completed")
         return last["response"]
