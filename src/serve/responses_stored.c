@@ -134,6 +134,7 @@ static bool get_input(const call *c, const target *t, text_buffer *out, api_erro
 /* --------------------------------------------------------------------------------------------------------- replay */
 
 typedef struct replayed {
+    http_task task;
     call *call;
     text_buffer events;
 } replayed;
@@ -168,10 +169,8 @@ static bool replay(call *c, const target *t, api_error *error) {
         return api_out_of_memory(error);
     }
     r->call = c;
-    if (http_post(c->server->http, send_replay, r)) return true;
-    text_free(&r->events);
-    free(r);
-    return api_out_of_memory(error);
+    http_post(c->server->http, &r->task, send_replay, r);
+    return true;
 }
 
 /* ----------------------------------------------------------------------------------------------------------- the rest

@@ -48,7 +48,9 @@ def check(s):
 
 
 TEXTS = [("/v1/completions", {"prompt": "x"}), ("/v1/completions", {"prompt": [IDS, "x"]}),
-         ("/v1/completions", {"prompt": IDS, "stop": "x"}), ("/v1/completions", {"prompt": IDS, "logit_bias": {"x": 1}}), ("/tokenize", {"content": "x"}), ("/tokenize", {"prompt": "x"}),
+         ("/v1/completions", {"prompt": IDS, "stop": "x"}), ("/v1/completions", {"prompt": IDS, "logit_bias": {"x": 1}}),
+         ("/tokenize", {"content": "x"}),
+         ("/tokenize", {"prompt": "x"}),
          ("/detokenize", {"tokens": IDS})]
 MESSAGES = [{"role": "user", "content": "x"}]
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
