@@ -12,8 +12,9 @@ from harness import BUILD, MODELS, SHORT, WHOLE, holds, run_tests, test
 STRINGS = ["", "a", "ab", "b c", "x-1", "é", "\"", "2024-02-29"]
 NUMBERS = [0, 1, 2, 3, 5, 7, 10, 100, -1, -5, 0.5, 2.5, -0.25]
 PATTERNS = ["^a", "b$", "^[a-z]{2,4}$", "^(ab|c)+$", "x", "^.{1,300}$", "^(?!a)[a-c]*$", "\\d", "^[^\"]*$"]
+# without relative-json-pointer, of which jsonschema refuses numbers with a zero inside
 FORMATS = ["date-time", "date", "time", "duration", "uuid", "email", "ipv4", "ipv6", "uri", "hostname", "uri-reference", "json-pointer",
-           "relative-json-pointer", "regex", "iri", "uri-template", "password"]
+           "regex", "iri", "uri-template", "password"]
 KEYS = ["a", "b", "ab", "x-1", "é"]
 
 
