@@ -103,7 +103,7 @@ static void bounds_hold(void **state) {
                 int32_t choice[MAX_ROWS];
                 int rows = row_counts[count];
                 f.m->screen.pause = f.m->screen.backoff = 0;
-                head_choose(f.m, &f.packed, f.x, rows, NULL, 0, choice);
+                head_choose(f.m, &f.packed, f.x, rows, NULL, 0, NULL, choice);
                 /* the bounds, as the choice has made them */
                 for (int first = 0; first < rows; first += SCREEN_ROWS) {
                     int n = rows - first < SCREEN_ROWS ? rows - first : SCREEN_ROWS;
@@ -132,10 +132,11 @@ static void bounds_hold(void **state) {
 
 /* ------------------------------------------------------------------------------------------------------ choices */
 
-static int32_t expected_choice(const fixture *f, const float *logits, const int *excluded, int n_excluded) {
+static int32_t expected_choice(const fixture *f, const float *logits, const int *excluded, int n_excluded,
+                               int32_t own) {
     int32_t best = -1;
     for (int32_t o = 0; o < f->config.vocab; o++) {
-        bool out = false;
+        bool out = o == own;
         if (!isfinite(logits[o])) return -1;
         for (int i = 0; i < n_excluded; i++) out |= excluded[i] == o;
         if (!out && (best < 0 || logits[o] > logits[best])) best = o;
@@ -150,14 +151,21 @@ static int check_choices(fixture *f, const char *what, const int *excluded, int 
     int enough = 0;
     compute_logits(f, MAX_ROWS, logits);
     for (int count = 0; count < ROW_COUNTS; count++) {
-        int32_t choice[MAX_ROWS];
+        int32_t choice[MAX_ROWS], own[MAX_ROWS];
         int rows = row_counts[count];
-        head_choose(f->m, &f->packed, f->x, rows, excluded, n_excluded, choice);
-        for (int r = 0; r < rows; r++) {
-            int32_t expected = expected_choice(f, logits + (size_t)r * vocab, excluded, n_excluded);
-            if (choice[r] != expected)
-                fail_msg("%s, %s, cap %g, %d rows: row %d chose %d, expected %d", what, f->m->kernels->name,
-                         (double)f->config.logit_softcap, rows, r, choice[r], expected);
+        for (int r = 0; r < MAX_ROWS; r++) own[r] = -1;
+        for (int with_own = 1; with_own >= 0; with_own--) { /* every other row excludes what it would choose */
+            for (int r = 1; r < rows && with_own; r += 2)
+                own[r] = expected_choice(f, logits + (size_t)r * vocab, excluded, n_excluded, -1);
+            head_choose(f->m, &f->packed, f->x, rows, excluded, n_excluded, with_own ? own : NULL, choice);
+            for (int r = 0; r < rows; r++) {
+                int32_t expected =
+                    expected_choice(f, logits + (size_t)r * vocab, excluded, n_excluded, with_own ? own[r] : -1);
+                if (choice[r] != expected)
+                    fail_msg("%s, %s, cap %g, %d rows, %s: row %d chose %d, expected %d", what, f->m->kernels->name,
+                             (double)f->config.logit_softcap, rows, with_own ? "own exclusions" : "none of their own",
+                             r, choice[r], expected);
+            }
         }
         enough += f->m->screen.bounds && f->m->screen.pause == 0 && f->m->screen.backoff == 0;
     }
@@ -186,7 +194,7 @@ static void choices_are_those_of_the_product(void **state) {
         int banned[4] = {-1, VOCAB, 3, 0};
         float *logits = malloc((size_t)MAX_ROWS * VOCAB * sizeof *logits);
         compute_logits(&f, MAX_ROWS, logits);
-        banned[3] = expected_choice(&f, logits, NULL, 0); /* the first row's choice */
+        banned[3] = expected_choice(&f, logits, NULL, 0, -1); /* the first row's choice */
         check_choices(&f, "largest excluded", banned, 4);
         int32_t best = banned[3];
         free(logits);
