@@ -87,5 +87,5 @@ static void quantised_files_have_the_bits_of_dequantised_ones(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(quantised_files_have_the_bits_of_dequantised_ones)};
-    return cmocka_run_group_tests_name("dequantised", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("dequantised", tests, scratch_setup, scratch_teardown);
 }
