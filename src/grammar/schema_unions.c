@@ -4,7 +4,8 @@
 
 #include "grammar/schema_private.h"
 
-enum { FEW_OBJECTS = 8, NO_KEY = UINT32_MAX };
+enum { FEW_OBJECTS = 8 };
+#define NO_KEY UINT32_MAX
 
 /* A key by the letters that lead to it. */
 typedef struct spelled {

@@ -59,6 +59,7 @@ static kakeya_status run_prompt(lossless_run *run, int index, const char *policy
         eval_row_init(&row);
         make_arm(run, policy, lossless_temperature(index), &variants[v], &row.arm);
         snprintf(row.prompt_kind, sizeof row.prompt_kind, "%s", lossless_kind_names[prompt->kind]);
+        row.truncated = variants[v].truncated;
         if (!harness_wants(&run->harness, prompt->sample, &row)) continue;
         harness_prompt input = {prompt->sample, prompt->ids, prompt->n};
         harness_run how = {.engine = run->engine[variants[v].engine],

@@ -185,24 +185,24 @@ static void honest_rows_come_out_again(void **state) {
     (void)state;
     static const struct {
         small small;
-        bool often; /* in short runs, too */
+        enum { SHORT, LONG, WHOLE } runs; /* the shortest that have it */
     } cases[] = {
-        {{.kind = EVAL_NIAH, .seed = 7}, true},
-        {{.kind = EVAL_FIDELITY}, true},
-        {{.kind = EVAL_CODE}, true},
-        {{.kind = EVAL_ACCEPTANCE}, false},
-        {{.kind = EVAL_LOSSLESS, .seed = 12}, false},
-        {{.kind = EVAL_BATCH, .seed = UINT64_MAX - 3}, false},
-        {{.kind = EVAL_KV_FORMAT, .seed = 1}, false},
-        {{.kind = EVAL_KV_FORMAT, .seed = 1, .as_stored = true}, false},
-        {{.kind = EVAL_CODE, .precision = KAKEYA_PRECISION_F32, .isa = "scalar"}, false},
-        {{.kind = EVAL_NIAH, .drafter = "none", .f_theta = "none", .seed = 3}, false},
-        {{.kind = EVAL_CODE, .drafter = "none"}, false},
-        {{.kind = EVAL_FIDELITY, .f_theta = "none", .precision = KAKEYA_PRECISION_F32}, false},
-        {{.kind = EVAL_LOSSLESS, .drafter = "none", .f_theta = "none", .seed = 12}, false},
+        {{.kind = EVAL_NIAH, .seed = 7}, SHORT},
+        {{.kind = EVAL_FIDELITY}, SHORT},
+        {{.kind = EVAL_CODE}, SHORT},
+        {{.kind = EVAL_ACCEPTANCE}, LONG},
+        {{.kind = EVAL_LOSSLESS, .seed = 12}, LONG},
+        {{.kind = EVAL_BATCH, .seed = UINT64_MAX - 3}, LONG},
+        {{.kind = EVAL_KV_FORMAT, .seed = 1}, WHOLE},
+        {{.kind = EVAL_KV_FORMAT, .seed = 1, .as_stored = true}, LONG},
+        {{.kind = EVAL_CODE, .precision = KAKEYA_PRECISION_F32, .isa = "scalar"}, WHOLE},
+        {{.kind = EVAL_NIAH, .drafter = "none", .f_theta = "none", .seed = 3}, LONG},
+        {{.kind = EVAL_CODE, .drafter = "none"}, WHOLE},
+        {{.kind = EVAL_FIDELITY, .f_theta = "none", .precision = KAKEYA_PRECISION_F32}, WHOLE},
+        {{.kind = EVAL_LOSSLESS, .drafter = "none", .f_theta = "none", .seed = 12}, WHOLE},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        if (sweep_short() && !cases[i].often) continue;
+        if (cases[i].runs > (sweep_short() ? SHORT : sweep_whole() ? WHOLE : LONG)) continue;
         small s = cases[i].small;
         s.file = source;
         cJSON *json = report_of(&s);
