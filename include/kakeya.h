@@ -299,7 +299,8 @@ KAKEYA_API const int32_t *kakeya_session_tokens(const kakeya_session *session, s
 
 /* How many of tokens[0..n) the timeline begins with and could be truncated to; 0 where its memory cannot go back so
  * far. They are not computed again, but for an answer's newest token: one that nothing has followed yet does not count,
- * and under the bounded policies that of an answer that is cut is computed with what follows. */
+ * and under the bounded policies, or on a backend with kernels of its own for prompts, that of an answer that is cut is
+ * computed with what follows. */
 KAKEYA_API size_t kakeya_session_reachable(const kakeya_session *session, const int32_t *tokens, size_t n);
 /* The timeline becomes its first n tokens, and goes on as when it had so many, under every attention policy: an answer
  * that is cut is one that ended there. Nothing is computed. KAKEYA_INVALID_ARGUMENT, with nothing changed, where the

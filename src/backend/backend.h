@@ -139,6 +139,7 @@ struct backend_ops {
     bool int8_products; /* precision int8 is there: what automatic precision is for quantised weights, else bf16 */
     bool fp8_prompts;   /* precision fp8 is there, for weights in FP8 */
     int stall_ms;       /* what a prompt may add to a step of answers by default */
+    bool kinds_differ;  /* rows of prompts are computed by other kernels than rows of answers, and have other bits */
     bool finds_argmax;  /* forward fills backend_segment.argmax */
     bool finds_leaders; /* forward fills backend_segment.leaders, and read_logits is there */
 

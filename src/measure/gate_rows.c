@@ -70,6 +70,12 @@ static bool blocks_fit(const eval_row *row) {
     return memcmp(drafted, row->drafted_at, sizeof drafted) == 0;
 }
 
+/* Of a row of a prompt and one of an answer, under native attention. */
+static bool kinds_alike(const gate_context *context) {
+    const cJSON *backend = cJSON_GetObjectItemCaseSensitive(context->environment, "backend");
+    return cJSON_IsString(backend) && strncmp(backend->valuestring, "cpu/", 4) == 0;
+}
+
 void gate_rule_counts(gate_context *context) {
     for (size_t i = 0; i < context->rows.n; i++) {
         const eval_row *row = &context->rows.row[i];
@@ -77,10 +83,11 @@ void gate_rule_counts(gate_context *context) {
         if ((size_t)row->dropped_tokens != dropped)
             gate_violate(context, "COUNTS", "rows[%zu] (%s): %d tokens were cut off, not %zu", i, row->sample,
                          row->dropped_tokens, dropped);
-        /* What is cut off was made, too; under native attention a prompt's row makes the first token behind the cut. */
+        /* What is cut off was made, too; where rows of prompts and answers are alike, a prompt's makes the first token
+         * behind the cut. */
         int64_t tokens = (int64_t)(row->n_token_ids + dropped),
                 made = row->verifier_forwards + row->accepted_tokens + 1;
-        made += dropped && gate_is_native(row);
+        made += dropped && gate_is_native(row) && kinds_alike(context);
         /* One token comes with each forward beside the accepted drafts, and one from the prompt. The forward after an
          * accepted draft that ended the answer gives none. */
         int64_t spare = (row->accepted_tokens > 0) * (dropped ? 2 : 1) +

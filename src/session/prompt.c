@@ -2,9 +2,10 @@
 
 #include <string.h>
 
-/* Under the bounded policies a row says of what kind it was computed. */
+/* Under the bounded policies, and where a backend has kernels of their own for prompts, a row says of what kind it was
+ * computed. */
 static bool kinds_differ(const kakeya_session *session) {
-    return session->options.attention != KAKEYA_ATTENTION_NATIVE;
+    return session->options.attention != KAKEYA_ATTENTION_NATIVE || session->timeline.ops->kinds_differ;
 }
 
 static size_t cached(const decode_timeline *t) { return t->cache ? (size_t)t->ops->cache_length(t->cache) : 0; }

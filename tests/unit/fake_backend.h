@@ -137,6 +137,8 @@ static int fake_min_truncate(const backend_cache *cache) {
     return reach < 0 || cache->length < reach ? 0 : cache->length - reach;
 }
 
+static backend_ops fake_backend;
+
 /* A number that stands for all that the row at `position` can see. */
 static uint64_t fake_context(const backend_cache *cache, int position) {
     const fake_script *script = cache->model->script;
@@ -148,7 +150,8 @@ static uint64_t fake_context(const backend_cache *cache, int position) {
     }
     for (int i = first < 0 ? 0 : first; i <= position; i++)
         hash = (hash ^ (uint64_t)(uint32_t)cache->tokens[i]) * 0x100000001b3u;
-    if (cache->options.attention != KAKEYA_ATTENTION_NATIVE) hash = (hash ^ cache->kinds[position]) * 0x100000001b3u;
+    if (cache->options.attention != KAKEYA_ATTENTION_NATIVE || fake_backend.kinds_differ)
+        hash = (hash ^ cache->kinds[position]) * 0x100000001b3u;
     return hash * 0x9E3779B97F4A7C15u;
 }
 

@@ -17,6 +17,7 @@ const backend_ops *cuda_backend(void) {
         .most_devices = CUDA_MAX_DEVICES,
         .bf16_only = true,
         .fp8_prompts = true,
+        .kinds_differ = true,
         .finds_argmax = true,
         .finds_leaders = true,
         .model_create = cuda_devices_create,

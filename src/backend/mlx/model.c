@@ -152,6 +152,7 @@ const backend_ops *mlx_backend(void) {
     static const backend_ops ops = {
         .name = "mlx",
         .stall_ms = 200,
+        .kinds_differ = true,
         .finds_argmax = true,
         .model_create = mlx_model_create,
         .model_destroy = mlx_model_destroy,
