@@ -70,10 +70,11 @@ static bool blocks_fit(const eval_row *row) {
     return memcmp(drafted, row->drafted_at, sizeof drafted) == 0;
 }
 
-/* Of a row of a prompt and one of an answer, under native attention. */
-static bool kinds_alike(const gate_context *context) {
-    const cJSON *backend = cJSON_GetObjectItemCaseSensitive(context->environment, "backend");
-    return cJSON_IsString(backend) && strncmp(backend->valuestring, "cpu/", 4) == 0;
+/* CUDA and MLX compute rows of prompts with kernels of their own, and have other bits in them. */
+static bool kinds_differ(const gate_context *context) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(context->environment, "backend");
+    const char *backend = cJSON_IsString(item) ? item->valuestring : "";
+    return strncmp(backend, "cuda", 4) == 0 || strncmp(backend, "mlx", 3) == 0;
 }
 
 void gate_rule_counts(gate_context *context) {
@@ -87,7 +88,7 @@ void gate_rule_counts(gate_context *context) {
          * behind the cut. */
         int64_t tokens = (int64_t)(row->n_token_ids + dropped),
                 made = row->verifier_forwards + row->accepted_tokens + 1;
-        made += dropped && gate_is_native(row) && kinds_alike(context);
+        made += dropped && gate_is_native(row) && !kinds_differ(context);
         /* One token comes with each forward beside the accepted drafts, and one from the prompt. The forward after an
          * accepted draft that ended the answer gives none. */
         int64_t spare = (row->accepted_tokens > 0) * (dropped ? 2 : 1) +
