@@ -248,11 +248,12 @@ def refused_tokens():
 @test("sampling options: refused out of range, honoured within")
 def sampling():
     session = start()
-    for bad in ({"temperature": -0.5}, {"temperature": 2.5}, {"temperature": float("nan")}, {"top_p": 0.0}, {"top_p": 1.5}):
+    for bad in ({"temperature": -0.5}, {"temperature": 2.5}, {"temperature": float("nan")}, {"top_p": -0.1}, {"top_p": 1.5}):
         fails(Code.INVALID_ARGUMENT, lambda: shared.generate(session, 1, **bad), next(iter(bad)))
     equal(shared.info(session).history_length, len(PROMPT), "a refusal changes nothing")
     greedy = run_kakeya(PROMPT, 24)
-    for same in ({}, {"seed": 5}, {"temperature": 0.0, "top_p": 0.5, "top_k": 3}, {"temperature": 1.5, "top_k": 1}):
+    for same in ({}, {"seed": 5}, {"temperature": 0.0, "top_p": 0.5, "top_k": 3}, {"temperature": 1.5, "top_k": 1},
+                 {"temperature": 1.5, "top_p": 0.0}):
         equal(shared.answer(start(), 24, **same)[0], greedy, f"greedy with {same}")
     options = {"temperature": 0.9, "top_p": 0.9, "top_k": 40, "seed": 77}
     expected = run_kakeya(PROMPT, 24, "--temperature", "0.9", "--top-p", "0.9", "--top-k", "40", "--seed", "77")
