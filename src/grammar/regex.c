@@ -498,11 +498,10 @@ static uint32_t only_repetition(const regex_tree *t) {
 kakeya_status regex_compile_counted(const char *text, size_t bytes, dfa *out, uint32_t *minimum, uint32_t *maximum,
                                     kakeya_error *error) {
     regex_tree tree;
-    kakeya_error none = {0};
-    if (regex_parse(text, bytes, &tree, &none) != KAKEYA_OK)
-        return regex_compile(text, bytes, REGEX_SEARCH, out, error);
+    kakeya_status status = regex_parse(text, bytes, &tree, error);
+    if (status == KAKEYA_OUT_OF_MEMORY) return status;
+    if (status != KAKEYA_OK) return regex_compile(text, bytes, REGEX_SEARCH, out, error); /* a look-ahead, perhaps */
     uint32_t repeat = only_repetition(&tree);
-    kakeya_status status = KAKEYA_OK;
     if (repeat != REGEX_NONE) {
         *minimum = tree.nodes[repeat].minimum;
         *maximum = tree.nodes[repeat].maximum; /* REGEX_NONE is no limit, too */
