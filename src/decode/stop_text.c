@@ -32,7 +32,7 @@ kakeya_status stop_text_create(stop_text *s, const char *const *strings, size_t 
             return error_set(error, KAKEYA_OUT_OF_MEMORY, "%zu stop strings: out of memory", n);
         }
     }
-    char *to = (char *)(s->strings + n);
+    char *to = n ? (char *)(s->strings + n) : NULL;
     for (size_t i = 0; i < n; i++) {
         if (!strings[i] || !strings[i][0]) {
             stop_text_free(s);

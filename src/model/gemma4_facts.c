@@ -206,9 +206,11 @@ void gemma4_settle_tokens(gemma4_reading *r) {
     double bos = r->value[FACT_BOS], pad = r->value[FACT_PAD];
     bool absent = bos == gemma4_facts[FACT_BOS].json_absent; /* a vocabulary without the usual one has none */
     if (gemma4_is_no_token(bos) || (absent && bos >= c->vocab)) bos = FACT_NO_TOKEN;
-    if (bos != FACT_NO_TOKEN && (bos < 0 || bos >= c->vocab))
+    if (bos != FACT_NO_TOKEN && (bos < 0 || bos >= c->vocab)) {
         gemma4_reading_fail(r, KAKEYA_FORMAT, "%s is %.0f, expected 0 to %d, or -1 for none",
                             gemma4_fact_name(r, FACT_BOS), bos, c->vocab - 1);
+        bos = FACT_NO_TOKEN;
+    }
     c->bos_token = (int)bos;
     c->pad_token = pad < 0 || pad >= c->vocab ? FACT_NO_TOKEN : (int)pad; /* nothing is padded here */
 }
