@@ -179,9 +179,10 @@ static void test_foreign_calls(void **state) {
     check("[{'type':'web_search_call','id':'w','status':'completed'}]",
           "[{'role':'assistant','tool_calls':[{'id':'w','type':'function','function':{'name':'web_search',"
           "'arguments':'{}'}}]},{'role':'tool','tool_call_id':'w','content':'completed'}]");
-    check("[{'type':'image_call','id':'i','output':[{'type':'image'}]}]",
-          "[{'role':'assistant','tool_calls':[{'id':'i','type':'function','function':{'name':'image',"
-          "'arguments':'{}'}}]},{'role':'tool','tool_call_id':'i','content':'[{\\'type\\':\\'image\\'}]'}]");
+    check_naming("[{'type':'image_call','id':'i','output':[{'type':'image'}]}]",
+                 "[{'role':'assistant','tool_calls':[{'id':'i','type':'function','function':{'name':'image',"
+                 "'arguments':'{}'}}]},{'role':'tool','tool_call_id':'i','content':'[image]'}]",
+                 "");
     /* and an output without a call gets a call */
     check("[{'type':'local_shell_call_output','call_id':'l','output':{'a':1}}]",
           "[{'role':'assistant','tool_calls':[{'id':'l','type':'function','function':{'name':'local_shell',"
