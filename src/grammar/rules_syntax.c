@@ -37,6 +37,13 @@ static uint32_t fail(parser *p, kakeya_status status, const char *format, ...) {
     return RULE_NONE;
 }
 
+/* The characters that come next, for messages: the text ends where it ends, without a NUL. */
+static int shown(const parser *p) {
+    enum { SHOWN_BYTES = 10 };
+    size_t left = p->at < p->bytes ? p->bytes - p->at : 0;
+    return (int)utf8_valid_bytes(p->text + p->at, left < SHOWN_BYTES ? left : SHOWN_BYTES);
+}
+
 static uint32_t add(parser *p, rule_node node) {
     rule_set *r = p->out;
     if (r->n_nodes == MAX_NODES) fail(p, KAKEYA_UNSUPPORTED, "more than %d parts", (int)MAX_NODES);
@@ -221,7 +228,7 @@ static uint32_t parse_class(parser *p) {
         if (here(p) != '-' || ahead(p, 1) == ']') continue;
         p->at++;
         put(p, &b, "-", 1);
-        put_escaped(p, &b, take_character(p));
+        if (p->at < p->bytes) put_escaped(p, &b, take_character(p));
     }
     if (!take(p, "]")) fail(p, KAKEYA_FORMAT, "[ without ]");
     put(p, &b, "]", 1);
@@ -319,7 +326,7 @@ static uint32_t parse_atom(parser *p) {
     if (p->lark && take(p, "/")) return parse_regex(p);
     if (!p->lark && take(p, ".")) return add_text(p, RULE_REGEX, "[^]", 3);
     size_t n = name_bytes(p);
-    if (n == 0) return fail(p, KAKEYA_FORMAT, "'%.10s' is not expected here", p->text + p->at);
+    if (n == 0) return fail(p, KAKEYA_FORMAT, "'%.*s' is not expected here", shown(p), p->text + p->at);
     uint32_t rule = rule_named(p, p->text + p->at, n);
     p->at += n;
     return p->status ? RULE_NONE : add(p, (rule_node){.kind = RULE_NAME, .child = RULE_NONE, .rule = rule});
@@ -498,7 +505,7 @@ static void parse_rule(parser *p) {
     const char *name = p->text + p->at;
     size_t bytes = name_bytes(p);
     if (bytes == 0) {
-        fail(p, KAKEYA_FORMAT, "the name of a rule is expected, not '%.10s'", p->text + p->at);
+        fail(p, KAKEYA_FORMAT, "the name of a rule is expected, not '%.*s'", shown(p), p->text + p->at);
         return;
     }
     uint32_t rule = rule_named(p, name, bytes);
@@ -531,7 +538,7 @@ kakeya_status rules_parse(const char *text, size_t bytes, rule_set *out, kakeya_
         else if (p.lark && take(&p, "%ignore"))
             parse_ignore(&p);
         else if (p.lark && here(&p) == '%')
-            fail(&p, KAKEYA_UNSUPPORTED, "'%.12s' is not supported", text + p.at);
+            fail(&p, KAKEYA_UNSUPPORTED, "'%.*s' is not supported", shown(&p), text + p.at);
         else
             parse_rule(&p);
     }

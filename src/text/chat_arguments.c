@@ -127,7 +127,15 @@ static void pop(chat_arguments *a) {
 static void put_key(chat_arguments *a, const char *key, size_t bytes) {
     begin_item(a);
     puts_json(a, "\"");
-    put_escaped(a, key, bytes);
+    for (size_t at = 0, end; at < bytes;
+         at = end + 1) { /* no key of a request holds U+0000, and calls come back in one */
+        const char *nul = memchr(key + at, 0, bytes - at);
+        end = nul ? (size_t)(nul - key) : bytes;
+        put_escaped(a, key + at, end - at);
+        if (!nul) continue;
+        puts_json(a, "\xEF\xBF\xBD");
+        a->repairs++;
+    }
     puts_json(a, "\":");
     a->expected = chat_schema_member(a->open[a->depth - 1].schema, key, bytes);
     a->state = AT_VALUE;

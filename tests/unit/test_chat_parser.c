@@ -135,6 +135,10 @@ static void test_calls(void **state) {
          "|f{\"a\":\"\xEF\xBF\xBD!\",\"b\":\"\xEF\xBF\xBD\",\"c\":\"\\\\q\",\"d\":\"\xEF\xBF\xBDx\","
          "\"e\":\"\\u0000\"}.",
          7},
+        {"<|tool_call>call:f{\"a\\u0000b\":1,\"\\u0000\":{c:2}}<tool_call|>", /* a request has no such keys */
+         "|f{\"a\xEF\xBF\xBD"
+         "b\":1,\"\xEF\xBF\xBD\":{\"c\":2}}.",
+         2},
         {"<|tool_call>call:f{a:\"one<|\"|>,b:1}<tool_call|>", "|f{\"a\":\"one\",\"b\":1}.", 1},
         {"<|tool_call>call:f{a:1 b:2}<tool_call|>", "|f{\"a\":\"1 b:2\"}.", 0},
         {"<|tool_call>call:f{a:<|\"|>1<|\"|>b:2}<tool_call|>", "|f{\"a\":\"1\",\"b\":2}.", 1},
