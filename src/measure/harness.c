@@ -343,6 +343,14 @@ static void add_stats(kakeya_stats *sum, const kakeya_stats *more) {
     sum->finish = more->finish;
 }
 
+/* What is to be followed behind the first n blocks. */
+static const session_trace *behind(session_trace *trace, size_t n) {
+    size_t taken = n < trace->n_follow ? n : trace->n_follow;
+    if (trace->follow) trace->follow += taken;
+    trace->n_follow -= taken;
+    return trace;
+}
+
 /* Cuts the answer's last tokens off and says them again. */
 static kakeya_status say_again(kakeya_session *session, const harness_prompt *prompt, kakeya_generate_options *options,
                                const session_trace *trace, kakeya_stats *stats, eval_row *row, kakeya_error *error) {
@@ -399,7 +407,7 @@ kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prom
         status = kakeya_session_sync(session, prompt->ids, prompt->n, NULL, on_prompt, harness, error);
     if (status == KAKEYA_OK) status = session_generate(session, &options, &trace, &stats, error);
     if (status == KAKEYA_OK && run->truncates && stats.finish != KAKEYA_FINISH_CANCELLED)
-        status = say_again(session, prompt, &options, &trace, &stats, row, error);
+        status = say_again(session, prompt, &options, behind(&trace, record.blocks.n), &stats, row, error);
     if (status == KAKEYA_OK && stats.finish == KAKEYA_FINISH_CANCELLED)
         status = error_set(error, KAKEYA_CANCELLED, "interrupted after %llu of %llu runs",
                            (unsigned long long)harness->done, (unsigned long long)harness->total);
