@@ -183,6 +183,16 @@ KAKEYA_API void kakeya_chat_parser_close(kakeya_chat_parser *parser);
  * tokens say nothing. */
 KAKEYA_API kakeya_status kakeya_chat_parser_feed(kakeya_chat_parser *parser, const int32_t *tokens, size_t n,
                                                  bool *stopped, kakeya_error *error);
+/* Where the next token stands. */
+typedef enum kakeya_chat_place {
+    KAKEYA_CHAT_IN_CONTENT = 0,
+    KAKEYA_CHAT_UNDECIDED, /* behind <|channel> or <|turn>: what is held back is reasoning, a role, or else content */
+    KAKEYA_CHAT_IN_REASONING,
+    KAKEYA_CHAT_IN_CALL,
+} kakeya_chat_place;
+
+KAKEYA_API kakeya_chat_place kakeya_chat_parser_place(const kakeya_chat_parser *parser);
+
 /* The answer is over: gives what was held back. finish says why: after KAKEYA_FINISH_STOP an open call is closed and
  * complete, after the others it stays as it is and gets no KAKEYA_CHAT_CALL_END. Only close may follow. summary may be
  * NULL. */

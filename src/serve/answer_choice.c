@@ -6,14 +6,14 @@
 #include "base/clock.h"
 #include "serve/answer_private.h"
 
-static void say(answer_choice *c, event_record record, const char *text, size_t bytes, bool with_pending) {
+static void say(answer_choice *c, event_record record, const char *text, size_t bytes, size_t n_logprobs) {
     record.text_bytes = bytes;
-    record.n_logprobs = with_pending ? c->n_pending : 0;
+    record.n_logprobs = n_logprobs;
     for (size_t i = 0; i < c->copies; i++) {
         record.choice = c->index + i;
         (c->alone ? answer_say_alone : answer_say)(c->answer, record, text, c->pending);
     }
-    if (record.type != ANSWER_TOKEN) c->n_pending = 0;
+    if (record.type != ANSWER_TOKEN) c->n_pending = c->n_settled = 0;
 }
 
 /* -------------------------------------------------------------------------------------------------------- the parser
@@ -26,27 +26,28 @@ static bool on_chat_event(void *user, const kakeya_chat_event *event) {
     if (c->answer->options.messages) answer_turn_event(&c->turn, event);
     switch (event->type) {
     case KAKEYA_CHAT_CONTENT:
-        say(c, content, event->text, event->text_bytes, true);
+        say(c, content, event->text, event->text_bytes,
+            kakeya_chat_parser_place(c->parser) == KAKEYA_CHAT_IN_CONTENT ? c->n_pending : c->n_settled);
         break;
     case KAKEYA_CHAT_REASONING:
-        say(c, reasoning, event->text, event->text_bytes, false);
+        say(c, reasoning, event->text, event->text_bytes, 0);
         break;
     case KAKEYA_CHAT_CALL_BEGIN: {
         text_buffer names = {0}; /* once for a call: not on the path of every token */
         text_bytes(&names, event->id, strlen(event->id) + 1);
         text_bytes(&names, event->name, strlen(event->name) + 1);
         part.type = ANSWER_CALL_BEGIN;
-        if (!names.failed) say(c, part, names.data, names.n, false);
+        if (!names.failed) say(c, part, names.data, names.n, 0);
         text_free(&names);
         return !names.failed;
     }
     case KAKEYA_CHAT_CALL_ARGUMENTS:
         part.type = ANSWER_CALL_ARGUMENTS;
-        say(c, part, event->text, event->text_bytes, false);
+        say(c, part, event->text, event->text_bytes, 0);
         break;
     case KAKEYA_CHAT_CALL_END:
         part.type = ANSWER_CALL_END;
-        say(c, part, NULL, 0, false);
+        say(c, part, NULL, 0, 0);
         if (event->call + 1 >= c->answer->options.max_calls) c->end = CHOICE_CALLS;
         break;
     }
@@ -152,6 +153,15 @@ void choice_count(answer_choice *c, const kakeya_stats *so_far) {
     *known = *so_far;
 }
 
+/* Log-probabilities are told with content. Those of what is held back wait until it is known what it is. */
+static void settle_logprobs(answer_choice *c, kakeya_chat_place before) {
+    kakeya_chat_place place = kakeya_chat_parser_place(c->parser);
+    if (place == KAKEYA_CHAT_UNDECIDED) return;
+    if (place != KAKEYA_CHAT_IN_CONTENT) c->n_pending = 0;
+    if (before == KAKEYA_CHAT_UNDECIDED && c->n_pending > c->n_settled) c->n_pending = c->n_settled;
+    c->n_settled = c->n_pending;
+}
+
 /* What a token means; c->end is set where nothing may follow it. */
 static void take_token(answer_choice *c, const kakeya_event *event) {
     answer *a = c->answer;
@@ -159,33 +169,32 @@ static void take_token(answer_choice *c, const kakeya_event *event) {
     kakeya_error why = {0};
     if (o->token_ids) {
         const event_record token = {.type = ANSWER_TOKEN, .token = event->token};
-        say(c, token, NULL, 0, false);
+        say(c, token, NULL, 0, 0);
     }
     if (is_listed(o, event->token) && c->generated > o->min_tokens) {
         c->end = CHOICE_STOP_TOKEN;
         c->stop_token = event->token;
         return;
     }
-    if (event->token == a->id_channel) c->in_thought = true;
-    bool shown = o->raw || (!c->in_thought &&
-                            !kakeya_tokenizer_is_special(kakeya_engine_tokenizer(a->server->engine), event->token));
-    if (event->token == a->id_channel_end) c->in_thought = false;
+    bool shown = o->raw || !kakeya_tokenizer_is_special(kakeya_engine_tokenizer(a->server->engine), event->token);
     if (o->logprobs && shown && !keep_logprob(c, event)) {
         c->end = CHOICE_FAILED;
         return;
     }
     if (o->raw) {
         const event_record content = {.type = ANSWER_CONTENT};
-        if (event->text_bytes) say(c, content, event->text, event->text_bytes, true);
+        if (event->text_bytes) say(c, content, event->text, event->text_bytes, c->n_pending);
         return;
     }
     bool stopped = false;
+    kakeya_chat_place before = kakeya_chat_parser_place(c->parser);
     if (kakeya_chat_parser_feed(c->parser, &event->token, 1, &stopped, &why) != KAKEYA_OK) {
         api_fail_library(&c->error, NULL, NULL, &why);
         c->end = CHOICE_FAILED;
     } else if (stopped) {
         c->end = CHOICE_STOP_STRING;
     }
+    settle_logprobs(c, before);
 }
 
 static bool on_event(void *user, const kakeya_event *event) {
@@ -292,7 +301,6 @@ void choice_generate_options(answer_choice *c, kakeya_generate_options *out) {
     if (c->generated == 0 && c->masked == 0) {
         c->masked = o->n_ids;
         c->thought_tokens = open_thought(a);
-        c->in_thought = c->thought_tokens >= 0;
     }
     out->max_tokens = o->max_tokens ? o->max_tokens - (int)c->generated : 0;
     out->sampling = o->sampling;
@@ -346,10 +354,10 @@ static void tell_end(answer_choice *c) {
     }
     if (stop_string >= 0) {
         end.stop_text = o->stops[stop_string];
-        if (o->keep_stop) say(c, content, end.stop_text, strlen(end.stop_text), true);
+        if (o->keep_stop) say(c, content, end.stop_text, strlen(end.stop_text), c->n_pending);
     }
-    if (c->n_pending && o->raw) say(c, content, NULL, 0, true);
-    say(c, end, NULL, 0, false);
+    if (c->n_pending && o->raw) say(c, content, NULL, 0, c->n_pending);
+    say(c, end, NULL, 0, 0);
 }
 
 static void remember(const answer_choice *c) {

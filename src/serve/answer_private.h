@@ -52,9 +52,9 @@ typedef struct answer_choice {
     double last_token;
     answer_logprob *pending; /* of tokens whose text has not come yet */
     size_t n_pending, room_pending;
+    size_t n_settled; /* of those: in front of what is held back */
     /* mask */
     size_t masked; /* tokens of the timeline that have been looked at */
-    bool in_thought;
     int64_t thought_tokens;
     int32_t first_stop;      /* in ids: what the constraint knows */
     kakeya_stats stats;      /* of the submission that is under way: what the metrics know of it */

@@ -324,6 +324,10 @@ kakeya_status kakeya_chat_parser_feed(kakeya_chat_parser *p, const int32_t *toke
     return status;
 }
 
+kakeya_chat_place kakeya_chat_parser_place(const kakeya_chat_parser *p) {
+    return (kakeya_chat_place)chat_parser_place(p->parser);
+}
+
 static const char *finish_reason(const kakeya_chat_parser *p, kakeya_finish finish, size_t complete_calls) {
     if (p->stopped) return "stop";
     if (finish == KAKEYA_FINISH_LENGTH) return "length";

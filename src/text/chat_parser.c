@@ -296,6 +296,7 @@ static void open_call(chat_parser *p) {
     p->space_bytes = 0; /* white space in front of a call is not content */
     p->may_be_unmarked = false;
     p->thinking = false;
+    flush(p); /* content is told while the place is content */
     enter(p, IN_CALL_NAME);
 }
 
@@ -575,6 +576,7 @@ static void on_turn_open(chat_parser *p) {
     if (in_call(p)) close_call(p);
     if (p->state == IN_CHANNEL) decide_channel(p, false);
     if (p->state == IN_REASONING || p->state == IN_LABEL) leave_reasoning(p);
+    flush(p);
     enter(p, IN_ROLE);
 }
 
@@ -753,8 +755,9 @@ kakeya_status chat_parser_finish(chat_parser *parser, chat_ending ending, kakeya
 
 chat_place chat_parser_place(const chat_parser *parser) {
     if (in_call(parser)) return CHAT_PLACE_CALL;
-    bool thinks = parser->state == IN_LABEL || parser->state == IN_CHANNEL || parser->state == IN_REASONING;
-    return thinks ? CHAT_PLACE_REASONING : CHAT_PLACE_CONTENT;
+    if (parser->state == IN_LABEL || parser->state == IN_CHANNEL || parser->state == IN_ROLE)
+        return CHAT_PLACE_UNDECIDED;
+    return parser->state == IN_REASONING ? CHAT_PLACE_REASONING : CHAT_PLACE_CONTENT;
 }
 
 chat_parser_counts chat_parser_count(const chat_parser *parser) {

@@ -48,7 +48,12 @@ typedef struct chat_parser_options {
 } chat_parser_options;
 
 /* Where the next token stands. */
-typedef enum chat_place { CHAT_PLACE_CONTENT = 0, CHAT_PLACE_REASONING, CHAT_PLACE_CALL } chat_place;
+typedef enum chat_place {
+    CHAT_PLACE_CONTENT = 0,
+    CHAT_PLACE_UNDECIDED, /* behind <|channel> or <|turn>: a label or a role, or else content */
+    CHAT_PLACE_REASONING,
+    CHAT_PLACE_CALL,
+} chat_place;
 
 /* Why there are no more tokens. */
 typedef enum chat_ending {

@@ -116,6 +116,25 @@ def _():
     s.stop()
 
 
+@test("20d: every token of content has its log-probability, whatever ended the channel before it, and no token of a thought has one")
+def _():
+    more = {"logprobs": True, "reasoning_effort": "high"}
+    for script, content in (("<|channel>thought\nHm.<channel|>Yes.", "Yes."), ("<|channel>odd one<|turn>So it goes.", "odd oneSo it goes."),
+                            ("Oh.<|channel>plan\nsum up<channel|>Done.", "Oh.Done."), ("<|channel>thou<channel|>Right.", "Right."),
+                            ("<|channel>thought\nHm.<|tool_call>call:f{}<tool_call|>Then.", "Then."),
+                            ("<|channel>so it <|tool_call>call:f{}<tool_call|>Then.", "so it Then."),
+                            ("Oh <|channel>thought\nHm.<channel|>well.", "Oh well."), ("<|channel>thought\nHm.<|turn>model!", "model!")):
+        s = scripted(script)
+        for tools in ({"tools": [tool(a={"type": "integer"})]},) if "call" in script else ({}, {"tools": [tool(a={"type": "integer"})]}):
+            choice = chat(s=s, **more, **tools).choices[0]
+            holds(choice.message.content.startswith(content), (script, choice.message.content))
+            equal("".join(entry.token for entry in choice.logprobs.content), choice.message.content, script)
+            streamed = [c.choices[0] for c in chat(s=s, stream=True, **more, **tools) if c.choices]
+            equal("".join(c.delta.content or "" for c in streamed), choice.message.content)
+            equal("".join(e.token for c in streamed if c.logprobs for e in c.logprobs.content), choice.message.content, script)
+        s.stop()
+
+
 @test("20c: what lies between the markers of a channel is reasoning, whatever its label, streamed or not, on every route")
 def _():
     s = scripted("<|channel>plan\nsum up<channel|>Done.")

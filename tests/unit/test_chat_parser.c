@@ -293,7 +293,8 @@ static void test_counts_places_and_ids(void **state) {
     for (size_t i = 0; i < n; i++) {
         chat_place before = chat_parser_place(parser);
         assert_int_equal(chat_parser_feed(parser, ids + i, 1, &error), KAKEYA_OK);
-        if (chat_parser_place(parser) == CHAT_PLACE_REASONING) in_thought++;
+        if (chat_parser_place(parser) == CHAT_PLACE_REASONING || chat_parser_place(parser) == CHAT_PLACE_UNDECIDED)
+            in_thought++;
         if (before == CHAT_PLACE_REASONING && chat_parser_place(parser) == CHAT_PLACE_CONTENT) behind_thought = i + 1;
     }
     assert_int_equal(chat_parser_finish(parser, CHAT_ENDING_STOP, &error), KAKEYA_OK);
