@@ -122,7 +122,7 @@ def _():
     for script, content in (("<|channel>thought\nHm.<channel|>Yes.", "Yes."), ("<|channel>odd one<|turn>So it goes.", "odd oneSo it goes."),
                             ("Oh.<|channel>plan\nsum up<channel|>Done.", "Oh.Done."), ("<|channel>thou<channel|>Right.", "Right."),
                             ("<|channel>thought\nHm.<|tool_call>call:f{}<tool_call|>Then.", "Then."),
-                            ("<|channel>so it <|tool_call>call:f{}<tool_call|>Then.", "so it Then."),
+                            ("<|channel>so it<|tool_call>call:f{}<tool_call|>Then.", "so itThen."),
                             ("Oh <|channel>thought\nHm.<channel|>well.", "Oh well."), ("<|channel>thought\nHm.<|turn>model!", "model!")):
         s = scripted(script)
         for tools in ({"tools": [tool(a={"type": "integer"})]},) if "call" in script else ({}, {"tools": [tool(a={"type": "integer"})]}):
