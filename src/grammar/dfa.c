@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MAX_LOOKS = 50000000 }; /* at transitions, where states are looked through in rounds: some 50 ms */
+
 void dfa_free(dfa *d) {
     free(d->next);
     free(d->flags);
@@ -84,10 +86,11 @@ static dfa_result explore(dfa_source *source, const uint16_t *representative, df
  * rounds, because successors mostly have higher numbers. */
 static dfa_result trim(dfa *d) {
     uint16_t n = d->n_states, kept = 0;
+    size_t work = 0;
     uint16_t *number = malloc(n * sizeof *number);
     if (!number) return DFA_OUT_OF_MEMORY;
     for (uint32_t s = 0; s < n; s++) number[s] = d->flags[s] & DFA_ACCEPTS ? 0 : DFA_REFUSED;
-    for (bool more = true; more;) {
+    for (bool more = true; more && work <= MAX_LOOKS; work += (size_t)n * d->n_classes) {
         more = false;
         for (uint32_t s = n; s-- > 0;) {
             for (uint32_t c = 0; c < d->n_classes && number[s] == DFA_REFUSED; c++) {
@@ -114,7 +117,7 @@ static dfa_result trim(dfa *d) {
     }
     d->n_states = kept;
     free(number);
-    return empty ? DFA_EMPTY : DFA_OK;
+    return work > MAX_LOOKS ? DFA_TOO_LARGE : empty ? DFA_EMPTY : DFA_OK;
 }
 
 dfa_result dfa_make(dfa_source *source, dfa *out) {
@@ -139,11 +142,17 @@ dfa_result dfa_make(dfa_source *source, dfa *out) {
 
 /* Classes of letters that neither of two partitions tells apart. */
 static void refine(uint16_t *out, const uint16_t *a, const uint16_t *b) {
-    uint16_t n = 0;
+    uint16_t n = 0, last[LETTERS] = {0}, before[LETTERS + 1]; /* first letters of classes by their class in a, linked */
     for (unsigned letter = 0; letter < LETTERS; letter++) {
-        unsigned same = 0;
-        while (same < letter && (a[same] != a[letter] || b[same] != b[letter])) same++;
-        out[letter] = same < letter ? out[same] : n++;
+        unsigned same = last[a[letter]];
+        while (same && b[same - 1] != b[letter]) same = before[same];
+        if (same) {
+            out[letter] = out[same - 1];
+            continue;
+        }
+        out[letter] = n++;
+        before[letter + 1] = last[a[letter]];
+        last[a[letter]] = (uint16_t)(letter + 1);
     }
 }
 

@@ -8,11 +8,15 @@
 
 static uint32_t weight(const dfa *d, uint32_t from, uint32_t to) { return from != 0 && (d->flags[to] & DFA_CHARACTER); }
 
-/* Rounds until nothing changes: few, because successors mostly have higher numbers. */
-static void find_shortest(const dfa *d, uint32_t *shortest) {
+enum { MAX_LOOKS = 20000000 }; /* at transitions: some 20 ms */
+
+/* Rounds until nothing changes: few, because successors mostly have higher numbers. False: too much work. */
+static bool find_shortest(const dfa *d, uint32_t *shortest) {
+    size_t work = 0;
     for (uint32_t s = 0; s < d->n_states; s++) shortest[s] = d->flags[s] & DFA_ACCEPTS ? 0 : UINT32_MAX;
-    for (bool more = true; more;) {
+    for (bool more = true; more; work += (size_t)d->n_states * d->n_classes) {
         more = false;
+        if (work > MAX_LOOKS) return false;
         for (uint32_t s = d->n_states; s-- > 0;) {
             for (uint32_t c = 0; c < d->n_classes; c++) {
                 uint32_t to = d->next[s * d->n_classes + c];
@@ -24,6 +28,7 @@ static void find_shortest(const dfa *d, uint32_t *shortest) {
             }
         }
     }
+    return true;
 }
 
 /* As far as `most`. False: too much work. */
@@ -32,7 +37,7 @@ static bool find_longest(const dfa *d, uint32_t most, uint32_t *longest) {
     memset(longest, 0, d->n_states * sizeof *longest);
     for (bool more = true; more; work += (size_t)d->n_states * d->n_classes) {
         more = false;
-        if (work > 20000000) return false;
+        if (work > MAX_LOOKS) return false;
         for (uint32_t s = d->n_states; s-- > 0;) {
             for (uint32_t c = 0; c < d->n_classes && longest[s] < most; c++) {
                 uint32_t to = d->next[s * d->n_classes + c];
@@ -70,8 +75,7 @@ dfa_result dfa_lengths(const dfa *d, uint32_t minimum, uint32_t maximum, uint32_
     *shortest = malloc(d->n_states * sizeof **shortest);
     *longest = malloc(d->n_states * sizeof **longest);
     if (!*shortest || !*longest) goto failed;
-    find_shortest(d, *shortest);
-    done = find_longest(d, minimum, *longest);
+    done = find_shortest(d, *shortest) && find_longest(d, minimum, *longest);
     for (uint32_t s = 0; s < d->n_states && done && exact && minimum && maximum != UINT32_MAX; s++)
         exact = has_every_length(d, s, *shortest, *longest);
     if (done && exact && (*shortest)[0] <= maximum && (minimum == 0 || (*longest)[0] >= minimum)) return DFA_OK;
@@ -93,35 +97,51 @@ failed:
 /* ------------------------------------------------------------------------------------------------------- completions
  */
 
-uint16_t *dfa_completions(const dfa *d) {
+/* Where the walk stands in a state. */
+typedef struct visit {
+    uint16_t state, class;
+    uint64_t sum;
+} visit;
+
+enum { NOT_MET = 0, OPEN, DONE };
+
+/* A walk in depth: a state that is met again while it is open is in a circle, and so completed in any number of ways. */
+static void count_completions(const dfa *d, uint16_t *n, uint8_t *met, visit *path) {
     uint16_t letters[LETTERS] = {0};
-    uint16_t *n = malloc((d->n_states + 1) * sizeof *n);
-    uint8_t *known = calloc(1, d->n_states + 1u);
+    uint32_t depth = 0;
     for (unsigned letter = 0; letter < LETTERS; letter++) letters[d->class_of[letter]]++;
-    for (uint32_t s = 0; s < d->n_states && n; s++) n[s] = DFA_ENDLESS;
-    for (bool more = n && known; more;) {
-        more = false;
-        for (uint32_t s = d->n_states; s-- > 0;) {
-            bool all = !known[s];
-            uint64_t sum = d->flags[s] & DFA_ACCEPTS ? 1 : 0;
-            for (uint32_t c = 0; c < d->n_classes && all; c++) {
-                uint32_t to = d->next[s * d->n_classes + c];
-                if (to == DFA_REFUSED) continue;
-                all = known[to];
-                sum += (uint64_t)n[to] * letters[c];
-            }
-            if (!all) continue;
-            n[s] = sum > DFA_ENDLESS ? DFA_ENDLESS : (uint16_t)sum;
-            known[s] = 1;
-            more = true;
+    path[depth++] = (visit){.sum = d->flags[0] & DFA_ACCEPTS ? 1 : 0};
+    met[0] = OPEN;
+    while (depth) {
+        visit *own = &path[depth - 1];
+        if (own->class == d->n_classes) {
+            n[own->state] = own->sum > DFA_ENDLESS ? DFA_ENDLESS : (uint16_t)own->sum;
+            met[own->state] = DONE;
+            depth--;
+            continue;
         }
+        uint16_t to = d->next[(size_t)own->state * d->n_classes + own->class];
+        if (to != DFA_REFUSED && met[to] == NOT_MET) {
+            met[to] = OPEN;
+            path[depth++] = (visit){.state = to, .sum = d->flags[to] & DFA_ACCEPTS ? 1 : 0};
+            continue;
+        }
+        if (to != DFA_REFUSED) own->sum += met[to] == OPEN ? DFA_ENDLESS : (uint64_t)n[to] * letters[own->class];
+        own->class ++;
     }
-    if (!known) {
-        free(n);
-        n = NULL;
-    }
-    free(known);
-    return n;
+}
+
+uint16_t *dfa_completions(const dfa *d) {
+    uint16_t *n = calloc(d->n_states + 1u, sizeof *n);
+    uint8_t *met = calloc(1, d->n_states + 1u);
+    visit *path = malloc((d->n_states + 1u) * sizeof *path);
+    bool room = n && met && path;
+    if (room && d->n_states) count_completions(d, n, met, path);
+    free(met);
+    free(path);
+    if (room) return n;
+    free(n);
+    return NULL;
 }
 
 enum { MAX_TEXT = 512 };

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/hash.h"
 #include "grammar/regex_syntax.h"
 
 enum {
@@ -27,6 +26,7 @@ typedef struct nfa {
     state *states;
     uint32_t n, capacity;
     uint32_t set_start; /* the first state of the set of characters that is being added */
+    uint32_t any_rest;  /* from here any text matches; REGEX_NONE: there is no such state */
     dfa_result failure; /* the first one sticks */
 } nfa;
 
@@ -186,12 +186,26 @@ typedef struct subsets {
     uint32_t *members; /* of all sets, one behind the other */
     size_t n_members, member_capacity;
     size_t *first;                /* [n + 1]: where a set begins in members */
+    uint64_t *hashes;             /* [capacity] */
     uint32_t n, capacity, *slots; /* slots [2 * capacity]: set + 1, 0: empty */
-    uint32_t *mark, stamp;        /* [states]: stamp where a state has been met */
+    uint32_t *mark, stamp;        /* [states]: stamp where a state has been met; of those that sets hold: is in the set */
     uint32_t *stack, *set;        /* [states + 1] */
     uint32_t n_set;
+    uint64_t hash; /* of the set, whatever its order */
     size_t work;
 } subsets;
+
+static void begin_set(subsets *s) {
+    s->n_set = 0;
+    s->hash = 0;
+    s->stamp++;
+}
+
+static void add_to_set(subsets *s, uint32_t at) {
+    uint64_t mixed = (at + UINT64_C(1)) * UINT64_C(0x9E3779B97F4A7C15);
+    s->hash += mixed ^ mixed >> 32;
+    s->set[s->n_set++] = at;
+}
 
 /* Adds a state and what can be reached from it without reading anything. */
 static void add_closure(subsets *s, uint32_t from, bool at_begin, bool at_end) {
@@ -209,23 +223,23 @@ static void add_closure(subsets *s, uint32_t from, bool at_begin, bool at_end) {
         } else if ((own->kind == STATE_BEGIN && at_begin) || (own->kind == STATE_END && at_end)) {
             s->stack[depth++] = own->out;
         }
-        if (own->kind == STATE_RANGE || own->kind == STATE_MATCH || own->kind == STATE_END) s->set[s->n_set++] = at;
+        if (own->kind == STATE_RANGE || own->kind == STATE_MATCH || own->kind == STATE_END) add_to_set(s, at);
     }
 }
 
-static int by_number(const void *a, const void *b) {
-    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-    return x < y ? -1 : x > y;
+static bool is_gathered(const subsets *s, uint32_t other) {
+    if (s->hashes[other] != s->hash || s->first[other + 1] - s->first[other] != s->n_set) return false;
+    for (size_t i = s->first[other]; i < s->first[other + 1]; i++)
+        if (s->mark[s->members[i]] != s->stamp) return false;
+    return true;
 }
 
-static uint32_t subset_slot(const subsets *s, const uint32_t *set, size_t n) {
-    uint32_t mask = 2 * s->capacity - 1;
-    uint32_t slot = (uint32_t)(hash_fnv1a(HASH_FNV1A_START, set, n * sizeof *set) >> 20) & mask;
-    for (; s->slots[slot]; slot = (slot + 1) & mask) {
-        uint32_t other = s->slots[slot] - 1;
-        size_t bytes = s->first[other + 1] - s->first[other];
-        if (bytes == n && memcmp(s->members + s->first[other], set, n * sizeof *set) == 0) break;
-    }
+static uint32_t slot_of_hash(const subsets *s, uint64_t hash) { return (uint32_t)(hash >> 20) & (2 * s->capacity - 1); }
+
+/* Where the set that has been gathered is, or may be put. */
+static uint32_t subset_slot(const subsets *s) {
+    uint32_t slot = slot_of_hash(s, s->hash);
+    while (s->slots[slot] && !is_gathered(s, s->slots[slot] - 1)) slot = (slot + 1) & (2 * s->capacity - 1);
     return slot;
 }
 
@@ -233,24 +247,30 @@ static bool subsets_grow(subsets *s) {
     uint32_t capacity = s->capacity ? 2 * s->capacity : 256;
     size_t *first = realloc(s->first, (capacity + 1) * sizeof *first);
     if (first) s->first = first;
-    uint32_t *slots = first ? calloc(2 * (size_t)capacity, sizeof *slots) : NULL;
+    uint64_t *hashes = first ? realloc(s->hashes, capacity * sizeof *hashes) : NULL;
+    if (hashes) s->hashes = hashes;
+    uint32_t *slots = hashes ? calloc(2 * (size_t)capacity, sizeof *slots) : NULL;
     if (!slots) return false;
     free(s->slots);
     s->slots = slots;
     s->capacity = capacity;
     s->first[0] = 0;
     for (uint32_t i = 0; i < s->n; i++) {
-        size_t n = s->first[i + 1] - s->first[i];
-        s->slots[subset_slot(s, s->members + s->first[i], n)] = i + 1;
+        uint32_t slot = slot_of_hash(s, s->hashes[i]);
+        while (s->slots[slot]) slot = (slot + 1) & (2 * capacity - 1);
+        s->slots[slot] = i + 1;
     }
     return true;
 }
 
-/* The name of the set that has been gathered. */
+/* The name of the set that has been gathered. Where any text may follow, nothing else in the set matters. */
 static bool name_subset(subsets *s, uint64_t *name) {
-    qsort(s->set, s->n_set, sizeof *s->set, by_number);
+    if (s->a->any_rest != REGEX_NONE && s->mark[s->a->any_rest] == s->stamp) {
+        begin_set(s);
+        add_closure(s, s->a->any_rest, false, false);
+    }
     if (s->n == s->capacity && !subsets_grow(s)) return false;
-    uint32_t slot = subset_slot(s, s->set, s->n_set);
+    uint32_t slot = subset_slot(s);
     if (!s->slots[slot]) {
         if (s->n_members + s->n_set > s->member_capacity) {
             size_t capacity = 2 * (s->n_members + s->n_set) + 1024;
@@ -261,16 +281,12 @@ static bool name_subset(subsets *s, uint64_t *name) {
         }
         if (s->n_set) memcpy(s->members + s->n_members, s->set, s->n_set * sizeof *s->set);
         s->n_members += s->n_set;
+        s->hashes[s->n] = s->hash;
         s->first[++s->n] = s->n_members;
         s->slots[slot] = s->n;
     }
     *name = s->slots[slot] - 1;
     return true;
-}
-
-static void begin_set(subsets *s) {
-    s->n_set = 0;
-    s->stamp++;
 }
 
 typedef struct described {
@@ -348,6 +364,7 @@ static dfa_result determine(const nfa *a, uint32_t start, dfa *out) {
     free(s->set);
     free(s->members);
     free(s->first);
+    free(s->hashes);
     free(s->slots);
     return result;
 }
@@ -370,9 +387,9 @@ kakeya_status regex_error(dfa_result result, const char *what, kakeya_error *err
 }
 
 static kakeya_status compile_tree(const regex_tree *tree, regex_match match, dfa *out, kakeya_error *error) {
-    nfa a = {0};
+    nfa a = {.any_rest = REGEX_NONE};
     uint32_t end = add_state(&a, (state){.kind = STATE_MATCH});
-    if (match != REGEX_WHOLE) end = add_anything(&a, end);
+    if (match != REGEX_WHOLE) end = a.any_rest = add_anything(&a, end);
     uint32_t start = add_node(&a, tree, tree->root, end);
     if (match == REGEX_SEARCH) start = add_anything(&a, start);
     dfa_result result = a.failure ? a.failure : determine(&a, start, out);
