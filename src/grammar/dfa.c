@@ -140,8 +140,7 @@ dfa_result dfa_make(dfa_source *source, dfa *out) {
 
 /* ---------------------------------------------------------------------------------------------- derived automata */
 
-/* Classes of letters that neither of two partitions tells apart. */
-static void refine(uint16_t *out, const uint16_t *a, const uint16_t *b) {
+void dfa_refine(uint16_t *out, const uint16_t *a, const uint16_t *b) {
     uint16_t n = 0, last[LETTERS] = {0}, before[LETTERS + 1]; /* first letters of classes by their class in a, linked */
     for (unsigned letter = 0; letter < LETTERS; letter++) {
         unsigned same = last[a[letter]];
@@ -186,7 +185,7 @@ static uint8_t pair_flags(void *user, uint64_t state) {
 dfa_result dfa_combine(const dfa *a, const dfa *b, dfa_operation operation, dfa *out) {
     pair p = {a, b, operation};
     dfa_source source = {.user = &p, .step = pair_step, .flags = pair_flags};
-    refine(source.class_of, a->class_of, b->class_of);
+    dfa_refine(source.class_of, a->class_of, b->class_of);
     return dfa_make(&source, out);
 }
 
@@ -223,7 +222,7 @@ static uint8_t label_flags(void *user, uint64_t state) {
 dfa_result dfa_label(const dfa *a, const dfa *b, unsigned bit, uint32_t *masks, uint32_t *n_labels, dfa *out) {
     labelling l = {.a = a, .b = b, .bit = bit, .masks = masks};
     dfa_source source = {.user = &l, .step = label_step, .flags = label_flags};
-    refine(source.class_of, a->class_of, b->class_of);
+    dfa_refine(source.class_of, a->class_of, b->class_of);
     dfa_result result = dfa_make(&source, out);
     if (l.failed) dfa_free(out);
     memcpy(masks, l.made, l.n_made * sizeof *masks);
@@ -334,7 +333,7 @@ dfa_result dfa_limit_characters(const dfa *a, uint32_t minimum, uint32_t maximum
     dfa_source source = {.user = &l, .step = limited_step, .flags = limited_flags};
     uint16_t lead[LETTERS];
     for (unsigned letter = 0; letter < LETTERS; letter++) lead[letter] = continues_character(letter);
-    refine(source.class_of, a->class_of, lead);
+    dfa_refine(source.class_of, a->class_of, lead);
     return dfa_make(&source, out);
 }
 
@@ -461,7 +460,7 @@ static dfa_result in_string(const dfa *a, spelling how, dfa *out) {
         bool told_apart = hex_value(letter) >= 0 || (letter && strchr("\"\\bfnrtu", (int)letter));
         own[letter] = letter < 0x20 ? 2 : told_apart ? (uint16_t)(3 + letter) : 0;
     }
-    refine(source.class_of, a->class_of, own);
+    dfa_refine(source.class_of, a->class_of, own);
     return dfa_make(&source, out);
 }
 

@@ -56,6 +56,9 @@ typedef struct dfa_source {
 dfa_result dfa_make(dfa_source *source, dfa *out);
 void dfa_free(dfa *d);
 
+/* out[LETTERS]: classes 0, 1, ... of letters that neither a, classes as well, nor b, any numbers, tells apart. */
+void dfa_refine(uint16_t *out, const uint16_t *a, const uint16_t *b);
+
 static inline unsigned dfa_label_of(const dfa *d, unsigned state) { return d->flags[state] >> DFA_LABEL_SHIFT; }
 
 bool dfa_accepts(const dfa *d, const char *text);

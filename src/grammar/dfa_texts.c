@@ -105,7 +105,8 @@ typedef struct visit {
 
 enum { NOT_MET = 0, OPEN, DONE };
 
-/* A walk in depth: a state that is met again while it is open is in a circle, and so completed in any number of ways. */
+/* A walk in depth: a state that is met again while it is open is in a circle, and so completed in any number of ways.
+ */
 static void count_completions(const dfa *d, uint16_t *n, uint8_t *met, visit *path) {
     uint16_t letters[LETTERS] = {0};
     uint32_t depth = 0;

@@ -4,10 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "grammar/byte_tables.h"
 #include "grammar/regex_syntax.h"
 
 enum {
     MAX_NFA_STATES = 200000,
+    MAX_TABLES = 8192, /* of 512 bytes */
 #ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
     MAX_WORK = 5000, /* a hundred small expressions find more than a large one, and any six letters can be large */
 #else
@@ -15,17 +17,26 @@ enum {
 #endif
 };
 
-typedef enum state_kind { STATE_RANGE, STATE_SPLIT, STATE_BEGIN, STATE_END, STATE_MATCH, STATE_NEVER } state_kind;
+typedef enum state_kind { STATE_BYTE, STATE_SPLIT, STATE_BEGIN, STATE_END, STATE_MATCH, STATE_NEVER } state_kind;
 
 typedef struct state {
-    uint8_t kind, low, high; /* STATE_RANGE: bytes */
-    uint32_t out, other;     /* where it leads to; other: STATE_SPLIT */
+    uint8_t kind;
+    uint32_t out;   /* where it leads to; STATE_BYTE: behind the character */
+    uint32_t other; /* STATE_SPLIT: where else; STATE_BYTE: its table */
+    uint32_t set;   /* STATE_BYTE: the state of the first table of its set; the others follow it */
 } state;
+
+/* The tables of a set of characters. */
+typedef struct known_set {
+    uint32_t first_range, n_ranges, first_table, n_tables;
+} known_set;
 
 typedef struct nfa {
     state *states;
     uint32_t n, capacity;
-    uint32_t set_start; /* the first state of the set of characters that is being added */
+    byte_tables bytes;
+    known_set *sets;
+    uint32_t n_sets, set_capacity;
     uint32_t any_rest;  /* from here any text matches; REGEX_NONE: there is no such state */
     dfa_result failure; /* the first one sticks */
 } nfa;
@@ -52,54 +63,39 @@ static uint32_t add_split(nfa *a, uint32_t out, uint32_t other) {
 
 /* ------------------------------------------------------------------------------------------ characters as bytes */
 
-static size_t encode(uint32_t c, unsigned char *out) {
-    if (c < 0x80) {
-        out[0] = (unsigned char)c;
-        return 1;
+/* The tables of the set, which may have been made for another node. */
+static const known_set *tables_of(nfa *a, const character_range *ranges, uint32_t first, uint32_t n) {
+    enum { LOOKED_AT = 64 };
+    for (uint32_t i = a->n_sets; i-- > 0 && a->n_sets - i <= LOOKED_AT;) {
+        const known_set *own = &a->sets[i];
+        if (own->n_ranges == n && memcmp(ranges + own->first_range, ranges + first, n * sizeof *ranges) == 0)
+            return own;
     }
-    size_t n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    static const unsigned char lead[] = {0, 0, 0xC0, 0xE0, 0xF0};
-    for (size_t i = n; i-- > 1; c >>= 6) out[i] = (unsigned char)(0x80 | (c & 0x3F));
-    out[0] = (unsigned char)(lead[n] | c);
-    return n;
+    if (a->n_sets == a->set_capacity) {
+        uint32_t capacity = a->set_capacity ? 2 * a->set_capacity : 16;
+        known_set *sets = realloc(a->sets, capacity * sizeof *sets);
+        if (!sets) return NULL;
+        a->sets = sets;
+        a->set_capacity = capacity;
+    }
+    uint32_t before = a->bytes.n;
+    if (before > MAX_TABLES || !byte_tables_add(&a->bytes, ranges + first, n)) return NULL;
+    a->sets[a->n_sets] = (known_set){first, n, before, a->bytes.n - before};
+    return &a->sets[a->n_sets++];
 }
 
-/* A state from which the bytes low..high lead to `to`; the same one for the ends of all characters of a set. */
-static uint32_t add_bytes(nfa *a, unsigned low, unsigned high, uint32_t to) {
-    for (uint32_t i = a->set_start; i < a->n; i++) {
-        const state *s = &a->states[i];
-        if (s->kind == STATE_RANGE && s->low == low && s->high == high && s->out == to) return i;
+/* A state from which a character of the set leads to `to`. */
+static uint32_t add_set(nfa *a, const character_range *ranges, uint32_t first, uint32_t n, uint32_t to) {
+    if (a->failure) return 0;
+    const known_set *set = tables_of(a, ranges, first, n);
+    if (!set) {
+        a->failure = a->bytes.n > MAX_TABLES ? DFA_TOO_LARGE : DFA_OUT_OF_MEMORY;
+        return 0;
     }
-    return add_state(a, (state){.kind = STATE_RANGE, .low = (uint8_t)low, .high = (uint8_t)high, .out = to});
-}
-
-/* A state from which the characters low..high lead to `to`, or to what `others` leads to. The range is cut until all
- * its characters are made of the same ranges of bytes. */
-static uint32_t add_characters(nfa *a, uint32_t low, uint32_t high, uint32_t to, uint32_t others) {
-    static const uint32_t last_of_length[] = {0x7F, 0x7FF, 0xFFFF};
-    for (int i = 0; i < 3; i++) {
-        if (low <= last_of_length[i] && last_of_length[i] < high) {
-            others = add_characters(a, low, last_of_length[i], to, others);
-            return add_characters(a, last_of_length[i] + 1, high, to, others);
-        }
-    }
-    for (int bits = 6; bits <= 18 && high > 0x7F; bits += 6) {
-        uint32_t mask = (1u << bits) - 1;
-        if ((low & ~mask) == (high & ~mask)) continue;
-        if (low & mask) {
-            others = add_characters(a, low, low | mask, to, others);
-            return add_characters(a, (low | mask) + 1, high, to, others);
-        }
-        if ((high & mask) != mask) {
-            others = add_characters(a, low, (high & ~mask) - 1, to, others);
-            return add_characters(a, high & ~mask, high, to, others);
-        }
-    }
-    unsigned char first[4], last[4];
-    size_t n = encode(low, first);
-    (void)encode(high, last);
-    while (n-- > 0) to = add_bytes(a, first[n], last[n], to);
-    return others == REGEX_NONE ? to : add_split(a, to, others);
+    uint32_t own = a->n, n_tables = set->n_tables, table = set->first_table;
+    for (uint32_t i = 0; i < n_tables; i++)
+        add_state(a, (state){.kind = STATE_BYTE, .out = to, .other = table + i, .set = own});
+    return own;
 }
 
 /* --------------------------------------------------------------------------------------------------- construction */
@@ -144,12 +140,8 @@ static uint32_t add_node(nfa *a, const regex_tree *t, uint32_t at, uint32_t to) 
     case REGEX_EMPTY:
         return to;
     case REGEX_SET:
-        a->set_start = a->n;
-        for (uint32_t i = 0; i < node->n_ranges; i++) {
-            character_range range = t->ranges[node->first_range + i];
-            s = add_characters(a, range.low, range.high, to, s);
-        }
-        return s == REGEX_NONE ? add_state(a, (state){.kind = STATE_NEVER}) : s;
+        if (node->n_ranges == 0) return add_state(a, (state){.kind = STATE_NEVER});
+        return add_set(a, t->ranges, node->first_range, node->n_ranges, to);
     case REGEX_IN_ROW:
         return add_row(a, t, node->child, to);
     case REGEX_ONE_OF:
@@ -170,10 +162,12 @@ static uint32_t add_node(nfa *a, const regex_tree *t, uint32_t at, uint32_t to) 
 
 /* The state in front of any number of any characters, which leads to `to` behind them. */
 static uint32_t add_anything(nfa *a, uint32_t to) {
-    uint32_t loop = add_split(a, 0, to);
-    a->set_start = a->n;
-    uint32_t inner = add_characters(a, 0, 0xD7FF, loop, REGEX_NONE);
-    inner = add_characters(a, 0xE000, 0x10FFFF, loop, inner);
+    static const character_range any[] = {{0, 0x10FFFF}};
+    uint32_t loop = add_split(a, 0, to), inner = a->n, before = a->bytes.n;
+    if (a->failure) return 0;
+    if (!byte_tables_add(&a->bytes, any, 1)) a->failure = DFA_OUT_OF_MEMORY;
+    for (uint32_t i = before; i < a->bytes.n; i++)
+        add_state(a, (state){.kind = STATE_BYTE, .out = loop, .other = i, .set = inner});
     if (!a->failure) a->states[loop].out = inner;
     return loop;
 }
@@ -188,8 +182,8 @@ typedef struct subsets {
     size_t *first;                /* [n + 1]: where a set begins in members */
     uint64_t *hashes;             /* [capacity] */
     uint32_t n, capacity, *slots; /* slots [2 * capacity]: set + 1, 0: empty */
-    uint32_t *mark, stamp;        /* [states]: stamp where a state has been met; of those that sets hold: is in the set */
-    uint32_t *stack, *set;        /* [states + 1] */
+    uint32_t *mark, stamp; /* [states]: stamp where a state has been met; of those that sets hold: is in the set */
+    uint32_t *stack, *set; /* [states + 1] */
     uint32_t n_set;
     uint64_t hash; /* of the set, whatever its order */
     size_t work;
@@ -223,7 +217,7 @@ static void add_closure(subsets *s, uint32_t from, bool at_begin, bool at_end) {
         } else if ((own->kind == STATE_BEGIN && at_begin) || (own->kind == STATE_END && at_end)) {
             s->stack[depth++] = own->out;
         }
-        if (own->kind == STATE_RANGE || own->kind == STATE_MATCH || own->kind == STATE_END) add_to_set(s, at);
+        if (own->kind == STATE_BYTE || own->kind == STATE_MATCH || own->kind == STATE_END) add_to_set(s, at);
     }
 }
 
@@ -305,8 +299,8 @@ static bool subset_step(void *user, uint64_t name, unsigned letter, uint64_t *to
     for (size_t i = s->first[name >> 1]; i < s->first[(name >> 1) + 1]; i++) {
         const state *own = &s->a->states[s->members[i]];
         s->work++;
-        if (own->kind == STATE_RANGE && letter >= own->low && letter <= own->high)
-            add_closure(s, own->out, false, false);
+        uint16_t next = own->kind == STATE_BYTE ? s->a->bytes.tables[own->other].next[letter] : BYTE_REFUSED;
+        if (next != BYTE_REFUSED) add_closure(s, next == BYTE_ENDS ? own->out : own->set + next, false, false);
     }
     if (s->work > MAX_WORK) d->source.failure = DFA_TOO_LARGE;
     if (s->n_set == 0 || d->source.failure) return false;
@@ -326,17 +320,15 @@ static uint8_t subset_flags(void *user, uint64_t name) {
     return 0;
 }
 
+/* Bytes that all tables lead to the same place. Other letters are a class of their own, which no table has. */
 static void classes_of(const nfa *a, uint16_t *class_of) {
-    bool begins[LETTERS] = {0};
-    begins[0] = begins[256] = true;
-    for (uint32_t i = 0; i < a->n; i++) {
-        if (a->states[i].kind != STATE_RANGE) continue;
-        begins[a->states[i].low] = begins[a->states[i].high + 1] = true;
-    }
-    uint16_t class = 0;
-    for (unsigned letter = 0; letter < LETTERS; letter++) {
-        if (letter && begins[letter]) class ++;
-        class_of[letter] = class;
+    uint16_t own[LETTERS], told_apart[LETTERS];
+    for (unsigned letter = 0; letter < LETTERS; letter++) class_of[letter] = letter > 0xFF;
+    for (uint32_t i = 0; i < a->bytes.n; i++) {
+        memcpy(own, a->bytes.tables[i].next, sizeof a->bytes.tables[i].next);
+        for (unsigned letter = 0x100; letter < LETTERS; letter++) own[letter] = BYTE_REFUSED;
+        dfa_refine(told_apart, class_of, own);
+        memcpy(class_of, told_apart, sizeof told_apart);
     }
 }
 
@@ -394,6 +386,8 @@ static kakeya_status compile_tree(const regex_tree *tree, regex_match match, dfa
     if (match == REGEX_SEARCH) start = add_anything(&a, start);
     dfa_result result = a.failure ? a.failure : determine(&a, start, out);
     free(a.states);
+    free(a.sets);
+    free(a.bytes.tables);
     return regex_error(result, "regular expression", error);
 }
 
