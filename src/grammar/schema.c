@@ -134,8 +134,21 @@ static bool emit_values(schema_branch *b) {
 
 static void add_child(schema_branch *b, uint32_t child) { schema_add_child(b->c, b->node, child); }
 
+static void emit_nothing(schema_branch *b) { (void)b; }
+
+/* Fails where the branches turn out to be too many, before a node has been made for each of them. */
+static void check_count(schema_branch *b) {
+    enum { MANY = 32 };
+    if (++b->n_emitted != MANY) return;
+    uint32_t tried = b->c->n_tried;
+    schema_branch all = {.c = b->c, .set = b->set, .emit = emit_nothing};
+    schema_each_branch(&all);
+    b->c->n_tried = tried;
+}
+
 static void emit_branch(schema_branch *b) {
-    if (emit_values(b)) return;
+    check_count(b);
+    if (b->c->status || emit_values(b)) return;
     if (b->of_names) {
         if (b->types & TYPE_STRING) schema_name_branch(b);
         return;
@@ -214,14 +227,10 @@ schema_compiler *schema_compiler_create(grammar_program *program) {
     return c;
 }
 
-static void forget_patterns(schema_compiler *c) {
-    for (uint32_t i = 0; i < c->n_patterns; i++) dfa_free(&c->patterns[i].dfa);
-    c->n_patterns = 0;
-}
-
 void schema_compiler_destroy(schema_compiler *c) {
     if (!c) return;
-    forget_patterns(c);
+    schema_forget_patterns(c);
+    schema_forget_members(c);
     forget_all(c);
     free(c->scalars);
     cJSON_Delete(c->notes);
@@ -239,7 +248,8 @@ kakeya_status schema_parse(const char *name, const char *text, size_t bytes, cJS
 
 static void begin(schema_compiler *c, const cJSON *root, const char *where, grammar_form form, kakeya_error *error) {
     forget_all(c); /* documents are told apart by their addresses */
-    forget_patterns(c);
+    schema_forget_patterns(c);
+    schema_forget_members(c);
     memset(c->targets, 0, sizeof c->targets);
     c->n_scalars = 0;
     c->root = root;

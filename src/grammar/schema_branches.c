@@ -391,7 +391,7 @@ static bool next_term(const schema_branch *b, const char *name, uint32_t *at, sc
         *term = own->term;
         if (own->kind == CLAIM_MEMBER && strcmp(own->name, name) == 0) return ++*at, true;
         if (own->kind != CLAIM_KEYWORD || strcmp(own->item->string, "properties") != 0) continue;
-        *term = (schema_term){cJSON_GetObjectItemCaseSensitive(own->item, name), false};
+        *term = (schema_term){schema_member(b->c, own->item, name), false};
         if (term->schema) return ++*at, true;
     }
     return false;

@@ -5,7 +5,6 @@
 
 #include "grammar/formats.h"
 #include "grammar/numbers.h"
-#include "grammar/regex.h"
 #include "grammar/schema_private.h"
 
 enum { MAX_HELD = 64, MAX_DISJOINT = 6, MAX_WORK = 5000000 };
@@ -36,29 +35,9 @@ bool schema_equal(const cJSON *a, const cJSON *b) {
 /* ----------------------------------------------------------------------------------------------------------- scalars
  */
 
-/* The automaton of a pattern, which may be asked about many names. */
-static const dfa *automaton_of(schema_compiler *c, const cJSON *at, const char *pattern, dfa *made) {
-    kakeya_error error = {0};
-    for (uint32_t i = 0; i < c->n_patterns; i++)
-        if (c->patterns[i].text == pattern) return &c->patterns[i].dfa;
-    kakeya_status status = regex_compile(pattern, strlen(pattern), REGEX_SEARCH, made, &error);
-    if (status != KAKEYA_OK && status != KAKEYA_INVALID_ARGUMENT) {
-        schema_cannot(c, at, status, "%s", error.message);
-        return NULL;
-    }
-    if (c->n_patterns == SCHEMA_MAX_PATTERNS) return made;
-    struct schema_pattern *kept = &c->patterns[c->n_patterns++];
-    *kept = (struct schema_pattern){pattern, *made};
-    *made = (dfa){0};
-    return &kept->dfa;
-}
-
 bool schema_matches(schema_compiler *c, const cJSON *at, const char *pattern, const char *text) {
-    dfa made = {0};
-    const dfa *own = automaton_of(c, at, pattern, &made);
-    bool matches = !own || dfa_accepts(own, text);
-    dfa_free(&made);
-    return matches;
+    const struct schema_pattern *own = schema_pattern(c, at, pattern, false);
+    return !own || dfa_accepts(&own->dfa, text);
 }
 
 static uint32_t characters(const char *text) {
@@ -68,17 +47,13 @@ static uint32_t characters(const char *text) {
 }
 
 static bool has_format(schema_compiler *c, const cJSON *item, const char *text) {
-    dfa made;
-    kakeya_error error = {0};
     if (!cJSON_IsString(item) || !format_is_known(item->valuestring)) {
         schema_note(c, item);
         return true;
     }
-    uint32_t most;
-    kakeya_status status = format_dfa(item->valuestring, &made, &most, &error);
-    if (status != KAKEYA_OK) return schema_fail(c, item, status, "%s", error.message), false;
-    bool accepts = dfa_accepts(&made, text) && characters(text) <= most;
-    dfa_free(&made);
+    const struct schema_pattern *own = schema_pattern(c, item, item->valuestring, true);
+    if (!own) return true;
+    bool accepts = dfa_accepts(&own->dfa, text) && characters(text) <= own->most;
     c->uncertain = c->uncertain || !accepts; /* others may be of the format, too */
     return accepts;
 }
@@ -181,7 +156,7 @@ static bool holds_members(schema_compiler *c, const cJSON *schema, const cJSON *
     const cJSON *patterns = schema_get(schema, "patternProperties");
     cJSON_ArrayForEach(member, value) {
         const cJSON name = {.type = cJSON_String, .valuestring = member->string};
-        const cJSON *own = cJSON_GetObjectItemCaseSensitive(properties, member->string);
+        const cJSON *own = schema_member(c, properties, member->string);
         bool holds = true;
         if (strcmp(key, "properties") == 0) {
             holds = !own || schema_holds(c, own, member, depth);
@@ -333,8 +308,8 @@ static bool members_disjoint(schema_compiler *c, const cJSON *a, const cJSON *b,
     if (!cJSON_IsArray(required)) return false;
     cJSON_ArrayForEach(name, required) {
         if (!cJSON_IsString(name)) continue;
-        const cJSON *own = cJSON_GetObjectItemCaseSensitive(mine, name->valuestring);
-        const cJSON *other = cJSON_GetObjectItemCaseSensitive(theirs, name->valuestring);
+        const cJSON *own = schema_member(c, mine, name->valuestring);
+        const cJSON *other = schema_member(c, theirs, name->valuestring);
         if (!other && closed) return true;
         if (cJSON_IsFalse(other)) return true;
         if (own && other && schema_disjoint(c, own, other, depth + 1)) return true;

@@ -4,60 +4,70 @@
 
 #include "grammar/schema_private.h"
 
+/* In the order of strcmp. */
 static const schema_keyword keywords[] = {
-    {"type", KEYWORD_TYPE, 0},
-    {"nullable", KEYWORD_BESIDE, 0},
-    {"enum", KEYWORD_VALUES, 0},
-    {"const", KEYWORD_VALUES, 0},
-    {"$ref", KEYWORD_REFERENCE, 0},
     {"$dynamicRef", KEYWORD_REFERENCE, 0},
     {"$recursiveRef", KEYWORD_REFERENCE, 0},
+    {"$ref", KEYWORD_REFERENCE, 0},
+    {"additionalItems", KEYWORD_BESIDE, 0},
+    {"additionalProperties", KEYWORD_CLAIM, TYPE_OBJECT},
     {"allOf", KEYWORD_ALL, 0},
     {"anyOf", KEYWORD_ANY, 0},
-    {"oneOf", KEYWORD_ONE, 0},
-    {"not", KEYWORD_NOT, 0},
-    {"if", KEYWORD_IF, 0},
-    {"then", KEYWORD_BESIDE, 0},
-    {"else", KEYWORD_BESIDE, 0},
+    {"const", KEYWORD_VALUES, 0},
+    {"contains", KEYWORD_CLAIM, TYPE_ARRAY},
+    {"dependencies", KEYWORD_DEPENDENT, 0},
     {"dependentRequired", KEYWORD_DEPENDENT, 0},
     {"dependentSchemas", KEYWORD_DEPENDENT, 0},
-    {"dependencies", KEYWORD_DEPENDENT, 0},
-    {"minimum", KEYWORD_CLAIM, TYPE_NUMBER},
-    {"maximum", KEYWORD_CLAIM, TYPE_NUMBER},
-    {"exclusiveMinimum", KEYWORD_CLAIM, TYPE_NUMBER},
-    {"exclusiveMaximum", KEYWORD_CLAIM, TYPE_NUMBER},
-    {"multipleOf", KEYWORD_CLAIM, TYPE_NUMBER},
+    {"disallow", KEYWORD_REFUSED, 0},
     {"divisibleBy", KEYWORD_CLAIM, TYPE_NUMBER},
-    {"minLength", KEYWORD_CLAIM, TYPE_STRING},
-    {"maxLength", KEYWORD_CLAIM, TYPE_STRING},
-    {"pattern", KEYWORD_CLAIM, TYPE_STRING},
+    {"else", KEYWORD_BESIDE, 0},
+    {"enum", KEYWORD_VALUES, 0},
+    {"exclusiveMaximum", KEYWORD_CLAIM, TYPE_NUMBER},
+    {"exclusiveMinimum", KEYWORD_CLAIM, TYPE_NUMBER},
+    {"extends", KEYWORD_REFUSED, 0},
     {"format", KEYWORD_CLAIM, TYPE_STRING},
+    {"if", KEYWORD_IF, 0},
     {"items", KEYWORD_CLAIM, TYPE_ARRAY},
-    {"prefixItems", KEYWORD_CLAIM, TYPE_ARRAY},
-    {"additionalItems", KEYWORD_BESIDE, 0},
-    {"minItems", KEYWORD_CLAIM, TYPE_ARRAY},
-    {"maxItems", KEYWORD_CLAIM, TYPE_ARRAY},
-    {"uniqueItems", KEYWORD_CLAIM, TYPE_ARRAY},
-    {"contains", KEYWORD_CLAIM, TYPE_ARRAY},
-    {"minContains", KEYWORD_BESIDE, 0},
     {"maxContains", KEYWORD_BESIDE, 0},
-    {"unevaluatedItems", KEYWORD_CLAIM, TYPE_ARRAY},
-    {"properties", KEYWORD_CLAIM, TYPE_OBJECT},
+    {"maxItems", KEYWORD_CLAIM, TYPE_ARRAY},
+    {"maxLength", KEYWORD_CLAIM, TYPE_STRING},
+    {"maxProperties", KEYWORD_CLAIM, TYPE_OBJECT},
+    {"maximum", KEYWORD_CLAIM, TYPE_NUMBER},
+    {"minContains", KEYWORD_BESIDE, 0},
+    {"minItems", KEYWORD_CLAIM, TYPE_ARRAY},
+    {"minLength", KEYWORD_CLAIM, TYPE_STRING},
+    {"minProperties", KEYWORD_CLAIM, TYPE_OBJECT},
+    {"minimum", KEYWORD_CLAIM, TYPE_NUMBER},
+    {"multipleOf", KEYWORD_CLAIM, TYPE_NUMBER},
+    {"not", KEYWORD_NOT, 0},
+    {"nullable", KEYWORD_BESIDE, 0},
+    {"oneOf", KEYWORD_ONE, 0},
+    {"pattern", KEYWORD_CLAIM, TYPE_STRING},
     {"patternProperties", KEYWORD_CLAIM, TYPE_OBJECT},
-    {"additionalProperties", KEYWORD_CLAIM, TYPE_OBJECT},
-    {"unevaluatedProperties", KEYWORD_CLAIM, TYPE_OBJECT},
+    {"prefixItems", KEYWORD_CLAIM, TYPE_ARRAY},
+    {"properties", KEYWORD_CLAIM, TYPE_OBJECT},
     {"propertyNames", KEYWORD_CLAIM, TYPE_OBJECT},
     {"required", KEYWORD_CLAIM, TYPE_OBJECT},
-    {"minProperties", KEYWORD_CLAIM, TYPE_OBJECT},
-    {"maxProperties", KEYWORD_CLAIM, TYPE_OBJECT},
-    {"extends", KEYWORD_REFUSED, 0},
-    {"disallow", KEYWORD_REFUSED, 0},
+    {"then", KEYWORD_BESIDE, 0},
+    {"type", KEYWORD_TYPE, 0},
+    {"unevaluatedItems", KEYWORD_CLAIM, TYPE_ARRAY},
+    {"unevaluatedProperties", KEYWORD_CLAIM, TYPE_OBJECT},
+    {"uniqueItems", KEYWORD_CLAIM, TYPE_ARRAY},
 };
 
 const schema_keyword *schema_keyword_of(const char *name) {
     static const schema_keyword annotation = {"", KEYWORD_ANNOTATION, 0};
-    for (size_t i = 0; i < sizeof keywords / sizeof *keywords; i++)
-        if (keywords[i].name[0] == name[0] && strcmp(keywords[i].name, name) == 0) return &keywords[i];
+    size_t low = 0, high = sizeof keywords / sizeof *keywords;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        int order = (unsigned char)name[0] - (unsigned char)keywords[middle].name[0];
+        if (order == 0) order = strcmp(name, keywords[middle].name);
+        if (order == 0) return &keywords[middle];
+        if (order < 0)
+            high = middle;
+        else
+            low = middle + 1;
+    }
     return &annotation;
 }
 

@@ -137,7 +137,7 @@ typedef struct key {
 /* Whether the owner's properties or patterns are about the key. */
 static bool is_declared(object *o, const cJSON *owner, key k) {
     if (!k.name) return owner_is_matched(o, owner, k.mask);
-    return cJSON_GetObjectItemCaseSensitive(schema_get(owner, "properties"), k.name) || owner_matches(o, owner, k.name);
+    return schema_member(o->b->c, schema_get(owner, "properties"), k.name) || owner_matches(o, owner, k.name);
 }
 
 /* unevaluatedProperties: members that the schemas it came to say nothing about. */
@@ -177,7 +177,7 @@ static void follow_key(object *o, key k, schema_set *set) {
             schema_set_add(c, set, claim->term.schema, claim->term.negated);
         if (claim->kind != CLAIM_KEYWORD || claim->negated) continue;
         if (is_keyword(claim, "properties"))
-            own = k.name ? cJSON_GetObjectItemCaseSensitive(claim->item, k.name) : NULL;
+            own = k.name ? schema_member(c, claim->item, k.name) : NULL;
         else if (is_keyword(claim, "patternProperties"))
             follow_pattern(o, set, claim, k);
         else if (is_keyword(claim, "additionalProperties"))
@@ -274,18 +274,12 @@ static void replace(object *o, key_language *keys, const cJSON *at, dfa_result r
 }
 
 static void apply_pattern(object *o, key_language *keys, uint32_t i) {
-    kakeya_error error = {0};
     const cJSON *at = o->patterns[i];
-    dfa own = {0}, made = {0};
-    kakeya_status status = regex_compile(at->string, strlen(at->string), REGEX_SEARCH, &own, &error);
-    if (status == KAKEYA_INVALID_ARGUMENT) return; /* it matches nothing */
-    if (status != KAKEYA_OK) {
-        schema_cannot(o->b->c, at, status, "%s", error.message);
-        return;
-    }
+    const struct schema_pattern *own = schema_pattern(o->b->c, at, at->string, false);
+    dfa made = {0};
+    if (!own || own->dfa.n_states == 0) return; /* it cannot be followed, or matches nothing */
     if (everything(o, &keys->dfa))
-        replace(o, keys, at, dfa_label(&keys->dfa, &own, i, keys->masks, &keys->n_labels, &made), &made);
-    dfa_free(&own);
+        replace(o, keys, at, dfa_label(&keys->dfa, &own->dfa, i, keys->masks, &keys->n_labels, &made), &made);
 }
 
 static void keys_of(object *o, key_language *keys) {

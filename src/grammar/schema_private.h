@@ -15,7 +15,7 @@
 
 typedef struct schema_compiler schema_compiler;
 
-enum { SCHEMA_MAX_POINTER = 480, SCHEMA_MAX_LEVELS = 256, SCHEMA_MAX_PATTERNS = 24, SCHEMA_KNOWN_TARGETS = 1021 };
+enum { SCHEMA_MAX_POINTER = 480, SCHEMA_MAX_LEVELS = 256, SCHEMA_MAX_PATTERNS = 256, SCHEMA_KNOWN_TARGETS = 1021 };
 
 typedef struct schema_term {
     const cJSON *schema;
@@ -117,6 +117,7 @@ typedef struct schema_branch {
     branch_choice *choices;
     uint32_t n_choices, choice_capacity, made; /* choices that have been made */
     uint32_t tried;                            /* alternatives, of all choices */
+    uint32_t n_emitted;
     int depth;
     void (*emit)(struct schema_branch *b); /* is called for every branch that may have values */
     /* What all branches of the set come to. */
@@ -152,10 +153,16 @@ struct schema_compiler {
     cJSON *notes;                /* pointers to what is left out, each once; NULL: none */
     int names;                   /* whether parts of the document have names ($id, $anchor): 1, -1; 0: not known yet */
     struct schema_pattern {
-        const char *text; /* of the document */
-        dfa dfa;          /* without states: no text matches, or it cannot be followed */
-    } patterns[SCHEMA_MAX_PATTERNS];
-    uint32_t n_patterns;
+        const char *text; /* of the document: an expression, or the name of a format; NULL: an empty slot */
+        bool format;
+        uint32_t most;                      /* characters, of a format */
+        dfa dfa;                            /* without states: no text matches */
+    } patterns[SCHEMA_MAX_PATTERNS], spare; /* by a hash of the text; spare: the last one that had no room */
+    uint32_t n_patterns, n_pattern_states;
+    struct schema_member {
+        const cJSON *object, *item;
+    } * members; /* of large objects, by a hash of object and key */
+    uint32_t n_members, n_member_slots;
     struct {
         const cJSON *reference, *target;
     } targets[SCHEMA_KNOWN_TARGETS];
@@ -182,6 +189,9 @@ void schema_note(schema_compiler *c, const cJSON *at);
 void schema_place_of(schema_compiler *c, const cJSON *at, char **out);
 
 const cJSON *schema_get(const cJSON *schema, const char *key); /* NULL where it is absent, or null */
+/* The member of an object of the document; NULL: there is none, or it is no object. */
+const cJSON *schema_member(schema_compiler *c, const cJSON *object, const char *key);
+void schema_forget_members(schema_compiler *c);
 /* The schema that the reference leads to; NULL: none, and the compiler has failed or noted it. */
 const cJSON *schema_resolve(schema_compiler *c, const cJSON *reference);
 /* The one that a schema stands for which is a reference and nothing else. */
@@ -203,6 +213,10 @@ bool schema_equal(const cJSON *a, const cJSON *b);
 uint8_t schema_type_of(const cJSON *value);
 /* The types of "type"; TYPE_ANY where it is absent. */
 uint8_t schema_types(schema_compiler *c, const cJSON *schema);
+/* The automaton of a pattern, which is looked for anywhere in a text, or of a format that is known. NULL: it cannot be
+ * followed, and the compiler has failed or noted it. It lives until the next one is asked for, at least. */
+const struct schema_pattern *schema_pattern(schema_compiler *c, const cJSON *at, const char *text, bool format);
+void schema_forget_patterns(schema_compiler *c);
 /* Whether the text matches the pattern anywhere in it. */
 bool schema_matches(schema_compiler *c, const cJSON *at, const char *pattern, const char *text);
 /* A count, 0 to `most`. False: it cannot be followed. */
