@@ -131,6 +131,7 @@ dfa_result dfa_make(dfa_source *source, dfa *out) {
         if (class >= out->n_classes) out->n_classes = class + 1;
     }
     dfa_result result = explore(source, representative, out, &e);
+    out->cost = e.n * out->n_classes;
     if (result == DFA_OK) result = trim(out);
     free(e.keys);
     free(e.slots);

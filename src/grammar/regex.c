@@ -349,6 +349,7 @@ static dfa_result determine(const nfa *a, uint32_t start, dfa *out) {
                 (dfa_source){.user = &d, .start = name << 1 | AT_BEGIN, .step = subset_step, .flags = subset_flags};
             classes_of(a, d.source.class_of);
             result = dfa_make(&d.source, out);
+            out->cost += (uint32_t)s->work;
         }
     }
     free(s->mark);

@@ -259,6 +259,7 @@ static void begin(schema_compiler *c, const cJSON *root, const char *where, gram
     c->error = error;
     c->depth = 0;
     c->names = 0;
+    c->last_one_of = NULL;
 }
 
 void schema_set_strict_order(schema_compiler *c, bool strict_order) { c->strict_order = strict_order; }

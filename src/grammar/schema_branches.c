@@ -130,6 +130,7 @@ static void hold_keyword(schema_branch *b, const cJSON *schema, const cJSON *ite
 static void hold_keywords(schema_branch *b, const cJSON *schema, uint32_t step) {
     const cJSON *item, *branch;
     cJSON_ArrayForEach(item, schema) {
+        if (!schema_spend(b->c, schema, 1)) return;
         if (schema_keyword_of(item->string)->kind != KEYWORD_REFERENCE || cJSON_IsNull(item)) continue;
         const cJSON *target = schema_resolve(b->c, item);
         if (target) follow(b, target, false, step);
@@ -228,6 +229,7 @@ static void refuse_schema(schema_branch *b, const cJSON *schema, uint32_t step) 
     uint32_t n = 0;
     if (cJSON_IsTrue(schema_get(schema, "nullable"))) b->types &= (uint8_t)~TYPE_NULL;
     cJSON_ArrayForEach(item, schema) {
+        if (!schema_spend(b->c, schema, 1)) return;
         if (!says_something(item)) continue;
         only = item;
         n++;
@@ -290,6 +292,7 @@ static void follow(schema_branch *b, const cJSON *schema, bool negated, uint32_t
 static void follow_one_of(schema_branch *b, const branch_choice *choice, const cJSON *own) {
     const cJSON *other;
     follow(b, own, false, choice->origin);
+    if (schema_told_apart(b->c, choice->item)) return;
     cJSON_ArrayForEach(other, choice->item) {
         if (other == own || b->c->status || !b->types) continue;
         if (!schema_disjoint(b->c, own, other, 0)) follow(b, other, true, choice->origin);
@@ -422,6 +425,7 @@ static bool is_impossible(schema_branch *b, const char *name) {
 static bool is_contradictory(schema_branch *b, uint32_t first) {
     if (!(b->types & TYPE_OBJECT)) return false;
     for (uint32_t i = first; i < b->n_claims; i++) {
+        if (!schema_spend(b->c, b->claims[i].owner, 1 + b->n_claims / 16)) return false;
         const schema_claim *own = &b->claims[i];
         const cJSON *member;
         if (own->kind == CLAIM_REQUIRE || own->kind == CLAIM_FORBID)
@@ -433,7 +437,8 @@ static bool is_contradictory(schema_branch *b, uint32_t first) {
             (own->kind == CLAIM_REQUIRE && is_impossible(b, own->name)))
             return true;
         if (own->kind == CLAIM_KEYWORD && strcmp(own->item->string, "properties") == 0)
-            cJSON_ArrayForEach(member, own->item) if (values_of(member) && is_required(b, member->string) &&
+            cJSON_ArrayForEach(member, own->item) if (schema_spend(b->c, member, 1 + b->n_claims / 16) &&
+                                                      values_of(member) && is_required(b, member->string) &&
                                                       is_impossible(b, member->string)) return true;
     }
     return false;

@@ -7,7 +7,7 @@
 #include "grammar/numbers.h"
 #include "grammar/schema_private.h"
 
-enum { MAX_HELD = 64, MAX_DISJOINT = 6, MAX_WORK = 5000000 };
+enum { MAX_HELD = 64, MAX_DISJOINT = 6 };
 
 /* --------------------------------------------------------------------------------------------------------- equality */
 
@@ -191,7 +191,7 @@ static bool lists(schema_compiler *c, const cJSON *list, const cJSON *value) {
     const cJSON *item;
     if (list == c->listed) return true; /* the value is one of them */
     cJSON_ArrayForEach(item, list) {
-        c->n_work++;
+        if (!schema_spend(c, list, 1)) return true;
         if (schema_equal(item, value)) return true;
     }
     return false;
@@ -256,16 +256,9 @@ static bool holds_keyword(schema_compiler *c, const cJSON *schema, const cJSON *
     return true;
 }
 
-/* Callers wait for what is compiled: a tenth of a second or so. */
-static bool has_time(schema_compiler *c, const cJSON *at) {
-    if (++c->n_work < MAX_WORK) return true;
-    schema_fail(c, at, KAKEYA_UNSUPPORTED, "too large: it takes too many comparisons of values and schemas");
-    return false;
-}
-
 bool schema_holds(schema_compiler *c, const cJSON *schema, const cJSON *value, int depth) {
     const cJSON *item;
-    if (!has_time(c, schema)) return true;
+    if (!schema_spend(c, schema, 1)) return true;
     if (c->status || cJSON_IsTrue(schema)) return true;
     if (cJSON_IsFalse(schema)) return false;
     if (!cJSON_IsObject(schema)) {
@@ -290,6 +283,8 @@ bool schema_holds(schema_compiler *c, const cJSON *schema, const cJSON *value, i
 
 static bool no_common_value(schema_compiler *c, const cJSON *a, const cJSON *b) {
     const cJSON *list = schema_get(a, "enum"), *constant = schema_get(a, "const"), *value;
+    const cJSON *other = schema_get(b, "const");
+    if (constant && other && !schema_equal(constant, other)) return true;
     c->uncertain = false;
     if (constant) return !schema_holds(c, b, constant, 0) && !c->uncertain;
     if (!cJSON_IsArray(list)) return false;
@@ -338,7 +333,7 @@ static bool is_disjoint_half(schema_compiler *c, const cJSON *a, const cJSON *b,
 }
 
 bool schema_disjoint(schema_compiler *c, const cJSON *a, const cJSON *b, int depth) {
-    if (c->status || depth > MAX_DISJOINT || !has_time(c, a)) return false;
+    if (c->status || depth > MAX_DISJOINT || !schema_spend(c, a, 1)) return false;
     if (cJSON_IsFalse(a) || cJSON_IsFalse(b)) return true;
     if (!cJSON_IsObject(a) || !cJSON_IsObject(b)) return false;
     if (cJSON_IsTrue(schema_get(a, "nullable")) || cJSON_IsTrue(schema_get(b, "nullable"))) return false;
@@ -347,4 +342,48 @@ bool schema_disjoint(schema_compiler *c, const cJSON *a, const cJSON *b, int dep
     if ((mine & theirs) == TYPE_OBJECT && (members_disjoint(c, a, b, depth) || members_disjoint(c, b, a, depth)))
         return true;
     return is_disjoint_half(c, a, b, depth) || is_disjoint_half(c, b, a, depth);
+}
+
+/* ------------------------------------------------------------------------------------------------------ discriminators
+ */
+
+/* Adds the texts that the member may be to `words`. False: it need not be there, may be something else, or one of them
+ * is there already. */
+static bool add_discriminators(schema_compiler *c, const cJSON *branch, const char *name, trie *words) {
+    const cJSON *required, *value, *member;
+    branch = schema_target(c, branch);
+    if (!cJSON_IsObject(branch) || cJSON_IsTrue(schema_get(branch, "nullable"))) return false;
+    if (schema_types(c, branch) != TYPE_OBJECT) return false;
+    bool must = false;
+    cJSON_ArrayForEach(required, schema_get(branch, "required")) must =
+        must || (cJSON_IsString(required) && strcmp(required->valuestring, name) == 0);
+    member = schema_member(c, schema_get(branch, "properties"), name);
+    const cJSON *list = schema_get(member, "enum"), *constant = schema_get(member, "const");
+    if (!must || !cJSON_IsObject(member) || (!constant && !cJSON_IsArray(list))) return false;
+    for (value = constant ? constant : list->child; value; value = constant ? NULL : value->next) {
+        uint32_t before = words->n_words;
+        if (!cJSON_IsString(value) || !schema_spend(c, branch, 1)) return false;
+        schema_add_word(c, words, value);
+        if (c->status || words->n_words == before) return false;
+    }
+    return true;
+}
+
+static bool told_apart_by(schema_compiler *c, const cJSON *list, const char *name) {
+    const cJSON *branch;
+    trie words = {0};
+    bool apart = true;
+    cJSON_ArrayForEach(branch, list) apart = apart && add_discriminators(c, branch, name, &words);
+    trie_free(&words);
+    return apart && !c->status;
+}
+
+bool schema_told_apart(schema_compiler *c, const cJSON *list) {
+    if (c->last_one_of == list) return c->told_apart;
+    const cJSON *first = list->child ? schema_target(c, list->child) : NULL, *member;
+    bool apart = false;
+    cJSON_ArrayForEach(member, schema_get(first, "properties")) if (!apart && lists_values(member)) apart =
+        told_apart_by(c, list, member->string);
+    c->last_one_of = list;
+    return c->told_apart = apart;
 }

@@ -143,6 +143,7 @@ static bool is_declared(object *o, const cJSON *owner, key k) {
 /* unevaluatedProperties: members that the schemas it came to say nothing about. */
 static bool is_unevaluated(object *o, const schema_claim *claim, key k) {
     const schema_branch *b = o->b;
+    if (!schema_spend(b->c, claim->owner, 1 + b->n_claims / 8)) return false;
     for (uint32_t i = 0; i < b->n_claims; i++) {
         const schema_claim *other = &b->claims[i];
         if (other == claim || other->kind != CLAIM_KEYWORD || !schema_comes_from(b, other->origin, claim->origin))
@@ -169,6 +170,7 @@ static void follow_pattern(object *o, schema_set *set, const schema_claim *claim
 static void follow_key(object *o, key k, schema_set *set) {
     schema_branch *b = o->b;
     schema_compiler *c = b->c;
+    if (!schema_spend(c, b->set->terms[0].schema, 1 + b->n_claims / 8)) return;
     for (uint32_t i = 0; i < b->n_claims && !c->status && !set->never; i++) {
         const schema_claim *claim = &b->claims[i];
         const cJSON *own = NULL;
@@ -232,21 +234,24 @@ static bool names_of(object *o, const schema_claim *claim, dfa *out) {
     schema_set_add(c, &set, claim->item, false);
     schema_branch names = {.c = c, .set = &set, .emit = c->emit_names, .of_names = true, .no_name = true};
     if (!c->status && !set.never) schema_each_branch(&names);
-    for (uint32_t i = 0; i < names.n_values && !c->status; i++) {
-        dfa one = {0}, both = {0};
-        if (!cJSON_IsString(names.values[i])) continue;
-        names.no_name = false;
-        if (dfa_of_text(names.values[i]->valuestring, &one) != DFA_OK) schema_out_of_memory(c);
-        if (names.names.n_states) {
-            if (dfa_combine(&names.names, &one, DFA_OR, &both) != DFA_OK)
-                schema_cannot(c, claim->item, KAKEYA_UNSUPPORTED, "too large");
-            dfa_free(&names.names);
-            dfa_free(&one);
-            names.names = both;
-        } else {
-            names.names = one;
-        }
+    trie words = {0};
+    dfa listed = {0}, both = {0};
+    for (uint32_t i = 0; i < names.n_values && !c->status; i++) schema_add_word(c, &words, names.values[i]);
+    dfa_result result = words.n && !c->status ? dfa_of_trie(&words, &listed) : DFA_OK;
+    if (listed.n_states && names.names.n_states) result = dfa_combine(&names.names, &listed, DFA_OR, &both);
+    if (words.n && !c->status) names.no_name = false;
+    if (result == DFA_OUT_OF_MEMORY)
+        schema_out_of_memory(c);
+    else if (result != DFA_OK)
+        schema_cannot(c, claim->item, KAKEYA_UNSUPPORTED, "too large: its names");
+    else if (listed.n_states) {
+        dfa *made = both.n_states ? &both : &listed;
+        dfa_free(&names.names);
+        names.names = *made;
+        *made = (dfa){0};
     }
+    dfa_free(&listed);
+    trie_free(&words);
     schema_set_free(&set);
     free(names.values);
     if (names.any_name) dfa_free(&names.names);
@@ -262,6 +267,7 @@ typedef struct key_language {
 } key_language;
 
 static void replace(object *o, key_language *keys, const cJSON *at, dfa_result result, dfa *made) {
+    schema_spend_on(o->b->c, at, made);
     if (result == DFA_EMPTY)
         keys->none = true;
     else if (result == DFA_OUT_OF_MEMORY)

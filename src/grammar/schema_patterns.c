@@ -31,6 +31,7 @@ const struct schema_pattern *schema_pattern(schema_compiler *c, const cJSON *at,
         schema_cannot(c, at, status, "%s", error.message);
         return NULL;
     }
+    schema_spend_on(c, at, &c->spare.dfa);
     c->n_pattern_states += c->spare.dfa.n_states;
     if (c->n_patterns > SCHEMA_MAX_PATTERNS / 2 || c->n_pattern_states > MAX_KEPT_STATES) return &c->spare;
     *own = c->spare;

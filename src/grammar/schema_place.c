@@ -1,4 +1,4 @@
-/* Where in a document something went wrong, or was left out. */
+/* Where in a document something went wrong, or was left out; and whether it takes too long. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -62,6 +62,17 @@ kakeya_status schema_fail(schema_compiler *c, const cJSON *at, kakeya_status sta
 
 kakeya_status schema_out_of_memory(schema_compiler *c) {
     return schema_fail(c, NULL, KAKEYA_OUT_OF_MEMORY, "out of memory");
+}
+
+bool schema_spend(schema_compiler *c, const cJSON *at, size_t steps) {
+    c->n_work += steps;
+    if (c->n_work < SCHEMA_MAX_WORK) return true;
+    schema_fail(c, at, KAKEYA_UNSUPPORTED, "too large: compiling it takes too long");
+    return false;
+}
+
+void schema_spend_on(schema_compiler *c, const cJSON *at, const dfa *made) {
+    (void)schema_spend(c, at, 8 + made->cost / 4);
 }
 
 void schema_note(schema_compiler *c, const cJSON *at) {

@@ -145,8 +145,10 @@ struct schema_compiler {
     uint32_t n_sets, n_states, n_tried;
     int depth;                   /* sets in one another that are being compiled */
     uint32_t any[GRAMMAR_FORMS]; /* GRAMMAR_NOTHING: not made yet */
-    uint32_t n_work;             /* comparisons of values and schemas */
+    size_t n_work;               /* schema_spend */
     uint32_t n_large;            /* patterns that were too large, and left out */
+    const cJSON *last_one_of;    /* the list that schema_told_apart was asked about last, */
+    bool told_apart;             /* and the answer */
     const cJSON *listed;         /* an enum of which the value that is checked is one */
     bool uncertain;              /* schema_holds has taken a text for one that is not of a format, and it may be */
     const cJSON *narrowed;       /* a keyword that was negated, but cannot be: values may be missing for it */
@@ -182,6 +184,10 @@ kakeya_status schema_out_of_memory(schema_compiler *c);
 /* The keyword cannot be followed: it is left out and noted where that is allowed, otherwise the compiler fails. */
 void schema_cannot(schema_compiler *c, const cJSON *at, kakeya_status status, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
+/* Says what compiling has cost, in steps of some tens of nanoseconds: callers wait for it. False: it has become too
+ * much, and the compiler fails. */
+bool schema_spend(schema_compiler *c, const cJSON *at, size_t steps);
+void schema_spend_on(schema_compiler *c, const cJSON *at, const dfa *made);
 /* Says that the item was left out. */
 void schema_note(schema_compiler *c, const cJSON *at);
 
@@ -204,6 +210,8 @@ void schema_set_free(schema_set *set);
 void schema_each_branch(schema_branch *b);
 /* Whether a step was reached from another one, not through a negation, or is it. */
 bool schema_comes_from(const schema_branch *b, uint32_t step, uint32_t origin);
+/* Whether a member tells all branches of the list apart: objects that must have it, each with texts of its own. */
+bool schema_told_apart(schema_compiler *c, const cJSON *list);
 /* Whether no value follows both; false also where that cannot be told. */
 bool schema_disjoint(schema_compiler *c, const cJSON *a, const cJSON *b, int depth);
 
@@ -228,6 +236,8 @@ uint32_t schema_string(schema_branch *b);
 uint32_t schema_array(schema_branch *b);
 uint32_t schema_object(schema_branch *b);
 void schema_name_branch(schema_branch *b);
+/* Adds the bytes of a text to a trie; what is no text is left out. */
+void schema_add_word(schema_compiler *c, trie *words, const cJSON *value);
 /* Automata of one program, together: compiling takes time, and callers wait for it. */
 void schema_count_states(schema_compiler *c, const cJSON *at, const dfa *made);
 

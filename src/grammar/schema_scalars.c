@@ -28,6 +28,7 @@ typedef struct language {
 
 static void take(language *l, dfa_result result, dfa *made) {
     kakeya_error error = {0};
+    schema_spend_on(l->c, l->at, made);
     if (result == DFA_EMPTY) {
         l->empty = true;
     } else if (result != DFA_OK) {
@@ -283,6 +284,7 @@ static void take_pattern(text *t, const cJSON *item, const char *pattern, bool n
         schema_cannot(t->l.c, item, status, "%s", error.message);
         return;
     }
+    schema_spend_on(t->l.c, item, &made);
     at_least(t, minimum);
     at_most(t, maximum);
     if (negated && !everything(&t->l))
@@ -305,8 +307,19 @@ static void take_format(text *t, const cJSON *item) {
         schema_cannot(t->l.c, item, status, "%s", error.message);
         return;
     }
+    schema_spend_on(t->l.c, item, &made);
     at_most(t, most);
     restrict_to(&t->l, &made, false);
+}
+
+void schema_add_word(schema_compiler *c, trie *words, const cJSON *value) {
+    size_t bytes = cJSON_IsString(value) ? strlen(value->valuestring) : 0;
+    uint16_t *letters = cJSON_IsString(value) ? malloc((bytes + 1) * sizeof *letters) : NULL;
+    uint32_t word = 0;
+    if (!cJSON_IsString(value)) return;
+    for (size_t i = 0; i < bytes && letters; i++) letters[i] = (unsigned char)value->valuestring[i];
+    if (!letters || !trie_add(words, letters, bytes, &word)) schema_out_of_memory(c);
+    free(letters);
 }
 
 static void exclude_texts(text *t, const cJSON *item) {
@@ -315,18 +328,10 @@ static void exclude_texts(text *t, const cJSON *item) {
     t->l.at = item;
     trie words = {0};
     dfa made = {0};
-    uint32_t n = 0;
-    for (value = list ? item->child : item; value; value = list ? value->next : NULL) {
-        size_t bytes = cJSON_IsString(value) ? strlen(value->valuestring) : 0;
-        uint16_t *letters = cJSON_IsString(value) ? malloc((bytes + 1) * sizeof *letters) : NULL;
-        if (!cJSON_IsString(value)) continue;
-        for (size_t i = 0; i < bytes && letters; i++) letters[i] = (unsigned char)value->valuestring[i];
-        uint32_t word = n++;
-        if (!letters || !trie_add(&words, letters, bytes, &word)) schema_out_of_memory(t->l.c);
-        free(letters);
-    }
+    for (value = list ? item->child : item; value; value = list ? value->next : NULL)
+        schema_add_word(t->l.c, &words, value);
     dfa_result result =
-        n && !t->l.c->status && everything(&t->l) && !t->l.empty ? dfa_of_trie(&words, &made) : DFA_EMPTY;
+        words.n && !t->l.c->status && everything(&t->l) && !t->l.empty ? dfa_of_trie(&words, &made) : DFA_EMPTY;
     trie_free(&words);
     kakeya_error error = {0};
     if (result == DFA_OK)
@@ -400,6 +405,7 @@ static uint32_t add_string(text *t) {
     if (!t->l.empty && !c->status && !plain)
         plain = !spell_text(t, &made) || !count_lengths(t, &made, &shortest, &longest);
     dfa_free(&t->l.dfa);
+    schema_spend_on(c, t->l.at, &made);
     schema_count_states(c, t->l.at, &made);
     uint32_t node = schema_add_node(c, t->l.empty ? NODE_NEVER : plain ? NODE_STRING : NODE_DFA);
     if (c->status) {

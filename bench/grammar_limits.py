@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""What the costliest schemas of 100 kB take to be compiled, or refused: processor time and memory.
+
+    bench/grammar_limits.py [--build build] [--megabytes 64] [--every N] [NAME]...
+
+Needs `ninja -C build grammar_texts`. Each schema has a process of its own; memory is what its peak rises by. Exits 1 where a schema takes
+more than --megabytes, or gets no answer."""
+import argparse
+import json
+import subprocess
+import sys
+
+SIZE = 100_000
+
+
+def fill(make, size=SIZE):
+    """As many parts as fit: make(n) -> schema."""
+    low, high = 1, 1
+    while len(json.dumps(make(high))) < size:
+        low, high = high, 2 * high
+    while high - low > max(1, low // 100):
+        middle = (low + high) // 2
+        if len(json.dumps(make(middle))) < size:
+            low = middle
+        else:
+            high = middle
+    return make(low)
+
+
+def nested(n, wrap, inner):
+    schema = inner
+    for _ in range(n):
+        schema = wrap(schema)
+    return schema
+
+
+def members(n, value):
+    return {f"member{i}": value(i) for i in range(n)}
+
+
+def closed(i, more=None):
+    return {"type": "object", "properties": {"kind": {"const": f"k{i}"}, **(more or {})}, "required": ["kind"]}
+
+
+def text(n, seed=7):
+    """Letters without a pattern in them."""
+    out = []
+    for _ in range(n):
+        seed = (seed * 1103515245 + 12345) % 2**31
+        out.append("abcdefghijklmnopqrstuvwxyz"[seed >> 16 & 0xFFFF and (seed >> 16) % 26])
+    return "".join(out)
+
+
+SCHEMAS = {
+    "deep objects": lambda: nested(250, lambda s: {"type": "object", "properties": {"a": s}}, {"type": "string"}),
+    "deep arrays": lambda: nested(2000, lambda s: {"items": s}, {}),
+    "deep allOf": lambda: nested(190, lambda s: {"allOf": [s]}, {"type": "string"}),
+    "deep not": lambda: nested(190, lambda s: {"not": s}, {"type": "string"}),
+    "enum of texts": lambda: fill(lambda n: {"enum": [text(20, i) for i in range(n)]}),
+    "enum of numbers": lambda: fill(lambda n: {"enum": list(range(n))}),
+    "enum of objects": lambda: fill(lambda n: {"enum": [{"a": i, "b": [i]} for i in range(n)]}),
+    "enum beside a pattern": lambda: fill(lambda n: {"enum": [text(20, i) for i in range(n)], "pattern": "^[a-m]*n"}),
+    "enum beside an enum": lambda: {"allOf": [fill(lambda n: {"enum": [text(20, i) for i in range(n)]}, SIZE // 2),
+                                              fill(lambda n: {"enum": [text(20, 3 * i) for i in range(n)]}, SIZE // 2)]},
+    "not an enum of texts": lambda: {"type": "string", "not": fill(lambda n: {"enum": [text(20, i) for i in range(n)]})},
+    "not an enum of numbers": lambda: {"type": "integer", "not": fill(lambda n: {"enum": list(range(n))})},
+    "patterns of values": lambda: fill(lambda n: {
+        "properties": members(n, lambda i: {"pattern": f"^[a-z]{{{i % 50}}}x{i}.*y$"})}),
+    "formats": lambda: fill(lambda n: {"properties": members(n, lambda i: {
+        "format": ["email", "uri", "date-time", "hostname", "iri"][i % 5], "maxLength": i + 20})}),
+    "allOf of patterns": lambda: fill(lambda n: {"allOf": [{"pattern": text(10, i)} for i in range(n)]}),
+    "allOf of negated patterns": lambda: fill(lambda n: {
+        "type": "string", "allOf": [{"not": {"pattern": text(3, i)}} for i in range(n)]}),
+    "one long pattern": lambda: {"pattern": "^(" + "|".join(text(12, i) for i in range(1200)) + ")$"},
+    "searched pattern": lambda: {"pattern": ".*".join(text(6, i) for i in range(1800))[:16000]},
+    "exponential pattern": lambda: {"pattern": "(a|b)*a" + "(a|b)" * 60},
+    "counted pattern": lambda: {"pattern": "^.{1,5000}$"},
+    "counted groups": lambda: {"pattern": "^(ab|cd.){1,9000}$"},
+    "counts in counts": lambda: {"pattern": "^((([a-z]{1,90}){1,90}){1,90}){1,90}$"},
+    "counts of classes": lambda: {"pattern": "^(?:\\S+\\s+){0,2999}\\S+$"},
+    "many counted patterns": lambda: fill(lambda n: {
+        "properties": members(n, lambda i: {"pattern": f"^(a.|bc){{1,{500 + i}}}$"})}),
+    "classes of many ranges": lambda: {"pattern": "^[" + "".join(chr(0x100 + 3 * i) for i in range(2600)) + "]{2,40}$"},
+    "many classes": lambda: {"pattern": "^" + "".join(f"[{chr(0x4e00 + i)}{chr(0x8e00 + 7 * i)}]?" for i in range(1500)) + "$"},
+    "anyOf of objects": lambda: fill(lambda n: {"anyOf": [closed(i) for i in range(n)]}),
+    "oneOf of objects": lambda: fill(lambda n: {"oneOf": [closed(i) for i in range(n)]}),
+    "oneOf alike": lambda: fill(lambda n: {
+        "oneOf": [{"type": "object", "properties": {f"m{i}": {"type": "integer"}}} for i in range(n)]}),
+    "anyOf alike": lambda: fill(lambda n: {"anyOf": [{"required": [f"m{i}"]} for i in range(n)]}),
+    "anyOf of texts": lambda: fill(lambda n: {"anyOf": [{"pattern": f"^{text(8, i)}"} for i in range(n)]}),
+    "oneOf of texts": lambda: fill(lambda n: {"oneOf": [{"type": "string", "pattern": f"^{text(8, i)}"} for i in range(n)]}),
+    "allOf of anyOf": lambda: fill(lambda n: {
+        "allOf": [{"anyOf": [{"minimum": i}, {"maximum": -i}, {"type": "string"}]} for i in range(n)]}),
+    "allOf of if": lambda: fill(lambda n: {"type": "object", "allOf": [
+        {"if": {"properties": {"k": {"const": i}}, "required": ["k"]}, "then": {"required": [f"r{i}"]}} for i in range(n)]}),
+    "dependentRequired": lambda: fill(lambda n: {"type": "object", "dependentRequired": members(n, lambda i: [f"other{i}"])}),
+    "properties": lambda: fill(lambda n: {"properties": members(n, lambda i: {"type": "integer"}), "additionalProperties": False}),
+    "required": lambda: fill(lambda n: {"required": [f"member{i}" for i in range(n)]}),
+    "allOf of properties": lambda: fill(lambda n: {"allOf": [{"properties": members(20, lambda k: {"minimum": i})} for i in range(n)]}),
+    "allOf of closed objects": lambda: fill(lambda n: {"allOf": [
+        {"properties": members(20, lambda k: {}), "patternProperties": {text(4, i): {}}, "additionalProperties": False}
+        for i in range(n)]}),
+    "patternProperties": lambda: fill(lambda n: {"patternProperties": {text(8, i): {"minimum": i} for i in range(n)}}),
+    "24 patternProperties": lambda: {"patternProperties": {f"{text(5, i)}.*{text(4, i + 99)}": {"minimum": i} for i in range(24)}},
+    "properties and patterns": lambda: fill(lambda n: {
+        "properties": members(n, lambda i: {"type": "string"}), "patternProperties": {f"{i}$": {"minLength": i} for i in range(10)}}),
+    "propertyNames": lambda: {"propertyNames": fill(lambda n: {"enum": [text(20, i) for i in range(n)]})},
+    "references in circles": lambda: fill(lambda n: {"$ref": "#/$defs/d0", "$defs": {
+        f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{(i + 1) % n}"}, "b": {"$ref": f"#/$defs/d{i * 7 % n}"}}} for i in range(n)}}),
+    "references to references": lambda: fill(lambda n: {"$ref": "#/$defs/d0", "$defs": {
+        **{f"d{i}": {"$ref": f"#/$defs/d{i + 1}", "minLength": 1} for i in range(n)}, f"d{n}": {}}}),
+    "allOf that doubles": lambda: fill(lambda n: {"$ref": "#/$defs/d0", "$defs": {
+        **{f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}]} for i in range(n)}, f"d{n}": {}}}),
+    "anyOf that doubles": lambda: fill(lambda n: {"$ref": "#/$defs/d0", "$defs": {
+        **{f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}", "title": "x"}]} for i in range(n)},
+        f"d{n}": {}}}),
+    "members that double": lambda: fill(lambda n: {"$ref": "#/$defs/d0", "$defs": {
+        **{f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}", "minProperties": 1}, "b": {"allOf": [
+            {"$ref": f"#/$defs/d{i + 1}"}, {"maxProperties": i}]}}} for i in range(n)}, f"d{n}": {}}}),
+    "names of parts": lambda: fill(lambda n: {"items": {"$ref": "#a0"}, "$defs": {
+        f"d{i}": {"$anchor": f"a{i}", "items": {"$ref": f"#a{(i + 1) % n}"}} for i in range(n)}}),
+    "unknown keywords": lambda: {"allOf": [{"anyOf": [{"required": [f"r{i}"]}, {"required": [f"s{i}"]}]} for i in range(11)],
+                                 **fill(lambda n: {f"x{i}": i for i in range(n)}, SIZE - 2000)},
+    "unevaluatedProperties": lambda: {"unevaluatedProperties": False, **fill(lambda n: {"allOf": [
+        {"anyOf": [{"properties": {f"m{i}": {}}}, {"properties": {f"n{i}": {}}}]} for i in range(n)]}, SIZE - 100)},
+    "prefixItems": lambda: fill(lambda n: {"prefixItems": [{"minimum": i} for i in range(n)]}),
+    "uniqueItems": lambda: {"uniqueItems": True, "items": fill(lambda n: {"enum": [text(20, i) for i in range(n)]})},
+    "contains": lambda: fill(lambda n: {"allOf": [{"contains": {"minimum": i}} for i in range(n)]}),
+    "multipleOf": lambda: fill(lambda n: {"properties": members(n, lambda i: {"multipleOf": 997 + i})}),
+    "bounds of numbers": lambda: fill(lambda n: {"properties": members(n, lambda i: {"minimum": i / 7, "maximum": 10**18 + i / 7})}),
+    "bounds of lengths": lambda: fill(lambda n: {
+        "properties": members(n, lambda i: {"minLength": i, "maxLength": 10**6, "pattern": "^a|b$"})}),
+    "long numbers": lambda: {"minimum": int("1" * 4000), "maximum": int("9" * 4000)},
+    "keys alike": lambda: fill(lambda n: {"properties": {"k" * 200 + str(i): {} for i in range(n)}}),
+}
+
+
+def resident_kb(process):
+    for line in open(f"/proc/{process.pid}/status"):
+        if line.startswith("VmHWM"):
+            return int(line.split()[1])
+    return 0
+
+
+def measure(build, schema, any_order):
+    process = subprocess.Popen([f"{build}/tools/grammar_texts", "models/demo"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def ask(line):
+        process.stdin.write(json.dumps(line).encode() + b"\n")
+        process.stdin.flush()
+        return json.loads(process.stdout.readline())
+    ask({"schema": "{\"type\": \"null\"}", "texts": [], "padding": json.dumps(schema)})
+    before = resident_kb(process)
+    result = ask({"schema": json.dumps(schema), "any_order": any_order, "texts": []})
+    after = resident_kb(process)
+    process.stdin.close()
+    process.wait()
+    return result, (after - before) / 1024
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--build", default="build")
+    parser.add_argument("--megabytes", type=float, default=64)
+    parser.add_argument("--every", type=int, default=1, help="only every so many schemas")
+    options = parser.parse_args()
+    sys.setrecursionlimit(10000)
+    worst, over = (0, 0), False
+    for number, (name, make) in enumerate(SCHEMAS.items()):
+        if number % options.every or (options.names and name not in options.names):
+            continue
+        schema = make()
+        for any_order in (False, True):
+            result, megabytes = measure(options.build, schema, any_order)
+            seconds = result["us"] / 1e6
+            worst = max(worst[0], seconds), max(worst[1], megabytes)
+            over = over or megabytes > options.megabytes
+            print(f"{seconds:6.3f} s {megabytes:6.1f} MB {len(json.dumps(schema)):7} bytes  {name}{', any order' if any_order else ''}: "
+                  f"{(result['message'] or 'compiled')[:130]}", flush=True)
+    print(f"at most {worst[0]:.2f} s, {worst[1]:.0f} MB")
+    return over
+
+
+if __name__ == "__main__":
+    sys.exit(main())
