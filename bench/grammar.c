@@ -1,6 +1,11 @@
 /* What grammars cost, in processor time: the table of a vocabulary, compiling, a letter, a mask.
  *
- *     bench_grammar [MODEL-DIRECTORY] */
+ *     bench_grammar [MODEL-DIRECTORY]
+ *     bench_grammar --answers [MODEL-DIRECTORY] < LINES
+ *
+ * LINES: {"schema": TEXT, "any_order": BOOL, "texts": [TEXT...]} each, as bench/grammar_suite.py --lines writes them.
+ * Each text is tokenised and followed, with one mask in front of every token and one behind the last. */
+#include <cjson/cJSON.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,12 +96,119 @@ static void measure(const token_table *table, size_t i) {
     grammar_free(g);
 }
 
+/* -------------------------------------------------------------------------------------------------- answers of a suite
+ */
+
+typedef struct masks {
+    double *seconds; /* [n], malloc'ed */
+    size_t n, capacity;
+    double compiling;
+    size_t schemas, refused, answers, rejected;
+} masks;
+
+static void add_mask(masks *all, double seconds) {
+    if (all->n == all->capacity) {
+        all->capacity = all->capacity ? 2 * all->capacity : 1 << 16;
+        all->seconds = realloc(all->seconds, all->capacity * sizeof *all->seconds);
+        if (!all->seconds) exit(1);
+    }
+    all->seconds[all->n++] = seconds;
+}
+
+static double time_mask(const matcher *m, matcher_space *space, uint32_t *allowed, size_t words) {
+    memset(allowed, 0, words * sizeof *allowed);
+    double start = cpu_seconds();
+    matcher_mask(m, space, allowed, words);
+    return cpu_seconds() - start;
+}
+
+static void follow(const kakeya_grammar *g, const char *text, matcher_space *space, uint32_t *allowed, size_t words,
+                   masks *all) {
+    kakeya_error error;
+    matcher *m;
+    int32_t *ids;
+    size_t n, at;
+    if (tokenizer_encode(g->tokens->tokenizer, text, strlen(text), (tokenizer_encode_options){0}, &ids, &n, &error) ||
+        matcher_create(g, NULL, 0, NULL, 0, space->account, &m, &error))
+        exit(1);
+    for (at = 0; at < n; at++) {
+        add_mask(all, time_mask(m, space, allowed, words));
+        if (!matcher_accept(m, space, ids[at])) break;
+    }
+    if (at == n) add_mask(all, time_mask(m, space, allowed, words));
+    all->answers++;
+    all->rejected += at < n;
+    matcher_destroy(m);
+    free(ids);
+}
+
+static void measure_line(const token_table *table, const char *line, uint32_t *allowed, size_t words, masks *all) {
+    kakeya_grammar_options o;
+    kakeya_error error;
+    kakeya_grammar *g;
+    mem_account account;
+    matcher_space space = {.account = &account};
+    cJSON *json = cJSON_Parse(line);
+    const cJSON *text;
+    kakeya_grammar_options_init(&o);
+    o.kind = KAKEYA_GRAMMAR_JSON_SCHEMA;
+    o.text = cJSON_GetStringValue(cJSON_GetObjectItem(json, "schema"));
+    if (!o.text) {
+        fprintf(stderr, "no line of a suite: %.80s\n", line);
+        exit(1);
+    }
+    o.text_bytes = strlen(o.text);
+    o.any_order = cJSON_IsTrue(cJSON_GetObjectItem(json, "any_order"));
+    mem_account_init(&account, NULL, 0);
+    all->schemas++;
+    double start = cpu_seconds();
+    kakeya_status status = grammar_compile(table, &o, &g, &error);
+    all->compiling += cpu_seconds() - start;
+    if (status) {
+        all->refused++;
+    } else {
+        if (matcher_space_reserve(&space, g, &error)) exit(1);
+        cJSON_ArrayForEach(text, cJSON_GetObjectItem(json, "texts"))
+            follow(g, cJSON_GetStringValue(text), &space, allowed, words, all);
+        grammar_free(g);
+    }
+    matcher_space_free(&space);
+    cJSON_Delete(json);
+}
+
+static int by_size(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static void measure_answers(const token_table *table) {
+    masks all = {0};
+    char *line = NULL;
+    size_t room = 0, words = ((size_t)table->vocab + 31) / 32;
+    uint32_t *allowed = calloc(words, sizeof *allowed);
+    if (!allowed) exit(1);
+    while (getline(&line, &room, stdin) > 0) measure_line(table, line, allowed, words, &all);
+    double total = 0;
+    for (size_t i = 0; i < all.n; i++) total += all.seconds[i];
+    if (all.n == 0) exit(1);
+    qsort(all.seconds, all.n, sizeof *all.seconds, by_size);
+    printf("%zu schemas, %zu refused, %zu answers, %zu left where they are refused; compiling %.0f us on average\n",
+           all.schemas, all.refused, all.answers, all.rejected, all.compiling / (double)all.schemas * 1e6);
+    printf("%zu masks, us: mean %.1f, p50 %.1f, p90 %.1f, p99 %.0f, p99.9 %.0f, slowest %.0f\n", all.n,
+           total / (double)all.n * 1e6, all.seconds[all.n / 2] * 1e6, all.seconds[all.n * 9 / 10] * 1e6,
+           all.seconds[all.n * 99 / 100] * 1e6, all.seconds[all.n * 999 / 1000] * 1e6, all.seconds[all.n - 1] * 1e6);
+    free(all.seconds);
+    free(allowed);
+    free(line);
+}
+
 int main(int argc, char **argv) {
     char path[1024];
     tokenizer *t;
     token_table *table;
     kakeya_error error;
-    snprintf(path, sizeof path, "%s/tokenizer.json", argc > 1 ? argv[1] : "models/demo");
+    bool answers = argc > 1 && strcmp(argv[1], "--answers") == 0;
+    snprintf(path, sizeof path, "%s/tokenizer.json", argc > 1 + answers ? argv[1 + answers] : "models/demo");
     if (tokenizer_open(path, &t, &error)) {
         fprintf(stderr, "%s\n", error.message);
         return 1;
@@ -104,8 +216,12 @@ int main(int argc, char **argv) {
     double start = cpu_seconds();
     if (token_table_create(t, &table, &error)) return 1;
     printf("table of %d tokens: %.1f ms\n", table->vocab, (cpu_seconds() - start) * 1e3);
-    printf("%-24s %11s %11s %11s %11s\n", "", "compile", "letter", "mask", "longest");
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) measure(table, i);
+    if (answers) {
+        measure_answers(table);
+    } else {
+        printf("%-24s %11s %11s %11s %11s\n", "", "compile", "letter", "mask", "longest");
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) measure(table, i);
+    }
     token_table_destroy(table);
     tokenizer_close(t);
     return 0;

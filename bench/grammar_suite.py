@@ -7,6 +7,9 @@ and what compiling takes.
                                                      {"schema", "tests": [{"valid", "data"}]}
     bench/grammar_suite.py field FILE.json           a list of {"schema", "text", "right": "yes" or "no"}
 
+    bench/grammar_suite.py maskbench FOLDER --lines | build/bench_grammar --answers MODEL-DIRECTORY
+                                                     what masks take in front of each token of the valid instances
+
 Needs `ninja -C build grammar_texts`. --strict-order: members in the order of the schema, as by default in answers. --peer llguidance
 judges with the llguidance wheel instead. --list prints every case that went wrong."""
 import argparse
@@ -87,14 +90,19 @@ def main():
     parser.add_argument("--strict-order", action="store_true")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--every", type=int, default=1, help="only every so many schemas")
+    parser.add_argument("--lines", action="store_true", help="print schemas and valid instances for bench_grammar")
     options = parser.parse_args()
-    judge = Llguidance() if options.peer else Kakeya(options.build, not options.strict_order)
+    judge = None if options.lines else Llguidance() if options.peer else Kakeya(options.build, not options.strict_order)
     cases = {"json-schema-test-suite": lambda: test_suite(options.path, options.draft or ["draft2020-12", "draft7"]),
              "maskbench": lambda: maskbench(options.path), "field": lambda: field(options.path)}[options.suite]()
     schemas = refused = 0
     rejected, accepted, took, reasons = [], [], [], collections.Counter()
     for number, (name, schema, tests) in enumerate(cases):
         if number % options.every:
+            continue
+        if options.lines:
+            print(json.dumps({"schema": json.dumps(schema), "any_order": not options.strict_order,
+                              "texts": [text for text, valid in tests if valid]}))
             continue
         schemas += 1
         result = judge.judge(schema, [text for text, _ in tests])
@@ -112,6 +120,8 @@ def main():
             (rejected if valid else accepted).append(name)
             if options.list:
                 print(f"{'rejected' if valid else 'ACCEPTED'}  {name}: {text[:200]}")
+    if options.lines:
+        return
     print(f"{schemas} schemas: {refused} refused, {len(rejected)} valid instances rejected (of {len(set(rejected))} schemas), "
           f"{len(accepted)} invalid ones accepted")
     print(f"compiling, ms: mean {sum(took) / max(1, len(took)):.2f}, p50 {percentile(took, .5):.2f}, p99 {percentile(took, .99):.2f}, "
