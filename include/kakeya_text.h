@@ -231,7 +231,9 @@ typedef struct kakeya_grammar_options {
     const char *text;
     size_t text_bytes;
     kakeya_grammar_calls calls;
-    const char *tools; /* JSON text of OpenAI tool declarations: a list, or a request that holds one */
+    const char *tools; /* JSON text of OpenAI tool declarations: a list, or a request that holds one. A function with
+                        * "custom": {"syntax": "lark" or "regex", "definition": ...} beside it takes one argument,
+                        * "input", a text that is as the definition says */
     size_t tools_bytes;
     const char *const *tool_names; /* n_tool_names of the declared names that may be called; 0: all */
     size_t n_tool_names;

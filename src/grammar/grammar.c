@@ -62,9 +62,9 @@ static kakeya_status compile_choice(compilation *c, uint32_t *node) {
     return KAKEYA_OK;
 }
 
-static kakeya_status compile_rules(compilation *c, uint32_t *node) {
+static kakeya_status compile_rules(compilation *c, const char *text, size_t bytes, uint32_t *node) {
     rule_set rules;
-    kakeya_status status = rules_parse(c->o->text, c->o->text_bytes, &rules, c->error);
+    kakeya_status status = rules_parse(text, bytes, &rules, c->error);
     if (status != KAKEYA_OK) return status;
     status = rules_compile(&rules, &c->g->program, node, c->error);
     rules_free(&rules);
@@ -95,7 +95,7 @@ static kakeya_status compile_content(compilation *c) {
         status = compile_choice(c, &node);
         break;
     case KAKEYA_GRAMMAR_RULES:
-        status = compile_rules(c, &node);
+        status = compile_rules(c, o->text, o->text_bytes, &node);
         break;
     }
     return status == KAKEYA_OK ? add_root(c, node, &c->g->content) : status;
@@ -122,6 +122,36 @@ static kakeya_status loosen_tool(compilation *c, const cJSON *parameters, const 
     return schema_leave_out(c->schemas, parameters, where, c->error);
 }
 
+/* One text between the quote letters of the only argument. */
+static kakeya_status compile_custom(compilation *c, const cJSON *custom, size_t index, uint32_t *arguments) {
+    static const char head[] = "{input:", tail[] = "}";
+    const char *definition = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(custom, "definition"));
+    const char *syntax = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(custom, "syntax"));
+    grammar_program *p = &c->g->program;
+    uint16_t letters[sizeof head];
+    uint32_t parts[3] = {0}, word = 0;
+    kakeya_status status = add_node(c, NODE_LITERAL, GRAMMAR_CALL, &parts[0]);
+    if (status == KAKEYA_OK) status = add_node(c, NODE_LITERAL, GRAMMAR_CALL, &parts[2]);
+    if (status == KAKEYA_OK) status = add_node(c, NODE_ROW, GRAMMAR_CALL, arguments);
+    if (status == KAKEYA_OK && syntax && strcmp(syntax, "regex") == 0) {
+        status = add_node(c, NODE_DFA, GRAMMAR_CALL, &parts[1]);
+        if (status == KAKEYA_OK)
+            status = regex_compile(definition, strlen(definition), REGEX_WHOLE, &p->nodes[parts[1]].dfa, c->error);
+    } else if (status == KAKEYA_OK) {
+        status = compile_rules(c, definition, strlen(definition), &parts[1]);
+    }
+    if (status != KAKEYA_OK) return error_prefix(c->error, status, "tools[%zu].format", index);
+    for (size_t i = 0; head[i]; i++) letters[i] = (unsigned char)head[i];
+    letters[sizeof head - 1] = LETTER_QUOTE;
+    bool good = trie_add(&p->nodes[parts[0]].words, letters, sizeof head, &word);
+    letters[0] = LETTER_QUOTE;
+    letters[1] = (unsigned char)tail[0];
+    word = 0;
+    good = good && trie_add(&p->nodes[parts[2]].words, letters, 2, &word);
+    for (size_t i = 0; i < 3; i++) good = good && program_add_child(&p->nodes[*arguments], parts[i]);
+    return good ? KAKEYA_OK : error_set(c->error, KAKEYA_OUT_OF_MEMORY, "tools: out of memory");
+}
+
 /* {"type": "function", "function": {"name", "parameters"}}, or the function alone. */
 static kakeya_status compile_tool(compilation *c, uint32_t calls, const cJSON *tool, size_t index) {
     const cJSON *function = cJSON_GetObjectItemCaseSensitive(tool, "function");
@@ -136,11 +166,15 @@ static kakeya_status compile_tool(compilation *c, uint32_t calls, const cJSON *t
                          index);
     if (!is_wanted(c->o, name->valuestring)) return KAKEYA_OK;
     kakeya_status status = KAKEYA_OK;
-    bool loosen = c->o->loosen && !cJSON_IsTrue(strict);
+    const cJSON *custom = cJSON_GetObjectItemCaseSensitive(tool, "custom");
+    bool follows = cJSON_IsString(cJSON_GetObjectItemCaseSensitive(custom, "definition"));
+    bool loosen = c->o->loosen && !cJSON_IsTrue(strict) && !follows;
     arguments = c->any_object;
     snprintf(where, sizeof where, "tools[%zu].parameters #", index);
     schema_set_loosen(c->schemas, loosen);
-    if (parameters && !cJSON_IsNull(parameters))
+    if (follows)
+        status = compile_custom(c, custom, index, &arguments);
+    else if (parameters && !cJSON_IsNull(parameters))
         status = schema_compile(c->schemas, parameters, where, GRAMMAR_CALL, &arguments, c->error);
     if (status != KAKEYA_OK && (!loosen || status == KAKEYA_OUT_OF_MEMORY)) return status;
     if (status != KAKEYA_OK) status = loosen_tool(c, parameters, where, &arguments);
@@ -210,7 +244,7 @@ static kakeya_status check(const kakeya_grammar *g, const kakeya_grammar_options
 /* Arguments are an object, whatever else a schema allows. */
 static bool may_be_object(const grammar_program *p, uint32_t at) {
     const grammar_node *node = &p->nodes[at];
-    bool found = node->kind == NODE_OBJECT && node->depth < node->depth_limit;
+    bool found = node->kind == NODE_ROW || (node->kind == NODE_OBJECT && node->depth < node->depth_limit);
     for (uint32_t i = 0; node->kind == NODE_UNION && i < node->n_children; i++)
         found = found || may_be_object(p, node->children[i]);
     return found;

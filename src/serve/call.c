@@ -81,6 +81,7 @@ static void free_call(call *c) {
     if (c->has_model) life_release(c->server->life);
     if (c->begun) atomic_fetch_sub(&c->server->calls, 1);
     cJSON_Delete(c->body);
+    cJSON_free(c->rewritten);
     text_free(&c->ignored);
     text_free(&c->log);
     text_free(&c->reply);

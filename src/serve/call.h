@@ -41,6 +41,7 @@ struct call {
     char id[CALL_ID_BYTES];
     unsigned long long client; /* who asks, for fairness: a key or an address */
     cJSON *body;               /* after call_body */
+    char *rewritten;           /* the body as JSON in another form, where that was wanted; NULL: it was not */
     text_buffer ignored;       /* names of fields that had no effect */
     text_buffer log;           /* what the log line says besides */
     _Atomic bool gone;         /* the client has left */

@@ -6,19 +6,24 @@
 #include <string.h>
 #include <time.h>
 
+#include "serve/custom_tools.h"
 #include "serve/openai_request.h"
 #include "serve/routes.h"
 
 typedef struct made_call {
     char *id, *name;
     text_buffer arguments;
+    bool custom;
 } made_call;
 
 typedef struct chat_choice {
     text_buffer content, reasoning, logprobs, tokens;
     made_call *calls;
     size_t n_calls;
-    bool began; /* a chunk with the role has been sent */
+    bool began;          /* a chunk with the role has been sent */
+    bool custom;         /* streamed: the call that is open is one of a custom tool, */
+    size_t custom_index; /* the one of this number, */
+    text_buffer input;   /* and these are its arguments so far */
     const char *finish;
     char *stop_text;
     int32_t stop_token;
@@ -53,6 +58,7 @@ static void free_job(chat_job *job) {
         text_free(&c->reasoning);
         text_free(&c->logprobs);
         text_free(&c->tokens);
+        text_free(&c->input);
     }
     text_free(&job->out);
     text_free(&job->head);
@@ -116,16 +122,37 @@ static void simple_chunk(chat_job *job, const answer_event *e, const char *membe
     chunk_end(job, e);
 }
 
+static bool is_custom(const chat_job *job, const char *name) {
+    return custom_tool_is(cJSON_GetObjectItemCaseSensitive(job->call->body, "tools"), name);
+}
+
+/* The text of a call of a custom tool, out of its arguments. */
+static void custom_input(text_buffer *out, const text_buffer *arguments) {
+    size_t bytes;
+    char *input = custom_tool_input(arguments->data ? arguments->data : "", arguments->n, &bytes);
+    if (input) text_json(out, input, bytes);
+    out->failed |= !input || arguments->failed;
+    free(input);
+}
+
 static void call_chunk(chat_job *job, const answer_event *e) {
-    choice_begin(job, e->choice);
+    chat_choice *c = &job->choices[e->choice];
     text_buffer *out = &job->out;
+    if (e->type == ANSWER_CALL_ARGUMENTS && c->custom) { /* its text is known once they are complete */
+        text_bytes(&c->input, e->text, e->text_bytes);
+        return;
+    }
+    choice_begin(job, e->choice);
     text_format(out, "\"tool_calls\":[{\"index\":%zu,", e->call);
     if (e->type == ANSWER_CALL_BEGIN) {
+        c->custom = is_custom(job, e->name);
+        c->custom_index = e->call;
+        const char *type = c->custom ? "custom" : "function";
         text_add(out, "\"id\":");
         text_json_string(out, e->id);
-        text_add(out, ",\"type\":\"function\",\"function\":{\"name\":");
+        text_format(out, ",\"type\":\"%s\",\"%s\":{\"name\":", type, type);
         text_json_string(out, e->name);
-        text_add(out, ",\"arguments\":\"\"}}]");
+        text_add(out, c->custom ? ",\"input\":\"\"}}]" : ",\"arguments\":\"\"}}]");
     } else {
         text_add(out, "\"function\":{\"arguments\":");
         text_json(out, e->text, e->text_bytes);
@@ -134,6 +161,22 @@ static void call_chunk(chat_job *job, const answer_event *e) {
     choice_end(job, e);
     text_add(out, "}");
     chunk_end(job, e);
+}
+
+/* The call of a custom tool has ended, or the answer has. */
+static void custom_chunk(chat_job *job, size_t choice) {
+    const answer_event none = {.type = ANSWER_CALL_END};
+    chat_choice *c = &job->choices[choice];
+    if (!c->custom) return;
+    choice_begin(job, choice);
+    text_format(&job->out, "\"tool_calls\":[{\"index\":%zu,\"custom\":{\"input\":", c->custom_index);
+    custom_input(&job->out, &c->input);
+    text_add(&job->out, "}}]");
+    choice_end(job, &none);
+    text_add(&job->out, "}");
+    chunk_end(job, &none);
+    c->custom = false;
+    text_clear(&c->input);
 }
 
 static void stop_reason(text_buffer *out, const char *stop_text, int32_t stop_token) {
@@ -216,7 +259,11 @@ static void stream_event(chat_job *job, const answer_event *e) {
     case ANSWER_CALL_ARGUMENTS:
         call_chunk(job, e);
         break;
+    case ANSWER_CALL_END:
+        custom_chunk(job, e->choice);
+        break;
     case ANSWER_FINISH:
+        custom_chunk(job, e->choice);
         finish_chunk(job, e);
         break;
     case ANSWER_PROGRESS:
@@ -240,14 +287,14 @@ static void stream_event(chat_job *job, const answer_event *e) {
 /* --------------------------------------------------------------------------------------------------------------- whole
  */
 
-static void add_call(chat_choice *c, const answer_event *e, text_buffer *out) {
+static void add_call(chat_choice *c, const answer_event *e, bool custom, text_buffer *out) {
     made_call *grown = realloc(c->calls, (c->n_calls + 1) * sizeof *grown);
     if (!grown) {
         out->failed = true;
         return;
     }
     c->calls = grown;
-    c->calls[c->n_calls] = (made_call){.id = strdup(e->id), .name = strdup(e->name)};
+    c->calls[c->n_calls] = (made_call){.id = strdup(e->id), .name = strdup(e->name), .custom = custom};
     out->failed |= !c->calls[c->n_calls].id || !c->calls[c->n_calls].name;
     c->n_calls++;
 }
@@ -268,7 +315,7 @@ static void whole_event(chat_job *job, const answer_event *e) {
         text_bytes(&c->reasoning, e->text, e->text_bytes);
         break;
     case ANSWER_CALL_BEGIN:
-        add_call(c, e, &job->out);
+        add_call(c, e, is_custom(job, e->name), &job->out);
         break;
     case ANSWER_CALL_ARGUMENTS:
         if (e->call < c->n_calls) text_bytes(&c->calls[e->call].arguments, e->text, e->text_bytes);
@@ -302,10 +349,14 @@ static void whole_choice(chat_job *job, size_t i) {
         const made_call *m = &c->calls[k];
         text_add(out, k ? ",{\"id\":" : ",\"tool_calls\":[{\"id\":");
         text_json_string(out, m->id);
-        text_add(out, ",\"type\":\"function\",\"function\":{\"name\":");
+        const char *type = m->custom ? "custom" : "function";
+        text_format(out, ",\"type\":\"%s\",\"%s\":{\"name\":", type, type);
         text_json_string(out, m->name);
-        text_add(out, ",\"arguments\":");
-        text_json(out, m->arguments.data ? m->arguments.data : "", m->arguments.n);
+        text_add(out, m->custom ? ",\"input\":" : ",\"arguments\":");
+        if (m->custom)
+            custom_input(out, &m->arguments);
+        else
+            text_json(out, m->arguments.data ? m->arguments.data : "", m->arguments.n);
         text_add(out, "}}");
         out->failed |= m->arguments.failed;
     }

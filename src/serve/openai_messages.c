@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "serve/custom_tools.h"
 #include "serve/openai_chat.h"
 #include "serve/openai_grammar.h"
 
@@ -73,7 +74,7 @@ static const cJSON *read_tools(fields *f) {
         const cJSON *description = cJSON_GetObjectItemCaseSensitive(function, "description");
         snprintf(param, sizeof param, "tools[%d]", i++);
         if (!cJSON_IsString(type) || strcmp(type->valuestring, "function") != 0 || !cJSON_IsObject(function)) {
-            api_fail(f->error, 400, "unsupported_value", param, "%s: only tools of type function are supported", param);
+            api_fail(f->error, 400, "unsupported_value", param, "%s: only tools of type function and custom are supported", param);
         } else if (!openai_is_tool_name(cJSON_GetObjectItemCaseSensitive(function, "name"))) {
             api_fail(f->error, 400, "invalid_value", param,
                      "%s.function.name is not a name of 1 to 128 letters, digits, '_', '-' and '.'", param);
@@ -152,6 +153,7 @@ static const char *request_text(call *c, const chat_shape *shape, size_t *bytes)
 
 void openai_read_chat(call *c, fields *f, chat_shape *shape, answer_options *out) {
     shape->object = f->object;
+    if (!shape->request && !custom_tools_rewrite(c, &shape->request, &shape->request_bytes, f->error)) return;
     read_messages(c, f);
     const cJSON *tools = read_tools(f);
     answer_form form = {0};

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "serve/custom_tools.h"
 #include "serve/openai_request.h"
 
 void responses_output_free(responses_output *o) {
@@ -173,7 +174,7 @@ static void close_text(responses_output *o) {
 /* The text of a custom tool is known once its arguments are complete. */
 static void close_custom(responses_output *o) {
     size_t bytes;
-    char *input = response_tool_input(o->text.data ? o->text.data : "", o->text.n, &bytes);
+    char *input = custom_tool_input(o->text.data ? o->text.data : "", o->text.n, &bytes);
     text_clear(&o->text);
     if (input) text_bytes(&o->text, input, bytes);
     o->text.failed |= !input;

@@ -5,12 +5,8 @@
 #include <string.h>
 
 #include "base/json_text.h"
-#include "base/nul.h"
-#include "serve/body.h"
+#include "serve/custom_tools.h"
 #include "serve/responses_items.h"
-
-/* Under which name a custom tool gets its text. */
-static const char input_name[] = "input";
 
 typedef struct reader {
     cJSON *functions;
@@ -48,34 +44,6 @@ static bool copy_member(cJSON *to, const char *name, const cJSON *from) {
     return false;
 }
 
-/* A custom tool as a function of one text. What its format says is for the model to read: no schema says it. */
-static bool describe_custom(cJSON *function, const cJSON *tool) {
-    const cJSON *format = cJSON_GetObjectItemCaseSensitive(tool, "format");
-    const char *syntax = body_string(format, "syntax"), *definition = body_string(format, "definition");
-    const char *description = body_string(tool, "description");
-    text_buffer text = {0};
-    if (description) text_add(&text, description);
-    if (definition) {
-        text_add(&text, text.n ? "\n\n" : "");
-        text_add(&text, "The input follows this grammar (");
-        text_add(&text, syntax ? syntax : "lark");
-        text_add(&text, "):\n");
-        text_add(&text, definition);
-    }
-    cJSON *parameters = cJSON_AddObjectToObject(function, "parameters");
-    cJSON *properties = parameters ? cJSON_AddObjectToObject(parameters, "properties") : NULL;
-    cJSON *input = properties ? cJSON_AddObjectToObject(properties, input_name) : NULL;
-    cJSON *required = input ? cJSON_AddArrayToObject(parameters, "required") : NULL;
-    cJSON *name = required ? cJSON_CreateString(input_name) : NULL;
-    bool good = name && cJSON_AddItemToArray(required, name);
-    if (!good) cJSON_Delete(name);
-    good = good && cJSON_AddStringToObject(parameters, "type", "object") &&
-           cJSON_AddStringToObject(input, "type", "string") && !text.failed &&
-           (!text.n || cJSON_AddStringToObject(function, "description", text.data));
-    text_free(&text);
-    return good;
-}
-
 static bool add_function(reader *k, const cJSON *tool, const char *space, const char *param) {
     const char *name = body_string(tool, "name");
     char called[ITEM_NAME_BYTES];
@@ -83,6 +51,7 @@ static bool add_function(reader *k, const cJSON *tool, const char *space, const 
     item_join_name(space, name, called);
     const bool custom = is_type(tool, "custom");
     if ((custom || space) && !know(k, tool, space, called)) return false;
+    if (custom) return custom_tool_declare(k->functions, tool, called, param, k->error);
     cJSON *entry = cJSON_CreateObject();
     if (!entry || !cJSON_AddItemToArray(k->functions, entry)) {
         cJSON_Delete(entry);
@@ -90,13 +59,8 @@ static bool add_function(reader *k, const cJSON *tool, const char *space, const 
     }
     cJSON *function = cJSON_AddObjectToObject(entry, "function");
     bool good = function && cJSON_AddStringToObject(entry, "type", "function") &&
-                cJSON_AddStringToObject(function, "name", called);
-    if (custom) {
-        good = good && describe_custom(function, tool);
-    } else {
-        good = good && copy_member(function, "description", tool) && copy_member(function, "parameters", tool) &&
-               copy_member(function, "strict", tool);
-    }
+                cJSON_AddStringToObject(function, "name", called) && copy_member(function, "description", tool) &&
+                copy_member(function, "parameters", tool) && copy_member(function, "strict", tool);
     return good || api_out_of_memory(k->error);
 }
 
@@ -204,33 +168,4 @@ static cJSON *allowed_tools(const cJSON *choice, api_error *error) {
 cJSON *response_tools_choice(const cJSON *choice, api_error *error) {
     if (is_type(choice, "allowed_tools")) return allowed_tools(choice, error);
     return is_callable(choice) ? named_tool(choice) : NULL;
-}
-
-/* ----------------------------------------------------------------------------------------------------------- input */
-
-/* The arguments, completed where max_tokens has cut them inside the text, as JSON. */
-static cJSON *read_arguments(const char *arguments, size_t bytes) {
-    enum { LONGEST_ESCAPE = 12 }; /* of a surrogate pair */
-    cJSON *tree = json_text_read(arguments, bytes);
-    text_buffer closed = {0};
-    for (size_t cut = 0; !tree && cut < LONGEST_ESCAPE && cut < bytes; cut++) {
-        text_clear(&closed);
-        text_bytes(&closed, arguments, bytes - cut);
-        text_add(&closed, "\"}");
-        if (!closed.failed) tree = json_text_read(closed.data, closed.n);
-    }
-    text_free(&closed);
-    return tree;
-}
-
-char *response_tool_input(const char *arguments, size_t bytes, size_t *input_bytes) {
-    cJSON *tree = read_arguments(arguments, bytes);
-    const char *input = body_string(tree, input_name);
-    size_t n = input ? strlen(input) : 0; /* cut in front of the text: there is none yet */
-    char *copy = malloc(n + 1);
-    if (copy) n = nul_read(copy, input ? input : "", n);
-    if (copy) copy[n] = '\0';
-    *input_bytes = copy ? n : 0;
-    cJSON_Delete(tree);
-    return copy;
 }

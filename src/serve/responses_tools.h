@@ -33,7 +33,4 @@ const response_tool *response_tools_find(const response_tools *tools, const char
 /* A tool_choice that is an object as chat completions have it. NULL: it names no tool that is offered, or *error. */
 cJSON *response_tools_choice(const cJSON *choice, api_error *error);
 
-/* The text that is the input of a custom tool, out of the arguments of a call. NULL: out of memory. malloc'ed. */
-char *response_tool_input(const char *arguments, size_t bytes, size_t *input_bytes);
-
 #endif

@@ -3,8 +3,8 @@
 import json
 import re
 
-from harness import Server, equal, holds, run_tests, test
-from openai_harness import ai, ASK, body_text, chat, client, refusal, scripted, server, stream_text, text, tool
+from harness import APPLY_PATCH, Server, equal, holds, run_tests, test
+from openai_harness import ai, ASK, body_text, chat, client, input_tokens, refusal, scripted, server, stream_text, text, tool
 
 
 @test("7: a stop string that occurs only in the reasoning does nothing")
@@ -90,6 +90,98 @@ def _():
         equal(type(json.loads(reply.json["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"])["a"]), int, parameters)
         holds(reply.headers["x-kakeya-ignored"].startswith("tools[1].parameters#"), reply.headers)
     s.stop()
+
+
+def custom(syntax=None, definition=None, name="patch"):
+    made = {"name": name, "description": "Patches files."}
+    if syntax:
+        made["format"] = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+    return {"type": "custom", "custom": made}
+
+
+PATCH = re.compile(r"\*\*\* Begin Patch\n(\*\*\* (Add File: .+\n(\+.*\n)+|Delete File: .+\n|Update File: .+\n(\*\*\* Move to: .+\n)?"
+                   r"((@@( .+)?\n|[-+ ].*\n)+(\*\*\* End of File\n)?)?))+\*\*\* End Patch\n?")
+
+
+def custom_call(tools, choice="required", **options):
+    """The same call whole and streamed; returns it, its finish reason and the message."""
+    options = {"tools": tools, "tool_choice": choice, "temperature": 1, "parallel_tool_calls": False, "max_tokens": 60, **options}
+    answer = chat(**options).choices[0]
+    call, = answer.message.tool_calls
+    equal((call.type, call.custom.name), ("custom", "patch"))
+    chunks = [c.choices[0] for c in chat(stream=True, **options) if c.choices]
+    deltas = [d.to_dict() for c in chunks for d in c.delta.tool_calls or []]
+    equal({k: v for k, v in deltas[0].items() if k != "id"}, {"index": 0, "type": "custom", "custom": {"name": "patch", "input": ""}})
+    holds(deltas[0]["id"].startswith("call_"), deltas)
+    equal([set(d) for d in deltas[1:]], [{"index", "custom"}] * (len(deltas) - 1))
+    equal("".join(d["custom"]["input"] for d in deltas), call.custom.input)
+    equal(chunks[-1].finish_reason, answer.finish_reason)
+    return call, answer.finish_reason, answer.message
+
+
+@test("20e: custom tools: calls of type custom, whose text follows the grammar, whole and streamed, and they come back")
+def _():
+    digits = 'start: "<" pair+ ">"\npair: /[0-9]/ "-" pair? "+"\n'
+    forms = (("regex", "(ab|cd){2,5}e?", re.compile("(ab|cd){2,5}e?")), ("lark", digits, re.compile(r"<(\d-)+[-+\d]*\+>")),
+             ("lark", APPLY_PATCH, PATCH), ("regex", "x?", re.compile("x?")))
+    ended = dict.fromkeys(range(len(forms)), 0)
+    for i, (syntax, definition, expected) in enumerate(forms):
+        for seed in range(6):
+            call, finish, _ = custom_call([custom(syntax, definition)], seed=seed, max_tokens=150)
+            ended[i] += finish == "tool_calls"
+            if finish == "tool_calls":
+                holds(expected.fullmatch(call.custom.input), (definition, seed, call.custom.input))
+                equal(call.custom.input.count("-"), call.custom.input.count("+")) if definition == digits else None
+    holds(all(ended.values()), ended)
+    tools = [tool("other", a={"type": "integer"}), custom("regex", "[a-d]{3,8}")]
+    for choice in ({"type": "custom", "custom": {"name": "patch"}}, {"type": "allowed_tools", "allowed_tools": {
+            "mode": "required", "tools": [{"type": "custom", "custom": {"name": "patch"}}]}}):
+        call, finish, message = custom_call(tools, choice, seed=3)
+        holds(re.fullmatch("[a-d]{3,8}", call.custom.input), call)
+    first = chat(tools=tools, tool_choice=choice, temperature=1, seed=3).usage
+    history = [*ASK, message.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": "done"}]
+    again = chat(history, tools=tools, max_tokens=1).usage
+    holds(again.prompt_tokens_details.cached_tokens >= first.total_tokens - 1, (first, again))
+    plain = {"id": "c", "type": "function", "function": {"name": "patch", "arguments": json.dumps({"input": call.custom.input})}}
+    equal(input_tokens(history), input_tokens([*ASK, {"role": "assistant", "content": None, "tool_calls": [plain]},
+                                               {**history[-1], "tool_call_id": "c"}]))
+    call, finish, _ = custom_call([custom()], seed=1, max_tokens=30)
+    equal(finish, "length", "what is there of a text that was cut")
+    holds(call.custom.input, call)
+    begin = server.post("/tokenize", {"content": "<|tool_call>"}).json["tokens"][-1]
+    made = chat(tools=[tool("other"), custom("regex", "[ab]{3}")], logit_bias={begin: 100}, parallel_tool_calls=False).choices[0]
+    equal(made.finish_reason, "tool_calls", "unasked, too")
+    holds(made.message.tool_calls[0].type == "function" or re.fullmatch("[ab]{3}", made.message.tool_calls[0].custom.input), made)
+
+
+@test("20f: a custom tool whose format cannot be followed is refused by name, on both APIs, forced or not")
+def _():
+    for syntax, definition, said in (("lark", "start: /a", "tools[1].format: grammar, line 1"),
+                                     ("lark", "start: other\n", "tools[1].format: grammar, line 1"),
+                                     ("lark", 'start: "a" start2\nstart2: start2 "b"\n', "tools[1].format: grammar"),
+                                     ("regex", "a(b", "tools[1].format: regular expression"),
+                                     ("regex", r"(a)\1", "tools[1].format: regular expression")):
+        for more in ({}, {"tool_choice": "required"}):
+            message = refusal("invalid_json_schema", "tools", tools=[tool("other"), custom(syntax, definition)], **more)
+            holds(message.startswith(said), message)
+            flat = {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": syntax, "definition": definition}}
+            reply = server.post("/v1/responses", {"model": "demo", "input": "Hi", "tools": [
+                {"type": "function", "name": "other"}, flat], **more})
+            equal((reply.status, reply.error["message"].startswith(said)), (400, True), reply.body)
+    for form, code in ((7, "invalid_type"), ({"type": "json"}, "unsupported_value"), ({}, "unsupported_value"),
+                       ({"type": "grammar", "grammar": {"syntax": "gbnf", "definition": "x"}}, "unsupported_value"),
+                       ({"type": "grammar", "grammar": {"syntax": "lark"}}, "missing_required_parameter")):
+        refusal(code, "tools[0].custom.format", tools=[{"type": "custom", "custom": {"name": "f", "format": form}}])
+    refusal("invalid_type", "tools[0].custom", tools=[{"type": "custom"}])
+    refusal("invalid_type", "tools[0].custom", tools=[{"type": "custom", "custom": {"name": "f", "description": 5}}])
+    refusal("invalid_value", "tools[0]", tools=[{"type": "custom", "custom": {"name": "no name"}}])
+    refusal("unsupported_value", "tools[0]", tools=[{"type": "custom tool", "custom": {"name": "f"}}])
+    refusal("invalid_value", "tool_choice", tools=[custom()], tool_choice={"type": "custom", "custom": {"name": "missing"}})
+    refusal("invalid_type", "messages[1].tool_calls[0]", messages=[*ASK, {"role": "assistant", "tool_calls": [
+        {"id": "c", "type": "custom", "custom": {"name": "f"}}]}])
+    for form in (None, {"type": "text"}):
+        equal(server.post("/v1/chat/completions", {"model": "demo", "messages": ASK, "max_tokens": 1, "tools": [
+            {"type": "custom", "custom": {"name": "f", "format": form}}]}).status, 200, form)
 
 
 @test("20b: without tools, or with tool_choice none, a model that wants to call cannot, in chats alone")

@@ -12,7 +12,7 @@ from typing import Literal
 import openai
 import pydantic
 
-from harness import WAIT, Server, equal, eventually, holds, run_tests, scripted_model, test
+from harness import APPLY_PATCH, WAIT, Server, equal, eventually, holds, run_tests, scripted_model, test
 
 server = Server("--name", "demo")
 ASK = "def fibonacci(n):"
@@ -420,7 +420,7 @@ def _():
 @test("37: a request as Codex makes it: functions only, the header names what was dropped")
 def _():
     tools = [function("shell", command={"type": "array", "items": {"type": "string"}}),
-             {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
+             {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": APPLY_PATCH}},
              {"type": "web_search", "external_web_access": False},
              {"type": "namespace", "name": "mcp", "tools": []}]
     body = {"model": "demo", "instructions": "You are a coding agent.", "stream": True, "store": False, "tool_choice": "auto",
@@ -486,6 +486,22 @@ def _():
     refusal("invalid_type", "tools[0]", tools=[{"type": "namespace", "tools": []}])
     refusal("invalid_value", "tool_choice", tools=[NAMESPACE], tool_choice={"type": "function", "name": "find"})
     refusal("invalid_json_schema", "tools", tools=[function("n__find"), {"type": "namespace", "name": "n", "tools": [function("find")]}])
+
+
+@test("37: the text of a custom tool follows its grammar")
+def _():
+    for syntax, definition, expected in (("regex", "(ab|cd){2,5}", "(ab|cd){2,5}"), ("lark", 'start: "<" /[0-9]/+ ">"', "<[0-9]+>")):
+        patch = {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": syntax, "definition": definition}}
+        for tools, choice in (([patch], "required"), ([{"type": "namespace", "name": "n", "tools": [patch]}, function("go")],
+                                                      {"type": "custom", "name": "patch", "namespace": "n"})):
+            ended = 0
+            for seed in range(5):
+                made = post({"tools": tools, "tool_choice": choice, "max_output_tokens": 80, "temperature": 1, "seed": seed,
+                             "parallel_tool_calls": False}).json
+                ended += made["status"] == "completed"
+                if made["status"] == "completed":
+                    holds(re.fullmatch(expected, made["output"][0]["input"]), made["output"])
+            holds(ended, (syntax, choice))
 
 
 @test("37: custom tools get a text: whole, streamed, in a namespace, and in the next request")

@@ -122,6 +122,10 @@ static void settle(void) {
     "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\","              \
     "\"properties\":{\"a\":{\"enum\":[1,2]}},\"required\":[\"a\"],\"additionalProperties\":false}}}]"
 
+#define CUSTOM                                                                                                         \
+    "\"parallel_tool_calls\":false,\"tools\":[{\"type\":\"custom\",\"custom\":{\"name\":\"c\",\"format\":"             \
+    "{\"type\":\"grammar\",\"grammar\":{\"syntax\":\"lark\",\"definition\":\"start: \\\"ab\\\"\"}}}}]"
+
 static const struct {
     const char *name, *method, *path, *body;
     const char *holds[3]; /* in every 200 that is complete and has no error in it */
@@ -161,6 +165,16 @@ static const struct {
      "/v1/chat/completions",
      USER ",\"max_tokens\":40,\"tool_choice\":\"required\"," TOOLS "}",
      {"\"name\":\"f\"", "\"arguments\":\"{\\\"a\\\":"}},
+    {"custom call",
+     "POST",
+     "/v1/chat/completions",
+     USER ",\"max_tokens\":40,\"tool_choice\":{\"type\":\"custom\",\"custom\":{\"name\":\"c\"}}," CUSTOM "}",
+     {"\"custom\":{\"name\":\"c\",\"input\":\"ab\"}"}},
+    {"custom call stream",
+     "POST",
+     "/v1/chat/completions",
+     USER ",\"max_tokens\":40,\"stream\":true,\"tool_choice\":\"required\"," CUSTOM "}",
+     {"\"custom\":{\"input\":\"ab\"}", "data: [DONE]\n\n"}},
     {"schema",
      "POST",
      "/v1/chat/completions",
