@@ -74,7 +74,8 @@ static const cJSON *read_tools(fields *f) {
         const cJSON *description = cJSON_GetObjectItemCaseSensitive(function, "description");
         snprintf(param, sizeof param, "tools[%d]", i++);
         if (!cJSON_IsString(type) || strcmp(type->valuestring, "function") != 0 || !cJSON_IsObject(function)) {
-            api_fail(f->error, 400, "unsupported_value", param, "%s: only tools of type function and custom are supported", param);
+            api_fail(f->error, 400, "unsupported_value", param,
+                     "%s: only tools of type function and custom are supported", param);
         } else if (!openai_is_tool_name(cJSON_GetObjectItemCaseSensitive(function, "name"))) {
             api_fail(f->error, 400, "invalid_value", param,
                      "%s.function.name is not a name of 1 to 128 letters, digits, '_', '-' and '.'", param);
