@@ -2,8 +2,8 @@
  *
  *     {"schema": TEXT, "any_order": BOOL, "texts": [TEXT...], "random": N, "seed": N}
  *     -> {"message": why it was refused, or null; "us": compiling took; "bytes", "notes": [TEXT...],
- *         "texts": [whether each is accepted], "random": [texts that were drawn], "dead": text behind which nothing
- *         may follow, or null}
+ *         "texts": [whether each is accepted], "read": [how many bytes of each were], "random": [texts that were
+ * drawn], "dead": text behind which nothing may follow, or null}
  *
  * Instead of schema: "regex", "grammar". The vocabulary plays no part; MODEL-DIRECTORY is any with a tokenizer. */
 #include <cjson/cJSON.h>
@@ -20,11 +20,12 @@ enum { MAX_TEXT = 4000 };
 
 static automaton_state states[3];
 
-static bool accepts(const kakeya_grammar *g, const char *text) {
+/* *read: the bytes that were. */
+static bool accepts(const kakeya_grammar *g, const char *text, size_t *read) {
     int now = 0;
     automaton_begin(g->content, &states[0]);
-    for (; *text; text++, now = !now)
-        if (!automaton_step(&g->program, &states[now], (unsigned char)*text, &states[!now])) return false;
+    for (*read = 0; text[*read]; ++*read, now = !now)
+        if (!automaton_step(&g->program, &states[now], (unsigned char)text[*read], &states[!now])) return false;
     return automaton_complete(&g->program, &states[now]);
 }
 
@@ -123,8 +124,12 @@ static void answer(const kakeya_tokenizer *t, const cJSON *line, cJSON *out) {
     for (size_t i = 0; kakeya_grammar_note(g, i); i++)
         cJSON_AddItemToArray(list, cJSON_CreateString(kakeya_grammar_note(g, i)));
     list = cJSON_AddArrayToObject(out, "texts");
-    cJSON_ArrayForEach(text, cJSON_GetObjectItem(line, "texts"))
-        cJSON_AddItemToArray(list, cJSON_CreateBool(accepts(g, text->valuestring)));
+    cJSON *reads = cJSON_AddArrayToObject(out, "read");
+    cJSON_ArrayForEach(text, cJSON_GetObjectItem(line, "texts")) {
+        size_t read;
+        cJSON_AddItemToArray(list, cJSON_CreateBool(accepts(g, text->valuestring, &read)));
+        cJSON_AddItemToArray(reads, cJSON_CreateNumber((double)read));
+    }
     if (cJSON_GetObjectItem(line, "random")) draw_texts(g, line, out);
     kakeya_grammar_close(g);
 }
