@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "grammar/string_text.h"
+
 enum { MAX_INDENT = 20 };
 
 typedef struct reading {
@@ -83,97 +85,6 @@ static void enter(const reading *r, automaton_configuration *c, uint32_t depth, 
 }
 
 /* ------------------------------------------------------------------------------------------------ text in strings */
-
-/* Inside of a string: between characters, inside of a UTF-8 character, behind a backslash, in a \u escape. */
-enum {
-    BETWEEN = 0,
-    ONE_MORE,
-    TWO_MORE,
-    THREE_MORE,
-    BEHIND_E0,
-    BEHIND_ED,
-    BEHIND_F0,
-    BEHIND_F4,
-    ESCAPED,
-    HEX_1,
-    HEX_2,
-    HEX_3,
-    HEX_4,
-    BEHIND_D,  /* \uD: a surrogate from 8 on */
-    HIGH_3,    /* a first surrogate's third digit */
-    HIGH_4,    /* its fourth */
-    SECOND,    /* the backslash of the second one */
-    SECOND_U,  /* its u */
-    SECOND_1,  /* its D */
-    SECOND_2,  /* C to F */
-    NO_STRING, /* refused */
-};
-
-static uint32_t first_byte(unsigned byte) {
-    if (byte < 0x80) return BETWEEN;
-    if (byte < 0xC2 || byte > 0xF4) return NO_STRING;
-    if (byte < 0xE0) return ONE_MORE;
-    if (byte < 0xF0) return byte == 0xE0 ? BEHIND_E0 : byte == 0xED ? BEHIND_ED : TWO_MORE;
-    return byte == 0xF0 ? BEHIND_F0 : byte == 0xF4 ? BEHIND_F4 : THREE_MORE;
-}
-
-static uint32_t in_range(unsigned letter, unsigned low, unsigned high, uint32_t then) {
-    return letter >= low && letter <= high ? then : NO_STRING;
-}
-
-static bool is_digit(unsigned letter) { return letter >= '0' && letter <= '9'; }
-static bool is_hex(unsigned letter) {
-    return is_digit(letter) || (letter >= 'a' && letter <= 'f') || (letter >= 'A' && letter <= 'F');
-}
-static bool is_d(unsigned letter) { return letter == 'd' || letter == 'D'; }
-
-/* One letter more; the quotes at the ends of a string are not its business. escapes: the text is JSON's. */
-static uint32_t text_step(uint32_t at, unsigned letter, bool escapes) {
-    if (letter > 0xFF) return NO_STRING;
-    switch (at) {
-    case BETWEEN:
-        if (escapes && letter == '\\') return ESCAPED;
-        return escapes && (letter < 0x20 || letter == '"') ? NO_STRING : first_byte(letter);
-    case ONE_MORE:
-    case TWO_MORE:
-    case THREE_MORE:
-        return in_range(letter, 0x80, 0xBF, at - 1);
-    case BEHIND_E0:
-        return in_range(letter, 0xA0, 0xBF, ONE_MORE);
-    case BEHIND_ED:
-        return in_range(letter, 0x80, 0x9F, ONE_MORE);
-    case BEHIND_F0:
-        return in_range(letter, 0x90, 0xBF, TWO_MORE);
-    case BEHIND_F4:
-        return in_range(letter, 0x80, 0x8F, TWO_MORE);
-    case ESCAPED:
-        return letter == 'u' ? HEX_1 : letter && strchr("\"\\/bfnrt", (int)letter) ? BETWEEN : NO_STRING;
-    case HEX_1:
-        return is_d(letter) ? BEHIND_D : is_hex(letter) ? HEX_2 : NO_STRING;
-    case HEX_2:
-    case HEX_3:
-        return is_hex(letter) ? at + 1 : NO_STRING;
-    case HEX_4:
-        return is_hex(letter) ? BETWEEN : NO_STRING;
-    case BEHIND_D:
-        if (letter >= '0' && letter <= '7') return HEX_3;
-        return letter == '8' || letter == '9' || (is_hex(letter) && (letter | 0x20) <= 'b') ? HIGH_3 : NO_STRING;
-    case HIGH_3:
-        return is_hex(letter) ? HIGH_4 : NO_STRING;
-    case HIGH_4:
-        return is_hex(letter) ? SECOND : NO_STRING;
-    case SECOND:
-        return letter == '\\' ? SECOND_U : NO_STRING;
-    case SECOND_U:
-        return letter == 'u' ? SECOND_1 : NO_STRING;
-    case SECOND_1:
-        return is_d(letter) ? SECOND_2 : NO_STRING;
-    case SECOND_2:
-        return is_hex(letter) && !is_digit(letter) && (letter | 0x20) >= 'c' ? HEX_3 : NO_STRING;
-    default:
-        return NO_STRING;
-    }
-}
 
 /* at: 0 in front of the string, otherwise 1 + where it stands inside; seen: characters, as far as they matter. */
 static void read_string(const reading *r, const grammar_node *node, automaton_configuration *c, uint32_t depth) {
@@ -343,7 +254,8 @@ static bool may_become_new(const reading *r, const grammar_node *node, const aut
                            automaton_key key) {
     uint32_t most = c->n_words + node->n_children;
     if (key.text == AUTOMATON_NO_TEXT) return false;
-    if (node->n_rests == 0 || node->completions[key.text] == DFA_ENDLESS || node->completions[key.text] > most)
+    if ((node->kind == NODE_OBJECT && node->n_rests == 0) || node->completions[key.text] == DFA_ENDLESS ||
+        node->completions[key.text] > most)
         return true;
     return finds_new_key(r, node, c, depth, key, &most);
 }
@@ -535,6 +447,60 @@ static void read_object(const reading *r, const grammar_node *node, automaton_co
     }
 }
 
+/* ------------------------------------------------------------------------------- items that are different */
+
+/* seen: items so far. Each is read as a key is that is not declared, and remembered like one. */
+static bool another_is_open(const reading *r, const grammar_node *node, const automaton_configuration *c,
+                            uint32_t depth) {
+    const automaton_frame *own = &c->open[depth - 1];
+    if (own->seen >= node->maximum || depth >= node->depth_limit) return false;
+    if (c->n_words >= (own->seen < node->minimum ? AUTOMATON_MAX_WORDS : AUTOMATON_FREE_WORDS)) return false;
+    return may_become_new(r, node, c, depth, (automaton_key){.word = TRIE_NONE});
+}
+
+static void read_different(const reading *r, const grammar_node *node, automaton_configuration *c, uint32_t depth,
+                           automaton_key key) {
+    uint16_t next = dfa_next(&node->dfa, key.text, r->letter);
+    if (next == DFA_REFUSED) return;
+    key = (automaton_key){hash_letter(key.hash, r->letter), TRIE_NONE, next};
+    if (!may_become_new(r, node, c, depth, key)) return;
+    c->key = key;
+    go_on(r, c, depth, PLACE_KEY);
+}
+
+static void read_set(const reading *r, const grammar_node *node, automaton_configuration *c, uint32_t depth) {
+    automaton_frame *own = &c->open[depth - 1];
+    if (own->at == PLACE_OPENING) {
+        own->base = (uint16_t)c->n_words;
+        if (r->letter == '[') go_on(r, c, depth, PLACE_FIRST);
+        return;
+    }
+    if (own->at == PLACE_KEY) {
+        const automaton_key key = c->key;
+        if (dfa_next(&node->dfa, key.text, r->letter) != DFA_REFUSED) {
+            read_different(r, node, c, depth, key);
+            return;
+        }
+        if (!(node->dfa.flags[key.text] & DFA_ACCEPTS) || is_remembered(node, c, depth, key.hash)) return;
+        c->words[c->n_words++] = key.hash;
+        c->key = (automaton_key){0};
+        own->seen++;
+        own->at = PLACE_BEHIND;
+    }
+    uint32_t where = place_of(own->at);
+    bool may_close = own->seen >= node->minimum;
+    if (read_space(r, node, c, depth, may_close)) return;
+    if (r->letter == ']') {
+        if (!may_end(where) || !may_close) return;
+        c->n_words = own->base;
+        close_value(r, c, depth);
+    } else if (where == PLACE_BEHIND) {
+        if (r->letter == ',' && another_is_open(r, node, c, depth)) go_on(r, c, depth, PLACE_COMMA);
+    } else if (expects_item(where) && another_is_open(r, node, c, depth)) {
+        read_different(r, node, c, depth, (automaton_key){.word = TRIE_NONE});
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------------- the rest */
 
 /* at: 0 .. in the trie of names; the arguments that follow a name are entered by their brace. Behind them, CLOSING. */
@@ -674,6 +640,9 @@ static void read_letter(const reading *r, automaton_configuration *c, uint32_t d
         break;
     case NODE_ARRAY:
         read_array(r, node, c, depth);
+        break;
+    case NODE_SET:
+        read_set(r, node, c, depth);
         break;
     case NODE_OBJECT:
         read_object(r, node, c, depth);

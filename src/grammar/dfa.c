@@ -338,6 +338,25 @@ dfa_result dfa_limit_characters(const dfa *a, uint32_t minimum, uint32_t maximum
     return dfa_make(&source, out);
 }
 
+static bool spelled_step(void *user, uint64_t state, unsigned letter, uint64_t *to) {
+    const limited *l = user;
+    uint32_t count = (uint32_t)state, from = (uint32_t)(state >> 32);
+    uint16_t a = dfa_next(l->a, from, letter);
+    if (a == DFA_REFUSED) return false;
+    bool counts = from != 0 && (l->a->flags[a] & DFA_CHARACTER);
+    if (counts && count == l->maximum) return false;
+    if (counts && (l->maximum != UINT32_MAX || count < l->minimum)) count++;
+    *to = (uint64_t)a << 32 | count;
+    return true;
+}
+
+dfa_result dfa_limit_spelled(const dfa *a, uint32_t minimum, uint32_t maximum, dfa *out) {
+    limited l = {a, minimum, maximum};
+    dfa_source source = {.user = &l, .step = spelled_step, .flags = limited_flags};
+    memcpy(source.class_of, a->class_of, sizeof source.class_of);
+    return dfa_make(&source, out);
+}
+
 /* Where a string stands: in front of it, inside, behind a backslash, and so on. */
 enum { BEFORE, INSIDE, ESCAPED, U, U0, U00, U000, U001, BEHIND };
 

@@ -79,6 +79,8 @@ dfa_result dfa_label(const dfa *a, const dfa *b, unsigned bit, uint32_t *masks, 
 dfa_result dfa_keep_labels(const dfa *a, uint32_t keep, dfa *out);
 /* Texts of `minimum` to `maximum` UTF-8 characters. */
 dfa_result dfa_limit_characters(const dfa *a, uint32_t minimum, uint32_t maximum, dfa *out);
+/* The same of a string in quotes, with what spells its characters. */
+dfa_result dfa_limit_spelled(const dfa *a, uint32_t minimum, uint32_t maximum, dfa *out);
 /* JSON strings, quotes included, that spell an accepted text. \u is understood for control characters alone. */
 dfa_result dfa_in_json_string(const dfa *a, dfa *out);
 /* Accepted texts between quote letters. */

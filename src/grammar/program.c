@@ -156,6 +156,9 @@ static uint8_t least_depth(const grammar_program *p, const grammar_node *node) {
         return node->minimum <= node->maximum ? 1 : NO_DEPTH;
     case NODE_ARRAY:
         return node->minimum <= node->maximum ? array_depth(p, node) : NO_DEPTH;
+    case NODE_SET:
+        return node->minimum <= node->maximum && node->minimum <= node->completions[0] ? 1 + (node->minimum > 0)
+                                                                                       : NO_DEPTH;
     case NODE_OBJECT:
         return node->minimum <= node->maximum ? object_depth(p, node) : NO_DEPTH;
     case NODE_CALL:
@@ -259,6 +262,7 @@ static bool begins_with(const grammar_node *node, unsigned letter) {
     case NODE_STRING:
         return letter == (node->form == GRAMMAR_CALL ? (unsigned)LETTER_QUOTE : '"');
     case NODE_ARRAY:
+    case NODE_SET:
         return letter == '[';
     case NODE_OBJECT:
         return letter == '{';

@@ -37,6 +37,7 @@ typedef enum node_kind {
     NODE_ARRAY,     /* minimum..maximum items: the first ones as children say, the others as `rest` */
     NODE_OBJECT,    /* children: the values of the keys in the trie; minimum..maximum members; rest: of other keys, or
                      * rests: by the label of the key in the dfa */
+    NODE_SET,       /* an array of minimum..maximum items, no two of the same letters, that the dfa accepts */
     NODE_CALL,      /* call:NAME and arguments: names in the trie, children: the arguments of each */
     NODE_UNION,     /* one of the children */
     NODE_ROW,       /* all children, one behind the other */
@@ -64,7 +65,7 @@ typedef struct grammar_node {
     uint32_t n_turns;
     uint32_t *rests;       /* NODE_OBJECT: [n_rests], malloc'ed; `rest` is one of them */
     uint32_t n_rests;      /* 0: keys that are not declared may be anything */
-    uint16_t *completions; /* NODE_OBJECT with rests: dfa_completions */
+    uint16_t *completions; /* NODE_OBJECT with rests, NODE_SET: dfa_completions */
     uint32_t *shortest;    /* NODE_DFA: dfa_lengths, or NULL: lengths are not counted */
     uint32_t *longest;
     char *where; /* NODE_UNION: its place in the schema, for messages; malloc'ed, may be NULL */

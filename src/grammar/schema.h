@@ -14,6 +14,7 @@
 enum {
     SCHEMA_MAX_SCHEMAS = 5000,     /* sets of schemas that hold together, in one program */
     SCHEMA_MAX_ITEMS = 1000000000, /* minItems, maxItems */
+    SCHEMA_MAX_CONTAINING = 6,     /* items, the one that `contains` asks for is one of the first */
     SCHEMA_MAX_VALUES = 10000,     /* of an enum */
     SCHEMA_MAX_WORK = 3000000,     /* steps of compiling: less than half a second */
     SCHEMA_MAX_STATES = 60000,     /* of the automata of all strings and numbers */

@@ -43,10 +43,12 @@ static item_rule unevaluated(const schema_branch *b, const schema_claim *claim, 
     return (item_rule){NULL, claim->item};
 }
 
-/* The schema of the item number i; GRAMMAR_NOTHING: of those behind the ones that are listed. */
-static uint32_t compile_item(schema_branch *b, uint32_t i) {
+/* The schema of the item number i; GRAMMAR_NOTHING: of those behind the ones that are listed. more: what it follows
+ * beside that, or NULL. */
+static uint32_t compile_item(schema_branch *b, uint32_t i, const schema_term *more) {
     schema_compiler *c = b->c;
     schema_set set = {0};
+    if (more) schema_set_add(c, &set, more->schema, more->negated);
     for (uint32_t k = 0; k < b->n_claims && !c->status; k++) {
         const schema_claim *claim = &b->claims[k];
         item_rule rule;
@@ -79,20 +81,38 @@ static void take_count(schema_branch *b, const schema_claim *claim, uint32_t *mi
     if (!is_minimum && n < *maximum) *maximum = n;
 }
 
-static void refuse_rest(schema_branch *b, const schema_claim *claim, uint32_t maximum) {
-    const cJSON *item = claim->item;
-    if (is_keyword(claim, "uniqueItems") && cJSON_IsTrue(item) && maximum > 1)
-        schema_cannot(b->c, item, KAKEYA_UNSUPPORTED, "not supported");
-    if (!is_keyword(claim, "contains")) return;
-    const cJSON *least = schema_get(claim->owner, "minContains"), *most = schema_get(claim->owner, "maxContains");
-    uint32_t n = 1;
-    if (least && !schema_count(b->c, least, 4e9, &n)) return;
-    if (n > 0 || most) schema_cannot(b->c, item, KAKEYA_UNSUPPORTED, "not supported");
+/* uniqueItems: true, of one of the claims. */
+static const cJSON *different_items(const schema_branch *b) {
+    for (uint32_t i = 0; i < b->n_claims; i++)
+        if (is_keyword(&b->claims[i], "uniqueItems") && cJSON_IsTrue(b->claims[i].item)) return b->claims[i].item;
+    return NULL;
 }
 
-uint32_t schema_array(schema_branch *b) {
+/* What one item must follow; NULL: nothing. *never: more than can be followed, of which a part comes from a keyword
+ * that is negated: the branch is left out. */
+static const schema_claim *contained(const schema_branch *b, bool *never) {
+    const schema_claim *found = NULL;
+    for (uint32_t i = 0; i < b->n_claims; i++) {
+        const schema_claim *claim = &b->claims[i];
+        if (claim->kind != CLAIM_CONTAINS) continue;
+        if (found && (found->term.negated || claim->term.negated))
+            *never = true;
+        else if (found)
+            schema_cannot(b->c, claim->item, KAKEYA_UNSUPPORTED, "not supported beside another one");
+        if (*never && !b->c->narrowed) b->c->narrowed = claim->item;
+        found = claim;
+    }
+    return found;
+}
+
+/* How many items, and how many of them are listed one by one. */
+typedef struct array_shape {
+    uint32_t minimum, maximum, listed;
+} array_shape;
+
+static array_shape shape_of(schema_branch *b) {
     schema_compiler *c = b->c;
-    uint32_t minimum = 0, maximum = GRAMMAR_NO_LIMIT, listed = 0;
+    array_shape shape = {.maximum = GRAMMAR_NO_LIMIT};
     for (uint32_t i = 0; i < b->n_claims && !c->status; i++) {
         const schema_claim *claim = &b->claims[i];
         item_rule rule;
@@ -100,23 +120,62 @@ uint32_t schema_array(schema_branch *b) {
         if (is_keyword(claim, "prefixItems") && !cJSON_IsArray(claim->item))
             schema_cannot(c, claim->item, KAKEYA_FORMAT, "not a list of schemas");
         if (strcmp(claim->item->string, "minItems") == 0 || strcmp(claim->item->string, "maxItems") == 0)
-            take_count(b, claim, &minimum, &maximum);
-        if (rule_of(claim, &rule) && (uint32_t)cJSON_GetArraySize(rule.first) > listed)
-            listed = (uint32_t)cJSON_GetArraySize(rule.first);
+            take_count(b, claim, &shape.minimum, &shape.maximum);
+        if (rule_of(claim, &rule) && (uint32_t)cJSON_GetArraySize(rule.first) > shape.listed)
+            shape.listed = (uint32_t)cJSON_GetArraySize(rule.first);
     }
-    for (uint32_t i = 0; i < b->n_claims && !c->status; i++) refuse_rest(b, &b->claims[i], maximum);
-    if (c->status) return 0;
-    if (minimum > maximum) return schema_add_node(c, NODE_NEVER);
+    return shape;
+}
+
+/* An array whose item number `place` follows `more`, too. */
+static uint32_t add_array(schema_branch *b, array_shape shape, uint32_t place, const schema_term *more) {
+    schema_compiler *c = b->c;
     uint32_t node = schema_add_node(c, NODE_ARRAY);
-    for (uint32_t i = 0; i < listed && i < maximum && !c->status; i++) {
-        uint32_t child = compile_item(b, i);
+    if (more && shape.listed <= place) shape.listed = place + 1;
+    if (more && shape.minimum <= place) shape.minimum = place + 1;
+    for (uint32_t i = 0; i < shape.listed && i < shape.maximum && !c->status; i++) {
+        uint32_t child = compile_item(b, i, more && i == place ? more : NULL);
         schema_add_child(c, node, child);
     }
-    uint32_t rest = c->status || listed >= maximum ? GRAMMAR_NOTHING : compile_item(b, GRAMMAR_NOTHING);
+    uint32_t rest =
+        c->status || shape.listed >= shape.maximum ? GRAMMAR_NOTHING : compile_item(b, GRAMMAR_NOTHING, NULL);
     if (c->status) return 0;
     grammar_node *array = &c->program->nodes[node];
-    array->minimum = minimum;
-    array->maximum = maximum;
+    array->minimum = shape.minimum;
+    array->maximum = shape.maximum;
     array->rest = rest;
     return node;
+}
+
+/* The arrays of which one of the first items follows the claim. */
+static uint32_t add_containing(schema_branch *b, array_shape shape, const schema_claim *claim) {
+    uint32_t node = schema_add_node(b->c, NODE_UNION);
+    for (uint32_t i = 0; i < SCHEMA_MAX_CONTAINING && i < shape.maximum && !b->c->status; i++) {
+        uint32_t child = add_array(b, shape, i, &claim->term);
+        schema_add_child(b->c, node, child);
+    }
+    return node;
+}
+
+uint32_t schema_array(schema_branch *b) {
+    schema_compiler *c = b->c;
+    array_shape shape = shape_of(b);
+    bool never = false;
+    const schema_claim *contains = contained(b, &never);
+    const cJSON *different = shape.maximum > 1 ? different_items(b) : NULL;
+    if (c->status) return 0;
+    if (different && contains && contains->term.negated && !c->narrowed) c->narrowed = contains->item;
+    if (different && contains && contains->term.negated) never = true;
+    if (never || shape.minimum > shape.maximum) return schema_add_node(c, NODE_NEVER);
+    if (different && contains) {
+        schema_cannot(c, different, KAKEYA_UNSUPPORTED, "not supported beside contains");
+    } else if (different && shape.listed) {
+        schema_cannot(c, different, KAKEYA_UNSUPPORTED, "not supported where items are listed one by one");
+    } else if (different) {
+        uint32_t item = compile_item(b, GRAMMAR_NOTHING, NULL);
+        uint32_t set = c->status ? 0 : schema_different_items(c, different, item, shape.minimum, shape.maximum);
+        if (c->status || set != GRAMMAR_NOTHING) return c->status ? 0 : set;
+    }
+    if (c->status) return 0;
+    return contains ? add_containing(b, shape, contains) : add_array(b, shape, 0, NULL);
 }

@@ -78,6 +78,15 @@ static void hold_required(schema_branch *b, const cJSON *list, uint32_t step) {
     }
 }
 
+static void hold_contains(schema_branch *b, const cJSON *schema, const cJSON *item, uint32_t step) {
+    const cJSON *least = schema_get(schema, "minContains"), *most = schema_get(schema, "maxContains");
+    uint32_t n = 1;
+    if (least && !schema_count(b->c, least, 4e9, &n)) return;
+    if (most) schema_cannot(b->c, most, KAKEYA_UNSUPPORTED, "not supported");
+    if (n > 1) schema_cannot(b->c, least, KAKEYA_UNSUPPORTED, "more than 1 is not supported");
+    if (n == 1) claim(b, (schema_claim){.kind = CLAIM_CONTAINS, .item = item, .term = {item, false}, .origin = step});
+}
+
 static void hold_keyword(schema_branch *b, const cJSON *schema, const cJSON *item, uint32_t step) {
     schema_compiler *c = b->c;
     const schema_keyword *keyword = schema_keyword_of(item->string);
@@ -116,6 +125,8 @@ static void hold_keyword(schema_branch *b, const cJSON *schema, const cJSON *ite
         if (!(b->types & keyword->types)) break;
         if (strcmp(item->string, "required") == 0) {
             hold_required(b, item, step);
+        } else if (strcmp(item->string, "contains") == 0) {
+            hold_contains(b, schema, item, step);
         } else if ((strcmp(item->string, "properties") != 0 && strcmp(item->string, "patternProperties") != 0) ||
                    is_map(b, item)) {
             claim(b, (schema_claim){.kind = CLAIM_KEYWORD, .item = item, .owner = schema, .origin = step});
@@ -162,15 +173,20 @@ static void refuse_claim(schema_branch *b, const cJSON *schema, const cJSON *ite
     static const char *const plain[] = {"minimum",       "maximum",       "exclusiveMinimum", "exclusiveMaximum",
                                         "minItems",      "maxItems",      "minLength",        "maxLength",
                                         "minProperties", "maxProperties", "pattern",          NULL};
-    static const char *const several[] = {"required", "properties", NULL};
+    static const char *const several[] = {"required",          "properties",    "additionalProperties",
+                                          "patternProperties", "propertyNames", NULL};
     b->types &= schema_keyword_of(item->string)->types;
     if (is_any_of(item->string, plain)) {
         claim(b, (schema_claim){.kind = CLAIM_KEYWORD, .negated = true, .item = item, .owner = schema, .origin = step});
     } else if (is_any_of(item->string, several)) {
+        bool known = strcmp(item->string, "required") == 0 || strcmp(item->string, "properties") == 0;
+        if (!known && !b->c->narrowed) b->c->narrowed = item; /* of members that nothing names */
         choose(b, (branch_choice){.item = item, .owner = schema, .negated = true, .origin = step});
     } else if (strcmp(item->string, "contains") == 0 && !schema_get(schema, "minContains") &&
                !schema_get(schema, "maxContains")) {
         claim(b, (schema_claim){.kind = CLAIM_ITEMS, .term = {item, true}, .origin = step});
+    } else if (strcmp(item->string, "items") == 0 && !cJSON_IsArray(item) && !schema_get(schema, "prefixItems")) {
+        claim(b, (schema_claim){.kind = CLAIM_CONTAINS, .item = item, .term = {item, true}, .origin = step});
     } else { /* of formats, a part alone is known */
         narrow(b, item);
     }
@@ -331,6 +347,64 @@ static bool refuse_member(schema_branch *b, const branch_choice *choice, uint32_
     return true;
 }
 
+/* The members that the claims name, each once. */
+static uint32_t named_members(const schema_branch *b, const char **names, uint32_t most) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < b->n_claims; i++) {
+        const schema_claim *own = &b->claims[i];
+        bool list = own->kind == CLAIM_KEYWORD && !own->negated && strcmp(own->item->string, "properties") == 0;
+        if (!list && own->kind != CLAIM_REQUIRE && own->kind != CLAIM_MEMBER) continue;
+        const cJSON *item = list ? own->item->child : NULL;
+        for (const char *name = list ? item ? item->string : NULL : own->name; name && n < most;) {
+            uint32_t before = 0;
+            while (before < n && strcmp(names[before], name) != 0) before++;
+            if (before == n) names[n++] = name;
+            item = item ? item->next : NULL;
+            name = item ? item->string : NULL;
+        }
+    }
+    return n;
+}
+
+/* Whether the member may be what breaks the keyword; *broken: the schema that it must not follow then, or NULL. */
+static bool may_break(schema_branch *b, const branch_choice *choice, const char *name, const cJSON **broken) {
+    schema_compiler *c = b->c;
+    const cJSON *pattern, *patterns = schema_get(choice->owner, "patternProperties");
+    bool matches = false;
+    *broken = NULL;
+    if (strcmp(choice->item->string, "propertyNames") == 0) {
+        const cJSON text = {.type = cJSON_String, .valuestring = (char *)(uintptr_t)name};
+        c->uncertain = false;
+        return !schema_holds(c, choice->item, &text, 0) && !c->uncertain;
+    }
+    cJSON_ArrayForEach(pattern, patterns) {
+        if (!schema_matches(c, pattern, pattern->string, name)) continue;
+        matches = true;
+        *broken = *broken ? *broken : pattern;
+    }
+    if (strcmp(choice->item->string, "patternProperties") == 0) return matches;
+    *broken = choice->item;
+    return !matches && !schema_member(c, schema_get(choice->owner, "properties"), name);
+}
+
+/* additionalProperties, patternProperties or propertyNames do not hold of a member that something names. */
+static bool refuse_named_member(schema_branch *b, const branch_choice *choice, uint32_t i) {
+    enum { MOST_NAMES = 64 };
+    const char *names[MOST_NAMES];
+    const cJSON *broken;
+    uint32_t n = named_members(b, names, MOST_NAMES);
+    if (!schema_spend(b->c, choice->item, n * (1 + b->n_claims / 16))) return false;
+    for (uint32_t k = 0; k < n; k++) {
+        if (!may_break(b, choice, names[k], &broken) || i-- > 0) continue;
+        require(b, names[k], choice->origin);
+        if (broken)
+            claim(b, (schema_claim){
+                         .kind = CLAIM_MEMBER, .name = names[k], .term = {broken, true}, .origin = choice->origin});
+        return true;
+    }
+    return false;
+}
+
 static bool refuse_required(schema_branch *b, const branch_choice *choice, uint32_t i) {
     const cJSON *name = cJSON_GetArrayItem(choice->item, (int)i);
     if (!cJSON_IsString(name)) return false;
@@ -364,6 +438,7 @@ static bool follow_alternative(schema_branch *b, const branch_choice *choice, ui
     if (strcmp(key, "if") == 0) return i < 2 && (follow_if(b, choice, i) || (b->types = 0, true));
     if (strcmp(key, "required") == 0) return refuse_required(b, choice, i);
     if (strcmp(key, "properties") == 0) return refuse_member(b, choice, i);
+    if (schema_keyword_of(key)->kind == KEYWORD_CLAIM) return refuse_named_member(b, choice, i);
     const cJSON *own = cJSON_GetArrayItem(choice->item, (int)i);
     if (!own) return false;
     if (strcmp(key, "oneOf") == 0)

@@ -75,12 +75,13 @@ typedef struct schema_keyword {
 const schema_keyword *schema_keyword_of(const char *name); /* annotations, too; never NULL */
 
 typedef enum claim_kind {
-    CLAIM_KEYWORD, /* item: the keyword, of `owner` */
-    CLAIM_VALUES,  /* item: enum or const */
-    CLAIM_REQUIRE, /* a member `name` */
-    CLAIM_FORBID,  /* none of that name */
-    CLAIM_MEMBER,  /* where there is one, it follows the term */
-    CLAIM_ITEMS,   /* all items follow the term */
+    CLAIM_KEYWORD,  /* item: the keyword, of `owner` */
+    CLAIM_VALUES,   /* item: enum or const */
+    CLAIM_REQUIRE,  /* a member `name` */
+    CLAIM_FORBID,   /* none of that name */
+    CLAIM_MEMBER,   /* where there is one, it follows the term */
+    CLAIM_ITEMS,    /* all items follow the term */
+    CLAIM_CONTAINS, /* one item follows it, at least; item: the keyword */
 } claim_kind;
 
 typedef struct schema_claim {
@@ -235,6 +236,9 @@ uint32_t schema_number(schema_branch *b, uint8_t types);
 uint32_t schema_string(schema_branch *b);
 uint32_t schema_array(schema_branch *b);
 uint32_t schema_object(schema_branch *b);
+/* An array of minimum..maximum items that all differ, of the node `item`; GRAMMAR_NOTHING: it cannot be followed, and
+ * the compiler has failed or noted it. */
+uint32_t schema_different_items(schema_compiler *c, const cJSON *at, uint32_t item, uint32_t minimum, uint32_t maximum);
 void schema_name_branch(schema_branch *b);
 /* Adds the bytes of a text to a trie; what is no text is left out. */
 void schema_add_word(schema_compiler *c, trie *words, const cJSON *value);

@@ -74,8 +74,12 @@ class Schemas:
             s["maxItems"] = self.r.choice([1, 2, 4])
         if "items" not in s and self.some(.3):
             s["unevaluatedItems"] = self.r.choice([False, self.schema(depth - 1)])
-        if self.some(.1):
-            s[self.r.choice(["uniqueItems", "contains"])] = True
+        if self.some(.2):
+            s["uniqueItems"] = True
+            if self.some(.7):
+                s["items"] = self.schema(0)
+        if self.some(.2):
+            s["contains"] = self.schema(depth - 1)
         return s
 
     def object(self, depth):
