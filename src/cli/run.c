@@ -27,11 +27,15 @@ static const cli_command command = {
                 "  kakeya run --json-schema person.json 'Describe a person.'\n",
 };
 
+static const char *const switch_names[] = {"off", "on", NULL};
+enum { ORDER_NOT_GIVEN = -1 };
+
 typedef struct run_options {
     cli_shared shared;
     answer_options answer;
     const char *prompt, *prompt_file, *ids_file, *messages_file, *tools_file, *system;
     const char *schema_file, *grammar_file, *regex;
+    int strict_order; /* ORDER_NOT_GIVEN, or an index of switch_names */
     bool raw, json_object;
 } run_options;
 
@@ -161,6 +165,7 @@ static kakeya_status open_grammar(const run_options *options, const run_input *i
     kakeya_grammar_options grammar;
     kakeya_grammar_options_init(&grammar);
     grammar.thinking = options->answer.thinking;
+    grammar.any_order = options->strict_order == 0;
     if (options->schema_file || options->grammar_file) {
         grammar.kind = options->schema_file ? KAKEYA_GRAMMAR_JSON_SCHEMA : KAKEYA_GRAMMAR_RULES;
         grammar.text = input->schema;
@@ -284,6 +289,9 @@ static int check_options(run_options *options, bool *chat) {
     if (forms + options->json_object > 1) {
         return cli_usage_error(&command, "--json-schema, --json-object, --grammar and --regex exclude each other");
     }
+    if (options->strict_order != ORDER_NOT_GIVEN && !options->schema_file && !options->json_object) {
+        return cli_usage_error(&command, "--strict-order needs --json-schema or --json-object");
+    }
     if (options->grammar_file && strcmp(options->grammar_file, "-") == 0) {
         return cli_usage_error(&command, "--grammar cannot be standard input");
     }
@@ -323,6 +331,7 @@ int cli_run(int argc, char **argv) {
     cli_option shared[CLI_SHARED_OPTIONS];
     cli_shared_init(&options.shared, shared);
     options.shared.attention = ATTENTION_NOT_GIVEN;
+    options.strict_order = ORDER_NOT_GIVEN;
     const cli_option own[] = {
         CLI_OPTION(.name = "prompt-file", .argument = "FILE", .kind = CLI_TEXT, .target = &options.prompt_file,
                    .help = "read the prompt from FILE, as it is ('-': standard input)"),
@@ -365,6 +374,9 @@ int cli_run(int argc, char **argv) {
                    .help = "the answer is JSON that is valid under the JSON Schema in FILE"),
         CLI_OPTION(.name = "json-object", .kind = CLI_FLAG, .target = &options.json_object,
                    .help = "the answer is a JSON object"),
+        CLI_OPTION(.name = "strict-order", .argument = "on|off", .kind = CLI_CHOICE, .target = &options.strict_order,
+                   .choices = switch_names,
+                   .help = "members of objects come in the order of the schema (on), or in any, with undeclared ones"),
         CLI_OPTION(.name = "grammar", .argument = "FILE", .kind = CLI_TEXT, .target = &options.grammar_file,
                    .help = "the answer is what the rules in FILE make, in GBNF or in Lark's syntax"),
         CLI_OPTION(.name = "regex", .argument = "TEXT", .kind = CLI_TEXT, .target = &options.regex,

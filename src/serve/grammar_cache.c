@@ -151,6 +151,14 @@ kakeya_status grammar_cache_take(grammar_cache *cache, const kakeya_tokenizer *t
     return status == KAKEYA_OK ? tell_refusal(out, error) : status;
 }
 
+cached_grammar *grammar_cache_share(cached_grammar *grammar) {
+    if (!grammar) return NULL;
+    pthread_mutex_lock(&grammar->cache->lock);
+    grammar->users++;
+    pthread_mutex_unlock(&grammar->cache->lock);
+    return grammar;
+}
+
 void grammar_cache_give(cached_grammar *g) {
     if (!g) return;
     grammar_cache *cache = g->cache;

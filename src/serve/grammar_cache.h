@@ -20,7 +20,8 @@ void grammar_cache_close(grammar_cache *cache);
  * its error, and refused again without being compiled; other failures, such as of memory, are not kept. */
 kakeya_status grammar_cache_take(grammar_cache *cache, const kakeya_tokenizer *tokenizer,
                                  const kakeya_grammar_options *options, cached_grammar **out, kakeya_error *error);
-void grammar_cache_give(cached_grammar *grammar); /* NULL is fine */
+cached_grammar *grammar_cache_share(cached_grammar *grammar); /* the same, to be given back once more; NULL is fine */
+void grammar_cache_give(cached_grammar *grammar);             /* NULL is fine */
 const kakeya_grammar *grammar_cache_grammar(const cached_grammar *grammar);
 
 /* Forgets all: their tokenizer goes. Nobody may use one. */

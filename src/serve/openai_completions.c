@@ -5,6 +5,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "serve/openai_grammar.h"
 #include "serve/openai_request.h"
 #include "serve/openai_score.h"
 #include "serve/routes.h"
@@ -401,9 +402,8 @@ static bool echo_prompt(completions_job *job, size_t prompt, const int32_t *ids,
 static bool read_request(call *c, completions_job *job, answer_options *o, prompts *p, api_error *error) {
     static const char *const limits[] = {"max_tokens", NULL};
     static const char *const accepted[] = {"user", "session_id", "metadata", "store", "service_tier", NULL};
-    static const char *const refused[] = {
-        "suffix",       "prompt_logprobs", "truncate_prompt_tokens", "grammar",         "guided_json",
-        "guided_regex", "guided_choice",   "structured_outputs",     "response_format", NULL};
+    static const char *const refused[] = {"suffix", "prompt_logprobs", "truncate_prompt_tokens", NULL};
+    answer_form form = {.calls = KAKEYA_CALLS_FREE};
     if (!call_body(c, error)) return false;
     fields f, inner;
     fields_begin(&f, c->body, "", error);
@@ -431,11 +431,14 @@ static bool read_request(call *c, completions_job *job, answer_options *o, promp
     if (job->echo && job->stream)
         api_fail(error, 400, "unsupported_parameter", "echo", "echo is not supported together with stream");
     job->token_ids = o->token_ids;
+    openai_read_format(&f, &form);
     openai_check_metadata(&f);
     fields_accept(&f, accepted);
     fields_refuse(&f, refused);
     read_prompts(c, &f, p);
     fields_end(&f, c->server->settings->strict, &c->ignored);
+    bool generates = !job->only_prompt && openai_is_forced(&form);
+    openai_compile_form(c, &f, &form, false, false, generates ? o : NULL);
     o->param = "prompt";
     for (size_t i = 0; i < p->n && error->status == 0; i++) {
         const answer_options its = {.n_ids = p->n_ids[i], .param = o->param};
@@ -471,6 +474,7 @@ static bool run(completions_job *job, const answer_options *options, prompts *p,
     for (bool good = copied; done < n && good; done++) {
         answer_options its = *options;
         its.bias = biases[done];
+        its.grammar = grammar_cache_share(options->grammar);
         its.ids = p->ids[done];
         its.n_ids = p->n_ids[done];
         p->ids[done] = NULL;
@@ -515,5 +519,6 @@ void completions_call(call *c) {
         call_fail(c, &error);
     }
     free(options.bias);
+    grammar_cache_give(options.grammar);
     free_prompts(&p);
 }

@@ -199,7 +199,7 @@ static void compile(call *c, fields *f, const answer_form *form, bool thinking, 
     options.tools_bytes = out->tools_bytes;
     options.tool_names = form->names;
     options.n_tool_names = form->n_names;
-    options.max_calls = (int)out->max_calls;
+    if (form->calls != KAKEYA_CALLS_FREE) options.max_calls = (int)out->max_calls;
     options.thinking = thinking;
     options.thinking_tokens = -1; /* the budget is the answer's own business */
     options.loosen = !c->server->settings->strict;

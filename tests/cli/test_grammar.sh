@@ -36,6 +36,20 @@ for mode in ar speculative ngram auto; do
     check "mode $mode gives the tokens of ar" cmp "$WORK/ar.ids" "$WORK/$mode.ids"
 done
 
+# --- the order of members
+echo '{"type": "object", "properties": {"b": {"const": 1}, "a": {"const": 2}}, "required": ["a"]}' >"$WORK/order.json"
+for order in on off; do
+    for seed in 1 2 3 4 5 6 7 8 9 10 11 12; do
+        run run --json-schema "$WORK/order.json" --strict-order $order --temperature 2 --seed $seed --max-tokens 200 --raw --json x
+        cat "$WORK/out"
+    done >"$WORK/order.$order"
+done
+check "in the order of the schema, and only those that are declared" jq -e -s 'all(.[]; .finish_reason != "stop" or
+    (.text | fromjson | . == {"a": 2} or (. == {"b": 1, "a": 2} and keys_unsorted == ["b", "a"])))' "$WORK/order.on"
+check "in any order, and others" jq -e -s 'any(.[]; (.text | startswith("{\"a\"")) or (.text | test("\"[^ab]")))' "$WORK/order.off"
+refuses "an order without members" '--strict-order needs --json-schema or --json-object' run --strict-order off --regex x x
+refuses "an order that is none" 'strict-order' run --json-object --strict-order maybe x
+
 # --- refusals
 fails_with "a schema that is not understood" 'refused.json: schema #/properties/a/extends: not supported' \
     run --json-schema "$WORK/refused.json" x
