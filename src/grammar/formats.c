@@ -88,29 +88,35 @@ static void put_leap_seconds(char *out, size_t room) {
 #define WHOLE(one) PART(one) "(\\|" PART(one) ")*"
 #define GROUP(one) "(" one "|\\((\\?:|\\?=|\\?!)?" WHOLE(one) "\\))"
 
+#define YEARS   "years before 0001; leap seconds at offsets that are no half hours"
+#define LABELS  "labels with hyphens in the third and fourth place, which would have to be decoded (`xn--`)"
+#define PRIVATE "private characters, and those beyond the first supplementary plane"
+
 static const struct {
     const char *name, *expression;
-    uint16_t most; /* characters; 0: any number */
+    uint16_t most;        /* characters; 0: any number */
+    const char *left_out; /* of the standard's language, beside what is longer; for docs/grammar.md */
 } formats[] = {
-    {"date-time", DATE "[Tt](" TIME, 0}, /* leap seconds follow */
-    {"date", DATE, 0},
-    {"time", "(" TIME, 0},
-    {"duration", "P(" DAYS "(" CLOCK ")?|" CLOCK "|\\d+W)", 0},
-    {"uuid", "[0-9A-Fa-f]{8}-([0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}", 0},
-    {"email", MAIL(""), 254},
-    {"idn-email", MAIL(BEYOND), 254},
-    {"hostname", NO_A_LABEL HOST, 253},
-    {"idn-hostname", NO_A_LABEL HOST, 253},
-    {"ipv4", IPV4, 0},
-    {"ipv6", IPV6, 0},
-    {"uri", URI(""), 0},
-    {"uri-reference", REFERENCE(""), 0},
-    {"iri", URI(BEYOND), 0},
-    {"iri-reference", REFERENCE(BEYOND), 0},
-    {"uri-template", "(" LITERAL "|" EXPRESSION ")*", 0},
-    {"json-pointer", POINTER, 0},
-    {"relative-json-pointer", "(0|[1-9]\\d*)(#|" POINTER ")", 0},
-    {"regex", WHOLE(GROUP(ONE)), 0},
+    {"date-time", DATE "[Tt](" TIME, 0, YEARS}, /* leap seconds follow */
+    {"date", DATE, 0, "years before 0001"},
+    {"time", "(" TIME, 0, "leap seconds at offsets that are no half hours"},
+    {"duration", "P(" DAYS "(" CLOCK ")?|" CLOCK "|\\d+W)", 0, ""},
+    {"uuid", "[0-9A-Fa-f]{8}-([0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}", 0, ""},
+    {"email", MAIL(""), 254, "comments and folding white space"},
+    {"idn-email", MAIL(BEYOND), 254, "comments, folding white space, domains beyond ASCII"},
+    {"hostname", NO_A_LABEL HOST, 253, LABELS},
+    {"idn-hostname", NO_A_LABEL HOST, 253, LABELS ", names beyond ASCII"},
+    {"ipv4", IPV4, 0, ""},
+    {"ipv6", IPV6, 0, ""},
+    {"uri", URI(""), 0, ""},
+    {"uri-reference", REFERENCE(""), 0, ""},
+    {"iri", URI(BEYOND), 0, PRIVATE},
+    {"iri-reference", REFERENCE(BEYOND), 0, PRIVATE},
+    {"uri-template", "(" LITERAL "|" EXPRESSION ")*", 0, ""},
+    {"json-pointer", POINTER, 0, ""},
+    {"relative-json-pointer", "(0|[1-9]\\d*)(#|" POINTER ")", 0, ""},
+    {"regex", WHOLE(GROUP(ONE)), 0,
+     "groups in groups, ranges but the common ones, back references, named groups, look-behind"},
 };
 
 static size_t find(const char *name) {
@@ -136,4 +142,11 @@ kakeya_status format_dfa(const char *name, dfa *out, uint32_t *most, kakeya_erro
         text[n++] = ')';
     }
     return regex_compile(text, n, REGEX_WHOLE, out, error);
+}
+
+const char *format_left_out(size_t i, const char **name, uint32_t *most) {
+    if (i >= sizeof formats / sizeof *formats) return NULL;
+    *name = formats[i].name;
+    *most = formats[i].most;
+    return formats[i].left_out;
 }

@@ -16,6 +16,9 @@ enum {
     SCHEMA_MAX_ITEMS = 1000000000, /* minItems, maxItems */
     SCHEMA_MAX_CONTAINING = 6,     /* items, the one that `contains` asks for is one of the first */
     SCHEMA_MAX_VALUES = 10000,     /* of an enum */
+    SCHEMA_MAX_TRIED = 3000,       /* alternatives of one set */
+    SCHEMA_MAX_TRIED_ALL = 30000,  /* of a program */
+    SCHEMA_MAX_DIFFERENT = 256,    /* characters of strings that must all be different, where their length is limited */
     SCHEMA_MAX_WORK = 3000000,     /* steps of compiling: less than half a second */
     SCHEMA_MAX_STATES = 60000,     /* of the automata of all strings and numbers */
 };

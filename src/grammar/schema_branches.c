@@ -2,12 +2,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "grammar/schema.h"
 #include "grammar/schema_private.h"
 
 enum {
-    MAX_TRIED = 3000,      /* alternatives of one set */
-    MAX_TRIED_ALL = 30000, /* of a program */
-    MAX_FOLLOWED = 200,    /* schemas in one another that hold for the same value */
+    MAX_FOLLOWED = 200, /* schemas in one another that hold for the same value */
 };
 
 /* ------------------------------------------------------------------------------------------------ growing a branch */
@@ -541,14 +540,14 @@ static void explore_choice(schema_branch *b, branch_choice choice) {
     const schema_branch before = *b;
     for (uint32_t i = 0; !c->status; i++) {
         bool some = follow_alternative(b, &choice, i);
-        if (some && ++b->tried > MAX_TRIED) {
-            b->tried = MAX_TRIED;
+        if (some && ++b->tried > SCHEMA_MAX_TRIED) {
+            b->tried = SCHEMA_MAX_TRIED;
             schema_fail(c, choice.item ? choice.item : choice.owner, KAKEYA_UNSUPPORTED,
-                        "too large: more than %d combinations of alternatives", (int)MAX_TRIED);
+                        "too large: more than %d combinations of alternatives", (int)SCHEMA_MAX_TRIED);
         }
-        if (some && ++c->n_tried > MAX_TRIED_ALL)
+        if (some && ++c->n_tried > SCHEMA_MAX_TRIED_ALL)
             schema_fail(c, choice.item ? choice.item : choice.owner, KAKEYA_UNSUPPORTED,
-                        "too large: more than %d combinations of alternatives in all", (int)MAX_TRIED_ALL);
+                        "too large: more than %d combinations of alternatives in all", (int)SCHEMA_MAX_TRIED_ALL);
         if (some && !c->status && is_contradictory(b, before.n_claims)) b->types &= (uint8_t)~TYPE_OBJECT;
         if (some && b->types) explore(b);
         b->types = before.types;

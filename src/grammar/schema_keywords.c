@@ -2,61 +2,101 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "grammar/schema.h"
 #include "grammar/schema_private.h"
+
+/* What is made of them, for docs/grammar.md (test_grammar_tables): %u is the limit of the row. */
+#define FOLLOWED   "followed"
+#define LISTED     "followed; values that other keywords forbid are taken out of the list"
+#define ENUMERATED LISTED ", which has up to %u"
+#define OPENAPI    "followed, as OpenAPI has it"
+#define CHOSEN     "followed, up to %u combinations of alternatives"
+#define NEGATED                                                                                                        \
+    "followed, up to %u combinations of alternatives; where a schema must not hold, answers may be fewer than "        \
+    "allowed, and if nothing is left, the keyword that cannot be negated is named"
+#define REFERRED      "followed within the document, recursion included; refused where it leads out of it"
+#define REFERRED_ONCE "followed within the document where its anchor is there once, refused otherwise"
+#define NAMED         "names what references lead to"
+#define MULTIPLES     "followed where it has few digits, refused otherwise"
+#define OF_A_FORMAT   "followed, as far as the table below says; formats that no draft defines are ignored and named"
+#define EXPRESSION    "followed, as far as expressions are understood (below)"
+#define KEYS          "followed, up to %u patterns together"
+#define COUNTED       "followed, up to %u"
+#define DIFFERENT                                                                                                      \
+    "followed where items are strings, numbers and words, which have one spelling each then, strings of limited "      \
+    "length up to %u characters; refused where items may be lists or objects"
+#define CONTAINING    "followed once for an array: the item is one of the first %u"
+#define ONE_CONTAINED "followed if it is 0 or 1, refused otherwise"
+#define REFUSED       "refused"
+#define IGNORED       "an annotation: ignored"
 
 /* In the order of strcmp. */
 static const schema_keyword keywords[] = {
-    {"$dynamicRef", KEYWORD_REFERENCE, 0},
-    {"$recursiveRef", KEYWORD_REFERENCE, 0},
-    {"$ref", KEYWORD_REFERENCE, 0},
-    {"additionalItems", KEYWORD_BESIDE, 0},
-    {"additionalProperties", KEYWORD_CLAIM, TYPE_OBJECT},
-    {"allOf", KEYWORD_ALL, 0},
-    {"anyOf", KEYWORD_ANY, 0},
-    {"const", KEYWORD_VALUES, 0},
-    {"contains", KEYWORD_CLAIM, TYPE_ARRAY},
-    {"dependencies", KEYWORD_DEPENDENT, 0},
-    {"dependentRequired", KEYWORD_DEPENDENT, 0},
-    {"dependentSchemas", KEYWORD_DEPENDENT, 0},
-    {"disallow", KEYWORD_REFUSED, 0},
-    {"divisibleBy", KEYWORD_CLAIM, TYPE_NUMBER},
-    {"else", KEYWORD_BESIDE, 0},
-    {"enum", KEYWORD_VALUES, 0},
-    {"exclusiveMaximum", KEYWORD_CLAIM, TYPE_NUMBER},
-    {"exclusiveMinimum", KEYWORD_CLAIM, TYPE_NUMBER},
-    {"extends", KEYWORD_REFUSED, 0},
-    {"format", KEYWORD_CLAIM, TYPE_STRING},
-    {"if", KEYWORD_IF, 0},
-    {"items", KEYWORD_CLAIM, TYPE_ARRAY},
-    {"maxContains", KEYWORD_BESIDE, 0},
-    {"maxItems", KEYWORD_CLAIM, TYPE_ARRAY},
-    {"maxLength", KEYWORD_CLAIM, TYPE_STRING},
-    {"maxProperties", KEYWORD_CLAIM, TYPE_OBJECT},
-    {"maximum", KEYWORD_CLAIM, TYPE_NUMBER},
-    {"minContains", KEYWORD_BESIDE, 0},
-    {"minItems", KEYWORD_CLAIM, TYPE_ARRAY},
-    {"minLength", KEYWORD_CLAIM, TYPE_STRING},
-    {"minProperties", KEYWORD_CLAIM, TYPE_OBJECT},
-    {"minimum", KEYWORD_CLAIM, TYPE_NUMBER},
-    {"multipleOf", KEYWORD_CLAIM, TYPE_NUMBER},
-    {"not", KEYWORD_NOT, 0},
-    {"nullable", KEYWORD_BESIDE, 0},
-    {"oneOf", KEYWORD_ONE, 0},
-    {"pattern", KEYWORD_CLAIM, TYPE_STRING},
-    {"patternProperties", KEYWORD_CLAIM, TYPE_OBJECT},
-    {"prefixItems", KEYWORD_CLAIM, TYPE_ARRAY},
-    {"properties", KEYWORD_CLAIM, TYPE_OBJECT},
-    {"propertyNames", KEYWORD_CLAIM, TYPE_OBJECT},
-    {"required", KEYWORD_CLAIM, TYPE_OBJECT},
-    {"then", KEYWORD_BESIDE, 0},
-    {"type", KEYWORD_TYPE, 0},
-    {"unevaluatedItems", KEYWORD_CLAIM, TYPE_ARRAY},
-    {"unevaluatedProperties", KEYWORD_CLAIM, TYPE_OBJECT},
-    {"uniqueItems", KEYWORD_CLAIM, TYPE_ARRAY},
+    {"$anchor", KEYWORD_ANNOTATION, 0, NAMED, 0},
+    {"$defs", KEYWORD_ANNOTATION, 0, NAMED, 0},
+    {"$dynamicAnchor", KEYWORD_ANNOTATION, 0, NAMED, 0},
+    {"$dynamicRef", KEYWORD_REFERENCE, 0, REFERRED_ONCE, 0},
+    {"$id", KEYWORD_ANNOTATION, 0, NAMED, 0},
+    {"$recursiveRef", KEYWORD_REFERENCE, 0, REFERRED, 0},
+    {"$ref", KEYWORD_REFERENCE, 0, REFERRED, 0},
+    {"additionalItems", KEYWORD_BESIDE, 0, FOLLOWED, 0},
+    {"additionalProperties", KEYWORD_CLAIM, TYPE_OBJECT, FOLLOWED, 0},
+    {"allOf", KEYWORD_ALL, 0, FOLLOWED, 0},
+    {"anyOf", KEYWORD_ANY, 0, CHOSEN, SCHEMA_MAX_TRIED},
+    {"const", KEYWORD_VALUES, 0, LISTED, 0},
+    {"contains", KEYWORD_CLAIM, TYPE_ARRAY, CONTAINING, SCHEMA_MAX_CONTAINING},
+    {"contentEncoding", KEYWORD_ANNOTATION, 0, IGNORED, 0},
+    {"contentMediaType", KEYWORD_ANNOTATION, 0, IGNORED, 0},
+    {"contentSchema", KEYWORD_ANNOTATION, 0, IGNORED, 0},
+    {"definitions", KEYWORD_ANNOTATION, 0, NAMED, 0},
+    {"dependencies", KEYWORD_DEPENDENT, 0, CHOSEN, SCHEMA_MAX_TRIED},
+    {"dependentRequired", KEYWORD_DEPENDENT, 0, CHOSEN, SCHEMA_MAX_TRIED},
+    {"dependentSchemas", KEYWORD_DEPENDENT, 0, CHOSEN, SCHEMA_MAX_TRIED},
+    {"disallow", KEYWORD_REFUSED, 0, REFUSED, 0},
+    {"divisibleBy", KEYWORD_CLAIM, TYPE_NUMBER, MULTIPLES, 0},
+    {"else", KEYWORD_BESIDE, 0, NEGATED, SCHEMA_MAX_TRIED},
+    {"enum", KEYWORD_VALUES, 0, ENUMERATED, SCHEMA_MAX_VALUES},
+    {"exclusiveMaximum", KEYWORD_CLAIM, TYPE_NUMBER, FOLLOWED, 0},
+    {"exclusiveMinimum", KEYWORD_CLAIM, TYPE_NUMBER, FOLLOWED, 0},
+    {"extends", KEYWORD_REFUSED, 0, REFUSED, 0},
+    {"format", KEYWORD_CLAIM, TYPE_STRING, OF_A_FORMAT, 0},
+    {"id", KEYWORD_ANNOTATION, 0, NAMED, 0},
+    {"if", KEYWORD_IF, 0, NEGATED, SCHEMA_MAX_TRIED},
+    {"items", KEYWORD_CLAIM, TYPE_ARRAY, FOLLOWED, 0},
+    {"maxContains", KEYWORD_BESIDE, 0, REFUSED, 0},
+    {"maxItems", KEYWORD_CLAIM, TYPE_ARRAY, COUNTED, SCHEMA_MAX_ITEMS},
+    {"maxLength", KEYWORD_CLAIM, TYPE_STRING, FOLLOWED, 0},
+    {"maxProperties", KEYWORD_CLAIM, TYPE_OBJECT, FOLLOWED, 0},
+    {"maximum", KEYWORD_CLAIM, TYPE_NUMBER, FOLLOWED, 0},
+    {"minContains", KEYWORD_BESIDE, 0, ONE_CONTAINED, 0},
+    {"minItems", KEYWORD_CLAIM, TYPE_ARRAY, COUNTED, SCHEMA_MAX_ITEMS},
+    {"minLength", KEYWORD_CLAIM, TYPE_STRING, FOLLOWED, 0},
+    {"minProperties", KEYWORD_CLAIM, TYPE_OBJECT, FOLLOWED, 0},
+    {"minimum", KEYWORD_CLAIM, TYPE_NUMBER, FOLLOWED, 0},
+    {"multipleOf", KEYWORD_CLAIM, TYPE_NUMBER, MULTIPLES, 0},
+    {"not", KEYWORD_NOT, 0, NEGATED, SCHEMA_MAX_TRIED},
+    {"nullable", KEYWORD_BESIDE, 0, OPENAPI, 0},
+    {"oneOf", KEYWORD_ONE, 0, NEGATED, SCHEMA_MAX_TRIED},
+    {"pattern", KEYWORD_CLAIM, TYPE_STRING, EXPRESSION, 0},
+    {"patternProperties", KEYWORD_CLAIM, TYPE_OBJECT, KEYS, DFA_MAX_LABEL_BITS},
+    {"prefixItems", KEYWORD_CLAIM, TYPE_ARRAY, FOLLOWED, 0},
+    {"properties", KEYWORD_CLAIM, TYPE_OBJECT, FOLLOWED, 0},
+    {"propertyNames", KEYWORD_CLAIM, TYPE_OBJECT, FOLLOWED, 0},
+    {"required", KEYWORD_CLAIM, TYPE_OBJECT, FOLLOWED, 0},
+    {"then", KEYWORD_BESIDE, 0, NEGATED, SCHEMA_MAX_TRIED},
+    {"type", KEYWORD_TYPE, 0, FOLLOWED, 0},
+    {"unevaluatedItems", KEYWORD_CLAIM, TYPE_ARRAY, FOLLOWED, 0},
+    {"unevaluatedProperties", KEYWORD_CLAIM, TYPE_OBJECT, FOLLOWED, 0},
+    {"uniqueItems", KEYWORD_CLAIM, TYPE_ARRAY, DIFFERENT, SCHEMA_MAX_DIFFERENT},
 };
 
+const schema_keyword *schema_keywords(size_t *n) {
+    *n = sizeof keywords / sizeof *keywords;
+    return keywords;
+}
+
 const schema_keyword *schema_keyword_of(const char *name) {
-    static const schema_keyword annotation = {"", KEYWORD_ANNOTATION, 0};
+    static const schema_keyword annotation = {"", KEYWORD_ANNOTATION, 0, IGNORED, 0};
     size_t low = 0, high = sizeof keywords / sizeof *keywords;
     while (low < high) {
         size_t middle = (low + high) / 2;

@@ -69,9 +69,12 @@ typedef enum keyword_kind {
 typedef struct schema_keyword {
     const char *name;
     keyword_kind kind;
-    uint8_t types; /* KEYWORD_CLAIM: that it is about */
+    uint8_t types;         /* KEYWORD_CLAIM: that it is about */
+    const char *treatment; /* in words, with %u for the limit */
+    uint32_t limit;
 } schema_keyword;
 
+const schema_keyword *schema_keywords(size_t *n);          /* those that are known */
 const schema_keyword *schema_keyword_of(const char *name); /* annotations, too; never NULL */
 
 typedef enum claim_kind {

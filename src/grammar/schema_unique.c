@@ -3,9 +3,8 @@
 #include <stdlib.h>
 
 #include "grammar/regex.h"
+#include "grammar/schema.h"
 #include "grammar/schema_private.h"
-
-enum { LONGEST = 256 }; /* characters of strings whose length is limited */
 
 /* As numbers and strings are spelled most shortly. */
 #define ONE_NUMBER "(?:0|-?(?:[1-9][0-9]*(?:\\.[0-9]*[1-9])?|0\\.[0-9]*[1-9]))"
@@ -55,7 +54,7 @@ static void add_common(items *m, const dfa *given, const char *expression, size_
 static void add_strings(items *m, const dfa *given, uint32_t minimum, uint32_t maximum) {
     dfa limited = {0};
     bool limits = minimum || maximum != GRAMMAR_NO_LIMIT;
-    if (maximum != GRAMMAR_NO_LIMIT && maximum > LONGEST) maximum = LONGEST;
+    if (maximum != GRAMMAR_NO_LIMIT && maximum > SCHEMA_MAX_DIFFERENT) maximum = SCHEMA_MAX_DIFFERENT;
     if (limits && !works(m, dfa_limit_spelled(given, minimum, maximum, &limited))) return;
     if (limits && limited.n_states == 0) return;
     if (m->c->form == GRAMMAR_JSON)
