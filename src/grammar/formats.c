@@ -81,9 +81,12 @@ static void put_leap_seconds(char *out, size_t room) {
 #define POINTER "(/([^/~]|~[01])*)*"
 /* Of ECMA-262's expressions those that need no look behind: characters, classes without ranges but the common ones,
  * escapes, groups with none in them. */
-#define ONE        "([^\\\\()\\[\\]{}|^$*+?.\\x00-\\x1F]|\\.|\\\\[dDwWsSbBnrtfv^$\\\\.*+?()\\[\\]{}|/-]|" SET ")"
-#define SET        "\\[\\^?(a-z|A-Z|0-9|[A-Za-z0-9_ .,:;@#%&=!<>/]|\\\\[dDwWsSnrt\\\\\\]\\[.^/-])+\\]"
-#define COUNTER    "(([*+?]|\\{\\d{1,3},?\\})[?]?)?"
+#define ONE "([^\\\\()\\[\\]{}|^$*+?.\\x00-\\x1F]|\\.|\\\\[dDwWsSbBnrtfv^$\\\\.*+?()\\[\\]{}|/-]|" SET ")"
+#define SET "\\[\\^?(a-z|A-Z|0-9|[A-Za-z0-9_ .,:;@#%&=!<>/'\"()*+?$|{}`~]|\\\\[dDwWsSnrt\\\\\\]\\[.^/-])+\\]"
+#define BOUNDS                                                                                                         \
+    "\\d{1,3},?|0,\\d|1,[1-9]|2,[2-9]|3,[3-9]|4,[4-9]|5,[5-9]|6,[6-9]|7,[7-9]|8,[89]|9,9|\\d,[1-9]\\d{1,2}|"           \
+    "[1-9]\\d,[1-9]\\d{2}"
+#define COUNTER    "(([*+?]|\\{(" BOUNDS ")\\})[?]?)?"
 #define PART(one)  "(" one COUNTER "|\\^|\\$)*"
 #define WHOLE(one) PART(one) "(\\|" PART(one) ")*"
 #define GROUP(one) "(" one "|\\((\\?:|\\?=|\\?!)?" WHOLE(one) "\\))"

@@ -171,7 +171,14 @@ kakeya_status number_dfa(const number_limits *l, dfa *out, kakeya_error *error) 
     static const char fractions[] = "-?(0|[1-9][0-9]{0,8})\\.[0-9]{1,6}";
     static const char exact[] = "-?(0|[1-9][0-9]{0,19})|-?(0|[1-9][0-9]{0,8})\\.[0-9]{1,6}";
     static const char numbers[] = "-?(0|[1-9][0-9]{0,19})(\\.[0-9]{1,20})?([eE][+-]?[0-9]{1,2})?";
+    static const char from_zero[] = "(0|[1-9][0-9]{0,19})(\\.[0-9]{1,20})?([eE][+-]?[0-9]{1,2})?";
+    static const char above_zero[] =
+        "([1-9][0-9]{0,19}(\\.[0-9]{1,20})?|0\\.0{0,19}[1-9][0-9]{0,19})([eE][+-]?[0-9]{1,2})?";
     *out = (dfa){0};
+    if (l->minimum && !l->maximum && !l->integer && !l->plain && number_compare(l->minimum, "0") == 0) {
+        const char *text = l->above_minimum ? above_zero : from_zero; /* the sign is not the exponent's business */
+        return regex_compile(text, strlen(text), REGEX_WHOLE, out, error);
+    }
     if (!l->minimum && !l->maximum) {
         const char *text = l->integer    ? integers
                            : l->whole    ? whole

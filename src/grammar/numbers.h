@@ -16,8 +16,8 @@ typedef struct number_limits {
     bool above_minimum, below_maximum; /* the limit itself is not allowed */
 } number_limits;
 
-/* Numbers have at most 20 digits in front of the point and 20 behind it. Only those without limits may have an
- * exponent, of at most two digits. KAKEYA_INVALID_ARGUMENT: there is no such number. */
+/* Numbers have at most 20 digits in front of the point and 20 behind it. Only those without limits, or
+ * from zero on, may have an exponent, of at most two digits. KAKEYA_INVALID_ARGUMENT: there is no such number. */
 kakeya_status number_dfa(const number_limits *limits, dfa *out, kakeya_error *error);
 /* Plain numbers that are multiples of a number above 0, with any number of digits. KAKEYA_UNSUPPORTED: its automaton is
  * too large. */

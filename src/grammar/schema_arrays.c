@@ -150,6 +150,7 @@ static uint32_t add_array(schema_branch *b, array_shape shape, uint32_t place, c
 /* The arrays of which one of the first items follows the claim. */
 static uint32_t add_containing(schema_branch *b, array_shape shape, const schema_claim *claim) {
     uint32_t node = schema_add_node(b->c, NODE_UNION);
+    b->unions = true;
     for (uint32_t i = 0; i < SCHEMA_MAX_CONTAINING && i < shape.maximum && !b->c->status; i++) {
         uint32_t child = add_array(b, shape, i, &claim->term);
         schema_add_child(b->c, node, child);

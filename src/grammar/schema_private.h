@@ -128,6 +128,7 @@ typedef struct schema_branch {
     uint32_t node; /* the union */
     const cJSON **values;
     uint32_t n_values, value_capacity;
+    bool unions;   /* some alternatives are several: those of contains */
     uint8_t words; /* of TYPE_NULL and TYPE_BOOLEAN */
     bool of_names; /* names of members are wanted, no nodes: the three below, and `values` */
     bool any_name, no_name;

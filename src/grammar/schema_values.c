@@ -122,12 +122,21 @@ static bool spell_scalar(grammar_form form, const cJSON *value, spelling *s) {
 
 /* ----------------------------------------------------------------------------------------------------------- values */
 
+/* 2.0 is 2, which whoever gives the value as 2.0 means, too: how many letters of its spelling say it so. 0: none. */
+static size_t whole_letters(const cJSON *value) {
+    const char *point = cJSON_IsRaw(value) ? strchr(value->valuestring, '.') : NULL;
+    return point && point[1 + strspn(point + 1, "0")] == 0 ? (size_t)(point - value->valuestring) : 0;
+}
+
 uint32_t schema_literals(schema_compiler *c, const cJSON *const *values, size_t n) {
     uint32_t node = schema_add_node(c, n ? NODE_LITERAL : NODE_NEVER);
     for (size_t i = 0; i < n && !c->status; i++) {
         uint32_t word = (uint32_t)i;
+        size_t whole = whole_letters(values[i]);
         spelling s;
-        if (!spell_scalar(c->form, values[i], &s) || !trie_add(&c->program->nodes[node].words, s.letters, s.n, &word))
+        trie *words = &c->program->nodes[node].words;
+        if (!spell_scalar(c->form, values[i], &s) || !trie_add(words, s.letters, s.n, &word) ||
+            (whole && !trie_add(words, s.letters, whole, &word)))
             schema_out_of_memory(c);
         free(s.letters);
     }
