@@ -22,6 +22,7 @@
 #include "backend/backend.h"
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/screen.h"
+#include "backend/program/program.h"
 #include "base/files.h"
 #include "base/threads.h"
 
@@ -97,15 +98,15 @@ struct backend_model {
     float embed_scale;
 
     /* workspace, [max_rows][...] float32 unless noted */
-    float *h;        /* residual stream */
-    float *x;        /* normed input of a product */
-    float *q;        /* queries, later attention output */
-    float *k, *v;    /* raw projections, [max kv_dim] */
-    float *branch;   /* [hidden] output of a block before its post-norm */
-    float *gate_up;  /* [2 * max intermediate] */
-    float *moe;      /* [hidden] */
-    float *ple;      /* [layers * ple_width] */
-    float *ple_gate; /* [ple_width] */
+    float *h;         /* residual stream */
+    float *x;         /* normed input of a product */
+    float *q;         /* queries, later attention output */
+    float *k, *v;     /* raw projections, [max kv_dim] */
+    float *branch;    /* [hidden] output of a block before its post-norm */
+    float *gate_up;   /* [2 * max intermediate] */
+    float *x_experts; /* [hidden] */
+    float *ple;       /* [layers * ple_width] */
+    float *ple_gate;  /* [ple_width] */
     /* [CPU_HEAD_ROWS][head_stride]: logits, or bounds of them, of rows whose greedy choice is wanted, and of drafts */
     float *head_logits;
     int head_stride; /* vocab, rounded up to SCREEN_OUTPUTS */
@@ -133,6 +134,12 @@ struct backend_model {
     int threads;
     struct matrix_job *jobs;
     int max_jobs;
+
+    /* The verifier's forward as this machine runs it, of the shape that was wanted last. */
+    op *ops;        /* [program_most_ops] */
+    launch *launch; /* the same */
+    int launches;   /* 0: none was made yet */
+    program_shape shape;
 
     /* drafter workspace */
     float *d_state, *d_x, *d_q, *d_k, *d_v, *d_gate_up, *d_context; /* rows x ... */

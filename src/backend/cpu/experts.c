@@ -1,5 +1,5 @@
-/* Mixture of experts: the router in float32, rows grouped by expert, two batches of products (gate/up and down).
- * A row's experts are summed in the order of its ranking (largest router probability first), whatever the batch. */
+/* Mixture of experts: rows grouped by expert, products over what they have in common. A row's experts are summed in the
+ * order of its ranking (largest router probability first), whatever the batch. */
 #include <math.h>
 #include <string.h>
 
@@ -8,22 +8,8 @@
 
 typedef struct route_context {
     backend_model *model;
-    const gemma4_layer_weights *w;
+    const float *expert_scale;
 } route_context;
-
-static void router_inputs(void *context, size_t begin, size_t end, int thread) {
-    (void)thread;
-    route_context *r = context;
-    backend_model *m = r->model;
-    int hidden = m->config->hidden;
-    float constant = 1.0f / sqrtf((float)hidden);
-    for (size_t row = begin; row < end; row++) {
-        float *x = m->x + row * (size_t)hidden;
-        m->kernels->rms_norm(m->h + row * (size_t)hidden, NULL, hidden, m->config->rms_eps, x);
-        m->kernels->multiply(r->w->router_scale, hidden, x);
-        m->kernels->scale(constant, hidden, x);
-    }
-}
 
 /* Softmax over all experts, the k largest (lowest id first on ties), renormalised, times the expert's own scale. */
 static void choose_experts(void *context, size_t begin, size_t end, int thread) {
@@ -50,19 +36,14 @@ static void choose_experts(void *context, size_t begin, size_t end, int thread) 
             z[best] = -INFINITY;
         }
         for (int rank = 0; rank < k; rank++) {
-            weights[rank] = weights[rank] / sum * r->w->router_expert_scale[chosen[rank]];
+            weights[rank] = weights[rank] / sum * r->expert_scale[chosen[rank]];
         }
     }
 }
 
-void experts_route(backend_model *m, const gemma4_layer_weights *w, int rows) {
-    int hidden = m->config->hidden, experts = m->config->experts, k = m->config->experts_per_token;
-    route_context context = {m, w};
-    rows_run(m, rows, 2 * hidden, router_inputs, &context);
-    pack(m, &m->packed, m->x, (size_t)hidden, rows, hidden, packing_exact(m, &w->router_proj));
-    matrix_job job = matrix_product(&m->packed, rows, &w->router_proj, m->router_logits, (size_t)experts);
-    job.exact_input = true;
-    matrix_run(m, &job, 1);
+void experts_route(backend_model *m, const float *expert_scale, int rows) {
+    int experts = m->config->experts, k = m->config->experts_per_token;
+    route_context context = {m, expert_scale};
     rows_run(m, rows, experts * k, choose_experts, &context);
 
     /* Counting sort of (row, rank) pairs by expert. */
@@ -83,51 +64,52 @@ packing_set experts_packings(const backend_model *m, const gemma4_layer_weights 
     return packing_of(m, &w->experts_gate_up) | packing_of(m, &w->experts_gate) | packing_of(m, &w->experts_up);
 }
 
-typedef struct slot_context {
+typedef struct gather_context {
     backend_model *model;
-    const gemma4_layer_weights *w; /* of the gathered rows */
-    int intermediate;
-    float *gate_up; /* [rows][2 * intermediate] */
-} slot_context;
+    const weight *readers[PROGRAM_MATRICES];
+} gather_context;
 
 static void gather_slots(void *context, size_t begin, size_t end, int thread) {
     (void)thread;
-    slot_context *s = context;
-    backend_model *m = s->model;
-    const weight *const readers[] = {&s->w->experts_gate_up, &s->w->experts_gate, &s->w->experts_up};
+    gather_context *g = context;
+    backend_model *m = g->model;
     packing_set done = 0;
-    for (int r = 0; r < 3; r++) {
-        packing_set wanted = packing_of(m, readers[r]);
+    for (int r = 0; r < PROGRAM_MATRICES; r++) {
+        packing_set wanted = packing_of(m, g->readers[r]);
         if (!(wanted & ~done)) continue;
         done |= wanted;
         for (size_t slot = begin; slot < end; slot++)
-            packed_row_copy(m, readers[r], &m->packed_moe, m->expert_rows[slot], &m->packed_slots, (int)slot);
+            packed_row_copy(m, g->readers[r], &m->packed_moe, m->expert_rows[slot], &m->packed_slots, (int)slot);
     }
 }
+
+typedef struct activation {
+    backend_model *model;
+    float *gate_up;
+    int width;
+} activation;
 
 static void activate_rows(void *context, size_t begin, size_t end, int thread) {
     (void)thread;
-    slot_context *s = context;
-    backend_model *m = s->model;
-    size_t width = (size_t)s->intermediate;
-    for (size_t slot = begin; slot < end; slot++) {
-        float *gate = s->gate_up + slot * 2 * width;
-        m->kernels->gated(0, gate, gate + width, s->intermediate, gate);
+    activation *a = context;
+    size_t width = (size_t)a->width;
+    for (size_t row = begin; row < end; row++) {
+        float *gate = a->gate_up + row * 2 * width;
+        a->model->kernels->gated(0, gate, gate + width, a->width, gate);
     }
 }
 
-static void combine_experts(void *context, size_t begin, size_t end, int thread) {
-    (void)thread;
-    backend_model *m = context;
+void activate(backend_model *m, float *gate_up, int rows, int width) {
+    activation a = {m, gate_up, width};
+    rows_run(m, rows, 2 * width, activate_rows, &a);
+}
+
+void experts_mix(const backend_model *m, size_t row, float *out) {
     int hidden = m->config->hidden, k = m->config->experts_per_token;
-    for (size_t row = begin; row < end; row++) {
-        float *out = m->moe + row * (size_t)hidden;
-        memset(out, 0, (size_t)hidden * sizeof *out);
-        for (int rank = 0; rank < k; rank++) {
-            size_t s = row * (size_t)k + (size_t)rank;
-            m->kernels->axpy(m->expert_weight[s], m->expert_out + (size_t)m->expert_slot[s] * (size_t)hidden, hidden,
-                             out);
-        }
+    memset(out, 0, (size_t)hidden * sizeof *out);
+    for (int rank = 0; rank < k; rank++) {
+        size_t s = row * (size_t)k + (size_t)rank;
+        m->kernels->axpy(m->expert_weight[s], m->expert_out + (size_t)m->expert_slot[s] * (size_t)hidden, hidden, out);
     }
 }
 
@@ -146,50 +128,29 @@ static int expert_jobs(backend_model *m, const packed_rows *input, const weight 
     return n;
 }
 
-static int gate_up_jobs(backend_model *m, const gemma4_layer_weights *w, weight *views, matrix_job *jobs) {
-    int width = m->config->expert_intermediate;
+static int gate_up_jobs(backend_model *m, const op *o, int rows, weight *views, matrix_job *jobs) {
+    gather_context gather = {.model = m};
+    int width = m->config->expert_intermediate, hidden = m->config->hidden;
     size_t ldy = 2 * (size_t)width;
-    if (weight_present(&w->experts_gate_up))
-        return expert_jobs(m, &m->packed_slots, &w->experts_gate_up, 2 * width, m->expert_gate_up, ldy, views, jobs);
-    int n = expert_jobs(m, &m->packed_slots, &w->experts_gate, width, m->expert_gate_up, ldy, views, jobs);
-    return n +
-           expert_jobs(m, &m->packed_slots, &w->experts_up, width, m->expert_gate_up + width, ldy, views + n, jobs + n);
+    packing_set packings = 0;
+    for (int i = 0; i < PROGRAM_MATRICES; i++) {
+        gather.readers[i] = program_matrix(m->weights, o->slot[i]);
+        packings |= packing_of(m, gather.readers[i]);
+    }
+    pack(m, &m->packed_moe, m->x_experts, (size_t)hidden, rows, hidden, packings);
+    rows_run(m, rows * m->config->experts_per_token, hidden / 2, gather_slots, &gather);
+    if (weight_present(gather.readers[0]))
+        return expert_jobs(m, &m->packed_slots, gather.readers[0], 2 * width, m->expert_gate_up, ldy, views, jobs);
+    int n = expert_jobs(m, &m->packed_slots, gather.readers[1], width, m->expert_gate_up, ldy, views, jobs);
+    return n + expert_jobs(m, &m->packed_slots, gather.readers[2], width, m->expert_gate_up + width, ldy, views + n,
+                           jobs + n);
 }
 
-/* Dense MLP and experts side by side: their gate/up products are one batch, their down products another. The dense
- * products come first: they are cut into the larger pieces, and the small ones at the end leave no thread waiting long.
- * Expects the dense input in m->packed, the experts' input in m->packed_moe (MoE only). Leaves the dense result in
- * m->branch and the experts' weighted sum in m->moe. */
-void experts_forward(backend_model *m, const gemma4_layer_weights *w, const gemma4_layer_config *lc, int rows) {
-    const gemma4_config *config = m->config;
-    size_t width = (size_t)lc->intermediate;
-    matrix_job *jobs = m->jobs;
-    weight *views = (weight *)(void *)(m->jobs + m->max_jobs);
-    slot_context slots = {.model = m, .intermediate = config->expert_intermediate, .gate_up = m->expert_gate_up};
-    int n_slots = config->moe ? rows * config->experts_per_token : 0;
-
-    int n_jobs = 0;
-    jobs[n_jobs++] = matrix_product(&m->packed, rows, &w->gate_proj, m->gate_up, 2 * width);
-    jobs[n_jobs++] = matrix_product(&m->packed, rows, &w->up_proj, m->gate_up + width, 2 * width);
-    if (config->moe) {
-        slots.w = w;
-        rows_run(m, n_slots, config->hidden / 2, gather_slots, &slots);
-        n_jobs += gate_up_jobs(m, w, views, jobs + n_jobs);
-    }
-    matrix_run(m, jobs, n_jobs);
-
-    slot_context dense = {.model = m, .intermediate = lc->intermediate, .gate_up = m->gate_up};
-    rows_run(m, rows, 2 * lc->intermediate, activate_rows, &dense);
-    pack(m, &m->packed_act, m->gate_up, 2 * width, rows, lc->intermediate, packing_of(m, &w->down_proj));
-    n_jobs = 0;
-    jobs[n_jobs++] = matrix_product(&m->packed_act, rows, &w->down_proj, m->branch, (size_t)config->hidden);
-    if (config->moe) {
-        rows_run(m, n_slots, 2 * config->expert_intermediate, activate_rows, &slots);
-        pack(m, &m->packed_act_slots, m->expert_gate_up, 2 * (size_t)config->expert_intermediate, n_slots,
-             config->expert_intermediate, packing_of(m, &w->experts_down));
-        n_jobs += expert_jobs(m, &m->packed_act_slots, &w->experts_down, config->hidden, m->expert_out,
-                              (size_t)config->hidden, views, jobs + n_jobs);
-    }
-    matrix_run(m, jobs, n_jobs);
-    if (config->moe) rows_run(m, rows, config->experts_per_token * config->hidden, combine_experts, m);
+int experts_jobs(backend_model *m, const op *o, int rows, weight *views, matrix_job *jobs) {
+    if (o->epilogue == EPILOGUE_GATED) return gate_up_jobs(m, o, rows, views, jobs);
+    const weight *down = program_matrix(m->weights, o->slot[0]);
+    int width = m->config->expert_intermediate, hidden = m->config->hidden;
+    pack(m, &m->packed_act_slots, m->expert_gate_up, 2 * (size_t)width, rows * m->config->experts_per_token, width,
+         packing_of(m, down));
+    return expert_jobs(m, &m->packed_act_slots, down, hidden, m->expert_out, (size_t)hidden, views, jobs);
 }

@@ -1,7 +1,7 @@
-/* The decoder layers over the rows of all segments (order of operations: transformers 5.17, Gemma4TextDecoderLayer).
- * Matrix products run over all rows at once, attention takes its work from one list over the segments; only what goes
- * into K/V stores goes segment by segment. Everything that can fail (memory, token ids, room in a context) is checked
- * before the first cache changes. */
+/* The verifier's list of operations (backend/program/program.h) over the rows of all segments. Matrix products run over
+ * all rows at once, attention takes its work from one list over the segments; only what goes into K/V stores goes
+ * segment by segment. Everything that can fail (memory, token ids, room in a context) is checked before the first cache
+ * changes. */
 #include "backend/cpu/forward.h"
 
 #include <math.h>
@@ -12,12 +12,13 @@
 #include "backend/cpu/cache.h"
 #include "backend/cpu/experts.h"
 #include "backend/cpu/head.h"
-#include "backend/cpu/matrix.h"
 #include "backend/cpu/restored_keys.h"
 #include "backend/cpu/rope.h"
+#include "backend/cpu/row_program.h"
 #include "backend/cpu/watch.h"
 #include "backend/measure.h"
 #include "backend/segments.h"
+#include "base/float16.h"
 
 typedef struct forward_step {
     backend_model *model;
@@ -26,90 +27,104 @@ typedef struct forward_step {
     backend_segment *requests;
     int n_segments;
     int rows;
-    int positions[CPU_MAX_ROWS];       /* per row */
-    const gemma4_layer_config *config; /* of the layer in work */
-    const gemma4_layer_weights *weights;
-    int layer;
-    atomic_bool burst; /* a new K or V is not a finite number; once so, a row stays so */
+    int positions[CPU_MAX_ROWS];  /* per row */
+    int32_t tokens[CPU_MAX_ROWS]; /* the same */
+    const op *op;                 /* in work */
+    atomic_bool burst;            /* a new K or V is not a finite number; once so, a row stays so */
 } forward_step;
 
-/* ---------------------------------------------------------------------------------------------- embedding */
+/* ------------------------------------------------------------------------------------- embedding and products */
 
 static void embed_rows(void *context, size_t begin, size_t end, int thread) {
     (void)thread;
     forward_step *f = context;
     backend_model *m = f->model;
-    const weight *e = &m->weights->embed;
-    size_t hidden = (size_t)m->config->hidden;
-    size_t row = 0;
-    for (int s = 0; s < f->n_segments; s++) {
-        for (int i = 0; i < f->requests[s].n; i++, row++) {
-            if (row < begin || row >= end) continue;
-            load_row(m, e, f->requests[s].tokens[i], 0, (int)hidden, m->h + row * hidden);
-            m->kernels->scale(m->embed_scale, (int)hidden, m->h + row * hidden);
-        }
-    }
-}
-
-/* Per-layer inputs (E2B, E4B): (norm(W h0 / sqrt(hidden)) + sqrt(width) * table[token]) / sqrt(2), for all layers at
- * once. */
-static void combine_ple(void *context, size_t begin, size_t end, int thread) {
-    forward_step *f = context;
-    backend_model *m = f->model;
-    const gemma4_config *c = m->config;
-    const weight *table = &m->weights->ple_embed;
-    size_t width = (size_t)c->ple_width, all = (size_t)c->layers * width;
-    float *token_part = m->scratch[thread].row;
-    float table_scale = sqrtf((float)width), context_scale = 1.0f / sqrtf((float)c->hidden), half = sqrtf(0.5f);
-    size_t row = 0;
-    for (int s = 0; s < f->n_segments; s++) {
-        for (int i = 0; i < f->requests[s].n; i++, row++) {
-            if (row < begin || row >= end) continue;
-            for (int l = 0; l < c->layers; l++) {
-                float *out = m->ple + row * all + (size_t)l * width;
-                m->kernels->scale(context_scale, (int)width, out);
-                m->kernels->rms_norm(out, m->weights->ple_proj_norm, (int)width, c->rms_eps, out);
-                load_row(m, table, f->requests[s].tokens[i], l * (int)width, (int)width, token_part);
-                for (size_t j = 0; j < width; j++) out[j] = (out[j] + token_part[j] * table_scale) * half;
-            }
-        }
-    }
-}
-
-static void run_ple_inputs(forward_step *f) {
-    backend_model *m = f->model;
-    const gemma4_config *c = m->config;
-    const weight *w = &m->weights->ple_model_proj;
-    pack(m, &m->packed, m->h, (size_t)c->hidden, f->rows, c->hidden, packing_of(m, w));
-    matrix_job job = matrix_product(&m->packed, f->rows, w, m->ple, (size_t)w->out);
-    matrix_run(m, &job, 1);
-    rows_run(m, f->rows, c->layers * c->ple_width, combine_ple, f);
-}
-
-/* ---------------------------------------------------------------------------------------------- attention */
-
-static void input_norm_rows(void *context, size_t begin, size_t end, int thread) {
-    (void)thread;
-    forward_step *f = context;
-    backend_model *m = f->model;
+    const weight *e = program_matrix(m->weights, f->op->slot[0]);
+    /* rounded to the weights' type as the reference does when it computes in bf16 */
+    float scale = m->input == INPUT_BF16 ? bf16_to_f32(f32_to_bf16(f->op->scale)) : f->op->scale;
     size_t hidden = (size_t)m->config->hidden;
     for (size_t row = begin; row < end; row++) {
-        m->kernels->rms_norm(m->h + row * hidden, f->weights->input_norm, (int)hidden, m->config->rms_eps,
-                             m->x + row * hidden);
+        load_row(m, e, f->tokens[row], 0, (int)hidden, m->h + row * hidden);
+        m->kernels->scale(scale, (int)hidden, m->h + row * hidden);
     }
 }
+
+static void run_embed(forward_step *f, const op *o) {
+    (void)o;
+    rows_run(f->model, f->rows, f->model->config->hidden, embed_rows, f);
+}
+
+/* Packs the input of an OP_PRODUCTS, and says what is to be multiplied. */
+static int product_jobs(forward_step *f, const op *o, matrix_job *jobs) {
+    backend_model *m = f->model;
+    const weight *w[PROGRAM_MATRICES];
+    packing_set packings = 0;
+    int n = 0;
+    for (; n < PROGRAM_MATRICES && o->slot[n]; n++) {
+        w[n] = program_matrix(m->weights, o->slot[n]);
+        packings |= o->exact ? packing_exact(m, w[n]) : packing_of(m, w[n]);
+    }
+    bool act = o->in[0] == DATA_ACT, gated = o->epilogue == EPILOGUE_GATED;
+    packed_rows *packed = act ? &m->packed_act : &m->packed;
+    pack(m, packed, cpu_item(m, (program_item)o->in[0]), (size_t)w[0]->in * (act ? 2 : 1), f->rows, w[0]->in, packings);
+    for (int i = 0; i < n; i++) {
+        size_t out = (size_t)w[i]->out;
+        float *y = cpu_item(m, (program_item)o->out[gated ? 0 : i]) + (gated ? (size_t)i * out : 0);
+        jobs[i] = matrix_product(packed, f->rows, w[i], y, gated ? 2 * out : out);
+        jobs[i].exact_input = o->exact;
+    }
+    return n;
+}
+
+static void finish_products(forward_step *f, const op *o) {
+    if (o->epilogue == EPILOGUE_GATED)
+        activate(f->model, cpu_item(f->model, (program_item)o->out[0]), f->rows,
+                 program_matrix(f->model->weights, o->slot[0])->out);
+}
+
+static void run_products(forward_step *f, const op *o) {
+    matrix_job *jobs = f->model->jobs;
+    matrix_run(f->model, jobs, product_jobs(f, o, jobs));
+    finish_products(f, o);
+}
+
+/* A batch of products ends with that of its last piece: the dense ones come first, as they are cut into the larger
+ * pieces, and the small ones at the end leave no thread waiting long. */
+static void run_expert_products(forward_step *f, const op *dense, const op *experts) {
+    backend_model *m = f->model;
+    matrix_job *jobs = m->jobs;
+    weight *views = (weight *)(void *)(m->jobs + m->max_jobs);
+    int n = dense ? product_jobs(f, dense, jobs) : 0;
+    n += experts_jobs(m, experts, f->rows, views, jobs + n);
+    matrix_run(m, jobs, n);
+    if (dense) finish_products(f, dense);
+    if (experts->epilogue == EPILOGUE_GATED)
+        activate(m, m->expert_gate_up, f->rows * m->config->experts_per_token, m->config->expert_intermediate);
+}
+
+static void run_experts_alone(forward_step *f, const op *o) { run_expert_products(f, NULL, o); }
+static void run_side_by_side(forward_step *f, const op *o) { run_expert_products(f, o, o + 1); }
+
+static void run_route(forward_step *f, const op *o) {
+    experts_route(f->model, program_vector(f->model->weights, o->slot[0]), f->rows);
+}
+
+static void run_row_program(forward_step *f, const op *o) { row_program_run(f->model, o, f->tokens, f->rows); }
+
+/* ---------------------------------------------------------------------------------------------------- attention */
 
 static bool is_finite(const cpu_kernels *kernels, const float *x, size_t n) {
     return !isnan(kernels->maximum(x, (int)n));
 }
 
 /* K or V of one row, head by head, in the layer's stored form. */
-static void store_row(const forward_step *f, const backend_cache *cache, size_t row, const float *values, bool is_k) {
-    const timeline_layer *l = &cache->t.layer[f->layer];
-    const cpu_kv_kernels *stored = kv_kernels(cache, f->layer);
-    unsigned char *to = chunk_rows(f->model, f->layer, is_k) + row * l->row_bytes;
-    for (int h = 0; h < f->config->kv_heads; h++, values += f->config->head_dim, to += l->head_bytes)
-        stored->store(values, f->config->head_dim, to);
+static void store_row(const forward_step *f, size_t row, const float *values, bool is_k) {
+    const backend_cache *cache = f->segments[0].cache;
+    int layer = f->op->layer, d = f->op->width;
+    const timeline_layer *l = &cache->t.layer[layer];
+    const cpu_kv_kernels *stored = kv_kernels(cache, layer);
+    unsigned char *to = chunk_rows(f->model, layer, is_k) + row * l->row_bytes;
+    for (int h = 0; h < l->values / d; h++, values += d, to += l->head_bytes) stored->store(values, d, to);
 }
 
 /* Head norms and RoPE; new K/V go, in the stored type, into the chunk buffers. */
@@ -118,36 +133,33 @@ static void head_rows(void *context, size_t begin, size_t end, int thread) {
     forward_step *f = context;
     backend_model *m = f->model;
     const cpu_kernels *kernels = m->kernels;
-    const rope_table *rope = &m->rope[f->config->type];
-    int d = f->config->head_dim, heads = m->config->heads, kv_heads = f->config->kv_heads;
-    size_t kv_dim = (size_t)(kv_heads * d);
-    bool own_kv = f->config->kv_source == f->layer;
-    const backend_cache *cache = f->segments[0].cache;
-    float eps = m->config->rms_eps;
+    const op *o = f->op;
+    const gemma4_layer_config *lc = &m->config->layer[o->layer];
+    const rope_table *rope = &m->rope[lc->type];
+    int d = o->width;
     for (size_t row = begin; row < end; row++) {
         size_t angle = (size_t)f->positions[row] * (size_t)rope->pairs;
-        const float *cosine = rope->cosine + angle, *sine = rope->sine + angle;
-        for (int h = 0; h < heads; h++) {
-            float *q = m->q + (row * (size_t)heads + (size_t)h) * (size_t)d;
-            kernels->rms_norm(q, f->weights->q_norm, d, eps, q);
-            kernels->rope(q, rope->half, rope->pairs, cosine, sine);
+        for (int r = 0; r < PROGRAM_MATRICES && o->head[r].item; r++) {
+            const head_rule *rule = &o->head[r];
+            const float *norm = program_vector(m->weights, rule->slot);
+            int heads = rule->item == DATA_Q ? m->config->heads : lc->kv_heads;
+            size_t width = (size_t)(heads * d);
+            float *values = cpu_item(m, (program_item)rule->item) + row * width;
+            for (float *x = values; x < values + width; x += d) {
+                if (rule->norm) kernels->rms_norm(x, norm, d, m->config->rms_eps, x);
+                if (rule->rope) kernels->rope(x, rope->half, rope->pairs, rope->cosine + angle, rope->sine + angle);
+                if (rule->scale != 1) kernels->scale(rule->scale, d, x);
+            }
+            if (!rule->stored) continue;
+            if (!is_finite(kernels, values, width)) atomic_store(&f->burst, true);
+            store_row(f, row, values, rule->rope); /* keys turn, values do not */
         }
-        if (!own_kv) continue;
-        for (int h = 0; h < kv_heads; h++) {
-            float *k = m->k + row * kv_dim + (size_t)(h * d);
-            float *v = f->config->k_eq_v ? k : m->v + row * kv_dim + (size_t)(h * d);
-            /* V comes first: in K = V layers it is the raw projection, before k_norm and RoPE. */
-            kernels->rms_norm(v, NULL, d, eps, v);
-            if (f->config->k_eq_v) continue; /* keys are derived from the stored values when attended */
-            kernels->rms_norm(k, f->weights->k_norm, d, eps, k);
-            kernels->rope(k, rope->half, rope->pairs, cosine, sine);
-        }
-        bool finite = is_finite(kernels, m->k + row * kv_dim, kv_dim);
-        if (!f->config->k_eq_v) finite &= is_finite(kernels, m->v + row * kv_dim, kv_dim);
-        if (!finite) atomic_store(&f->burst, true);
-        store_row(f, cache, row, f->config->k_eq_v ? m->k + row * kv_dim : m->v + row * kv_dim, false);
-        if (!f->config->k_eq_v) store_row(f, cache, row, m->k + row * kv_dim, true);
     }
+}
+
+static void run_heads(forward_step *f, const op *o) {
+    const gemma4_layer_config *lc = &f->model->config->layer[o->layer];
+    rows_run(f->model, f->rows, (f->model->config->heads + 2 * lc->kv_heads) * o->width, head_rows, f);
 }
 
 /* While formats are compared: what a format under test would give back takes the place of new rows. */
@@ -155,32 +167,33 @@ static void recode_rows(const forward_step *f) {
     backend_model *m = f->model;
     const backend_cache *cache = f->segments[0].cache;
     const backend_recoding *recoding = m->recoding;
-    const timeline_layer *l = &cache->t.layer[f->layer];
-    const cpu_kv_kernels *stored = kv_kernels(cache, f->layer);
+    int layer = f->op->layer, kv_heads = m->config->layer[layer].kv_heads, d = m->config->layer[layer].head_dim;
+    const timeline_layer *l = &cache->t.layer[layer];
+    const cpu_kv_kernels *stored = kv_kernels(cache, layer);
     float *values = m->scratch[0].row;
-    if (f->config->kv_source != f->layer || f->config->type != GEMMA4_FULL) return;
     for (int is_k = 0; is_k < (l->has_keys ? 2 : 1); is_k++) {
-        unsigned char *row = chunk_rows(m, f->layer, is_k);
-        for (int i = 0; i < f->rows * f->config->kv_heads; i++, row += l->head_bytes) {
-            stored->load(row, f->config->head_dim, values);
-            recoding->vector(recoding->user, f->layer, values, f->config->head_dim);
-            stored->store(values, f->config->head_dim, row);
+        unsigned char *row = chunk_rows(m, layer, is_k);
+        for (int i = 0; i < f->rows * kv_heads; i++, row += l->head_bytes) {
+            stored->load(row, d, values);
+            recoding->vector(recoding->user, layer, values, d);
+            stored->store(values, d, row);
         }
     }
 }
 
 /* Diagnostics caches keep every position's raw K and V. */
-static void keep_own_raw(forward_step *f) {
+static void keep_own_raw(const forward_step *f) {
     backend_model *m = f->model;
-    size_t kv_dim = (size_t)(f->config->kv_heads * f->config->head_dim);
+    const gemma4_layer_config *lc = &m->config->layer[f->op->layer];
+    size_t kv_dim = (size_t)(lc->kv_heads * lc->head_dim);
     for (int s = 0; s < f->n_segments; s++) {
         const attention_segment *a = &f->segments[s];
-        if (!a->cache->own_raw || f->config->kv_source != f->layer) continue;
+        if (!a->cache->own_raw) continue;
         for (int i = 0; i < a->rows; i++) {
-            float *to = a->cache->own_raw[f->layer] + (size_t)(a->position + i) * 2 * kv_dim;
+            float *to = a->cache->own_raw[f->op->layer] + (size_t)(a->position + i) * 2 * kv_dim;
             size_t row = (size_t)(a->first_row + i) * kv_dim;
             memcpy(to, m->k + row, kv_dim * sizeof(float));
-            memcpy(to + kv_dim, (f->config->k_eq_v ? m->k : m->v) + row, kv_dim * sizeof(float));
+            memcpy(to + kv_dim, (lc->k_eq_v ? m->k : m->v) + row, kv_dim * sizeof(float));
         }
     }
 }
@@ -206,66 +219,69 @@ static bool chunk_stays(const attention_segment *a, int layer) {
     return a->kind == SEGMENT_PROMPT && a->cache->t.layer[layer].kind == STORE_RING;
 }
 
-/* Prompt rows of a ring are stored after the layer's attention: writing them earlier would overwrite keys that the
- * chunk's first rows still attend. Everything else is stored before. */
-static void store_new_rows(forward_step *f, bool before_attention) {
-    if (f->config->kv_source != f->layer) return;
+/* Prompt rows of a ring are stored when nobody attends any more what they overwrite. Everything else is stored before
+ * attention. */
+static void run_store(forward_step *f, const op *o) {
+    bool behind = o->index == STORE_BEHIND_READERS;
     for (int s = 0; s < f->n_segments; s++) {
         const attention_segment *a = &f->segments[s];
-        bool late = chunk_stays(a, f->layer);
-        if (late == before_attention) continue;
-        if (late && f->layer == f->model->shared_sliding) continue;
-        store_chunk(f->model, a, f->layer, late ? f->steps[s].stored : a->rows);
+        if (chunk_stays(a, o->layer) != behind) continue;
+        store_chunk(f->model, a, o->layer, behind ? f->steps[s].stored : a->rows);
     }
 }
 
-static void run_attention(forward_step *f) {
+static void run_attend(forward_step *f, const op *o) {
+    attention_run(f->model, o->layer, f->segments, f->n_segments, f->burst);
+}
+
+/* -------------------------------------------------------------------------------------------------- outputs */
+
+static void copy_hidden(const forward_step *f) {
+    size_t hidden = (size_t)f->model->config->hidden;
+    const float *from = cpu_item(f->model, (program_item)f->op->in[0]);
+    for (int s = 0; s < f->n_segments; s++) {
+        const backend_segment *r = &f->requests[s];
+        if (!r->hidden_states) continue;
+        memcpy(r->hidden_states + (size_t)f->op->part * (size_t)r->n * hidden,
+               from + (size_t)f->segments[s].first_row * hidden, (size_t)r->n * hidden * sizeof(float));
+    }
+}
+
+/* Aux rows of a prompt's segment; those of every segment lie side by side, as wide as its own cache wants them. */
+static float *aux_rows(const backend_model *m, const attention_segment *a) {
+    return m->aux + (size_t)a->first_row * (size_t)m->max_taps * (size_t)m->config->hidden;
+}
+
+/* Outputs of tapped layers: prompt rows into the model's buffer (used before this forward returns), decode rows behind
+ * the cache's backlog (used when they are committed). */
+static void copy_aux(const forward_step *f) {
     backend_model *m = f->model;
-    const gemma4_layer_weights *w = f->weights;
-    const gemma4_layer_config *lc = f->config;
-    size_t hidden = (size_t)m->config->hidden, q_dim = (size_t)(m->config->heads * lc->head_dim);
-    size_t kv_dim = (size_t)(lc->kv_heads * lc->head_dim);
-    rows_run(m, f->rows, (int)hidden, input_norm_rows, f);
-    matrix_job jobs[3];
-    int n = 0;
-    packing_set packings = packing_of(m, &w->q_proj);
-    jobs[n++] = matrix_product(&m->packed, f->rows, &w->q_proj, m->q, q_dim);
-    if (lc->kv_source == f->layer) {
-        packings |= packing_of(m, &w->k_proj);
-        jobs[n++] = matrix_product(&m->packed, f->rows, &w->k_proj, m->k, kv_dim);
-        if (!lc->k_eq_v) {
-            packings |= packing_of(m, &w->v_proj);
-            jobs[n++] = matrix_product(&m->packed, f->rows, &w->v_proj, m->v, kv_dim);
+    size_t hidden = (size_t)m->config->hidden;
+    for (int s = 0; s < f->n_segments; s++) {
+        const attention_segment *a = &f->segments[s];
+        const timeline *t = &a->cache->t;
+        if (t->taps == 0) continue; /* there may be no buffer at all */
+        size_t width = kv_aux_row_bytes(a->cache) / sizeof(float);
+        float *to = a->kind == SEGMENT_PROMPT ? aux_rows(m, a)
+                                              : a->cache->backlog + (size_t)(a->position - t->draft_length) * width;
+        for (int tap = 0; tap < t->taps; tap++) {
+            if (t->tap[tap] != f->op->layer) continue;
+            for (int i = 0; i < a->rows; i++) {
+                memcpy(to + (size_t)i * width + (size_t)tap * hidden, m->h + (size_t)(a->first_row + i) * hidden,
+                       hidden * sizeof(float));
+            }
         }
     }
-    pack(m, &m->packed, m->x, hidden, f->rows, (int)hidden, packings);
-    matrix_run(m, jobs, n);
-    keep_own_raw(f);
-    forward_watch *watch = m->watch;
-    if (watch) {
-        watch_copy(watch->raw_k, m->k, (size_t)f->rows, kv_dim);
-        watch_copy(watch->raw_v, lc->k_eq_v ? m->k : m->v, (size_t)f->rows, kv_dim);
-    }
-    rows_run(m, f->rows, (int)(q_dim + 2 * kv_dim), head_rows, f);
-    if (watch) watch_copy(watch->q, m->q, (size_t)f->rows, q_dim);
-    if (m->recoding) recode_rows(f);
-    store_new_rows(f, true);
-    attention_run(m, f->layer, f->segments, f->n_segments, f->burst);
-    store_new_rows(f, false);
-    if (watch) watch_copy(watch->o, m->q, (size_t)f->rows, q_dim);
-    pack(m, &m->packed, m->q, q_dim, f->rows, (int)q_dim, packing_of(m, &w->o_proj));
-    matrix_job out = matrix_product(&m->packed, f->rows, &w->o_proj, m->branch, hidden);
-    matrix_run(m, &out, 1);
-    if (watch) watch_copy(watch->out, m->branch, (size_t)f->rows, hidden);
 }
 
 /* Training looks at the layer that has just been computed. */
 static void show_layer(const forward_step *f) {
     const backend_model *m = f->model;
     const forward_watch *watch = m->watch;
-    const rope_table *rope = &m->rope[f->config->type];
-    bool own_kv = f->config->kv_source == f->layer;
-    const train_layer shown = {.layer = f->layer,
+    int layer = f->op->layer;
+    const rope_table *rope = &m->rope[m->config->layer[layer].type];
+    bool own_kv = m->config->layer[layer].kv_source == layer;
+    const train_layer shown = {.layer = layer,
                                .rows = f->rows,
                                .position = f->positions[0],
                                .raw_k = own_kv ? watch->raw_k : NULL,
@@ -281,185 +297,72 @@ static void show_layer(const forward_step *f) {
     watch->look(watch->user, &shown);
 }
 
-/* --------------------------------------------------------------------------------------------- feed forward */
-
-/* h += norm(branch); the next block's inputs are normed from the new h. */
-static void after_attention_rows(void *context, size_t begin, size_t end, int thread) {
-    (void)thread;
-    forward_step *f = context;
-    backend_model *m = f->model;
-    size_t hidden = (size_t)m->config->hidden;
-    float eps = m->config->rms_eps;
-    for (size_t row = begin; row < end; row++) {
-        float *branch = m->branch + row * hidden, *h = m->h + row * hidden;
-        m->kernels->rms_norm(branch, f->weights->post_attention_norm, (int)hidden, eps, branch);
-        m->kernels->axpy(1.0f, branch, (int)hidden, h);
-        if (m->config->moe) {
-            m->kernels->rms_norm(h, f->weights->pre_ffn_norm_2, (int)hidden, eps, m->x + row * hidden);
-        }
-    }
+static void look_at(const forward_step *f) {
+    const backend_model *m = f->model;
+    const forward_watch *watch = m->watch;
+    const gemma4_layer_config *lc = &m->config->layer[f->op->layer];
+    program_item item = (program_item)f->op->in[0];
+    int q_dim = m->config->heads * lc->head_dim, kv_dim = lc->kv_heads * lc->head_dim;
+    float *to = item == DATA_Q          ? watch->q
+                : item == DATA_ATTENDED ? watch->o
+                : item == DATA_BRANCH   ? watch->out
+                : f->op->part           ? watch->raw_v
+                                        : watch->raw_k;
+    int width = item == DATA_Q || item == DATA_ATTENDED ? q_dim : item == DATA_BRANCH ? m->config->hidden : kv_dim;
+    if (item == DATA_H)
+        show_layer(f);
+    else
+        watch_copy(to, cpu_item(m, item), (size_t)f->rows, (size_t)width);
 }
 
-static void dense_input_rows(void *context, size_t begin, size_t end, int thread) {
-    (void)thread;
-    forward_step *f = context;
-    backend_model *m = f->model;
-    size_t hidden = (size_t)m->config->hidden;
-    for (size_t row = begin; row < end; row++) {
-        m->kernels->rms_norm(m->h + row * hidden, f->weights->pre_ffn_norm, (int)hidden, m->config->rms_eps,
-                             m->x + row * hidden);
-    }
-}
-
-static void after_ffn_rows(void *context, size_t begin, size_t end, int thread) {
-    (void)thread;
-    forward_step *f = context;
-    backend_model *m = f->model;
-    const gemma4_layer_weights *w = f->weights;
-    size_t hidden = (size_t)m->config->hidden;
-    float eps = m->config->rms_eps;
-    for (size_t row = begin; row < end; row++) {
-        float *branch = m->branch + row * hidden, *h = m->h + row * hidden;
-        if (m->config->moe) {
-            float *moe = m->moe + row * hidden;
-            m->kernels->rms_norm(branch, w->post_ffn_norm_1, (int)hidden, eps, branch);
-            m->kernels->rms_norm(moe, w->post_ffn_norm_2, (int)hidden, eps, moe);
-            m->kernels->axpy(1.0f, moe, (int)hidden, branch);
-        }
-        m->kernels->rms_norm(branch, w->post_ffn_norm, (int)hidden, eps, branch);
-        m->kernels->axpy(1.0f, branch, (int)hidden, h);
-        if (!m->config->ple_width) m->kernels->scale(w->layer_scalar, (int)hidden, h);
-    }
-}
-
-static void run_feed_forward(forward_step *f) {
-    backend_model *m = f->model;
-    const gemma4_layer_weights *w = f->weights;
-    int hidden = m->config->hidden;
-    rows_run(m, f->rows, 2 * hidden, after_attention_rows, f);
-    if (m->config->moe) {
-        pack(m, &m->packed_moe, m->x, (size_t)hidden, f->rows, hidden, experts_packings(m, w));
-        experts_route(m, w, f->rows);
-    }
-    rows_run(m, f->rows, hidden, dense_input_rows, f);
-    pack(m, &m->packed, m->x, (size_t)hidden, f->rows, hidden,
-         packing_of(m, &w->gate_proj) | packing_of(m, &w->up_proj));
-    experts_forward(m, w, f->config, f->rows);
-    rows_run(m, f->rows, 3 * hidden, after_ffn_rows, f);
-}
-
-/* ------------------------------------------------------------------------------------- per-layer embeddings */
-
-static void ple_gate_rows(void *context, size_t begin, size_t end, int thread) {
-    (void)thread;
-    forward_step *f = context;
-    backend_model *m = f->model;
-    size_t width = (size_t)m->config->ple_width, all = (size_t)m->config->layers * width;
-    for (size_t row = begin; row < end; row++) {
-        float *gate = m->ple_gate + row * width;
-        m->kernels->gated(0, gate, m->ple + row * all + (size_t)f->layer * width, (int)width, gate);
-    }
-}
-
-static void ple_add_rows(void *context, size_t begin, size_t end, int thread) {
-    (void)thread;
-    forward_step *f = context;
-    backend_model *m = f->model;
-    size_t hidden = (size_t)m->config->hidden;
-    for (size_t row = begin; row < end; row++) {
-        float *branch = m->branch + row * hidden, *h = m->h + row * hidden;
-        m->kernels->rms_norm(branch, f->weights->post_ple_norm, (int)hidden, m->config->rms_eps, branch);
-        m->kernels->axpy(1.0f, branch, (int)hidden, h);
-        m->kernels->scale(f->weights->layer_scalar, (int)hidden, h);
-    }
-}
-
-static void run_ple(forward_step *f) {
-    backend_model *m = f->model;
-    const gemma4_layer_weights *w = f->weights;
-    int hidden = m->config->hidden, width = m->config->ple_width;
-    pack(m, &m->packed, m->h, (size_t)hidden, f->rows, hidden, packing_of(m, &w->ple_gate));
-    matrix_job gate = matrix_product(&m->packed, f->rows, &w->ple_gate, m->ple_gate, (size_t)width);
-    matrix_run(m, &gate, 1);
-    rows_run(m, f->rows, width, ple_gate_rows, f);
-    pack(m, &m->packed, m->ple_gate, (size_t)width, f->rows, width, packing_of(m, &w->ple_proj));
-    matrix_job out = matrix_product(&m->packed, f->rows, &w->ple_proj, m->branch, (size_t)hidden);
-    matrix_run(m, &out, 1);
-    rows_run(m, f->rows, 2 * hidden, ple_add_rows, f);
-}
-
-/* -------------------------------------------------------------------------------------------------- outputs */
-
-static void copy_hidden(forward_step *f, int index) {
-    size_t hidden = (size_t)f->model->config->hidden;
-    for (int s = 0; s < f->n_segments; s++) {
-        backend_segment *r = &f->requests[s];
-        if (!r->hidden_states) continue;
-        memcpy(r->hidden_states + (size_t)index * (size_t)r->n * hidden,
-               f->model->h + (size_t)f->segments[s].first_row * hidden, (size_t)r->n * hidden * sizeof(float));
-    }
-}
-
-/* Aux rows of a prompt's segment; those of every segment lie side by side, as wide as its own cache wants them. */
-static float *aux_rows(const backend_model *m, const attention_segment *a) {
-    return m->aux + (size_t)a->first_row * (size_t)m->max_taps * (size_t)m->config->hidden;
-}
-
-/* Outputs of tapped layers: prompt rows into the model's buffer (used before this forward returns), decode rows behind
- * the cache's backlog (used when they are committed). */
-static void copy_aux(forward_step *f) {
-    backend_model *m = f->model;
-    size_t hidden = (size_t)m->config->hidden;
-    for (int s = 0; s < f->n_segments; s++) {
-        const attention_segment *a = &f->segments[s];
-        const timeline *t = &a->cache->t;
-        if (t->taps == 0) continue; /* there may be no buffer at all */
-        size_t width = kv_aux_row_bytes(a->cache) / sizeof(float);
-        float *to = a->kind == SEGMENT_PROMPT ? aux_rows(m, a)
-                                              : a->cache->backlog + (size_t)(a->position - t->draft_length) * width;
-        for (int tap = 0; tap < t->taps; tap++) {
-            if (t->tap[tap] != f->layer) continue;
-            for (int i = 0; i < a->rows; i++) {
-                memcpy(to + (size_t)i * width + (size_t)tap * hidden, m->h + (size_t)(a->first_row + i) * hidden,
-                       hidden * sizeof(float));
-            }
-        }
-    }
-}
-
-static void final_norm_rows(void *context, size_t begin, size_t end, int thread) {
-    (void)thread;
-    backend_model *m = ((forward_step *)context)->model;
-    size_t hidden = (size_t)m->config->hidden;
-    for (size_t row = begin; row < end; row++) {
-        m->kernels->rms_norm(m->h + row * hidden, m->weights->final_norm, (int)hidden, m->config->rms_eps,
-                             m->h + row * hidden);
+static void run_tap(forward_step *f, const op *o) {
+    switch ((tap_reason)o->index) {
+    case TAP_STATES:
+        copy_hidden(f);
+        break;
+    case TAP_AUX:
+        copy_aux(f);
+        break;
+    case TAP_LOOK:
+        look_at(f);
+        break;
+    case TAP_RAW:
+        keep_own_raw(f);
+        break;
+    default:
+        recode_rows(f);
     }
 }
 
 /* The rows that want logits are one product, those that want their greedy choice another, whoever they belong to. */
-static void run_head(forward_step *f) {
+static void run_logits(forward_step *f, const op *o) {
     backend_model *m = f->model;
     size_t hidden = (size_t)m->config->hidden, vocab = (size_t)m->config->vocab;
+    const float *normed = cpu_item(m, (program_item)o->in[0]);
     float *to[CPU_MAX_ROWS];
     int n = 0;
     for (int s = 0; s < f->n_segments; s++) {
         const backend_segment *r = &f->requests[s];
         for (int i = r->first_logit_row; r->logits && i < r->n; i++) {
-            memcpy(m->x + (size_t)n * hidden, m->h + (size_t)(f->segments[s].first_row + i) * hidden,
+            memcpy(m->x + (size_t)n * hidden, normed + (size_t)(f->segments[s].first_row + i) * hidden,
                    hidden * sizeof *m->x);
             to[n++] = r->logits + (size_t)(i - r->first_logit_row) * vocab;
         }
     }
     if (n) head_logits(m, &m->packed, m->x, n, to);
+}
 
+static void run_choose(forward_step *f, const op *o) {
+    backend_model *m = f->model;
+    size_t hidden = (size_t)m->config->hidden;
+    const float *normed = cpu_item(m, (program_item)o->in[0]);
     int32_t choice[CPU_MAX_ROWS], own[CPU_MAX_ROWS];
     int32_t *owner[CPU_MAX_ROWS];
-    n = 0;
+    int n = 0;
     for (int s = 0; s < f->n_segments; s++) {
         const backend_segment *r = &f->requests[s];
         for (int i = r->first_logit_row; r->argmax && i < r->n; i++) {
-            memcpy(m->x + (size_t)n * hidden, m->h + (size_t)(f->segments[s].first_row + i) * hidden,
+            memcpy(m->x + (size_t)n * hidden, normed + (size_t)(f->segments[s].first_row + i) * hidden,
                    hidden * sizeof *m->x);
             own[n] = r->excluded ? *r->excluded : -1;
             owner[n++] = r->argmax + (i - r->first_logit_row);
@@ -467,6 +370,80 @@ static void run_head(forward_step *f) {
     }
     if (n) head_choose(m, &m->packed, m->x, n, m->config->suppress_tokens, m->config->n_suppress_tokens, own, choice);
     for (int i = 0; i < n; i++) *owner[i] = choice[i];
+}
+
+/* -------------------------------------------------------------------------------------------------- the machine */
+
+typedef void (*op_kernel)(forward_step *f, const op *o);
+
+/* NULL: nothing happens on one device. */
+static const op_kernel kernels[OP_KINDS] = {
+    [OP_EMBED] = run_embed,   [OP_PRODUCTS] = run_products, [OP_EXPERT_PRODUCTS] = run_experts_alone,
+    [OP_ROUTE] = run_route,   [OP_HEADS] = run_heads,       [OP_STORE] = run_store,
+    [OP_ATTEND] = run_attend, [OP_ROWS] = run_row_program,  [OP_TAP] = run_tap,
+    [OP_LOGITS] = run_logits, [OP_CHOOSE] = run_choose,
+};
+
+enum { FUSIONS = 2 };
+static const op_kernel fused[FUSIONS] = {run_side_by_side, run_side_by_side};
+
+const program_machine *cpu_machine(void) {
+    static const fusion fusions[FUSIONS] = {
+        {"side by side", 2, {{OP_PRODUCTS, EPILOGUE_GATED, NULL}, {OP_EXPERT_PRODUCTS, EPILOGUE_GATED, NULL}}},
+        {"side by side", 2, {{OP_PRODUCTS, EPILOGUE_NONE, NULL}, {OP_EXPERT_PRODUCTS, EPILOGUE_NONE, NULL}}},
+    };
+    static const program_machine machine = {
+        .kernel = {[OP_EMBED] = "rows of a table",
+                   [OP_PRODUCTS] = "batch of products",
+                   [OP_EXPERT_PRODUCTS] = "batch of products",
+                   [OP_ROUTE] = "choice of experts",
+                   [OP_HEADS] = "heads",
+                   [OP_STORE] = "rows into stores",
+                   [OP_ATTEND] = "flash attention",
+                   [OP_ROWS] = "row program",
+                   [OP_TAP] = "copy",
+                   [OP_LOGITS] = "head",
+                   [OP_CHOOSE] = "head by int8 bounds",
+                   [OP_AGREE] = "nothing"},
+        .fusion = fusions,
+        .fusions = FUSIONS,
+    };
+    return &machine;
+}
+
+static uint64_t wants_of(const forward_step *f) {
+    const backend_model *m = f->model;
+    uint64_t wants = PROGRAM_WANTS(TAP_AUX);
+    if (m->watch) wants |= PROGRAM_WANTS(TAP_LOOK);
+    if (m->recoding) wants |= PROGRAM_WANTS(TAP_RECODE);
+    for (int s = 0; s < f->n_segments; s++) {
+        if (f->requests[s].hidden_states) wants |= PROGRAM_WANTS(TAP_STATES);
+        if (f->requests[s].cache->own_raw) wants |= PROGRAM_WANTS(TAP_RAW);
+    }
+    return wants;
+}
+
+static program_shape shape_of(const forward_step *f) {
+    program_shape shape = {.wants = wants_of(f)};
+    for (int s = 0; s < f->n_segments; s++) {
+        const timeline *t = &f->segments[s].cache->t;
+        for (int tap = 0; tap < t->taps; tap++) shape.aux[t->tap[tap] / 64] |= UINT64_C(1) << t->tap[tap] % 64;
+    }
+    return shape;
+}
+
+static void run_list(forward_step *f) {
+    backend_model *m = f->model;
+    program_shape shape = shape_of(f);
+    if (!m->launches || memcmp(&shape, &m->shape, sizeof shape) != 0) {
+        m->shape = shape;
+        m->launches = program_launches(cpu_machine(), m->ops, program_verifier(m->config, &shape, m->ops), m->launch);
+    }
+    for (int i = 0; i < m->launches; i++) {
+        const launch *l = &m->launch[i];
+        f->op = &m->ops[l->first];
+        (l->fusion < 0 ? kernels[f->op->kind] : fused[l->fusion])(f, f->op);
+    }
 }
 
 /* --------------------------------------------------------------------------------------------------- driver */
@@ -496,7 +473,10 @@ static kakeya_status plan_and_reserve(forward_step *f, kakeya_error *error) {
         const timeline *t = &r->cache->t;
         status = r->status = timeline_plan(t, r->kind, r->n, &f->steps[s], error);
         f->segments[s] = (attention_segment){r->cache, f->rows, r->n, t->length, r->kind};
-        for (int i = 0; i < r->n; i++) f->positions[f->rows++] = t->length + i;
+        for (int i = 0; i < r->n; i++) {
+            f->tokens[f->rows] = r->tokens[i];
+            f->positions[f->rows++] = t->length + i;
+        }
         if (t->length + r->n > furthest) furthest = t->length + r->n;
     }
     for (int type = 0; !status && type < 2; type++) {
@@ -538,8 +518,6 @@ static void mark_segments(forward_step *f) {
     for (int s = 0; s < f->n_segments; s++) {
         const attention_segment *a = &f->segments[s];
         backend_cache *c = a->cache;
-        if (m->shared_sliding >= 0 && chunk_stays(a, m->shared_sliding))
-            store_chunk(m, a, m->shared_sliding, f->steps[s].stored);
         if (a->kind == SEGMENT_PROMPT && c->t.keeps_backlog)
             entries[n++] = (draft_rows){c, aux_rows(m, a), a->rows, a->position};
     }
@@ -554,23 +532,7 @@ kakeya_status cpu_forward(backend_model *m, backend_segment *segments, int n_seg
     status = plan_and_reserve(&f, error);
     if (status) return status;
     begin_segments(&f);
-    rows_run(m, f.rows, m->config->hidden, embed_rows, &f);
-    copy_hidden(&f, 0);
-    if (m->config->ple_width) run_ple_inputs(&f);
-    for (int i = 0; i < m->config->layers; i++) {
-        f.layer = i;
-        f.config = &m->config->layer[i];
-        f.weights = &m->weights->layer[i];
-        run_attention(&f);
-        run_feed_forward(&f);
-        if (m->config->ple_width) run_ple(&f);
-        copy_aux(&f);
-        if (m->watch) show_layer(&f);
-        if (i + 1 < m->config->layers) copy_hidden(&f, i + 1);
-    }
-    rows_run(m, f.rows, m->config->hidden, final_norm_rows, &f);
-    copy_hidden(&f, m->config->layers);
-    run_head(&f);
+    run_list(&f);
     mark_segments(&f);
     return KAKEYA_OK;
 }
