@@ -36,6 +36,13 @@ const backend_ops *backend_find(const char *name, kakeya_error *error) {
     return NULL;
 }
 
+kakeya_precision backend_precision(const backend_ops *ops, weight_format format, kakeya_precision asked) {
+    if (asked != KAKEYA_PRECISION_AUTO) return asked;
+    if (ops->bf16_only || format == WEIGHT_BF16) return KAKEYA_PRECISION_BF16;
+    if (weight_format_is_plain(format)) return KAKEYA_PRECISION_F32;
+    return ops->int8_products ? KAKEYA_PRECISION_INT8 : KAKEYA_PRECISION_BF16;
+}
+
 kakeya_status backend_draft_one(const backend_ops *ops, backend_model *model, backend_cache *cache, int32_t bonus,
                                 int n, int32_t *drafts, kakeya_error *error) {
     backend_draft_request request = {.cache = cache, .bonus = bonus, .n = n, .drafts = drafts};

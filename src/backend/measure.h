@@ -5,6 +5,7 @@
 #define KAKEYA_BACKEND_MEASURE_H
 
 #include "backend/backend.h"
+#include "backend/program/program.h"
 
 /* What the device allows, measured now with the model's own threads and kernels: the bounds of the benchmark. */
 typedef struct backend_probe {
@@ -87,6 +88,11 @@ typedef struct backend_measure_ops {
     /* Backend cpu: of keys that are kept for the session computed last, if it restores (restored_keys.h). */
     size_t (*restored_key_bytes)(const gemma4_config *config);
     kakeya_status (*probe)(backend_model *model, backend_probe *out, kakeya_error *error);
+    /* The same of a model with these options that is not there: precision, isa, threads and account are read. NULL
+     * where `machine` is. */
+    kakeya_status (*probe_machine)(const backend_model_options *options, backend_probe *out, kakeya_error *error);
+    /* How the backend runs the verifier's list of operations. NULL: it has none. */
+    const program_machine *(*machine)(void);
     /* NULL: nothing is known beside free_bytes. */
     void (*device)(const backend_model *model, backend_device *out);
     /* Fills out [BACKEND_MAX_CHECKS] and returns how many there are. NULL: every operation has one way. */

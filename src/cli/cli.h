@@ -15,6 +15,7 @@ int cli_sessions(int argc, char **argv);
 int cli_tokenize(int argc, char **argv);
 int cli_score(int argc, char **argv);
 int cli_info(int argc, char **argv);
+int cli_explain(int argc, char **argv);
 int cli_convert(int argc, char **argv);
 int cli_bench(int argc, char **argv);
 int cli_eval(int argc, char **argv);

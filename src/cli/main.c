@@ -25,6 +25,7 @@ static const verb verbs[] = {
     {"tokenize", "text to token ids and back", cli_tokenize},
     {"score", "log-likelihood of given tokens, logits and hidden states", cli_score},
     {"info", "architecture, parameters and memory of a model, before loading it", cli_info},
+    {"explain", "the operations of a step, as a backend would run them", cli_explain},
     {"convert", "quantise a model: to a GGUF file or an MLX directory", cli_convert},
     {"bench", "speed beside what the hardware allows", cli_bench},
     {"eval", "recall, fidelity, speed and losslessness, with a report", cli_eval},

@@ -144,14 +144,7 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
         .drafter = parts->drafter ? &parts->drafter->config : NULL,
         .f_theta = parts->f_theta ? &parts->f_theta->config : NULL,
     };
-    engine->precision = parts->precision;
-    if (engine->precision == KAKEYA_PRECISION_AUTO) {
-        weight_format format = parts->verifier->config.checkpoint_format;
-        engine->precision = parts->ops->bf16_only || format == WEIGHT_BF16 ? KAKEYA_PRECISION_BF16
-                            : weight_format_is_plain(format)               ? KAKEYA_PRECISION_F32
-                            : parts->ops->int8_products                    ? KAKEYA_PRECISION_INT8
-                                                                           : KAKEYA_PRECISION_BF16;
-    }
+    engine->precision = backend_precision(parts->ops, parts->verifier->config.checkpoint_format, parts->precision);
     if (engine->precision == KAKEYA_PRECISION_FP8 && !parts->ops->fp8_prompts)
         return error_set(error, KAKEYA_UNSUPPORTED, "precision fp8 needs --backend cuda, this is backend %s",
                          parts->ops->name);

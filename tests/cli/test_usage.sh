@@ -6,13 +6,13 @@ refuses "an unknown verb is named" "unknown verb 'walk'" walk
 refuses "an unknown global option is named" "unknown option '--walk'" --walk
 
 works "--help works" --help
-for verb in run serve top sessions tokenize score info convert bench eval gate train remote; do
+for verb in run serve top sessions tokenize score info explain convert bench eval gate train remote; do
     check "kakeya --help lists $verb" grep -q "^  $verb " "$WORK/out"
 done
 works "--version works" --version
 check "--version prints a version" grep -q -E '^kakeya [0-9]+\.[0-9]+\.[0-9]+$' "$WORK/out"
 
-for verb in run serve tokenize score info bench; do
+for verb in run serve tokenize score info explain bench; do
     works "$verb --help works" $verb --help
     check "$verb --help shows usage" grep -q "^usage: kakeya $verb" "$WORK/out"
     check "$verb --help has an example" grep -q -A1 '^Example:' "$WORK/out"
@@ -99,6 +99,8 @@ fails_with "remote: without a configuration" "remote.json is not there: .kakeya 
     remote list --config "$WORK/none" --state "$WORK/state"
 works "remote: presets are listed" remote presets
 check "remote: with bounds" grep -q 'lines  *up to 16 of 10 to 2000 (12,60,150)' "$WORK/out"
+refuses "explain: no rows" "--rows 0 needs --prompt" explain --rows 0
+refuses "explain: rows of one block" "--rows: '99' is not an integer" explain --rows 99
 refuses "info: one model" "unexpected 'demo'" info --synthetic e2b demo
 works "info: its operand is the model" info models/demo
 

@@ -1,4 +1,4 @@
-# tokenize, score, info, bench: what they print, and that it is right where a reference says so.
+# tokenize, score, explain, info, bench: what they print, and that it is right where a reference says so.
 . tests/cli/common.sh
 
 tiny=tests/data/golden/gemma4-tiny-moe
@@ -75,6 +75,43 @@ fails_with "a reference of other tokens is refused" 'the logits are \[9, ' \
 head -c 1500 examples/code/events.py >"$WORK/text.py"
 works "text can be scored" score --text-file "$WORK/text.py" --context 8192 --json
 json_holds "all of it" '.tokens > 100 and .perplexity > 1'
+
+# --- explain
+works "explain works" explain
+check "explain says what the list is for" grep -q '^1 decode row behind 1024 tokens' "$WORK/out"
+check "explain shows a launch of two operations" grep -q 'EXPERT_PRODUCTS .*+side by side' "$WORK/out"
+check "explain ends with the sum" grep -q '^ *sum ' "$WORK/out"
+works "explain --json works" explain --rows 8 --prompt 100 --position 500 --read-gb 10 --gflops 100 --json
+json_holds "operations have what scripts read" '
+    .backend == "cpu" and .layers == 12 and .rows == 8 and .prompt_rows == 100 and .position == 500 and
+    .rates == {"read_bytes_per_second": 10000000000, "flops_per_second": 100000000000, "measured": false} and
+    (.operations | all(has("operation") and has("layer") and has("kernel") and .rows <= 108 and .bytes >= 0 and
+        (.reads + .writes | length) > 0 and (.weights | type) == "array"))'
+json_holds "indices and launches count up" '
+    ([.operations[].index] == [range(.operations | length)]) and
+    ([.operations[].launch] | unique) == [range(.launches)]'
+json_holds "bounds are the longer of reading and computing" '
+    .operations | all(([.bytes / 1e4, .flops / 1e5] | max) - .bound_microseconds | . < 0.001 and . > -0.001)'
+json_holds "sums add up" '
+    ([.operations[].bytes] | add) - .total.bytes | . < 1 and . > -1'
+json_holds "experts are fused, all layers attend" '
+    ([.operations[] | select(.fused)] | length) == 4 * .layers and
+    ([.operations[] | select(.operation == "ATTEND") | .layer] == [range(12)])'
+json_holds "row programs are spelt out" '
+    [.operations[] | select(.steps)][0].steps == ["load", "norm"] and ([.operations[] | select(.steps)] | length) == 25'
+for shape in 26b-a4b e2b 31b; do
+    works "explain --synthetic $shape works" explain --synthetic $shape --read-gb 100 --gflops 1000 --json
+    jq .total.bytes "$WORK/out" >"$WORK/list"
+    works "info --synthetic $shape has the bytes of a token" info --synthetic $shape --json
+    check "explain $shape reads what info says, and K/V, less what the head's copy saves" jq -e --slurpfile list "$WORK/list" '
+        $list[0] / .bytes_per_token.bf16 | . > 0.75 and . < 1.1' "$WORK/out"
+done
+works "a long prompt is cut" explain --prompt 4000 --read-gb 10 --gflops 100 --json
+json_holds "what a forward takes of a prompt is told" '.prompt == 4000 and .prompt_rows == 512 and .rows == 0'
+fails_with "a model that is not there" "nowhere" explain --model nowhere
+fails_with "a position beyond the context" "--position 9999999: the model's context ends" explain --position 9999999 --read-gb 1 --gflops 1
+fails_with "a backend that this build has not" "walk" explain --backend walk
+fails_with "restored attention is refused" "--attention restored" explain --attention restored
 
 # --- info
 works "info works" info --context 7300 --json

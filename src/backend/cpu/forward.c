@@ -407,6 +407,7 @@ const program_machine *cpu_machine(void) {
                    [OP_AGREE] = "nothing"},
         .fusion = fusions,
         .fusions = FUSIONS,
+        .most_rows = CPU_MAX_ROWS,
     };
     return &machine;
 }

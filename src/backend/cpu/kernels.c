@@ -88,6 +88,19 @@ const cpu_kernels *cpu_kernels_find(const char *name) {
     return NULL;
 }
 
+kakeya_status cpu_kernels_choose(const char *name, const cpu_kernels **out, kakeya_error *error) {
+    *out = cpu_kernels_find(name);
+    if (*out) return KAKEYA_OK;
+    return error_set(error, KAKEYA_UNSUPPORTED, "kernel set '%s' is unknown or not supported by this CPU",
+                     name ? name : "(best)");
+}
+
+cpu_input cpu_input_of(kakeya_precision precision) {
+    return precision == KAKEYA_PRECISION_BF16   ? INPUT_BF16
+           : precision == KAKEYA_PRECISION_INT8 ? INPUT_INT8
+                                                : INPUT_EXACT;
+}
+
 const char *backend_cpu_products(weight_format format, char *out, size_t n) {
     const cpu_kernels *table = cpu_kernels_find(NULL);
     if (table->weight[format].product[INPUT_INT8].packing == PACKING_INT8)

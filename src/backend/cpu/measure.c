@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cpu/forward.h"
 #include "backend/cpu/head.h"
 #include "backend/cpu/int8.h"
 #include "backend/cpu/kernels.h"
@@ -65,6 +66,7 @@ static double seconds_of_operations(thread_pool *pool, flops_probe *probe) {
     return clock_seconds() - start;
 }
 
+/* Reads the model's kernels, threads, input and account, and nothing else of it. */
 static kakeya_status cpu_probe(backend_model *m, backend_probe *out, kakeya_error *error) {
     int threads = thread_pool_size(m->pool);
     unsigned char *buffer = mem_alloc(m->account, MEM_WORKSPACE, probe_buffer_bytes);
@@ -98,6 +100,19 @@ static kakeya_status cpu_probe(backend_model *m, backend_probe *out, kakeya_erro
     out->flops_per_second = fastest;
     out->threads = threads;
     return KAKEYA_OK;
+}
+
+static kakeya_status cpu_probe_machine(const backend_model_options *options, backend_probe *out, kakeya_error *error) {
+    backend_model *m = calloc(1, sizeof *m);
+    if (!m) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a probe");
+    m->account = options->account;
+    m->input = cpu_input_of(options->precision);
+    kakeya_status status = cpu_kernels_choose(options->isa, &m->kernels, error);
+    if (!status) status = thread_pool_create(options->threads, &m->pool, error);
+    if (!status) status = cpu_probe(m, out, error);
+    thread_pool_destroy(m->pool);
+    free(m);
+    return status;
 }
 
 /* --------------------------------------------------------------------------------------------- diagnostics */
@@ -187,6 +202,8 @@ const backend_measure_ops *cpu_measure(void) {
         .input_bytes = input_bytes,
         .restored_key_bytes = restored_keys_bytes,
         .probe = cpu_probe,
+        .probe_machine = cpu_probe_machine,
+        .machine = cpu_machine,
         .cache_mix_own = mix_own,
         .cache_restoration_error = restoration_error,
         .recode = recode,

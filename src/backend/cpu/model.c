@@ -69,15 +69,8 @@ static kakeya_status cpu_model_create(const backend_model_options *options, back
     m->config = &options->verifier->config;
     m->weights = &options->verifier->weights;
     m->account = options->account;
-    m->input = options->precision == KAKEYA_PRECISION_BF16   ? INPUT_BF16
-               : options->precision == KAKEYA_PRECISION_INT8 ? INPUT_INT8
-                                                             : INPUT_EXACT;
-    m->kernels = cpu_kernels_find(options->isa);
-    kakeya_status status = KAKEYA_OK;
-    if (!m->kernels) {
-        status = error_set(error, KAKEYA_UNSUPPORTED, "kernel set '%s' is unknown or not supported by this CPU",
-                           options->isa ? options->isa : "(best)");
-    }
+    m->input = cpu_input_of(options->precision);
+    kakeya_status status = cpu_kernels_choose(options->isa, &m->kernels, error);
     if (!status) status = thread_pool_create(options->threads, &m->pool, error);
     if (!status) {
         m->threads = thread_pool_size(m->pool);

@@ -154,6 +154,7 @@ typedef struct program_machine {
     const char *kernel[OP_KINDS];
     const fusion *fusion;
     int fusions;
+    int most_rows; /* of a forward */
 } program_machine;
 
 typedef struct launch {
