@@ -293,6 +293,30 @@ def _():
         s.stop()
 
 
+@test("--reuse any: a request that goes back into an answer goes on as if the answer had ended there, whatever the policy")
+def _():
+    length, whole = 150, 24
+
+    def complete(s, ids, tokens):
+        reply = s.post("/v1/completions", {"model": "demo", "prompt": ids, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
+                                           "return_token_ids": True, "logprobs": 0}).json
+        choice, known = reply["choices"][0], reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return choice["token_ids"], choice["logprobs"]["token_logprobs"], known
+
+    for options in (("sink-window",), ("restored",), ("restored", "--restore-layers", "all"), ("native",)):
+        cut, ended = (Server("--name", "demo", "--attention", *options, "--reuse", "any") for _ in range(2))
+        for i in range(5 if SHORT else 40):
+            for keep in (whole - 1, 17, 10):
+                ids = [2] + [300 + (37 * i + 11 * k * k + keep) % 900 for k in range(length - 1)]
+                said = complete(cut, ids, whole)[0][:keep]
+                equal(complete(ended, ids, keep)[0], said, (options, i, keep))
+                again, expected = (complete(s, ids + said, 10) for s in (cut, ended))
+                equal(again[:2], expected[:2], (options, i, keep))
+                equal(again[2], length + keep - 1, "it was cut, not computed anew")
+        cut.stop()
+        ended.stop()
+
+
 @test("a long history that comes at once has places at its turns")
 def _():
     s = Server("--name", "demo", "--attention", "restored")
