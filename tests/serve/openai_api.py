@@ -237,6 +237,50 @@ def _():
     refusal("invalid_value", "n", n=129)
 
 
+@test("14c: what a history holds that is no text does not end a conversation: it is left out, or a line stands for it, and the header says so")
+def _():
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    word = {"type": "text", "text": "I see."}
+
+    def check(message, plain, ignored):
+        """A message in the middle of a conversation is read as the plain one is, and the answer comes, streamed or not."""
+        begin = [*ASK, {"role": "assistant", "content": None, "tool_calls": [call]}]
+        if message["role"] == "assistant":
+            begin, end = [*ASK], [{"role": "user", "content": "And?"}]
+        else:
+            end = [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And?"}]
+        messages = [*begin, message, *end]
+        equal(input_tokens(messages), input_tokens([*begin, plain, *end]), str(message))
+        expected = ", ".join(f"messages[{len(begin)}].{name}" for name in ignored)
+        for more in ({}, {"stream": True}, {"tools": [tool()]}):
+            reply = server.post("/v1/chat/completions", {"model": "demo", "messages": messages, "max_tokens": 2, **more})
+            equal((reply.status, reply.headers.get("x-kakeya-ignored")), (200, expected), reply.body)
+        equal(server.post("/apply-template", {"messages": messages}).json, server.post("/apply-template", {
+            "messages": [*begin, plain, *end]}).json)
+
+    says = {"role": "assistant", "content": "I see."}
+    for field in ("reasoning", "reasoning_content"):
+        for value in ({"effort": "high", "summary": "so"}, {}, [], [{"type": "thinking", "thinking": "so"}], 7, True):
+            check({**says, field: value}, says, [field])
+    for part in ({"type": "thinking", "thinking": "so", "signature": "x"}, {"type": "redacted_thinking", "data": "x"},
+                 {"type": "reasoning", "text": "so"}, image, {"type": "something_new"}):
+        check({**says, "content": [part, word]}, says, [f"content[0]({part['type']})"])
+        check({**says, "content": [word, part]}, says, [f"content[1]({part['type']})"])
+    check({**says, "content": [word, image], "reasoning": {"a": 1}}, says, ["reasoning", "content[1](image_url)"])
+    brings = lambda content: {"role": "tool", "tool_call_id": "c", "content": content}  # noqa: E731
+    for part, line in ((image, "[image]"), ({"type": "input_image", "image_url": "x"}, "[image]"),
+                       ({"type": "file", "file": {"filename": "a.pdf", "file_data": "x"}}, "[file: a.pdf]"),
+                       ({"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}}, "[audio]"),
+                       ({"type": "tool_reference", "tool_name": "g"}, "g"), ({"type": "something_new"}, "[something_new]")):
+        check(brings([part]), brings(line), [f"content[0]({part['type']})"])
+        check(brings([word, part]), brings([word, {"type": "text", "text": line}]), [f"content[1]({part['type']})"])
+    for part in (image, {"type": "thinking", "thinking": "so"}, {"type": "input_audio", "input_audio": {}}):
+        refusal("unsupported_content", "messages[0].content[0]", messages=[{"role": "user", "content": [part]}])
+        refusal("unsupported_content", "messages[2].content[1]", messages=[*ASK, says, {"role": "user", "content": [word, part]}])
+        refusal("unsupported_content", "messages[0].content[0]", messages=[{"role": "system", "content": [part]}, *ASK])
+
+
 @test("15: an unknown model is not found")
 def _():
     try:
