@@ -122,9 +122,14 @@ typedef struct answer_sink {
     bool timings;  /* usage is right in every event, not in the last one alone */
 } answer_sink;
 
-/* Takes the options and runs; returns when the sessions are back in the store. On a worker thread. False: the last
- * event is ANSWER_FAILED. The sink ends the call with the last event, so the call must not be used afterwards; a sink
- * that wants several answers in one call goes on after ANSWER_DONE, and ends the call with the last of them. */
+/* Takes the options and runs: at once on the worker thread that calls this, or, where all places are taken, on another
+ * one once there is a place; until then it has no thread. The sink ends the call with the last event. Neither the call
+ * nor anything of it must be used afterwards. */
+void answer_start(call *c, answer_options *options, const answer_sink *sink);
+/* The same, where another answer follows in the same call. Takes the options and runs; returns when the sessions are
+ * back in the store. On a worker thread. False: the last event is ANSWER_FAILED. The sink ends the call with the last
+ * event, so the call must not be used afterwards; a sink that wants several answers in one call goes on after
+ * ANSWER_DONE, and ends the call with the last of them. */
 bool answer_run(call *c, answer_options *options, const answer_sink *sink);
 
 /* Network thread, now and then: pings. */

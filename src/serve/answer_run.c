@@ -2,6 +2,7 @@
 #include "serve/answer.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +10,6 @@
 #include "base/clock.h"
 #include "serve/answer_checkpoints.h"
 #include "serve/answer_private.h"
-#include "serve/gate.h"
 
 /* Whoever ends an answer from outside: the client that leaves, the server that drains. */
 static void cancel(void *user) {
@@ -20,7 +20,7 @@ static void cancel(void *user) {
         if (a->choices[i].session) kakeya_session_cancel(a->choices[i].session);
     pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->lock);
-    gate_wake(a->server->gate, &a->cancelled);
+    gate_cancel(a->server->gate, &a->entry);
     answer_memory_wake(a);
 }
 
@@ -403,17 +403,16 @@ static bool refuse(answer *a, double wait) {
     return api_fail(&a->error, 429, "queue_full", NULL, "too many requests are waiting");
 }
 
+/* Whether it may begin, now that it is known whether it has a place. */
 static bool enter(answer *a) {
-    double since = clock_seconds(), wait = predicted_wait(a), most = a->server->settings->max_wait;
-    if (most > 0 && wait > most) return refuse(a, wait);
-    switch (gate_enter(a->server->gate, a->call->client, &a->cancelled)) {
+    switch (a->place) {
     case GATE_ENTERED:
         atomic_store(&a->has_place, true);
-        a->usage.queue_seconds = clock_seconds() - since;
+        a->usage.queue_seconds = clock_seconds() - a->begun;
         metrics_seconds(&a->server->metrics.queue, a->usage.queue_seconds);
         return true;
     case GATE_FULL:
-        return refuse(a, wait);
+        return refuse(a, a->predicted);
     case GATE_CLOSED:
         a->error.retry_after = 2;
         return api_fail(&a->error, 503, "draining", NULL, "the server is shutting down");
@@ -475,6 +474,8 @@ static void account(answer *a) {
         names[reason]);
 }
 
+static void on_place(gate_entry *entry, gate_result result);
+
 static answer *open_answer(call *c, answer_options *options, const answer_sink *sink) {
     answer *a = calloc(1, sizeof *a);
     if (!a) return NULL;
@@ -484,6 +485,7 @@ static answer *open_answer(call *c, answer_options *options, const answer_sink *
     a->call = c;
     a->sink = *sink;
     a->options = *options;
+    a->entry = (gate_entry){.client = c->client, .told = on_place};
     a->begun = a->last_said = clock_seconds();
     a->id_channel = t ? kakeya_tokenizer_find(t, "<|channel>") : -1;
     a->id_channel_end = t ? kakeya_tokenizer_find(t, "<channel|>") : -1;
@@ -527,28 +529,8 @@ static void say_out_of_memory(void *user) {
     pthread_mutex_unlock(&s->lock);
 }
 
-bool answer_run(call *c, answer_options *options, const answer_sink *sink) {
-    answer *a = open_answer(c, options, sink);
-    if (!a) {
-        stillborn s = {.sink = sink, .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
-        http_server *http = c->server->http;
-        answer_options_free(options);
-        http_task task;
-        http_post(http, &task, say_out_of_memory, &s);
-        pthread_mutex_lock(&s.lock);
-        while (!s.heard) pthread_cond_wait(&s.changed, &s.lock);
-        pthread_mutex_unlock(&s.lock);
-        return false;
-    }
-    *options = (answer_options){0};
-    call_on_cancel(c, cancel, a);
-    if (answer_has_room(a->server, &a->options, &a->error) && enter(a)) {
-        answer_memory_enter(a);
-        if (take_session(a) && compute_checkpoints(a) && fork_choices(a)) generate(a);
-        give_back(a);
-        answer_memory_leave(a);
-        gate_leave(a->server->gate, c->client);
-    }
+static bool finish(answer *a) {
+    call *c = a->call;
     call_on_cancel(c, NULL, NULL);
     if (atomic_load(&a->lost)) {
         api_out_of_memory(&a->error);
@@ -568,4 +550,84 @@ bool answer_run(call *c, answer_options *options, const answer_sink *sink) {
     bool good = a->error.status == 0;
     answer_say_last(a);
     return good;
+}
+
+/* What is to be done once it is known whether there is a place. */
+static bool go_on(answer *a) {
+    if (a->error.status == 0 && enter(a)) {
+        answer_memory_enter(a);
+        if (take_session(a) && compute_checkpoints(a) && fork_choices(a)) generate(a);
+        give_back(a);
+        answer_memory_leave(a);
+        gate_leave(a->server->gate, a->entry.client);
+    }
+    return finish(a);
+}
+
+static void go_on_later(void *user) { (void)go_on(user); }
+
+static void on_place(gate_entry *entry, gate_result result) {
+    answer *a = (answer *)((char *)entry - offsetof(answer, entry));
+    a->place = result;
+    if (!a->held) {
+        a->work = (worker_task){.fn = go_on_later, .argument = a};
+        workers_go_on(a->server->workers, &a->work);
+        return;
+    }
+    pthread_mutex_lock(&a->lock);
+    a->told = true;
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->lock);
+}
+
+/* NULL: out of memory, which the sink has heard of. Otherwise GATE_WAITS: the answer is not to be touched unless it is
+ * held. */
+static answer *begin(call *c, answer_options *options, const answer_sink *sink, bool held, gate_result *place) {
+    answer *a = open_answer(c, options, sink);
+    if (!a) {
+        stillborn s = {.sink = sink, .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+        http_server *http = c->server->http;
+        answer_options_free(options);
+        http_task task;
+        http_post(http, &task, say_out_of_memory, &s);
+        pthread_mutex_lock(&s.lock);
+        while (!s.heard) pthread_cond_wait(&s.changed, &s.lock);
+        pthread_mutex_unlock(&s.lock);
+        return NULL;
+    }
+    *options = (answer_options){0};
+    a->held = held; /* nobody tells it anything before it has come to the gate */
+    call_on_cancel(c, cancel, a);
+    double most = c->server->settings->max_wait;
+    *place = GATE_CANCELLED;
+    if (!answer_has_room(a->server, &a->options, &a->error)) return a;
+    a->predicted = predicted_wait(a);
+    if (most > 0 && a->predicted > most) {
+        (void)refuse(a, a->predicted);
+        return a;
+    }
+    *place = gate_enter(a->server->gate, &a->entry, &a->cancelled);
+    if (*place != GATE_WAITS) a->place = *place;
+    return a;
+}
+
+void answer_start(call *c, answer_options *options, const answer_sink *sink) {
+    gate_result place;
+    answer *a = begin(c, options, sink, false, &place);
+    if (a && place != GATE_WAITS) (void)go_on(a);
+}
+
+bool answer_run(call *c, answer_options *options, const answer_sink *sink) {
+    gate_result place;
+    answer *a = begin(c, options, sink, true, &place);
+    if (!a) return false;
+    if (place == GATE_WAITS) {
+        workers *pool = a->server->workers;
+        workers_wait_begin(pool);
+        pthread_mutex_lock(&a->lock);
+        while (!a->told) pthread_cond_wait(&a->changed, &a->lock);
+        pthread_mutex_unlock(&a->lock);
+        workers_wait_end(pool);
+    }
+    return go_on(a);
 }

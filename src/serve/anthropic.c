@@ -195,7 +195,7 @@ void messages_call(call *c) {
     job->output.streams = r->stream;
     job->output.omit_thinking = r->omit_thinking;
     const answer_sink sink = {.event = on_event, .user = job, .streams = r->stream};
-    answer_run(c, &r->options, &sink);
+    answer_start(c, &r->options, &sink);
 }
 
 void messages_count_tokens_call(call *c) {

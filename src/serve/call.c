@@ -366,11 +366,12 @@ static void begin(call *c) {
 
 static void run(call *c) {
     api_error error = {0};
+    c->work = (worker_task){.fn = handle, .argument = c};
     if (!is_serving(c, &error)) {
         call_fail(c, &error);
     } else if (!(c->route->flags & ROUTE_WORKER)) {
         c->route->handle(c);
-    } else if (!workers_run(c->server->workers, handle, c)) {
+    } else if (!workers_run(c->server->workers, &c->work)) {
         api_fail(&error, 503, "overloaded", NULL, "no thread is left for the request");
         error.retry_after = 1;
         call_fail(c, &error);

@@ -56,6 +56,7 @@ struct call {
     bool never_retry;
     const char *allow; /* with 405: the methods that the path has */
     http_task task;
+    worker_task work;
     /* --- what a leaving client stops */
     pthread_mutex_t lock;
     void (*cancel)(void *user);

@@ -3,19 +3,11 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-typedef struct waiter {
-    unsigned long long client;
-    const _Atomic bool *cancelled;
-    bool entered; /* a place is this one's, and it is in the queue no more */
-    pthread_cond_t woken;
-    struct waiter *next;
-} waiter;
-
 struct gate {
     pthread_mutex_t lock;
     size_t most_running, most_waiting, running, waiting;
     bool closed;
-    waiter *first, **end;        /* in the order of coming; nobody waits while there is a place */
+    gate_entry *first, **end;    /* in the order of coming; nobody waits while there is a place */
     unsigned long long *clients; /* of the running ones; most_running of them */
 };
 
@@ -48,10 +40,10 @@ static size_t running_of(const gate *g, unsigned long long client) {
     return n;
 }
 
-static waiter *next_waiter(const gate *g) {
-    waiter *best = NULL;
+static gate_entry *next_entry(const gate *g) {
+    gate_entry *best = NULL;
     size_t least = 0;
-    for (waiter *w = g->first; w && !(best && least == 0); w = w->next) {
+    for (gate_entry *w = g->first; w && !(best && least == 0); w = w->next) {
         size_t n = running_of(g, w->client);
         if (best && n >= least) continue;
         best = w;
@@ -60,82 +52,84 @@ static waiter *next_waiter(const gate *g) {
     return best;
 }
 
-static void append(gate *g, waiter *w) {
-    *g->end = w;
-    g->end = &w->next;
+static void append(gate *g, gate_entry *e) {
+    e->next = NULL;
+    e->waits = true;
+    *g->end = e;
+    g->end = &e->next;
     g->waiting++;
 }
 
-static void take_out(gate *g, const waiter *w) {
-    waiter **at = &g->first;
-    while (*at != w) at = &(*at)->next;
-    *at = w->next;
-    if (!w->next) g->end = at;
+static void take_out(gate *g, gate_entry *e) {
+    gate_entry **at = &g->first;
+    while (*at != e) at = &(*at)->next;
+    *at = e->next;
+    if (!e->next) g->end = at;
+    e->waits = false;
     g->waiting--;
 }
 
-/* A place that is free goes to who is next. */
-static void pass_on(gate *g) {
-    waiter *next = g->closed ? NULL : next_waiter(g);
-    if (!next || g->running >= g->most_running) return;
+/* A place that is free goes to the entry that is returned, which is to be told; NULL: nobody waits. */
+static gate_entry *pass_on(gate *g) {
+    gate_entry *next = g->closed ? NULL : next_entry(g);
+    if (!next || g->running >= g->most_running) return NULL;
     take_out(g, next);
     g->clients[g->running++] = next->client;
-    next->entered = true;
-    pthread_cond_signal(&next->woken);
-}
-
-static void give_back(gate *g, unsigned long long client) {
-    size_t i = 0;
-    while (g->clients[i] != client) i++;
-    g->clients[i] = g->clients[--g->running];
-    pass_on(g);
+    return next;
 }
 
 static bool refuses(const gate *g) { return g->running >= g->most_running && g->waiting >= g->most_waiting; }
 
-static gate_result wait_for_place(gate *g, unsigned long long client, const _Atomic bool *cancelled) {
-    waiter me = {.client = client, .cancelled = cancelled};
-    pthread_cond_init(&me.woken, NULL);
-    append(g, &me);
-    pass_on(g);
-    while (!me.entered && !g->closed && !atomic_load(cancelled)) pthread_cond_wait(&me.woken, &g->lock);
-    gate_result result = g->closed ? GATE_CLOSED : atomic_load(cancelled) ? GATE_CANCELLED : GATE_ENTERED;
-    if (!me.entered) {
-        take_out(g, &me);
-    } else if (result != GATE_ENTERED) {
-        give_back(g, client);
-    }
-    pthread_cond_destroy(&me.woken);
-    return result;
-}
-
 /* ------------------------------------------------------------------------------------------------------------------ */
 
-gate_result gate_enter(gate *g, unsigned long long client, const _Atomic bool *cancelled) {
+gate_result gate_enter(gate *g, gate_entry *entry, const _Atomic bool *cancelled) {
+    gate_result result = GATE_WAITS;
     pthread_mutex_lock(&g->lock);
-    gate_result result = g->closed ? GATE_CLOSED : refuses(g) ? GATE_FULL : wait_for_place(g, client, cancelled);
+    if (g->closed) {
+        result = GATE_CLOSED;
+    } else if (refuses(g)) {
+        result = GATE_FULL;
+    } else if (atomic_load(cancelled)) {
+        result = GATE_CANCELLED;
+    } else {
+        append(g, entry);
+        if (pass_on(g)) result = GATE_ENTERED; /* nobody waits while there is a place: it is this one */
+    }
     pthread_mutex_unlock(&g->lock);
     return result;
 }
 
 void gate_leave(gate *g, unsigned long long client) {
     pthread_mutex_lock(&g->lock);
-    give_back(g, client);
+    size_t i = 0;
+    while (g->clients[i] != client) i++;
+    g->clients[i] = g->clients[--g->running];
+    gate_entry *next = pass_on(g);
     pthread_mutex_unlock(&g->lock);
+    if (next) next->told(next, GATE_ENTERED);
 }
 
-void gate_wake(gate *g, const _Atomic bool *cancelled) {
+void gate_cancel(gate *g, gate_entry *entry) {
     pthread_mutex_lock(&g->lock);
-    for (waiter *w = g->first; w; w = w->next)
-        if (w->cancelled == cancelled) pthread_cond_signal(&w->woken);
+    bool waits = entry->waits;
+    if (waits) take_out(g, entry);
     pthread_mutex_unlock(&g->lock);
+    if (waits) entry->told(entry, GATE_CANCELLED);
 }
 
 void gate_close(gate *g) {
     pthread_mutex_lock(&g->lock);
     g->closed = true;
-    for (waiter *w = g->first; w; w = w->next) pthread_cond_signal(&w->woken);
+    gate_entry *all = g->first;
+    for (gate_entry *e = all; e; e = e->next) e->waits = false;
+    g->first = NULL;
+    g->end = &g->first;
+    g->waiting = 0;
     pthread_mutex_unlock(&g->lock);
+    for (gate_entry *next; all; all = next) {
+        next = all->next; /* the entry may be gone once it has been told */
+        all->told(all, GATE_CLOSED);
+    }
 }
 
 void gate_counts(gate *g, size_t *running, size_t *waiting) {

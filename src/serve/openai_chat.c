@@ -544,7 +544,7 @@ void chat_completions_call(call *c) {
         text_format(&job->prompt_ids, "%s%d", i ? "," : "", options.ids[i]);
     const answer_sink sink = {
         .event = on_event, .user = job, .streams = job->stream, .progress = job->progress, .timings = job->stream};
-    answer_run(c, &options, &sink);
+    answer_start(c, &options, &sink);
 }
 
 void chat_input_tokens_call(call *c) {

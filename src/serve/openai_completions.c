@@ -478,7 +478,11 @@ static bool run(completions_job *job, const answer_options *options, prompts *p,
         its.ids = p->ids[done];
         its.n_ids = p->n_ids[done];
         p->ids[done] = NULL;
-        good = answer_run(c, &its, &sink); /* after the last one, and after a failure, the call is gone */
+        if (done + 1 < n) {
+            good = answer_run(c, &its, &sink); /* after a failure, the call is gone */
+        } else {
+            answer_start(c, &its, &sink);
+        }
     }
     for (; biases && done < n; done++) free(biases[done]);
     free((void *)biases);

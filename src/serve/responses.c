@@ -210,7 +210,7 @@ void responses_call(call *c) {
     job->output.tools = &r->tools;
     job->output.logprobs = r->logprobs;
     const answer_sink sink = {.event = on_event, .user = job, .streams = r->stream};
-    answer_run(c, &r->options, &sink);
+    answer_start(c, &r->options, &sink);
 }
 
 void responses_input_tokens_call(call *c) {

@@ -99,7 +99,7 @@ kakeya_status serve_start(const serve_settings *settings, server_context **out, 
     s->model_used = life_touch;
     s->model_failed = answers_fail;
     if (status == KAKEYA_OK && !s->life) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "server: out of memory");
-    if (status == KAKEYA_OK) status = workers_open(running + waiting + SPARE_WORKERS, &s->workers, error);
+    if (status == KAKEYA_OK) status = workers_open(running + SPARE_WORKERS, waiting, &s->workers, error);
     if (status == KAKEYA_OK) status = open_http(s, error);
     if (status == KAKEYA_OK) status = rpc_open(s, error);
     if (status == KAKEYA_OK) status = life_begin(s->life, error);

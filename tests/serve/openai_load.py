@@ -10,7 +10,7 @@ import time
 
 import openai
 
-from harness import WAIT, Server, dechunk, equal, eventually, holds, in_threads, read_all, run_tests, scripted_model, test
+from harness import SHORT, WAIT, Server, Skip, dechunk, equal, eventually, holds, in_threads, read_all, run_tests, scripted_model, test
 from harness import metrics as read_metrics
 from openai_harness import ASK, body_text, chat, client, stream_text, text
 
@@ -155,6 +155,50 @@ def _():
     holds(text(client(s, max_retries=8).chat.completions.create(model="demo", messages=ASK, max_tokens=3)))
     for t in holding:
         t.join()
+    s.stop()
+
+
+@test("51b: a request that waits for a place has no thread of its own, on any route; those that give up are passed over")
+def _():
+    if not os.path.isdir("/proc/self/task"):
+        raise Skip("there is no /proc")
+    waiting = 64 if SHORT else 400
+    s = Server("--name", "demo", "--max-batch", "1", "--max-queue", str(waiting))
+    threads = lambda: len(os.listdir(f"/proc/{s.process.pid}/task"))  # noqa: E731
+    stop = threading.Event()
+    holding = threading.Thread(target=leave_during, args=(s, True, "hold", lambda c: stop.wait()))
+    holding.start()
+    eventually(lambda: s.metric("kakeya_requests_running") == 1, "one runs")
+    before, short = threads(), {"model": "demo", "max_tokens": 2}
+    requests = [("/v1/chat/completions", {**short, "messages": ASK}), ("/v1/chat/completions", {**short, "messages": ASK, "stream": True}),
+                ("/v1/completions", {**short, "prompt": "a"}), ("/v1/responses", {"model": "demo", "input": "a", "max_output_tokens": 16}),
+                ("/v1/messages", {**short, "messages": ASK})]
+    connections = []
+    for i in range(waiting):
+        path, body = requests[i % len(requests)]
+        data = json.dumps(body).encode()
+        connections.append(s.connect())
+        connections[-1].sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+                                b"Content-Length: %d\r\n\r\n" % (path.encode(), len(data)) + data)
+    eventually(lambda: s.metric("kakeya_requests_waiting") == waiting, "all wait")
+    holds(threads() <= before + 8, (before, threads()))
+    equal(s.post("/v1/chat/completions", {**short, "messages": ASK}).status, 429, "the queue is full")
+    for c in connections[::3]:
+        c.close()
+    stays = [c for i, c in enumerate(connections) if i % 3]
+    eventually(lambda: s.metric("kakeya_requests_waiting") == len(stays), "who has left does not wait")
+    several = []  # a request of several prompts waits for each
+    asker = threading.Thread(target=lambda: several.append(s.post("/v1/completions", {**short, "prompt": ["a", "b", "c"]})))
+    asker.start()
+    eventually(lambda: s.metric("kakeya_requests_waiting") == len(stays) + 1, "it waits, too")
+    stop.set()
+    for c in stays:
+        holds(read_all(c).startswith(b"HTTP/1.1 200 "))
+    asker.join()
+    equal([c["text"] != "" for c in several[0].json["choices"]], [True] * 3, several[0].body)
+    holding.join()
+    equal((s.metric("kakeya_requests_running"), s.metric("kakeya_requests_waiting")), (0, 0))
+    holds(threads() <= before + 10, (before, threads()))
     s.stop()
 
 

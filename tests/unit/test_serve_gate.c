@@ -1,4 +1,4 @@
-/* Who is next, and how many are woken for it. */
+/* Who is next, and that nobody else hears of it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -6,91 +6,90 @@
 
 #include <cmocka.h>
 
-#include <pthread.h>
-#include <sched.h>
-#include <sys/resource.h>
-
 #include "serve/gate.h"
 
-enum { MOST = 300 };
+enum { MOST = 4096 };
 
 typedef struct visitor {
-    gate *g;
-    unsigned long long client;
+    gate_entry entry; /* the first member */
     _Atomic bool cancelled;
     gate_result result;
-    int place; /* in the order of entering */
-    long waits;
-    pthread_t thread;
+    int times; /* that it was told of it */
 } visitor;
 
-static _Atomic int entered;
+static visitor *told[MOST]; /* in the order of being told */
+static int n_told;
 
-static void *visit(void *user) {
-    visitor *v = user;
-    v->result = gate_enter(v->g, v->client, &v->cancelled);
-    if (v->result == GATE_ENTERED) {
-        v->place = atomic_fetch_add(&entered, 1);
-        gate_leave(v->g, v->client);
-    }
-#ifdef RUSAGE_THREAD
-    struct rusage usage;
-    getrusage(RUSAGE_THREAD, &usage);
-    v->waits = usage.ru_nvcsw;
-#endif
-    return NULL;
+static void on_told(gate_entry *entry, gate_result result) {
+    visitor *v = (visitor *)entry;
+    v->result = result;
+    v->times++;
+    told[n_told++] = v;
 }
 
-/* Waits in the order of the array. */
-static void come(gate *g, visitor *v, size_t n, size_t waiting_before) {
-    for (size_t i = 0; i < n; i++) {
-        v[i].g = g;
-        assert_int_equal(pthread_create(&v[i].thread, NULL, visit, &v[i]), 0);
-        for (size_t running, waiting = 0; waiting < waiting_before + i + 1; gate_counts(g, &running, &waiting))
-            sched_yield();
-    }
+static gate_result enter(gate *g, visitor *v) {
+    v->entry.told = on_told;
+    return gate_enter(g, &v->entry, &v->cancelled);
 }
 
-static void go(visitor *v, size_t n) {
-    for (size_t i = 0; i < n; i++) assert_int_equal(pthread_join(v[i].thread, NULL), 0);
+static gate_result enter_as(gate *g, unsigned long long client) {
+    static visitor v;
+    v = (visitor){.entry.client = client};
+    return enter(g, &v);
 }
 
-/* Everybody waits once for a place, and then perhaps for a lock; not once for everybody in front. */
-static void one_is_woken(void **state) {
+/* All wait in the order of the array. */
+static void come(gate *g, visitor *v, size_t n) {
+    size_t running, waiting, before;
+    gate_counts(g, &running, &before);
+    for (size_t i = 0; i < n; i++) assert_int_equal(enter(g, &v[i]), GATE_WAITS);
+    gate_counts(g, &running, &waiting);
+    assert_int_equal(waiting, before + n);
+}
+
+/* Whoever gets a place leaves it to the next one, until nobody is told any more. */
+static void leave_in_turn(gate *g, int from) {
+    for (int i = from; i < n_told; i++)
+        if (told[i]->result == GATE_ENTERED) gate_leave(g, told[i]->entry.client);
+}
+
+/* A place that becomes free is told to the one who gets it, and to nobody else; nobody needs a thread to wait. */
+static void one_is_told(void **state) {
     (void)state;
     static visitor v[MOST];
-    _Atomic bool no = false;
     gate *g = gate_open(1, MOST);
-    assert_int_equal(gate_enter(g, 0, &no), GATE_ENTERED);
-    atomic_store(&entered, 0);
-    for (size_t i = 0; i < MOST; i++) v[i].client = i + 1;
-    come(g, v, MOST, 0);
-    assert_int_equal(gate_enter(g, 0, &no), GATE_FULL);
+    n_told = 0;
+    assert_int_equal(enter_as(g, 0), GATE_ENTERED);
+    for (size_t i = 0; i < MOST; i++) v[i].entry.client = i + 1;
+    come(g, v, MOST);
+    assert_int_equal(enter_as(g, 0), GATE_FULL);
     gate_leave(g, 0);
-    go(v, MOST);
-    long waits = 0;
     for (int i = 0; i < MOST; i++) {
-        assert_int_equal(v[i].place, i);
-        waits += v[i].waits;
+        assert_int_equal(n_told, i + 1);
+        assert_ptr_equal(told[i], &v[i]);
+        gate_leave(g, v[i].entry.client);
     }
-    if (waits > 12 * MOST) fail_msg("%d threads waited %ld times", MOST, waits);
+    assert_int_equal(n_told, MOST);
+    assert_int_equal(enter_as(g, 0), GATE_ENTERED);
+    gate_leave(g, 0);
     gate_free(g);
 }
 
 /* The client with the fewest running is next, then who came first. */
 static void clients_take_turns(void **state) {
     (void)state;
-    static visitor v[6] = {{.client = 1}, {.client = 1}, {.client = 2}, {.client = 3}, {.client = 1}, {.client = 2}};
-    _Atomic bool no = false;
+    static const unsigned long long clients[6] = {1, 1, 2, 3, 1, 2};
+    static const int order[6] = {2, 3, 5, 0, 1, 4};
+    static visitor v[6];
     gate *g = gate_open(3, 16);
-    for (int i = 0; i < 2; i++) assert_int_equal(gate_enter(g, 1, &no), GATE_ENTERED);
-    assert_int_equal(gate_enter(g, 2, &no), GATE_ENTERED);
-    atomic_store(&entered, 0);
-    come(g, v, 6, 0);
+    n_told = 0;
+    for (int i = 0; i < 2; i++) assert_int_equal(enter_as(g, 1), GATE_ENTERED);
+    assert_int_equal(enter_as(g, 2), GATE_ENTERED);
+    for (int i = 0; i < 6; i++) v[i].entry.client = clients[i];
+    come(g, v, 6);
     gate_leave(g, 2); /* one place, which goes round while client 1 has two */
-    go(v, 6);
-    static const int places[6] = {3, 4, 0, 1, 5, 2};
-    for (int i = 0; i < 6; i++) assert_int_equal(v[i].place, places[i]);
+    leave_in_turn(g, 0);
+    for (int i = 0; i < 6; i++) assert_ptr_equal(told[i], &v[order[i]]);
     gate_leave(g, 1);
     gate_leave(g, 1);
     gate_free(g);
@@ -98,37 +97,39 @@ static void clients_take_turns(void **state) {
 
 static void who_gives_up_is_passed_over(void **state) {
     (void)state;
-    static visitor v[4] = {{.client = 1}, {.client = 2}, {.client = 3}, {.client = 4}};
-    _Atomic bool no = false;
+    static visitor v[4], later = {.entry.client = 5}, last[2], gone = {.cancelled = true};
     gate *g = gate_open(1, 16);
-    assert_int_equal(gate_enter(g, 9, &no), GATE_ENTERED);
-    atomic_store(&entered, 0);
-    come(g, v, 4, 0);
+    n_told = 0;
+    assert_int_equal(enter_as(g, 9), GATE_ENTERED);
+    for (unsigned i = 0; i < 4; i++) v[i].entry.client = i + 1;
+    come(g, v, 4);
     for (int i = 0; i < 4; i += 3) { /* the first, and the last */
         atomic_store(&v[i].cancelled, true);
-        gate_wake(g, &v[i].cancelled);
-        go(&v[i], 1);
+        for (int again = 0; again < 2; again++) gate_cancel(g, &v[i].entry);
         assert_int_equal(v[i].result, GATE_CANCELLED);
+        assert_int_equal(v[i].times, 1);
     }
-    static visitor later = {.client = 5};
-    come(g, &later, 1, 2);
+    assert_int_equal(enter(g, &gone), GATE_CANCELLED);
+    come(g, &later, 1);
     gate_leave(g, 9);
-    go(v + 1, 2);
-    go(&later, 1);
-    assert_true(v[1].place == 0 && v[2].place == 1 && later.place == 2);
-    assert_int_equal(gate_enter(g, 9, &no), GATE_ENTERED);
-    static visitor last = {.client = 1};
-    come(g, &last, 1, 0);
+    leave_in_turn(g, 2);
+    assert_int_equal(n_told, 5);
+    assert_true(told[2] == &v[1] && told[3] == &v[2] && told[4] == &later);
+    gate_cancel(g, &later.entry); /* too late: it has had its place */
+    assert_int_equal(later.times, 1);
+    assert_int_equal(enter_as(g, 9), GATE_ENTERED);
+    come(g, last, 2);
     gate_close(g);
-    go(&last, 1);
-    assert_int_equal(last.result, GATE_CLOSED);
-    assert_int_equal(gate_enter(g, 1, &no), GATE_CLOSED);
+    for (int i = 0; i < 2; i++) assert_int_equal(last[i].result, GATE_CLOSED);
+    assert_int_equal(n_told, 7);
+    assert_int_equal(enter_as(g, 1), GATE_CLOSED);
     gate_leave(g, 9);
+    assert_int_equal(n_told, 7);
     gate_free(g);
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(one_is_woken), cmocka_unit_test(clients_take_turns),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(one_is_told), cmocka_unit_test(clients_take_turns),
                                        cmocka_unit_test(who_gives_up_is_passed_over)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
