@@ -237,7 +237,7 @@ def _():
     refusal("invalid_value", "n", n=129)
 
 
-@test("14c: what a history holds that is no text does not end a conversation: it is left out, or a line stands for it, and the header says so")
+@test("14c: what a history holds that is no text ends no conversation: it is left out, or a line stands for it; the header says so")
 def _():
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
