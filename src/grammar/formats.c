@@ -75,7 +75,7 @@ static void put_leap_seconds(char *out, size_t room) {
     "((" SCHEME ")?(" AUTHORITY(m) SEGMENTS(m) "|" ABSOLUTE(m) "|)|" SCHEME ROOTLESS(m) "|" NO_SCHEME(m) ")" BEHIND(m)
 /* RFC 6570 */
 #define VARIABLE   "([A-Za-z0-9_]|" HEX ")(\\.?([A-Za-z0-9_]|" HEX "))*(:[1-9]\\d{0,3}|\\*)?"
-#define EXPRESSION "\\{[+#./;?&=,!@|]?" VARIABLE "(," VARIABLE ")*\\}"
+#define EXPRESSION "\\{[+#./;?&]?" VARIABLE "(," VARIABLE ")*\\}"
 #define LITERAL    "([!#$&-;=?-\\[\\]_a-z~" BEYOND "]|" HEX ")"
 /* RFC 6901 */
 #define POINTER "(/([^/~]|~[01])*)*"
@@ -115,7 +115,7 @@ static const struct {
     {"uri-reference", REFERENCE(""), 0, ""},
     {"iri", URI(BEYOND), 0, PRIVATE},
     {"iri-reference", REFERENCE(BEYOND), 0, PRIVATE},
-    {"uri-template", "(" LITERAL "|" EXPRESSION ")*", 0, ""},
+    {"uri-template", "(" LITERAL "|" EXPRESSION ")*", 0, "operators that are reserved for extensions"},
     {"json-pointer", POINTER, 0, ""},
     {"relative-json-pointer", "(0|[1-9]\\d*)(#|" POINTER ")", 0, ""},
     {"regex", WHOLE(GROUP(ONE)), 0,

@@ -66,7 +66,10 @@ static kakeya_status compile_rules(compilation *c, const char *text, size_t byte
     rule_set rules;
     kakeya_status status = rules_parse(text, bytes, &rules, c->error);
     if (status != KAKEYA_OK) return status;
-    status = rules_compile(&rules, &c->g->program, node, c->error);
+    if (!rules_unfold(&rules))
+        status = error_set(c->error, KAKEYA_OUT_OF_MEMORY, "grammar: out of memory");
+    else
+        status = rules_compile(&rules, &c->g->program, node, c->error);
     rules_free(&rules);
     return status;
 }

@@ -46,7 +46,9 @@ typedef struct rule_set {
  * KAKEYA_UNSUPPORTED: it uses what is not read. */
 kakeya_status rules_parse(const char *text, size_t bytes, rule_set *out, kakeya_error *error);
 void rules_free(rule_set *rules);
-/* KAKEYA_UNSUPPORTED: a rule begins with itself. */
+/* Rules of which an alternative begins with themselves become repetitions of what follows. False where memory ends. */
+bool rules_unfold(rule_set *rules);
+/* KAKEYA_UNSUPPORTED: a rule begins with itself, through others or behind what may be empty. */
 kakeya_status rules_compile(const rule_set *rules, grammar_program *program, uint32_t *node, kakeya_error *error);
 
 #endif

@@ -113,8 +113,9 @@ static void analyse(compiler *c) {
         c->states[i].recursive = reaches(c, c->r->rules[i].body, i, seen);
         memset(seen, 0, n * sizeof *seen);
         if (c->states[i].recursive && begins_with(c, c->r->rules[i].body, i, seen))
-            fail(c, KAKEYA_UNSUPPORTED, "a rule that begins with itself is not supported:", c->r->rules[i].name,
-                 c->r->rules[i].line);
+            fail(c, KAKEYA_UNSUPPORTED,
+                 "a rule that begins with itself through others, or behind what may be empty, is not supported:",
+                 c->r->rules[i].name, c->r->rules[i].line);
     }
     free(seen);
 }

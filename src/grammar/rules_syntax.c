@@ -329,6 +329,8 @@ static uint32_t parse_atom(parser *p) {
     if (n == 0) return fail(p, KAKEYA_FORMAT, "'%.*s' is not expected here", shown(p), p->text + p->at);
     uint32_t rule = rule_named(p, p->text + p->at, n);
     p->at += n;
+    if (p->lark && here(p) == '{' && ahead(p, 1) != ',' && (ahead(p, 1) < '0' || ahead(p, 1) > '9'))
+        return fail(p, KAKEYA_UNSUPPORTED, "templates are not supported");
     return p->status ? RULE_NONE : add(p, (rule_node){.kind = RULE_NAME, .child = RULE_NONE, .rule = rule});
 }
 

@@ -23,7 +23,8 @@
 #define KEYS          "followed, up to %u patterns together"
 #define COUNTED       "followed, up to %u"
 #define DIFFERENT                                                                                                      \
-    "followed where items are strings, numbers and words, which have one spelling each then, strings of limited "      \
+    "followed where items are strings, numbers and words, which have one spelling each then, numbers up to "           \
+    "15 digits (6 of them behind the point), strings of limited "                                                      \
     "length up to %u characters; refused where items may be lists or objects"
 #define CONTAINING    "followed once for an array: the item is one of the first %u"
 #define ONE_CONTAINED "followed if it is 0 or 1, refused otherwise"

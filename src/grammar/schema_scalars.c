@@ -156,6 +156,7 @@ static void take_multiple(schema_branch *b, language *l, const cJSON *item) {
 }
 
 static void exclude_numbers(schema_branch *b, language *l, const cJSON *item) {
+    static const char minus_zero[] = "-0(\\.0{1,20})?";
     const cJSON *value;
     kakeya_error error = {0};
     bool list = strcmp(item->string, "enum") == 0;
@@ -176,6 +177,10 @@ static void exclude_numbers(schema_branch *b, language *l, const cJSON *item) {
             schema_cannot(b->c, item, status, "%s", error.message);
         else
             restrict_to(l, &made, true);
+        if (number_compare(value->valuestring, "0") != 0 || b->c->status) continue;
+        status = regex_compile(minus_zero, sizeof minus_zero - 1, REGEX_WHOLE, &made, &error);
+        if (status != KAKEYA_OK) schema_fail(b->c, item, status, "%s", error.message);
+        restrict_to(l, &made, true);
     }
 }
 

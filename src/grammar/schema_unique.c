@@ -6,8 +6,9 @@
 #include "grammar/schema.h"
 #include "grammar/schema_private.h"
 
-/* As numbers and strings are spelled most shortly. */
-#define ONE_NUMBER "(?:0|-?(?:[1-9][0-9]*(?:\\.[0-9]*[1-9])?|0\\.[0-9]*[1-9]))"
+/* As numbers and strings are spelled most shortly; with so few digits, no two numbers are one to a reader of doubles.
+ */
+#define ONE_NUMBER "(?:0|-?(?:[1-9][0-9]{0,14}|(?:0|[1-9][0-9]{0,8})\\.[0-9]{0,5}[1-9]))"
 #define ONE_STRING "\"(?:[^\"\\\\\\x00-\\x1F]|\\\\[\"\\\\bfnrt]|\\\\u00(?:0[0-7bef]|1[0-9a-f]))*\""
 
 typedef struct items {
