@@ -174,6 +174,8 @@ kakeya_status grpc_service_start(const grpc_service_options *options, grpc_servi
         .loopback_only = options->loopback_only,
         .max_request_bytes = MAX_REQUEST_BYTES,
         .max_streams = MAX_STREAMS,
+        .max_connections = options->max_connections,
+        .idle_seconds = options->idle_seconds,
         .handlers = {.user = s,
                      .find_method = find_method,
                      .may_call = may_call,

@@ -37,6 +37,8 @@ typedef struct grpc_service_options {
     const char *address;                   /* "127.0.0.1:50051"; port 0 chooses a free one */
     const char *tls_certificate, *tls_key; /* PEM files; both or neither */
     bool loopback_only;                    /* no address is taken that others can reach */
+    int max_connections;                   /* 0: no limit; where grpc core has one */
+    double idle_seconds;                   /* that a connection may have no call; 0: any time */
     kakeya_session_options session;        /* that the store makes sessions with */
     double reader_seconds;                 /* until a client that reads nothing is dropped */
     size_t ring_tokens;                    /* of an answer that nobody reads; then it pauses */

@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <limits.h>
 #include <netdb.h>
 #include <pthread.h>
 #include <signal.h>
@@ -398,7 +399,15 @@ static kakeya_status listen_on(rpc_server *s, const rpc_server_options *o, kakey
 }
 
 static void make_server(rpc_server *s, const rpc_server_options *o) {
+    static char max_connections[] = "grpc.max_allowed_incoming_connections"; /* of cores that are newer than headers */
+    const double most_idle_ms = INT_MAX, idle_ms = o->idle_seconds > 0 ? o->idle_seconds * 1e3 : most_idle_ms;
+    const int idle = idle_ms < most_idle_ms ? (int)idle_ms : INT_MAX;
     grpc_arg arguments[] = {
+        {.type = GRPC_ARG_INTEGER, .key = GRPC_ARG_MAX_CONNECTION_IDLE_MS, .value.integer = idle},
+        {.type = GRPC_ARG_INTEGER, .key = GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, .value.integer = idle},
+        {.type = GRPC_ARG_INTEGER,
+         .key = max_connections,
+         .value.integer = o->max_connections > 0 ? o->max_connections : INT_MAX},
         {.type = GRPC_ARG_INTEGER,
          .key = GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH,
          .value.integer = (int)o->max_request_bytes},

@@ -50,7 +50,9 @@ typedef struct rpc_server_options {
     const char *tls_certificate, *tls_key; /* PEM files; both or neither */
     bool loopback_only;                    /* no address is taken that others can reach */
     size_t max_request_bytes;
-    int max_streams; /* of one connection */
+    int max_streams;     /* of one connection */
+    int max_connections; /* 0: no limit. Cores that do not know one, as 1.51, have none but that of files */
+    double idle_seconds; /* that a connection may have no call, or not have said what it speaks; 0: any time */
     rpc_handlers handlers;
 } rpc_server_options;
 

@@ -81,6 +81,8 @@ kakeya_status rpc_open(server_context *s, kakeya_error *error) {
     options.tls_certificate = settings->tls_certificate;
     options.tls_key = settings->tls_key;
     options.loopback_only = !settings->no_key && !auth_needs_key(s->auth);
+    options.max_connections = settings->max_connections;
+    options.idle_seconds = settings->keep_alive_seconds;
     options.session = settings->session;
     options.memory = &s->memory;
     options.wake_seconds = settings->wake_wait_seconds;

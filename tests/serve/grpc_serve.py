@@ -5,12 +5,14 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 
 import grpc
 from grpc_harness import CHANNEL, fails, health_pb, health_pb2_grpc, pb, runtime_pb2_grpc
-from harness import (BUILD, MODELS, WAIT, WHOLE, Server, Skip, equal, eventually, holds, in_threads, run_tests, scripted_model,
+from harness import (BUILD, MODELS, WAIT, WHOLE, Server, Skip, equal, eventually, holds, in_threads, read_all, run_tests,
+                     scripted_model,
                      test)
 
 Code = grpc.StatusCode
@@ -54,6 +56,39 @@ def whole():
 def has_loaded(server, library):
     with open(f"/proc/{server.process.pid}/maps") as maps:
         return any(library in line for line in maps)
+
+
+@test("a connection without calls is closed after --keep-alive, whatever it has said; one with a call stays, and clients come back")
+def idle():
+    server = Server("--grpc", "127.0.0.1:0", "--keep-alive", "1")
+    host, port = server.addresses["grpc"].rsplit(":", 1)
+    runtime = Runtime(server)
+    session = runtime.start()
+    answer = runtime.generate(session, 4000)
+    next(answer)
+    said = (b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+    silent = [socket.create_connection((host, int(port)), timeout=WAIT) for _ in said]
+    for connection, text in zip(silent, said):
+        connection.sendall(text)
+    for connection in silent:
+        read_all(connection)  # comes to its end
+        connection.close()
+    holds(len(list(answer)) > 1, "the call that was under way ends as it would")
+    session = runtime.start()
+    holds(established(int(port)) > 0, "it is known where connections are seen")
+    eventually(lambda: established(int(port)) == 0, "the client's own connection is closed, too")
+    equal(len(list(runtime.generate(session, 5))), 6, "it comes back")
+    equal(server.stop(), 0)
+
+
+def established(port):
+    """Connections to a port of this machine, on the server's side."""
+    found = 0
+    for name in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with open(name) as table:
+            rows = [line.split() for line in table][1:]
+        found += sum(row[1].endswith(f":{port:04X}") and row[3] == "01" for row in rows)
+    return found
 
 
 @test("grpc is loaded by a server that offers it and by no other; where it is not installed, the start says so")
