@@ -60,8 +60,8 @@ typedef struct symbol {
 } symbol;
 
 typedef struct candidate {
-    uint64_t order; /* rank << 32 | position of the left symbol */
-    const merge *merge;
+    uint64_t order;               /* rank << 32 | position of the left symbol */
+    int32_t left, right, product; /* ids */
 } candidate;
 
 typedef struct encoder {
@@ -103,9 +103,9 @@ static bool emit(encoder *e, int32_t id) {
 /* The pair of symbols at `left` and behind it, if they merge. The heap has room: see encode_stretch. */
 static void push_candidate(encoder *e, int32_t left) {
     if (left < 0 || e->symbols[left].next < 0) return;
-    const merge *m = tokenizer_find_merge(e->t, e->symbols[left].id, e->symbols[e->symbols[left].next].id);
-    if (!m) return;
-    candidate added = {.order = (uint64_t)m->rank << 32 | (uint32_t)left, .merge = m};
+    merge m;
+    if (!tokenizer_find_merge(e->t, e->symbols[left].id, e->symbols[e->symbols[left].next].id, &m)) return;
+    candidate added = {(uint64_t)m.rank << 32 | (uint32_t)left, m.left, m.right, m.product};
     size_t at = e->n_heap++;
     while (at > 0 && added.order < e->heap[(at - 1) / 2].order) {
         e->heap[at] = e->heap[(at - 1) / 2];
@@ -171,8 +171,8 @@ static bool encode_stretch(encoder *e, const char *text, size_t bytes) {
         candidate top = pop_candidate(e);
         int32_t left = (int32_t)(uint32_t)top.order;
         int32_t right = symbols[left].next;
-        if (symbols[left].id != top.merge->left || right < 0 || symbols[right].id != top.merge->right) continue;
-        symbols[left].id = top.merge->product;
+        if (symbols[left].id != top.left || right < 0 || symbols[right].id != top.right) continue;
+        symbols[left].id = top.product;
         symbols[left].next = symbols[right].next;
         if (symbols[right].next >= 0) symbols[symbols[right].next].previous = left;
         symbols[right].id = -1;

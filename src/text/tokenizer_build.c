@@ -163,6 +163,20 @@ static kakeya_status merge_does_not_fit(const vocab_source *source, size_t rank,
         source->name, rank, source->merge_text.data + m->left.offset, source->merge_text.data + m->right.offset);
 }
 
+static kakeya_status add_ranks(tokenizer_tables *t, const vocab_source *source, kakeya_error *error) {
+    t->ranks = malloc(t->n_pieces * sizeof *t->ranks);
+    if (!t->ranks) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", source->name);
+    for (size_t id = 0; id < t->n_pieces; id++) t->ranks[id] = TOKENIZER_NO_RANK;
+    t->splits_at_newlines = true;
+    for (size_t i = 0; i < source->n_entries; i++) {
+        const vocab_entry *entry = &source->entries[i];
+        if (entry->rank == TOKENIZER_NO_RANK) continue;
+        t->ranks[entry->id] = entry->rank;
+        if (mixes_newlines(t->text + entry->text.offset, entry->text.bytes)) t->splits_at_newlines = false;
+    }
+    return KAKEYA_OK;
+}
+
 /* A merge whose parts or product are not in the vocabulary can never be carried out. */
 static kakeya_status add_merges(tokenizer_tables *t, const vocab_source *source, kakeya_error *error) {
     size_t capacity = table_capacity(source->n_merges);
@@ -221,23 +235,22 @@ static kakeya_status add_byte_ids(tokenizer_tables *t, const char *name, kakeya_
     return KAKEYA_OK;
 }
 
-static int compare_descending(const void *a, const void *b) {
-    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-    return x < y ? 1 : x > y ? -1 : 0;
-}
-
 /* The added tokens that are looked for in normalized text, or the others. */
 static kakeya_status fill_added_set(tokenizer_tables *t, const vocab_source *source, bool normalized, added_set *set,
                                     kakeya_error *error) {
     size_t n = 0;
-    for (size_t i = 0; i < source->n_entries; i++)
-        n += (source->entries[i].flags & PIECE_ADDED) && source->entries[i].normalized == normalized;
+    for (size_t i = 0; i < source->n_entries; i++) {
+        const vocab_entry *entry = &source->entries[i];
+        if (!(entry->flags & PIECE_ADDED) || entry->normalized != normalized) continue;
+        if (entry->looked_for.bytes > set->longest) set->longest = entry->looked_for.bytes;
+        n++;
+    }
     if (n == 0) return KAKEYA_OK;
     size_t capacity = table_capacity(n);
     set->mask = capacity - 1;
     set->tokens = calloc(n, sizeof *set->tokens);
     set->slots = malloc(capacity * sizeof *set->slots);
-    set->lengths = malloc(n * sizeof *set->lengths);
+    set->lengths = calloc(set->longest + 1, sizeof *set->lengths);
     if (!set->tokens || !set->slots || !set->lengths)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", source->name);
     for (size_t i = 0; i < capacity; i++) set->slots[i].index = -1;
@@ -251,16 +264,16 @@ static kakeya_status fill_added_set(tokenizer_tables *t, const vocab_source *sou
         text_slot *slot = tokenizer_added_slot(t, set, text, bytes);
         if (slot->index >= 0) continue; /* another one normalizes to the same text; the first counts */
         *slot = (text_slot){.index = (int32_t)set->n, .tag = (uint32_t)tokenizer_hash(text, bytes)};
-        set->lengths[set->n] = bytes;
+        set->lengths[bytes] = true;
         set->tokens[set->n++] = (added_token){.offset = entry->looked_for.offset,
                                               .bytes = bytes,
                                               .id = entry->id,
                                               .special = entry->flags & PIECE_SPECIAL};
-        set->first_byte[(unsigned char)text[0]] = true;
-    }
-    qsort(set->lengths, set->n, sizeof *set->lengths, compare_descending);
-    for (size_t i = 0; i < set->n; i++) {
-        if (i == 0 || set->lengths[i] != set->lengths[i - 1]) set->lengths[set->n_lengths++] = set->lengths[i];
+        unsigned pair = (unsigned)(unsigned char)text[0] << 8 | (unsigned char)text[1];
+        if (bytes == 1)
+            set->alone[(unsigned char)text[0]] = true;
+        else
+            set->begins[pair / 64] |= UINT64_C(1) << pair % 64;
     }
     return KAKEYA_OK;
 }
@@ -277,7 +290,7 @@ kakeya_status tokenizer_build(vocab_source *source, tokenizer_tables **out, kake
     source->piece_text = (text_buffer){0};
 
     kakeya_status status = add_pieces(t, source, error);
-    if (!status) status = add_merges(t, source, error);
+    if (!status) status = source->ranked ? add_ranks(t, source, error) : add_merges(t, source, error);
     if (!status) status = add_byte_ids(t, source->name, error);
     if (!status) status = fill_added_set(t, source, false, &t->verbatim, error);
     if (!status) status = fill_added_set(t, source, true, &t->normalized, error);

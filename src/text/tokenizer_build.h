@@ -21,6 +21,7 @@ typedef struct vocab_entry {
     int32_t id;
     uint8_t flags;
     bool normalized; /* an added token that is looked for in normalized text */
+    uint32_t rank;   /* of a ranked vocabulary; of equal ones the leftmost is merged first */
 } vocab_entry;
 
 typedef struct merge_entry {
@@ -33,6 +34,7 @@ typedef struct vocab_source {
     vocab_entry *entries; /* the vocabulary, then added tokens; an added token may repeat an entry */
     size_t n_entries, entry_capacity;
     bool repeats_allowed; /* entries may repeat a text, in ascending order of ids: the first one is found */
+    bool ranked;          /* entries have ranks, and there are no merges: two pieces merge where that makes a piece */
     bool merges_must_fit; /* else a merge whose parts or product are not in the vocabulary is left out */
     merge_entry *merges;  /* by rank */
     size_t n_merges, merge_capacity;

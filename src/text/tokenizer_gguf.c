@@ -1,5 +1,6 @@
 #include "text/tokenizer_gguf.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "formats/gguf_keys.h"
@@ -18,20 +19,23 @@ enum { TYPE_NORMAL = 1, TYPE_UNKNOWN, TYPE_CONTROL, TYPE_USER_DEFINED, TYPE_UNUS
 typedef struct vocab_reader {
     gguf_keys keys;
     vocab_source source;
-    const gguf_value *tokens, *types, *merges;
+    const gguf_value *tokens, *types, *merges, *scores;
 } vocab_reader;
 
 static void out_of_memory(vocab_reader *r) { gguf_keys_fail(&r->keys, KAKEYA_OUT_OF_MEMORY, "out of memory"); }
 
-/* Whether the file has a vocabulary, and one of Gemma 4's form. */
+/* Whether the file has a vocabulary, and one of the two forms of Gemma: with merges (Gemma 4), or of pieces with
+ * scores, which are the merges' order (Gemma 3, whose converters call it llama). */
 static bool has_vocabulary(vocab_reader *r) {
     gguf_text model, pre = {0};
     char shown[GGUF_SHOWN_BYTES];
     if (!gguf_keys_text(&r->keys, "tokenizer.ggml.model", &model) || gguf_text_is(model, "none")) return false;
     (void)gguf_keys_text(&r->keys, "tokenizer.ggml.pre", &pre);
-    if (!gguf_text_is(model, "gemma4") && !(gguf_text_is(model, "llama") && gguf_text_is(pre, "gemma4")))
-        gguf_keys_fail(&r->keys, KAKEYA_UNSUPPORTED, "key tokenizer.ggml.model is %s, expected gemma4",
+    bool llama = gguf_text_is(model, "llama");
+    if (!gguf_text_is(model, "gemma4") && !llama)
+        gguf_keys_fail(&r->keys, KAKEYA_UNSUPPORTED, "key tokenizer.ggml.model is %s, expected gemma4 or llama",
                        gguf_show(model.data, model.bytes, shown));
+    r->source.ranked = llama && !gguf_text_is(pre, "gemma4");
     if (gguf_keys_bool(&r->keys, "tokenizer.ggml.add_space_prefix", false))
         gguf_keys_fail(&r->keys, KAKEYA_UNSUPPORTED, "key tokenizer.ggml.add_space_prefix is true, expected false");
     return r->keys.status == KAKEYA_OK;
@@ -43,22 +47,42 @@ static void check_count(vocab_reader *r, const gguf_value *value) {
                        (unsigned long long)value->count, (unsigned long long)r->tokens->count);
 }
 
+static const gguf_value *needed(vocab_reader *r, const char *key, const gguf_value *value) {
+    if (!value) gguf_keys_fail(&r->keys, KAKEYA_FORMAT, "key %s is missing", key);
+    return value;
+}
+
 static void find_arrays(vocab_reader *r) {
-    static const char *const keys[] = {"tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.token_type"};
-    const gguf_value **const targets[] = {&r->tokens, &r->merges, &r->types};
-    for (int i = 0; i < 3; i++) {
-        *targets[i] = i < 2 ? gguf_keys_array(&r->keys, keys[i], GGUF_STRING) : gguf_find(r->keys.file, keys[i]);
-        if (!*targets[i]) gguf_keys_fail(&r->keys, KAKEYA_FORMAT, "key %s is missing", keys[i]);
-    }
+    static const char tokens[] = "tokenizer.ggml.tokens", merges[] = "tokenizer.ggml.merges",
+                      types[] = "tokenizer.ggml.token_type", scores[] = "tokenizer.ggml.scores";
+    r->tokens = needed(r, tokens, gguf_keys_array(&r->keys, tokens, GGUF_STRING));
+    r->types = needed(r, types, gguf_find(r->keys.file, types));
+    r->scores = gguf_keys_array(&r->keys, scores, GGUF_F32); /* of no meaning beside merges */
+    if (r->source.ranked)
+        (void)needed(r, scores, r->scores);
+    else
+        r->merges = needed(r, merges, gguf_keys_array(&r->keys, merges, GGUF_STRING));
     if (r->types && (!r->types->array || !gguf_is_integer(r->types->type)))
-        gguf_keys_fail(&r->keys, KAKEYA_FORMAT, "key %s is no array of whole numbers", keys[2]);
-    const gguf_value *scores = gguf_keys_array(&r->keys, "tokenizer.ggml.scores", GGUF_F32); /* of no meaning here */
+        gguf_keys_fail(&r->keys, KAKEYA_FORMAT, "key %s is no array of whole numbers", types);
     if (r->keys.status != KAKEYA_OK) return;
     check_count(r, r->types);
-    check_count(r, scores);
+    check_count(r, r->scores);
     if (r->tokens->count >= INT32_MAX)
         gguf_keys_fail(&r->keys, KAKEYA_FORMAT, "key tokenizer.ggml.tokens has %llu tokens",
                        (unsigned long long)r->tokens->count);
+}
+
+/* Higher scores are merged first: the rank falls as the score rises, and is the same for equal scores. */
+static uint32_t rank_of(vocab_reader *r, uint64_t id) {
+    float score;
+    uint32_t bits;
+    memcpy(&score, r->scores->data + id * sizeof score, sizeof score);
+    if (!isfinite(score))
+        gguf_keys_fail(&r->keys, KAKEYA_FORMAT, "key tokenizer.ggml.scores[%llu] is %g, expected a finite number",
+                       (unsigned long long)id, (double)score);
+    score += 0.0f; /* no negative zero */
+    memcpy(&bits, &score, sizeof bits);
+    return ~(bits & UINT32_C(1) << 31 ? ~bits : bits | UINT32_C(1) << 31);
 }
 
 static void read_tokens(vocab_reader *r) {
@@ -75,11 +99,14 @@ static void read_tokens(vocab_reader *r) {
             gguf_keys_fail(&r->keys, KAKEYA_FORMAT, "key tokenizer.ggml.token_type[%llu] is %lld, expected 1 to 6",
                            (unsigned long long)id, type);
         if (r->keys.status != KAKEYA_OK) return;
-        /* Converters force some control tokens to be user-defined, so that they are printed; early files called <eos>
-         * normal. */
-        bool special =
-            type == TYPE_UNKNOWN || type == TYPE_CONTROL || type == TYPE_USER_DEFINED || gguf_text_is(text, "<eos>");
-        vocab_entry entry = {.id = (int32_t)id, .flags = special ? PIECE_ADDED | PIECE_SPECIAL : 0};
+        /* Beside merges, converters force some control tokens to be user-defined, so that they are printed, and early
+         * files called <eos> normal. Beside scores, user-defined tokens are text: runs of spaces and line ends, tags.
+         */
+        bool special = type == TYPE_UNKNOWN || type == TYPE_CONTROL ||
+                       (type == TYPE_USER_DEFINED && !r->source.ranked) || gguf_text_is(text, "<eos>");
+        int flags = special ? PIECE_ADDED | PIECE_SPECIAL : type == TYPE_USER_DEFINED ? PIECE_ADDED : 0;
+        vocab_entry entry = {.id = (int32_t)id, .flags = (uint8_t)flags, .rank = TOKENIZER_NO_RANK};
+        if (r->source.ranked && type == TYPE_NORMAL && !special) entry.rank = rank_of(r, id);
         bool added = text_buffer_add(&r->source.piece_text, text.data, text.bytes, &entry.text);
         entry.looked_for = entry.text;
         if (!added || !vocab_source_entry(&r->source, entry)) out_of_memory(r);
@@ -155,7 +182,7 @@ kakeya_status tokenizer_open_gguf(const gguf *file, tokenizer **out, kakeya_erro
     tokenizer_tables *t = NULL;
     find_arrays(&r);
     if (r.keys.status == KAKEYA_OK) read_tokens(&r);
-    if (r.keys.status == KAKEYA_OK) read_merges(&r);
+    if (r.keys.status == KAKEYA_OK && r.merges) read_merges(&r);
     if (r.keys.status == KAKEYA_OK) r.keys.status = tokenizer_build(&r.source, &t, error);
     if (r.keys.status == KAKEYA_OK) read_template(&r, t);
     vocab_source_free(&r.source);

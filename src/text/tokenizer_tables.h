@@ -15,6 +15,8 @@ enum { TOKENIZER_MAX_TEMPLATE = 8 };
 
 enum { PIECE_ADDED = 1, PIECE_SPECIAL = 2 }; /* flags of a piece */
 
+#define TOKENIZER_NO_RANK UINT32_MAX /* of a piece that takes no part in merges */
+
 typedef struct piece {
     size_t offset; /* in tokenizer_tables.text; NUL-terminated there */
     uint32_t bytes;
@@ -41,16 +43,17 @@ typedef struct added_token {
     bool special;
 } added_token;
 
-/* Added tokens that are looked for in the same text. One is found by hashing the text at a position with each of the
- * lengths, longest first. */
+/* Added tokens that are looked for in the same text. One is found by hashing the text at a position, and asking where
+ * its length is that of a token. */
 typedef struct added_set {
     added_token *tokens;
     size_t n;
     text_slot *slots; /* text -> index of a token */
     size_t mask;
-    bool first_byte[256];
-    uint32_t *lengths; /* distinct, descending */
-    size_t n_lengths;
+    bool alone[256];                 /* a token is this byte */
+    uint64_t begins[(1 << 16) / 64]; /* bits: a token begins with these two bytes */
+    bool *lengths;                   /* of longest + 1: whether a token has so many bytes */
+    size_t longest;
 } added_set;
 
 /* All hash tables: open addressing with linear probing; capacities are powers of two, at least twice the entries. */
@@ -64,6 +67,8 @@ typedef struct tokenizer_tables {
     size_t piece_mask;
     merge *merges; /* (left, right) -> rank, product */
     size_t merge_mask;
+    uint32_t *ranks; /* by id, in place of merges: two pieces that have ranks merge to the piece of their joined text
+                        where it has one. NULL: merges are listed */
 
     int32_t byte_ids[256];
     int32_t space_id; /* the piece of one space, -1: not in the vocabulary */
@@ -85,8 +90,8 @@ void tokenizer_tables_free(tokenizer_tables *t); /* NULL is fine */
 const piece *tokenizer_piece_at(const tokenizer_tables *t, int32_t id);
 /* The id of a piece, -1 if there is none. */
 int32_t tokenizer_find(const tokenizer_tables *t, const char *text, size_t bytes);
-/* The merge of two adjacent ids, NULL if there is none. */
-const merge *tokenizer_find_merge(const tokenizer_tables *t, int32_t left, int32_t right);
+/* The merge of two adjacent ids; false if there is none. */
+bool tokenizer_find_merge(const tokenizer_tables *t, int32_t left, int32_t right, merge *out);
 /* The longest token of a set at text[0], NULL if there is none. Special ones count only where `special`. */
 const added_token *tokenizer_find_added(const tokenizer_tables *t, const added_set *set, const char *text, size_t bytes,
                                         bool special);
