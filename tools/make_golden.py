@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Random Gemma 4 text models and what Hugging Face transformers computes for them, in float32.
+"""Random Gemma 4 and Gemma 3 text models and what Hugging Face transformers computes for them, in float32.
 
-    tools/make_golden.py vectors tests/data/golden/forms   writes the bundled forms anew (then gzip -9n)
+    tools/make_golden.py vectors tests/data/golden/forms [FORM]   writes the bundled forms, or one, anew (then gzip -9n)
     tools/make_golden.py write DIRECTORY SEED              one checkpoint with golden.safetensors beside it
     tools/make_golden.py check KAKEYA FIRST LAST           compares the command with the reference on seeds FIRST..LAST
+    tools/make_golden.py check3 KAKEYA FIRST LAST          the same of Gemma 3
 
 A seed decides the shape (head dimensions, K/V heads, layer pattern, experts, per-layer embeddings, shared K/V, RoPE,
 windows), the configuration's dialect, prefixes, dtypes and shards, and the prompt. golden.safetensors holds input_ids [T],
@@ -97,6 +98,25 @@ FORMS = {
                                      F: {"rope_type": "proportional", "rope_theta": 1000.0, "factor": 2.0,
                                          "partial_rotary_factor": 0.5}}},
     },
+    # Gemma 3: the older dialect, a scale that is not the head dimension's, a last layer that slides
+    "gemma3-flat": {
+        "generation": 3, "seed": 8, "nested": False, "dtype": "bfloat16", "extras": False, "shards": 1, "dialect": "older",
+        "length": 60,
+        "text": {"num_hidden_layers": 5, "hidden_size": 44, "intermediate_size": 33, "num_attention_heads": 4,
+                 "num_key_value_heads": 2, "head_dim": 8, "query_pre_attn_scalar": 11, "sliding_window_pattern": 2,
+                 "sliding_window": 9, "vocab_size": 101, "rope_theta": 1e4, "rope_local_base_freq": 100.0,
+                 "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    },
+    # the text part of a multimodal checkpoint, in float32 and as published files name it
+    "gemma3-nested": {
+        "generation": 3, "seed": 9, "nested": True, "dtype": "float32", "extras": True, "shards": 2, "dialect": "newer",
+        "length": 40,
+        "text": {"num_hidden_layers": 4, "hidden_size": 24, "intermediate_size": 17, "num_attention_heads": 3,
+                 "num_key_value_heads": 1, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 7,
+                 "vocab_size": 61, "layer_types": [S, F, F, S], "final_logit_softcapping": 5.0,
+                 "rope_parameters": {S: {"rope_type": "default", "rope_theta": 100.0},
+                                     F: {"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0}}},
+    },
 }
 
 # --------------------------------------------------------------------------------------------------- shapes
@@ -174,8 +194,54 @@ def choose(seed):
     }
 
 
+def choose3(seed):
+    """The same of a Gemma 3."""
+    rng = random.Random(seed)
+    layers, heads = rng.randrange(1, 9), rng.choice([1, 2, 3, 4, 6, 8])
+    head_dim = rng.choice([8, 10, 16, 24, 32, 64])
+    text = {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": layers,
+        "hidden_size": heads * rng.choice([8, 11, 16, 20]),
+        "intermediate_size": rng.choice([5, 17, 33, 64, 130]),
+        "num_attention_heads": heads,
+        "num_key_value_heads": rng.choice([n for n in range(1, heads + 1) if heads % n == 0]),
+        "head_dim": head_dim,
+        "query_pre_attn_scalar": rng.choice([head_dim, head_dim, 256, 7]),
+        "vocab_size": rng.choice([37, 61, 101, 128, 257]),
+        "sliding_window": rng.choice([1, 2, 3, 7, 16, 33]),
+        "max_position_embeddings": rng.choice([256, 512]),
+        "rms_norm_eps": rng.choice([1e-6, 1e-5]),
+        "bos_token_id": 2, "pad_token_id": 0, "eos_token_id": rng.choice([1, [1, 106]]),
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+    }
+    dialect = rng.choice(["older", "newer", "resaved"])
+    full = {"rope_type": "linear", "factor": rng.choice([2.0, 8.0])} if rng.random() < 0.6 else None
+    if dialect == "older":
+        text["rope_theta"] = rng.choice([1e6, 12345.5])
+        text["rope_local_base_freq"] = rng.choice([1e4, 100.0])
+        text["rope_scaling"] = full
+        if rng.random() < 0.7:
+            text["sliding_window_pattern"] = rng.choice([1, 2, 3, 6])
+    else:
+        text["layer_types"] = [rng.choice([S, F]) for _ in range(layers)]
+        text["rope_parameters"] = {S: {"rope_type": "default", "rope_theta": rng.choice([1e4, 100.0])},
+                                   F: {**(full or {"rope_type": "default"}), "rope_theta": rng.choice([1e6, 1000.0])}}
+    return {
+        "generation": 3, "seed": seed, "text": text, "dialect": dialect, "nested": rng.random() < 0.4,
+        "dtype": rng.choice(["float32", "bfloat16", "float16", "mixed"]), "shards": rng.choice([1, 1, 2]),
+        "extras": rng.random() < 0.3, "length": rng.choice([1, 2, 17, 60, 97, rng.randrange(1, 200)]), "respell": [],
+    }
+
+
 def form(name):
     own = FORMS[name]
+    if own.get("generation") == 3:
+        case = choose3(own["seed"])
+        kept = ("model_type", "max_position_embeddings", "rms_norm_eps", "bos_token_id", "pad_token_id", "eos_token_id",
+                "hidden_activation", "tie_word_embeddings")
+        return {**case, **own, "text": {**{key: case["text"][key] for key in kept}, **own["text"]}}
     case = choose(own["seed"])
     return {**case, "respell": [], **own, "text": {**case["text"], **own["text"], "vocab_size_per_layer_input": own["text"]["vocab_size"]}}
 
@@ -216,7 +282,9 @@ def random_weights(model, generator):
 
 def stored_tensors(model, case, generator):
     """The tensors of the files, under the names and in the dtypes that the case asks for."""
-    prefix = "model.language_model." if case["nested"] else "model."
+    gemma3 = case.get("generation") == 3
+    prefix = "model." if not case["nested"] else "model.language_model." if not gemma3 or case["seed"] % 2 == 0 else \
+        "language_model.model."
     text = case["text"]
     tensors = {}
     for name, tensor in model.state_dict().items():
@@ -226,7 +294,12 @@ def stored_tensors(model, case, generator):
         else:
             name = prefix + name.removeprefix("model.")
         tensors[name] = tensor
-    if case["extras"]:
+    if case["extras"] and gemma3:
+        head = "model." if prefix.startswith("model.") else ""
+        tensors[f"{head}vision_tower.vision_model.embeddings.patch_embedding.bias"] = torch.randn(12)
+        tensors[f"{head}multi_modal_projector.mm_input_projection_weight"] = torch.randn(7, 3)
+        tensors[f"{prefix}layers.0.self_attn.rotary_emb.inv_freq"] = torch.randn(3)
+    elif case["extras"]:
         first = text["num_hidden_layers"] - text["num_kv_shared_layers"]
         for i in range(first, text["num_hidden_layers"]):
             for part in ("k_proj", "v_proj"):
@@ -266,8 +339,10 @@ def write_checkpoint(directory, case):
     text = case["text"]
     generator = torch.Generator().manual_seed(case["seed"])
     torch.manual_seed(case["seed"])
-    config = transformers.Gemma4TextConfig(**json.loads(json.dumps(text)))
-    model = transformers.Gemma4ForCausalLM(config)
+    gemma3 = case.get("generation") == 3
+    name = "Gemma3" if gemma3 else "Gemma4"
+    config = getattr(transformers, f"{name}TextConfig")(**json.loads(json.dumps(text)))
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
     random_weights(model, generator)
     tensors = stored_tensors(model, case, generator)
 
@@ -277,12 +352,12 @@ def write_checkpoint(directory, case):
     written = json.loads(json.dumps(written))
     respell(written, case["respell"])
     if case["nested"]:
-        written = {"architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "text_config": written,
+        written = {"architectures": [f"{name}ForConditionalGeneration"], "model_type": name.lower(), "text_config": written,
                    "vision_config": None, "audio_config": None, "dtype": dtype,
                    "eos_token_id": text["eos_token_id"],
                    "tie_word_embeddings": text["tie_word_embeddings"]}
     else:
-        written["architectures"] = ["Gemma4ForCausalLM"]
+        written["architectures"] = [f"{name}ForCausalLM"]
     if case["extras"]:
         written["a_key_of_tomorrow"] = {"nested": [1, {"deep": None}]}
         written["transformers_version"] = "9.9.9"
@@ -307,8 +382,26 @@ def write_checkpoint(directory, case):
 # ------------------------------------------------------------------------------------------------ reference
 
 
-def load_reference(directory, nested):
-    """As the library reads the files: the configuration's meaning is part of the check."""
+def load_reference(directory, case):
+    """As the library reads the files: the configuration's meaning is part of the check. Of a Gemma 3 with pictures the text
+    part is read, whose class has no tower to be made up."""
+    nested = case["nested"]
+    if case.get("generation") == 3:
+        with open(os.path.join(directory, "config.json")) as file:
+            top = json.load(file)
+        config = transformers.Gemma3TextConfig(**(top["text_config"] if nested else top))
+        model = transformers.Gemma3ForCausalLM._from_config(config, attn_implementation="eager", dtype=torch.float32)
+        files = [name for name in sorted(os.listdir(directory)) if name.startswith("model") and name.endswith(".safetensors")]
+        stored = {name: tensor for file in files for name, tensor in load_file(os.path.join(directory, file)).items()}
+        own = {}
+        for name, tensor in stored.items():
+            name = name.replace("language_model.model.", "model.").replace("model.language_model.", "model.")
+            own[name] = tensor.float()
+        missing, unexpected = model.load_state_dict(own, strict=False)
+        assert set(missing) <= {"lm_head.weight"}, missing
+        assert all("vision" in name or "multi_modal" in name or "inv_freq" in name for name in unexpected), unexpected
+        model.tie_weights()
+        return model.eval()
     kind = transformers.Gemma4ForConditionalGeneration if nested else transformers.Gemma4ForCausalLM
     return kind.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager",
                                 experts_implementation="eager").eval()
@@ -341,7 +434,7 @@ def prompt(case):
 
 def make_case(directory, case):
     write_checkpoint(directory, case)
-    return reference(load_reference(directory, case["nested"]), prompt(case), GREEDY)
+    return reference(load_reference(directory, case), prompt(case), GREEDY)
 
 
 def write(directory, case):
@@ -400,10 +493,10 @@ def supported_kernels():
                          if flag in flags]
 
 
-def check(kakeya, first, last):
+def check(kakeya, first, last, chosen=choose):
     failures = 0
     for seed in range(first, last + 1):
-        case = choose(seed)
+        case = chosen(seed)
         with tempfile.TemporaryDirectory() as directory:
             expected = make_case(directory, case)
             try:
@@ -419,12 +512,12 @@ def main(arguments):
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    if len(arguments) == 2 and arguments[0] == "vectors":
-        return [write(os.path.join(arguments[1], name), form(name)) for name in FORMS] and 0
+    if len(arguments) in (2, 3) and arguments[0] == "vectors":
+        return [write(os.path.join(arguments[1], name), form(name)) for name in arguments[2:] or FORMS] and 0
     if len(arguments) == 3 and arguments[0] == "write":
         return write(arguments[1], choose(int(arguments[2])))
-    if len(arguments) == 4 and arguments[0] == "check":
-        return check(arguments[1], int(arguments[2]), int(arguments[3]))
+    if len(arguments) == 4 and arguments[0] in ("check", "check3"):
+        return check(arguments[1], int(arguments[2]), int(arguments[3]), choose3 if arguments[0] == "check3" else choose)
     sys.exit(__doc__)
 
 

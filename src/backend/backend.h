@@ -140,6 +140,7 @@ struct backend_ops {
     bool fp8_prompts;   /* precision fp8 is there, for weights in FP8 */
     int stall_ms;       /* what a prompt may add to a step of answers by default */
     bool kinds_differ;  /* rows of prompts are computed by other kernels than rows of answers, and have other bits */
+    bool raw_values;    /* models whose values pass no norm are computed: Gemma 3 */
     bool finds_argmax;  /* forward fills backend_segment.argmax */
     bool finds_leaders; /* forward fills backend_segment.leaders, and read_logits is there */
 

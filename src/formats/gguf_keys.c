@@ -15,12 +15,23 @@ void gguf_keys_fail(gguf_keys *r, kakeya_status status, const char *format, ...)
     r->status = error_set(r->error, status, "%s: %s", gguf_path(r->file), text);
 }
 
+const char *gguf_keys_name(gguf_keys *r, const char *key) {
+    if (!r->asked || strncmp(key, r->asked, strlen(r->asked)) != 0) return key;
+    char *name = r->names[r->n_names++ % GGUF_KEYS_NAMES];
+    snprintf(name, GGUF_KEYS_NAME_BYTES, "%s%s", r->written, key + strlen(r->asked));
+    return name;
+}
+
+const gguf_value *gguf_keys_find(gguf_keys *r, const char *key) { return gguf_find(r->file, gguf_keys_name(r, key)); }
+
 static void wrong_type(gguf_keys *r, const gguf_value *value, const char *expected) {
     gguf_keys_fail(r, KAKEYA_FORMAT, "key %s is %s%s, expected %s", value->key, value->array ? "an array of " : "",
                    gguf_value_type_name(value->type), expected);
 }
 
-static void missing(gguf_keys *r, const char *key) { gguf_keys_fail(r, KAKEYA_FORMAT, "key %s is missing", key); }
+static void missing(gguf_keys *r, const char *key) {
+    gguf_keys_fail(r, KAKEYA_FORMAT, "key %s is missing", gguf_keys_name(r, key));
+}
 
 /* Element i within its limits. */
 static long long checked_int(gguf_keys *r, const gguf_value *value, uint64_t i, long long min, long long max) {
@@ -45,13 +56,13 @@ static bool is_float(const gguf_value *value, double *number) {
 }
 
 long long gguf_keys_int(gguf_keys *r, const char *key, long long min, long long max, long long fallback) {
-    const gguf_value *value = gguf_find(r->file, key);
+    const gguf_value *value = gguf_keys_find(r, key);
     if (!value) return fallback;
     double number;
     if (!value->array && gguf_is_integer(value->type)) return checked_int(r, value, 0, min, max);
     if (is_float(value, &number) && number == floor(number)) {
         if (number >= (double)min && number <= (double)max) return (long long)number;
-        gguf_keys_fail(r, KAKEYA_FORMAT, "key %s is %g, expected %lld to %lld", key, number, min, max);
+        gguf_keys_fail(r, KAKEYA_FORMAT, "key %s is %g, expected %lld to %lld", value->key, number, min, max);
         return fallback;
     }
     wrong_type(r, value, "a whole number");
@@ -59,12 +70,12 @@ long long gguf_keys_int(gguf_keys *r, const char *key, long long min, long long 
 }
 
 long long gguf_keys_required_int(gguf_keys *r, const char *key, long long min, long long max) {
-    if (!gguf_find(r->file, key)) missing(r, key);
+    if (!gguf_keys_find(r, key)) missing(r, key);
     return gguf_keys_int(r, key, min, max, min);
 }
 
 double gguf_keys_number(gguf_keys *r, const char *key, double min, double max, double fallback) {
-    const gguf_value *value = gguf_find(r->file, key);
+    const gguf_value *value = gguf_keys_find(r, key);
     if (!value) return fallback;
     double number = NAN;
     if (!value->array && gguf_is_integer(value->type)) {
@@ -74,17 +85,17 @@ double gguf_keys_number(gguf_keys *r, const char *key, double min, double max, d
         return fallback;
     }
     if (number >= min && number <= max) return number;
-    gguf_keys_fail(r, KAKEYA_FORMAT, "key %s is %g, expected %g to %g", key, number, min, max);
+    gguf_keys_fail(r, KAKEYA_FORMAT, "key %s is %g, expected %g to %g", value->key, number, min, max);
     return fallback;
 }
 
 double gguf_keys_required_number(gguf_keys *r, const char *key, double min, double max) {
-    if (!gguf_find(r->file, key)) missing(r, key);
+    if (!gguf_keys_find(r, key)) missing(r, key);
     return gguf_keys_number(r, key, min, max, max);
 }
 
 bool gguf_keys_bool(gguf_keys *r, const char *key, bool fallback) {
-    const gguf_value *value = gguf_find(r->file, key);
+    const gguf_value *value = gguf_keys_find(r, key);
     if (!value) return fallback;
     if (!value->array && value->type == GGUF_BOOL) return value->data[0] != 0;
     wrong_type(r, value, "bool");
@@ -92,7 +103,7 @@ bool gguf_keys_bool(gguf_keys *r, const char *key, bool fallback) {
 }
 
 bool gguf_keys_text(gguf_keys *r, const char *key, gguf_text *out) {
-    const gguf_value *value = gguf_find(r->file, key);
+    const gguf_value *value = gguf_keys_find(r, key);
     if (!value) return false;
     if (value->array || value->type != GGUF_STRING) {
         wrong_type(r, value, "a string");
@@ -111,12 +122,12 @@ bool gguf_keys_architecture(gguf_keys *r, gguf_text *out) {
 
 /* The value behind a key of n elements or one; NULL where that is not so. */
 static const gguf_value *find_elements(gguf_keys *r, const char *key, int n) {
-    const gguf_value *value = gguf_find(r->file, key);
+    const gguf_value *value = gguf_keys_find(r, key);
     if (!value) {
         missing(r, key);
     } else if (value->array && value->count != (uint64_t)n) {
-        gguf_keys_fail(r, KAKEYA_FORMAT, "key %s has %llu elements, expected %d", key, (unsigned long long)value->count,
-                       n);
+        gguf_keys_fail(r, KAKEYA_FORMAT, "key %s has %llu elements, expected %d", value->key,
+                       (unsigned long long)value->count, n);
         return NULL;
     }
     return value;
@@ -150,7 +161,7 @@ void gguf_keys_bools(gguf_keys *r, const char *key, int n, bool *out) {
 }
 
 const gguf_value *gguf_keys_array(gguf_keys *r, const char *key, gguf_value_type type) {
-    const gguf_value *value = gguf_find(r->file, key);
+    const gguf_value *value = gguf_keys_find(r, key);
     if (!value || (value->array && value->type == type)) return value;
     char expected[48];
     snprintf(expected, sizeof expected, "an array of %s", gguf_value_type_name(type));

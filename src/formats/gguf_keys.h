@@ -7,11 +7,23 @@
 
 #include "formats/gguf.h"
 
+enum { GGUF_KEYS_NAMES = 4, GGUF_KEYS_NAME_BYTES = 96 };
+
 typedef struct gguf_keys {
     const gguf *file;
     kakeya_error *error;
     kakeya_status status;
+    /* Of architectures that say the same under their own names: keys that begin with the first are looked for, and
+     * named in messages, with the second in its place. NULL: as they are asked for. */
+    const char *asked, *written;
+    char names[GGUF_KEYS_NAMES][GGUF_KEYS_NAME_BYTES];
+    unsigned n_names;
 } gguf_keys;
+
+/* The key as the file has it; holds until four more names were asked for. */
+const char *gguf_keys_name(gguf_keys *r, const char *key);
+/* NULL where the key is absent. */
+const gguf_value *gguf_keys_find(gguf_keys *r, const char *key);
 
 void gguf_keys_fail(gguf_keys *r, kakeya_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 

@@ -1,5 +1,8 @@
-/* Gemma 4 text models: configuration and weight binding. No arithmetic lives here.
- * Source of every rule: the published configuration keys and transformers 5.17 (modeling_gemma4.py). */
+/* Gemma 4 and Gemma 3 text models: configuration and weight binding. No arithmetic lives here. A Gemma 3 is described
+ * as the Gemma 4 that computes the same: dense layers, without a scalar and without a norm of values, all pairs of full
+ * layers turned, and its scale of attention in the weights of q_norm.
+ * Source of every rule: the published configuration keys and transformers 5.17 (modeling_gemma4.py,
+ * modeling_gemma3.py). */
 #ifndef KAKEYA_MODEL_GEMMA4_H
 #define KAKEYA_MODEL_GEMMA4_H
 
@@ -13,7 +16,7 @@
 enum {
     GEMMA4_MAX_LAYERS = 128,
     GEMMA4_NAMED_STOP_TOKENS = 16,
-    GEMMA4_MAX_STOP_TOKENS = GEMMA4_NAMED_STOP_TOKENS + 3,
+    GEMMA4_MAX_STOP_TOKENS = GEMMA4_NAMED_STOP_TOKENS + 4,
     GEMMA4_MAX_SUPPRESS_TOKENS = 256
 };
 
@@ -34,7 +37,10 @@ typedef struct gemma4_rope {
     float factor;      /* divides all inverse frequencies */
 } gemma4_rope;
 
+typedef enum gemma_generation { GEMMA_4 = 0, GEMMA_3 } gemma_generation;
+
 typedef struct gemma4_config {
+    gemma_generation generation;
     int layers;
     int hidden;
     int heads; /* query heads, all layers */
@@ -43,6 +49,8 @@ typedef struct gemma4_config {
     int sliding_window; /* a query sees itself and the sliding_window - 1 positions before it */
     float rms_eps;
     float logit_softcap; /* 0: none */
+    bool raw_values;     /* V as it was projected; else it passes a norm without weight */
+    float query_scale; /* what scores are multiplied by: q_norm's weights are, once, when they are bound. 0: nothing */
     bool tied_head;
     bool moe;
     int experts, experts_per_token, expert_intermediate;
@@ -58,7 +66,7 @@ typedef struct gemma4_config {
     int n_stop_tokens;
     int suppress_tokens[GEMMA4_MAX_SUPPRESS_TOKENS]; /* logits set to -inf before sampling */
     int n_suppress_tokens;
-    char variant[32]; /* "26b-a4b", ... where the shape is a known one, else "gemma4" */
+    char variant[32]; /* "26b-a4b", "gemma3-270m", ... where the shape is a known one, else "gemma4" or "gemma3" */
 } gemma4_config;
 
 typedef struct gemma4_layer_weights {
@@ -76,7 +84,7 @@ typedef struct gemma4_layer_weights {
     weight experts_down;             /* [experts * hidden][expert_intermediate] */
     weight ple_gate, ple_proj;       /* [ple_width][hidden], [hidden][ple_width] */
     const float *post_ple_norm;      /* [hidden] */
-    float layer_scalar;
+    float layer_scalar;              /* 1 in Gemma 3 */
 } gemma4_layer_weights;
 
 typedef struct gemma4_weights {
@@ -109,7 +117,8 @@ kakeya_status gemma4_config_parse(const char *name, const char *json, size_t jso
  * and checks every tensor. Norm vectors and scalars are copied as float32 into `account` (MEM_WEIGHTS). */
 kakeya_status gemma4_model_open(const char *directory, mem_account *account, gemma4_model **out, kakeya_error *error);
 
-/* Weights made in memory in the exact shapes of a published variant: "26b-a4b", "31b", "12b", "e2b", "e4b", optionally
+/* Weights made in memory in the exact shapes of a published variant: "26b-a4b", "31b", "12b", "e2b", "e4b",
+ * "gemma3-270m", "gemma3-1b", "gemma3-4b", "gemma3-12b", "gemma3-27b", optionally
  * ":layers=N" (a prefix of the layer pattern) and ":dtype=f32", or ":fp8" (a scale for each output), ":affine4",
  * ":affine8", ":int4" (groups of 64), ":mxfp4", ":nvfp4", or ":q4_0", ":q8_0" or ":q4_k_m", whose quantised matrices
  * have no data: the backend makes it. Values are deterministic, small and finite; every tensor is MEM_WEIGHTS memory in

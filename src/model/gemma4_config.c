@@ -1,8 +1,9 @@
-/* config.json and generation_config.json of the Gemma 4 family. Two dialects: the published one (global_head_dim,
- * num_global_key_value_heads) and the re-saved one (per_layer_config); text fields at the top or in text_config. Keys
- * whose value is the configuration class's default are often left out of a nested text_config, so those defaults apply
- * here. */
+/* config.json and generation_config.json of Gemma 4 and of the text models of Gemma 3. Two dialects of each: of Gemma 4
+ * the published one (global_head_dim, num_global_key_value_heads) and the re-saved one (per_layer_config); text fields
+ * at the top or in text_config. Keys whose value is the configuration class's default are often left out of a nested
+ * text_config, so those defaults apply here. */
 #include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,27 +18,41 @@ static bool is_one_of(const char *text, const char *const *names, size_t n) {
     return false;
 }
 
-static void check_architecture(json_reader *r, const cJSON *top, const cJSON *text) {
-    static const char *const model_types[] = {"gemma4", "gemma4_unified", "gemma4_text", "gemma4_unified_text"};
-    static const char *const architectures[] = {"Gemma4ForConditionalGeneration",
-                                                "Gemma4UnifiedForConditionalGeneration", "Gemma4ForCausalLM",
-                                                "Gemma4UnifiedForCausalLM"};
+static bool starts_with(const char *text, const char *start) {
+    return text && strncmp(text, start, strlen(start)) == 0;
+}
+
+/* Which of the two it is; a name that is neither's is refused. */
+static void check_architecture(json_reader *r, const cJSON *top, const cJSON *text, gemma4_config *c) {
+    static const char *const model_types[] = {"gemma4", "gemma4_unified", "gemma4_text", "gemma4_unified_text",
+                                              "gemma3", "gemma3_text"};
+    static const char *const architectures[] = {
+        "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration", "Gemma4ForCausalLM",
+        "Gemma4UnifiedForCausalLM",       "Gemma3ForConditionalGeneration",        "Gemma3ForCausalLM"};
     const char *model_type = json_string(r, top, "model_type", NULL);
     const cJSON *list = json_array(r, top, "architectures");
     const char *architecture = list && cJSON_IsString(list->child) ? list->child->valuestring : NULL;
     if (!model_type && !architecture)
-        json_fail(r, KAKEYA_UNSUPPORTED, "neither model_type nor architectures says that this is a Gemma 4 model");
-    if (architecture && !is_one_of(architecture, architectures, 4))
+        json_fail(r, KAKEYA_UNSUPPORTED,
+                  "neither model_type nor architectures says that this is a Gemma 4 or Gemma 3 model");
+    if (architecture && !is_one_of(architecture, architectures, 6))
         json_fail(r, KAKEYA_UNSUPPORTED,
                   "architecture \"%s\" is not supported (Gemma4ForConditionalGeneration, "
-                  "Gemma4UnifiedForConditionalGeneration, Gemma4ForCausalLM)",
+                  "Gemma4UnifiedForConditionalGeneration, Gemma4ForCausalLM, Gemma3ForConditionalGeneration, "
+                  "Gemma3ForCausalLM)",
                   architecture);
-    if (model_type && !is_one_of(model_type, model_types, 4))
-        json_fail(r, KAKEYA_UNSUPPORTED, "model_type \"%s\" is not supported (gemma4, gemma4_unified, gemma4_text)",
+    if (model_type && !is_one_of(model_type, model_types, 6))
+        json_fail(r, KAKEYA_UNSUPPORTED,
+                  "model_type \"%s\" is not supported (gemma4, gemma4_unified, gemma4_text, gemma3, gemma3_text)",
                   model_type);
+    bool gemma3 = starts_with(model_type ? model_type : architecture, model_type ? "gemma3" : "Gemma3");
+    if (model_type && architecture && gemma3 != starts_with(architecture, "Gemma3"))
+        json_fail(r, KAKEYA_FORMAT, "model_type is \"%s\", but the architecture is \"%s\"", model_type, architecture);
+    c->generation = gemma3 ? GEMMA_3 : GEMMA_4;
     const char *text_type = text != top ? json_string(r, text, "model_type", NULL) : NULL;
-    if (text_type && !is_one_of(text_type, model_types + 2, 2))
-        json_fail(r, KAKEYA_UNSUPPORTED, "text_config.model_type \"%s\" is not supported (gemma4_text)", text_type);
+    if (text_type && !(gemma3 ? strcmp(text_type, "gemma3_text") == 0 : is_one_of(text_type, model_types + 2, 2)))
+        json_fail(r, KAKEYA_UNSUPPORTED, "text_config.model_type \"%s\" is not supported (%s)", text_type,
+                  gemma3 ? "gemma3_text" : "gemma4_text");
     const char *weights = json_string(r, top, "transformers_weights", NULL);
     if (weights && strcmp(weights, "model.safetensors") != 0)
         json_fail(r, KAKEYA_UNSUPPORTED, "transformers_weights \"%s\" is not supported (model.safetensors)", weights);
@@ -45,9 +60,13 @@ static void check_architecture(json_reader *r, const cJSON *top, const cJSON *te
 
 /* Switches whose other settings no published text model uses. */
 static void check_fixed_choices(json_reader *r, const cJSON *text) {
-    const char *activation = json_string(r, text, "hidden_activation", "gelu_pytorch_tanh");
-    if (strcmp(activation, "gelu_pytorch_tanh") != 0)
-        json_fail(r, KAKEYA_UNSUPPORTED, "hidden_activation \"%s\" is not supported (gelu_pytorch_tanh)", activation);
+    static const char *const activations[] = {"hidden_activation", "hidden_act"}; /* the latter in some Gemma 3 */
+    for (int i = 0; i < 2; i++) {
+        const char *activation = json_string(r, text, activations[i], "gelu_pytorch_tanh");
+        if (strcmp(activation, "gelu_pytorch_tanh") != 0)
+            json_fail(r, KAKEYA_UNSUPPORTED, "%s \"%s\" is not supported (gelu_pytorch_tanh)", activations[i],
+                      activation);
+    }
     if (json_bool(r, text, "attention_bias", false))
         json_fail(r, KAKEYA_UNSUPPORTED, "attention_bias is not supported");
     if (json_number(r, text, "attn_logit_softcapping", 0, 1e6, 0) > 0)
@@ -60,9 +79,13 @@ static void check_fixed_choices(json_reader *r, const cJSON *text) {
 
 static void read_layer_types(json_reader *r, const cJSON *text, gemma4_config *c) {
     const cJSON *types = json_array(r, text, "layer_types");
+    bool gemma3 = c->generation == GEMMA_3;
     if (!types) { /* five sliding, one full */
-        for (int i = 0; i < c->layers; i++) c->layer[i].type = (i + 1) % 6 == 0 ? GEMMA4_FULL : GEMMA4_SLIDING;
-        c->layer[c->layers - 1].type = GEMMA4_FULL;
+        static const char *const keys[] = {"sliding_window_pattern", "_sliding_window_pattern"};
+        int period = 6;
+        for (int k = 0; gemma3 && k < 2; k++) period = json_int(r, text, keys[k], 1, INT_MAX, period);
+        for (int i = 0; i < c->layers; i++) c->layer[i].type = (i + 1) % period == 0 ? GEMMA4_FULL : GEMMA4_SLIDING;
+        if (!gemma3) c->layer[c->layers - 1].type = GEMMA4_FULL;
         return;
     }
     int n = cJSON_GetArraySize(types);
@@ -82,7 +105,7 @@ static void read_layer_types(json_reader *r, const cJSON *text, gemma4_config *c
             json_fail(r, KAKEYA_UNSUPPORTED, "layer_types[%d]: unknown layer type \"%s\"", i, name);
         i++;
     }
-    c->layer[c->layers - 1].type = GEMMA4_FULL; /* whatever the list says, as the reference does */
+    if (!gemma3) c->layer[c->layers - 1].type = GEMMA4_FULL; /* whatever the list says, as the reference does */
 }
 
 static int override_of(json_reader *r, const cJSON *item, gemma4_fact_id id, int fallback) {
@@ -122,7 +145,7 @@ static void read_attention(gemma4_reading *r, const cJSON *text) {
     int kv_heads = (int)r->value[FACT_KV_HEADS], full_kv_heads = (int)r->value[FACT_GLOBAL_KV_HEADS];
     int head_dim = (int)r->value[FACT_HEAD_DIM], full_head_dim = (int)r->value[FACT_GLOBAL_HEAD_DIM];
     const cJSON *overrides = json_object(r->json, text, "per_layer_config");
-    bool k_eq_v = json_bool(r->json, text, "attention_k_eq_v", false);
+    bool k_eq_v = c->generation == GEMMA_4 && json_bool(r->json, text, "attention_k_eq_v", false);
     if (cJSON_GetObjectItemCaseSensitive(text, "per_layer_config")) { /* replaces the two, even where it is null */
         full_head_dim = head_dim;
         full_kv_heads = kv_heads;
@@ -194,10 +217,6 @@ static weight_format read_format(json_reader *r, const cJSON *top, const cJSON *
     return WEIGHT_FORMAT_COUNT;
 }
 
-static bool starts_with(const char *text, const char *start) {
-    return text && strncmp(text, start, strlen(start)) == 0;
-}
-
 /* The configuration class of these has no per-layer inputs. */
 static bool is_unified(const cJSON *top, const cJSON *text) {
     const cJSON *list = json_get(top, "architectures");
@@ -211,7 +230,7 @@ static void read_config(json_reader *reader, const cJSON *top, json_reader *gene
     gemma4_reading reading = {.json = reader, .config = c}, *r = &reading;
     const cJSON *text = json_object(reader, top, "text_config");
     if (!text) text = top;
-    check_architecture(reader, top, text);
+    check_architecture(reader, top, text, c);
     check_fixed_choices(reader, text);
     gemma4_facts_read_json(r, text);
     if (is_unified(top, text) && !cJSON_GetObjectItemCaseSensitive(text, gemma4_facts[FACT_PLE].json))
@@ -226,6 +245,8 @@ static void read_config(json_reader *reader, const cJSON *top, json_reader *gene
 
     read_layer_types(reader, text, c);
     read_attention(r, text);
+    if (c->generation == GEMMA_3)
+        c->query_scale = (float)(1 / sqrt(json_number(reader, text, "query_pre_attn_scalar", 1e-3, 1e6, 256)));
     gemma4_settle_layers(r, NULL, json_bool(reader, text, "use_double_wide_mlp", false));
     gemma4_read_rope(reader, text, c);
     gemma4_settle_tokens(r);

@@ -55,6 +55,23 @@ const gemma4_fact gemma4_facts[FACT_COUNT] = {
                           1, NAN, 1},
 };
 
+/* What Gemma 3 takes for absent where it is another thing. Both types of layers have the head dimension of the sliding
+ * ones. */
+static const struct {
+    gemma4_fact_id id;
+    double json_absent, gguf_absent;
+} gemma3_absent[] = {
+    {FACT_LAYERS, 26, NAN},         {FACT_WINDOW, 4096, 0},  {FACT_EPS, 1e-6, 1e-6}, {FACT_KV_HEADS, 4, 4},
+    {FACT_GLOBAL_HEAD_DIM, 0, NAN}, {FACT_HEAD_DIM, 256, 0}, {FACT_PLE, 0, 0},       {FACT_VOCAB, 262208, 0},
+};
+
+double gemma4_fact_absent(const gemma4_reading *r, gemma4_fact_id id) {
+    for (size_t i = 0; r->config->generation == GEMMA_3 && i < sizeof gemma3_absent / sizeof gemma3_absent[0]; i++) {
+        if (gemma3_absent[i].id == id) return r->json ? gemma3_absent[i].json_absent : gemma3_absent[i].gguf_absent;
+    }
+    return r->json ? gemma4_facts[id].json_absent : gemma4_facts[id].gguf_absent;
+}
+
 bool gemma4_is_no_token(double id) { return id == FACT_NO_TOKEN || id == no_token_unsigned; }
 
 bool gemma4_reading_ok(const gemma4_reading *r) { return (r->json ? r->json->status : r->gguf->status) == KAKEYA_OK; }
@@ -72,17 +89,21 @@ void gemma4_reading_fail(gemma4_reading *r, kakeya_status status, const char *fo
 }
 
 const char *gemma4_fact_name(const gemma4_reading *r, gemma4_fact_id id) {
-    return r->json ? gemma4_facts[id].json : gemma4_facts[id].gguf;
+    if (r->json) return gemma4_facts[id].json;
+    return gemma4_facts[id].gguf ? gguf_keys_name(r->gguf, gemma4_facts[id].gguf) : NULL;
 }
 
 /* ------------------------------------------------------------------------------------------------------- the walk */
 
-static double read_json(json_reader *r, const cJSON *text, const gemma4_fact *f) {
+static double read_json(gemma4_reading *reading, const cJSON *text, gemma4_fact_id id) {
+    json_reader *r = reading->json;
+    const gemma4_fact *f = &gemma4_facts[id];
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(text, f->json);
-    if (!item) return f->json_absent;
+    double absent = gemma4_fact_absent(reading, id);
+    if (!item) return absent;
     if (cJSON_IsNull(item)) return f->json_null;
-    if (f->kind == FACT_NUMBER) return json_number(r, text, f->json, f->min, f->max, f->json_absent);
-    if (f->kind != FACT_TOKEN) return json_int(r, text, f->json, (int)f->min, (int)f->max, (int)f->json_absent);
+    if (f->kind == FACT_NUMBER) return json_number(r, text, f->json, f->min, f->max, absent);
+    if (f->kind != FACT_TOKEN) return json_int(r, text, f->json, (int)f->min, (int)f->max, (int)absent);
     if (!json_is_integer(item, f->min, f->max))
         json_fail(r, KAKEYA_FORMAT, "%s is neither a token id nor null", f->json);
     return item->valuedouble;
@@ -90,36 +111,41 @@ static double read_json(json_reader *r, const cJSON *text, const gemma4_fact *f)
 
 void gemma4_facts_read_json(gemma4_reading *r, const cJSON *text) {
     for (int id = 0; id < FACT_COUNT; id++) {
-        const gemma4_fact *f = &gemma4_facts[id];
-        r->value[id] = f->kind == FACT_NESTED ? f->json_absent : read_json(r->json, text, f);
+        bool nested = gemma4_facts[id].kind == FACT_NESTED;
+        r->value[id] = nested ? gemma4_fact_absent(r, (gemma4_fact_id)id) : read_json(r, text, (gemma4_fact_id)id);
     }
 }
 
-static double read_gguf(gguf_keys *r, const gemma4_fact *f) {
-    if (!f->gguf) return f->gguf_absent;
-    if (isnan(f->gguf_absent) && !gguf_find(r->file, f->gguf)) {
-        gguf_keys_fail(r, KAKEYA_FORMAT, "key %s is missing", f->gguf);
+static double read_gguf(gemma4_reading *reading, gemma4_fact_id id) {
+    gguf_keys *r = reading->gguf;
+    const gemma4_fact *f = &gemma4_facts[id];
+    double absent = gemma4_fact_absent(reading, id);
+    if (!f->gguf) return absent;
+    if (isnan(absent) && !gguf_keys_find(r, f->gguf)) {
+        gguf_keys_fail(r, KAKEYA_FORMAT, "key %s is missing", gguf_keys_name(r, f->gguf));
         return f->min;
     }
-    if (f->kind == FACT_NUMBER || f->kind == FACT_NESTED)
-        return gguf_keys_number(r, f->gguf, f->min, f->max, f->gguf_absent);
+    if (f->kind == FACT_NUMBER || f->kind == FACT_NESTED) return gguf_keys_number(r, f->gguf, f->min, f->max, absent);
     return (double)gguf_keys_int(r, f->gguf, (long long)f->min, (long long)f->max,
-                                 isnan(f->gguf_absent) ? 0 : (long long)f->gguf_absent);
+                                 isnan(absent) ? 0 : (long long)absent);
 }
 
 void gemma4_facts_read_gguf(gemma4_reading *r) {
     for (int id = 0; id < FACT_COUNT; id++) {
         const gemma4_fact *f = &gemma4_facts[id];
-        r->value[id] = f->kind == FACT_LAYERED || id == FACT_ROPE_FACTOR ? f->json_absent : read_gguf(r->gguf, f);
+        r->value[id] =
+            f->kind == FACT_LAYERED || id == FACT_ROPE_FACTOR ? f->json_absent : read_gguf(r, (gemma4_fact_id)id);
     }
 }
 
 void gemma4_facts_layered(gemma4_reading *r, gemma4_fact_id id, int *out) {
     const gemma4_fact *f = &gemma4_facts[id];
-    if (r->gguf)
+    double absent = gemma4_fact_absent(r, id);
+    bool given = !r->gguf || isnan(absent) || gguf_keys_find(r->gguf, f->gguf);
+    if (r->gguf && given)
         gguf_keys_ints(r->gguf, f->gguf, r->config->layers, (long long)f->min, (long long)f->max, out);
     else
-        for (int i = 0; i < r->config->layers; i++) out[i] = (int)r->value[id];
+        for (int i = 0; i < r->config->layers; i++) out[i] = (int)(given ? r->value[id] : absent);
 }
 
 /* ------------------------------------------------------------------------------------------- what follows from them */
@@ -130,6 +156,12 @@ void gemma4_settle_sizes(gemma4_reading *r) {
     c->hidden = (int)r->value[FACT_HIDDEN];
     c->max_context = (int)r->value[FACT_CONTEXT];
     c->sliding_window = (int)r->value[FACT_WINDOW];
+    if (c->generation == GEMMA_3) {
+        r->value[r->json ? FACT_GLOBAL_HEAD_DIM : FACT_HEAD_DIM] =
+            r->value[r->json ? FACT_HEAD_DIM : FACT_GLOBAL_HEAD_DIM];
+        c->raw_values = true;
+        if (!c->sliding_window) c->sliding_window = c->max_context; /* no layer slides */
+    }
     c->rms_eps = (float)r->value[FACT_EPS];
     c->logit_softcap = (float)r->value[FACT_SOFTCAP] + 0.0f; /* no negative zero */
 }

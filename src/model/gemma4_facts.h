@@ -1,6 +1,6 @@
-/* What files say of a Gemma 4 text model, once for both forms: config.json and GGUF. A fact has a name in each, one
- * range, and a meaning where it is absent. Both readers walk the table; what follows from the numbers is settled in one
- * place. docs/formats.md lists the same facts. */
+/* What files say of a text model of Gemma 4 or Gemma 3, once for both forms: config.json and GGUF. A fact has a name in
+ * each, one range, and a meaning where it is absent. Both readers walk the table; what follows from the numbers is
+ * settled in one place. docs/formats.md lists the same facts. */
 #ifndef KAKEYA_MODEL_GEMMA4_FACTS_H
 #define KAKEYA_MODEL_GEMMA4_FACTS_H
 
@@ -53,6 +53,9 @@ typedef struct gemma4_fact {
 
 extern const gemma4_fact gemma4_facts[FACT_COUNT];
 
+/* How GGUF files of Gemma 4 begin the names of facts; files of Gemma 3 say "gemma3." instead. */
+#define GEMMA4_GGUF_PREFIX "gemma4."
+
 /* How files spell that there is no token: an id of -1, or the same in 32 bits without a sign. */
 enum { FACT_NO_TOKEN = -1 };
 bool gemma4_is_no_token(double id);
@@ -68,6 +71,8 @@ typedef struct gemma4_reading {
 bool gemma4_reading_ok(const gemma4_reading *r);
 void gemma4_reading_fail(gemma4_reading *r, kakeya_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+/* What the fact means where it is absent in the form that is read; NAN: it must be there. */
+double gemma4_fact_absent(const gemma4_reading *r, gemma4_fact_id id);
 /* The fact's name in the form that is read, for messages. */
 const char *gemma4_fact_name(const gemma4_reading *r, gemma4_fact_id id);
 

@@ -1,5 +1,6 @@
-/* The keys of gemma4 GGUF files, as llama.cpp's converter writes them. What a file does not say is a constant of the
- * architecture: the scale of attention, the activation, the scale of embeddings, the router. */
+/* The keys of gemma4 and gemma3 GGUF files, as llama.cpp's converter writes them. What a file does not say is a
+ * constant of the architecture: the scale of attention, the activation, the scale of embeddings, the router. Keys are
+ * named here as gemma4's; those of a gemma3 file have its own name in front. */
 #include "model/gemma4_gguf.h"
 
 #include <limits.h>
@@ -48,13 +49,19 @@ static weight_format main_format(const gguf *file) {
 
 /* ------------------------------------------------------------------------------------------------- architecture */
 
-static void check_architecture(gguf_keys *r) {
+static void check_architecture(gguf_keys *r, gemma4_config *c) {
     gguf_text name = {0};
     char shown[GGUF_SHOWN_BYTES];
     if (gguf_keys_text(r, "general.type", &name) && gguf_text_is(name, "adapter"))
         gguf_keys_fail(r, KAKEYA_UNSUPPORTED,
                        "a LoRA adapter (general.type), not a model: merge it into its base model, and give that");
     if (!gguf_keys_architecture(r, &name) || gguf_text_is(name, "gemma4")) return;
+    if (gguf_text_is(name, "gemma3")) {
+        c->generation = GEMMA_3;
+        r->asked = GEMMA4_GGUF_PREFIX;
+        r->written = "gemma3.";
+        return;
+    }
     gguf_show(name.data, name.bytes, shown);
     if (gguf_text_is(name, "clip"))
         gguf_keys_fail(
@@ -69,7 +76,9 @@ static void check_architecture(gguf_keys *r) {
     else
         gguf_keys_fail(
             r, KAKEYA_UNSUPPORTED,
-            "general.architecture is %s, but only Gemma 4 is supported (gemma4: E2B, E4B, 12B, 26B-A4B, 31B)", shown);
+            "general.architecture is %s, but only Gemma 4 (gemma4: E2B, E4B, 12B, 26B-A4B, 31B) and the text models of "
+            "Gemma 3 (gemma3: 270M, 1B, 4B, 12B, 27B) are supported",
+            shown);
 }
 
 /* ------------------------------------------------------------------------------------------------------- layers */
@@ -90,35 +99,41 @@ static bool lacks_values(const gguf *file, const gemma4_config *c, int layer) {
 }
 
 /* Whether each layer slides: one boolean or 0 or 1 for each; one boolean for all; or one number n, in which case every
- * n-th layer sees everything, and with 0 none does. The last layer does, whatever is said, as in config.json. */
-static void read_layer_types(gguf_keys *r, gemma4_config *c) {
+ * n-th layer sees everything, and with 0 none does. The last layer of Gemma 4 does, whatever is said, as in
+ * config.json. A gemma3 file need not say it: n is 6, and without a window nothing slides. */
+static void read_layer_types(gemma4_reading *reading) {
+    gguf_keys *r = reading->gguf;
+    gemma4_config *c = reading->config;
     static const char key[] = "gemma4.attention.sliding_window_pattern";
-    const gguf_value *value = gguf_find(r->file, key);
-    bool sliding[GEMMA4_MAX_LAYERS];
-    if (value && !value->array && gguf_is_integer(value->type)) {
+    const gguf_value *value = gguf_keys_find(r, key);
+    bool sliding[GEMMA4_MAX_LAYERS], gemma3 = c->generation == GEMMA_3, window = reading->value[FACT_WINDOW] > 0;
+    if (gemma3 && !(value && window)) {
+        for (int i = 0; i < c->layers; i++) sliding[i] = window && (i + 1) % 6 != 0;
+    } else if (value && !value->array && gguf_is_integer(value->type)) {
         int period = (int)gguf_keys_int(r, key, 0, INT_MAX, 0);
         for (int i = 0; i < c->layers; i++) sliding[i] = period == 0 || (i + 1) % period != 0;
     } else {
         gguf_keys_bools(r, key, c->layers, sliding);
     }
     for (int i = 0; i < c->layers; i++) c->layer[i].type = sliding[i] ? GEMMA4_SLIDING : GEMMA4_FULL;
-    c->layer[c->layers - 1].type = GEMMA4_FULL;
+    if (!gemma3) c->layer[c->layers - 1].type = GEMMA4_FULL;
 }
 
 static void read_attention(gemma4_reading *r) {
     gguf_keys *keys = r->gguf;
     gemma4_config *c = r->config;
     int kv_heads[GEMMA4_MAX_LAYERS];
-    read_layer_types(keys, c);
+    read_layer_types(r);
     gemma4_facts_layered(r, FACT_KV_HEADS, kv_heads);
     static const char *const value_keys[2] = {"gemma4.attention.value_length_swa", "gemma4.attention.value_length"};
     for (int type = 0; type < 2; type++) {
         gemma4_fact_id id = type == GEMMA4_FULL ? FACT_GLOBAL_HEAD_DIM : FACT_HEAD_DIM;
         int dim = (int)r->value[id];
-        int values = (int)gguf_keys_int(keys, value_keys[type], 2, GEMMA4_MAX_HEAD_DIM, dim);
+        const char *key = value_keys[c->generation == GEMMA_3 ? GEMMA4_FULL : type];
+        int values = (int)gguf_keys_int(keys, key, 2, GEMMA4_MAX_HEAD_DIM, dim);
         if (values != dim)
-            gguf_keys_fail(keys, KAKEYA_UNSUPPORTED, "key %s is %d, but %s is %d: they must be equal", value_keys[type],
-                           values, gemma4_facts[id].gguf, dim);
+            gguf_keys_fail(keys, KAKEYA_UNSUPPORTED, "key %s is %d, but %s is %d: they must be equal",
+                           gguf_keys_name(keys, key), values, gemma4_fact_name(r, id), dim);
         for (int i = 0; i < c->layers; i++) {
             if ((int)c->layer[i].type == type) c->layer[i].head_dim = dim;
         }
@@ -126,11 +141,21 @@ static void read_attention(gemma4_reading *r) {
     for (int i = 0; i < c->layers; i++) c->layer[i].kv_heads = kv_heads[i];
 }
 
+/* Gemma 3 divides scores by the root of the head dimension, but for its largest model, whose heads are narrower than
+ * the width of a query. Files do not say it. */
+static void read_query_scale(gemma4_config *c) {
+    if (c->generation != GEMMA_3) return;
+    bool largest = c->layers == 62 || (c->layer[0].head_dim == 128 && c->heads == 32);
+    int width = largest ? c->hidden / c->heads : c->layer[0].head_dim;
+    c->query_scale = (float)(1 / sqrt((double)width));
+}
+
 /* Which layers have no V of their own, once it is known where K comes from. */
 static void read_values(gemma4_reading *r) {
     gemma4_config *c = r->config;
     for (int i = 0; i < c->layers; i++)
-        c->layer[i].k_eq_v = c->layer[i].type == GEMMA4_FULL && lacks_values(r->gguf->file, c, c->layer[i].kv_source);
+        c->layer[i].k_eq_v = c->generation == GEMMA_4 && c->layer[i].type == GEMMA4_FULL &&
+                             lacks_values(r->gguf->file, c, c->layer[i].kv_source);
 }
 
 /* Keys that would change the arithmetic. Some tools write the values that change nothing. */
@@ -140,7 +165,7 @@ static void check_fixed_choices(gguf_keys *r, const gemma4_config *c) {
         const char *key;
         double neutral, other;
     } fixed[] = {
-        {"gemma4.attention.scale", 1, 1},
+        {"gemma4.attention.scale", c->generation == GEMMA_3 ? (double)c->query_scale : 1, 0},
         {"gemma4.attention.causal", 1, 1},
         {"gemma4.attention.max_alibi_bias", 0, 0},
         {"gemma4.attention.clamp_kqv", 0, 0},
@@ -159,13 +184,13 @@ static void check_fixed_choices(gguf_keys *r, const gemma4_config *c) {
         {"gemma4.use_parallel_residual", 0, 0},
     };
     for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
-        const gguf_value *value = gguf_find(r->file, fixed[i].key);
+        const gguf_value *value = gguf_keys_find(r, fixed[i].key);
         if (!value) continue;
         bool truth = !value->array && value->type == GGUF_BOOL;
         double number = truth ? value->data[0] != 0 : gguf_keys_number(r, fixed[i].key, -1e30, 1e30, fixed[i].neutral);
         if (fabs(number - fixed[i].neutral) <= 1e-2 * fixed[i].neutral || number == fixed[i].other) continue;
-        gguf_keys_fail(r, KAKEYA_UNSUPPORTED, "key %s is %g, expected %g: anything else is not supported", fixed[i].key,
-                       number, fixed[i].neutral);
+        gguf_keys_fail(r, KAKEYA_UNSUPPORTED, "key %s is %g, expected %g: anything else is not supported",
+                       gguf_keys_name(r, fixed[i].key), number, fixed[i].neutral);
     }
 }
 
@@ -173,9 +198,9 @@ static void check_fixed_choices(gguf_keys *r, const gemma4_config *c) {
 
 /* rope_freqs: divisors of the full layers' inverse frequencies. The first pairs turn, by one common factor; the others
  * have a divisor that stops them. */
-static void read_rope_divisors(gguf_keys *r, gemma4_rope *rope, int head_dim) {
+static void read_rope_divisors(gguf_keys *r, gemma4_rope *rope, int head_dim, double partial) {
     ptrdiff_t index = gguf_find_tensor(r->file, "rope_freqs.weight");
-    rope->rotated_pairs = gemma4_rotated_pairs(0.25, head_dim);
+    rope->rotated_pairs = gemma4_rotated_pairs(partial, head_dim);
     rope->factor = 1;
     if (index < 0) return;
     const gguf_tensor *t = r->file->tensors[index];
@@ -213,8 +238,8 @@ static void read_rope_divisors(gguf_keys *r, gemma4_rope *rope, int head_dim) {
 static void check_turned(gguf_keys *r, const char *key, const char *dim_key, int dim) {
     long long turned = gguf_keys_int(r, key, 0, INT_MAX, dim);
     if (turned != dim)
-        gguf_keys_fail(r, KAKEYA_UNSUPPORTED, "key %s is %lld, but %s is %d: they must be equal", key, turned, dim_key,
-                       dim);
+        gguf_keys_fail(r, KAKEYA_UNSUPPORTED, "key %s is %lld, but %s is %d: they must be equal",
+                       gguf_keys_name(r, key), turned, gguf_keys_name(r, dim_key), dim);
 }
 
 /* What the frequencies of full layers are divided by, beside the divisors: positions that are scaled linearly. Other
@@ -222,11 +247,11 @@ static void check_turned(gguf_keys *r, const char *key, const char *dim_key, int
 static double read_scaling(gguf_keys *r) {
     static const char type_key[] = "gemma4.rope.scaling.type", old_key[] = "gemma4.rope.scale_linear";
     static const char *const known[] = {
-        "freq_base",         "freq_base_swa",       "dimension_count", "dimension_count_swa",
-        "scale_linear",      "scaling.type",        "scaling.factor",  "scaling.original_context_length",
-        "scaling.finetuned", "scaling.attn_factor",
+        "freq_base",         "freq_base_swa",       "dimension_count",  "dimension_count_swa",
+        "scale_linear",      "scaling.type",        "scaling.factor",   "scaling.original_context_length",
+        "scaling.finetuned", "scaling.attn_factor", "global.freq_base", "local.freq_base",
     };
-    static const char prefix[] = "gemma4.rope.";
+    const char *prefix = gguf_keys_name(r, "gemma4.rope.");
     const gguf_part *part = &r->file->parts[0];
     for (size_t i = 0; i < part->n_values; i++) {
         const char *key = part->values[i].key;
@@ -240,13 +265,14 @@ static double read_scaling(gguf_keys *r) {
     bool typed = gguf_keys_text(r, type_key, &type);
     bool linear = !typed || type.bytes == 0 || gguf_text_is(type, "linear"), none = typed && gguf_text_is(type, "none");
     if (!linear && !none)
-        gguf_keys_fail(r, KAKEYA_UNSUPPORTED, "key %s is \"%s\", which is not supported (none, linear)", type_key,
-                       gguf_show(type.data, type.bytes, shown));
+        gguf_keys_fail(r, KAKEYA_UNSUPPORTED, "key %s is \"%s\", which is not supported (none, linear)",
+                       gguf_keys_name(r, type_key), gguf_show(type.data, type.bytes, shown));
     double attention = gguf_keys_number(r, "gemma4.rope.scaling.attn_factor", -1e30, 1e30, 1);
     if (!(attention == 1) && !(attention == 0))
-        gguf_keys_fail(r, KAKEYA_UNSUPPORTED, "key gemma4.rope.scaling.attn_factor is %g, expected 1", attention);
+        gguf_keys_fail(r, KAKEYA_UNSUPPORTED, "key %s is %g, expected 1",
+                       gguf_keys_name(r, "gemma4.rope.scaling.attn_factor"), attention);
     const gemma4_fact *f = &gemma4_facts[FACT_ROPE_FACTOR];
-    const char *key = gguf_find(r->file, f->gguf) ? f->gguf : old_key;
+    const char *key = gguf_keys_find(r, f->gguf) ? f->gguf : old_key;
     if (gguf_keys_number(r, key, 0, f->max, f->gguf_absent) == 0) return 1; /* as good as absent, for llama.cpp too */
     double factor = gguf_keys_number(r, key, f->min, f->max, f->gguf_absent);
     return linear ? factor : 1;
@@ -255,17 +281,24 @@ static double read_scaling(gguf_keys *r) {
 static void read_rope(gemma4_reading *r) {
     gemma4_config *c = r->config;
     int sliding = gemma4_head_dim(c, GEMMA4_SLIDING), full = gemma4_head_dim(c, GEMMA4_FULL);
-    double scaled = read_scaling(r->gguf);
+    double scaled = read_scaling(r->gguf), theta[2] = {r->value[FACT_THETA_SLIDING], r->value[FACT_THETA_FULL]};
+    const bool gemma3 = c->generation == GEMMA_3;
+    for (int type = 0; gemma3 && type < 2; type++) { /* as old files have them */
+        static const char *const keys[] = {"gemma4.rope.local.freq_base", "gemma4.rope.global.freq_base"};
+        const gemma4_fact *f = &gemma4_facts[type == GEMMA4_FULL ? FACT_THETA_FULL : FACT_THETA_SLIDING];
+        theta[type] = gguf_keys_number(r->gguf, keys[type], f->min, f->max, theta[type]);
+    }
     c->rope[GEMMA4_SLIDING] = (gemma4_rope){
-        .theta = (float)r->value[FACT_THETA_SLIDING],
+        .theta = (float)theta[GEMMA4_SLIDING],
         .rotated_pairs = sliding / 2,
         .factor = 1,
     };
-    c->rope[GEMMA4_FULL].theta = (float)r->value[FACT_THETA_FULL];
-    read_rope_divisors(r->gguf, &c->rope[GEMMA4_FULL], full);
+    c->rope[GEMMA4_FULL].theta = (float)theta[GEMMA4_FULL];
+    read_rope_divisors(r->gguf, &c->rope[GEMMA4_FULL], full, gemma3 ? 1 : 0.25);
     c->rope[GEMMA4_FULL].factor *= (float)scaled;
     check_turned(r->gguf, "gemma4.rope.dimension_count", gemma4_facts[FACT_GLOBAL_HEAD_DIM].gguf, full);
-    if (sliding) check_turned(r->gguf, "gemma4.rope.dimension_count_swa", gemma4_facts[FACT_HEAD_DIM].gguf, sliding);
+    if (sliding && !gemma3)
+        check_turned(r->gguf, "gemma4.rope.dimension_count_swa", gemma4_facts[FACT_HEAD_DIM].gguf, sliding);
 }
 
 /* -------------------------------------------------------------------------------------------------------- tokens */
@@ -294,12 +327,13 @@ static void read_vocab(gemma4_reading *r) {
     int rows = (int)embed->ne[1], given = (int)r->value[FACT_VOCAB];
     c->vocab = rows;
     if (tokens && tokens->count) {
-        if (tokens->count > (uint64_t)rows)
+        /* Old files of Gemma 3 list the token of pictures behind the last row. */
+        if (tokens->count > (uint64_t)rows && c->generation == GEMMA_4)
             gguf_keys_fail(keys, KAKEYA_FORMAT,
                            "key tokenizer.ggml.tokens has %llu tokens, but token_embd.weight has %d rows",
                            (unsigned long long)tokens->count, rows);
         else
-            c->vocab = (int)tokens->count;
+            c->vocab = tokens->count < (uint64_t)rows ? (int)tokens->count : rows;
     } else if (given > rows) {
         gguf_keys_fail(keys, KAKEYA_FORMAT, "key %s is %d, but token_embd.weight has %d rows",
                        gemma4_fact_name(r, FACT_VOCAB), given, rows);
@@ -346,7 +380,9 @@ static void read_note(gguf_keys *r, const gemma4_config *c, char note[256]) {
     long long version = gguf_keys_int(r, "general.quantization_version", 0, INT_MAX, 2);
     if (quantised && version != 2)
         gguf_keys_fail(r, KAKEYA_UNSUPPORTED, "key general.quantization_version is %lld, expected 2", version);
-    const char *cap = c->logit_softcap > 0 ? "" : "no soft cap of the logits, which every published Gemma 4 has";
+    const char *cap = c->logit_softcap > 0 || c->generation == GEMMA_3
+                          ? ""
+                          : "no soft cap of the logits, which every published Gemma 4 has";
     const char *old = quantised && !has_version ? "general.quantization_version is not given, 2 is taken" : "";
     if (note) snprintf(note, 256, "%s%s%s", cap, *cap && *old ? "; " : "", old);
 }
@@ -354,18 +390,19 @@ static void read_note(gguf_keys *r, const gemma4_config *c, char note[256]) {
 static void read_config(gguf_keys *keys, gemma4_config *c, char *note) {
     gemma4_reading reading = {.gguf = keys, .config = c}, *r = &reading;
     int widths[GEMMA4_MAX_LAYERS];
-    check_architecture(keys);
+    check_architecture(keys, c);
     if (keys->status != KAKEYA_OK) return;
     gemma4_facts_read_gguf(r);
     gemma4_settle_sizes(r);
     if (keys->status != KAKEYA_OK) return; /* the layer count is not to be trusted */
-    check_fixed_choices(keys, c);
     read_attention(r);
     gemma4_facts_layered(r, FACT_INTERMEDIATE, widths);
     c->moe = r->value[FACT_EXPERTS] > 0;
     c->tied_head = gguf_find_tensor(keys->file, "output.weight") < 0;
     c->checkpoint_format = main_format(keys->file);
     if (keys->status == KAKEYA_OK) gemma4_settle_layers(r, widths, false);
+    if (keys->status == KAKEYA_OK) read_query_scale(c);
+    if (keys->status == KAKEYA_OK) check_fixed_choices(keys, c);
     if (keys->status == KAKEYA_OK) read_rope(r);
     if (keys->status == KAKEYA_OK && r->value[FACT_PLE] > 0) {
         const gguf_tensor *table = find_matrix(keys, "per_layer_token_embd.weight");

@@ -5,6 +5,10 @@
  * - A proportional entry without partial_rotary_factor takes the text model's, without either 1.
  * - A default entry turns all pairs, whatever partial_rotary_factor and factor say.
  *
+ * Of Gemma 3 there is an older dialect, too: rope_theta and rope_local_base_freq beside each other, and a rope_scaling
+ * that holds for full layers only. There all pairs turn, and "linear" divides the frequencies of full layers by its
+ * factor; in Gemma 4 that kind is not known.
+ *
  * Where transformers fails, this fails: no entry of a layer type that occurs, an entry without rope_theta, null in the
  * place of a kind or a factor. One exception: a rope_scaling of null means that there is none. */
 #include "model/gemma4_rope.h"
@@ -51,6 +55,52 @@ static const char *entry_kind(json_reader *r, const char *path, const cJSON *ent
     return "default";
 }
 
+/* What a Gemma 3's entry does to frequencies. */
+static void read_linear(json_reader *r, const char *path, const cJSON *entry, gemma4_rope *rope) {
+    const char *kind = entry_kind(r, path, entry);
+    const gemma4_fact *factor = &gemma4_facts[FACT_ROPE_FACTOR];
+    if (strcmp(kind, "linear") == 0) {
+        if (!json_get(entry, "factor")) json_fail(r, KAKEYA_FORMAT, "%s has no factor", path);
+        rope->factor = (float)entry_number(r, path, entry, "factor", factor->min, factor->max, factor->json_absent);
+    } else if (strcmp(kind, "default") != 0) {
+        json_fail(r, KAKEYA_UNSUPPORTED, "%s: rope_type \"%s\" is not supported (default, linear)", path, kind);
+    }
+}
+
+/* Objects of other layer types are of no use to anybody; a number or a string among the entries is meant for all
+ * layers, which no reader of this form understands. */
+static void refuse_flat(json_reader *r, const char *name, const cJSON *parameters) {
+    const cJSON *item;
+    cJSON_ArrayForEach(item, parameters) {
+        if (!cJSON_IsObject(item) && !cJSON_IsNull(item))
+            json_fail(r, KAKEYA_UNSUPPORTED, "%s.%s is not an object: the parameters are given by layer type", name,
+                      item->string);
+    }
+}
+
+/* Both dialects of Gemma 3: the newer has an object for each type of layers in rope_parameters. */
+static void read_gemma3(json_reader *r, const cJSON *text, gemma4_config *c) {
+    static const char *const flat[] = {[GEMMA4_SLIDING] = "rope_local_base_freq", [GEMMA4_FULL] = "rope_theta"};
+    const cJSON *parameters = json_object(r, text, "rope_parameters"), *scaling = json_object(r, text, "rope_scaling");
+    refuse_flat(r, "rope_parameters", parameters);
+    for (int t = 0; t < 2; t++) {
+        gemma4_layer_type type = (gemma4_layer_type)t;
+        const gemma4_fact *fact = &gemma4_facts[type == GEMMA4_FULL ? FACT_THETA_FULL : FACT_THETA_SLIDING];
+        gemma4_rope *rope = &c->rope[type];
+        char path[64];
+        rope->rotated_pairs = gemma4_head_dim(c, type) / 2;
+        rope->theta = (float)json_number(r, text, flat[t], fact->min, fact->max, fact->json_absent);
+        const cJSON *entry = json_object(r, parameters, gemma4_layer_type_name(type));
+        snprintf(path, sizeof path, "rope_parameters.%s", gemma4_layer_type_name(type));
+        if (entry) {
+            rope->theta = (float)entry_number(r, path, entry, "rope_theta", fact->min, fact->max, (double)rope->theta);
+            read_linear(r, path, entry, rope);
+        } else if (scaling && type == GEMMA4_FULL) {
+            read_linear(r, "rope_scaling", scaling, rope);
+        }
+    }
+}
+
 static void read_entry(json_reader *r, const char *path, const cJSON *text, const cJSON *entry, int head_dim,
                        const gemma4_fact *theta, gemma4_rope *rope) {
     if (cJSON_IsNull(entry)) {
@@ -88,6 +138,10 @@ static void use_defaults(gemma4_config *c) {
 
 void gemma4_read_rope(json_reader *r, const cJSON *text, gemma4_config *c) {
     use_defaults(c);
+    if (c->generation == GEMMA_3) {
+        read_gemma3(r, text, c);
+        return;
+    }
     const char *name = json_get(text, "rope_scaling") ? "rope_scaling" : "rope_parameters";
     const cJSON *parameters = json_object(r, text, name);
     if (!parameters) return;
@@ -107,12 +161,5 @@ void gemma4_read_rope(json_reader *r, const cJSON *text, gemma4_config *c) {
             json_fail(r, KAKEYA_UNSUPPORTED, "%s has no entry for %s layers, only the keys: %s", name, type_name,
                       list_keys(parameters, keys, sizeof keys));
     }
-    /* Objects of other layer types are of no use to anybody; a number or a string among the entries is meant for all
-     * layers, which no reader of this form understands. */
-    const cJSON *item;
-    cJSON_ArrayForEach(item, parameters) {
-        if (!cJSON_IsObject(item) && !cJSON_IsNull(item))
-            json_fail(r, KAKEYA_UNSUPPORTED, "%s.%s is not an object: the parameters are given by layer type", name,
-                      item->string);
-    }
+    refuse_flat(r, name, parameters);
 }

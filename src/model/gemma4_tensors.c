@@ -135,7 +135,8 @@ static void walk_layer(walker *w, int i) {
         matrix(w, PARAMETERS_PLE, "per_layer_projection.weight", IN_LAYER(ple_proj), c->hidden, c->ple_width);
         vector(w, PARAMETERS_NORMS, "post_per_layer_input_norm.weight", IN_LAYER(post_ple_norm), c->hidden, 1);
     }
-    visit(w, SLOT_SCALAR, PARAMETERS_NORMS, "layer_scalar", IN_LAYER(layer_scalar), 1, 1, 1, 0, 0);
+    if (c->generation == GEMMA_4)
+        visit(w, SLOT_SCALAR, PARAMETERS_NORMS, "layer_scalar", IN_LAYER(layer_scalar), 1, 1, 1, 0, 0);
     w->layer = -1;
 }
 

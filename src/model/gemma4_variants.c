@@ -1,4 +1,5 @@
-/* The published shapes of the family, without any weights. */
+/* The published shapes of both generations, without any weights. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,11 @@ typedef struct variant {
     int pattern; /* every pattern-th layer is a full-attention layer */
     int shared_kv_layers, ple_width, sliding_window, max_context;
     bool k_eq_v, moe, double_wide;
+    /* Gemma 3: the width that scores are divided by the root of (0: Gemma 4), one head dimension, factor of full
+     * layers' RoPE */
+    int query_width, head_dim;
+    float rope_factor;
+    int vocab;
 } variant;
 
 enum {
@@ -82,6 +88,71 @@ static const variant variants[] = {
      .sliding_window = 512,
      .max_context = 131072,
      .double_wide = true},
+    {.name = "gemma3-270m",
+     .layers = 18,
+     .hidden = 640,
+     .heads = 4,
+     .kv_heads = 1,
+     .intermediate = 2048,
+     .pattern = 6,
+     .sliding_window = 512,
+     .max_context = 32768,
+     .query_width = 256,
+     .head_dim = 256,
+     .rope_factor = 1,
+     .vocab = 262144},
+    {.name = "gemma3-1b",
+     .layers = 26,
+     .hidden = 1152,
+     .heads = 4,
+     .kv_heads = 1,
+     .intermediate = 6912,
+     .pattern = 6,
+     .sliding_window = 512,
+     .max_context = 32768,
+     .query_width = 256,
+     .head_dim = 256,
+     .rope_factor = 1,
+     .vocab = 262144},
+    {.name = "gemma3-4b",
+     .layers = 34,
+     .hidden = 2560,
+     .heads = 8,
+     .kv_heads = 4,
+     .intermediate = 10240,
+     .pattern = 6,
+     .sliding_window = 1024,
+     .max_context = 131072,
+     .query_width = 256,
+     .head_dim = 256,
+     .rope_factor = 8,
+     .vocab = 262208},
+    {.name = "gemma3-12b",
+     .layers = 48,
+     .hidden = 3840,
+     .heads = 16,
+     .kv_heads = 8,
+     .intermediate = 15360,
+     .pattern = 6,
+     .sliding_window = 1024,
+     .max_context = 131072,
+     .query_width = 256,
+     .head_dim = 256,
+     .rope_factor = 8,
+     .vocab = 262208},
+    {.name = "gemma3-27b",
+     .layers = 62,
+     .hidden = 5376,
+     .heads = 32,
+     .kv_heads = 16,
+     .intermediate = 21504,
+     .pattern = 6,
+     .sliding_window = 1024,
+     .max_context = 131072,
+     .query_width = 168,
+     .head_dim = 128,
+     .rope_factor = 8,
+     .vocab = 262208},
 };
 
 enum { N_VARIANTS = sizeof variants / sizeof variants[0] };
@@ -90,16 +161,21 @@ enum { N_VARIANTS = sizeof variants / sizeof variants[0] };
  * of them has none, so every sharing layer still finds its source. */
 static void fill(const variant *v, int layers, weight_format format, gemma4_config *c) {
     int first_shared = v->layers - v->shared_kv_layers;
+    bool gemma3 = v->query_width > 0;
+    int head_dim = gemma3 ? v->head_dim : HEAD_DIM, full_head_dim = gemma3 ? v->head_dim : FULL_HEAD_DIM;
     memset(c, 0, sizeof *c);
     *c = (gemma4_config){
+        .generation = gemma3 ? GEMMA_3 : GEMMA_4,
         .layers = layers,
         .hidden = v->hidden,
         .heads = v->heads,
-        .vocab = VOCAB,
+        .vocab = gemma3 ? v->vocab : VOCAB,
         .max_context = v->max_context,
         .sliding_window = v->sliding_window,
         .rms_eps = 1e-6f,
-        .logit_softcap = 30,
+        .logit_softcap = gemma3 ? 0 : 30,
+        .raw_values = gemma3,
+        .query_scale = gemma3 ? 1.0f / sqrtf((float)v->query_width) : 0,
         .tied_head = true,
         .moe = v->moe,
         .experts = v->moe ? EXPERTS : 0,
@@ -108,23 +184,23 @@ static void fill(const variant *v, int layers, weight_format format, gemma4_conf
         .ple_width = v->ple_width,
         .ple_vocab = v->ple_width ? VOCAB : 0,
         .shared_kv_layers = layers > first_shared ? layers - first_shared : 0,
-        .rope = {[GEMMA4_SLIDING] = {.theta = 1e4f, .rotated_pairs = HEAD_DIM / 2, .factor = 1},
+        .rope = {[GEMMA4_SLIDING] = {.theta = 1e4f, .rotated_pairs = head_dim / 2, .factor = 1},
                  [GEMMA4_FULL] = {.theta = 1e6f,
-                                  .rotated_pairs = gemma4_rotated_pairs(0.25, FULL_HEAD_DIM),
-                                  .factor = 1}},
+                                  .rotated_pairs = gemma4_rotated_pairs(gemma3 ? 1 : 0.25, full_head_dim),
+                                  .factor = gemma3 ? v->rope_factor : 1}},
         .checkpoint_format = format,
         .bos_token = 2,
         .pad_token = 0,
         .stop_tokens = {1, 106, 50},
-        .n_stop_tokens = 3,
+        .n_stop_tokens = gemma3 ? 2 : 3,
     };
     snprintf(c->variant, sizeof c->variant, "%s", v->name);
     for (int i = 0; i < layers; i++) {
         bool full = (i + 1) % v->pattern == 0;
         c->layer[i] = (gemma4_layer_config){
             .type = full ? GEMMA4_FULL : GEMMA4_SLIDING,
-            .head_dim = full ? FULL_HEAD_DIM : HEAD_DIM,
-            .kv_heads = full ? v->full_kv_heads : v->kv_heads,
+            .head_dim = full ? full_head_dim : head_dim,
+            .kv_heads = full && !gemma3 ? v->full_kv_heads : v->kv_heads,
             .k_eq_v = full && v->k_eq_v,
         };
     }
@@ -158,9 +234,11 @@ kakeya_status gemma4_config_variant(const char *description, gemma4_config *out,
             found = &variants[i];
     }
     if (!found)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "synthetic model \"%s\": unknown variant \"%.*s\" (26b-a4b, 31b, 12b, e4b, e2b)", description,
-                         (int)name_length, description);
+        return error_set(
+            error, KAKEYA_INVALID_ARGUMENT,
+            "synthetic model \"%s\": unknown variant \"%.*s\" (26b-a4b, 31b, 12b, e4b, e2b, gemma3-27b, gemma3-12b, "
+            "gemma3-4b, gemma3-1b, gemma3-270m)",
+            description, (int)name_length, description);
 
     int layers = found->layers;
     weight_format format = WEIGHT_BF16;
@@ -188,11 +266,13 @@ kakeya_status gemma4_config_variant(const char *description, gemma4_config *out,
 }
 
 void gemma4_name_variant(gemma4_config *config) {
-    snprintf(config->variant, sizeof config->variant, "gemma4");
+    snprintf(config->variant, sizeof config->variant, config->generation == GEMMA_3 ? "gemma3" : "gemma4");
     for (int i = 0; i < N_VARIANTS; i++) {
         const variant *v = &variants[i];
         if (config->layers == v->layers && config->hidden == v->hidden && config->heads == v->heads &&
-            config->layer[0].intermediate == v->intermediate && config->moe == v->moe && config->vocab == VOCAB)
+            config->layer[0].intermediate == v->intermediate && config->moe == v->moe &&
+            (config->generation == GEMMA_3) == (v->query_width > 0) &&
+            (config->vocab == VOCAB || config->vocab == v->vocab))
             snprintf(config->variant, sizeof config->variant, "%s", v->name);
     }
 }

@@ -17,8 +17,8 @@ static bool is_rotary_buffer(const char *name) { return strstr(name, "rotary_emb
 
 /* Vision and audio towers, and their clipping bounds. */
 static bool is_other_modality(const char *name) {
-    static const char *const parts[] = {"vision_tower.", "embed_vision.", "audio_tower.", "embed_audio.",
-                                        "vision_embedder."};
+    static const char *const parts[] = {"vision_tower.", "embed_vision.",    "audio_tower.",
+                                        "embed_audio.",  "vision_embedder.", "multi_modal_projector."};
     static const char *const endings[] = {".input_min", ".input_max", ".output_min", ".output_max"};
     const char *inner = strncmp(name, "model.", 6) == 0 ? name + 6 : name;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
@@ -35,6 +35,32 @@ static bool is_cache_scale(const char *name) { return has_ending(name, ".k_scale
 
 static bool is_skipped(const char *name) {
     return is_rotary_buffer(name) || is_other_modality(name) || is_cache_scale(name);
+}
+
+/* Norms of Gemma 3 as they are used: checkpoints store what is added to 1, in float32 after widening; the scale of
+ * attention is part of q_norm. GGUF files hold the sum. */
+typedef struct norms_pass {
+    gemma4_model *model;
+    bool stored_less_one;
+} norms_pass;
+
+static kakeya_status settle_norm(void *context, const tensor_slot *slot, kakeya_error *error) {
+    (void)error;
+    const norms_pass *pass = context;
+    if (slot->kind != SLOT_VECTOR) return KAKEYA_OK;
+    float *const *bound = (float *const *)(const void *)((char *)&pass->model->weights + slot->offset);
+    bool query = has_ending(slot->name, "self_attn.q_norm.weight") && pass->model->config.query_scale > 0;
+    for (int64_t i = 0; i < slot->shape[0]; i++) {
+        if (pass->stored_less_one) (*bound)[i] += 1.0f;
+        if (query) (*bound)[i] *= pass->model->config.query_scale;
+    }
+    return KAKEYA_OK;
+}
+
+/* What no file of Gemma 3 says. */
+static void settle_scalars(gemma4_model *model) {
+    for (int i = 0; model->config.generation == GEMMA_3 && i < model->config.layers; i++)
+        model->weights.layer[i].layer_scalar = 1;
 }
 
 static void adopt(gemma4_model *model, const tensor_memory *memory) {
@@ -85,6 +111,11 @@ kakeya_status gemma4_model_open(const char *directory, mem_account *account, gem
         gemma4_model_close(model);
         return status;
     }
+    if (model->config.generation == GEMMA_3) {
+        norms_pass pass = {model, model->checkpoint != NULL};
+        (void)gemma4_walk(&model->config, settle_norm, &pass, NULL);
+    }
+    settle_scalars(model);
     if (model->config.checkpoint_format == WEIGHT_FORMAT_COUNT)
         model->config.checkpoint_format = model->weights.embed.format;
     *out = model;
@@ -107,6 +138,7 @@ static kakeya_status synthesize(const char *description, bool outline, mem_accou
         gemma4_model_close(model);
         return status;
     }
+    settle_scalars(model);
     *out = model;
     return KAKEYA_OK;
 }

@@ -64,7 +64,7 @@ static kakeya_status open_f_theta(kakeya_engine *engine, const kakeya_engine_opt
 /* What ends an answer in turns that this program writes, whatever the files say: directories often do not name them,
  * and GGUF files give some of them another type or another id. */
 static void add_turn_ends(const tokenizer *tokens, gemma4_config *config) {
-    static const char *const texts[] = {"<eos>", "<turn|>", "<|tool_response>"};
+    static const char *const texts[] = {"<eos>", "<turn|>", "<|tool_response>", "<end_of_turn>"};
     for (size_t i = 0; tokens && i < sizeof texts / sizeof texts[0]; i++)
         gemma4_add_turn_end(config, tokenizer_id(tokens, texts[i]));
 }
@@ -77,6 +77,10 @@ static kakeya_status open_parts(kakeya_engine *engine, const kakeya_engine_optio
         status = synthetic_verifier(parts->ops, options->synthetic, &engine->account, &parts->verifier, error);
     else if (status == KAKEYA_OK)
         status = gemma4_model_open(directory, &engine->account, &parts->verifier, error);
+    if (status == KAKEYA_OK && parts->verifier->config.raw_values && !parts->ops->raw_values)
+        status = error_set(error, KAKEYA_UNSUPPORTED,
+                           "%s is a Gemma 3, which backend %s does not compute: choose backend cpu",
+                           directory ? directory : options->synthetic, parts->ops->name);
     if (status == KAKEYA_OK && directory)
         status = tokenizer_read(directory, parts->verifier->config.variant, &parts->text, error);
     if (status == KAKEYA_OK) add_turn_ends(parts->text.tokens, &parts->verifier->config);

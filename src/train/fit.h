@@ -3,7 +3,7 @@
  *
  *   x        [rms(aux_1) ... rms(aux_n)], or the drafter's context (hidden_norm of fc of them): n values
  *   y        rms(raw K) of every head of every layer, then rms(raw V): what attention uses of them (k_norm and v_norm
- *            divide by the rms, so that scale must not count)
+ *            divide by the rms, so that scale must not count; where values pass no norm, raw V)
  *   M        block diagonal, a block per layer and K/V head: for a small error e of y at an evicted position, e' M e is
  *            the mean change of what the layer's attention adds to the residual stream, squared, as a share of that
  *            (sums over positions t, evicted positions p and query heads a of the K/V head's group):

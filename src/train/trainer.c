@@ -286,7 +286,7 @@ static void take_targets(trainer *t, const train_layer *l) {
             size_t first = (size_t)(t->sums.target[l->layer] + (half ? t->sums.keys : 0));
             float *y = t->y + (size_t)r * targets + first;
             for (size_t h = 0; h < width; h += d) {
-                float rms = rms_of(raw + h, d, c->rms_eps);
+                float rms = half && c->raw_values ? 1 : rms_of(raw + h, d, c->rms_eps);
                 t->sums.size[first + h] += (double)rms;
                 for (size_t i = 0; i < d; i++) y[h + i] = raw[h + i] / rms;
             }

@@ -434,7 +434,7 @@ static void test_refusals(void **state) {
         {"Gemma4ForConditionalGeneration", "LlamaForCausalLM", KAKEYA_UNSUPPORTED, "architecture", "LlamaForCausalLM"},
         {"Gemma4ForConditionalGeneration", "Gemma4AssistantForCausalLM", KAKEYA_UNSUPPORTED, "architecture",
          "Gemma4AssistantForCausalLM"},
-        {"\"model_type\": \"gemma4\"", "\"model_type\": \"gemma3\"", KAKEYA_UNSUPPORTED, "model_type", "gemma3"},
+        {"\"model_type\": \"gemma4\"", "\"model_type\": \"gemma2\"", KAKEYA_UNSUPPORTED, "model_type", "gemma2"},
         {"\"gemma4_text\"", "\"qwen3\"", KAKEYA_UNSUPPORTED, "text_config.model_type", "qwen3"},
         {"\"gemma4_text\"", "17", KAKEYA_FORMAT, "model_type is not a string", ""},
         {"\"vision_config\"", "\"transformers_weights\": \"other.safetensors\", \"vision_config\"", KAKEYA_UNSUPPORTED,

@@ -144,8 +144,8 @@ static void per_layer_embedding_form(void **state) {
  */
 static void odd_forms(void **state) {
     (void)state;
-    static const char *const forms[] = {"shared-kv",     "shared-k-eq-v", "experts", "untied",
-                                        "window-of-one", "one-token",     "respelt"};
+    static const char *const forms[] = {"shared-kv", "shared-k-eq-v", "experts",     "untied",       "window-of-one",
+                                        "one-token", "respelt",       "gemma3-flat", "gemma3-nested"};
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
         char name[64];
         snprintf(name, sizeof name, "forms/%s", forms[i]);

@@ -3,9 +3,10 @@
  * file; without it the tests are skipped. */
 #include "text_support.h"
 
-#include <time.h>
+#include <math.h>
 
 #include "formats/gguf.h"
+#include "kakeya.h"
 #include "text/detokenizer.h"
 #include "text/tokenizer_gguf.h"
 
@@ -69,9 +70,133 @@ static void test_ids(void **state) {
     tokenizer_close(t);
 }
 
+/* ---- what it computes in float32 */
+
+typedef struct opened {
+    kakeya_engine *engine;
+    kakeya_session *session;
+} opened;
+
+static opened open_real_model(void) {
+    kakeya_error error = {0};
+    kakeya_engine_options e;
+    kakeya_session_options s;
+    opened o;
+    kakeya_engine_options_init(&e);
+    e.model = real_model();
+    e.backend = "cpu";
+    e.precision = KAKEYA_PRECISION_F32;
+    if (kakeya_engine_open(&e, &o.engine, &error)) fail_msg("%s", error.message);
+    kakeya_session_options_init(&s);
+    s.kv_format = KAKEYA_KV_F32;
+    s.context_tokens = 2048;
+    if (kakeya_session_open(o.engine, &s, &o.session, &error)) fail_msg("%s", error.message);
+    return o;
+}
+
+static void close_model(opened *o) {
+    kakeya_session_close(o->session);
+    kakeya_engine_close(o->engine);
+}
+
+static double number_of(const cJSON *list, size_t i) { return cJSON_GetArrayItem(list, (int)i)->valuedouble; }
+
+/* The largest logits of some rows, and where they stand. */
+static void assert_rows(const cJSON *text, const float *logits, int vocab) {
+    const cJSON *row;
+    cJSON_ArrayForEach(row, cJSON_GetObjectItem(text, "rows")) {
+        const cJSON *id = cJSON_GetObjectItem(row, "ids")->child, *logit = cJSON_GetObjectItem(row, "logits")->child;
+        int at = cJSON_GetObjectItem(row, "row")->valueint;
+        for (; id; id = id->next, logit = logit->next) {
+            double found = (double)logits[(size_t)at * (size_t)vocab + (size_t)id->valueint];
+            if (!(fabs(found - logit->valuedouble) <= 2e-3))
+                fail_msg("row %d, id %d: logit %g, expected %g", at, id->valueint, found, logit->valuedouble);
+        }
+    }
+}
+
+/* Prose in two languages, a program and 1,500 tokens that cross the window of 512 twice: each token alone finds every
+ * usual mistake (another scale or base, a norm of values, a window off by one, another GELU, a rounded embedding
+ * scale), of which a mean finds half. */
+static void test_likelihoods(void **state) {
+    (void)state;
+    opened o = open_real_model();
+    cJSON *vectors = load_json(KAKEYA_TEST_DATA "/real/vectors.json.gz");
+    const cJSON *text;
+    int compared = 0;
+    cJSON_ArrayForEach(text, cJSON_GetObjectItem(vectors, "scores")) {
+        enum { VOCAB = 262144, FEW = 400 };
+        kakeya_error error = {0};
+        kakeya_score_options score;
+        size_t n;
+        int32_t *ids = ids_of(cJSON_GetObjectItem(text, "ids"), &n);
+        const cJSON *expected = cJSON_GetObjectItem(text, "nll")->child;
+        float *nll = malloc(n * sizeof *nll), *logits = n < FEW ? malloc(n * VOCAB * sizeof *logits) : NULL;
+        assert_true(nll && (n >= FEW || logits));
+        kakeya_score_options_init(&score);
+        score.nll = nll;
+        score.logits = logits;
+        if (kakeya_session_score(o.session, ids, n, &score, &error)) fail_msg("%s", error.message);
+        double sum = 0;
+        for (size_t i = 0; i + 1 < n; i++, expected = expected->next) {
+            double difference = (double)nll[i] - expected->valuedouble;
+            if (!(fabs(difference) <= 1e-3))
+                fail_msg("token %zu: nll %g, expected %g", i, (double)nll[i], expected->valuedouble);
+            sum += difference;
+        }
+        assert_true(fabs(sum / (double)n) <= 2e-4);
+        if (logits) assert_rows(text, logits, VOCAB);
+        free(logits);
+        free(nll);
+        free(ids);
+        compared++;
+    }
+    assert_int_equal(compared, 4);
+    cJSON_Delete(vectors);
+    close_model(&o);
+}
+
+/* Up to the first choice that two float32 computations may make differently. */
+static void test_greedy(void **state) {
+    (void)state;
+    static const kakeya_mode modes[] = {KAKEYA_MODE_AR, KAKEYA_MODE_NGRAM};
+    opened o = open_real_model();
+    cJSON *vectors = load_json(KAKEYA_TEST_DATA "/real/vectors.json.gz");
+    const cJSON *row;
+    int compared = 0;
+    cJSON_ArrayForEach(row, cJSON_GetObjectItem(vectors, "greedy")) {
+        size_t n_prompt, n_expected, n;
+        int32_t *prompt = ids_of(cJSON_GetObjectItem(row, "prompt_ids"), &n_prompt),
+                *expected = ids_of(cJSON_GetObjectItem(row, "ids"), &n_expected);
+        kakeya_error error = {0};
+        kakeya_generate_options generate;
+        kakeya_generate_options_init(&generate);
+        generate.max_tokens = (int)n_expected;
+        generate.ignore_stop_tokens = true;
+        generate.mode = modes[compared % 2];
+        if (kakeya_session_sync(o.session, prompt, n_prompt, NULL, NULL, NULL, &error) ||
+            kakeya_session_generate(o.session, &generate, NULL, &error))
+            fail_msg("%s", error.message);
+        const int32_t *found = kakeya_session_tokens(o.session, &n);
+        assert_int_equal(n, n_prompt + n_expected);
+        for (size_t i = 0; i < n_expected && number_of(cJSON_GetObjectItem(row, "margin"), i) > 2e-3; i++) {
+            if (found[n_prompt + i] != expected[i])
+                fail_msg("prompt %d: token %zu is %d, not %d", compared, i, found[n_prompt + i], expected[i]);
+        }
+        free(prompt);
+        free(expected);
+        compared++;
+    }
+    assert_int_equal(compared, 6);
+    cJSON_Delete(vectors);
+    close_model(&o);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ids),
+        cmocka_unit_test(test_likelihoods),
+        cmocka_unit_test(test_greedy),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

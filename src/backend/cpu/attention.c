@@ -358,7 +358,6 @@ static void restored_block(const attention_tile *tile, int base, position_range 
     const backend_model *m = tile->model;
     const backend_cache *c = tile->cache;
     int d = tile->config->head_dim;
-    float eps = m->config->rms_eps;
     bool decoded;
 
     b->k = keys_of_latents(tile, base, wanted, &decoded);
@@ -371,7 +370,7 @@ static void restored_block(const attention_tile *tile, int base, position_range 
         mix_own_rows(tile, base, false, values);
         for (int i = 0; i < ATTENTION_BLOCK; i++) {
             float *v = values + (size_t)i * (size_t)d;
-            m->kernels->rms_norm(v, NULL, d, eps, v);
+            norm_values(m, v, d, v);
         }
         b->v = values;
         b->v_format = KV_FORMAT_F32;

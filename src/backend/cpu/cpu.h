@@ -16,6 +16,8 @@
 #ifndef KAKEYA_BACKEND_CPU_CPU_H
 #define KAKEYA_BACKEND_CPU_CPU_H
 
+#include <string.h>
+
 #include <pthread.h>
 #include <stdbool.h>
 
@@ -151,5 +153,13 @@ struct backend_model {
     packed_rows packed_latent_in;
     struct restored_keys *_Atomic restored_keys; /* restored_keys.h; since the first cache that restores */
 };
+
+/* V of one head as attention sees it: the norm of values has no weight, and Gemma 3 has none. out may be v. */
+static inline void norm_values(const backend_model *m, const float *v, int head_dim, float *out) {
+    if (!m->config->raw_values)
+        m->kernels->rms_norm(v, NULL, head_dim, m->config->rms_eps, out);
+    else if (out != v)
+        memcpy(out, v, (size_t)head_dim * sizeof *out);
+}
 
 #endif

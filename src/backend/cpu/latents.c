@@ -65,7 +65,7 @@ static void store_rows(const draft_part *part, int code_row, float *codes) {
 }
 
 /* The scalar of v_norm of every restored layer and head, computed from the stored (rounded) latent that attention will
- * read. */
+ * read; 1 where values pass no norm. */
 static void store_scales(backend_model *m, const draft_part *parts, int n_parts, int rows) {
     const f_theta_config *f = form_of(m);
     size_t code_row = (size_t)code_values(f);
@@ -78,18 +78,21 @@ static void store_scales(backend_model *m, const draft_part *parts, int n_parts,
         for (int i = 0; i < n_parts; i++) restored |= parts[i].cache->t.layer[layer].latent_head >= 0;
         if (!restored) continue;
         size_t width = (size_t)decoder->out;
-        pack(m, &m->packed_latent_in, codes, code_row, rows, f->rank_v, packing_exact(m, decoder));
-        matrix_job job = matrix_product(&m->packed_latent_in, rows, decoder, values, width);
-        job.exact_input = true;
-        matrix_run(m, &job, 1);
+        if (!m->config->raw_values) {
+            pack(m, &m->packed_latent_in, codes, code_row, rows, f->rank_v, packing_exact(m, decoder));
+            matrix_job job = matrix_product(&m->packed_latent_in, rows, decoder, values, width);
+            job.exact_input = true;
+            matrix_run(m, &job, 1);
+        }
         const float *row = values;
         for (int i = 0; i < n_parts; i++) {
             int head = parts[i].cache->t.layer[layer].latent_head;
             for (int r = 0; r < parts[i].rows; r++, row += width) {
                 float *scales = latent_scales(parts[i].cache, parts[i].position + r);
                 for (int h = 0; h < lc->kv_heads && head >= 0; h++) {
+                    const float *value = row + (size_t)(h * lc->head_dim);
                     scales[head + h] =
-                        m->kernels->rms_scale(row + (size_t)(h * lc->head_dim), lc->head_dim, m->config->rms_eps);
+                        m->config->raw_values ? 1 : m->kernels->rms_scale(value, lc->head_dim, m->config->rms_eps);
                 }
             }
         }

@@ -102,6 +102,7 @@ static int cpu_prompt_chunk(const backend_model *m) { return m->max_rows; }
 const backend_ops *cpu_backend(void) {
     static const backend_ops ops = {
         .name = "cpu",
+        .raw_values = true,
         .int8_products = true,
         .stall_ms = 200,
         .model_create = cpu_model_create,

@@ -272,7 +272,7 @@ static void see_native(backend_student *s, const train_layer *t, int row) {
         m->kernels->rms_norm(t->raw_k + from + h, m->weights->layer[t->layer].k_norm, c->head_dim, m->config->rms_eps,
                              l->native[0] + to + h);
         m->kernels->rope(l->native[0] + to + h, t->half, t->pairs, t->cosine + angle, t->sine + angle);
-        m->kernels->rms_norm(t->raw_v + from + h, NULL, c->head_dim, m->config->rms_eps, l->native[1] + to + h);
+        norm_values(m, t->raw_v + from + h, c->head_dim, l->native[1] + to + h);
     }
     if (!l->native_raw[0]) return;
     memcpy(l->native_raw[0] + to, t->raw_k + from, kv * sizeof(float));

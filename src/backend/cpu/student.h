@@ -12,6 +12,7 @@
 #define KAKEYA_BACKEND_CPU_STUDENT_H
 
 #include "backend/backend_train.h"
+#include "backend/cpu/backward.h"
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/train_products.h"
 #include "backend/student_layout.h"
@@ -185,5 +186,14 @@ double student_directions(backend_student *s, int layer, float scale);
 double student_raw(backend_student *s, int layer, int half, float scale, float *d_raw);
 /* Layers whose losses the mean is taken over. */
 int student_counted(const backend_student *s);
+
+/* The gradient of norm_values, added to d_v. */
+static inline void norm_values_back(const backend_model *m, const float *v, const float *d_out, int head_dim,
+                                    float *d_v) {
+    if (!m->config->raw_values)
+        backward_rms_norm(v, NULL, d_out, head_dim, m->config->rms_eps, d_v);
+    else
+        for (int i = 0; i < head_dim; i++) d_v[i] += d_out[i];
+}
 
 #endif

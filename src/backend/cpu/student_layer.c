@@ -95,7 +95,7 @@ static void head_row(backend_student *s, void *context, int row) {
     }
     if (c->kv_source != layer) return;
     for (size_t at = (size_t)row * kv; at < ((size_t)row + 1) * kv; at += d) {
-        m->kernels->rms_norm(l->own_raw[c->k_eq_v ? 0 : 1] + at, NULL, c->head_dim, eps, l->own[1] + at);
+        norm_values(m, l->own_raw[c->k_eq_v ? 0 : 1] + at, c->head_dim, l->own[1] + at);
         m->kernels->rms_norm(l->own_raw[0] + at, w->k_norm, c->head_dim, eps, l->own[0] + at);
         m->kernels->rope(l->own[0] + at, rope->half, rope->pairs, rope->cosine + angle, rope->sine + angle);
     }
@@ -146,8 +146,8 @@ static void head_row_back(backend_student *s, void *context, int row) {
     for (size_t at = (size_t)row * kv; at < ((size_t)row + 1) * kv; at += d) {
         backward_rope(l->d_own[0] + at, rope->half, rope->pairs, cosine, sine);
         backward_rms_norm(l->own_raw[0] + at, w->k_norm, l->d_own[0] + at, c->head_dim, eps, s->d_kv + at);
-        backward_rms_norm(l->own_raw[c->k_eq_v ? 0 : 1] + at, NULL, l->d_own[1] + at, c->head_dim, eps,
-                          s->d_kv + (c->k_eq_v ? 0 : all) + at);
+        norm_values_back(m, l->own_raw[c->k_eq_v ? 0 : 1] + at, l->d_own[1] + at, c->head_dim,
+                         s->d_kv + (c->k_eq_v ? 0 : all) + at);
     }
 }
 

@@ -62,7 +62,7 @@ static void see_row(backend_student *s, void *context, int row) {
         m->kernels->rms_norm(l->raw[0] + at + h, m->weights->layer[layer].k_norm, c->head_dim, m->config->rms_eps,
                              l->seen[0] + at + h);
         m->kernels->rope(l->seen[0] + at + h, rope->half, rope->pairs, rope->cosine + angle, rope->sine + angle);
-        m->kernels->rms_norm(l->raw[1] + at + h, NULL, c->head_dim, m->config->rms_eps, l->seen[1] + at + h);
+        norm_values(m, l->raw[1] + at + h, c->head_dim, l->seen[1] + at + h);
     }
 }
 
@@ -96,9 +96,13 @@ static void unsee_row(backend_student *s, void *context, int row) {
     memset(d_raw, 0, kv * sizeof *d_raw);
     for (size_t h = 0; h < kv; h += (size_t)c->head_dim) {
         float *d_seen = l->d_seen[w->half] + at + h;
-        if (w->half == 0) backward_rope(d_seen, rope->half, rope->pairs, rope->cosine + angle, rope->sine + angle);
-        backward_rms_norm(l->raw[w->half] + at + h, w->half ? NULL : m->weights->layer[w->layer].k_norm, d_seen,
-                          c->head_dim, m->config->rms_eps, d_raw + h);
+        if (w->half) {
+            norm_values_back(m, l->raw[1] + at + h, d_seen, c->head_dim, d_raw + h);
+            continue;
+        }
+        backward_rope(d_seen, rope->half, rope->pairs, rope->cosine + angle, rope->sine + angle);
+        backward_rms_norm(l->raw[0] + at + h, m->weights->layer[w->layer].k_norm, d_seen, c->head_dim,
+                          m->config->rms_eps, d_raw + h);
     }
 }
 

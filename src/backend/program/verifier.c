@@ -138,7 +138,8 @@ static void heads(builder *b, int layer) {
     also(o->out, DATA_NEW_KV);
     /* Values come first: where they are keys as well, they are the raw projection, and keys are derived from them when
      * they are attended. */
-    o->head[1] = (head_rule){.item = lc->k_eq_v ? DATA_K : DATA_V, .norm = true, .scale = 1, .stored = true};
+    o->head[1] =
+        (head_rule){.item = lc->k_eq_v ? DATA_K : DATA_V, .norm = !b->config->raw_values, .scale = 1, .stored = true};
     if (lc->k_eq_v) return;
     also(o->in, DATA_V);
     o->head[2] = (head_rule){

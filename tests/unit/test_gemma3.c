@@ -1,0 +1,372 @@
+/* Protects: what files say of a Gemma 3, in both dialects of config.json and in GGUF, with the defaults of its own
+ * class; and that text becomes the ids that the definition gives where pieces have scores. Likelihoods are those of
+ * test_forward.c and test_real_model.c. */
+#include "text_support.h"
+
+#include <math.h>
+
+#include "gguf_writer.h"
+#include "scratch.h"
+
+#include "model/gemma4.h"
+#include "model/gemma4_gguf.h"
+#include "text/tokenizer_gguf.h"
+
+static kakeya_error error;
+static gemma4_config config;
+
+static kakeya_status parse(const char *json) {
+    return gemma4_config_parse("config.json", json, strlen(json), NULL, 0, &config, &error);
+}
+
+static void assert_layers(const char *types) {
+    assert_int_equal(config.layers, strlen(types));
+    for (int i = 0; i < config.layers; i++) {
+        const gemma4_layer_config *l = &config.layer[i];
+        assert_int_equal(l->type, types[i] == 'f' ? GEMMA4_FULL : GEMMA4_SLIDING);
+        assert_false(l->k_eq_v);
+        assert_int_equal(l->head_dim, config.layer[0].head_dim);
+        assert_int_equal(l->kv_heads, config.layer[0].kv_heads);
+    }
+    for (int type = 0; type < 2; type++)
+        assert_int_equal(config.rope[type].rotated_pairs, type == GEMMA4_FULL && !strchr(types, 'f') ? 0
+                                                          : type == GEMMA4_SLIDING && !strchr(types, 's')
+                                                              ? 0
+                                                              : config.layer[0].head_dim / 2);
+}
+
+/* As the 4B's file is published: what is the class's default is not there. */
+static const char sparse[] =
+    "{\"architectures\": [\"Gemma3ForConditionalGeneration\"], \"model_type\": \"gemma3\", \"eos_token_id\": [1, 106],\n"
+    " \"mm_tokens_per_image\": 256, \"image_token_index\": 262144, \"vision_config\": {\"hidden_size\": 1152},\n"
+    " \"text_config\": {\"hidden_size\": 2560, \"intermediate_size\": 10240, \"model_type\": \"gemma3_text\",\n"
+    "  \"num_hidden_layers\": 34, \"rope_scaling\": {\"factor\": 8.0, \"rope_type\": \"linear\"}, \"sliding_window\": 1024},\n"
+    " \"torch_dtype\": \"bfloat16\"}";
+
+static void test_sparse(void **state) {
+    (void)state;
+    assert_ok(parse(sparse));
+    assert_layers("sssssfsssssfsssssfsssssfsssssfssss"); /* the last one slides */
+    assert_int_equal(config.generation, GEMMA_3);
+    assert_string_equal(config.variant, "gemma3-4b");
+    assert_int_equal(config.heads, 8);
+    assert_int_equal(config.layer[0].kv_heads, 4);
+    assert_int_equal(config.layer[0].head_dim, 256);
+    assert_int_equal(config.vocab, 262208);
+    assert_int_equal(config.max_context, 131072);
+    assert_int_equal(config.ple_width, 0);
+    assert_true(config.raw_values && config.query_scale == 1.0f / 16 && config.logit_softcap == 0);
+    assert_true(config.rope[GEMMA4_FULL].theta == 1e6f && config.rope[GEMMA4_FULL].factor == 8);
+    assert_true(config.rope[GEMMA4_SLIDING].theta == 1e4f && config.rope[GEMMA4_SLIDING].factor == 1);
+    assert_int_equal(config.n_stop_tokens, 2);
+}
+
+/* Flat, with the older names, and as transformers saves it now: the same model. */
+static void test_dialects(void **state) {
+    (void)state;
+    static const char common[] = "\"num_hidden_layers\": 4, \"hidden_size\": 64, \"num_attention_heads\": 4, "
+                                 "\"num_key_value_heads\": 2, \"head_dim\": 128, \"intermediate_size\": 96, "
+                                 "\"query_pre_attn_scalar\": 168, \"sliding_window\": 24, \"vocab_size\": 512, "
+                                 "\"max_position_embeddings\": 1000}";
+    static const char *const dialects[] = {
+        "{\"model_type\": \"gemma3_text\", \"architectures\": [\"Gemma3ForCausalLM\"], \"rope_theta\": 5000, "
+        "\"rope_local_base_freq\": 700, \"sliding_window_pattern\": 2, \"rope_scaling\": {\"type\": \"linear\", "
+        "\"factor\": 4}, \"attn_logit_softcapping\": null, \"final_logit_softcapping\": null, ",
+        "{\"model_type\": \"gemma3_text\", \"layer_types\": [\"sliding_attention\", \"full_attention\", "
+        "\"sliding_attention\", \"full_attention\"], \"_sliding_window_pattern\": 6, \"rope_parameters\": "
+        "{\"full_attention\": {\"rope_type\": \"linear\", \"factor\": 4, \"rope_theta\": 5000}, "
+        "\"sliding_attention\": {\"rope_type\": \"default\", \"rope_theta\": 700}}, "};
+    for (int i = 0; i < 2; i++) {
+        char json[2048];
+        snprintf(json, sizeof json, "%s%s", dialects[i], common);
+        assert_ok(parse(json));
+        assert_layers("sfsf");
+        assert_true(config.rope[GEMMA4_FULL].theta == 5000 && config.rope[GEMMA4_FULL].factor == 4);
+        assert_true(config.rope[GEMMA4_SLIDING].theta == 700 && config.rope[GEMMA4_SLIDING].factor == 1);
+        assert_true(config.query_scale == (float)(1 / sqrt(168)));
+        assert_string_equal(config.variant, "gemma3");
+    }
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    static const struct {
+        const char *from, *to, *expected;
+    } cases[] = {
+        {"\"rope_type\": \"linear\"", "\"rope_type\": \"yarn\"", "rope_type \"yarn\" is not supported"},
+        {"{\"factor\": 8.0, ", "{", "rope_scaling has no factor"},
+        {"\"sliding_window\": 1024", "\"use_bidirectional_attention\": true", "use_bidirectional_attention"},
+        {"\"sliding_window\": 1024", "\"attention_bias\": true", "attention_bias"},
+        {"\"sliding_window\": 1024", "\"attn_logit_softcapping\": 50", "attn_logit_softcapping"},
+        {"\"sliding_window\": 1024", "\"hidden_act\": \"silu\"", "hidden_act \"silu\""},
+        {"\"model_type\": \"gemma3\"", "\"model_type\": \"gemma4\"", "model_type is \"gemma4\", but the architecture"},
+        {"\"model_type\": \"gemma3_text\"", "\"model_type\": \"gemma4_text\"",
+         "text_config.model_type \"gemma4_text\""},
+        {"\"sliding_window\": 1024", "\"rope_parameters\": {\"rope_theta\": 3}", "by layer type"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char *json = scratch_replace(sparse, cases[i].from, cases[i].to);
+        kakeya_status status = parse(json);
+        assert_int_not_equal(status, KAKEYA_OK);
+        if (!strstr(error.message, cases[i].expected)) fail_msg("%s: %s", cases[i].to, error.message);
+        free(json);
+    }
+}
+
+/* ---- GGUF */
+
+static gguf *open_made(gguf_writer *w) {
+    size_t bytes;
+    unsigned char *data = gw_finish(w, &bytes);
+    const char *path = scratch_write("made.gguf", data, bytes);
+    free(data);
+    gguf *file = NULL;
+    assert_ok(gguf_open(path, &file, &error));
+    return file;
+}
+
+static gguf_writer begin_file(int layers, int hidden, int heads, int head_dim) {
+    gguf_writer w = gw_begin();
+    gw_key_text(&w, "general.architecture", "gemma3");
+    gw_key_u32(&w, "gemma3.block_count", (uint32_t)layers);
+    gw_key_u32(&w, "gemma3.context_length", 4096);
+    gw_key_u32(&w, "gemma3.embedding_length", (uint32_t)hidden);
+    gw_key_u32(&w, "gemma3.feed_forward_length", 96);
+    gw_key_u32(&w, "gemma3.attention.head_count", (uint32_t)heads);
+    gw_key_u32(&w, "gemma3.attention.key_length", (uint32_t)head_dim);
+    gw_key_u32(&w, "gemma3.attention.value_length", (uint32_t)head_dim);
+    gw_key_u32(&w, "tokenizer.ggml.eos_token_id", 1);
+    const int64_t shape[] = {hidden, 16};
+    float *rows = calloc((size_t)hidden * 16, sizeof *rows);
+    gw_tensor(&w, "token_embd.weight", GGUF_TENSOR_F32, 2, shape, rows, (size_t)hidden * 16 * sizeof *rows);
+    free(rows);
+    return w;
+}
+
+static void read_made(gguf_writer *w) {
+    gguf *file = open_made(w);
+    char note[256];
+    assert_ok(gemma4_gguf_config(file, &config, note, &error));
+    assert_string_equal(note, "");
+    gguf_close(file);
+}
+
+static void test_gguf_keys(void **state) {
+    (void)state;
+    gguf_writer w = begin_file(7, 64, 8, 32); /* what old files leave out: K/V heads, eps, pattern, bases */
+    gw_key_u32(&w, "gemma3.attention.sliding_window", 32);
+    read_made(&w);
+    assert_layers("sssssfs");
+    assert_true(config.layer[0].kv_heads == 4 && config.rms_eps == 1e-6f && config.sliding_window == 32);
+    assert_true(config.rope[GEMMA4_FULL].theta == 1e6f && config.rope[GEMMA4_SLIDING].theta == 1e4f);
+    assert_true(config.query_scale == (float)(1 / sqrt(32)) && config.raw_values && config.logit_softcap == 0);
+
+    w = begin_file(4, 64, 4, 32); /* newer ones, and the names of Ollama's */
+    gw_key_u32(&w, "gemma3.attention.sliding_window", 32);
+    gw_key_u32(&w, "gemma3.attention.sliding_window_pattern", 2);
+    gw_key_u32(&w, "gemma3.attention.head_count_kv", 1);
+    gw_key_text(&w, "gemma3.rope.scaling.type", "linear");
+    gw_key_f32(&w, "gemma3.rope.scaling.factor", 8);
+    gw_key_f32(&w, "gemma3.rope.global.freq_base", 5000);
+    gw_key_f32(&w, "gemma3.rope.local.freq_base", 700);
+    read_made(&w);
+    assert_layers("sfsf");
+    assert_true(config.rope[GEMMA4_FULL].theta == 5000 && config.rope[GEMMA4_FULL].factor == 8);
+    assert_true(config.rope[GEMMA4_SLIDING].theta == 700 && config.rope[GEMMA4_SLIDING].factor == 1);
+
+    w = begin_file(3, 64, 4, 32); /* no window: nothing slides */
+    read_made(&w);
+    assert_layers("fff");
+
+    w = begin_file(3, 5376, 32, 128); /* the widths of the 27B: scores are divided by the root of hidden / heads */
+    gw_key_u32(&w, "gemma3.attention.sliding_window", 32);
+    read_made(&w);
+    assert_true(config.query_scale == (float)(1 / sqrt(168)));
+
+    w = begin_file(3, 64, 4, 32);
+    gw_key_u32(&w, "gemma3.rope.dimension_count", 16);
+    gguf *file = open_made(&w);
+    assert_refused(gemma4_gguf_config(file, &config, NULL, &error), KAKEYA_UNSUPPORTED,
+                   "gemma3.rope.dimension_count is 16", "gemma3.attention.key_length is 32");
+    gguf_close(file);
+}
+
+/* ---- pieces with scores */
+
+enum { PIECES = 90, LETTERS = 5, LONGEST = 40 };
+
+typedef struct vocabulary {
+    char text[PIECES + 256][48];
+    float score[PIECES + 256];
+    int32_t type[PIECES + 256];
+    int n, first_byte;
+} vocabulary;
+
+static uint32_t next_random(uint32_t *state) {
+    *state = *state * 1664525u + 1013904223u;
+    return *state >> 16;
+}
+
+static int find_piece(const vocabulary *v, const char *text) {
+    for (int i = 0; i < v->n; i++) {
+        if (strcmp(v->text[i], text) == 0) return i;
+    }
+    return -1;
+}
+
+static void add_piece(vocabulary *v, const char *text, int type, float score) {
+    if (find_piece(v, text) >= 0) return;
+    snprintf(v->text[v->n], sizeof v->text[0], "%s", text);
+    v->type[v->n] = type;
+    v->score[v->n++] = score;
+}
+
+/* Letters of which one has no piece, tags and runs of spaces and line ends that are cut out, and random words of which
+ * several may have the same score. */
+static void make_vocabulary(vocabulary *v, uint32_t *random) {
+    static const char *const letters[LETTERS] = {"a", "b", "\xC3\xA9", "\xE2\x96\x81", "c"};
+    static const char *const own[] = {"  ", "   ", "\n", "\n\n", "<b>", "ab<"};
+    *v = (vocabulary){0};
+    add_piece(v, "<pad>", 3, -1000);
+    add_piece(v, "<eos>", 3, -1000);
+    add_piece(v, "<bos>", 3, -1000);
+    for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) add_piece(v, own[i], 4, -1000);
+    v->first_byte = v->n;
+    for (int byte = 0; byte < 256; byte++) {
+        char text[8];
+        snprintf(text, sizeof text, "<0x%02X>", (unsigned)byte);
+        add_piece(v, text, 6, 0);
+    }
+    for (int i = 0; i < LETTERS - 1; i++) add_piece(v, letters[i], 1, -900);
+    while (v->n < PIECES + 256) {
+        char text[32] = "";
+        for (uint32_t n = 2 + next_random(random) % 4; n; n--) strcat(text, letters[next_random(random) % LETTERS]);
+        add_piece(v, text, 1, -(float)(next_random(random) % 30));
+    }
+}
+
+/* The definition, step by step. */
+static size_t encode_slowly(const vocabulary *v, const char *text, int32_t *ids) {
+    char symbols[2 * LONGEST][48];
+    size_t n = 0, out = 0;
+    for (const char *at = text;;) {
+        int cut = -1;
+        for (int i = 0; *at && i < v->n; i++) {
+            size_t length = strlen(v->text[i]);
+            if ((v->type[i] == 3 || v->type[i] == 4) && strncmp(at, v->text[i], length) == 0 &&
+                (cut < 0 || length > strlen(v->text[cut])))
+                cut = i;
+        }
+        if (*at && cut < 0) {
+            size_t length = *at == ' ' || !((unsigned char)*at & 0x80) ? 1 : 2;
+            snprintf(symbols[n], sizeof symbols[0], "%.*s", (int)length, at);
+            if (*at == ' ') strcpy(symbols[n], "\xE2\x96\x81");
+            n++;
+            at += length;
+            continue;
+        }
+        for (;;) { /* merges what has been gathered */
+            float best = -INFINITY;
+            size_t best_at = n;
+            char joined[96];
+            for (size_t i = 0; i + 1 < n; i++) {
+                snprintf(joined, sizeof joined, "%s%s", symbols[i], symbols[i + 1]);
+                int left = find_piece(v, symbols[i]), right = find_piece(v, symbols[i + 1]),
+                    product = find_piece(v, joined);
+                if (left < 0 || right < 0 || product < 0 || v->type[product] != 1 || v->score[product] <= best)
+                    continue;
+                best = v->score[product];
+                best_at = i;
+            }
+            if (best_at == n) break;
+            snprintf(joined, sizeof joined, "%s%s", symbols[best_at], symbols[best_at + 1]);
+            snprintf(symbols[best_at], sizeof symbols[0], "%.47s", joined);
+            memmove(symbols + best_at + 1, symbols + best_at + 2, (n - best_at - 2) * sizeof symbols[0]);
+            n--;
+        }
+        for (size_t i = 0; i < n; i++) {
+            int id = find_piece(v, symbols[i]);
+            if (id >= 0) ids[out++] = id;
+            for (const char *byte = symbols[i]; id < 0 && *byte; byte++)
+                ids[out++] = v->first_byte + (unsigned char)*byte;
+        }
+        n = 0;
+        if (!*at) return out;
+        ids[out++] = cut;
+        at += strlen(v->text[cut]);
+    }
+}
+
+static void test_pieces_with_scores(void **state) {
+    (void)state;
+    static const char *const parts[] = {"a",  "b",   "\xC3\xA9", " ",  "c", "  ",
+                                        "\n", "<b>", "<eos>",    "ab", "<", "\xC3\xBC"};
+    uint32_t random = 7;
+    for (int round = 0; round < 20; round++) {
+        static vocabulary v;
+        make_vocabulary(&v, &random);
+        const char *texts[PIECES + 256];
+        for (int i = 0; i < v.n; i++) texts[i] = v.text[i];
+        gguf_writer w = gw_begin();
+        gw_key_text(&w, "general.architecture", "gemma3");
+        gw_key_text(&w, "tokenizer.ggml.model", "llama");
+        gw_key_text(&w, "tokenizer.ggml.pre", "default");
+        gw_key_bool(&w, "tokenizer.ggml.add_space_prefix", false);
+        gw_key_texts(&w, "tokenizer.ggml.tokens", texts, (uint64_t)v.n);
+        gw_key_array(&w, "tokenizer.ggml.scores", GGUF_F32, v.score, (uint64_t)v.n, sizeof v.score[0]);
+        gw_key_array(&w, "tokenizer.ggml.token_type", GGUF_I32, v.type, (uint64_t)v.n, sizeof v.type[0]);
+        gguf *file = open_made(&w);
+        tokenizer *t = NULL;
+        assert_ok(tokenizer_open_gguf(file, &t, &error));
+        gguf_close(file);
+        for (int c = 0; c < 100; c++) {
+            char text[2 * LONGEST] = "";
+            while (strlen(text) < (size_t)(c % LONGEST))
+                strcat(text, parts[next_random(&random) % (sizeof parts / sizeof parts[0])]);
+            int32_t expected[4 * LONGEST], *ids;
+            size_t n_expected = encode_slowly(&v, text, expected), n;
+            tokenizer_encode_options options = {.parse_special = true};
+            assert_ok(tokenizer_encode(t, text, strlen(text), options, &ids, &n, &error));
+            for (size_t i = 0; i < n && i < n_expected; i++) {
+                if (ids[i] != expected[i]) fail_msg("\"%s\": id %zu is %d, not %d", text, i, ids[i], expected[i]);
+            }
+            assert_int_equal(n, n_expected);
+            free(ids);
+        }
+        assert_false(tokenizer_is_special(t, tokenizer_id(t, "\n")));
+        assert_true(tokenizer_is_special(t, tokenizer_id(t, "<eos>")));
+        tokenizer_close(t);
+    }
+}
+
+static void test_bad_vocabularies(void **state) {
+    (void)state;
+    const char *texts[] = {"a", "b"};
+    const int32_t types[] = {1, 1};
+    const float scores[] = {0, NAN};
+    for (int i = 0; i < 2; i++) {
+        gguf_writer w = gw_begin();
+        gw_key_text(&w, "general.architecture", "gemma3");
+        gw_key_text(&w, "tokenizer.ggml.model", "llama");
+        gw_key_texts(&w, "tokenizer.ggml.tokens", texts, 2);
+        gw_key_array(&w, "tokenizer.ggml.token_type", GGUF_I32, types, 2, sizeof types[0]);
+        if (i) gw_key_array(&w, "tokenizer.ggml.scores", GGUF_F32, scores, 2, sizeof scores[0]);
+        gguf *file = open_made(&w);
+        tokenizer *t = NULL;
+        assert_refused(tokenizer_open_gguf(file, &t, &error), KAKEYA_FORMAT,
+                       i ? "tokenizer.ggml.scores[1] is nan" : "tokenizer.ggml.scores is missing");
+        gguf_close(file);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sparse),
+        cmocka_unit_test(test_dialects),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_gguf_keys),
+        cmocka_unit_test(test_pieces_with_scores),
+        cmocka_unit_test(test_bad_vocabularies),
+    };
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
+}
