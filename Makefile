@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 
 .DEFAULT_GOAL := all
-.PHONY: all demo check test test-whole test-gpu cross-macos fuzz coverage install uninstall package clean help
+.PHONY: all demo demo-real check test test-whole test-gpu cross-macos fuzz coverage install uninstall package clean help
 
 all:
 	@tools/bootstrap.sh build
@@ -16,6 +16,10 @@ all:
 
 demo: all
 	"$(BUILD)/kakeya" run --prompt-file examples/needle-60.txt
+
+demo-real: all
+	@model=$$(BUILD="$(BUILD)" tools/real_model.sh quiet) && \
+		"$(BUILD)/kakeya" run --model "$$model" --raw --max-tokens 64 "The lighthouse keeper opened the door and"
 
 check:
 	@BUILD="$(BUILD)" tools/check.sh
@@ -58,6 +62,8 @@ help:
 	@echo "                part of it where a CUDA compiler and a device are; CUDA=on or CUDA=off decides otherwise"
 	@echo "                MLX=auto takes libmlx where it is installed, MLX=on installs it into $(BUILD), MLX=off leaves it out"
 	@echo "make demo       build, then answer a question about a 1,600-token text with the bundled model"
+	@echo "make demo-real  the same with a public model, Gemma 3 270M, which continues a text: 253 MB are downloaded once, to"
+	@echo "                \$$KAKEYA_CACHE or $(BUILD)/real; Google's Gemma terms hold for it"
 	@echo "make check      build and run the unit and command-line tests, long sweeps cut short: the loop while writing"
 	@echo "make test       build and run every test; the last line counts them"
 	@echo "make test-whole the same with every repetition of long sweeps, under sanitizers, too: hours"

@@ -71,6 +71,7 @@ package)
     need_command dpkg-shlibdeps dpkg-dev
     ;;
 style) need_command clang-format clang-format ;;
+pip) python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip" ;;
 mlx)
     python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
     ldconfig -p 2>/dev/null | grep -q 'libopenblas\.so\.0 ' || missing="$missing libopenblas0-pthread"

@@ -47,9 +47,10 @@ static void print_architecture(const info_subject *s) {
     char a[32], b[32];
     printf("%s\n", s->name);
     printf(
-        "  architecture    Gemma 4, %s: %d layers (%d sliding with a window of %d, %d full attention), hidden %d, %d "
+        "  architecture    Gemma %c, %s: %d layers (%d sliding with a window of %d, %d full attention), hidden %d, %d "
         "heads\n",
-        f->variant, f->layers, f->sliding_layers, f->sliding_window, f->full_attention_layers, f->hidden, f->heads);
+        strncmp(f->variant, "gemma3", 6) == 0 ? '3' : '4', f->variant, f->layers, f->sliding_layers, f->sliding_window,
+        f->full_attention_layers, f->hidden, f->heads);
     if (f->experts)
         printf("  experts         %d, %d per token, width %d\n", f->experts, f->experts_per_token, f->expert_width);
     if (f->per_layer_embedding_width) printf("  per-layer embeddings of width %d\n", f->per_layer_embedding_width);

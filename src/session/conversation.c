@@ -14,7 +14,7 @@ static kakeya_status need_turns(const kakeya_tokenizer *t, kakeya_error *error) 
     kakeya_status status = tokenizer_need(t, error);
     if (status != KAKEYA_OK) return status;
     if (t->chat.gemma_turns) return KAKEYA_OK;
-    return error_set(error, KAKEYA_UNSUPPORTED, "chat: the model's chat template does not write Gemma 4 turns%s%s",
+    return error_set(error, KAKEYA_UNSUPPORTED, "chat: the model's chat template writes no turns of Gemma 4 or Gemma 3%s%s",
                      t->chat.note[0] ? ": " : "", t->chat.note);
 }
 
@@ -98,7 +98,7 @@ static kakeya_status replay(const kakeya_tokenizer *t, chat_request *request, co
     }
     int32_t *at = *memory = malloc(all * sizeof *at + 1);
     if (!at) return error_set(error, KAKEYA_OUT_OF_MEMORY, "chat options: %zu ids: out of memory", all);
-    int32_t turn = tokenizer_id(t->tokens, "<|turn>");
+    int32_t turn = tokenizer_id(t->tokens, chat_style_turn(t->chat.style));
     for (size_t i = 0; i < o->n_runs; i++) {
         const kakeya_chat_run *run = &o->runs[i];
         if (run->message >= request->n_messages || run->n_ids == 0) continue;

@@ -20,6 +20,7 @@ static void style_from_name(const char *variant, chat_template_info *out) {
     *out = (chat_template_info){.known = true, .gemma_turns = true, .style = CHAT_STYLE_PLAIN};
     if (variant && (strcmp(variant, "26b-a4b") == 0 || strcmp(variant, "31b") == 0))
         out->style = CHAT_STYLE_EMPTY_THOUGHT;
+    if (variant && strncmp(variant, "gemma3", 6) == 0) out->style = CHAT_STYLE_GEMMA3;
 }
 
 /* Without a variant, see config.json. One that is no configuration of this family is nothing against the tokenizer;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "text/chat_gemma3.h"
 #include "text/chat_json.h"
 #include "text/chat_tools.h"
 #include "text/spaces.h"
@@ -264,29 +265,22 @@ static kakeya_status check_messages(const chat_message *messages, size_t n, kake
     return KAKEYA_OK;
 }
 
-static bool is_empty_list(const char *json) {
-    json += strspn(json, " \t\r\n");
-    if (*json++ != '[') return false;
-    return json[strspn(json, " \t\r\n")] == ']';
-}
-
 kakeya_status chat_render(const chat_message *messages, size_t n_messages, const chat_options *options, chat_text *out,
                           kakeya_error *error) {
     *out = (chat_text){0};
     kakeya_status status = check_messages(messages, n_messages, error);
     if (status) return status;
     chat_writer w = {.error = error};
+    if (options->style == CHAT_STYLE_GEMMA3) {
+        chat_put_gemma3(&w, messages, n_messages, options);
+        return chat_writer_end(&w, out);
+    }
     const chat_message *system = n_messages && is_system(&messages[0]) ? &messages[0] : NULL;
-    bool tools = options->tools && !is_empty_list(options->tools);
+    bool tools = chat_offers_tools(options);
     chat_put_control(&w, "<bos>");
     if (system || options->thinking || tools) put_system(&w, system, options, tools);
     turn_end end = put_messages(&w, messages, n_messages, system ? 1 : 0, options);
     w.out.stable_segments = w.out.n_segments;
     if (options->add_generation_prompt) put_generation_prompt(&w, end, options);
-    if (w.status) {
-        chat_text_free(&w.out);
-        return w.status;
-    }
-    *out = w.out;
-    return KAKEYA_OK;
+    return chat_writer_end(&w, out);
 }

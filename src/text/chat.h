@@ -1,8 +1,11 @@
-/* The Gemma 4 turn format, rendered natively: what the checkpoint's chat_template.jinja (revision of 2026-07-09) makes
- * of a conversation with system text, tools, reasoning and tool calls, byte for byte.
+/* The turn formats, rendered natively: what the checkpoint's chat_template.jinja makes of a conversation, byte for
+ * byte. Gemma 4 (revision of 2026-07-09): with system text, tools, reasoning and tool calls. Gemma 3: turns of user and
+ * model that alternate, a leading system text in front of the first user's; reasoning is left out, tools are refused.
  */
 #ifndef KAKEYA_TEXT_CHAT_H
 #define KAKEYA_TEXT_CHAT_H
+
+#include <string.h>
 
 #include "text/chat_template.h"
 #include "text/chat_text.h"
@@ -47,8 +50,18 @@ typedef struct chat_options {
     const char *tools;          /* text of a JSON array of OpenAI tool declarations, NULL: none */
 } chat_options;
 
-/* Renders the conversation, <bos> included. *out is released by chat_text_free. */
+/* Renders the conversation, <bos> included. *out is released by chat_text_free. KAKEYA_UNSUPPORTED: tools, where the
+ * style has none. */
 kakeya_status chat_render(const chat_message *messages, size_t n_messages, const chat_options *options, chat_text *out,
                           kakeya_error *error);
+
+/* Whether any tools are declared: an empty list is none. */
+static inline bool chat_offers_tools(const chat_options *options) {
+    static const char space[] = " \t\r\n";
+    const char *json = options->tools;
+    if (!json) return false;
+    json += strspn(json, space);
+    return *json != '[' || json[1 + strspn(json + 1, space)] != ']';
+}
 
 #endif

@@ -35,6 +35,8 @@ static const struct {
     {CHAT_QUOTE, CONTROL_QUOTE},
     {"<|turn>", CONTROL_TURN_OPEN},
     {"<turn|>", CONTROL_END},
+    {"<start_of_turn>", CONTROL_TURN_OPEN},
+    {"<end_of_turn>", CONTROL_END},
     {"<|tool_response>", CONTROL_END},
     {"<eos>", CONTROL_END},
 };

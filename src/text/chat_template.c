@@ -19,12 +19,36 @@ static bool contains(const char *text, size_t bytes, const char *part) {
     return memmem(text, bytes, part, strlen(part)) != NULL;
 }
 
+const char *chat_style_turn(chat_style style) { return style == CHAT_STYLE_GEMMA3 ? "<start_of_turn>" : "<|turn>"; }
+
+/* The published templates of Gemma 3 differ in white space and in how they refuse; their text is the same. Others that
+ * write its turns may add roles or tools, which are not rendered here. */
+static bool writes_gemma3_turns(const char *text, size_t bytes) {
+    return contains(text, bytes, "<start_of_turn>") && contains(text, bytes, "<end_of_turn>");
+}
+
+static bool is_plain_gemma3(const char *text, size_t bytes) {
+    return contains(text, bytes, "first_user_prefix") && contains(text, bytes, "Conversation roles must alternate") &&
+           contains(text, bytes, "<start_of_turn>model") && !contains(text, bytes, "tool") &&
+           !contains(text, bytes, "function");
+}
+
 chat_template_info chat_template_check(const char *text, size_t bytes) {
     chat_template_info info = {0};
     while (bytes && strchr(" \t\r\n", text[bytes - 1]) && text[bytes - 1]) bytes--;
     uint64_t hash = hash_fnv1a(HASH_FNV1A_START, text, bytes);
     for (size_t i = 0; i < sizeof known_revisions / sizeof *known_revisions; i++) {
         if (known_revisions[i].bytes == bytes && known_revisions[i].hash == hash) info.known = true;
+    }
+    if (writes_gemma3_turns(text, bytes)) {
+        info = (chat_template_info){
+            .known = is_plain_gemma3(text, bytes), .gemma_turns = true, .style = CHAT_STYLE_GEMMA3};
+        if (!info.known)
+            snprintf(info.note, sizeof info.note,
+                     "the chat template (%zu bytes, FNV-1a %016llx) is not a known form of Gemma 3's: its turns are "
+                     "written, and nothing else that it may add",
+                     bytes, (unsigned long long)hash);
+        return info;
     }
     info.gemma_turns = contains(text, bytes, "'<|turn>' + role + '\\n'") && contains(text, bytes, "<turn|>\\n") &&
                        contains(text, bytes, "'<|turn>model\\n'");
@@ -43,9 +67,10 @@ chat_template_info chat_template_check(const char *text, size_t bytes) {
         {"preserve_thinking", "preserved reasoning"},
     };
     if (!info.gemma_turns) {
-        snprintf(info.note, sizeof info.note,
-                 "the chat template (%zu bytes, FNV-1a %016llx) does not write the Gemma 4 turn format", bytes,
-                 (unsigned long long)hash);
+        snprintf(
+            info.note, sizeof info.note,
+            "the chat template (%zu bytes, FNV-1a %016llx) writes neither the turns of Gemma 4 nor those of Gemma 3",
+            bytes, (unsigned long long)hash);
         return info;
     }
     int used =

@@ -7,15 +7,20 @@
 
 #include "base/error.h"
 
-/* What opens the model's turn when thinking is off. */
+/* How turns are written: in Gemma 4's form, and there what opens the model's turn when thinking is off; or in Gemma
+ * 3's, which has neither thoughts nor tools. */
 typedef enum chat_style {
     CHAT_STYLE_PLAIN = 0,     /* nothing more: E2B, E4B and the demo model */
     CHAT_STYLE_EMPTY_THOUGHT, /* an empty thought block: 26B-A4B and 31B */
+    CHAT_STYLE_GEMMA3,
 } chat_style;
+
+/* The control token that opens a turn. */
+const char *chat_style_turn(chat_style style);
 
 typedef struct chat_template_info {
     bool known;       /* a revision whose output chat_render is tested against */
-    bool gemma_turns; /* at least it writes this turn format; otherwise chat_render does not fit the model */
+    bool gemma_turns; /* at least it writes one of these forms; otherwise chat_render does not fit the model */
     chat_style style;
     char note[256]; /* what to report when it is not known; empty when it is */
 } chat_template_info;

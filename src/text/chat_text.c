@@ -58,6 +58,14 @@ static void put_segment(chat_writer *w, const char *text, size_t bytes, bool con
     w->out.segments[w->out.n_segments++] = (chat_segment){.offset = offset, .bytes = bytes, .control = control};
 }
 
+kakeya_status chat_writer_end(chat_writer *w, chat_text *out) {
+    if (w->status)
+        chat_text_free(&w->out);
+    else
+        *out = w->out;
+    return w->status;
+}
+
 void chat_put_control(chat_writer *w, const char *token) { put_segment(w, token, strlen(token), true); }
 
 void chat_put(chat_writer *w, const char *text, size_t bytes) {

@@ -45,6 +45,8 @@ void chat_put_control(chat_writer *w, const char *token);
 void chat_put(chat_writer *w, const char *text, size_t bytes);
 void chat_puts(chat_writer *w, const char *text);
 void chat_put_ids(chat_writer *w, const int32_t *ids, size_t n);
+/* Hands the text over, or what has failed. */
+kakeya_status chat_writer_end(chat_writer *w, chat_text *out);
 void chat_fail(chat_writer *w, kakeya_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 #endif

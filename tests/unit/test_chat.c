@@ -282,7 +282,7 @@ static void test_template_check(void **state) {
     chat_template_info info = chat_template_check(chatml, strlen(chatml));
     assert_false(info.known);
     assert_false(info.gemma_turns);
-    assert_non_null(strstr(info.note, "does not write the Gemma 4 turn format"));
+    assert_non_null(strstr(info.note, "writes neither the turns of Gemma 4"));
 
     const char *older = "{{- '<|turn>' + role + '\\n' }} {{- '<turn|>\\n' -}} {{- '<|turn>model\\n' -}}"
                         "{{- '<|channel>thought\\n<channel|>' -}} {{- '<|think|>' -}}\n";
