@@ -5,7 +5,8 @@
 # fiftieth of a kind. `make test-whole` has every repetition. Builds and tests that do not depend on each other overlap, so that no
 # processor waits for the last test of a part.
 # The last line is "N passed, N failed[, N skipped]", counting single tests; the exit status is 1 if any failed.
-# environment: BUILD (build), KAKEYA_REAL_MODEL (the public model that tools/real_model.sh brings otherwise), FUZZ_SECONDS (2, per target), TEST_TIMEOUT and TEST_JOBS (tools/tap.sh), WHOLE_SWEEPS (if set, every
+# environment: BUILD (build), KAKEYA_REAL_MODEL (a public model, which tools/real_model.sh brings otherwise),
+# FUZZ_SECONDS (2, per target), TEST_TIMEOUT and TEST_JOBS (tools/tap.sh), WHOLE_SWEEPS (if set, every
 # sweep is whole, everywhere), CUDA_ARCHITECTURES (90a-real, with Hopper's own instructions; when sweeps are whole also 80-real, without
 # them; "all": every one that CMakeLists.txt names)
 set -eu

@@ -50,6 +50,10 @@ kakeya_status source_open(const char *name, source *out, kakeya_error *error) {
     mem_account_init(&out->account, NULL, 0);
     kakeya_status status = checkpoint_resolve(name, &out->path, error);
     if (status == KAKEYA_OK) status = gemma4_model_open(out->path, &out->account, &out->model, error);
+    if (status == KAKEYA_OK && out->model->config.generation == GEMMA_3)
+        status = error_set(error, KAKEYA_UNSUPPORTED,
+                           "%s: a Gemma 3, of which no files are written: llama.cpp's converter makes GGUF files of it",
+                           out->path);
     if (status == KAKEYA_OK) status = gemma4_walk(&out->model->config, add_tensor, out, error);
     return status;
 }

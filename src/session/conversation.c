@@ -14,7 +14,8 @@ static kakeya_status need_turns(const kakeya_tokenizer *t, kakeya_error *error) 
     kakeya_status status = tokenizer_need(t, error);
     if (status != KAKEYA_OK) return status;
     if (t->chat.gemma_turns) return KAKEYA_OK;
-    return error_set(error, KAKEYA_UNSUPPORTED, "chat: the model's chat template writes no turns of Gemma 4 or Gemma 3%s%s",
+    return error_set(error, KAKEYA_UNSUPPORTED,
+                     "chat: the model's chat template writes no turns of Gemma 4 or Gemma 3%s%s",
                      t->chat.note[0] ? ": " : "", t->chat.note);
 }
 

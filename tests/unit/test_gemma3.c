@@ -10,6 +10,7 @@
 
 #include "model/gemma4.h"
 #include "model/gemma4_gguf.h"
+#include "text/chat.h"
 #include "text/tokenizer_gguf.h"
 
 static kakeya_error error;
@@ -37,10 +38,12 @@ static void assert_layers(const char *types) {
 
 /* As the 4B's file is published: what is the class's default is not there. */
 static const char sparse[] =
-    "{\"architectures\": [\"Gemma3ForConditionalGeneration\"], \"model_type\": \"gemma3\", \"eos_token_id\": [1, 106],\n"
+    "{\"architectures\": [\"Gemma3ForConditionalGeneration\"], \"model_type\": \"gemma3\", "
+    "\"eos_token_id\": [1, 106],\n"
     " \"mm_tokens_per_image\": 256, \"image_token_index\": 262144, \"vision_config\": {\"hidden_size\": 1152},\n"
     " \"text_config\": {\"hidden_size\": 2560, \"intermediate_size\": 10240, \"model_type\": \"gemma3_text\",\n"
-    "  \"num_hidden_layers\": 34, \"rope_scaling\": {\"factor\": 8.0, \"rope_type\": \"linear\"}, \"sliding_window\": 1024},\n"
+    "  \"num_hidden_layers\": 34, \"rope_scaling\": {\"factor\": 8.0, \"rope_type\": \"linear\"}, "
+    "\"sliding_window\": 1024},\n"
     " \"torch_dtype\": \"bfloat16\"}";
 
 static void test_sparse(void **state) {
@@ -189,6 +192,59 @@ static void test_gguf_keys(void **state) {
     assert_refused(gemma4_gguf_config(file, &config, NULL, &error), KAKEYA_UNSUPPORTED,
                    "gemma3.rope.dimension_count is 16", "gemma3.attention.key_length is 32");
     gguf_close(file);
+}
+
+/* ---- turns */
+
+static void assert_turns(const chat_message *messages, size_t n, const char *expected) {
+    const chat_options options = {.style = CHAT_STYLE_GEMMA3, .add_generation_prompt = true};
+    chat_text text;
+    assert_ok(chat_render(messages, n, &options, &text, &error));
+    assert_string_equal(text.text, expected);
+    chat_text_free(&text);
+}
+
+static void assert_no_turns(const chat_message *messages, size_t n, const char *tools, const char *expected) {
+    const chat_options options = {.style = CHAT_STYLE_GEMMA3, .tools = tools};
+    chat_text text;
+    assert_int_not_equal(chat_render(messages, n, &options, &text, &error), KAKEYA_OK);
+    if (!strstr(error.message, expected)) fail_msg("%s", error.message);
+    assert_null(text.text);
+}
+
+static void test_turns(void **state) {
+    (void)state;
+    const char *system[] = {" Be brief.\n"}, *hello[] = {"  Hello \n"}, *parts[] = {" a ", "b"}, *answer[] = {"Hi.\n"};
+    chat_message all[] = {{.role = "system", .parts = system, .n_parts = 1},
+                          {.role = "user", .parts = hello, .n_parts = 1},
+                          {.role = "assistant", .parts = answer, .n_parts = 1, .reasoning = "hm"},
+                          {.role = "user", .parts = parts, .n_parts = 2, .is_list = true}};
+    assert_turns(
+        all, 4,
+        "<bos><start_of_turn>user\n Be brief.\n\n\nHello<end_of_turn>\n<start_of_turn>model\nHi.<end_of_turn>\n"
+        "<start_of_turn>user\nab<end_of_turn>\n<start_of_turn>model\n");
+    assert_turns(all + 1, 1, "<bos><start_of_turn>user\nHello<end_of_turn>\n<start_of_turn>model\n");
+    assert_turns(all + 1, 0, "<bos><start_of_turn>model\n");
+    assert_no_turns(all, 1, NULL, "there is none");
+    assert_no_turns(all + 2, 1, NULL, "messages[0].role is \"assistant\", expected \"user\"");
+    all[2].role = "user";
+    assert_no_turns(all, 4, NULL, "messages[2].role is \"user\", expected \"assistant\"");
+    assert_turns(all + 1, 1, "<bos><start_of_turn>user\nHello<end_of_turn>\n<start_of_turn>model\n");
+    assert_no_turns(all + 1, 1, "[{\"name\": \"f\"}]", "trained to call");
+    const chat_tool_call call = {.name = "f"};
+    all[2] = (chat_message){.role = "assistant", .tool_calls = &call, .n_tool_calls = 1};
+    assert_no_turns(all + 1, 2, NULL, "messages[1]: the turns of Gemma 3 have no tools");
+    all[2] = (chat_message){.role = "tool", .parts = hello, .n_parts = 1};
+    assert_no_turns(all + 1, 2, NULL, "messages[1]: the turns of Gemma 3 have no tools");
+
+    static const char published[] =
+        "{%- set first_user_prefix = messages[0]['content'] -%}{{ raise_exception(\"Conversation roles must alternate\") }}"
+        "{{ '<start_of_turn>' + role }}{{ '<end_of_turn>' }}{{'<start_of_turn>model\n'}}";
+    chat_template_info info = chat_template_check(published, strlen(published));
+    assert_true(info.known && info.gemma_turns && info.style == CHAT_STYLE_GEMMA3 && !*info.note);
+    static const char other[] = "<start_of_turn>developer<end_of_turn><start_function_declaration>";
+    info = chat_template_check(other, strlen(other));
+    assert_true(!info.known && info.gemma_turns && info.style == CHAT_STYLE_GEMMA3 && *info.note);
 }
 
 /* ---- pieces with scores */
@@ -365,6 +421,7 @@ int main(void) {
         cmocka_unit_test(test_dialects),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_gguf_keys),
+        cmocka_unit_test(test_turns),
         cmocka_unit_test(test_pieces_with_scores),
         cmocka_unit_test(test_bad_vocabularies),
     };

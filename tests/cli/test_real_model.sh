@@ -1,0 +1,37 @@
+# A public model, as people have one: Gemma 3 270M in a file that llama.cpp wrote (tools/real_model.sh).
+. tests/cli/common.sh
+
+model=${KAKEYA_REAL_MODEL:-}
+if [ -z "$model" ]; then
+    skip "a public model" "KAKEYA_REAL_MODEL is not set, and it could not be downloaded"
+    finish
+fi
+
+works "info describes it" info "$model" --json
+json_holds "by what the file says" '.architecture | .variant == "gemma3-270m" and .layers == 18 and .full_attention_layers == 3 and
+    .vocab == 262144 and .max_context == 32768 and .experts == 0'
+works "a text is continued" run "$model" --raw --max-tokens 12 --json 'The capital of France is'
+json_holds "by what is likeliest" '.text == " the capital of the country of France. It is the capital" and .prompt_tokens == 6'
+jq -c .token_ids "$WORK/out" >"$WORK/expected"
+for how in '--mode ar' '--mode ngram --threads 1' '--mode ngram --isa scalar --precision int8'; do
+    # shellcheck disable=SC2086 # several options
+    run run "$model" --raw --max-tokens 12 $how --json 'The capital of France is'
+    check "with $how by the same tokens" test "$(jq -c .token_ids "$WORK/out")" = "$(cat "$WORK/expected")"
+done
+works "what is dropped is stated" run "$model" --raw --attention sink-window --max-tokens 4 --json 'The capital of France is'
+fails_with "there is nothing to restore with" 'f_theta' run "$model" --raw --attention restored hello
+
+printf '[{"role":"system","content":" Be brief. "},{"role":"user","content":"  Hello\\n"}]' >"$WORK/turns"
+works "turns are Gemma 3's" run "$model" --messages "$WORK/turns" --max-tokens 1 --json
+# <bos> <start_of_turn> user \n "▁Be" "▁brief" "." "▁" \n\n Hello <end_of_turn> \n <start_of_turn> model \n
+json_holds "with the system text in front of the first" '.prompt_tokens == 15'
+printf '[{"role":"user","content":"a"},{"role":"user","content":"b"}]' >"$WORK/turns"
+fails_with "turns that do not alternate are refused" 'messages\[1\].role is "user", expected "assistant"' \
+    run "$model" --messages "$WORK/turns"
+printf '{"type":"object","properties":{"city":{"type":"string","maxLength":20}},"required":["city"]}' >"$WORK/schema"
+works "an answer follows a schema" run "$model" --raw --max-tokens 60 --json-schema "$WORK/schema" --json 'The capital of France as JSON: '
+json_holds "whole" '.text | fromjson | .city | length <= 20'
+fails_with "it is not written anew" 'Gemma 3' convert "$model" "$WORK/out.gguf" --to q8_0
+works "sessions decode losslessly" eval lossless --model "$model" --prompts 3 --reference-prompts 0 --max-tokens 8 --json
+json_holds "in every mode" '.summary.lossless | .differences == 0 and .comparisons > 20'
+finish
