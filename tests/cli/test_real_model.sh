@@ -33,5 +33,5 @@ works "an answer follows a schema" run "$model" --raw --max-tokens 60 --json-sch
 json_holds "whole" '.text | fromjson | .city | length <= 20'
 fails_with "it is not written anew" 'Gemma 3' convert "$model" "$WORK/out.gguf" --to q8_0
 works "sessions decode losslessly" eval lossless --model "$model" --prompts 3 --reference-prompts 0 --max-tokens 8 --json
-json_holds "in every mode" '.summary.lossless | .differences == 0 and .comparisons > 20'
+json_holds "in every mode" '.summary.lossless | .differences == 0 and .comparisons >= 15'
 finish
