@@ -238,7 +238,8 @@ static void test_turns(void **state) {
     assert_no_turns(all + 1, 2, NULL, "messages[1]: the turns of Gemma 3 have no tools");
 
     static const char published[] =
-        "{%- set first_user_prefix = messages[0]['content'] -%}{{ raise_exception(\"Conversation roles must alternate\") }}"
+        "{%- set first_user_prefix = messages[0]['content'] -%}{{ raise_exception(\"Conversation roles must "
+        "alternate\") }}"
         "{{ '<start_of_turn>' + role }}{{ '<end_of_turn>' }}{{'<start_of_turn>model\n'}}";
     chat_template_info info = chat_template_check(published, strlen(published));
     assert_true(info.known && info.gemma_turns && info.style == CHAT_STYLE_GEMMA3 && !*info.note);
