@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "text/chat_gemma3.h"
 #include "text/chat_json.h"
 #include "text/chat_tools.h"
 #include "text/spaces.h"
@@ -251,7 +250,7 @@ static void put_generation_prompt(chat_writer *w, turn_end end, const chat_optio
     }
 }
 
-static kakeya_status check_messages(const chat_message *messages, size_t n, kakeya_error *error) {
+kakeya_status chat_check_roles(const chat_message *messages, size_t n, kakeya_error *error) {
     for (size_t i = 0; i < n; i++) {
         const chat_message *message = &messages[i];
         if (!message->role) return error_set(error, KAKEYA_INVALID_ARGUMENT, "messages[%zu] has no role", i);
@@ -268,13 +267,9 @@ static kakeya_status check_messages(const chat_message *messages, size_t n, kake
 kakeya_status chat_render(const chat_message *messages, size_t n_messages, const chat_options *options, chat_text *out,
                           kakeya_error *error) {
     *out = (chat_text){0};
-    kakeya_status status = check_messages(messages, n_messages, error);
+    kakeya_status status = chat_check_roles(messages, n_messages, error);
     if (status) return status;
     chat_writer w = {.error = error};
-    if (options->style == CHAT_STYLE_GEMMA3) {
-        chat_put_gemma3(&w, messages, n_messages, options);
-        return chat_writer_end(&w, out);
-    }
     const chat_message *system = n_messages && is_system(&messages[0]) ? &messages[0] : NULL;
     bool tools = chat_offers_tools(options);
     chat_put_control(&w, "<bos>");
