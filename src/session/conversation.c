@@ -5,6 +5,7 @@
 #include "base/sized.h"
 #include "decode/stop_text.h"
 #include "session/tokenizer.h"
+#include "text/chat_gemma3.h"
 #include "text/chat_parser.h"
 #include "text/chat_request.h"
 
@@ -41,7 +42,9 @@ static kakeya_status render(const kakeya_tokenizer *t, const chat_message *messa
                             kakeya_error *error) {
     chat_text text = {0};
     kakeya_status status = check_tool_messages(messages, n_messages, error);
-    if (status == KAKEYA_OK) status = chat_render(messages, n_messages, options, &text, error);
+    if (status == KAKEYA_OK)
+        status = (options->style == CHAT_STYLE_GEMMA3 ? chat_render_gemma3 : chat_render)(messages, n_messages, options,
+                                                                                          &text, error);
     if (status == KAKEYA_OK) status = chat_tokenize(t->tokens, &text, most, ids, n_ids, n_stable, error);
     chat_text_free(&text);
     return status;

@@ -1,6 +1,5 @@
-/* The turn formats, rendered natively: what the checkpoint's chat_template.jinja makes of a conversation, byte for
- * byte. Gemma 4 (revision of 2026-07-09): with system text, tools, reasoning and tool calls. Gemma 3: turns of user and
- * model that alternate, a leading system text in front of the first user's; reasoning is left out, tools are refused.
+/* The Gemma 4 turn format, rendered natively: what the checkpoint's chat_template.jinja (revision of 2026-07-09) makes
+ * of a conversation with system text, tools, reasoning and tool calls, byte for byte. Gemma 3's: text/chat_gemma3.h.
  */
 #ifndef KAKEYA_TEXT_CHAT_H
 #define KAKEYA_TEXT_CHAT_H
@@ -50,8 +49,10 @@ typedef struct chat_options {
     const char *tools;          /* text of a JSON array of OpenAI tool declarations, NULL: none */
 } chat_options;
 
-/* Renders the conversation, <bos> included. *out is released by chat_text_free. KAKEYA_UNSUPPORTED: tools, where the
- * style has none. */
+/* Whether all roles are known ones. */
+kakeya_status chat_check_roles(const chat_message *messages, size_t n_messages, kakeya_error *error);
+
+/* Renders the conversation, <bos> included. *out is released by chat_text_free. */
 kakeya_status chat_render(const chat_message *messages, size_t n_messages, const chat_options *options, chat_text *out,
                           kakeya_error *error);
 

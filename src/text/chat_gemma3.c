@@ -47,7 +47,12 @@ static void put_message(chat_writer *w, size_t index, const chat_message *messag
     chat_puts(w, "\n");
 }
 
-void chat_put_gemma3(chat_writer *w, const chat_message *messages, size_t n_messages, const chat_options *options) {
+kakeya_status chat_render_gemma3(const chat_message *messages, size_t n_messages, const chat_options *options,
+                                 chat_text *out, kakeya_error *error) {
+    *out = (chat_text){0};
+    kakeya_status status = chat_check_roles(messages, n_messages, error);
+    if (status) return status;
+    chat_writer writer = {.error = error}, *w = &writer;
     const size_t first = n_messages && is_system(&messages[0]);
     if (chat_offers_tools(options))
         chat_fail(w, KAKEYA_UNSUPPORTED, "tools: the turns of Gemma 3 have none, and it was not trained to call any");
@@ -65,4 +70,5 @@ void chat_put_gemma3(chat_writer *w, const chat_message *messages, size_t n_mess
                   "messages: the turns of Gemma 3 put a system text in front of the first user's, and there is none");
     w->out.stable_segments = w->out.n_segments;
     if (options->add_generation_prompt) open_turn(w, true);
+    return chat_writer_end(w, out);
 }

@@ -10,7 +10,7 @@
 
 #include "model/gemma4.h"
 #include "model/gemma4_gguf.h"
-#include "text/chat.h"
+#include "text/chat_gemma3.h"
 #include "text/tokenizer_gguf.h"
 
 static kakeya_error error;
@@ -199,7 +199,7 @@ static void test_gguf_keys(void **state) {
 static void assert_turns(const chat_message *messages, size_t n, const char *expected) {
     const chat_options options = {.style = CHAT_STYLE_GEMMA3, .add_generation_prompt = true};
     chat_text text;
-    assert_ok(chat_render(messages, n, &options, &text, &error));
+    assert_ok(chat_render_gemma3(messages, n, &options, &text, &error));
     assert_string_equal(text.text, expected);
     chat_text_free(&text);
 }
@@ -207,7 +207,7 @@ static void assert_turns(const chat_message *messages, size_t n, const char *exp
 static void assert_no_turns(const chat_message *messages, size_t n, const char *tools, const char *expected) {
     const chat_options options = {.style = CHAT_STYLE_GEMMA3, .tools = tools};
     chat_text text;
-    assert_int_not_equal(chat_render(messages, n, &options, &text, &error), KAKEYA_OK);
+    assert_int_not_equal(chat_render_gemma3(messages, n, &options, &text, &error), KAKEYA_OK);
     if (!strstr(error.message, expected)) fail_msg("%s", error.message);
     assert_null(text.text);
 }
