@@ -40,7 +40,7 @@ static void items_text(const uint8_t *items, int most, char *text, size_t n) {
 }
 
 /* Every weight that an operation names, once. */
-static int weights_of(const op *o, const char *names[ROW_MAX_STEPS + 6]) {
+static int weights_of(const program_op *o, const char *names[ROW_MAX_STEPS + 6]) {
     int n = 0;
     for (int i = 0; i < PROGRAM_MATRICES; i++) {
         if (o->slot[i]) names[n++] = program_role_name(program_slot_role(o->slot[i]));

@@ -15,7 +15,7 @@ typedef struct counting {
     const gemma4_config *config;
     const gemma4_weights *weights;
     timeline decode, prompt; /* behind their last rows */
-    const op *op;
+    const program_op *op;
     double rows;
 } counting;
 
@@ -49,7 +49,7 @@ static void count_products(const counting *c, explain_row *row) {
 }
 
 /* Positions that `rows` rows from `position` on see, all together. */
-static double visible(const op *o, int position, int rows) {
+static double visible(const program_op *o, int position, int rows) {
     double sum = 0;
     for (int i = 0; i < rows; i++) {
         int seen = position + i + 1;
@@ -165,7 +165,7 @@ static kakeya_status make_rows(const explain_options *options, const program_mac
     size_t most = (size_t)program_most_ops(e->config);
     e->ops = calloc(most, sizeof *e->ops);
     e->row = calloc(most, sizeof *e->row);
-    launch *launches = calloc(most, sizeof *launches);
+    program_launch *launches = calloc(most, sizeof *launches);
     if (!e->ops || !e->row || !launches) {
         free(launches);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a list of %zu operations", most);
@@ -180,7 +180,7 @@ static kakeya_status make_rows(const explain_options *options, const program_mac
                   .prompt = timeline_at(e, options, e->prompt_rows),
                   .rows = e->decode_rows + e->prompt_rows};
     for (int i = 0; i < e->launches; i++) {
-        const launch *l = &launches[i];
+        const program_launch *l = &launches[i];
         for (int k = l->first; k < l->first + l->n; k++) {
             explain_row *row = &e->row[k];
             c.op = &e->ops[k];

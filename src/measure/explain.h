@@ -18,7 +18,7 @@ typedef struct explain_options {
 } explain_options;
 
 typedef struct explain_row {
-    const op *op;
+    const program_op *op;
     const char *kernel;
     int launch, rows;
     bool fused;
@@ -39,7 +39,7 @@ typedef struct explanation {
     /* what it is made of */
     mem_account account;
     gemma4_model *model;
-    op *ops;
+    program_op *ops;
 } explanation;
 
 /* KAKEYA_UNSUPPORTED for backends whose forward is no such list, and for restored attention, which lists do not tell.

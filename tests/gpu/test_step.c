@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "backend/cuda/step.h"
+#include "gpu/fused_steps.h"
 #include "model/sizes.h"
 
 typedef struct form {
@@ -25,7 +26,9 @@ typedef struct form {
     f_theta_model *f_theta;
     step_tap tap[DFLASH_MAX_TARGETS];
     cuda_weights weights;
-    step_op *ops;
+    step_op *ops, *fused;
+    program_op *program;
+    program_launch *launches;
 } form;
 
 static void require_ok(kakeya_status status, const kakeya_error *error) {
@@ -46,11 +49,17 @@ static void form_open(form *f, const char *model) {
     backend_model_options options = {.verifier = f->verifier, .drafter = f->drafter, .f_theta = f->f_theta};
     require_ok(cuda_weights_describe(&f->weights, &options, (model_part){0, 1}, &error), &error);
     f->ops = calloc((size_t)step_most_ops(c), sizeof *f->ops);
-    assert_non_null(f->ops);
+    f->fused = calloc((size_t)step_most_ops(c), sizeof *f->fused);
+    f->program = calloc((size_t)program_most_ops(c), sizeof *f->program);
+    f->launches = calloc((size_t)program_most_ops(c), sizeof *f->launches);
+    assert_true(f->ops && f->fused && f->program && f->launches);
 }
 
 static void form_close(form *f) {
     free(f->ops);
+    free(f->fused);
+    free(f->program);
+    free(f->launches);
     f_theta_model_close(f->f_theta);
     dflash_model_close(f->drafter);
     gemma4_model_close(f->verifier);
@@ -211,8 +220,33 @@ static int check_meetings(const form *f, const char *what, int n, int devices, m
     return meetings;
 }
 
+static bool same_step(const step_op *a, const step_op *b) {
+    bool same = a->kind == b->kind && a->layer == b->layer && a->source == b->source && a->index == b->index &&
+                a->first_row == b->first_row && a->rows == b->rows && a->beside == b->beside && a->alone == b->alone &&
+                a->reads == b->reads && a->writes == b->writes && a->matrices == b->matrices &&
+                strcmp(a->part, b->part) == 0 && fabs(a->bytes - b->bytes) <= 1e-12 * a->bytes &&
+                fabs(a->operations - b->operations) <= 1e-12 * a->operations;
+    for (int i = 0; same && i < a->matrices; i++) same = a->matrix[i] == b->matrix[i];
+    return same;
+}
+
+/* The verifier's list, fused, is the list of the step. */
+static void check_program(form *f, const char *what, const step_shape *s, int n) {
+    int fused = fused_steps_make(s, f->program, f->launches, f->fused);
+    for (int i = 0; i < n && i < fused; i++) {
+        const step_op *a = &f->ops[i], *b = &f->fused[i];
+        if (!same_step(a, b))
+            fail_msg(
+                "%s, %s, part %d of %d: operation %d is kind %d of layer %d (index %d, source %d, %s), the program "
+                "gives kind %d of layer %d (index %d, source %d, %s)",
+                f->model, what, s->part.index, s->part.count, i, (int)a->kind, a->layer, a->index, a->source, a->part,
+                (int)b->kind, b->layer, b->index, b->source, b->part);
+    }
+    assert_int_equal(fused, n);
+}
+
 /* Alone, and as the first and the second of two devices, which meet in the same places. */
-static void check(const form *f, const char *what, const step_shape *shape) {
+static void check(form *f, const char *what, const step_shape *shape) {
     static const model_part parts[] = {{0, 1}, {0, 2}, {1, 2}};
     meeting found[3][2 * GEMMA4_MAX_LAYERS + 2];
     int meetings[3];
@@ -226,6 +260,7 @@ static void check(const form *f, const char *what, const step_shape *shape) {
         check_streams(f, what, n);
         check_rows(f, what, n, s.rows);
         check_weights(f, what, n, !s.prompt);
+        check_program(f, what, &s, n);
         meetings[k] = check_meetings(f, what, n, s.part.count, found[k]);
     }
     assert_int_equal(meetings[0], 0);

@@ -21,7 +21,7 @@ typedef struct list {
     const char *model;
     gemma4_config config;
     program_shape shape;
-    op *ops;
+    program_op *ops;
     int n;
 } list;
 
@@ -30,7 +30,9 @@ static void list_make(list *l, const char *model, uint64_t wants, model_part par
     memset(l, 0, sizeof *l);
     l->model = model;
     if (gemma4_config_variant(model, &l->config, &error)) fail_msg("%s", error.message);
-    l->shape = (program_shape){.wants = wants, .aux = {UINT64_C(1) << 3 | 1}, .part = part};
+    l->shape = (program_shape){.wants = wants, .part = part};
+    layer_add(&l->shape.aux, 0);
+    layer_add(&l->shape.aux, 3);
     l->ops = calloc((size_t)program_most_ops(&l->config), sizeof *l->ops);
     assert_non_null(l->ops);
     l->n = program_verifier(&l->config, &l->shape, l->ops);
@@ -52,7 +54,7 @@ static void check_items(const list *l) {
     bool written[PROGRAM_ITEMS] = {[DATA_TOKENS] = true, [DATA_KV] = true}, needed[PROGRAM_ITEMS] = {false};
     static const program_item results[] = {DATA_LOGITS, DATA_CHOICE, DATA_KV, DATA_OUTSIDE};
     for (int i = 0; i < l->n; i++) {
-        const op *o = &l->ops[i];
+        const program_op *o = &l->ops[i];
         for (int k = 0; k < PROGRAM_INPUTS && o->in[k]; k++) {
             if (!written[o->in[k]])
                 fail_msg("%s: operation %d (%s) reads %s, which nobody wrote", l->model, i,
@@ -62,7 +64,7 @@ static void check_items(const list *l) {
     }
     for (size_t i = 0; i < sizeof results / sizeof results[0]; i++) needed[results[i]] = true;
     for (int i = l->n - 1; i >= 0; i--) {
-        const op *o = &l->ops[i];
+        const program_op *o = &l->ops[i];
         bool wanted = false;
         for (int k = 0; k < PROGRAM_OUTPUTS && o->out[k]; k++) wanted |= needed[o->out[k]];
         if (!wanted) fail_msg("%s: nobody needs operation %d (%s)", l->model, i, op_kind_name((op_kind)o->kind));
@@ -78,7 +80,7 @@ static void check_items(const list *l) {
  * item's memory; instructions and registers are as many as there may be. */
 static void check_rows(const list *l) {
     for (int i = 0; i < l->n; i++) {
-        const op *o = &l->ops[i];
+        const program_op *o = &l->ops[i];
         if (o->kind != OP_ROWS) continue;
         bool set[ROW_REGISTERS] = {false};
         program_item at[ROW_REGISTERS] = {DATA_NONE};
@@ -112,7 +114,7 @@ static void check_rows(const list *l) {
 static int uses(const list *l, uint16_t slot) {
     int n = 0;
     for (int i = 0; i < l->n; i++) {
-        const op *o = &l->ops[i];
+        const program_op *o = &l->ops[i];
         for (int k = 0; k < PROGRAM_MATRICES; k++) n += o->slot[k] == slot;
         for (int k = 0; k < 3; k++) n += o->head[k].item && o->head[k].slot == slot;
         for (int k = 0; k < o->steps; k++) n += o->step[k].slot == slot;
@@ -144,7 +146,7 @@ static void check_stores(const list *l) {
     for (int layer = 0; layer < l->config.layers; layer++) {
         int before = -1, behind = -1, first = -1, last = -1;
         for (int i = 0; i < l->n; i++) {
-            const op *o = &l->ops[i];
+            const program_op *o = &l->ops[i];
             if (o->kind == OP_STORE && o->source == layer) *(o->index == STORE_BEHIND_READERS ? &behind : &before) = i;
             if (o->kind != OP_ATTEND || o->source != layer) continue;
             if (first < 0) first = i;
@@ -175,7 +177,7 @@ static void lists_hold(void **state) {
                     agreed += l.ops[i].kind == OP_AGREE;
                     if (l.ops[i].kind == OP_TAP) taps[l.ops[i].index]++;
                 }
-                assert_int_equal(agreed, p ? l.config.layers * (l.config.moe ? 3 : 2) : 0);
+                assert_int_equal(agreed, p ? 2 * l.config.layers : 0);
                 for (int reason = 0; reason < TAP_REASONS; reason++)
                     assert_int_equal(taps[reason] > 0, (wants & PROGRAM_WANTS(reason)) != 0);
                 if (wants & PROGRAM_WANTS(TAP_STATES)) assert_int_equal(taps[TAP_STATES], l.config.layers + 1);
@@ -221,7 +223,7 @@ static void launches_cover_the_list(void **state) {
     for (int m = 0; m < MODELS; m++) {
         list l;
         list_make(&l, models[m], 0, (model_part){0, 1});
-        launch *launches = calloc((size_t)l.n, sizeof *launches);
+        program_launch *launches = calloc((size_t)l.n, sizeof *launches);
         int n = program_launches(machine, l.ops, l.n, launches), next = 0, fused = 0;
         for (int i = 0; i < n; i++) {
             assert_int_equal(launches[i].first, next);
@@ -235,14 +237,14 @@ static void launches_cover_the_list(void **state) {
         list_free(&l);
     }
     /* verbs are compared, slots and items are not; what is cut off by the end of the list does not match */
-    op ops[2] = {{.kind = OP_ROWS, .steps = 2, .step = {{.verb = ROW_LOAD}, {.verb = ROW_NORM, .slot = 7}}},
-                 {.kind = OP_PRODUCTS}};
-    const fusion patterns[] = {{"three", 3, {{OP_ROWS, 0, NULL}, {OP_PRODUCTS, 0, NULL}, {OP_ROWS, 0, NULL}}},
-                               {"other verbs", 2, {{OP_ROWS, 0, "ae"}, {OP_PRODUCTS, 0, NULL}}},
-                               {"longer", 1, {{OP_ROWS, 0, "adf"}}},
-                               {"norm", 2, {{OP_ROWS, 0, "ad"}, {OP_PRODUCTS, 0, NULL}}}};
+    program_op ops[2] = {{.kind = OP_ROWS, .steps = 2, .step = {{.verb = ROW_LOAD}, {.verb = ROW_NORM, .slot = 7}}},
+                         {.kind = OP_PRODUCTS}};
+    const program_fusion patterns[] = {{"three", 3, {{OP_ROWS, 0, NULL}, {OP_PRODUCTS, 0, NULL}, {OP_ROWS, 0, NULL}}},
+                                       {"other verbs", 2, {{OP_ROWS, 0, "ae"}, {OP_PRODUCTS, 0, NULL}}},
+                                       {"longer", 1, {{OP_ROWS, 0, "adf"}}},
+                                       {"norm", 2, {{OP_ROWS, 0, "ad"}, {OP_PRODUCTS, 0, NULL}}}};
     const program_machine one = {.fusion = patterns, .fusions = 4};
-    launch launches[2];
+    program_launch launches[2];
     assert_int_equal(program_launches(&one, ops, 2, launches), 1);
     assert_int_equal(launches[0].fusion, 3);
     ops[1].epilogue = EPILOGUE_GATED;

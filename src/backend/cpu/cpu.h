@@ -138,9 +138,9 @@ struct backend_model {
     int max_jobs;
 
     /* The verifier's forward as this machine runs it, of the shape that was wanted last. */
-    op *ops;        /* [program_most_ops] */
-    launch *launch; /* the same */
-    int launches;   /* 0: none was made yet */
+    program_op *ops;        /* [program_most_ops] */
+    program_launch *launch; /* the same */
+    int launches;           /* 0: none was made yet */
     program_shape shape;
 
     /* drafter workspace */

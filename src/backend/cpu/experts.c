@@ -128,7 +128,7 @@ static int expert_jobs(backend_model *m, const packed_rows *input, const weight 
     return n;
 }
 
-static int gate_up_jobs(backend_model *m, const op *o, int rows, weight *views, matrix_job *jobs) {
+static int gate_up_jobs(backend_model *m, const program_op *o, int rows, weight *views, matrix_job *jobs) {
     gather_context gather = {.model = m};
     int width = m->config->expert_intermediate, hidden = m->config->hidden;
     size_t ldy = 2 * (size_t)width;
@@ -146,7 +146,7 @@ static int gate_up_jobs(backend_model *m, const op *o, int rows, weight *views, 
                            jobs + n);
 }
 
-int experts_jobs(backend_model *m, const op *o, int rows, weight *views, matrix_job *jobs) {
+int experts_jobs(backend_model *m, const program_op *o, int rows, weight *views, matrix_job *jobs) {
     if (o->epilogue == EPILOGUE_GATED) return gate_up_jobs(m, o, rows, views, jobs);
     const weight *down = program_matrix(m->weights, o->slot[0]);
     int width = m->config->expert_intermediate, hidden = m->config->hidden;

@@ -29,7 +29,7 @@ typedef struct forward_step {
     int rows;
     int positions[CPU_MAX_ROWS];  /* per row */
     int32_t tokens[CPU_MAX_ROWS]; /* the same */
-    const op *op;                 /* in work */
+    const program_op *op;         /* in work */
     atomic_bool burst;            /* a new K or V is not a finite number; once so, a row stays so */
 } forward_step;
 
@@ -49,13 +49,13 @@ static void embed_rows(void *context, size_t begin, size_t end, int thread) {
     }
 }
 
-static void run_embed(forward_step *f, const op *o) {
+static void run_embed(forward_step *f, const program_op *o) {
     (void)o;
     rows_run(f->model, f->rows, f->model->config->hidden, embed_rows, f);
 }
 
 /* Packs the input of an OP_PRODUCTS, and says what is to be multiplied. */
-static int product_jobs(forward_step *f, const op *o, matrix_job *jobs) {
+static int product_jobs(forward_step *f, const program_op *o, matrix_job *jobs) {
     backend_model *m = f->model;
     const weight *w[PROGRAM_MATRICES];
     packing_set packings = 0;
@@ -76,13 +76,13 @@ static int product_jobs(forward_step *f, const op *o, matrix_job *jobs) {
     return n;
 }
 
-static void finish_products(forward_step *f, const op *o) {
+static void finish_products(forward_step *f, const program_op *o) {
     if (o->epilogue == EPILOGUE_GATED)
         activate(f->model, cpu_item(f->model, (program_item)o->out[0]), f->rows,
                  program_matrix(f->model->weights, o->slot[0])->out);
 }
 
-static void run_products(forward_step *f, const op *o) {
+static void run_products(forward_step *f, const program_op *o) {
     matrix_job *jobs = f->model->jobs;
     matrix_run(f->model, jobs, product_jobs(f, o, jobs));
     finish_products(f, o);
@@ -90,7 +90,7 @@ static void run_products(forward_step *f, const op *o) {
 
 /* A batch of products ends with that of its last piece: the dense ones come first, as they are cut into the larger
  * pieces, and the small ones at the end leave no thread waiting long. */
-static void run_expert_products(forward_step *f, const op *dense, const op *experts) {
+static void run_expert_products(forward_step *f, const program_op *dense, const program_op *experts) {
     backend_model *m = f->model;
     matrix_job *jobs = m->jobs;
     weight *views = (weight *)(void *)(m->jobs + m->max_jobs);
@@ -102,14 +102,14 @@ static void run_expert_products(forward_step *f, const op *dense, const op *expe
         activate(m, m->expert_gate_up, f->rows * m->config->experts_per_token, m->config->expert_intermediate);
 }
 
-static void run_experts_alone(forward_step *f, const op *o) { run_expert_products(f, NULL, o); }
-static void run_side_by_side(forward_step *f, const op *o) { run_expert_products(f, o, o + 1); }
+static void run_experts_alone(forward_step *f, const program_op *o) { run_expert_products(f, NULL, o); }
+static void run_side_by_side(forward_step *f, const program_op *o) { run_expert_products(f, o, o + 1); }
 
-static void run_route(forward_step *f, const op *o) {
+static void run_route(forward_step *f, const program_op *o) {
     experts_route(f->model, program_vector(f->model->weights, o->slot[0]), f->rows);
 }
 
-static void run_row_program(forward_step *f, const op *o) { row_program_run(f->model, o, f->tokens, f->rows); }
+static void run_row_program(forward_step *f, const program_op *o) { row_program_run(f->model, o, f->tokens, f->rows); }
 
 /* ---------------------------------------------------------------------------------------------------- attention */
 
@@ -133,7 +133,7 @@ static void head_rows(void *context, size_t begin, size_t end, int thread) {
     forward_step *f = context;
     backend_model *m = f->model;
     const cpu_kernels *kernels = m->kernels;
-    const op *o = f->op;
+    const program_op *o = f->op;
     const gemma4_layer_config *lc = &m->config->layer[o->layer];
     const rope_table *rope = &m->rope[lc->type];
     int d = o->width;
@@ -157,7 +157,7 @@ static void head_rows(void *context, size_t begin, size_t end, int thread) {
     }
 }
 
-static void run_heads(forward_step *f, const op *o) {
+static void run_heads(forward_step *f, const program_op *o) {
     const gemma4_layer_config *lc = &f->model->config->layer[o->layer];
     rows_run(f->model, f->rows, (f->model->config->heads + 2 * lc->kv_heads) * o->width, head_rows, f);
 }
@@ -221,7 +221,7 @@ static bool chunk_stays(const attention_segment *a, int layer) {
 
 /* Prompt rows of a ring are stored when nobody attends any more what they overwrite. Everything else is stored before
  * attention. */
-static void run_store(forward_step *f, const op *o) {
+static void run_store(forward_step *f, const program_op *o) {
     bool behind = o->index == STORE_BEHIND_READERS;
     for (int s = 0; s < f->n_segments; s++) {
         const attention_segment *a = &f->segments[s];
@@ -230,7 +230,7 @@ static void run_store(forward_step *f, const op *o) {
     }
 }
 
-static void run_attend(forward_step *f, const op *o) {
+static void run_attend(forward_step *f, const program_op *o) {
     attention_run(f->model, o->layer, f->segments, f->n_segments, f->burst);
 }
 
@@ -315,7 +315,7 @@ static void look_at(const forward_step *f) {
         watch_copy(to, cpu_item(m, item), (size_t)f->rows, (size_t)width);
 }
 
-static void run_tap(forward_step *f, const op *o) {
+static void run_tap(forward_step *f, const program_op *o) {
     switch ((tap_reason)o->index) {
     case TAP_STATES:
         copy_hidden(f);
@@ -335,7 +335,7 @@ static void run_tap(forward_step *f, const op *o) {
 }
 
 /* The rows that want logits are one product, those that want their greedy choice another, whoever they belong to. */
-static void run_logits(forward_step *f, const op *o) {
+static void run_logits(forward_step *f, const program_op *o) {
     backend_model *m = f->model;
     size_t hidden = (size_t)m->config->hidden, vocab = (size_t)m->config->vocab;
     const float *normed = cpu_item(m, (program_item)o->in[0]);
@@ -352,7 +352,7 @@ static void run_logits(forward_step *f, const op *o) {
     if (n) head_logits(m, &m->packed, m->x, n, to);
 }
 
-static void run_choose(forward_step *f, const op *o) {
+static void run_choose(forward_step *f, const program_op *o) {
     backend_model *m = f->model;
     size_t hidden = (size_t)m->config->hidden;
     const float *normed = cpu_item(m, (program_item)o->in[0]);
@@ -374,7 +374,7 @@ static void run_choose(forward_step *f, const op *o) {
 
 /* -------------------------------------------------------------------------------------------------- the machine */
 
-typedef void (*op_kernel)(forward_step *f, const op *o);
+typedef void (*op_kernel)(forward_step *f, const program_op *o);
 
 /* NULL: nothing happens on one device. */
 static const op_kernel kernels[OP_KINDS] = {
@@ -388,7 +388,7 @@ enum { FUSIONS = 2 };
 static const op_kernel fused[FUSIONS] = {run_side_by_side, run_side_by_side};
 
 const program_machine *cpu_machine(void) {
-    static const fusion fusions[FUSIONS] = {
+    static const program_fusion fusions[FUSIONS] = {
         {"side by side", 2, {{OP_PRODUCTS, EPILOGUE_GATED, NULL}, {OP_EXPERT_PRODUCTS, EPILOGUE_GATED, NULL}}},
         {"side by side", 2, {{OP_PRODUCTS, EPILOGUE_NONE, NULL}, {OP_EXPERT_PRODUCTS, EPILOGUE_NONE, NULL}}},
     };
@@ -428,7 +428,7 @@ static program_shape shape_of(const forward_step *f) {
     program_shape shape = {.wants = wants_of(f)};
     for (int s = 0; s < f->n_segments; s++) {
         const timeline *t = &f->segments[s].cache->t;
-        for (int tap = 0; tap < t->taps; tap++) shape.aux[t->tap[tap] / 64] |= UINT64_C(1) << t->tap[tap] % 64;
+        for (int tap = 0; tap < t->taps; tap++) layer_add(&shape.aux, t->tap[tap]);
     }
     return shape;
 }
@@ -441,7 +441,7 @@ static void run_list(forward_step *f) {
         m->launches = program_launches(cpu_machine(), m->ops, program_verifier(m->config, &shape, m->ops), m->launch);
     }
     for (int i = 0; i < m->launches; i++) {
-        const launch *l = &m->launch[i];
+        const program_launch *l = &m->launch[i];
         f->op = &m->ops[l->first];
         (l->fusion < 0 ? kernels[f->op->kind] : fused[l->fusion])(f, f->op);
     }

@@ -54,26 +54,29 @@ typedef struct bound_step {
 
 typedef struct row_job {
     backend_model *m;
-    const op *o;
+    const program_op *o;
     const int32_t *tokens;
     bound_step step[ROW_MAX_STEPS];
 } row_job;
 
-static bound_step bind_step(const backend_model *m, const op *o, const row_step *s) {
-    bound_step b = {.verb = (row_verb)s->verb, .into = s->into, .from = s->from, .scalar = s->scalar, .part = s->part};
-    if (s->part == ROW_OWN_PART || o->parts > 1) b.part = -1;
+static void bind_step(const backend_model *m, const program_op *o, const row_step *s, bound_step *b) {
+    b->verb = (row_verb)s->verb;
+    b->into = s->into;
+    b->from = s->from;
+    b->part = s->part == ROW_OWN_PART || o->parts > 1 ? -1 : s->part;
+    b->scalar = s->scalar;
+    b->values = NULL;
+    b->item = NULL;
     if (s->verb == ROW_LOOKUP)
-        b.table = program_matrix(m->weights, s->slot);
-    else
-        b.values = program_vector(m->weights, s->slot);
-    if (s->verb == ROW_SCALE && b.values) b.scalar = *b.values;
-    if (s->item != DATA_NONE && s->verb != ROW_MIX) {
-        bool parted = s->item == DATA_PLE;
-        b.item = cpu_item(m, (program_item)s->item);
-        b.part_stride = parted ? (size_t)o->width : 0;
-        b.stride = (size_t)o->width * (parted ? (size_t)m->config->layers : 1);
-    }
-    return b;
+        b->table = program_matrix(m->weights, s->slot);
+    else if (s->slot)
+        b->values = program_vector(m->weights, s->slot);
+    if (s->verb == ROW_SCALE && b->values) b->scalar = *b->values;
+    if (s->item == DATA_NONE || s->verb == ROW_MIX) return;
+    bool parted = s->item == DATA_PLE;
+    b->item = cpu_item(m, (program_item)s->item);
+    b->part_stride = parted ? (size_t)o->width : 0;
+    b->stride = (size_t)o->width * (parted ? (size_t)m->config->layers : 1);
 }
 
 /* Where the result goes: to its item; else it stays where the register is. A register that is nowhere is a row of the
@@ -124,11 +127,14 @@ static void run_rows(void *context, size_t begin, size_t end, int thread) {
     }
 }
 
-void row_program_run(backend_model *m, const op *o, const int32_t *tokens, int rows) {
-    row_job job = {.m = m, .o = o, .tokens = tokens};
+void row_program_run(backend_model *m, const program_op *o, const int32_t *tokens, int rows) {
+    row_job job;
+    job.m = m;
+    job.o = o;
+    job.tokens = tokens;
     int values = 0;
     for (int i = 0; i < o->steps; i++) {
-        job.step[i] = bind_step(m, o, &o->step[i]);
+        bind_step(m, o, &o->step[i], &job.step[i]);
         if (o->step[i].verb == ROW_LOAD || o->step[i].item) values += o->width;
         if (o->step[i].verb == ROW_MIX) values += m->config->experts_per_token * o->width;
     }

@@ -8,6 +8,6 @@
 /* Rows of an item in the workspace, one behind the other. Items whose lives do not meet share memory. */
 float *cpu_item(const backend_model *m, program_item item);
 /* tokens: of each row. */
-void row_program_run(backend_model *m, const op *o, const int32_t *tokens, int rows);
+void row_program_run(backend_model *m, const program_op *o, const int32_t *tokens, int rows);
 
 #endif

@@ -2,14 +2,14 @@
 
 #include <stddef.h>
 
-static bool verbs_match(const char *verbs, const op *o) {
+static bool verbs_match(const char *verbs, const program_op *o) {
     if (!verbs) return true;
     int i = 0;
     while (i < o->steps && verbs[i] == 'a' + o->step[i].verb) i++;
     return i == o->steps && !verbs[i];
 }
 
-static bool matches(const fusion *f, const op *ops, int n) {
+static bool matches(const program_fusion *f, const program_op *ops, int n) {
     if (f->n > n) return false;
     for (int i = 0; i < f->n; i++) {
         const fusion_op *want = &f->pattern[i];
@@ -19,22 +19,24 @@ static bool matches(const fusion *f, const op *ops, int n) {
     return true;
 }
 
-int program_launches(const program_machine *machine, const op *ops, int n, launch *out) {
+int program_launches(const program_machine *machine, const program_op *ops, int n, program_launch *out) {
     int launches = 0;
     for (int i = 0; i < n; i += out[launches++].n) {
         int f = 0;
         while (f < machine->fusions && !matches(&machine->fusion[f], ops + i, n - i)) f++;
-        out[launches] = f < machine->fusions ? (launch){i, machine->fusion[f].n, f} : (launch){i, 1, -1};
+        out[launches] =
+            f < machine->fusions ? (program_launch){i, machine->fusion[f].n, f} : (program_launch){i, 1, -1};
     }
     return launches;
 }
 
 const char *op_kind_name(op_kind kind) {
     static const char *const names[OP_KINDS] = {
-        [OP_EMBED] = "EMBED",   [OP_PRODUCTS] = "PRODUCTS", [OP_EXPERT_PRODUCTS] = "EXPERT_PRODUCTS",
-        [OP_ROUTE] = "ROUTE",   [OP_HEADS] = "HEADS",       [OP_STORE] = "STORE",
-        [OP_ATTEND] = "ATTEND", [OP_ROWS] = "ROWS",         [OP_TAP] = "TAP",
-        [OP_LOGITS] = "LOGITS", [OP_CHOOSE] = "CHOOSE",     [OP_AGREE] = "AGREE",
+        [OP_EMBED] = "EMBED",     [OP_PRODUCTS] = "PRODUCTS", [OP_EXPERT_PRODUCTS] = "EXPERT_PRODUCTS",
+        [OP_ROUTE] = "ROUTE",     [OP_HEADS] = "HEADS",       [OP_STORE] = "STORE",
+        [OP_ATTEND] = "ATTEND",   [OP_ROWS] = "ROWS",         [OP_TAP] = "TAP",
+        [OP_RESTORE] = "RESTORE", [OP_LOGITS] = "LOGITS",     [OP_CHOOSE] = "CHOOSE",
+        [OP_AGREE] = "AGREE",
     };
     return names[kind];
 }
@@ -54,11 +56,14 @@ const char *program_item_name(program_item item) {
         [DATA_V] = "v",
         [DATA_NEW_KV] = "new K/V",
         [DATA_KV] = "K/V",
+        [DATA_LATENTS] = "latents",
+        [DATA_RESTORED] = "restored K/V",
         [DATA_ATTENDED] = "attended",
         [DATA_BRANCH] = "branch",
         [DATA_ACT] = "act",
         [DATA_ACT_EXPERTS] = "act_experts",
         [DATA_EXPERTS_OUT] = "experts_out",
+        [DATA_MIXED] = "mixed",
         [DATA_PLE] = "ple",
         [DATA_PLE_GATE] = "ple_gate",
         [DATA_NORMED] = "normed",

@@ -17,6 +17,7 @@ typedef enum op_kind {
     OP_ROUTE,           /* logits of the router -> each row's experts and their weights */
     OP_HEADS,           /* norms, RoPE and scales of q, k and v, head by head */
     OP_STORE,           /* new K/V into the stores of `layer`; index: a store_time */
+    OP_RESTORE,         /* evicted positions of layer `source`: latents -> keys and values */
     OP_ATTEND,          /* queries over K/V of layer `source` */
     OP_ROWS,            /* a row program: everything that happens to a row between two products */
     OP_TAP,             /* somebody looks at an item; index: a tap_reason */
@@ -40,13 +41,16 @@ typedef enum program_item {
     DATA_K,
     DATA_V,
     DATA_NEW_KV, /* the rows' keys and values in their stored form */
-    DATA_KV,     /* the stores; the only item that is one of each layer */
+    DATA_KV,     /* the stores; like the next two one of each layer */
+    DATA_LATENTS,
+    DATA_RESTORED,
     DATA_ATTENDED,
     DATA_BRANCH, /* what a block adds to the residual stream */
     DATA_ACT,
     DATA_ACT_EXPERTS,
     DATA_EXPERTS_OUT,
-    DATA_PLE, /* per-layer inputs: `layers` parts a row */
+    DATA_MIXED, /* several devices: the sum of a row's experts with their weights */
+    DATA_PLE,   /* per-layer inputs: `layers` parts a row */
     DATA_PLE_GATE,
     DATA_NORMED, /* behind the final norm: the head's input */
     DATA_LOGITS,
@@ -106,7 +110,7 @@ typedef enum tap_reason {
 
 enum { PROGRAM_INPUTS = 4, PROGRAM_OUTPUTS = 4, PROGRAM_MATRICES = 3 };
 
-typedef struct op {
+typedef struct program_op {
     uint8_t kind, epilogue, index;
     uint8_t in[PROGRAM_INPUTS], out[PROGRAM_OUTPUTS]; /* items, DATA_NONE behind the last one */
     int16_t layer, source;                            /* layer: whose weights; source: whose K/V; -1: none */
@@ -119,22 +123,36 @@ typedef struct op {
     head_rule head[3];
     int steps;
     row_step step[ROW_MAX_STEPS];
-} op;
+} program_op;
 
 /* What somebody wants to see of a forward: bits by tap_reason. */
 #define PROGRAM_WANTS(reason) (UINT64_C(1) << (reason))
 
+/* Rows that are computed alike. Machines whose prompt rows and decode rows share every operation make one list of both;
+ * others make a list of each. */
+typedef enum program_rows { ROWS_ALL = 0, ROWS_DECODE, ROWS_PROMPT } program_rows;
+
+/* Layers as bits. */
+typedef struct layer_set {
+    uint64_t bits[GEMMA4_MAX_LAYERS / 64];
+} layer_set;
+static inline void layer_add(layer_set *set, int layer) { set->bits[layer / 64] |= UINT64_C(1) << layer % 64; }
+static inline bool layer_in(const layer_set *set, int layer) { return set->bits[layer / 64] >> layer % 64 & 1; }
+
 /* All that a list depends on beside the model. Compared whole. */
 typedef struct program_shape {
     uint64_t wants;
-    uint64_t aux[GEMMA4_MAX_LAYERS / 64]; /* layers whose outputs are kept */
+    layer_set aux;      /* whose outputs are kept */
+    layer_set rings;    /* whose prompt rows are stored late; read where the rows are one class */
+    layer_set restores; /* that attend restored positions, which the machine does not restore while it attends */
     model_part part;
+    int64_t rows; /* a program_rows */
 } program_shape;
 
 /* Room that a list needs. */
 int program_most_ops(const gemma4_config *config);
 /* The verifier's forward. Returns the number of operations. */
-int program_verifier(const gemma4_config *config, const program_shape *shape, op *out);
+int program_verifier(const gemma4_config *config, const program_shape *shape, program_op *out);
 
 /* An exact pattern that one kernel does: operations that follow each other, compared by kind, epilogue and verbs. */
 enum { FUSION_MAX_OPS = 4 };
@@ -142,28 +160,28 @@ typedef struct fusion_op {
     uint8_t kind, epilogue;
     const char *verbs; /* OP_ROWS: row_verb + 'a' each; NULL: any program */
 } fusion_op;
-typedef struct fusion {
+typedef struct program_fusion {
     const char *kernel;
     int n;
     fusion_op pattern[FUSION_MAX_OPS];
-} fusion;
+} program_fusion;
 
 /* How a machine runs lists: fusions are tried in order where an operation begins; what matches none goes to the kernel
  * of its kind. */
 typedef struct program_machine {
     const char *kernel[OP_KINDS];
-    const fusion *fusion;
+    const program_fusion *fusion;
     int fusions;
     int most_rows; /* of a forward */
 } program_machine;
 
-typedef struct launch {
+typedef struct program_launch {
     int first, n;
     int fusion; /* -1: the kernel of the operation's kind */
-} launch;
+} program_launch;
 
 /* The launches of a list, at most n of them. Returns how many. */
-int program_launches(const program_machine *machine, const op *ops, int n, launch *out);
+int program_launches(const program_machine *machine, const program_op *ops, int n, program_launch *out);
 
 const char *op_kind_name(op_kind kind);
 const char *program_item_name(program_item item);

@@ -7,23 +7,23 @@
 typedef struct builder {
     const gemma4_config *config;
     const program_shape *shape;
-    op *ops;
+    program_op *ops;
     int n;
     int layer; /* in work; 0 before the first, so that a slot of the model is one of it */
 } builder;
 
 static uint16_t slot(const builder *b, slot_role role) { return program_slot(b->layer, role); }
 
-static op *add(builder *b, op_kind kind, int layer, program_item in, program_item out) {
-    op *o = &b->ops[b->n++];
-    *o = (op){.kind = (uint8_t)kind,
-              .layer = (int16_t)layer,
-              .source = -1,
-              .part = -1,
-              .parts = 1,
-              .in = {(uint8_t)in},
-              .out = {(uint8_t)out},
-              .scale = 1};
+static program_op *add(builder *b, op_kind kind, int layer, program_item in, program_item out) {
+    program_op *o = &b->ops[b->n++];
+    *o = (program_op){.kind = (uint8_t)kind,
+                      .layer = (int16_t)layer,
+                      .source = -1,
+                      .part = -1,
+                      .parts = 1,
+                      .in = {(uint8_t)in},
+                      .out = {(uint8_t)out},
+                      .scale = 1};
     return o;
 }
 
@@ -32,21 +32,21 @@ static void also(uint8_t *items, program_item item) {
     *items = (uint8_t)item;
 }
 
-static op *products(builder *b, int layer, program_item in, program_item out, slot_role role) {
-    op *o = add(b, OP_PRODUCTS, layer, in, out);
+static program_op *products(builder *b, int layer, program_item in, program_item out, slot_role role) {
+    program_op *o = add(b, OP_PRODUCTS, layer, in, out);
     o->slot[0] = program_slot(layer < 0 ? 0 : layer, role);
     return o;
 }
 
 /* ------------------------------------------------------------------------------------------------ row programs */
 
-static op *rows(builder *b, int layer, int width) {
-    op *o = add(b, OP_ROWS, layer, DATA_NONE, DATA_NONE);
+static program_op *rows(builder *b, int layer, int width) {
+    program_op *o = add(b, OP_ROWS, layer, DATA_NONE, DATA_NONE);
     o->width = width;
     return o;
 }
 
-static row_step *step(op *o, row_verb verb, int into, int from, uint16_t vector, program_item item) {
+static row_step *step(program_op *o, row_verb verb, int into, int from, uint16_t vector, program_item item) {
     row_step *s = &o->step[o->steps++];
     *s = (row_step){.verb = (uint8_t)verb,
                     .item = (uint8_t)item,
@@ -61,12 +61,12 @@ static row_step *step(op *o, row_verb verb, int into, int from, uint16_t vector,
     return s;
 }
 
-static void load(op *o, int into, program_item item) { step(o, ROW_LOAD, into, into, 0, item); }
-static void norm(op *o, int into, int from, uint16_t vector, program_item item) {
+static void load(program_op *o, int into, program_item item) { step(o, ROW_LOAD, into, into, 0, item); }
+static void norm(program_op *o, int into, int from, uint16_t vector, program_item item) {
     step(o, ROW_NORM, into, from, vector, item);
 }
-static void sum(op *o, int into, int from, program_item item) { step(o, ROW_ADD, into, from, 0, item); }
-static void scale(op *o, int into, float by, program_item item) {
+static void sum(program_op *o, int into, int from, program_item item) { step(o, ROW_ADD, into, from, 0, item); }
+static void scale(program_op *o, int into, float by, program_item item) {
     step(o, ROW_SCALE, into, into, 0, item)->scalar = by;
 }
 
@@ -76,14 +76,14 @@ static bool wanted(const builder *b, tap_reason reason) { return b->shape->wants
 
 static void tap(builder *b, tap_reason reason, int layer, int part, program_item item) {
     if (!wanted(b, reason)) return;
-    op *o = add(b, OP_TAP, layer, item, reason == TAP_RECODE ? DATA_NEW_KV : DATA_OUTSIDE);
+    program_op *o = add(b, OP_TAP, layer, item, reason == TAP_RECODE ? DATA_NEW_KV : DATA_OUTSIDE);
     o->index = (uint8_t)reason;
     o->part = (int16_t)part;
 }
 
-static void agree(builder *b, int layer, program_item item) {
-    if (!model_part_is_whole(b->shape->part)) add(b, OP_AGREE, layer, item, item);
-}
+static bool is_whole(const builder *b) { return model_part_is_whole(b->shape->part); }
+
+static program_op *agree(builder *b, int layer, program_item item) { return add(b, OP_AGREE, layer, item, item); }
 
 /* ----------------------------------------------------------------------------------------- per-layer embeddings */
 
@@ -91,7 +91,7 @@ static void agree(builder *b, int layer, program_item item) {
 static void per_layer_inputs(builder *b) {
     const gemma4_config *c = b->config;
     products(b, -1, DATA_H, DATA_PLE, ROLE_PLE_MODEL);
-    op *o = rows(b, -1, c->ple_width);
+    program_op *o = rows(b, -1, c->ple_width);
     o->parts = (int16_t)c->layers;
     step(o, ROW_LOAD, 0, 0, 0, DATA_PLE)->part = ROW_OWN_PART;
     scale(o, 0, 1.0f / sqrtf((float)c->hidden), DATA_NONE);
@@ -105,7 +105,7 @@ static void per_layer_inputs(builder *b) {
 
 static void per_layer_block(builder *b, int layer) {
     products(b, layer, DATA_H, DATA_PLE_GATE, ROLE_PLE_GATE);
-    op *o = rows(b, layer, b->config->ple_width);
+    program_op *o = rows(b, layer, b->config->ple_width);
     load(o, 0, DATA_PLE_GATE);
     step(o, ROW_LOAD, 1, 1, 0, DATA_PLE)->part = (uint16_t)layer;
     step(o, ROW_GATED, 0, 1, 0, DATA_PLE_GATE);
@@ -121,15 +121,28 @@ static bool is_shared(const gemma4_config *c, int source) {
     return false;
 }
 
+/* Is there anything to be stored at this time? */
+static bool stores(const builder *b, int layer, store_time time) {
+    bool late = b->shape->rows == ROWS_PROMPT && layer_in(&b->shape->rings, layer);
+    return b->shape->rows == ROWS_ALL || late == (time == STORE_BEHIND_READERS);
+}
+
+/* K/V that later layers share are stored behind the last of these. Of full-attention layers this holds where their rows
+ * are a list of their own. */
+static bool waits_for_all(const builder *b, int layer) {
+    bool ring = b->config->layer[layer].type == GEMMA4_SLIDING || b->shape->rows != ROWS_ALL;
+    return ring && is_shared(b->config, layer);
+}
+
 static void store(builder *b, int layer, store_time time) {
-    op *o = add(b, OP_STORE, layer, DATA_NEW_KV, DATA_KV);
+    program_op *o = add(b, OP_STORE, layer, DATA_NEW_KV, DATA_KV);
     o->source = (int16_t)layer;
     o->index = (uint8_t)time;
 }
 
 static void heads(builder *b, int layer) {
     const gemma4_layer_config *lc = &b->config->layer[layer];
-    op *o = add(b, OP_HEADS, layer, DATA_Q, DATA_Q);
+    program_op *o = add(b, OP_HEADS, layer, DATA_Q, DATA_Q);
     o->source = (int16_t)lc->kv_source;
     o->width = lc->head_dim;
     o->head[0] = (head_rule){.item = DATA_Q, .norm = true, .slot = slot(b, ROLE_Q_NORM), .rope = true, .scale = 1};
@@ -149,7 +162,7 @@ static void heads(builder *b, int layer) {
 static void attention(builder *b, int layer) {
     const gemma4_layer_config *lc = &b->config->layer[layer];
     bool own = lc->kv_source == layer, sliding = lc->type == GEMMA4_SLIDING;
-    op *o = products(b, layer, DATA_X, DATA_Q, ROLE_Q);
+    program_op *o = products(b, layer, DATA_X, DATA_Q, ROLE_Q);
     if (own) {
         o->slot[1] = slot(b, ROLE_K);
         also(o->out, DATA_K);
@@ -161,28 +174,32 @@ static void attention(builder *b, int layer) {
         tap(b, TAP_LOOK, layer, 0, DATA_K);
         tap(b, TAP_LOOK, layer, 1, lc->k_eq_v ? DATA_K : DATA_V);
     }
+    bool restored = layer_in(&b->shape->restores, layer);
+    if (restored) add(b, OP_RESTORE, layer, DATA_LATENTS, DATA_RESTORED)->source = (int16_t)lc->kv_source;
     heads(b, layer);
     tap(b, TAP_LOOK, layer, -1, DATA_Q);
     if (own && !sliding) tap(b, TAP_RECODE, layer, -1, DATA_NEW_KV);
-    if (own) store(b, layer, STORE_BEFORE_ATTENTION);
+    if (own && stores(b, layer, STORE_BEFORE_ATTENTION)) store(b, layer, STORE_BEFORE_ATTENTION);
     o = add(b, OP_ATTEND, layer, DATA_Q, DATA_ATTENDED);
     also(o->in, DATA_KV);
+    if (restored) also(o->in, DATA_RESTORED);
     o->source = (int16_t)lc->kv_source;
     o->width = lc->head_dim;
     o->window = sliding ? b->config->sliding_window : 0;
     if (b->config->layer[lc->kv_source].k_eq_v) o->slot[0] = program_slot(lc->kv_source, ROLE_K_NORM);
-    if (own && !(sliding && is_shared(b->config, layer))) store(b, layer, STORE_BEHIND_READERS);
+    if (own && stores(b, layer, STORE_BEHIND_READERS) && !waits_for_all(b, layer))
+        store(b, layer, STORE_BEHIND_READERS);
     tap(b, TAP_LOOK, layer, -1, DATA_ATTENDED);
     products(b, layer, DATA_ATTENDED, DATA_BRANCH, ROLE_O);
     tap(b, TAP_LOOK, layer, -1, DATA_BRANCH);
-    agree(b, layer, DATA_BRANCH);
+    if (!is_whole(b)) agree(b, layer, DATA_BRANCH);
 }
 
 /* ------------------------------------------------------------------------------------------------- feed forward */
 
 static void after_attention(builder *b, int layer) {
     const gemma4_config *c = b->config;
-    op *o = rows(b, layer, c->hidden);
+    program_op *o = rows(b, layer, c->hidden);
     load(o, 0, DATA_BRANCH);
     norm(o, 0, 0, slot(b, ROLE_POST_ATTENTION_NORM), DATA_NONE);
     load(o, 1, DATA_H);
@@ -195,16 +212,20 @@ static void after_attention(builder *b, int layer) {
     scale(o, 0, 1.0f / sqrtf((float)c->hidden), DATA_X_ROUTER);
 }
 
+static void dense_down(builder *b, int layer) { products(b, layer, DATA_ACT, DATA_BRANCH, ROLE_DOWN); }
+
+/* Prompt rows of a class of their own take one block after the other; elsewhere products of both can share a launch. */
 static void feed_forward(builder *b, int layer) {
-    bool moe = b->config->moe;
+    bool moe = b->config->moe, apart = b->shape->rows == ROWS_PROMPT;
     after_attention(b, layer);
     if (moe) {
         products(b, layer, DATA_X_ROUTER, DATA_ROUTER, ROLE_ROUTER)->exact = true;
         add(b, OP_ROUTE, layer, DATA_ROUTER, DATA_ROUTE)->slot[0] = slot(b, ROLE_EXPERT_SCALE);
     }
-    op *o = products(b, layer, DATA_X, DATA_ACT, ROLE_GATE);
+    program_op *o = products(b, layer, DATA_X, DATA_ACT, ROLE_GATE);
     o->slot[1] = slot(b, ROLE_UP);
     o->epilogue = EPILOGUE_GATED;
+    if (apart) dense_down(b, layer);
     if (moe) {
         o = add(b, OP_EXPERT_PRODUCTS, layer, DATA_X_EXPERTS, DATA_ACT_EXPERTS);
         also(o->in, DATA_ROUTE);
@@ -213,18 +234,28 @@ static void feed_forward(builder *b, int layer) {
         o->slot[1] = slot(b, ROLE_EXPERTS_GATE);
         o->slot[2] = slot(b, ROLE_EXPERTS_UP);
     }
-    products(b, layer, DATA_ACT, DATA_BRANCH, ROLE_DOWN);
+    if (!apart) dense_down(b, layer);
     if (moe) {
         o = add(b, OP_EXPERT_PRODUCTS, layer, DATA_ACT_EXPERTS, DATA_EXPERTS_OUT);
         also(o->in, DATA_ROUTE);
         o->slot[0] = slot(b, ROLE_EXPERTS_DOWN);
     }
-    agree(b, layer, DATA_BRANCH);
-    if (moe) agree(b, layer, DATA_EXPERTS_OUT);
+    if (is_whole(b)) return;
+    if (!moe) {
+        agree(b, layer, DATA_BRANCH);
+        return;
+    }
+    o = rows(b, layer, b->config->hidden); /* what is exchanged is a row, not a row of each expert */
+    step(o, ROW_MIX, 0, 0, 0, DATA_EXPERTS_OUT);
+    also(o->in, DATA_ROUTE);
+    scale(o, 0, 1, DATA_MIXED);
+    o = agree(b, layer, DATA_BRANCH);
+    also(o->in, DATA_MIXED);
+    also(o->out, DATA_MIXED);
 }
 
 /* The norm that the next product wants: the next layer's, or behind the last one the head's. */
-static void next_norm(builder *b, op *o, int layer, int from) {
+static void next_norm(builder *b, program_op *o, int layer, int from) {
     if (layer + 1 < b->config->layers)
         norm(o, 3, from, program_slot(layer + 1, ROLE_INPUT_NORM), DATA_X);
     else
@@ -233,12 +264,16 @@ static void next_norm(builder *b, op *o, int layer, int from) {
 
 static void after_feed_forward(builder *b, int layer) {
     const gemma4_config *c = b->config;
-    op *o = rows(b, layer, c->hidden);
+    program_op *o = rows(b, layer, c->hidden);
     load(o, 0, DATA_BRANCH);
     if (c->moe) {
         norm(o, 0, 0, slot(b, ROLE_POST_FFN_NORM_1), DATA_NONE);
-        step(o, ROW_MIX, 1, 1, 0, DATA_EXPERTS_OUT);
-        also(o->in, DATA_ROUTE);
+        if (is_whole(b)) {
+            step(o, ROW_MIX, 1, 1, 0, DATA_EXPERTS_OUT);
+            also(o->in, DATA_ROUTE);
+        } else {
+            load(o, 1, DATA_MIXED);
+        }
         norm(o, 1, 1, slot(b, ROLE_POST_FFN_NORM_2), DATA_NONE);
         sum(o, 0, 1, DATA_NONE);
     }
@@ -264,29 +299,29 @@ int program_most_ops(const gemma4_config *config) {
     return config->layers * OF_A_LAYER + OTHERS;
 }
 
-int program_verifier(const gemma4_config *c, const program_shape *shape, op *out) {
+int program_verifier(const gemma4_config *c, const program_shape *shape, program_op *out) {
     builder b = {.config = c, .shape = shape, .ops = out};
-    op *o = add(&b, OP_EMBED, -1, DATA_TOKENS, DATA_H);
+    program_op *o = add(&b, OP_EMBED, -1, DATA_TOKENS, DATA_H);
     o->slot[0] = slot(&b, ROLE_EMBED);
     o->scale = sqrtf((float)c->hidden);
-    tap(&b, TAP_STATES, -1, 0, DATA_H);
-    if (c->ple_width) per_layer_inputs(&b);
     o = rows(&b, -1, c->hidden);
     load(o, 2, DATA_H);
     next_norm(&b, o, -1, 2);
+    tap(&b, TAP_STATES, -1, 0, DATA_H);
+    if (c->ple_width) per_layer_inputs(&b);
     for (int layer = 0; layer < c->layers; layer++) {
         b.layer = layer;
         attention(&b, layer);
         feed_forward(&b, layer);
         after_feed_forward(&b, layer);
-        if (shape->aux[layer / 64] >> layer % 64 & 1) tap(&b, TAP_AUX, layer, -1, DATA_H);
+        if (layer_in(&shape->aux, layer)) tap(&b, TAP_AUX, layer, -1, DATA_H);
         tap(&b, TAP_LOOK, layer, -1, DATA_H);
         bool last = layer + 1 == c->layers;
         tap(&b, TAP_STATES, layer, layer + 1, last ? DATA_NORMED : DATA_H);
     }
     /* K/V that later layers share: nobody reads what these rows overwrite any more. */
     for (int i = 0; i < c->layers; i++) {
-        if (c->layer[i].kv_source == i && c->layer[i].type == GEMMA4_SLIDING && is_shared(c, i))
+        if (c->layer[i].kv_source == i && stores(&b, i, STORE_BEHIND_READERS) && waits_for_all(&b, i))
             store(&b, i, STORE_BEHIND_READERS);
     }
     b.layer = 0;
