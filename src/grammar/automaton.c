@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "grammar/automaton_inner.h"
+#include "grammar/automaton_keys.h"
 #include "grammar/string_text.h"
 
 enum { MAX_INDENT = 20 };
@@ -20,19 +22,6 @@ void automaton_begin(uint32_t root, automaton_state *out) {
     out->ways[0].open[0] = (automaton_frame){.node = root};
 }
 
-static void copy_configuration(automaton_configuration *to, const automaton_configuration *from, uint32_t depth) {
-    to->depth = depth;
-    to->n_words = from->n_words;
-    to->key = from->key;
-    memcpy(to->open, from->open, depth * sizeof *to->open);
-    if (from->n_words) memcpy(to->words, from->words, from->n_words * sizeof *to->words);
-}
-
-void automaton_copy(automaton_state *to, const automaton_state *from) {
-    to->n = from->n;
-    for (uint32_t i = 0; i < from->n; i++) copy_configuration(&to->ways[i], &from->ways[i], from->ways[i].depth);
-}
-
 /* One more way, unless it is there already or there are too many. */
 static void emit(const reading *r, const automaton_configuration *c, uint32_t depth) {
     automaton_state *to = r->to;
@@ -44,7 +33,7 @@ static void emit(const reading *r, const automaton_configuration *c, uint32_t de
             return;
     }
     if (to->n == AUTOMATON_MAX_WAYS) return;
-    copy_configuration(&to->ways[to->n++], c, depth);
+    automaton_copy_way(&to->ways[to->n++], c, depth);
 }
 
 static void read_letter(const reading *r, automaton_configuration *c, uint32_t depth);
@@ -59,16 +48,6 @@ static void close_value(const reading *r, const automaton_configuration *c, uint
 
 /* ------------------------------------------------------------------------------------------------ values in values */
 
-/* Whether a value of the node may begin with so many values open around it. */
-static bool fits(const grammar_program *p, uint32_t at, uint32_t depth) {
-    if (at == GRAMMAR_NOTHING) return false;
-    const grammar_node *node = &p->nodes[at];
-    if (node->kind != NODE_UNION) return depth + node->depth <= node->depth_limit;
-    for (uint32_t i = 0; i < node->n_children; i++)
-        if (fits(p, node->children[i], depth)) return true;
-    return false;
-}
-
 /* The letter begins a value of the node, inside of the first `depth` open ones. */
 static void enter(const reading *r, automaton_configuration *c, uint32_t depth, uint32_t at) {
     const grammar_node *node = &r->p->nodes[at];
@@ -76,7 +55,7 @@ static void enter(const reading *r, automaton_configuration *c, uint32_t depth, 
     uint32_t n = node->kind == NODE_UNION ? node->n_children : 1, n_words = c->n_words;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t value = node->kind == NODE_UNION ? node->children[i] : at;
-        if (!fits(r->p, value, depth)) continue;
+        if (!automaton_fits(r->p, value, depth)) continue;
         if (depth) c->open[depth - 1] = parent;
         c->n_words = n_words;
         c->open[depth] = (automaton_frame){.node = value};
@@ -84,7 +63,7 @@ static void enter(const reading *r, automaton_configuration *c, uint32_t depth, 
     }
 }
 
-/* ------------------------------------------------------------------------------------------------ text in strings */
+/* --------------------------------------------------------------------------------------------------------- strings */
 
 /* at: 0 in front of the string, otherwise 1 + where it stands inside; seen: characters, as far as they matter. */
 static void read_string(const reading *r, const grammar_node *node, automaton_configuration *c, uint32_t depth) {
@@ -110,27 +89,6 @@ static void read_string(const reading *r, const grammar_node *node, automaton_co
 }
 
 /* ------------------------------------------------------------------------------------------- white space and items */
-
-/* Where a list or an object stands. `at` holds it in its low bits; above it, what the place needs. */
-enum {
-    PLACE_OPENING = 0, /* [ or { is to come */
-    PLACE_FIRST,       /* behind it */
-    PLACE_FIRST_LINE,  /* and a new line; spaces */
-    PLACE_KEY,         /* inside of a key; where */
-    PLACE_COLON,       /* behind a key: which */
-    PLACE_VALUE,       /* behind its colon: which */
-    PLACE_SPACED_VALUE,
-    PLACE_BEHIND,   /* behind a value */
-    PLACE_END_LINE, /* and a new line: only the end may follow; spaces */
-    PLACE_COMMA,    /* behind a comma */
-    PLACE_COMMA_SPACE,
-    PLACE_COMMA_LINE, /* spaces */
-    PLACE_BITS = 4,
-};
-
-static uint32_t place_of(uint32_t at) { return at & ((1u << PLACE_BITS) - 1); }
-static uint32_t detail_of(uint32_t at) { return at >> PLACE_BITS; }
-static uint32_t place(uint32_t where, uint32_t detail) { return where | detail << PLACE_BITS; }
 
 /* White space inside of lists and objects. True: the letter is some, and has been dealt with. */
 static bool read_space(const reading *r, const grammar_node *node, automaton_configuration *c, uint32_t depth,
@@ -169,7 +127,8 @@ static void read_array(const reading *r, const grammar_node *node, automaton_con
         return;
     }
     uint32_t item = own->seen < node->n_children ? node->children[own->seen] : node->rest;
-    bool may_close = own->seen >= node->minimum, another = own->seen < node->maximum && fits(r->p, item, depth);
+    bool may_close = own->seen >= node->minimum,
+         another = own->seen < node->maximum && automaton_fits(r->p, item, depth);
     if (where == PLACE_COMMA && !another) return;
     if (read_space(r, node, c, depth, may_close)) return;
     if (r->letter == ']') {
@@ -186,167 +145,17 @@ static void read_array(const reading *r, const grammar_node *node, automaton_con
 
 /* -------------------------------------------------------------------------------------------------------- objects */
 
-/* seen: where keys come in their order, the next one that may come. */
-static uint32_t key_words(const grammar_node *node) { return node->any_order ? (node->n_children + 63) / 64 : 0; }
-
-static bool has_come(const grammar_node *node, const automaton_configuration *c, const automaton_frame *own,
-                     uint32_t key) {
-    if (!node->any_order) return key < own->seen;
-    return c->words[own->base + key / 64] >> (key % 64) & 1;
-}
-
-/* One more member, which is one of those that must be there or is not, leaves room for the others of them. */
-static bool has_room(const grammar_node *node, const automaton_frame *own, bool required) {
-    uint32_t missing = node->n_required - own->required - required;
-    return node->maximum == GRAMMAR_NO_LIMIT || own->members + 1 + missing <= node->maximum;
-}
-
-/* With the key (in the order of keys), there may still be as many members as there must be. */
-static bool leaves_enough(const reading *r, const grammar_node *node, const automaton_frame *own, uint32_t key,
-                          uint32_t depth) {
-    uint32_t n = own->members + 1 + (fits(r->p, node->rest, depth) ? GRAMMAR_COUNTED_OTHERS : 0);
-    for (uint32_t i = key + 1; i < node->n_children && n < node->minimum; i++)
-        n += fits(r->p, node->children[i], depth);
-    return n >= node->minimum;
-}
-
-static bool key_is_open(const reading *r, const grammar_node *node, const automaton_configuration *c, uint32_t key,
-                        uint32_t depth) {
-    const automaton_frame *own = &c->open[depth - 1];
-    if (has_come(node, c, own, key) || !fits(r->p, node->children[key], depth)) return false;
-    if (!has_room(node, own, node->required[key])) return false;
-    if (node->any_order) return true;
-    return key <= node->next_required[own->seen] && (!node->minimum || leaves_enough(r, node, own, key, depth));
-}
-
-static bool is_remembered(const grammar_node *node, const automaton_configuration *c, uint32_t depth, uint64_t hash) {
-    for (uint32_t i = c->open[depth - 1].base + key_words(node); i < c->n_words; i++)
-        if (c->words[i] == hash) return true;
-    return false;
-}
-
-static uint64_t hash_letter(uint64_t hash, unsigned letter) {
-    return (hash ^ (letter + 1)) * UINT64_C(0x9E3779B97F4A7C15) ^ hash >> 29;
-}
-
-/* Looks for a key that goes on from a state of the object's automaton and has not come yet, nor is declared. `most`
- * texts are looked at: of more than there are keys that have come or are declared, one is new. */
-static bool finds_new_key(const reading *r, const grammar_node *node, const automaton_configuration *c, uint32_t depth,
-                          automaton_key key, uint32_t *most) {
-    bool declared = key.word != TRIE_NONE && node->words.nodes[key.word].word != TRIE_NONE;
-    if (node->dfa.flags[key.text] & DFA_ACCEPTS) {
-        if (!declared && !is_remembered(node, c, depth, key.hash)) return true;
-        if (*most == 0) return false;
-        --*most;
-    }
-    for (unsigned letter = 0; letter < LETTERS; letter++) {
-        uint16_t next = dfa_next(&node->dfa, key.text, letter);
-        if (next == DFA_REFUSED) continue;
-        automaton_key longer = {hash_letter(key.hash, letter),
-                                key.word == TRIE_NONE ? TRIE_NONE : trie_next(&node->words, key.word, letter), next};
-        if (finds_new_key(r, node, c, depth, longer, most)) return true;
-    }
-    return false;
-}
-
-/* Whether a key that is not declared may go on like this. */
-static bool may_become_new(const reading *r, const grammar_node *node, const automaton_configuration *c, uint32_t depth,
-                           automaton_key key) {
-    uint32_t most = c->n_words + node->n_children;
-    if (key.text == AUTOMATON_NO_TEXT) return false;
-    if ((node->kind == NODE_OBJECT && node->n_rests == 0) || node->completions[key.text] == DFA_ENDLESS ||
-        node->completions[key.text] > most)
-        return true;
-    return finds_new_key(r, node, c, depth, key, &most);
-}
-
-static bool other_keys_are_open(const reading *r, const grammar_node *node, const automaton_configuration *c,
-                                uint32_t depth) {
-    const automaton_frame *own = &c->open[depth - 1];
-    if (!fits(r->p, node->rest, depth) || !has_room(node, own, false)) return false;
-    if (c->n_words >= (own->members < node->minimum ? AUTOMATON_MAX_WORDS : AUTOMATON_FREE_WORDS)) return false;
-    return node->any_order || node->next_required[own->seen] == node->n_children;
-}
-
-static bool object_may_close(const grammar_node *node, const automaton_frame *own) {
-    return own->members >= node->minimum && own->required == node->n_required;
-}
-
-/* Some key that is open begins like this node of the trie. */
-static bool leads_to_key(const reading *r, const grammar_node *node, const automaton_configuration *c, uint32_t word,
-                         uint32_t depth) {
-    if (word == TRIE_NONE) return false;
-    const trie_node *at = &node->words.nodes[word];
-    for (uint32_t i = at->first; i < at->end; i++)
-        if (key_is_open(r, node, c, node->words.order[i], depth)) return true;
-    return false;
-}
-
-static bool object_goes_on(const reading *r, const grammar_node *node, const automaton_configuration *c,
-                           uint32_t depth) {
-    if (leads_to_key(r, node, c, 0, depth)) return true;
-    return other_keys_are_open(r, node, c, depth) && may_become_new(r, node, c, depth, (automaton_key){0});
-}
-
-/* One letter more of a JSON key that is not declared. Only what must be is escaped, and in one way, so that no key is
- * spelled in two ways. */
-static uint32_t plain_key_step(uint32_t text, unsigned letter) {
-    bool low = is_digit(letter) || (letter >= 'a' && letter <= 'f');
-    switch (text) {
-    case ESCAPED:
-        return letter == 'u' ? HEX_1 : letter && strchr("\"\\bfnrt", (int)letter) ? BETWEEN : NO_STRING;
-    case HEX_1:
-    case HEX_2:
-        return letter == '0' ? text + 1 : NO_STRING;
-    case HEX_3:
-        return letter == '0' ? HEX_4 : letter == '1' ? HIGH_4 : NO_STRING;
-    case HEX_4:
-        return low && !strchr("89acd", (int)letter) ? BETWEEN : NO_STRING;
-    case HIGH_4:
-        return low ? BETWEEN : NO_STRING;
-    default:
-        return text_step(text, letter, true);
-    }
-}
-
-static uint32_t other_key_step(const grammar_node *node, uint32_t text, unsigned letter) {
-    if (text == AUTOMATON_NO_TEXT) return text;
-    if (node->n_rests) {
-        uint16_t next = dfa_next(&node->dfa, text, letter);
-        return next == DFA_REFUSED ? AUTOMATON_NO_TEXT : next;
-    }
-    if (node->form == GRAMMAR_JSON) {
-        uint32_t next = plain_key_step(text, letter);
-        return next == NO_STRING ? AUTOMATON_NO_TEXT : next;
-    }
-    bool plain = is_digit(letter) || (letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z') ||
-                 letter == '_' || letter == '-' || letter == '.';
-    return plain ? BETWEEN : AUTOMATON_NO_TEXT;
-}
-
 static void read_key(const reading *r, const grammar_node *node, automaton_configuration *c, uint32_t depth) {
     automaton_key key = c->key;
     key.word = key.word == TRIE_NONE ? TRIE_NONE : trie_next(&node->words, key.word, r->letter);
-    key.text = other_key_step(node, key.text, r->letter);
-    key.hash = hash_letter(key.hash, r->letter);
-    bool other = key.text != AUTOMATON_NO_TEXT && other_keys_are_open(r, node, c, depth) &&
-                 may_become_new(r, node, c, depth, key);
+    key.text = automaton_other_key_step(node, key.text, r->letter);
+    key.hash = automaton_hash_letter(key.hash, r->letter);
+    bool other = key.text != AUTOMATON_NO_TEXT && automaton_other_keys_are_open(r->p, node, c, depth) &&
+                 automaton_may_become_new(r->p, node, c, depth, key);
     if (!other) key.text = AUTOMATON_NO_TEXT;
-    if (!other && !leads_to_key(r, node, c, key.word, depth)) return;
+    if (!other && !automaton_leads_to_key(r->p, node, c, key.word, depth)) return;
     c->key = key;
     go_on(r, c, depth, PLACE_KEY);
-}
-
-/* What the text of a key that is not declared stands for: n_children, and above it its label. GRAMMAR_NOTHING: none. */
-static uint32_t other_key(const reading *r, const grammar_node *node, const automaton_configuration *c,
-                          uint32_t depth) {
-    automaton_key key = c->key;
-    bool empty = node->form == GRAMMAR_CALL && key.word == 0;
-    if (key.text == AUTOMATON_NO_TEXT || empty || !other_keys_are_open(r, node, c, depth)) return GRAMMAR_NOTHING;
-    if (is_remembered(node, c, depth, key.hash)) return GRAMMAR_NOTHING;
-    if (node->n_rests == 0) return key.text == BETWEEN ? node->n_children : GRAMMAR_NOTHING;
-    if (!(node->dfa.flags[key.text] & DFA_ACCEPTS)) return GRAMMAR_NOTHING;
-    return node->n_children + dfa_label_of(&node->dfa, key.text);
 }
 
 /* The key ends here: the declared one that it spells, or another. */
@@ -355,14 +164,14 @@ static void end_key(const reading *r, const grammar_node *node, automaton_config
     automaton_frame *own = &c->open[depth - 1];
     uint32_t key = c->key.word == TRIE_NONE ? TRIE_NONE : node->words.nodes[c->key.word].word;
     if (key != TRIE_NONE) {
-        if (!key_is_open(r, node, c, key, depth)) return;
+        if (!automaton_key_is_open(r->p, node, c, key, depth)) return;
         own->required += node->required[key];
         if (node->any_order)
             c->words[own->base + key / 64] |= UINT64_C(1) << (key % 64);
         else
             own->seen = key + 1;
     } else {
-        key = other_key(r, node, c, depth);
+        key = automaton_other_key(r->p, node, c, depth);
         if (key == GRAMMAR_NOTHING) return;
         if (!node->any_order) own->seen = node->n_children;
         c->words[c->n_words++] = c->key.hash;
@@ -384,7 +193,7 @@ static void enter_member(const reading *r, const grammar_node *node, automaton_c
 
 static void open_object(const reading *r, const grammar_node *node, automaton_configuration *c, uint32_t depth) {
     automaton_frame *own = &c->open[depth - 1];
-    uint32_t n = key_words(node);
+    uint32_t n = automaton_key_words(node);
     if (c->n_words + n > AUTOMATON_MAX_WORDS) return;
     own->base = (uint16_t)c->n_words;
     memset(c->words + c->n_words, 0, n * sizeof *c->words);
@@ -396,7 +205,8 @@ static void read_in_key(const reading *r, const grammar_node *node, automaton_co
     bool json = node->form == GRAMMAR_JSON;
     const automaton_key key = c->key;
     bool spells = key.word != TRIE_NONE && trie_next(&node->words, key.word, r->letter) != TRIE_NONE;
-    bool escaped = key.text != AUTOMATON_NO_TEXT && other_key_step(node, key.text, r->letter) != AUTOMATON_NO_TEXT;
+    bool escaped =
+        key.text != AUTOMATON_NO_TEXT && automaton_other_key_step(node, key.text, r->letter) != AUTOMATON_NO_TEXT;
     if (r->letter == (json ? '"' : ':') && !spells && !escaped)
         end_key(r, node, c, depth, json ? PLACE_COLON : PLACE_VALUE);
     else
@@ -429,16 +239,17 @@ static void read_object(const reading *r, const grammar_node *node, automaton_co
     default:
         break;
     }
-    bool may_close = object_may_close(node, own);
+    bool may_close = automaton_object_may_close(node, own);
     if (read_space(r, node, c, depth, may_close)) return;
     if (r->letter == '}') {
         if (!may_end(where) || !may_close) return;
         c->n_words = own->base;
         close_value(r, c, depth);
     } else if (where == PLACE_BEHIND) {
-        if (r->letter == ',' && object_goes_on(r, node, c, depth)) go_on(r, c, depth, PLACE_COMMA);
-    } else if (expects_item(where) && object_goes_on(r, node, c, depth)) {
-        bool other = other_keys_are_open(r, node, c, depth) && may_become_new(r, node, c, depth, (automaton_key){0});
+        if (r->letter == ',' && automaton_object_goes_on(r->p, node, c, depth)) go_on(r, c, depth, PLACE_COMMA);
+    } else if (expects_item(where) && automaton_object_goes_on(r->p, node, c, depth)) {
+        bool other = automaton_other_keys_are_open(r->p, node, c, depth) &&
+                     automaton_may_become_new(r->p, node, c, depth, (automaton_key){0});
         c->key = (automaton_key){.text = other ? 0 : AUTOMATON_NO_TEXT};
         if (!json)
             read_key(r, node, c, depth);
@@ -455,15 +266,15 @@ static bool another_is_open(const reading *r, const grammar_node *node, const au
     const automaton_frame *own = &c->open[depth - 1];
     if (own->seen >= node->maximum || depth >= node->depth_limit) return false;
     if (c->n_words >= (own->seen < node->minimum ? AUTOMATON_MAX_WORDS : AUTOMATON_FREE_WORDS)) return false;
-    return may_become_new(r, node, c, depth, (automaton_key){.word = TRIE_NONE});
+    return automaton_may_become_new(r->p, node, c, depth, (automaton_key){.word = TRIE_NONE});
 }
 
 static void read_different(const reading *r, const grammar_node *node, automaton_configuration *c, uint32_t depth,
                            automaton_key key) {
     uint16_t next = dfa_next(&node->dfa, key.text, r->letter);
     if (next == DFA_REFUSED) return;
-    key = (automaton_key){hash_letter(key.hash, r->letter), TRIE_NONE, next};
-    if (!may_become_new(r, node, c, depth, key)) return;
+    key = (automaton_key){automaton_hash_letter(key.hash, r->letter), TRIE_NONE, next};
+    if (!automaton_may_become_new(r->p, node, c, depth, key)) return;
     c->key = key;
     go_on(r, c, depth, PLACE_KEY);
 }
@@ -481,7 +292,7 @@ static void read_set(const reading *r, const grammar_node *node, automaton_confi
             read_different(r, node, c, depth, key);
             return;
         }
-        if (!(node->dfa.flags[key.text] & DFA_ACCEPTS) || is_remembered(node, c, depth, key.hash)) return;
+        if (!(node->dfa.flags[key.text] & DFA_ACCEPTS) || automaton_is_remembered(node, c, depth, key.hash)) return;
         c->words[c->n_words++] = key.hash;
         c->key = (automaton_key){0};
         own->seen++;
@@ -522,15 +333,6 @@ static void read_call(const reading *r, const grammar_node *node, automaton_conf
     }
 }
 
-/* Of a string whose characters are counted: the next state can still be completed. */
-static bool count_character(const grammar_node *node, automaton_frame *own, uint32_t next) {
-    if (own->at && (node->dfa.flags[next] & DFA_CHARACTER) &&
-        (node->maximum != GRAMMAR_NO_LIMIT || own->seen < node->minimum))
-        own->seen++;
-    return own->seen + (uint64_t)node->shortest[next] <= node->maximum &&
-           own->seen + (uint64_t)node->longest[next] >= node->minimum;
-}
-
 /* The word that has ended tells which object the one around it is. False: there is no room for its keys. */
 static bool turn(const reading *r, automaton_configuration *c, uint32_t depth, uint32_t word) {
     if (depth < 2 || word == TRIE_NONE) return true;
@@ -538,7 +340,7 @@ static bool turn(const reading *r, automaton_configuration *c, uint32_t depth, u
     const grammar_node *before = &r->p->nodes[own->node];
     if (before->kind != NODE_OBJECT || before->n_turns == 0) return true;
     const grammar_node *object = &r->p->nodes[before->turns[word]];
-    uint32_t key = before->turn_keys[word], n = key_words(object);
+    uint32_t key = before->turn_keys[word], n = automaton_key_words(object);
     if (c->n_words + n > AUTOMATON_MAX_WORDS) return false;
     memset(c->words + c->n_words, 0, n * sizeof *c->words);
     if (object->any_order) c->words[c->n_words + key / 64] |= UINT64_C(1) << (key % 64);
@@ -556,7 +358,7 @@ static bool leads_to_turn(const reading *r, const grammar_node *words, const aut
     if (next == TRIE_NONE || !object || object->kind != NODE_OBJECT || object->n_turns == 0) return true;
     const trie_node *at = &words->words.nodes[next];
     for (uint32_t i = at->first; i < at->end; i++)
-        if (fits(r->p, object->turns[words->words.order[i]], depth - 2)) return true;
+        if (automaton_fits(r->p, object->turns[words->words.order[i]], depth - 2)) return true;
     return false;
 }
 
@@ -567,7 +369,8 @@ static void read_words(const reading *r, const grammar_node *node, automaton_con
     if (node->kind == NODE_DFA) {
         uint16_t next = dfa_next(&node->dfa, at, r->letter);
         accepts = node->dfa.flags[at] & DFA_ACCEPTS;
-        if (node->shortest && next != DFA_REFUSED && !count_character(node, &c->open[depth - 1], next)) return;
+        if (node->shortest && next != DFA_REFUSED && !automaton_count_character(node, &c->open[depth - 1], next))
+            return;
         ends = next != DFA_REFUSED && !(node->dfa.flags[next] & DFA_GOES_ON);
         goes_on = next != DFA_REFUSED;
         accepts = accepts && c->open[depth - 1].members; /* whoever has opened it deals with the empty text */
@@ -619,7 +422,7 @@ static void read_repeat(const reading *r, const grammar_node *node, automaton_co
     if (own.seen < node->maximum) {
         c->open[depth - 1].members = 1;
         if (node->maximum != GRAMMAR_NO_LIMIT || own.seen < node->minimum) c->open[depth - 1].seen++;
-        if (fits(r->p, child, depth)) enter(r, c, depth, child);
+        if (automaton_fits(r->p, child, depth)) enter(r, c, depth, child);
     }
     c->n_words = n_words;
     c->open[depth - 1] = own;
@@ -665,48 +468,32 @@ static void read_letter(const reading *r, automaton_configuration *c, uint32_t d
     }
 }
 
-/* Most letters stand in the middle of a string, a number or an expression that is read in one way: only the innermost
- * value moves. False: the letter is to be read as any other; otherwise *at says where it leads to, NOWHERE for refused.
- */
-#define NOWHERE UINT32_MAX
-
-static bool read_inside(const grammar_program *p, const automaton_state *from, unsigned letter, uint32_t *at) {
-    const automaton_configuration *c = &from->ways[0];
-    if (from->n != 1 || c->depth == 0) return false;
-    const automaton_frame *own = &c->open[c->depth - 1];
-    const grammar_node *node = &p->nodes[own->node];
-    if (node->kind == NODE_DFA && !node->shortest && !(node->dfa.flags[own->at] & DFA_ACCEPTS)) {
-        uint16_t next = dfa_next(&node->dfa, own->at, letter);
-        *at = next == DFA_REFUSED ? NOWHERE : next;
-        return next == DFA_REFUSED || (node->dfa.flags[next] & DFA_GOES_ON);
-    }
-    bool counts = node->maximum != GRAMMAR_NO_LIMIT || own->seen < node->minimum;
-    if (node->kind != NODE_STRING || own->at == 0 || (own->at == 1 + BETWEEN && (counts || letter == '"')))
-        return false;
-    if (letter > 0xFF) return false;
-    uint32_t next = text_step(own->at - 1, letter, node->form == GRAMMAR_JSON);
-    *at = next == NO_STRING ? NOWHERE : 1 + next;
-    return true;
-}
-
-bool automaton_step(const grammar_program *p, const automaton_state *from, unsigned letter, automaton_state *to) {
+bool automaton_read(const grammar_program *p, const automaton_state *from, unsigned letter, automaton_state *to) {
     reading r = {p, letter, to};
-    uint32_t inside;
-    if (read_inside(p, from, letter, &inside)) {
-        to->n = inside != NOWHERE;
-        if (inside == NOWHERE) return false;
-        copy_configuration(&to->ways[0], &from->ways[0], from->ways[0].depth);
-        automaton_frame *own = &to->ways[0].open[to->ways[0].depth - 1];
-        own->at = inside;
-        if (p->nodes[own->node].kind == NODE_DFA) own->members = 1;
-        return true;
-    }
     automaton_configuration c;
     to->n = 0;
     for (uint32_t i = 0; i < from->n; i++) {
-        copy_configuration(&c, &from->ways[i], from->ways[i].depth);
+        automaton_copy_way(&c, &from->ways[i], from->ways[i].depth);
         read_letter(&r, &c, c.depth);
     }
+    return to->n > 0;
+}
+
+bool automaton_takes(const grammar_program *p, const automaton_state *from, const char *text, size_t bytes,
+                     automaton_state *between) {
+    for (size_t i = 0; i < bytes; i++) {
+        if (!automaton_read(p, i ? &between[i - 1] : from, (unsigned char)text[i], &between[i])) return false;
+    }
+    return bytes > 0;
+}
+
+bool automaton_step(const grammar_program *p, const automaton_state *from, unsigned letter, automaton_state *to) {
+    automaton_inner inner, next;
+    automaton_inner_begin(from, &inner);
+    inner_result result = automaton_inner_step(p, &inner, letter, &next);
+    if (result == INNER_LEAVES) return automaton_read(p, from, letter, to);
+    to->n = 0;
+    if (result == INNER_GOES_ON) automaton_inner_state(&next, to);
     return to->n > 0;
 }
 
@@ -733,27 +520,5 @@ static bool is_complete(const grammar_program *p, const automaton_configuration 
 bool automaton_complete(const grammar_program *p, const automaton_state *s) {
     for (uint32_t i = 0; i < s->n; i++)
         if (is_complete(p, &s->ways[i])) return true;
-    return false;
-}
-
-/* Inside of a JSON key that is none of the declared ones. */
-static bool in_other_key(const grammar_program *p, const grammar_node *node, const automaton_configuration *c,
-                         uint32_t depth) {
-    const reading r = {.p = p};
-    if (node->form != GRAMMAR_JSON || place_of(c->open[depth - 1].at) != PLACE_KEY || node->n_rests) return false;
-    if (c->key.text != BETWEEN || (c->key.word != TRIE_NONE && node->n_children)) return false;
-    return other_keys_are_open(&r, node, c, depth);
-}
-
-bool automaton_takes_text(const grammar_program *p, const automaton_state *s, size_t characters) {
-    for (uint32_t i = 0; i < s->n; i++) {
-        const automaton_configuration *c = &s->ways[i];
-        if (c->depth == 0) continue;
-        const automaton_frame *own = &c->open[c->depth - 1];
-        const grammar_node *node = &p->nodes[own->node];
-        if (node->kind == NODE_OBJECT && in_other_key(p, node, c, c->depth)) return true;
-        if (node->kind != NODE_STRING || own->at != 1 + BETWEEN) continue;
-        if (node->maximum == GRAMMAR_NO_LIMIT || own->seen + characters <= node->maximum) return true;
-    }
     return false;
 }

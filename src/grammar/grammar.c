@@ -291,6 +291,7 @@ kakeya_status grammar_compile(const token_table *tokens, const kakeya_grammar_op
     c.g = calloc(1, sizeof *c.g);
     if (!c.g) return error_set(error, KAKEYA_OUT_OF_MEMORY, "grammar: out of memory");
     *c.g = (kakeya_grammar){.tokens = tokens,
+                            .number = mask_cache_number(tokens->cache),
                             .content = GRAMMAR_NOTHING,
                             .call = GRAMMAR_NOTHING,
                             .calls = options->calls,

@@ -9,6 +9,7 @@
 
 struct kakeya_grammar {
     const token_table *tokens; /* borrowed */
+    uint64_t number;           /* of its own among the grammars of the vocabulary */
     grammar_program program;
     uint32_t content; /* the NODE_ROOT of the text; GRAMMAR_NOTHING: it is free */
     uint32_t call;    /* the NODE_ROOT of one call; GRAMMAR_NOTHING: calls are not read */

@@ -41,24 +41,17 @@ typedef struct place {
 /* ----------------------------------------------------------------------------------------------------------- memory */
 
 kakeya_status matcher_space_reserve(matcher_space *space, const kakeya_grammar *g, kakeya_error *error) {
-    size_t levels = g->tokens->longest + 1;
-    if (space->n_levels >= levels) return KAKEYA_OK;
-    matcher_space_free(space);
-    space->levels = mem_alloc(space->account, MEM_WORKSPACE, levels * sizeof *space->levels);
-    space->trial = mem_alloc(space->account, MEM_WORKSPACE, sizeof *space->trial);
-    if (!space->levels || !space->trial)
+    if (!space->trial) space->trial = mem_alloc(space->account, MEM_WORKSPACE, sizeof *space->trial);
+    if (!space->trial)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "grammar workspace of %zu bytes: out of memory",
-                         levels * sizeof *space->levels);
-    space->n_levels = levels;
-    return KAKEYA_OK;
+                         sizeof *space->trial);
+    return mask_space_reserve(&space->masks, g->tokens, space->account, error);
 }
 
 void matcher_space_free(matcher_space *space) {
-    mem_free(space->levels);
     mem_free(space->trial);
-    space->levels = NULL;
     space->trial = NULL;
-    space->n_levels = 0;
+    mask_space_free(&space->masks);
 }
 
 void matcher_destroy(matcher *m) { mem_free(m); }
@@ -120,8 +113,8 @@ static bool is_stop(const matcher *m, int32_t token) {
 }
 
 static bool step_letter(const matcher *m, matcher_space *space, unsigned letter, place *to) {
-    to->state = &space->levels[0];
-    return automaton_step(&m->g->program, &m->state, letter, &space->levels[0]);
+    to->state = &space->masks.levels[0];
+    return automaton_step(&m->g->program, &m->state, letter, &space->masks.levels[0]);
 }
 
 static bool step_text(const matcher *m, matcher_space *space, int32_t token, place *to) {
@@ -129,8 +122,8 @@ static bool step_text(const matcher *m, matcher_space *space, int32_t token, pla
     const unsigned char *text = (const unsigned char *)token_table_text(m->g->tokens, token, &bytes);
     const automaton_state *from = &m->state;
     for (size_t i = 0; i < bytes; i++) {
-        if (!automaton_step(&m->g->program, from, text[i], &space->levels[i])) return false;
-        from = &space->levels[i];
+        if (!automaton_step(&m->g->program, from, text[i], &space->masks.levels[i])) return false;
+        from = &space->masks.levels[i];
     }
     to->state = from;
     return bytes > 0;
@@ -257,26 +250,6 @@ bool matcher_accept(matcher *m, matcher_space *space, int32_t token) {
 
 static void allow(uint32_t *allowed, int32_t token) { allowed[token / 32] |= 1u << (token % 32); }
 
-/* Tokens of the list that the automaton takes. Beginnings that are refused are not read again. */
-static void walk(const matcher *m, matcher_space *space, const token_list *list, size_t n_words, uint32_t *allowed) {
-    const token_table *t = m->g->tokens;
-    size_t known = 0; /* bytes of the token before that were taken */
-    for (size_t i = 0; i < list->n; i++) {
-        if (list->common[i] < known) known = list->common[i];
-        size_t bytes, at = known;
-        const unsigned char *text = (const unsigned char *)token_table_text(t, list->tokens[i], &bytes);
-        while (at < bytes &&
-               automaton_step(&m->g->program, at ? &space->levels[at - 1] : &m->state, text[at], &space->levels[at]))
-            at++;
-        known = at;
-        if (at == bytes) {
-            if ((size_t)list->tokens[i] / 32 < n_words) allow(allowed, list->tokens[i]);
-            continue;
-        }
-        while (i + 1 < list->n && list->common[i + 1] > at) i++; /* they share the byte that was refused */
-    }
-}
-
 static bool reads_text(const matcher *m) {
     if (m->mode == AT_START || m->mode == AT_BODY) return m->g->content != GRAMMAR_NOTHING;
     return m->mode == IN_TEXT || m->mode == IN_CALL;
@@ -298,14 +271,7 @@ void matcher_mask(const matcher *m, matcher_space *space, uint32_t *allowed, siz
         int32_t token = m->stop_tokens[i];
         if (token >= 0 && (size_t)token / 32 < n_words && step(m, space, token, &to)) allow(allowed, token);
     }
-    size_t words = ((size_t)t->vocab + 31) / 32;
-    if (words > n_words) words = n_words;
-    if (automaton_takes_text(&m->g->program, &m->state, t->most_characters)) {
-        for (size_t i = 0; i < words; i++) allowed[i] |= t->ordinary[i];
-        walk(m, space, &t->odd, n_words, allowed);
-    } else {
-        walk(m, space, &t->all, n_words, allowed);
-    }
+    mask_text(m->g, &m->state, &space->masks, allowed, n_words);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- drafts */
@@ -323,7 +289,7 @@ static unsigned only_letter(const matcher *m, matcher_space *space, const automa
     if (automaton_complete(&m->g->program, s)) return LETTERS;
     for (unsigned i = 0; i < LETTERS; i++) {
         unsigned letter = (i + 'a') % LETTERS;
-        if (!automaton_step(&m->g->program, s, letter, &space->levels[1])) continue;
+        if (!automaton_step(&m->g->program, s, letter, &space->masks.levels[1])) continue;
         if (only != LETTERS) return LETTERS;
         only = letter;
     }
@@ -332,18 +298,18 @@ static unsigned only_letter(const matcher *m, matcher_space *space, const automa
 
 /* Text that must follow; *next: the control letter behind it, or LETTERS. */
 static size_t forced_text(const matcher *m, matcher_space *space, char *text, size_t room, unsigned *next) {
-    automaton_state *at = &space->levels[0];
+    automaton_state *at = &space->masks.levels[0];
     size_t n = 0;
     *next = LETTERS;
-    if (space->n_levels < 2) return 0;
+    if (space->masks.n_levels < 2) return 0;
     automaton_copy(at, &m->state);
     while (n < room) {
         unsigned letter = only_letter(m, space, at);
         *next = letter > 0xFF ? letter : LETTERS;
         if (letter > 0xFF) break;
         text[n++] = (char)letter;
-        (void)automaton_step(&m->g->program, at, letter, &space->levels[1]);
-        automaton_copy(at, &space->levels[1]);
+        (void)automaton_step(&m->g->program, at, letter, &space->masks.levels[1]);
+        automaton_copy(at, &space->masks.levels[1]);
     }
     return n;
 }

@@ -8,12 +8,12 @@
 #include "base/alloc.h"
 #include "grammar/automaton.h"
 #include "grammar/grammar.h"
+#include "grammar/masks.h"
 
 /* Memory in which tokens are tried. Nothing in it outlives a call, so all answers of a thread share it. */
 typedef struct matcher_space {
     mem_account *account;
-    automaton_state *levels; /* [n_levels]: behind each byte of a token */
-    size_t n_levels;
+    mask_space masks;
     struct matcher *trial; /* an answer that goes on, perhaps */
 } matcher_space;
 

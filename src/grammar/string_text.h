@@ -97,4 +97,25 @@ static inline uint32_t text_step(uint32_t at, unsigned letter, bool escapes) {
     }
 }
 
+/* One letter more of a JSON key that is not declared. Only what must be is escaped, and in one way, so that no key is
+ * spelled in two ways. */
+static inline uint32_t text_key_step(uint32_t at, unsigned letter) {
+    bool low = is_digit(letter) || (letter >= 'a' && letter <= 'f');
+    switch (at) {
+    case ESCAPED:
+        return letter == 'u' ? HEX_1 : letter && strchr("\"\\bfnrt", (int)letter) ? BETWEEN : NO_STRING;
+    case HEX_1:
+    case HEX_2:
+        return letter == '0' ? at + 1 : NO_STRING;
+    case HEX_3:
+        return letter == '0' ? HEX_4 : letter == '1' ? HIGH_4 : NO_STRING;
+    case HEX_4:
+        return low && !strchr("89acd", (int)letter) ? BETWEEN : NO_STRING;
+    case HIGH_4:
+        return low ? BETWEEN : NO_STRING;
+    default:
+        return text_step(at, letter, true);
+    }
+}
+
 #endif

@@ -4,10 +4,8 @@
 #include <string.h>
 
 #include "base/hash.h"
-#include "base/platform.h"
 #include "text/chat_text.h"
 #include "text/tokenizer_tables.h"
-#include "text/utf8.h"
 
 /* What the detokenizer makes of a piece; returns its bytes. */
 static size_t spell(const tokenizer *t, int32_t id, char *out) {
@@ -28,59 +26,27 @@ static size_t spell(const tokenizer *t, int32_t id, char *out) {
     return n;
 }
 
-static bool is_ordinary(const char *text, size_t bytes, size_t *characters) {
-    *characters = 0;
-    for (size_t i = 0; i < bytes; i++) {
-        unsigned char c = (unsigned char)text[i];
-        if (c < 0x20 || c == '"' || c == '\\') return false;
-        *characters += (c & 0xC0) != 0x80;
-    }
-    return bytes && utf8_valid_bytes(text, bytes) == bytes;
-}
-
-static int by_text(const void *a, const void *b, void *user) {
-    const token_table *t = user;
-    size_t x_bytes, y_bytes;
-    const char *x = token_table_text(t, *(const int32_t *)a, &x_bytes),
-               *y = token_table_text(t, *(const int32_t *)b, &y_bytes);
-    int order = memcmp(x, y, x_bytes < y_bytes ? x_bytes : y_bytes);
-    if (order) return order;
-    if (x_bytes != y_bytes) return x_bytes < y_bytes ? -1 : 1;
-    return *(const int32_t *)a < *(const int32_t *)b ? -1 : 1;
-}
-
-static void find_common(const token_table *t, token_list *list) {
-    for (size_t i = 0; i < list->n; i++) {
-        size_t x_bytes = 0, y_bytes, n = 0;
-        const char *x = i ? token_table_text(t, list->tokens[i - 1], &x_bytes) : NULL;
-        const char *y = token_table_text(t, list->tokens[i], &y_bytes);
-        while (n < x_bytes && n < y_bytes && x[n] == y[n]) n++;
-        list->common[i] = (uint16_t)n;
-    }
-}
-
-static bool list_create(token_list *list, size_t capacity) {
-    list->tokens = malloc((capacity + 1) * sizeof *list->tokens);
-    list->common = malloc((capacity + 1) * sizeof *list->common);
-    return list->tokens && list->common;
-}
-
-static void fill(token_table *t) {
-    for (int32_t id = 0; id < t->vocab; id++) {
-        size_t bytes, characters;
+static bool fill(token_table *t) {
+    token_trie_entry *entries = malloc(((size_t)t->vocab + 1) * sizeof *entries);
+    const token_texts texts = {t->bytes, t->offset, t->vocab};
+    size_t n = 0, quoted = 0, bytes;
+    bool done = entries != NULL;
+    for (int32_t id = 0; done && id < t->vocab; id++) {
         const char *text = token_table_text(t, id, &bytes);
-        if (bytes) t->all.tokens[t->all.n++] = id;
-        if (!is_ordinary(text, bytes, &characters)) continue;
-        t->ordinary[id / 32] |= 1u << (id % 32);
-        if (characters > t->most_characters) t->most_characters = characters;
+        if (bytes) entries[n++] = (token_trie_entry){id, text, bytes};
     }
-    platform_sort(t->all.tokens, t->all.n, sizeof *t->all.tokens, by_text, t);
-    for (size_t i = 0; i < t->all.n; i++) {
-        int32_t id = t->all.tokens[i];
-        if (!(t->ordinary[id / 32] >> (id % 32) & 1)) t->odd.tokens[t->odd.n++] = id;
+    done = done && token_trie_make(entries, n, &t->all);
+    for (int kind = 0; done && kind < TOKEN_TEXTS; kind++)
+        done = token_set_make(&texts, (token_text_kind)kind, entries, &t->sets[kind]);
+    for (size_t i = 0; done && i < t->all.n_tokens; i++) {
+        const char *text = token_table_text(t, t->all.tokens[i], &bytes);
+        entries[quoted] = (token_trie_entry){t->all.tokens[i], text, bytes};
+        quoted += memchr(text, '"', bytes) != NULL;
     }
-    find_common(t, &t->all);
-    find_common(t, &t->odd);
+    done = done && token_trie_make(entries, quoted, &t->quoted);
+    free(entries);
+    t->cache = done ? mask_cache_create(token_set_words(t->vocab)) : NULL;
+    return t->cache != NULL;
 }
 
 kakeya_status token_table_create(const tokenizer *vocabulary, token_table **out, kakeya_error *error) {
@@ -103,9 +69,7 @@ kakeya_status token_table_create(const tokenizer *vocabulary, token_table **out,
     t->fingerprint = hash_stream_value(&hash);
     t->offset = malloc((vocab + 1) * sizeof *t->offset);
     t->bytes = malloc(total + 1);
-    t->ordinary = calloc((vocab + 31) / 32 + 1, sizeof *t->ordinary);
-    bool done = t->offset && t->bytes && t->ordinary && list_create(&t->all, vocab) && list_create(&t->odd, vocab);
-    if (!done || total >= UINT32_MAX) {
+    if (!t->offset || !t->bytes || total >= UINT32_MAX) {
         token_table_destroy(t);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "table of %zu tokens: out of memory", vocab);
     }
@@ -118,7 +82,10 @@ kakeya_status token_table_create(const tokenizer *vocabulary, token_table **out,
         at += bytes;
     }
     t->offset[vocab] = (uint32_t)at;
-    fill(t);
+    if (!fill(t)) {
+        token_table_destroy(t);
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "table of %zu tokens: out of memory", vocab);
+    }
     t->call_open = tokenizer_id(vocabulary, "<|tool_call>");
     t->call_close = tokenizer_id(vocabulary, "<tool_call|>");
     t->quote = tokenizer_id(vocabulary, CHAT_QUOTE);
@@ -132,11 +99,10 @@ void token_table_destroy(token_table *t) {
     if (!t) return;
     free(t->offset);
     free(t->bytes);
-    free(t->ordinary);
-    free(t->all.tokens);
-    free(t->all.common);
-    free(t->odd.tokens);
-    free(t->odd.common);
+    token_trie_free(&t->all);
+    token_trie_free(&t->quoted);
+    for (int kind = 0; kind < TOKEN_TEXTS; kind++) token_set_free(&t->sets[kind]);
+    mask_cache_destroy(t->cache);
     free(t);
 }
 

@@ -1,16 +1,11 @@
-/* The vocabulary as a grammar sees it: what every token spells, tokens in the order of their bytes, and the control
- * tokens that mean something. Made once for a tokenizer, immutable, shared by its grammars. */
+/* The vocabulary as a grammar sees it: what every token spells, tokens by their beginnings, and the control tokens that
+ * mean something. Made once for a tokenizer, immutable but for the cache, shared by its grammars. */
 #ifndef KAKEYA_GRAMMAR_TOKEN_TABLE_H
 #define KAKEYA_GRAMMAR_TOKEN_TABLE_H
 
+#include "grammar/mask_cache.h"
+#include "grammar/token_sets.h"
 #include "text/tokenizer.h"
-
-/* Text tokens in the order of their bytes: neighbours share beginnings, so that one walk reads each beginning once. */
-typedef struct token_list {
-    int32_t *tokens;
-    uint16_t *common; /* bytes in common with the token before */
-    size_t n;
-} token_list;
 
 typedef struct token_table {
     const tokenizer *tokenizer; /* borrowed */
@@ -19,11 +14,10 @@ typedef struct token_table {
     uint32_t *offset;     /* [vocab + 1] into bytes; no text: special, or no token at all */
     char *bytes;
     size_t longest; /* bytes of a token */
-    token_list all;
-    token_list odd; /* those that are not ordinary */
-    uint32_t
-        *ordinary; /* bits, [(vocab + 31) / 32]: whole characters, none of them a quote, a backslash or a control */
-    size_t most_characters;                                            /* of an ordinary token */
+    token_trie all;
+    token_trie quoted; /* those with a quote (") */
+    token_set sets[TOKEN_TEXTS];
+    mask_cache *cache;                                                 /* of its grammars */
     int32_t call_open, call_close, quote, thought_open, thought_close; /* -1: not in the vocabulary */
 } token_table;
 

@@ -1,0 +1,446 @@
+#include "grammar/masks.h"
+
+#include <string.h>
+
+#include "grammar/automaton.h"
+#include "grammar/automaton_keys.h"
+#include "grammar/string_text.h"
+
+/* ----------------------------------------------------------------------------------------------------------- memory */
+
+kakeya_status mask_space_reserve(mask_space *space, const token_table *tokens, mem_account *account,
+                                 kakeya_error *error) {
+    size_t levels = tokens->longest + 1, words = token_set_words(tokens->vocab);
+    if (space->n_levels >= levels && space->words >= words) return KAKEYA_OK;
+    if (space->n_levels > levels) levels = space->n_levels;
+    if (space->words > words) words = space->words;
+    mask_space_free(space);
+    space->levels = mem_alloc(account, MEM_WORKSPACE, levels * sizeof *space->levels);
+    space->inner = mem_alloc(account, MEM_WORKSPACE, (levels + 1) * sizeof *space->inner);
+    space->scratch = mem_alloc(account, MEM_WORKSPACE, 2 * sizeof *space->scratch);
+    space->at = mem_alloc(account, MEM_WORKSPACE, levels * sizeof *space->at);
+    space->seen = mem_alloc(account, MEM_WORKSPACE, levels * sizeof *space->seen);
+    space->bits = mem_alloc(account, MEM_WORKSPACE, words * sizeof *space->bits);
+    if (!space->levels || !space->inner || !space->scratch || !space->at || !space->seen || !space->bits) {
+        mask_space_free(space);
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "grammar workspace of %zu bytes: out of memory",
+                         levels * sizeof *space->levels);
+    }
+    space->n_levels = levels;
+    space->words = words;
+    return KAKEYA_OK;
+}
+
+void mask_space_free(mask_space *space) {
+    mem_free(space->levels);
+    mem_free(space->inner);
+    mem_free(space->scratch);
+    mem_free(space->at);
+    mem_free(space->seen);
+    mem_free(space->bits);
+    *space = (mask_space){0};
+}
+
+/* ------------------------------------------------------------------------------------------------------------ walks */
+
+typedef struct mask {
+    const kakeya_grammar *g;
+    const grammar_program *p;
+    mask_space *space;
+    uint32_t *allowed;
+    size_t n_words;
+} mask;
+
+static void allow(const mask *m, int32_t token) {
+    if ((size_t)token / 32 < m->n_words) m->allowed[token / 32] |= 1u << (token % 32);
+}
+
+static void allow_set(const mask *m, const uint32_t *bits) {
+    size_t words = token_set_words(m->g->tokens->vocab);
+    if (words > m->n_words) words = m->n_words;
+    for (size_t i = 0; i < words; i++) m->allowed[i] |= bits[i];
+}
+
+/* Whether a token (by its place in the trie) that the automaton takes may come; NULL: all may. */
+typedef bool token_filter(const void *user, uint32_t i);
+
+static bool spells_declared_key(const automaton_inner *inner) {
+    for (uint32_t i = 0; i < inner->n; i++)
+        if (inner->ways[i].key.word != TRIE_NONE) return true;
+    return false;
+}
+
+/* Tokens that the automaton takes from a state, which is none of the levels. declared: only those that, inside of a
+ * key, spell a declared one or its beginning. */
+static void walk_some(const mask *m, const token_trie *t, const automaton_state *from, bool declared,
+                      token_filter *filter, const void *user) {
+    mask_space *s = m->space;
+    automaton_inner_begin(from, &s->inner[0]);
+    for (uint32_t i = 0; i < t->nodes[0].first; i++)
+        if (!filter || filter(user, i)) allow(m, t->tokens[i]);
+    for (uint32_t i = 0; i < t->n;) {
+        const token_trie_node *node = &t->nodes[i];
+        const automaton_inner *here = &s->inner[node->depth];
+        automaton_inner *next = &s->inner[node->depth + 1];
+        inner_result result = automaton_inner_step(m->p, here, node->byte, next);
+        if (result == INNER_LEAVES) {
+            automaton_inner_state(here, &s->scratch[0]);
+            if (automaton_read(m->p, &s->scratch[0], node->byte, &s->levels[node->depth])) {
+                automaton_inner_begin(&s->levels[node->depth], next);
+                result = INNER_GOES_ON;
+            } else {
+                result = INNER_REFUSED;
+            }
+        }
+        if (result == INNER_REFUSED || (declared && next->base == from && !spells_declared_key(next))) {
+            i = node->end;
+            continue;
+        }
+        for (uint32_t k = node->first; k < t->nodes[i + 1].first; k++)
+            if (!filter || filter(user, k)) allow(m, t->tokens[k]);
+        i++;
+    }
+}
+
+static void walk(const mask *m, const token_trie *t, const automaton_state *from, token_filter *filter,
+                 const void *user) {
+    walk_some(m, t, from, false, filter, user);
+}
+
+/* The only way, without its innermost value, which has ended. */
+static const automaton_state *closed_state(const mask *m, const automaton_configuration *c) {
+    automaton_state *out = &m->space->scratch[1];
+    out->n = 1;
+    automaton_copy_way(&out->ways[0], c, c->depth - 1);
+    return out;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- strings */
+
+typedef struct string_limits {
+    const token_set *set;
+    uint64_t least, most; /* characters that must come, and that may */
+} string_limits;
+
+static bool within_limits(const void *user, uint32_t i) {
+    const string_limits *l = user;
+    return l->set->characters[i] >= l->least && l->set->characters[i] <= l->most;
+}
+
+static const token_set *string_set(const mask *m, const grammar_node *node) {
+    return &m->g->tokens->sets[node->form == GRAMMAR_JSON ? TOKEN_JSON_STRING : TOKEN_CALL_STRING];
+}
+
+/* Tokens that stay inside of the string, or NULL. */
+static const uint32_t *inside_string(const mask *m, const automaton_configuration *c) {
+    const automaton_frame *own = &c->open[c->depth - 1];
+    const grammar_node *node = &m->p->nodes[own->node];
+    if (node->kind != NODE_STRING || own->at != 1 + BETWEEN) return NULL;
+    uint64_t room = node->maximum == GRAMMAR_NO_LIMIT ? UINT64_MAX : node->maximum - own->seen;
+    return token_set_inside(string_set(m, node), m->g->tokens->vocab, room);
+}
+
+static void mask_string(const mask *m, const automaton_configuration *c, const uint32_t *inside) {
+    const automaton_frame *own = &c->open[c->depth - 1];
+    const grammar_node *node = &m->p->nodes[own->node];
+    const token_set *set = string_set(m, node);
+    allow_set(m, inside);
+    if (node->form != GRAMMAR_JSON) return; /* a token of its own ends it */
+    string_limits limits = {set, own->seen < node->minimum ? node->minimum - own->seen : 0,
+                            node->maximum == GRAMMAR_NO_LIMIT ? UINT64_MAX : node->maximum - own->seen};
+    walk(m, &set->closers, closed_state(m, c), within_limits, &limits);
+}
+
+/* ------------------------------------------------------------------------------------------------------ expressions */
+
+/* Of an expression that ends with a quote: what its automaton makes of a token's beginning. */
+typedef struct expression {
+    const mask *m;
+    const grammar_node *node;
+    automaton_frame own;
+    bool alone; /* nothing is around it, so nothing follows */
+} expression;
+
+static bool count_letter(const grammar_node *node, automaton_frame *own, uint32_t next) {
+    return !node->shortest || automaton_count_character(node, own, next);
+}
+
+static bool ends_expression(const void *user, uint32_t i) {
+    const expression *e = user;
+    const token_set *set = &e->m->g->tokens->sets[TOKEN_JSON_STRING];
+    size_t bytes;
+    const char *text = token_table_text(e->m->g->tokens, set->closers.tokens[i], &bytes);
+    automaton_frame own = e->own;
+    for (size_t k = 0;; k++) {
+        uint16_t next = dfa_next(&e->node->dfa, own.at, (unsigned char)text[k]);
+        if (next == DFA_REFUSED || !count_letter(e->node, &own, next)) return false;
+        bool goes_on = e->node->dfa.flags[next] & DFA_GOES_ON;
+        if (k == set->before[i]) return !goes_on;
+        if (!goes_on) return false;
+        own.at = next;
+    }
+}
+
+/* Lengths: what the next state adds to the characters that have been read, and may add. */
+static void note_lengths(const grammar_node *node, uint64_t characters, uint32_t next, mask_found *found) {
+    uint64_t least = characters + node->shortest[next], most = characters + node->longest[next];
+    if (node->maximum != GRAMMAR_NO_LIMIT) {
+        uint64_t room = node->maximum > least ? node->maximum - least : 0;
+        if (room < found->most_read) found->most_read = room;
+        if (least > node->maximum) found->least_read = UINT64_MAX;
+    }
+    if (most < node->minimum && node->minimum - most > found->least_read) found->least_read = node->minimum - most;
+}
+
+/* Tokens that stay inside of the expression, into space->bits; with counted lengths those that do from here, otherwise
+ * all, and for which lengths. False: it may end other than by its last letter, the quote of a string that is read like
+ * one, so that its tokens are to be walked. */
+static bool find_inside(const expression *e, bool counted, mask_found *found) {
+    const token_table *tokens = e->m->g->tokens;
+    const token_trie *t = &tokens->all;
+    const token_set *set = &tokens->sets[TOKEN_JSON_STRING];
+    const grammar_node *node = e->node;
+    const dfa *d = &node->dfa;
+    mask_space *s = e->m->space;
+    memset(s->bits, 0, token_set_words(tokens->vocab) * sizeof *s->bits);
+    *found = (mask_found){.most_read = UINT64_MAX};
+    for (uint32_t i = 0; i < t->n;) {
+        const token_trie_node *byte = &t->nodes[i];
+        automaton_frame own = {.at = e->own.at, .seen = counted ? e->own.seen : 0};
+        if (byte->depth) own.at = s->at[byte->depth - 1];
+        uint16_t next = dfa_next(d, own.at, byte->byte);
+        if (next == DFA_REFUSED) {
+            i = byte->end;
+            continue;
+        }
+        if (node->shortest) {
+            if (byte->depth) own.seen = s->seen[byte->depth - 1];
+            if (counted && !automaton_count_character(node, &own, next)) {
+                i = byte->end;
+                continue;
+            }
+            if (!counted) {
+                own.seen += own.at && (d->flags[next] & DFA_CHARACTER);
+                note_lengths(node, own.seen, next, found);
+            }
+            s->seen[byte->depth] = own.seen;
+        }
+        bool ends = !(d->flags[next] & DFA_GOES_ON);
+        if (!ends && !e->alone && (d->flags[next] & DFA_ACCEPTS)) return false;
+        for (uint32_t k = byte->first; k < t->nodes[i + 1].first; k++)
+            s->bits[t->tokens[k] / 32] |= 1u << (t->tokens[k] % 32);
+        if (ends) {
+            for (uint32_t k = byte->first; !e->alone && k < t->nodes[byte->end].first; k++)
+                if (set->closes[t->tokens[k]] != byte->depth + 1) return false;
+            i = byte->end;
+            continue;
+        }
+        s->at[byte->depth] = next;
+        i++;
+    }
+    return true;
+}
+
+static bool is_found(const mask_found *found, uint64_t read) {
+    return read <= found->most_read && read >= found->least_read;
+}
+
+/* Allows tokens that stay inside of the expression. */
+static bool allow_inside_expression(const mask *m, const expression *e) {
+    mask_cache *cache = m->g->tokens->cache;
+    mask_key key = {m->g->number, e->own.node, e->own.at};
+    mask_found found;
+    if (!e->alone && (e->node->dfa.flags[e->own.at] & DFA_ACCEPTS)) return false;
+    mask_cached cached = mask_cache_add_bits(cache, key, e->own.seen, m->allowed, m->n_words);
+    if (cached == MASK_ADDED) return true;
+    if (cached == MASK_UNKNOWN) {
+        if (!find_inside(e, false, &found)) return false;
+        mask_cache_put(cache, key, found, m->space->bits);
+    }
+    if ((cached == MASK_OF_OTHER_LENGTHS || !is_found(&found, e->own.seen)) && !find_inside(e, true, &found))
+        return false;
+    allow_set(m, m->space->bits);
+    return true;
+}
+
+static bool mask_expression(const mask *m, const automaton_configuration *c) {
+    const automaton_frame *own = &c->open[c->depth - 1];
+    const expression e = {m, &m->p->nodes[own->node], *own, c->depth == 1};
+    if (e.node->kind != NODE_DFA || !allow_inside_expression(m, &e)) return false;
+    if (!e.alone) walk(m, &m->g->tokens->sets[TOKEN_JSON_STRING].closers, closed_state(m, c), ends_expression, &e);
+    return true;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- keys */
+
+typedef struct key_place {
+    const mask *m;
+    const grammar_node *node;
+    const automaton_configuration *c;
+} key_place;
+
+/* Whether a token ends a key that is not declared and has not come yet. Those that spell a declared one are walked. */
+static bool ends_new_key(const void *user, uint32_t i) {
+    const key_place *k = user;
+    const token_set *set = &k->m->g->tokens->sets[TOKEN_JSON_KEY];
+    size_t bytes;
+    const char *text = token_table_text(k->m->g->tokens, set->closers.tokens[i], &bytes);
+    automaton_key key = k->c->key;
+    for (size_t at = 0; at < set->before[i]; at++) {
+        key.hash = automaton_hash_letter(key.hash, (unsigned char)text[at]);
+        if (key.word != TRIE_NONE) key.word = trie_next(&k->node->words, key.word, (unsigned char)text[at]);
+    }
+    return key.word == TRIE_NONE && !automaton_is_remembered(k->node, k->c, k->c->depth, key.hash);
+}
+
+/* Walks tokens that end a key which may still be a declared one. */
+static void walk_declared(const mask *m, const automaton_state *from, const key_place *k) {
+    const token_set *set = &m->g->tokens->sets[TOKEN_JSON_KEY];
+    const token_trie *t = &set->spelled;
+    uint32_t *word = m->space->seen;
+    for (uint32_t i = 0; i < t->n;) {
+        const token_trie_node *node = &t->nodes[i];
+        uint32_t before = node->depth ? word[node->depth - 1] : k->c->key.word;
+        bool quote = node->byte == '"' && set->closes[t->tokens[node->first]] == node->depth + 1;
+        if (quote) {
+            for (uint32_t j = node->first; j < t->nodes[node->end].first; j++) {
+                size_t bytes;
+                const char *text = token_table_text(m->g->tokens, t->tokens[j], &bytes);
+                if (automaton_takes(m->p, from, text, bytes, m->space->levels)) allow(m, t->tokens[j]);
+            }
+            i = node->end;
+            continue;
+        }
+        word[node->depth] = trie_next(&k->node->words, before, node->byte);
+        i = word[node->depth] == TRIE_NONE ? node->end : i + 1;
+    }
+}
+
+/* A key that need not be declared: tokens stay inside of it whatever it spells. */
+static bool mask_key_text(const mask *m, const automaton_state *from) {
+    const automaton_configuration *c = &from->ways[0];
+    const grammar_node *node = &m->p->nodes[c->open[c->depth - 1].node];
+    const token_set *set = &m->g->tokens->sets[TOKEN_JSON_KEY];
+    key_place k = {m, node, c};
+    if (node->kind != NODE_OBJECT || node->form != GRAMMAR_JSON || node->n_rests) return false;
+    if (place_of(c->open[c->depth - 1].at) != PLACE_KEY || c->key.text != BETWEEN) return false;
+    if (!automaton_other_keys_are_open(m->p, node, c, c->depth)) return false;
+    allow_set(m, token_set_inside(set, m->g->tokens->vocab, UINT64_MAX));
+    if (c->key.word != TRIE_NONE) walk_declared(m, from, &k);
+    walk(m, &set->twice, from, NULL, NULL);
+    automaton_state *closed = &m->space->scratch[1], *open = &m->space->levels[0];
+    automaton_copy(open, from);
+    open->ways[0].key = (automaton_key){.hash = 1, .word = TRIE_NONE, .text = BETWEEN};
+    while (automaton_is_remembered(node, &open->ways[0], c->depth, open->ways[0].key.hash)) open->ways[0].key.hash++;
+    if (automaton_read(m->p, open, '"', closed)) walk(m, &set->closers, closed, ends_new_key, &k);
+    return true;
+}
+
+/* Of a key that patterns tell apart: tokens that stay inside, into space->bits, as far as there are always new keys
+ * that begin so. False: they may run out. */
+static bool find_inside_key(const mask *m, const grammar_node *node, uint32_t text) {
+    const token_trie *t = &m->g->tokens->all;
+    mask_space *s = m->space;
+    memset(s->bits, 0, token_set_words(m->g->tokens->vocab) * sizeof *s->bits);
+    for (uint32_t i = 0; i < t->n;) {
+        const token_trie_node *byte = &t->nodes[i];
+        uint16_t next = dfa_next(&node->dfa, byte->depth ? s->at[byte->depth - 1] : text, byte->byte);
+        if (next == DFA_REFUSED) {
+            i = byte->end;
+            continue;
+        }
+        if (node->completions[next] != DFA_ENDLESS) return false;
+        for (uint32_t k = byte->first; k < t->nodes[i + 1].first; k++)
+            s->bits[t->tokens[k] / 32] |= 1u << (t->tokens[k] % 32);
+        s->at[byte->depth] = next;
+        i++;
+    }
+    return true;
+}
+
+static bool allow_inside_key(const mask *m, const automaton_configuration *c) {
+    const automaton_frame *own = &c->open[c->depth - 1];
+    const grammar_node *node = &m->p->nodes[own->node];
+    const token_table *tokens = m->g->tokens;
+    if (node->kind != NODE_OBJECT || node->form != GRAMMAR_JSON || place_of(own->at) != PLACE_KEY) return false;
+    if (c->key.text == AUTOMATON_NO_TEXT || !automaton_other_keys_are_open(m->p, node, c, c->depth)) return true;
+    if (node->n_rests == 0) {
+        if (c->key.text != BETWEEN) return false;
+        allow_set(m, token_set_inside(&tokens->sets[TOKEN_JSON_KEY], tokens->vocab, UINT64_MAX));
+        return true;
+    }
+    mask_key key = {m->g->number, own->node, c->key.text};
+    if (mask_cache_add_bits(tokens->cache, key, 0, m->allowed, m->n_words) == MASK_ADDED) return true;
+    if (!find_inside_key(m, node, c->key.text)) return false;
+    mask_cache_put(tokens->cache, key, (mask_found){.most_read = UINT64_MAX}, m->space->bits);
+    allow_set(m, m->space->bits);
+    return true;
+}
+
+/* -------------------------------------------------------------------------------------------------------------- all */
+
+/* Several ways: a string among them allows nearly everything. */
+static bool mask_beside_string(const mask *m, const automaton_state *s) {
+    for (uint32_t i = 0; i < s->n; i++) {
+        const automaton_configuration *c = &s->ways[i];
+        if (c->depth == 0) continue;
+        const grammar_node *node = &m->p->nodes[c->open[c->depth - 1].node];
+        const uint32_t *inside = inside_string(m, c);
+        if (!inside) continue;
+        const token_set *set = string_set(m, node);
+        if (inside != token_set_inside(set, m->g->tokens->vocab, UINT64_MAX)) continue;
+        allow_set(m, inside);
+        walk(m, &set->others, s, NULL, NULL);
+        return true;
+    }
+    return false;
+}
+
+static bool allow_inside(const mask *m, const automaton_configuration *c) {
+    const automaton_frame *own = &c->open[c->depth - 1];
+    const grammar_node *node = &m->p->nodes[own->node];
+    if (node->form != GRAMMAR_JSON) return false;
+    if (node->kind == NODE_DFA) {
+        const expression e = {m, node, *own, c->depth == 1};
+        return allow_inside_expression(m, &e);
+    }
+    if (node->kind != NODE_STRING) return allow_inside_key(m, c);
+    const uint32_t *inside = inside_string(m, c);
+    if (inside) allow_set(m, inside);
+    return inside != NULL;
+}
+
+/* Every way is inside of a string or of a key, which a quote ends: what stays inside of one of them, what has a quote,
+ * and beginnings of declared keys. */
+static bool mask_several(const mask *m, const automaton_state *from) {
+    bool declared = false;
+    if (from->n == 1 && from->ways[0].depth > 0 &&
+        m->p->nodes[from->ways[0].open[from->ways[0].depth - 1].node].kind != NODE_OBJECT)
+        return false;
+    for (uint32_t i = 0; i < from->n; i++) {
+        if (from->ways[i].depth == 0 || !allow_inside(m, &from->ways[i])) return false;
+        const automaton_frame *own = &from->ways[i].open[from->ways[i].depth - 1];
+        declared |= m->p->nodes[own->node].kind == NODE_OBJECT && from->ways[i].key.word != TRIE_NONE;
+    }
+    walk(m, &m->g->tokens->quoted, from, NULL, NULL);
+    if (declared) walk_some(m, &m->g->tokens->all, from, true, NULL, NULL);
+    return true;
+}
+
+void mask_text(const kakeya_grammar *g, const automaton_state *s, mask_space *space, uint32_t *allowed,
+               size_t n_words) {
+    const mask m = {g, &g->program, space, allowed, n_words};
+    if (s->n == 1 && s->ways[0].depth > 0) {
+        const automaton_configuration *c = &s->ways[0];
+        const uint32_t *inside = inside_string(&m, c);
+        if (inside) {
+            mask_string(&m, c, inside);
+            return;
+        }
+        if (mask_expression(&m, c) || mask_key_text(&m, s)) return;
+    } else if (mask_beside_string(&m, s)) {
+        return;
+    }
+    if (mask_several(&m, s)) return;
+    walk(&m, &g->tokens->all, s, NULL, NULL);
+}
