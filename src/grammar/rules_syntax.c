@@ -154,19 +154,25 @@ static size_t encode(uint32_t c, char *out) {
     return n;
 }
 
-/* A character as it is written between quotes or brackets, escapes included. */
-static uint32_t take_character(parser *p) {
+static uint32_t take_plain(parser *p) {
     size_t n = utf8_length(p->text + p->at, p->bytes - p->at);
     const unsigned char *s = (const unsigned char *)p->text + p->at;
-    if (here(p) != '\\') {
-        p->at += n;
-        if (n == 1) return s[0];
-        if (n == 2) return (s[0] & 0x1Fu) << 6 | (s[1] & 0x3Fu);
-        if (n == 3) return (s[0] & 0x0Fu) << 12 | (s[1] & 0x3Fu) << 6 | (s[2] & 0x3Fu);
-        return (s[0] & 0x07u) << 18 | (s[1] & 0x3Fu) << 12 | (s[2] & 0x3Fu) << 6 | (s[3] & 0x3Fu);
-    }
+    p->at += n;
+    if (n == 1) return s[0];
+    if (n == 2) return (s[0] & 0x1Fu) << 6 | (s[1] & 0x3Fu);
+    if (n == 3) return (s[0] & 0x0Fu) << 12 | (s[1] & 0x3Fu) << 6 | (s[2] & 0x3Fu);
+    return (s[0] & 0x07u) << 18 | (s[1] & 0x3Fu) << 12 | (s[2] & 0x3Fu) << 6 | (s[3] & 0x3Fu);
+}
+
+/* A character as it is written between quotes or brackets, escapes included. */
+static uint32_t take_character(parser *p) {
+    if (here(p) != '\\') return take_plain(p);
     static const char names[] = "ntrfv0", meanings[] = {'\n', '\t', '\r', '\f', '\v', 0};
     char kind = ahead(p, 1);
+    if ((unsigned char)kind >= 0x80) { /* itself, like marks */
+        p->at++;
+        return take_plain(p);
+    }
     p->at += 2;
     int digits = kind == 'x' ? 2 : kind == 'u' ? 4 : kind == 'U' ? 8 : 0;
     uint32_t value = 0;

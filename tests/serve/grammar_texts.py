@@ -179,6 +179,9 @@ def as_python(schema):
 
 CHECKER = copy.copy(jsonschema.Draft202012Validator.FORMAT_CHECKER)
 CHECKER.checkers = dict(CHECKER.checkers)
+check_template = CHECKER.checkers["uri-template"][0]  # knows no names with %XX
+CHECKER.checkers["uri-template"] = (lambda value: check_template(
+    re.sub("%[0-9A-Fa-f]{2}", "a", value) if isinstance(value, str) else value), CHECKER.checkers["uri-template"][1])
 for name in ("time", "date-time"):  # its validator knows no leap seconds: the second before stands for them
     CHECKER.checkers[name] = (lambda value, check=CHECKER.checkers[name][0]: check(
         re.sub(r":60", ":59", value) if isinstance(value, str) else value), CHECKER.checkers[name][1])

@@ -34,6 +34,7 @@ static const struct {
      "NAME: /[a-z]/",
      {"a", "a+b*c+-d", "(a+b)*(c*d)+e", "abc", "-(ab)c", "a+a+a+a+a+a+a+a+a+a+a+a+a+a+a+a+a+a+a+a+a+a+a+a+a"},
      {"", "+a", "a+", "a**b", "(a", "--"}},
+    {"root ::= [\\é\\漢]+ \"\\é\"", {"漢é", "éé"}, {"é", "a"}},
     {"start: start | start \"a\" | \"b\"", {"b", "baa"}, {"", "a", "ab"}},
     {"start: list\nlist: list \",\" item | item\nitem: NUMBER\n%ignore \" \"\n%import common.INT -> NUMBER",
      {"1", "1,2", " 1 , 22,3 "},
