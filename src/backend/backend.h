@@ -201,7 +201,9 @@ kakeya_status backend_draft_one(const backend_ops *ops, backend_model *model, ba
 
 /* The backend by name ("cpu"; "auto" or NULL picks the best present), or NULL with *error set. */
 const backend_ops *backend_find(const char *name, kakeya_error *error);
-/* The precision that is asked for; for AUTO what the backend computes a checkpoint of this format in. */
-kakeya_precision backend_precision(const backend_ops *ops, weight_format format, kakeya_precision asked);
+/* The precision that is asked for; for AUTO what the backend computes a checkpoint of this format in.
+ * KAKEYA_UNSUPPORTED where it has no such precision. */
+kakeya_status backend_precision(const backend_ops *ops, weight_format format, kakeya_precision asked,
+                                kakeya_precision *out, kakeya_error *error);
 
 #endif

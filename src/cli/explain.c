@@ -195,6 +195,7 @@ int cli_explain(int argc, char **argv) {
     int first, status;
     if (!cli_parse(&command, own, table, argc, argv, &first, &status)) return status;
     if (argc > first) return cli_usage_error(&command, "unexpected '%s'", argv[first]);
+    if (shared.devices) return cli_usage_error(&command, "--devices: what is explained runs on one");
     if (arguments.rows == 0 && !arguments.prompt) return cli_usage_error(&command, "--rows 0 needs --prompt");
 
     kakeya_error error = {0};

@@ -215,7 +215,8 @@ static kakeya_status make(const explain_options *options, explanation *e, kakeya
     if (options->position + options->decode_rows > e->config->max_context)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "--position %d: the model's context ends at %d tokens",
                          options->position, e->config->max_context);
-    e->precision = backend_precision(ops, e->config->checkpoint_format, options->precision);
+    status = backend_precision(ops, e->config->checkpoint_format, options->precision, &e->precision, error);
+    if (status) return status;
     e->most_rows = machine->most_rows;
     e->decode_rows = options->decode_rows;
     e->prompt_rows = options->prompt_rows;

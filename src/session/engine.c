@@ -144,10 +144,9 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
         .drafter = parts->drafter ? &parts->drafter->config : NULL,
         .f_theta = parts->f_theta ? &parts->f_theta->config : NULL,
     };
-    engine->precision = backend_precision(parts->ops, parts->verifier->config.checkpoint_format, parts->precision);
-    if (engine->precision == KAKEYA_PRECISION_FP8 && !parts->ops->fp8_prompts)
-        return error_set(error, KAKEYA_UNSUPPORTED, "precision fp8 needs --backend cuda, this is backend %s",
-                         parts->ops->name);
+    kakeya_status refused = backend_precision(parts->ops, parts->verifier->config.checkpoint_format, parts->precision,
+                                              &engine->precision, error);
+    if (refused) return refused;
     engine->max_batch = parts->max_batch ? parts->max_batch : BACKEND_MAX_SEGMENTS;
     engine->max_stall_ms = parts->max_stall_ms ? parts->max_stall_ms : parts->ops->stall_ms;
     engine->on_step = parts->on_step;

@@ -111,6 +111,7 @@ json_holds "what a forward takes of a prompt is told" '.prompt == 4000 and .prom
 fails_with "a model that is not there" "nowhere" explain --model nowhere
 fails_with "a position beyond the context" "--position 9999999: the model's context ends" explain --position 9999999 --read-gb 1 --gflops 1
 fails_with "a backend that this build has not" "walk" explain --backend walk
+fails_with "a precision that this backend has not" "precision fp8 needs --backend cuda" explain --precision fp8
 fails_with "restored attention is refused" "--attention restored" explain --attention restored
 
 # --- info

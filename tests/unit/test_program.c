@@ -14,7 +14,7 @@
 #include "backend/cpu/forward.h"
 #include "backend/program/program.h"
 
-static const char *const models[] = {"26b-a4b", "31b", "12b", "e2b", "e4b"};
+static const char *const models[] = {"26b-a4b", "31b", "12b", "e2b", "e4b", "gemma3-270m", "gemma3-27b"};
 enum { MODELS = sizeof models / sizeof models[0] };
 
 typedef struct list {
@@ -189,7 +189,8 @@ static void lists_hold(void **state) {
 
 static void every_weight_is_used(void **state) {
     (void)state;
-    static const char *const outlines[] = {"26b-a4b:layers=12", "31b:layers=6", "12b:layers=6", "e2b", "e4b"};
+    static const char *const outlines[] = {"26b-a4b:layers=12", "31b:layers=6",       "12b:layers=6", "e2b", "e4b",
+                                           "gemma3-270m",       "gemma3-27b:layers=6"};
     for (int m = 0; m < MODELS; m++) {
         mem_account account;
         mem_account_init(&account, NULL, 0);
