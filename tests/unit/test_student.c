@@ -231,6 +231,7 @@ static void open_layers(learner *l, const char *verifier, const char *drafter, i
     assert_in_range(mem_total(&l->t.account) - before, bytes, bytes + 256); /* the allocator rounds */
     l->ops->student_weights(l->student, l->weights);
     tiny_tokens(l->tokens, LENGTH, 3);
+    for (int i = 0; i < LENGTH; i++) l->tokens[i] %= l->t.verifier->config.vocab;
 }
 
 static void open_on(learner *l, const char *verifier, const char *drafter, f_theta_latents latents, bool shared,
@@ -332,6 +333,7 @@ static void students_gradients(void **state) {
     check_gradients("gemma4-tiny-dense", "dflash-tiny", false, STUDENT_DISTIL);
     check_gradients("gemma4-tiny-ple", NULL, false, STUDENT_DISTIL);
     check_gradients("gemma4-tiny-moe", NULL, true, STUDENT_DISTIL);
+    check_gradients("forms/gemma3-nested", NULL, true, STUDENT_DISTIL); /* values that pass no norm */
     for (int loss = STUDENT_MSE; loss < STUDENT_LOSSES; loss++)
         check_gradients("gemma4-tiny-dense", NULL, false, (student_loss)loss);
     check_gradients("gemma4-tiny-ple", NULL, true, STUDENT_ATTN_DISTIL_HYBRID);
@@ -423,8 +425,9 @@ static void nothing_evicted(void **state) {
  * of a later turn's prompt behind one decoded row: in one layer, since behind it that row's own K/V come from restored
  * attention, which a student leaves out. */
 static void check_as_session(bool prompt, int layers) {
-    static const char *const models[] = {"gemma4-tiny-dense", "gemma4-tiny-moe", "gemma4-tiny-ple"};
-    for (int m = 0; m < (layers ? 2 : 3); m++) { /* per-layer inputs are made for all layers */
+    static const char *const models[] = {"gemma4-tiny-dense", "gemma4-tiny-moe", "gemma4-tiny-ple",
+                                         "forms/gemma3-nested"};
+    for (int m = 0; m < (layers ? 2 : 4); m++) { /* per-layer inputs are made for all layers */
         for (int all_layers = 0; all_layers < 2; all_layers++) {
             learner l;
             open_layers(&l, models[m], NULL, layers, m == 1 ? F_THETA_LATENTS_Q8 : F_THETA_LATENTS_KV, m == 0,

@@ -29,7 +29,7 @@ static inline void tiny_open_weights(tiny *d, const char *verifier, const char *
     mem_account_init(&d->account, NULL, 0);
     char path[512];
     snprintf(path, sizeof path, "%s/golden/%s", KAKEYA_TEST_DATA, verifier);
-    REQUIRE_OK(gemma4_model_open(path, &d->account, &d->verifier, error));
+    REQUIRE_OK(gemma4_model_open(unpacked_folder(path), &d->account, &d->verifier, error));
     d->verifier->config.sliding_window = 40; /* wider than the policies' windows, so that there is something to evict */
     if (drafter) {
         snprintf(path, sizeof path, "%s/golden/%s", KAKEYA_TEST_DATA, drafter);
