@@ -111,6 +111,7 @@ static void add_value(schema_branch *b, const cJSON *value) {
 
 static bool is_valid(const schema_branch *b, const cJSON *value) {
     b->c->uncertain = false;
+    b->c->listed_value = value;
     for (uint32_t i = 0; i < b->set->n; i++)
         if (schema_holds(b->c, b->set->terms[i].schema, value, 0) == b->set->terms[i].negated) return false;
     return !b->c->uncertain;

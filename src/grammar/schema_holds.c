@@ -189,7 +189,7 @@ static bool holds_object(schema_compiler *c, const cJSON *schema, const cJSON *i
 
 static bool lists(schema_compiler *c, const cJSON *list, const cJSON *value) {
     const cJSON *item;
-    if (list == c->listed) return true; /* the value is one of them */
+    if (list == c->listed && value == c->listed_value) return true;
     cJSON_ArrayForEach(item, list) {
         if (!schema_spend(c, list, 1)) return true;
         if (schema_equal(item, value)) return true;

@@ -154,7 +154,8 @@ struct schema_compiler {
     uint32_t n_large;            /* patterns that were too large, and left out */
     const cJSON *last_one_of;    /* the list that schema_told_apart was asked about last, */
     bool told_apart;             /* and the answer */
-    const cJSON *listed;         /* an enum of which the value that is checked is one */
+    const cJSON *listed;         /* an enum */
+    const cJSON *listed_value;   /* that is checked, and is one of it */
     bool uncertain;              /* schema_holds has taken a text for one that is not of a format, and it may be */
     const cJSON *narrowed;       /* a keyword that was negated, but cannot be: values may be missing for it */
     cJSON *notes;                /* pointers to what is left out, each once; NULL: none */

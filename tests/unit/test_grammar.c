@@ -93,6 +93,11 @@ static const language languages[] = {
      "{\"type\":\"object\",\"patternProperties\":{\"^c\":{\"type\":\"null\"}},\"required\":[\"a\"]}]}",
      {"{\"c\":1}", "{\"a\":1,\"c\":2}"},
      {"{\"a\":1}", "{\"a\":1,\"c\":null}"}},
+    {SCHEMA, /* a value in a value is not one of the list because the outer one is */
+     "{\"$ref\":\"#/$defs/t\",\"$defs\":{\"t\":{\"oneOf\":[{\"enum\":[{\"a\":\"x\"},\"b\",10]},{\"anyOf\":["
+     "{\"type\":\"object\",\"additionalProperties\":{\"$ref\":\"#/$defs/t\"}},{\"type\":\"string\"}]}]}}}",
+     {"10", "\"x\""},
+     {"{\"a\":\"x\"}", "\"b\""}},
     {SCHEMA,
      "{\"type\":\"number\",\"not\":{\"enum\":[0,2]}}",
      {"1", "-1", "0.5", "-0.5", "20"},
