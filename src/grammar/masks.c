@@ -204,17 +204,17 @@ static bool find_inside(const expression *e, bool counted, mask_found *found) {
     mask_space *s = e->m->space;
     memset(s->bits, 0, token_set_words(tokens->vocab) * sizeof *s->bits);
     *found = (mask_found){.most_read = UINT64_MAX};
+    const uint32_t read = counted ? e->own.seen : 0;
     for (uint32_t i = 0; i < t->n;) {
         const token_trie_node *byte = &t->nodes[i];
-        automaton_frame own = {.at = e->own.at, .seen = counted ? e->own.seen : 0};
-        if (byte->depth) own.at = s->at[byte->depth - 1];
-        uint16_t next = dfa_next(d, own.at, byte->byte);
+        uint32_t from = byte->depth ? s->at[byte->depth - 1] : e->own.at;
+        uint16_t next = dfa_next(d, from, byte->byte);
         if (next == DFA_REFUSED) {
             i = byte->end;
             continue;
         }
         if (node->shortest) {
-            if (byte->depth) own.seen = s->seen[byte->depth - 1];
+            automaton_frame own = {.at = from, .seen = byte->depth ? s->seen[byte->depth - 1] : read};
             if (counted && !automaton_count_character(node, &own, next)) {
                 i = byte->end;
                 continue;
