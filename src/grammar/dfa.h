@@ -97,7 +97,8 @@ dfa_result dfa_lengths(const dfa *d, uint32_t minimum, uint32_t maximum, uint32_
 /* By state: how many texts complete it; DFA_ENDLESS: any number. malloc'ed; NULL where memory ends. */
 uint16_t *dfa_completions(const dfa *d);
 #define DFA_ENDLESS UINT16_MAX
-/* All texts, malloc'ed each, where there are at most *n of them (which receives how many); otherwise false. */
-bool dfa_texts(const dfa *d, char **out, uint32_t *n);
+/* All texts, malloc'ed each, where there are at most *n of them (which receives how many). DFA_TOO_LARGE: there are
+ * more, or one is too long. */
+dfa_result dfa_texts(const dfa *d, char **out, uint32_t *n);
 
 #endif

@@ -147,31 +147,34 @@ uint16_t *dfa_completions(const dfa *d) {
 
 enum { MAX_TEXT = 512 };
 
-/* False: a text is too long, or has a zero in it. */
-static bool gather(const dfa *d, uint32_t s, char *text, size_t n, char **out, uint32_t *found) {
+/* DFA_TOO_LARGE: a text is too long, or has a zero in it. */
+static dfa_result gather(const dfa *d, uint32_t s, char *text, size_t n, char **out, uint32_t *found) {
     if (d->flags[s] & DFA_ACCEPTS) {
         text[n] = 0;
         out[*found] = strdup(text);
-        if (!out[*found]) return false;
+        if (!out[*found]) return DFA_OUT_OF_MEMORY;
         ++*found;
     }
-    if (n + 1 == MAX_TEXT) return !(d->flags[s] & DFA_GOES_ON);
-    for (unsigned letter = 0; letter < 256; letter++) {
+    if (n + 1 == MAX_TEXT) return d->flags[s] & DFA_GOES_ON ? DFA_TOO_LARGE : DFA_OK;
+    dfa_result result = DFA_OK;
+    for (unsigned letter = 0; letter < 256 && result == DFA_OK; letter++) {
         uint16_t to = dfa_next(d, s, letter);
         if (to == DFA_REFUSED) continue;
         text[n] = (char)letter;
-        if (letter == 0 || !gather(d, to, text, n + 1, out, found)) return false;
+        result = letter == 0 ? DFA_TOO_LARGE : gather(d, to, text, n + 1, out, found);
     }
-    return true;
+    return result;
 }
 
-bool dfa_texts(const dfa *d, char **out, uint32_t *n) {
+dfa_result dfa_texts(const dfa *d, char **out, uint32_t *n) {
     char text[MAX_TEXT];
     uint16_t *completions = dfa_completions(d);
     uint32_t found = 0;
-    bool few = completions && completions[0] <= *n && gather(d, 0, text, 0, out, &found);
-    for (uint32_t i = 0; i < found && !few; i++) free(out[i]);
+    dfa_result result = !completions           ? DFA_OUT_OF_MEMORY
+                        : completions[0] <= *n ? gather(d, 0, text, 0, out, &found)
+                                               : DFA_TOO_LARGE;
+    for (uint32_t i = 0; i < found && result != DFA_OK; i++) free(out[i]);
     free(completions);
-    *n = few ? found : 0;
-    return few;
+    *n = result == DFA_OK ? found : 0;
+    return result;
 }

@@ -19,6 +19,7 @@ typedef struct compiler {
     char *text; /* of an expression: [REGEX_BYTES] */
     size_t n;
     bool too_long;
+    bool *out_of_memory; /* while rules are looked at */
     kakeya_status status;
     kakeya_error *error;
 } compiler;
@@ -53,11 +54,14 @@ static bool may_be_empty(const compiler *c, uint32_t node) {
     const rule_node *own = at(c, node);
     dfa made;
     bool empty;
+    kakeya_status status;
     switch (own->kind) {
     case RULE_TEXT:
         return own->bytes == 0;
     case RULE_REGEX:
-        if (regex_compile(own->text, own->bytes, REGEX_WHOLE, &made, NULL) != KAKEYA_OK) return false;
+        status = regex_compile(own->text, own->bytes, REGEX_WHOLE, &made, NULL);
+        if (status == KAKEYA_OUT_OF_MEMORY) *c->out_of_memory = true;
+        if (status != KAKEYA_OK) return false;
         empty = made.flags[0] & DFA_ACCEPTS;
         dfa_free(&made);
         return empty;
@@ -292,12 +296,14 @@ static uint32_t compile(compiler *c, uint32_t node, bool ignoring, int depth) {
 }
 
 kakeya_status rules_compile(const rule_set *rules, grammar_program *program, uint32_t *node, kakeya_error *error) {
-    compiler c = {.r = rules, .program = program, .error = error};
+    bool out_of_memory = false;
+    compiler c = {.r = rules, .program = program, .error = error, .out_of_memory = &out_of_memory};
     c.states = calloc(rules->n_rules + 1, sizeof *c.states);
     c.text = malloc(REGEX_BYTES);
     for (uint32_t i = 0; i < rules->n_rules && c.states; i++) c.states[i].node = GRAMMAR_NOTHING;
     if (!c.states || !c.text) c.status = error_set(error, KAKEYA_OUT_OF_MEMORY, "grammar: out of memory");
     if (!c.status) analyse(&c);
+    if (out_of_memory) c.status = error_set(error, KAKEYA_OUT_OF_MEMORY, "grammar: out of memory");
     if (!c.status) {
         bool ignoring = !rules->rules[rules->start].terminal;
         uint32_t text = compile_rule(&c, rules->start, ignoring, 0);

@@ -316,7 +316,9 @@ static void keys_of(object *o, key_language *keys) {
 /* A few keys are declared each. True: the language was one of them. */
 static bool enumerate(object *o, key_language *keys) {
     uint32_t n = MAX_ENUMERATED;
-    if (!keys->dfa.n_states || !dfa_texts(&keys->dfa, o->enumerated, &n)) return false;
+    dfa_result result = keys->dfa.n_states ? dfa_texts(&keys->dfa, o->enumerated, &n) : DFA_TOO_LARGE;
+    if (result == DFA_OUT_OF_MEMORY) schema_out_of_memory(o->b->c);
+    if (result != DFA_OK) return false;
     o->n_enumerated = n;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t before = o->n;

@@ -443,6 +443,18 @@ static void test_grammars(void **state) {
         "\"required\":[\"k\"]}],"
         "\"$defs\":{\"d\":{\"properties\":{\"p\":{\"pattern\":\"^a+$\",\"maxLength\":3},\"n\":{\"type\":\"number\","
         "\"minimum\":1,\"maximum\":2},\"u\":{\"anyOf\":[{\"$ref\":\"#\"},true]},\"i\":{\"prefixItems\":[{}]}}}}}";
+    static const char more[] =
+        "{\"oneOf\":[{\"type\":\"object\",\"properties\":{\"t\":{\"const\":\"a\"},\"s\":{\"type\":\"array\","
+        "\"uniqueItems\":true,\"items\":{\"type\":[\"string\",\"integer\"]}}},\"required\":[\"t\"],"
+        "\"patternProperties\":{\"^x\":{\"format\":\"date\"}}},"
+        "{\"type\":\"object\",\"properties\":{\"t\":{\"const\":\"b\"},\"c\":{\"type\":\"array\","
+        "\"contains\":{\"const\":1},\"maxItems\":2},\"e\":{},\"f\":{},\"g\":{},\"h\":{},\"i\":{},"
+        "\"j\":{},\"k\":{},\"l\":{},\"m\":{},\"n\":{},\"o\":{},\"p\":{},\"q\":{},\"r\":{},\"u\":{},\"v\":{}},"
+        "\"required\":[\"t\",\"v\"],\"propertyNames\":{\"enum\":[\"t\",\"c\",\"v\"]}}]}";
+    static const char rules[] = "start: start \"+\" item | item\nitem: /[a\u00e9]+/ | \"(\" start \")\"\n%ignore \" \"";
+    static const kakeya_grammar_kind kinds[] = {KAKEYA_GRAMMAR_JSON_SCHEMA, KAKEYA_GRAMMAR_CHOICE, KAKEYA_GRAMMAR_TEXT,
+                                                KAKEYA_GRAMMAR_JSON_SCHEMA, KAKEYA_GRAMMAR_RULES};
+    static const char *const texts[] = {schema, "[\"a\",\"b\"]", NULL, more, rules};
     static const char form[] = "[{\"name\":\"f\",\"parameters\":{\"properties\":{\"a b\":{\"format\":\"date\"}}}}]";
     tokenizer *t;
     tokenizer_form with_controls = default_form;
@@ -452,14 +464,10 @@ static void test_grammars(void **state) {
     kakeya_error error = {0};
     assert_ok(open_form(&with_controls, &t, &error));
     int failures = 0;
-    for (int i = 0; i < 3; i++) {
-        kakeya_grammar_kind kind = i == 0   ? KAKEYA_GRAMMAR_JSON_SCHEMA
-                                   : i == 1 ? KAKEYA_GRAMMAR_CHOICE
-                                            : KAKEYA_GRAMMAR_TEXT;
-        const char *text = i == 0 ? schema : i == 1 ? "[\"a\",\"b\"]" : NULL;
+    for (int i = 0; i < 5; i++) {
         for (long k = 1, calls = LONG_MAX; k <= calls; k++) {
             failing_allocations_arm(k, false);
-            kakeya_status status = use_grammar(t, kind, text, i == 2 ? form : NULL, &error);
+            kakeya_status status = use_grammar(t, kinds[i], texts[i], i == 2 ? form : NULL, &error);
             long made = failing_allocations_made();
             failing_allocations_end();
             if (made < k) calls = made;
