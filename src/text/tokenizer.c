@@ -52,7 +52,7 @@ int tokenizer_byte(const tokenizer *t, int32_t id) {
  * A stretch of text between added tokens becomes a list of symbols: one per character that is a piece, else one per
  * byte. Then the adjacent pair of lowest rank, leftmost among equals, is merged until no pair is left. The pairs wait
  * in a heap; the symbols are a doubly linked list in an array. A heap entry is stale when the symbols it joined have
- * since changed. */
+ * since changed: the left one is another, or the right one has grown. */
 
 typedef struct symbol {
     int32_t id;             /* -1: merged into the symbol before it */
@@ -60,8 +60,8 @@ typedef struct symbol {
 } symbol;
 
 typedef struct candidate {
-    uint64_t order;               /* rank << 32 | position of the left symbol */
-    int32_t left, right, product; /* ids */
+    uint64_t order;        /* rank << 32 | position of the left symbol */
+    int32_t left, product; /* ids */
 } candidate;
 
 typedef struct encoder {
@@ -105,7 +105,7 @@ static void push_candidate(encoder *e, int32_t left) {
     if (left < 0 || e->symbols[left].next < 0) return;
     merge m;
     if (!tokenizer_find_merge(e->t, e->symbols[left].id, e->symbols[e->symbols[left].next].id, &m)) return;
-    candidate added = {(uint64_t)m.rank << 32 | (uint32_t)left, m.left, m.right, m.product};
+    candidate added = {(uint64_t)m.rank << 32 | (uint32_t)left, m.left, m.product};
     size_t at = e->n_heap++;
     while (at > 0 && added.order < e->heap[(at - 1) / 2].order) {
         e->heap[at] = e->heap[(at - 1) / 2];
@@ -165,13 +165,15 @@ static bool encode_stretch(encoder *e, const char *text, size_t bytes) {
     e->heap = items;
 
     symbol *symbols = e->symbols;
+    const piece *pieces = e->t->pieces;
     e->n_heap = 0;
     for (size_t i = 0; i + 1 < n; i++) push_candidate(e, (int32_t)i);
     while (e->n_heap > 0) {
         candidate top = pop_candidate(e);
         int32_t left = (int32_t)(uint32_t)top.order;
         int32_t right = symbols[left].next;
-        if (symbols[left].id != top.left || right < 0 || symbols[right].id != top.right) continue;
+        if (symbols[left].id != top.left || right < 0) continue;
+        if (pieces[top.left].bytes + pieces[symbols[right].id].bytes != pieces[top.product].bytes) continue;
         symbols[left].id = top.product;
         symbols[left].next = symbols[right].next;
         if (symbols[right].next >= 0) symbols[symbols[right].next].previous = left;
