@@ -36,7 +36,7 @@ def ask(s, request):
 
 
 plain = Server("--name", "m", "--threads", "1", model=MODEL)
-WORKSPACE = int(float(re.search(r"([\d.]+) MB for workspace", plain.log()).group(1)) * 1e6 + 1e6)  # and what sampling takes later
+WORKSPACE = int(float(re.search(r"([\d.]+) MB for workspace", plain.log()).group(1)) * 1e6 + 2e6)  # and what sampling and grammars take later
 
 
 def alone(requests):
