@@ -18,9 +18,12 @@ STRING = {"type": "object", "properties": {"text": {"type": "string", "minLength
 BYTES_PER_TOKEN = 2 * 2 * 16 * 4 + 8  # keys and values of the model's one layer, and what a session keeps beside them
 
 
-def room_for(tokens):
-    """Options of a server whose sessions may have so many tokens together."""
-    limit = WORKSPACE + tokens * BYTES_PER_TOKEN
+GRAMMAR = 1 << 20  # what the first answer under a schema takes beside K/V
+
+
+def room_for(tokens, beside=0):
+    """Options of a server whose sessions may have so many tokens together, and so many bytes beside."""
+    limit = WORKSPACE + tokens * BYTES_PER_TOKEN + beside
     return ["--memory-limit", f"{limit // 1024}K", "--cache-ram", "0", "--threads", "1"]
 
 
@@ -36,7 +39,7 @@ def ask(s, request):
 
 
 plain = Server("--name", "m", "--threads", "1", model=MODEL)
-WORKSPACE = int(float(re.search(r"([\d.]+) MB for workspace", plain.log()).group(1)) * 1e6 + 2e6)  # and what sampling and grammars take later
+WORKSPACE = int(float(re.search(r"([\d.]+) MB for workspace", plain.log()).group(1)) * 1e6 + 1e6)  # and what sampling takes later
 
 
 def alone(requests):
@@ -48,7 +51,7 @@ def _():
     requests = [body(i, 1600, **more) for i, more in enumerate(
         [{}, {"presence_penalty": 1.0}, {"json_schema": STRING, "ignore_eos": False}, {"n": 2, "max_tokens": 1200}, {"top_k": 5}])]
     expected = alone(requests)
-    s = Server("--name", "m", *room_for(3 * 1600), model=MODEL)
+    s = Server("--name", "m", *room_for(3 * 1600, GRAMMAR), model=MODEL)
     for _ in range(20):  # until they have met: where threads stand still they come one after the other
         for answer, wanted in zip(in_threads([lambda r=r: ask(s, r) for r in requests]), expected):
             equal(answer["choices"], wanted)
