@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -413,6 +414,44 @@ static void test_cancel(void **state) {
     }
 }
 
+/* While a reference's item is looked for in a stored response, the store answers others: somebody asks it in the middle
+ * of the parsing. Where the store were locked meanwhile, its answer would never come. */
+static struct {
+    response_store *store;
+    bool armed, answered;
+} asked;
+
+static void *ask_size(void *user) { return response_store_size(user) == 1 ? user : NULL; }
+
+static void *asking_malloc(size_t bytes) {
+    if (asked.armed) {
+        struct timespec until;
+        pthread_t thread;
+        void *answer = NULL;
+        asked.armed = false;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += 60;
+        assert_int_equal(pthread_create(&thread, NULL, ask_size, asked.store), 0);
+        asked.answered = pthread_timedjoin_np(thread, &answer, &until) == 0 && answer;
+    }
+    return malloc(bytes);
+}
+
+static void test_items_without_the_lock(void **state) {
+    (void)state;
+    cJSON_Hooks hooks = {.malloc_fn = asking_malloc, .free_fn = free};
+    asked.store = response_store_open(3, 1 << 20, 1e9);
+    put(asked.store, "a", 1, "[{\"id\":\"msg_a\"}]");
+    cJSON_InitHooks(&hooks);
+    asked.armed = true;
+    cJSON *item = response_store_item(asked.store, 1, "msg_a");
+    cJSON_InitHooks(NULL);
+    assert_non_null(item);
+    assert_true(asked.answered);
+    cJSON_Delete(item);
+    response_store_close(asked.store);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_messages),
@@ -425,6 +464,7 @@ int main(void) {
         cmocka_unit_test(test_store),
         cmocka_unit_test(test_running),
         cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_items_without_the_lock),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
