@@ -187,14 +187,24 @@ static bool encode_stretch(encoder *e, const char *text, size_t bytes) {
     return true;
 }
 
+static bool is_written_space(const char *text, size_t bytes) {
+    return bytes >= TOKENIZER_SPACE_BYTES && memcmp(text, TOKENIZER_SPACE, TOKENIZER_SPACE_BYTES) == 0;
+}
+
+/* From one place between two characters that never stand side by side in a piece to the next. */
 static bool encode_text(encoder *e, const char *text, size_t bytes) {
-    if (!e->t->splits_at_newlines) return encode_stretch(e, text, bytes);
-    for (size_t begin = 0, end; begin < bytes; begin = end) {
-        bool newlines = text[begin] == '\n';
-        for (end = begin + 1; end < bytes && (text[end] == '\n') == newlines;) end++;
-        if (!encode_stretch(e, text + begin, end - begin)) return false;
+    size_t begin = 0;
+    char last = 0; /* byte of the character before */
+    for (size_t at = 0, length; at < bytes; at += length) {
+        bool space = is_written_space(text + at, bytes - at);
+        length = utf8_length(text + at, bytes - at);
+        if (at > begin && !tokenizer_are_neighbours(e->t, last, space ? ' ' : text[at])) {
+            if (!encode_stretch(e, text + begin, at - begin)) return false;
+            begin = at;
+        }
+        last = space ? ' ' : text[at + length - 1];
     }
-    return true;
+    return encode_stretch(e, text + begin, bytes - begin);
 }
 
 static bool encode_between_added(encoder *e, const added_set *set, const char *text, size_t bytes, bool special,

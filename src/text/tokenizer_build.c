@@ -150,10 +150,17 @@ static kakeya_status add_pieces(tokenizer_tables *t, const vocab_source *source,
     return status ? status : check_gaps(t, source, error);
 }
 
-static bool mixes_newlines(const char *text, size_t bytes) {
-    size_t newlines = 0;
-    for (size_t i = 0; i < bytes; i++) newlines += text[i] == '\n';
-    return newlines != 0 && newlines != bytes;
+/* The text is what a merge makes. */
+static void add_neighbours(tokenizer_tables *t, const char *text, size_t bytes) {
+    unsigned previous = 0;
+    for (size_t i = 0, step; i < bytes; i += step) {
+        bool space =
+            bytes - i >= TOKENIZER_SPACE_BYTES && memcmp(text + i, TOKENIZER_SPACE, TOKENIZER_SPACE_BYTES) == 0;
+        unsigned byte = space ? ' ' : (unsigned char)text[i], pair = previous << 8 | byte;
+        if (i) t->neighbours[pair / 64] |= UINT64_C(1) << pair % 64;
+        previous = byte;
+        step = space ? TOKENIZER_SPACE_BYTES : 1;
+    }
 }
 
 static kakeya_status merge_does_not_fit(const vocab_source *source, size_t rank, kakeya_error *error) {
@@ -167,12 +174,11 @@ static kakeya_status add_ranks(tokenizer_tables *t, const vocab_source *source, 
     t->ranks = malloc(t->n_pieces * sizeof *t->ranks);
     if (!t->ranks) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", source->name);
     for (size_t id = 0; id < t->n_pieces; id++) t->ranks[id] = TOKENIZER_NO_RANK;
-    t->splits_at_newlines = true;
     for (size_t i = 0; i < source->n_entries; i++) {
         const vocab_entry *entry = &source->entries[i];
         if (entry->rank == TOKENIZER_NO_RANK) continue;
         t->ranks[entry->id] = entry->rank;
-        if (mixes_newlines(t->text + entry->text.offset, entry->text.bytes)) t->splits_at_newlines = false;
+        add_neighbours(t, t->text + entry->text.offset, entry->text.bytes);
     }
     return KAKEYA_OK;
 }
@@ -190,7 +196,6 @@ static kakeya_status add_merges(tokenizer_tables *t, const vocab_source *source,
     }
     for (size_t i = 0; i < capacity; i++) t->merges[i] = (merge){.left = -1};
 
-    t->splits_at_newlines = true;
     kakeya_status status = KAKEYA_OK;
     for (size_t rank = 0; rank < source->n_merges && !status; rank++) {
         size_t left_bytes = source->merges[rank].left.bytes, right_bytes = source->merges[rank].right.bytes;
@@ -212,7 +217,7 @@ static kakeya_status add_merges(tokenizer_tables *t, const vocab_source *source,
             if (source->merges_must_fit) status = merge_does_not_fit(source, rank, error);
             continue;
         }
-        if (mixes_newlines(product, bytes)) t->splits_at_newlines = false;
+        add_neighbours(t, product, bytes);
         /* Of a pair listed twice the later rank counts, as in Hugging Face tokenizers. */
         *tokenizer_merge_slot(t, left_id, right_id) =
             (merge){.left = left_id, .right = right_id, .product = product_id, .rank = (uint32_t)rank};

@@ -79,9 +79,9 @@ typedef struct tokenizer_tables {
     int32_t prefix[TOKENIZER_MAX_TEMPLATE], suffix[TOKENIZER_MAX_TEMPLATE];
     size_t n_prefix, n_suffix;
 
-    /* No merge joins a newline with anything else, so runs of newlines and runs without can be encoded apart: the
-     * same ids from smaller heaps. */
-    bool splits_at_newlines;
+    /* Bits: two bytes stand side by side in what some merge makes; a space there is one byte. Between two that never
+     * do, a text can be cut, and its parts encoded apart: the same ids from smaller heaps. */
+    uint64_t neighbours[(1 << 16) / 64];
 } tokenizer_tables;
 
 void tokenizer_tables_free(tokenizer_tables *t); /* NULL is fine */
@@ -95,6 +95,12 @@ bool tokenizer_find_merge(const tokenizer_tables *t, int32_t left, int32_t right
 /* The longest token of a set at text[0], NULL if there is none. Special ones count only where `special`. */
 const added_token *tokenizer_find_added(const tokenizer_tables *t, const added_set *set, const char *text, size_t bytes,
                                         bool special);
+
+/* Whether some merge makes a text in which these two bytes stand side by side. */
+static inline bool tokenizer_are_neighbours(const tokenizer_tables *t, char left, char right) {
+    unsigned pair = (unsigned)(unsigned char)left << 8 | (unsigned char)right;
+    return t->neighbours[pair / 64] >> pair % 64 & 1;
+}
 
 /* ---- for filling the tables ---- */
 
