@@ -99,6 +99,7 @@ static void invert(parser *p, uint32_t first) {
         next = range.high + 1;
     }
     if (next <= LAST_CHARACTER) add_range(p, next, LAST_CHARACTER);
+    if (p->status) return;
     memmove(t->ranges + first, t->ranges + n, (t->n_ranges - n) * sizeof *t->ranges);
     t->n_ranges -= n - first;
 }
