@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
+#include "text/chat_gemma3.h"
 #include "text/chat_request.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
@@ -18,7 +20,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!chat_tools_read((const char *)data + 1, size - 1, &tools, &error)) {
         /* A bare list without a role in it is messages to one of them and tools to the other. */
         const char *text = (const char *)data + 1;
-        size_t blanks = 0;
+        size_t blanks = json_mark_bytes(text, size - 1);
         while (blanks + 2 < size && text[blanks] <= ' ' && text[blanks] > 0) blanks++;
         if (text[blanks] != '[' && (tools == NULL) != (request.tools == NULL)) abort();
         chat_tools_free(tools);
@@ -31,7 +33,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         .tools = request.tools,
     };
     chat_text text;
-    if (!chat_render(request.messages, request.n_messages, &options, &text, &error)) {
+    if (data[0] & 32) options.style = CHAT_STYLE_GEMMA3;
+    if (!(data[0] & 32 ? chat_render_gemma3 : chat_render)(request.messages, request.n_messages, &options, &text,
+                                                           &error)) {
         size_t bytes = 0;
         for (size_t i = 0; i < text.n_segments; i++) {
             if (text.segments[i].offset != bytes) abort();

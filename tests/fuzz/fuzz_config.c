@@ -30,6 +30,7 @@ static void check_verifier(const char *text, size_t bytes) {
     require(c.n_stop_tokens >= 1 && c.n_stop_tokens <= GEMMA4_MAX_STOP_TOKENS);
     require(c.n_suppress_tokens >= 0 && c.n_suppress_tokens <= GEMMA4_MAX_SUPPRESS_TOKENS &&
             c.n_suppress_tokens < c.vocab);
+    require((c.generation == GEMMA_3) == (c.query_scale > 0) && (c.generation == GEMMA_3) == c.raw_values);
     for (int i = 0; i < c.layers; i++) {
         const gemma4_layer_config *l = &c.layer[i], *source = &c.layer[l->kv_source];
         require(l->head_dim >= 2 && l->head_dim % 2 == 0 && l->kv_heads >= 1 && c.heads % l->kv_heads == 0);
