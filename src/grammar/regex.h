@@ -1,7 +1,7 @@
 /* Regular expressions to automata: the part of ECMAScript's syntax that is regular. Characters are Unicode's; texts are
  * UTF-8. Understood are classes, escapes (\d \w \s and their opposites, \n \t \r \f \v \0 \cX \xHH \uHHHH \u{H}), .,
- * groups of any kind, look-ahead at the very beginning, |, the counters * + ? {m} {m,} {m,n} also with a ? behind, and
- * the anchors ^ and $. */
+ * groups of any kind, look-ahead and look-behind anywhere, word boundaries, |, the counters * + ? {m} {m,} {m,n} also
+ * with a ? behind, and the anchors ^ and $. */
 #ifndef KAKEYA_GRAMMAR_REGEX_H
 #define KAKEYA_GRAMMAR_REGEX_H
 

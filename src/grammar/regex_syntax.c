@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "grammar/unicode_properties.h"
 #include "text/utf8.h"
 
 enum { MAX_GROUPS = 100, LAST_CHARACTER = 0x10FFFF };
@@ -13,6 +14,7 @@ typedef struct parser {
     const char *text;
     size_t bytes, at;
     int depth;
+    bool behind; /* inside of a look-behind */
     regex_tree *tree;
     kakeya_status status; /* the first failure sticks */
     kakeya_error *error;
@@ -124,6 +126,24 @@ static uint32_t end_set(parser *p, uint32_t first) {
         p, (regex_node){.kind = REGEX_SET, .child = REGEX_NONE, .first_range = first, .n_ranges = t->n_ranges - first});
 }
 
+static void add_range_to(void *user, uint32_t low, uint32_t high) { add_range(user, low, high); }
+
+/* p{...} and P{...}. */
+static void add_property(parser *p) {
+    uint32_t first = p->tree->n_ranges;
+    bool opposite = p->text[p->at++] == 'P';
+    const char *text = p->text + p->at, *end = p->at < p->bytes ? memchr(text, '}', p->bytes - p->at) : NULL;
+    size_t n = end && *text == '{' ? (size_t)(end - text - 1) : 0;
+    if (n == 0) {
+        fail(p, KAKEYA_FORMAT, "\\p needs a property in braces");
+    } else if (!unicode_property(text + 1, n, p, add_range_to)) {
+        fail(p, KAKEYA_UNSUPPORTED, "the property %.*s is not supported", n > 60 ? 60 : (int)n, text + 1);
+    } else {
+        p->at += n + 2;
+        if (opposite && !p->status) invert(p, first);
+    }
+}
+
 /* \d, \w, \s and their opposites. */
 static bool add_class(parser *p, char name) {
     static const character_range digits[] = {{'0', '9'}};
@@ -138,6 +158,18 @@ static bool add_class(parser *p, char name) {
     uint32_t first = p->tree->n_ranges;
     for (size_t i = 0; i < n; i++) add_range(p, ranges[i].low, ranges[i].high);
     if (name != lower && !p->status) invert(p, first);
+    return true;
+}
+
+/* What stands behind a backslash, if it is a class: \d, \w, \s and their opposites, or a property. */
+static bool take_class(parser *p) {
+    char c = p->at < p->bytes ? p->text[p->at] : 0;
+    if (c == 'p' || c == 'P')
+        add_property(p);
+    else if (add_class(p, c))
+        p->at++;
+    else
+        return false;
     return true;
 }
 
@@ -215,9 +247,7 @@ static uint32_t take_escaped(parser *p, bool in_class) {
     const char *name = c && c < 0x80 ? strchr(names, (int)c) : NULL;
     if (name && !(c == '0' && more(p) && p->text[p->at] >= '0' && p->text[p->at] <= '9'))
         return (unsigned char)meanings[name - names];
-    if (c == 'b' || c == 'B') return fail(p, KAKEYA_UNSUPPORTED, "word boundaries are not supported");
     if ((c >= '0' && c <= '9') || c == 'k') return fail(p, KAKEYA_UNSUPPORTED, "back references are not supported");
-    if (c == 'p' || c == 'P') return fail(p, KAKEYA_UNSUPPORTED, "character properties (\\p) are not supported");
     if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'))
         return fail(p, KAKEYA_UNSUPPORTED, "the escape \\%c is not supported", (char)c);
     return c;
@@ -227,11 +257,8 @@ static uint32_t take_escaped(parser *p, bool in_class) {
 static uint32_t take_class_item(parser *p, bool *set) {
     *set = false;
     if (!take(p, '\\')) return take_character(p);
-    if (more(p) && add_class(p, p->text[p->at])) {
-        p->at++;
-        *set = true;
-        return 0;
-    }
+    *set = more(p) && take_class(p);
+    if (*set) return 0;
     return take_escaped(p, true);
 }
 
@@ -275,13 +302,31 @@ static uint32_t parse_dot(parser *p) {
 
 static uint32_t parse_alternatives(parser *p);
 
+static uint32_t add_look(parser *p, uint32_t child, bool behind, bool negative) {
+    p->tree->looks = true;
+    return add_node(p, (regex_node){.kind = REGEX_LOOK, .child = child, .behind = behind, .negative = negative});
+}
+
+static uint32_t parse_look(parser *p, bool behind) {
+    bool negative = at_byte(p, '!'), outer = p->behind;
+    p->at++;
+    if (outer) return fail(p, KAKEYA_UNSUPPORTED, "look-around inside of look-behind is not supported");
+    if (++p->depth > MAX_GROUPS) return fail(p, KAKEYA_UNSUPPORTED, "more than %d groups in one another", MAX_GROUPS);
+    p->behind = behind;
+    uint32_t inner = parse_alternatives(p);
+    p->behind = outer;
+    p->depth--;
+    if (!take(p, ')')) return fail(p, KAKEYA_FORMAT, "( without )");
+    return add_look(p, inner, behind, negative);
+}
+
 static uint32_t parse_group(parser *p) {
     if (take(p, '?')) {
-        if (take(p, '<') && !at_byte(p, '=') && !at_byte(p, '!')) { /* a name */
+        bool behind = take(p, '<');
+        if (at_byte(p, '=') || at_byte(p, '!')) return parse_look(p, behind);
+        if (behind) { /* a name */
             while (more(p) && !at_byte(p, '>')) p->at++;
             if (!take(p, '>')) return fail(p, KAKEYA_FORMAT, "(?< without >");
-        } else if (at_byte(p, '=') || at_byte(p, '!')) {
-            return fail(p, KAKEYA_UNSUPPORTED, "look-around is not supported but for look-ahead at the very beginning");
         } else if (!take(p, ':')) {
             return fail(p, KAKEYA_UNSUPPORTED, "groups with flags are not supported");
         }
@@ -293,20 +338,44 @@ static uint32_t parse_group(parser *p) {
     return inner;
 }
 
+/* One of \w before or behind the place, or not. */
+static uint32_t add_word_look(parser *p, bool behind, bool negative) {
+    uint32_t first = p->tree->n_ranges;
+    (void)add_class(p, 'w');
+    uint32_t set = end_set(p, first);
+    return add_look(p, set, behind, negative);
+}
+
+/* \b is (?<=\w)(?!\w)|(?<!\w)(?=\w). */
+static uint32_t parse_word_boundary(parser *p) {
+    bool inside = at_byte(p, 'B');
+    if (p->behind) return fail(p, KAKEYA_UNSUPPORTED, "word boundaries inside of look-behind are not supported");
+    p->at++;
+    uint32_t choice = add_node(p, (regex_node){.kind = REGEX_ONE_OF, .child = REGEX_NONE}), rows[2];
+    for (int word = 0; word < 2 && !p->status; word++) {
+        uint32_t before = add_word_look(p, true, !word), behind = add_word_look(p, false, inside ? !word : word);
+        rows[word] = add_node(p, (regex_node){.kind = REGEX_IN_ROW, .child = before});
+        if (!p->status) p->tree->nodes[before].sibling = behind;
+    }
+    if (p->status) return REGEX_NONE;
+    p->tree->nodes[choice].child = rows[0];
+    p->tree->nodes[rows[0]].sibling = rows[1];
+    return choice;
+}
+
 static uint32_t parse_one(parser *p) {
     if (take(p, '(')) return parse_group(p);
     if (take(p, '[')) return parse_class(p);
     if (take(p, '.')) return parse_dot(p);
     if (take(p, '^')) return add_node(p, (regex_node){.kind = REGEX_BEGIN, .child = REGEX_NONE});
+    if (p->behind && at_byte(p, '$')) return fail(p, KAKEYA_UNSUPPORTED, "$ inside of look-behind is not supported");
     if (take(p, '$')) return add_node(p, (regex_node){.kind = REGEX_END, .child = REGEX_NONE});
     if (at_byte(p, '*') || at_byte(p, '+') || at_byte(p, '?'))
         return fail(p, KAKEYA_FORMAT, "%c has nothing to repeat", p->text[p->at]);
     uint32_t first = p->tree->n_ranges;
     if (take(p, '\\')) {
-        if (more(p) && add_class(p, p->text[p->at])) {
-            p->at++;
-            return end_set(p, first);
-        }
+        if (at_byte(p, 'b') || at_byte(p, 'B')) return parse_word_boundary(p);
+        if (more(p) && take_class(p)) return end_set(p, first);
         uint32_t c = take_escaped(p, false);
         add_range(p, c, c);
         return end_set(p, first);
@@ -365,7 +434,8 @@ static uint32_t parse_repeated(parser *p) {
     if (at_byte(p, '*') || at_byte(p, '+') || at_byte(p, '?'))
         return fail(p, KAKEYA_FORMAT, "%c behind another counter", p->text[p->at]);
     regex_kind kind = p->tree->nodes[one].kind;
-    if (kind == REGEX_BEGIN || kind == REGEX_END) return fail(p, KAKEYA_FORMAT, "an anchor cannot be repeated");
+    if (kind == REGEX_BEGIN || kind == REGEX_END || kind == REGEX_LOOK)
+        return fail(p, KAKEYA_FORMAT, "an anchor cannot be repeated");
     return add_node(p, (regex_node){.kind = REGEX_REPEAT, .child = one, .minimum = minimum, .maximum = maximum});
 }
 

@@ -2,6 +2,7 @@
 #ifndef KAKEYA_GRAMMAR_REGEX_SYNTAX_H
 #define KAKEYA_GRAMMAR_REGEX_SYNTAX_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/error.h"
@@ -20,6 +21,7 @@ typedef enum regex_kind {
     REGEX_REPEAT, /* one child, minimum to maximum times */
     REGEX_BEGIN,  /* ^ */
     REGEX_END,    /* $ */
+    REGEX_LOOK,   /* one child, which the text behind (or before) the place must begin (or end) with, or must not */
 } regex_kind;
 
 #define REGEX_NONE UINT32_MAX /* no node; no maximum */
@@ -27,6 +29,7 @@ typedef enum regex_kind {
 typedef struct regex_node {
     regex_kind kind;
     uint32_t child, sibling; /* REGEX_NONE: none */
+    bool behind, negative;   /* REGEX_LOOK */
     uint32_t minimum, maximum;
     uint32_t first_range, n_ranges; /* ascending, neither touching nor overlapping */
 } regex_node;
@@ -36,6 +39,7 @@ typedef struct regex_tree {
     uint32_t n_nodes, node_capacity, root;
     character_range *ranges;
     uint32_t n_ranges, range_capacity;
+    bool looks; /* there are REGEX_LOOK */
 } regex_tree;
 
 kakeya_status regex_parse(const char *text, size_t bytes, regex_tree *out, kakeya_error *error);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "grammar/regex.h"
+#include "grammar/regex_syntax.h"
 #include "grammar/rules.h"
 
 typedef struct rule_state {
@@ -96,6 +97,21 @@ static bool begins_with(const compiler *c, uint32_t node, uint32_t rule, bool *s
         if (own->kind == RULE_ROW && !may_be_empty(c, i)) return false;
     }
     return false;
+}
+
+/* Expressions are joined to larger ones, in which look-around would look at what another rule made. */
+static void refuse_look_around(compiler *c) {
+    for (uint32_t i = 0; i < c->r->n_nodes && !c->status; i++) {
+        const rule_node *own = at(c, i);
+        regex_tree tree;
+        if (own->kind != RULE_REGEX || regex_parse(own->text, own->bytes, &tree, NULL) != KAKEYA_OK) continue;
+        bool looks = tree.looks;
+        regex_tree_free(&tree);
+        if (looks)
+            c->status =
+                error_set(c->error, KAKEYA_UNSUPPORTED,
+                          "grammar: /%.60s/: look-around and word boundaries are not supported in rules", own->text);
+    }
 }
 
 static void analyse(compiler *c) {
@@ -302,6 +318,7 @@ kakeya_status rules_compile(const rule_set *rules, grammar_program *program, uin
     c.text = malloc(REGEX_BYTES);
     for (uint32_t i = 0; i < rules->n_rules && c.states; i++) c.states[i].node = GRAMMAR_NOTHING;
     if (!c.states || !c.text) c.status = error_set(error, KAKEYA_OUT_OF_MEMORY, "grammar: out of memory");
+    if (!c.status) refuse_look_around(&c);
     if (!c.status) analyse(&c);
     if (out_of_memory) c.status = error_set(error, KAKEYA_OUT_OF_MEMORY, "grammar: out of memory");
     if (!c.status) {

@@ -47,7 +47,7 @@ typedef struct expression {
     bool inverted;
 } expression;
 
-enum { EMPTY, SET, ROW, CHOICE, REPEAT, START, END, KINDS };
+enum { EMPTY, SET, ROW, CHOICE, REPEAT, START, END, AHEAD, NOT_AHEAD, EDGE, BEHIND, NOT_BEHIND, KINDS };
 static expression pool[200];
 static int pooled;
 
@@ -67,19 +67,27 @@ static void spell(expression *e) {
         fprintf(out, "(%s){%d,%d}", a, e->minimum, e->maximum);
     if (e->kind == START) fprintf(out, "^");
     if (e->kind == END) fprintf(out, "$");
+    if (e->kind == AHEAD) fprintf(out, "(?=%s)", a);
+    if (e->kind == NOT_AHEAD) fprintf(out, "(?!%s)", a);
+    if (e->kind == BEHIND) fprintf(out, "(?<=%s)", a);
+    if (e->kind == NOT_BEHIND) fprintf(out, "(?<!%s)", a);
+    if (e->kind == EDGE) fprintf(out, "(?:\\%c)", e->inverted ? 'B' : 'b');
     assert_int_equal(fclose(out), 0);
 }
 
-static const expression *make(int depth) {
+/* behind: inside of a look-behind, where less is understood. */
+static const expression *make(int depth, bool behind) {
     expression *e = &pool[pooled++];
-    *e = (expression){.kind = depth > 0 ? draw(KINDS) : SET};
+    *e = (expression){.kind = depth > 0 ? draw(behind ? END : KINDS) : SET};
+    e->inverted = draw(4) == 0;
     if (e->kind == SET) {
-        e->inverted = draw(4) == 0;
         int n = 1 + draw(2);
         for (int i = 0; i < n; i++) e->set[i] = (char)('a' + draw(3));
     }
-    if (e->kind == ROW || e->kind == CHOICE || e->kind == REPEAT) e->a = make(depth - 1);
-    if (e->kind == ROW || e->kind == CHOICE) e->b = make(depth - 1);
+    bool looks = e->kind >= AHEAD && e->kind != EDGE;
+    behind = behind || e->kind == BEHIND || e->kind == NOT_BEHIND;
+    if (e->kind == ROW || e->kind == CHOICE || e->kind == REPEAT || looks) e->a = make(depth - 1, behind);
+    if (e->kind == ROW || e->kind == CHOICE) e->b = make(depth - 1, behind);
     e->minimum = draw(3);
     e->maximum = draw(2) ? e->minimum + draw(3) : -1;
     spell(e);
@@ -110,17 +118,29 @@ static unsigned ends(const expression *e, const char *text, size_t n, unsigned f
         return to;
     case START:
         return from & 1;
-    default:
+    case END:
         return from & 1u << n;
+    case BEHIND:
+        return from & ends(e->a, text, n, (1u << (n + 1)) - 1);
+    case NOT_BEHIND:
+        return from & ~ends(e->a, text, n, (1u << (n + 1)) - 1);
+    default:
+        for (size_t i = 0; i <= n; i++) {
+            bool edge = (i > 0 && text[i - 1] != ' ') != (i < n && text[i] != ' ');
+            bool holds =
+                e->kind == EDGE ? edge != e->inverted : (ends(e->a, text, n, 1u << i) != 0) == (e->kind == AHEAD);
+            if (holds) to |= from & 1u << i;
+        }
+        return to;
     }
 }
 
 static void test_expressions(void **state) {
     (void)state;
-    for (uint64_t i = 0; i < 1500; i++) {
+    for (uint64_t i = 0; i < 3000; i++) {
         begin(i);
         pooled = 0;
-        const expression *e = make(3);
+        const expression *e = make(3, false);
         bool search = draw(2);
         dfa d;
         kakeya_error error = {0};
@@ -131,7 +151,7 @@ static void test_expressions(void **state) {
             int many = 1;
             for (int k = 0; k < length; k++) many *= 4;
             for (int code = 0; code < many; code++) {
-                for (int k = 0, rest = code; k < length; k++, rest /= 4) text[k] = "abcd"[rest % 4];
+                for (int k = 0, rest = code; k < length; k++, rest /= 4) text[k] = "abc "[rest % 4];
                 size_t n = (size_t)length;
                 unsigned all = (1u << (n + 1)) - 1;
                 bool expected = search ? ends(e, text, n, all) != 0 : ends(e, text, n, 1) >> n & 1;
@@ -350,7 +370,7 @@ static size_t walk(const kakeya_grammar *g, char *text, size_t room) {
 static void test_random_schemas(void **state) {
     (void)state;
     int compiled = 0, valid = 0, walked = 0;
-    for (uint64_t i = 0; i < 1500; i++) {
+    for (uint64_t i = 0; i < 3000; i++) {
         begin(i);
         kakeya_grammar *g;
         kakeya_error error = {0};

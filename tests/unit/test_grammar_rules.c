@@ -126,6 +126,8 @@ static const struct {
     {"start: \"a\"\n$", KAKEYA_FORMAT, "not '$'"},
     {"root ::= \"\\ud800\"", KAKEYA_FORMAT, "no character"},
     {"root = \"a\" ::=", KAKEYA_FORMAT, "::= is expected"},
+    {"start: /a(?=b)/ \"b\"", KAKEYA_UNSUPPORTED, "/a(?=b)/: look-around and word boundaries are not supported"},
+    {"start: /\\bx/", KAKEYA_UNSUPPORTED, "look-around and word boundaries"},
     {"start: /a/x", KAKEYA_UNSUPPORTED, "flag x"},
     {"start: /(/", KAKEYA_FORMAT, "without )"},
     {"start: A\n%import python.NAME", KAKEYA_UNSUPPORTED, "%import"},
