@@ -17,10 +17,11 @@ typedef struct answer_options {
     /* The conversation that the ids in front of n_stable say: its answers are remembered. Lives as long as the call's
      * body. NULL: they are not. */
     const cJSON *messages;
-    size_t n_messages; /* the first so many */
-    char *begun;       /* what the answer goes on with; malloc'ed, owned by the answer. NULL: nothing */
-    bool fresh;        /* reuse nothing that was computed before */
-    size_t choices;    /* 1..ANSWER_MAX_CHOICES */
+    size_t n_messages;   /* the first so many */
+    char *begun;         /* what the answer goes on with; malloc'ed, owned by the answer. NULL: nothing */
+    bool fresh;          /* reuse nothing that was computed before */
+    double least_cached; /* share of the prompt, 0 to 1: where less is found, nothing is computed ("cache_threshold") */
+    size_t choices;      /* 1..ANSWER_MAX_CHOICES */
     kakeya_sampling sampling;
     float presence_penalty, frequency_penalty;
     int max_tokens;     /* of every choice; 0: to the end of the context */
@@ -67,10 +68,10 @@ typedef struct answer_logprob {
 } answer_logprob;
 
 typedef enum answer_event_type {
-    ANSWER_BEGIN = 0,      /* the prompt is right and its turn has come */
-    ANSWER_CONTENT,        /* text, logprobs of the tokens that it consists of */
-    ANSWER_REASONING,      /* text */
-    ANSWER_CALL_BEGIN,     /* call, id, name */
+    ANSWER_BEGIN = 0,  /* the prompt is right and its turn has come. finish_reason: all choices end with it at once */
+    ANSWER_CONTENT,    /* text, logprobs of the tokens that it consists of */
+    ANSWER_REASONING,  /* text */
+    ANSWER_CALL_BEGIN, /* call, id, name */
     ANSWER_CALL_ARGUMENTS, /* call, text */
     ANSWER_CALL_END,       /* call */
     ANSWER_TOKEN,          /* token */
@@ -105,7 +106,7 @@ typedef struct answer_event {
     size_t call;
     const char *id, *name;
     int32_t token;
-    const char *finish_reason; /* "stop", "length", "tool_calls" */
+    const char *finish_reason; /* "stop", "length", "tool_calls", "cache_threshold" */
     const char *stop_text;     /* the stop string that ended the choice, or NULL */
     int32_t stop_token;        /* one of options.stop_tokens that ended the choice, or -1 */
     size_t prompt_done, prompt_total;
@@ -139,6 +140,8 @@ typedef struct answer_counts {
     size_t prompt, decode, stalled;
 } answer_counts;
 answer_counts answers_count(server_context *server);
+/* Tokens that they hold, and those of prompts that wait. */
+size_t answers_tokens(server_context *server);
 /* A JSON list of what runs and waits, without texts. */
 void answers_list(server_context *server, text_buffer *out);
 /* Network thread, now and then: ends those that take longer than --request-timeout; their sinks get ANSWER_FAILED. */

@@ -96,6 +96,7 @@ struct answer {
     _Atomic size_t prompt_done, cached; /* tokens of the prompt: held so far; found */
     _Atomic size_t prompt_piece;        /* tokens up to which the submission under way computes */
     size_t copy_at;         /* the next submission of the whole prompt copies its beginning; 0: it does not */
+    bool files;             /* and that has a file before the answer ends */
     kakeya_session *copy;   /* under lock: such a copy, until the worker has given it to the store */
     gate_entry entry;       /* with which it waits for a place, */
     worker_task work;       /* and how it goes on where nobody waits for it on a thread */
@@ -111,6 +112,7 @@ struct answer {
     _Atomic size_t sampled;                       /* stop tokens included; of submissions that have ended */
     double begun, begun_prompt;                   /* the second: its turn came, before ANSWER_BEGIN */
     uint64_t arrival;                             /* of its first submission; 0: none yet */
+    bool declined;                                /* less than options.least_cached was found */
     bool holds_memory;                            /* it may have sessions, and counts for the server's queue */
     bool keeps_memory;                            /* it has nothing to give up: there is no room for a file */
     bool forked;                                  /* every choice is to have a session of its own */

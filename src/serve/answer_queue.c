@@ -242,6 +242,17 @@ answer_counts answers_count(server_context *s) {
     return counts;
 }
 
+size_t answers_tokens(server_context *s) {
+    size_t tokens = 0;
+    pthread_mutex_lock(&s->answers_lock);
+    for (const answer *a = s->answers; a; a = a->next) {
+        bool reads = atomic_load(&a->has_place) && !atomic_load(&a->first_token_seen);
+        tokens += (reads ? atomic_load(&a->prompt_done) : a->options.n_ids) + atomic_load(&a->tokens);
+    }
+    pthread_mutex_unlock(&s->answers_lock);
+    return tokens;
+}
+
 void answers_list(server_context *s, text_buffer *out) {
     pthread_mutex_lock(&s->answers_lock);
     text_add(out, "[");

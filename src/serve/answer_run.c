@@ -124,7 +124,7 @@ static void wait_for_all(answer *a) {
         a->copy = NULL;
         if (copy) {
             pthread_mutex_unlock(&a->lock);
-            store_keep(a->server->store, copy, STORE_PROMPT_END);
+            (a->files ? store_keep_in_file : store_keep)(a->server->store, copy, STORE_PROMPT_END);
             pthread_mutex_lock(&a->lock);
         } else if (a->unfinished) {
             pthread_cond_wait(&a->changed, &a->lock);
@@ -182,6 +182,26 @@ static bool compute_prompt(answer *a, answer_choice *c, size_t n) {
     }
 }
 
+/* Whether less of the prompt is known than the request wants: it goes elsewhere then, and nothing is computed. */
+static bool is_below(const answer *a, size_t cached) {
+    return (double)cached < a->options.least_cached * (double)a->options.n_ids;
+}
+
+static void complete_usage(answer *a);
+
+/* Ends all choices before anything of them is computed. */
+static void decline(answer *a, size_t cached) {
+    static const char why[] = "cache_threshold";
+    a->usage.cached_tokens = cached;
+    a->declined = true;
+    complete_usage(a);
+    answer_say(a, (event_record){.type = ANSWER_BEGIN, .finish_reason = why}, NULL, NULL);
+    for (size_t i = 0; i < a->options.choices; i++)
+        answer_say(a, (event_record){.type = ANSWER_FINISH, .choice = i, .finish_reason = why, .stop_token = -1}, NULL,
+                   NULL);
+}
+
+/* False where the answer ends here, because of an error, or declined. */
 static bool take_session(answer *a) {
     store_hit hit = {0};
     kakeya_error why = {0};
@@ -193,6 +213,10 @@ static bool take_session(answer *a) {
         (void)choice_set_session(&a->choices[0], session);
     else if (status != KAKEYA_OUT_OF_MEMORY || !answer_memory_find(a, &why))
         return fail(a, "invalid_prompt", &why);
+    if (is_below(a, hit.tokens)) { /* a file was not what it seemed */
+        decline(a, hit.tokens);
+        return false;
+    }
     a->usage.cached_tokens = hit.tokens;
 
     metrics *m = &a->server->metrics;
@@ -204,6 +228,19 @@ static bool take_session(answer *a) {
     return true;
 }
 
+/* Who asks for a single token wants the prompt computed, for another server that goes on from the shared directory: the
+ * file is there before the answer is. */
+static bool wants_file(answer *a) {
+    enum { MOST_CUT = 16 }; /* tokens, that a copy of the prompt's end may lack */
+    const answer_options *o = &a->options;
+    if (o->max_tokens != 1 || o->n_ids < 2) return false;
+    bool stable = o->n_stable < o->n_ids && o->n_stable + MOST_CUT >= o->n_ids;
+    size_t end = stable ? o->n_stable : o->n_ids - 1;
+    if (!store_wants_file(a->server->store, o->ids, end)) return false;
+    a->copy_at = end;
+    return true;
+}
+
 /* The prompt up to the last place where other prompts are likely to part from this one, with copies for the store. The
  * rest is computed together with the answer's first token; a copy of its end, where the conversation goes on, is made
  * there on the way. */
@@ -212,7 +249,8 @@ static bool compute_checkpoints(answer *a) {
     if (o->fresh) return true;
     size_t known = a->usage.cached_tokens, end = o->n_stable < o->n_ids ? o->n_stable : 0;
     if (end < known + CHECKPOINT_LEAST_ADDED) end = 0;
-    if (end && store_wants(a->server->store, o->ids, end, STORE_PROMPT_END)) a->copy_at = end;
+    a->files = wants_file(a);
+    if (!a->files && end && store_wants(a->server->store, o->ids, end, STORE_PROMPT_END)) a->copy_at = end;
     checkpoint points[ANSWER_MAX_CHECKPOINTS];
     size_t n = answer_checkpoints(kakeya_engine_tokenizer(a->server->engine), o->ids, o->n_ids, end, known, points);
     for (size_t i = 0; i < n; i++) {
@@ -450,9 +488,10 @@ static void account(answer *a) {
                  : c->end == CHOICE_CALLS ? FINISHED_TOOL_CALLS
                                           : FINISHED_STOP;
     }
+    if (a->declined) reason = FINISHED_CACHE_THRESHOLD;
     if (a->error.status) reason = FINISHED_ERROR;
     if (a->error.code && strcmp(a->error.code, "cancelled") == 0) reason = FINISHED_CANCELLED;
-    static const char *const names[] = {"stop", "length", "tool_calls", "cancelled", "error"};
+    static const char *const names[] = {"stop", "length", "tool_calls", "cache_threshold", "cancelled", "error"};
     metrics_add(&m->finished[reason], 1);
     if (u->first_token_seconds > 0) {
         metrics_seconds(&m->prefill, u->prefill_seconds);
@@ -554,7 +593,7 @@ static bool finish(answer *a) {
 
 /* What is to be done once it is known whether there is a place. */
 static bool go_on(answer *a) {
-    if (a->error.status == 0 && enter(a)) {
+    if (a->error.status == 0 && !a->declined && enter(a)) {
         answer_memory_enter(a);
         if (take_session(a) && compute_checkpoints(a) && fork_choices(a)) generate(a);
         give_back(a);
@@ -601,6 +640,13 @@ static answer *begin(call *c, answer_options *options, const answer_sink *sink, 
     double most = c->server->settings->max_wait;
     *place = GATE_CANCELLED;
     if (!answer_has_room(a->server, &a->options, &a->error)) return a;
+    if (a->options.least_cached > 0) { /* told at once, also where there is no place */
+        size_t cached = a->options.fresh ? 0 : store_look(a->server->store, a->options.ids, a->options.n_ids);
+        if (is_below(a, cached)) {
+            decline(a, cached);
+            return a;
+        }
+    }
     a->predicted = predicted_wait(a);
     if (most > 0 && a->predicted > most) {
         (void)refuse(a, a->predicted);

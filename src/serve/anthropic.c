@@ -5,6 +5,7 @@
 
 #include "serve/anthropic_output.h"
 #include "serve/anthropic_request.h"
+#include "serve/openai_request.h"
 #include "serve/routes.h"
 
 typedef struct messages_job {
@@ -13,7 +14,7 @@ typedef struct messages_job {
     anthropic_output output;
     char id[RANDOM_ID_BYTES];
     size_t prompt_tokens, max_tokens;
-    const char *finish; /* "stop", "length", "tool_calls" */
+    const char *finish; /* "stop", "length", "tool_calls", "cache_threshold" */
     char *stop_text;    /* the stop sequence that ended it */
 } messages_job;
 
@@ -42,6 +43,8 @@ static void add_stop(const messages_job *job, const answer_usage *u, text_buffer
         reason = "tool_use";
     } else if (job->finish && strcmp(job->finish, "length") == 0) {
         reason = u->completion_tokens < job->max_tokens ? "model_context_window_exceeded" : "max_tokens";
+    } else if (job->finish && strcmp(job->finish, "cache_threshold") == 0) {
+        reason = job->finish;
     } else if (job->stop_text) {
         reason = "stop_sequence";
     }
@@ -198,16 +201,32 @@ void messages_call(call *c) {
     answer_start(c, &r->options, &sink);
 }
 
-void messages_count_tokens_call(call *c) {
+static void write_count(const answer_options *o, text_buffer *out) {
+    text_format(out, "{\"input_tokens\":%zu}", o->n_ids);
+}
+
+static void write_prompt(const answer_options *o, text_buffer *out) { openai_rendered(out, o->ids, o->n_ids); }
+
+/* What is to be told of the prompt alone. question: one that the context has no room for is refused. */
+static void prompt_call(call *c, bool question, void (*write)(const answer_options *o, text_buffer *out)) {
     api_error error = {0};
     anthropic_request r;
     anthropic_request_init(&r);
-    if (anthropic_request_read(c, true, &r, &error)) {
+    bool read = anthropic_request_read(c, true, &r, &error);
+    if (read && question && !answer_has_room(c->server, &r.options, &error)) {
+        say_too_long(c, r.options.n_ids, &error);
+        read = false;
+    }
+    if (read) {
         text_buffer body = {0};
-        text_format(&body, "{\"input_tokens\":%zu}", r.options.n_ids);
+        write(&r.options, &body);
         call_reply_json(c, &body);
     } else {
         call_fail(c, &error);
     }
     anthropic_request_free(&r);
 }
+
+void messages_count_tokens_call(call *c) { prompt_call(c, false, write_count); }
+
+void messages_render_call(call *c) { prompt_call(c, true, write_prompt); }

@@ -210,6 +210,15 @@ void fields_accept(fields *f, const char *const *names) {
     for (; *names; names++) fields_get(f, *names);
 }
 
+void fields_accept_values(fields *f, const field_value *list) {
+    for (; list->name; list++) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(f->object, list->name);
+        bool same = (cJSON_IsNumber(item) && item->valuedouble == list->value) ||
+                    (cJSON_IsBool(item) && cJSON_IsTrue(item) == (list->value != 0));
+        if (same || cJSON_IsNull(item)) fields_get(f, list->name);
+    }
+}
+
 void fields_refuse(fields *f, const char *const *names) {
     for (; *names; names++) {
         if (!fields_get(f, *names)) continue;

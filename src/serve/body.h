@@ -46,6 +46,13 @@ const cJSON *fields_array(fields *f, const char *name);  /* NULL where absent */
 bool fields_seed(fields *f, const char *name, const char *body, size_t bytes, uint64_t *seed);
 /* Known, and without effect here. names: NULL-terminated. */
 void fields_accept(fields *f, const char *const *names);
+/* Known, and without effect, where they have this number, or are true (1) or false (0) as this says; otherwise as if
+ * nobody knew them. The list ends with a name of NULL. */
+typedef struct field_value {
+    const char *name;
+    double value;
+} field_value;
+void fields_accept_values(fields *f, const field_value *list);
 /* Known, would change the answer, and not offered: 400 where given. names: NULL-terminated. */
 void fields_refuse(fields *f, const char *const *names);
 /* The names nobody asked for go into a comma-separated list; with `strict` they are an error. */

@@ -1,4 +1,5 @@
 /* GET /metrics: what the parts of the server have counted, as Prometheus reads it. */
+#include <math.h>
 #include <stdio.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -7,6 +8,8 @@
 #include "serve/answer.h"
 #include "serve/life.h"
 #include "serve/routes.h"
+
+enum { CACHE_BLOCK_TOKENS = 16 }; /* in which routers count */
 
 static double value_of(const _Atomic uint64_t *counter) {
     return (double)atomic_load_explicit(counter, memory_order_relaxed);
@@ -39,7 +42,8 @@ static void write_requests(const server_context *s, metrics_page *p) {
 }
 
 static void write_finished(const metrics *m, metrics_page *p) {
-    static const char *const reasons[FINISHED_REASONS] = {"stop", "length", "tool_calls", "cancelled", "error"};
+    static const char *const reasons[FINISHED_REASONS] = {"stop",      "length", "tool_calls", "cache_threshold",
+                                                          "cancelled", "error"};
     metrics_family(p, "requests_finished_total", NULL, "counter", "Answers by how they ended.");
     for (size_t i = 0; i < FINISHED_REASONS; i++) labelled(p, "reason", reasons[i], value_of(&m->finished[i]));
     static const char help[] = "Answers by how they ended.";
@@ -172,6 +176,13 @@ static void write_kv(server_context *s, metrics_page *p) {
         labelled(p, "kind", kinds[i].name, bytes);
         used += bytes;
     }
+    char geometry[96];
+    size_t block = s->model.kv_of_one.each_token * CACHE_BLOCK_TOKENS;
+    snprintf(geometry, sizeof geometry, "block_size=\"%d\",num_gpu_blocks=\"%.0f\",", CACHE_BLOCK_TOKENS,
+             block ? floor(room / (double)block) : 0);
+    metrics_family(p, "cache_config_info", "cache_config_info", "gauge",
+                   "1; its labels: tokens of a block, and blocks that the K/V memory has room for.");
+    metrics_sample(p, "", geometry, 1);
     metrics_one(p, "kv_room_bytes", NULL, "gauge", "What the K/V memory may take; 0 while the model sleeps.", room);
     metrics_one(p, "spill_bytes", NULL, "gauge", "K/V in files, of answers and sessions that wait for memory.",
                 (double)life_spilled(s->life));

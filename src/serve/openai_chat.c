@@ -190,6 +190,7 @@ static void stop_reason(text_buffer *out, const char *stop_text, int32_t stop_to
 
 static void finish_chunk(chat_job *job, const answer_event *e) {
     choice_begin(job, e->choice);
+    if (!job->choices[e->choice].began) text_add(&job->out, "\"role\":\"assistant\",\"content\":\"\"");
     choice_end(job, e);
     stop_reason(&job->out, e->stop_text, e->stop_token);
     if (job->token_ids) {
@@ -208,9 +209,10 @@ static void progress_chunk(chat_job *job, const answer_event *e) {
                 e->prompt_total, e->usage->cached_tokens, e->prompt_done, e->usage->prefill_seconds * 1000);
 }
 
-static void begin_stream(chat_job *job) {
+static void begin_stream(chat_job *job, const answer_event *e) {
     call_stream_begin(job->call);
-    for (size_t i = 0; i < job->n_choices; i++) {
+    /* of what ends at once, the first chunk is the last one, so that a proxy need not read on */
+    for (size_t i = 0; i < job->n_choices && !e->finish_reason; i++) {
         const answer_event none = {.type = ANSWER_BEGIN};
         choice_begin(job, i);
         text_add(&job->out, "\"role\":\"assistant\",\"content\":\"\"");
@@ -247,7 +249,7 @@ static void end_stream(chat_job *job, const answer_event *e) {
 static void stream_event(chat_job *job, const answer_event *e) {
     switch (e->type) {
     case ANSWER_BEGIN:
-        begin_stream(job);
+        begin_stream(job, e);
         break;
     case ANSWER_CONTENT:
         simple_chunk(job, e, "\"content\":");
@@ -456,6 +458,7 @@ static void read_rest(fields *f) {
     static const char *const refused[] = {"audio",           "web_search_options",     "moderation",
                                           "prompt_logprobs", "truncate_prompt_tokens", NULL};
     openai_check_metadata(f);
+    openai_accept_routers_fields(f);
     fields_accept(f, accepted);
     fields_refuse(f, refused);
     read_functions(f);
@@ -547,7 +550,14 @@ void chat_completions_call(call *c) {
     answer_start(c, &options, &sink);
 }
 
-void chat_input_tokens_call(call *c) {
+static void write_count(const answer_options *o, text_buffer *out) {
+    text_format(out, "{\"object\":\"response.input_tokens\",\"input_tokens\":%zu}", o->n_ids);
+}
+
+static void write_prompt(const answer_options *o, text_buffer *out) { openai_rendered(out, o->ids, o->n_ids); }
+
+/* What is to be told of the prompt alone. question: one that the context has no room for is refused. */
+static void prompt_call(call *c, bool question, void (*write)(const answer_options *o, text_buffer *out)) {
     api_error error = {0};
     answer_options options;
     answer_options_init(&options);
@@ -557,14 +567,20 @@ void chat_input_tokens_call(call *c) {
     if (read) {
         fields_begin(&f, c->body, "", &error);
         openai_read_chat(c, &f, &shape, NULL);
+        shape.is_question = question;
         read = error.status == 0 && openai_render_chat(c, &shape, &options, &error);
     }
+    if (read && question) read = answer_has_room(c->server, &options, &error);
     if (read) {
         text_buffer body = {0};
-        text_format(&body, "{\"object\":\"response.input_tokens\",\"input_tokens\":%zu}", options.n_ids);
+        write(&options, &body);
         call_reply_json(c, &body);
     } else {
         call_fail(c, &error);
     }
     answer_options_free(&options);
 }
+
+void chat_input_tokens_call(call *c) { prompt_call(c, false, write_count); }
+
+void chat_render_call(call *c) { prompt_call(c, true, write_prompt); }

@@ -433,6 +433,7 @@ static bool read_request(call *c, completions_job *job, answer_options *o, promp
     job->token_ids = o->token_ids;
     openai_read_format(&f, &form);
     openai_check_metadata(&f);
+    openai_accept_routers_fields(&f);
     fields_accept(&f, accepted);
     fields_refuse(&f, refused);
     read_prompts(c, &f, p);
@@ -524,5 +525,32 @@ void completions_call(call *c) {
     }
     free(options.bias);
     grammar_cache_give(options.grammar);
+    free_prompts(&p);
+}
+
+void completions_render_call(call *c) {
+    api_error error = {0};
+    prompts p = {0};
+    fields f;
+    bool read = call_body(c, &error);
+    if (read) {
+        fields_begin(&f, c->body, "", &error);
+        read = read_prompts(c, &f, &p);
+    }
+    for (size_t i = 0; i < p.n && read; i++) {
+        const answer_options its = {.n_ids = p.n_ids[i], .param = "prompt"};
+        read = answer_has_room(c->server, &its, &error);
+    }
+    if (read) {
+        text_buffer body = {0};
+        for (size_t i = 0; i < p.n; i++) {
+            text_add(&body, i ? "," : "[");
+            openai_rendered(&body, p.ids[i], p.n_ids[i]);
+        }
+        text_add(&body, "]");
+        call_reply_json(c, &body);
+    } else {
+        call_fail(c, &error);
+    }
     free_prompts(&p);
 }

@@ -142,6 +142,7 @@ void openai_read_sampling(call *c, fields *f, answer_options *out) {
     out->keep_stop = fields_bool(f, "include_stop_str_in_output", false);
     out->token_ids = fields_bool(f, "return_token_ids", false);
     out->fresh = !fields_bool(f, "cache_prompt", true);
+    out->least_cached = fields_number(f, "cache_hit_threshold", 0, 1, 0);
 }
 
 int openai_read_max_tokens(fields *f, const char *const *names, int64_t least, int fallback) {
@@ -258,6 +259,15 @@ void openai_chat_logprobs(text_buffer *out, const kakeya_tokenizer *t, const ans
     }
 }
 
+void openai_rendered(text_buffer *out, const int32_t *ids, size_t n) {
+    text_add(out, "{\"token_ids\":[");
+    for (size_t i = 0; i < n; i++) {
+        if (i) text_bytes(out, ",", 1);
+        text_unsigned(out, (uint64_t)ids[i]);
+    }
+    text_add(out, "],\"features\":null}");
+}
+
 void openai_fingerprint(const server_context *s, char out[96]) {
     const char *backend = kakeya_engine_backend(s->engine), *name = s->settings->names[0];
     uint64_t hash = hash_fnv1a(HASH_FNV1A_START, backend, strcspn(backend, ","));
@@ -268,6 +278,21 @@ void openai_fingerprint(const server_context *s, char out[96]) {
     hash = hash_fnv1a(hash, policy, sizeof policy);
     snprintf(out, 96, "kakeya-%s-%08llx-%s", kakeya_version(), (unsigned long long)(hash & 0xffffffff),
              kakeya_attention_name(o->attention));
+}
+
+void openai_accept_routers_fields(fields *f) {
+    static const field_value added[] = {
+        {"no_stop_trim", false},
+        {"return_hidden_states", false},
+        {"skip_special_tokens", true},
+        {"separate_reasoning", true},
+        {"stream_reasoning", true},
+        {"spaces_between_special_tokens", true},
+        {NULL, 0},
+    };
+    static const char *const any[] = {"priority", NULL};
+    fields_accept_values(f, added);
+    fields_accept(f, any);
 }
 
 void openai_check_metadata(fields *f) {

@@ -28,6 +28,11 @@ void openai_chat_logprobs(text_buffer *out, const kakeya_tokenizer *tokenizer, c
 void openai_token_bytes(text_buffer *out, const kakeya_tokenizer *tokenizer, int32_t token);
 /* The same, or "token_id:N" where the model has no tokenizer. */
 void openai_token_name(text_buffer *out, const kakeya_tokenizer *tokenizer, int32_t token);
+/* {"token_ids":[..],"features":null}: a prompt as routers read it, which have no engine of their own to make ids.
+ * features: of images. */
+void openai_rendered(text_buffer *out, const int32_t *ids, size_t n);
+/* What vllm-router and SGLang's gateway add to requests, at the values that are true of every answer here. */
+void openai_accept_routers_fields(fields *f);
 /* metadata has no effect, but is an object of at most 16 pairs. */
 void openai_check_metadata(fields *f);
 /* "kakeya-0.2.0-1f3a9c20-native": what has to be the same for answers to be the same. */

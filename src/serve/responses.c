@@ -5,6 +5,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "serve/openai_request.h"
 #include "serve/responses_output.h"
 #include "serve/responses_request.h"
 #include "serve/routes.h"
@@ -16,7 +17,7 @@ typedef struct responses_job {
     response_entry *entry; /* NULL: nobody can find it */
     char id[RESPONSE_ID_BYTES];
     long long created;
-    const char *finish; /* "stop", "length", "tool_calls"; NULL: it has not come to an end */
+    const char *finish; /* "stop", "length", "tool_calls", "cache_threshold"; NULL: it has not come to an end */
 } responses_job;
 
 static void free_job(responses_job *job) {
@@ -42,6 +43,8 @@ static const char *failure_code(const api_error *error) {
     return error->status >= 500 || !error->code ? "server_error" : error->code;
 }
 
+static bool is_declined(const responses_job *job) { return job->finish && strcmp(job->finish, "cache_threshold") == 0; }
+
 /* usage: NULL while it runs. error: of a failed one. */
 static void add_object(responses_job *job, const char *status, const answer_usage *usage, const api_error *error,
                        text_buffer *out) {
@@ -62,7 +65,9 @@ static void add_object(responses_job *job, const char *status, const answer_usag
         text_add(out, "null");
     }
     text_format(out, ",\"incomplete_details\":%s,\"output\":[",
-                strcmp(status, "incomplete") == 0 ? "{\"reason\":\"max_output_tokens\"}" : "null");
+                strcmp(status, "incomplete") != 0 ? "null"
+                : is_declined(job)                ? "{\"reason\":\"cache_threshold\"}"
+                                                  : "{\"reason\":\"max_output_tokens\"}");
     text_bytes(out, o->items.data ? o->items.data : "", o->items.n);
     out->failed |= o->items.failed;
     text_add(out, "],\"usage\":");
@@ -125,7 +130,7 @@ static void end(responses_job *job, const answer_event *e) {
     call *c = job->call;
     bool failed = e->type == ANSWER_FAILED, streaming = c->streaming;
     bool cancelled = failed && e->error->code && strcmp(e->error->code, "cancelled") == 0;
-    bool cut = job->finish && strcmp(job->finish, "length") == 0;
+    bool cut = is_declined(job) || (job->finish && strcmp(job->finish, "length") == 0);
     const char *status = cancelled ? "cancelled" : failed ? "failed" : cut ? "incomplete" : "completed";
     api_error error = failed ? *e->error : (api_error){0};
     text_buffer object = {0};
@@ -213,16 +218,32 @@ void responses_call(call *c) {
     answer_start(c, &r->options, &sink);
 }
 
-void responses_input_tokens_call(call *c) {
+static void write_count(const answer_options *o, text_buffer *out) {
+    text_format(out, "{\"object\":\"response.input_tokens\",\"input_tokens\":%zu}", o->n_ids);
+}
+
+static void write_prompt(const answer_options *o, text_buffer *out) { openai_rendered(out, o->ids, o->n_ids); }
+
+/* What is to be told of the prompt alone. question: one that the context has no room for is refused. */
+static void prompt_call(call *c, bool question, void (*write)(const answer_options *o, text_buffer *out)) {
     api_error error = {0};
     responses_request r;
     responses_request_init(&r);
-    if (responses_request_read(c, true, &r, &error)) {
+    bool read = responses_request_read(c, true, &r, &error);
+    if (read && question && !answer_has_room(c->server, &r.options, &error)) {
+        responses_rename_error(&error);
+        read = false;
+    }
+    if (read) {
         text_buffer body = {0};
-        text_format(&body, "{\"object\":\"response.input_tokens\",\"input_tokens\":%zu}", r.options.n_ids);
+        write(&r.options, &body);
         call_reply_json(c, &body);
     } else {
         call_fail(c, &error);
     }
     responses_request_free(&r);
 }
+
+void responses_input_tokens_call(call *c) { prompt_call(c, false, write_count); }
+
+void responses_render_call(call *c) { prompt_call(c, true, write_prompt); }

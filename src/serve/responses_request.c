@@ -353,6 +353,7 @@ static void read_rest(reader *k, text_buffer *echo) {
                                            NULL};
     static const char *const refused[] = {"conversation", "prompt", "context_management", "moderation", NULL};
     fields *f = k->f;
+    openai_accept_routers_fields(f);
     if (fields_bool(f, "background", false))
         api_fail(f->error, 400, "unsupported_parameter", "background", "background is not supported here");
     fields_accept(f, accepted);

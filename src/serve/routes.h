@@ -14,8 +14,10 @@ void page_call(call *c); /* page.c */
 void favicon_call(call *c);
 void chat_completions_call(call *c); /* openai_chat.c */
 void chat_input_tokens_call(call *c);
+void chat_render_call(call *c);
 void completions_call(call *c); /* openai_completions.c */
-void models_call(call *c);      /* models.c */
+void completions_render_call(call *c);
+void models_call(call *c); /* models.c */
 void model_call(call *c);
 void tokenize_call(call *c); /* tokenize.c */
 void detokenize_call(call *c);
@@ -23,10 +25,15 @@ void apply_template_call(call *c);
 void props_call(call *c); /* status.c */
 void slots_call(call *c);
 void metrics_call(call *c);
+void model_info_call(call *c); /* gateway.c */
+void server_info_call(call *c);
+void get_load_call(call *c);
 void responses_call(call *c); /* responses.c */
 void responses_input_tokens_call(call *c);
+void responses_render_call(call *c);
 void response_call(call *c); /* responses_stored.c */
 void messages_call(call *c); /* anthropic.c */
 void messages_count_tokens_call(call *c);
+void messages_render_call(call *c);
 
 #endif

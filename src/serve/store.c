@@ -379,6 +379,16 @@ static kakeya_session *take_from_disk(prefix_store *store, const int32_t *ids, s
     return NULL;
 }
 
+size_t store_look(prefix_store *store, const int32_t *ids, size_t n) {
+    double speed;
+    store_disk_found found;
+    if (n < 2) return 0;
+    size_t tokens = tokens_in_memory(store, ids, n - 1, &speed);
+    bool file =
+        store->disk && store_disk_find(store->disk, ids, n - 1, &found) && worth_loading(store, &found, tokens, speed);
+    return file ? found.tokens : tokens;
+}
+
 void store_read_notes(prefix_store *store) {
     const store_options *o = &store->options;
     if (store->disk && o->take_notes) store_disk_read_notes(store->disk, o->take_notes, o->notes_user);
@@ -482,6 +492,17 @@ void store_keep(prefix_store *store, kakeya_session *copy, store_reason reason) 
         trim(store, NULL);
     else
         store_entry_close(entry);
+}
+
+bool store_wants_file(prefix_store *store, const int32_t *ids, size_t n) {
+    return store->disk && n >= store_saver_least_tokens(store->saver) && !store_disk_has(store->disk, ids, n);
+}
+
+void store_keep_in_file(prefix_store *store, kakeya_session *copy, store_reason reason) {
+    size_t n;
+    (void)kakeya_session_tokens(copy, &n);
+    if (store->disk) store_saver_write(store->saver, copy, known_prompt_rows(store, n), reason);
+    store_keep(store, copy, reason);
 }
 
 void store_checkpoint(prefix_store *store, const kakeya_session *session, store_reason reason) {

@@ -89,6 +89,8 @@ void store_resume(prefix_store *store, kakeya_engine *engine);
  * at most, or empty; without reuse it is empty. hit may be NULL. */
 kakeya_status store_take(prefix_store *store, const int32_t *ids, size_t n, bool reuse, kakeya_session **out,
                          store_hit *hit, kakeya_error *error);
+/* How many tokens store_take would find as things are, without reading a file. */
+size_t store_look(prefix_store *store, const int32_t *ids, size_t n);
 /* The session as it stands becomes a live entry; the store owns it. Never fails: what cannot be kept is closed. No
  * request may be under way. prompt_tokens: the rows of the first so many tokens are prompt rows, all others may be
  * decode rows. */
@@ -100,6 +102,10 @@ void store_checkpoint(prefix_store *store, const kakeya_session *session, store_
  * owns from now on. */
 bool store_wants(prefix_store *store, const int32_t *ids, size_t n, store_reason reason);
 void store_keep(prefix_store *store, kakeya_session *copy, store_reason reason);
+/* Whether a file of ids[0..n) would serve others and is not there yet, and store_keep with a file that is in its place
+ * when this returns, on the disk. Best effort too. */
+bool store_wants_file(prefix_store *store, const int32_t *ids, size_t n);
+void store_keep_in_file(prefix_store *store, kakeya_session *copy, store_reason reason);
 
 /* Gives what the files know that have come since the last call to take_notes, those last that were used last. Files
  * that this store has saved are not read. May read files: not for a network thread. */

@@ -51,15 +51,21 @@ static bool worth_saving(const store_saver *saver, const store_entry *entry) {
     return !saver->entries->prompt_rows_only || entry->prompt_tokens == entry->n;
 }
 
-/* Nobody else may close or take the entry meanwhile. */
-static kakeya_status save(const store_saver *saver, const store_entry *entry, store_reason reason) {
-    if (store_disk_has(saver->disk, entry->ids, entry->n)) return KAKEYA_OK;
-    char *metadata = store_saver_metadata(saver, entry->ids, entry->n, reason, entry->hits, NULL);
+static kakeya_status save_session(const store_saver *saver, const kakeya_session *session, size_t prompt_tokens,
+                                  store_reason reason, double hits) {
+    size_t n;
+    const int32_t *ids = kakeya_session_tokens(session, &n);
+    if (store_disk_has(saver->disk, ids, n)) return KAKEYA_OK;
+    char *metadata = store_saver_metadata(saver, ids, n, reason, hits, NULL);
     if (!metadata) return KAKEYA_OUT_OF_MEMORY;
-    kakeya_status status =
-        store_disk_save(saver->disk, entry->session, NULL, entry->prompt_tokens, reason, metadata, NULL);
+    kakeya_status status = store_disk_save(saver->disk, session, NULL, prompt_tokens, reason, metadata, NULL);
     free(metadata);
     return status;
+}
+
+/* Nobody else may close or take the entry meanwhile. */
+static kakeya_status save(const store_saver *saver, const store_entry *entry, store_reason reason) {
+    return save_session(saver, entry->session, entry->prompt_tokens, reason, entry->hits);
 }
 
 static double due_at(const store_saver *saver, const store_entry *entry) {
@@ -201,6 +207,12 @@ void store_saver_dispose(store_saver *saver, store_entry *entry) {
     }
     if (!taken) store_entry_close(entry);
 }
+
+void store_saver_write(store_saver *saver, const kakeya_session *session, size_t prompt_tokens, store_reason reason) {
+    (void)save_session(saver, session, prompt_tokens, reason, 0);
+}
+
+size_t store_saver_least_tokens(const store_saver *saver) { return saver->options.least_tokens; }
 
 void store_saver_save_all(store_saver *saver, double seconds) {
     double end = clock_seconds() + seconds;

@@ -31,6 +31,10 @@ void store_saver_wake(store_saver *saver);
 void store_saver_dispose(store_saver *saver, store_entry *entry);
 /* The same, before it returns. */
 void store_saver_dispose_now(store_saver *saver, store_entry *entry);
+/* A session that is in no table becomes a file before this returns, unless another server is writing the same. Best
+ * effort. Without the lock. */
+void store_saver_write(store_saver *saver, const kakeya_session *session, size_t prompt_tokens, store_reason reason);
+size_t store_saver_least_tokens(const store_saver *saver);
 /* Saves entries, newest first, for at most so many seconds. After store_saver_stop. */
 void store_saver_save_all(store_saver *saver, double seconds);
 void store_saver_stop(store_saver *saver);

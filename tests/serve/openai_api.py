@@ -402,7 +402,8 @@ def _():
              "/chat/completions/input_tokens": {"messages": ASK}, "/responses": {"input": "x", "max_output_tokens": 1},
              "/responses/input_tokens": {"input": "x"}, "/messages": {"messages": ASK, "max_tokens": 1},
              "/messages/count_tokens": {"messages": ASK}, "/tokenize": {"content": "x"}, "/detokenize": {"tokens": [300]},
-             "/apply-template": {"messages": ASK}}
+             "/apply-template": {"messages": ASK}, "/chat/completions/render": {"messages": ASK}, "/completions/render": {"prompt": "x"},
+             "/responses/render": {"input": "x"}, "/messages/render": {"messages": ASK}}
     for path, body in posts.items():
         for prefix in ("", "/v1"):
             equal(server.post(prefix + path, {"model": "demo", **body}).status, 200, prefix + path)
