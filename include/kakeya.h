@@ -230,12 +230,15 @@ KAKEYA_API const kakeya_tokenizer *kakeya_engine_tokenizer(const kakeya_engine *
 KAKEYA_API bool kakeya_engine_has_tokenizer(const kakeya_engine *engine);
 KAKEYA_API bool kakeya_engine_has_drafter(const kakeya_engine *engine);
 KAKEYA_API bool kakeya_engine_has_f_theta(const kakeya_engine *engine);
+/* The f_theta's report says that on held-out text restoring with it is worse than dropping; a note says so, too. */
+KAKEYA_API bool kakeya_engine_f_theta_loses(const kakeya_engine *engine);
 KAKEYA_API int kakeya_engine_drafter_block_size(const kakeya_engine *engine);     /* 0 without drafter */
 KAKEYA_API const char *kakeya_engine_backend(const kakeya_engine *engine);        /* e.g. "cpu/avx512" */
 KAKEYA_API kakeya_precision kakeya_engine_precision(const kakeya_engine *engine); /* never AUTO */
 KAKEYA_API bool kakeya_engine_is_stop_token(const kakeya_engine *engine, int32_t token);
 
-/* The i-th line that the user should know (skipped tensors, a chat template not understood); NULL behind the last. */
+/* The i-th line that the user should know (skipped tensors, a chat template not understood, an f_theta
+ * that loses); NULL behind the last. */
 KAKEYA_API const char *kakeya_engine_note(const kakeya_engine *engine, size_t i);
 KAKEYA_API const char *kakeya_engine_chat_template(const kakeya_engine *engine); /* is never run; "": none */
 

@@ -19,8 +19,9 @@ static const cli_command command = {
     .details =
         "The prompt is PROMPT, --prompt-file, --messages, --ids-file or standard input ('-', or a pipe). The answer\n"
         "streams to stdout, thoughts and a line of figures go to stderr. Without --temperature the answer is greedy.\n"
-        "Prompts and chats run under restored attention where the model has an f_theta; --raw and\n"
-        "--ids-file, which are for exact work, and models without them run native. --attention decides otherwise.\n",
+        "Prompts and chats run under restored attention where the model has an f_theta, under sink-window where its\n"
+        "report says that restoring is worse than dropping; --raw and --ids-file, which are for exact work, and\n"
+        "models without an f_theta run native. --attention decides otherwise.\n",
     .examples = "  kakeya run --prompt-file examples/needle-60.txt\n"
                 "  kakeya run --raw --max-tokens 64 --json 'def fibonacci(n):' | jq .stats\n"
                 "  kakeya run --messages conversation.json --tools tools.json --json | jq .message\n"
@@ -190,10 +191,10 @@ static kakeya_status open_grammar(const run_options *options, const run_input *i
 
 enum { ATTENTION_NOT_GIVEN = -1 };
 
-/* Conversations get everything that is there; what is given as it is, is computed as it is. */
+/* Conversations get everything that is there and helps; what is given as it is, is computed as it is. */
 static kakeya_attention default_attention(const run_options *options, const kakeya_engine *engine) {
-    bool restores = kakeya_engine_has_f_theta(engine);
-    return is_conversation(options) && restores ? KAKEYA_ATTENTION_RESTORED : KAKEYA_ATTENTION_NATIVE;
+    if (!is_conversation(options) || !kakeya_engine_has_f_theta(engine)) return KAKEYA_ATTENTION_NATIVE;
+    return kakeya_engine_f_theta_loses(engine) ? KAKEYA_ATTENTION_SINK_WINDOW : KAKEYA_ATTENTION_RESTORED;
 }
 
 /* ------------------------------------------------------------------------------------------------ answers */

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "backend/backend.h"
+#include "backend/backend_train.h"
 #include "backend/latent_row.h"
 #include "base/clock.h"
 #include "base/files.h"
@@ -22,8 +23,10 @@
 #include "train/trainer.h"
 
 enum {
-    DEFAULT_RANK = 256,
-    DEFAULT_RANK_APART = 128,
+    LARGEST_RANK = 512, /* of those that are tried where none is given */
+    LARGEST_RANK_APART = 256,
+    DISTILLED_RANK = 256,
+    DISTILLED_RANK_APART = 128,
     DEFAULT_TAPS = 6,
     HELD_OUT = 16,
     SCORED = 64,
@@ -31,8 +34,13 @@ enum {
     REPORTED_RANKS = 4
 };
 static const double save_seconds = 60, save_bytes = 1e9; /* between two savings; as long again for so much to save */
-static const char state_name[] = "training.state", held_name[] = "held_out.json", report_name[] = "report.json",
-                  distill_name[] = "distill.state", start_name[] = "start";
+static const char state_name[] = "training.state", held_name[] = "held_out.json", distill_name[] = "distill.state",
+                  start_name[] = "start", candidate_name[] = "candidate";
+
+/* Closed forms; held-out text says which is better. */
+enum { FORM_PLAIN, FORM_TEMPERED, FORMS };
+static const fit_form forms[FORMS] = {[FORM_TEMPERED] = {.by_input = true, .temper = 0.5}};
+static const char *const form_names[FORMS] = {[FORM_PLAIN] = "plain", [FORM_TEMPERED] = "tempered"};
 
 typedef struct train_command {
     cli_shared shared;
@@ -46,12 +54,19 @@ typedef struct train_command {
     int self; /* tokens of the model's own answers, at most; 0: the data are trained on as they are */
     float temperature;
     uint64_t seed;
+    bool closed_form;   /* and no distillation, whatever the backend can */
+    bool even_if_worse; /* than dropping: it is written all the same */
     train_distill distill;
 
     kakeya_engine *engine;
     trainer *trainer;       /* NULL: an f_theta that is there is distilled */
     train_answers *answers; /* NULL: the data are trained on as they are */
     trainer_options options;
+    fit_weights solved[FORMS]; /* the closed forms, until one is chosen */
+    bool free_rank;            /* none was given: held-out text chooses */
+    size_t scalar_bytes;       /* v_norm's of an evicted position */
+    bool reads_text;           /* the model has a tokenizer */
+    uint64_t trained_tokens;
     int held_tokens; /* of a held-out sequence */
     uint64_t purpose;
     char *state_path, *held_path;
@@ -61,7 +76,7 @@ typedef struct train_command {
     uint64_t begun_tokens;
     train_distill_job job; /* with --distill: what is learned from, and how */
     char *distill_path, *start_path;
-    cJSON *told; /* of the distillation */
+    cJSON *told; /* what the report says of the closed form and of the distillation */
 } train_command;
 
 enum { INPUT_AUX, INPUT_DRAFTER };
@@ -76,11 +91,13 @@ static const cli_command command = {
         "drafter: kakeya train drafter --help says more.\n"
         "f-theta: the low-rank map that gives evicted K/V back, from the model's own hidden states: no drafter is\n"
         "needed, but --input drafter can read one. A closed form, out of sums over forwards of the text; no gradient.\n"
-        "--out gets the f_theta, a folder rank-N with the same solution for each smaller rank, and report.json: what\n"
-        "they are worth on sequences that were held out. Ctrl-C leaves the sums in --out; the same command goes on\n"
-        "from there.\n"
+        "--out gets the f_theta, a folder rank-N with the same solution for each other rank, and report.json: what\n"
+        "they are worth on sequences that were held out, beside dropping. Without --rank that text chooses the rank.\n"
+        "What is worse than dropping is not written: without --even-if-worse the command fails. Ctrl-C leaves the\n"
+        "sums in --out; the same command goes on from there.\n"
         "--distill goes on by gradient descent: rows are decoded with restored K/V and compared with native ones, and\n"
-        "f_theta learns from the difference through the whole model. DIR/start keeps what it began with.\n"
+        "f_theta learns from the difference through the whole model. DIR/start keeps what it began with. It is the\n"
+        "default where a GPU can.\n"
         "Files are text, or conversations in OpenAI's form, one in a line (.jsonl), or token ids (.json).\n",
     .examples = "  kakeya train f-theta --data *.py --out my-f-theta\n"
                 "  kakeya train f-theta --data prompts.jsonl --self 256 --temperature 1 --out my-f-theta\n"
@@ -191,6 +208,11 @@ static kakeya_status take_sequence(void *user, const int32_t *tokens, int n, boo
     return KAKEYA_OK;
 }
 
+/* The sums are kept until there is a result that is worth writing. */
+static kakeya_status keep_sums(train_command *c, kakeya_error *error) {
+    return c->trainer && c->seen[0] > c->resumed[0] ? save(c, error) : KAKEYA_OK;
+}
+
 static kakeya_status collect(train_command *c, kakeya_error *error) {
     const gemma4_config *verifier = &c->engine->verifier->config;
     c->held_tokens = 2 * verifier->sliding_window + 152; /* so many rows see evicted positions */
@@ -228,6 +250,7 @@ static kakeya_status collect(train_command *c, kakeya_error *error) {
                       "the data are too short: one of eight sequences of %d tokens or more is held out, and of %llu "
                       "tokens none was; give more data, or another --seed",
                       data.held_tokens, (unsigned long long)tokens_done(c));
+    c->trained_tokens = tokens_done(c);
     return status;
 }
 
@@ -249,109 +272,204 @@ static kakeya_status write_held_out(train_command *c, kakeya_error *error) {
 static kakeya_status write_rank(const train_command *c, const fit_weights *weights, const f_theta_config *config,
                                 char *directory, train_rank *rank, kakeya_error *error) {
     if (!directory) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
-    int heads = 0;
-    for (int l = 0; l < config->layers; l++) {
-        const gemma4_layer_config *lc = &c->engine->verifier->config.layer[l];
-        if (lc->kv_source == l && lc->type == GEMMA4_SLIDING) heads += lc->kv_heads;
-    }
     latent_row row = latent_row_of(config, KV_FORMAT_BF16);
     *rank = (train_rank){.directory = directory,
                          .rank_k = config->rank_k,
                          .rank_v = config->rank_v,
-                         .latent_bytes = row.bytes + (size_t)heads * sizeof(float)};
+                         .latent_bytes = row.bytes + c->scalar_bytes};
     kakeya_status status = train_make_directory(directory, error);
     if (!status) status = trainer_write(&c->options.config, weights, config, directory, error);
     return status;
 }
 
+static char *rank_directory(const train_command *c, const f_theta_config *config) {
+    char name[64];
+    snprintf(name, sizeof name, config->rank_k == config->rank_v ? "rank-%d" : "rank-%d-%d", config->rank_k,
+             config->rank_v);
+    return path_join(c->out, name);
+}
+
 /* The trained rank, and the halves of it. */
-static kakeya_status write_ranks(train_command *c, train_rank ranks[REPORTED_RANKS], size_t *n, kakeya_error *error) {
-    const f_theta_config *trained = &c->options.config;
-    fit_weights weights;
-    kakeya_status status = trainer_solve(c->trainer, &weights, error);
+static kakeya_status write_ranks(train_command *c, const fit_weights *weights, train_rank ranks[REPORTED_RANKS],
+                                 size_t *n, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
     for (int i = 0; i < c->ranks && !status; i++) {
-        f_theta_config config = *trained;
+        f_theta_config config = c->options.config;
         config.rank_k >>= i;
         config.rank_v >>= i;
         config.rank >>= i;
         if (config.rank_k < 1 || config.rank_v < 1) break;
-        char name[64];
-        snprintf(name, sizeof name, config.rank_k == config.rank_v ? "rank-%d" : "rank-%d-%d", config.rank_k,
-                 config.rank_v);
-        char *directory = i ? path_join(c->out, name) : strdup(c->out);
-        status = write_rank(c, &weights, &config, directory, &ranks[(*n)++], error);
+        status = write_rank(c, weights, &config, rank_directory(c, &config), &ranks[(*n)++], error);
     }
-    fit_weights_free(&weights);
+    return status;
+}
+
+static kakeya_status open_engine(train_command *c, kakeya_error *error) {
+    int precision = c->shared.precision;
+    c->shared.f_theta = "none";
+    /* The student computes in float32 wherever it is, but some backends open models in bf16 alone. */
+    const backend_ops *ops = backend_find(c->shared.backend, NULL);
+    if (c->distill.on && ops && !ops->bf16_only) c->shared.precision = KAKEYA_PRECISION_F32;
+    kakeya_status status = cli_open_engine(command.name, &c->shared, &c->engine, error);
+    c->shared.precision = precision;
+    return status;
+}
+
+static void close_engine(train_command *c) {
+    train_answers_close(c->answers);
+    trainer_destroy(c->trainer);
+    kakeya_engine_close(c->engine);
+    c->answers = NULL;
+    c->trainer = NULL;
+    c->engine = NULL;
+}
+
+/* How results are measured: in engines of their own. */
+static kakeya_status measuring(train_command *c, kakeya_engine_options *engine, kakeya_session_options *session,
+                               kakeya_error *error) {
+    kakeya_status status = cli_shared_engine_options(&c->shared, engine, error);
+    if (status) return status;
+    cli_shared_session_options(&c->shared, session);
+    if (c->input == INPUT_AUX) engine->drafter = "none";
+    return KAKEYA_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------ the closed form */
+
+static kakeya_status solve_forms(train_command *c, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    for (int i = 0; i < FORMS && !status; i++) status = trainer_solve(c->trainer, &forms[i], &c->solved[i], error);
+    return status ? status : keep_sums(c, error);
+}
+
+/* The one that is nearest to native where the rank is the largest. The engine has been closed. */
+static kakeya_status choose_solution(train_command *c, const train_report *report, int *chosen, kakeya_error *error) {
+    kakeya_engine_options engine;
+    kakeya_session_options session;
+    char *directory = path_join(c->out, candidate_name);
+    cJSON *told = cJSON_AddObjectToObject(c->told, "closed_form"),
+          *kls = cJSON_AddObjectToObject(told, "kl_from_native");
+    double least = INFINITY;
+    kakeya_status status = kls ? measuring(c, &engine, &session, error)
+                               : error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the report");
+    *chosen = FORM_PLAIN;
+    for (int i = 0; i < FORMS && !status; i++) {
+        train_rank candidate;
+        double kl = NAN;
+        status = write_rank(c, &c->solved[i], &c->options.config, directory, &candidate, error);
+        if (!status)
+            status = train_report_kl(report, directory, &engine, &session, c->held_path, terminal_progress, &kl, error);
+        terminal_clear_progress();
+        if (status) break;
+        cJSON_AddNumberToObject(kls, form_names[i], kl);
+        if (kl < least) {
+            least = kl;
+            *chosen = i;
+        }
+    }
+    if (!status) cJSON_AddStringToObject(told, "form", form_names[*chosen]);
+    if (directory) train_report_drop(directory);
+    free(directory);
+    return status;
+}
+
+static void drop_solutions(train_command *c) {
+    for (int i = 0; i < FORMS; i++) fit_weights_free(&c->solved[i]);
+}
+
+static kakeya_status solve(train_command *c, train_report *report, kakeya_error *error) {
+    int chosen;
+    kakeya_status status = collect(c, error);
+    if (!status) status = solve_forms(c, error);
+    if (!status) status = write_held_out(c, error);
+    close_engine(c);
+    if (!status) status = choose_solution(c, report, &chosen, error);
+    if (!status) status = write_ranks(c, &c->solved[chosen], report->rank, &report->n, error);
     return status;
 }
 
 /* -------------------------------------------------------------------------------------------------- distillation */
 
 /* What the distillation begins with, kept in a folder of its own, and the sequences that it sees. */
-static kakeya_status prepare_distillation(train_command *c, train_rank *rank, kakeya_error *error) {
-    fit_weights start = {0};
+static kakeya_status prepare_distillation(train_command *c, const train_report *report, train_rank *rank,
+                                          kakeya_error *error) {
+    fit_weights read = {0};
     f_theta_config config = c->options.config;
-    kakeya_status status = c->distill.init_from ? trainer_read(c->engine, c->distill.init_from, &config, &start, error)
-                                                : trainer_solve(c->trainer, &start, error);
-    if (!status) status = train_distill_needles(&c->job, error);
-    if (!status) status = write_rank(c, &start, &c->options.config, strdup(c->start_path), rank, error);
+    int chosen = 0;
+    kakeya_status status = collect(c, error);
+    if (!status) {
+        status = c->distill.init_from ? trainer_read(c->engine, c->distill.init_from, &config, &read, error)
+                                      : solve_forms(c, error);
+    }
     if (!status) status = write_held_out(c, error);
-    fit_weights_free(&start);
+    if (!status && !c->distill.init_from) { /* engines that measure need the room of this one */
+        close_engine(c);
+        status = choose_solution(c, report, &chosen, error);
+        if (!status) status = open_engine(c, error);
+        c->job.engine = c->engine;
+    }
+    if (!status) status = train_distill_needles(&c->job, error);
+    if (!status)
+        status = write_rank(c, c->distill.init_from ? &read : &c->solved[chosen], &c->options.config,
+                            strdup(c->start_path), rank, error);
+    fit_weights_free(&read);
     return status;
 }
 
 /* Both f_thetas as rows: the distilled one, and what it began with. */
-static kakeya_status distil(train_command *c, train_rank ranks[REPORTED_RANKS], size_t *n, kakeya_error *error) {
+static kakeya_status distil(train_command *c, train_report *report, kakeya_error *error) {
+    train_rank *ranks = report->rank;
     fit_weights weights = {0};
     f_theta_config config;
     bool resumed = file_exists(c->distill_path);
-    kakeya_status status = KAKEYA_OK;
-    *n = 2;
-    if (resumed) {
-        status = distiller_load_corpus(c->distill_path, c->job.purpose, &c->job.data, error);
-    } else {
-        status = collect(c, error);
-        if (!status) status = prepare_distillation(c, &ranks[1], error);
-    }
+    report->n = 2;
+    kakeya_status status = resumed ? distiller_load_corpus(c->distill_path, c->job.purpose, &c->job.data, error)
+                                   : prepare_distillation(c, report, &ranks[1], error);
+    if (!status && resumed) c->trained_tokens = c->job.data.n_tokens;
     if (!status) status = trainer_read(c->engine, c->start_path, &config, &weights, error);
     if (!status && resumed) status = write_rank(c, &weights, &config, strdup(c->start_path), &ranks[1], error);
     if (!status) status = train_distill_run(&c->job, &weights, c->told, error);
-    if (!status) status = write_rank(c, &weights, &c->options.config, strdup(c->out), &ranks[0], error);
+    if (!status)
+        status = write_rank(c, &weights, &c->options.config, rank_directory(c, &c->options.config), &ranks[0], error);
     ranks[1].note = "start";
     fit_weights_free(&weights);
     return status;
 }
 
-/* Closes the engine: every rank is measured in one of its own. */
-static kakeya_status report_ranks(train_command *c, train_report *report, bool needles, uint64_t tokens, double seconds,
-                                  kakeya_error *error) {
+/* ------------------------------------------------------------------------------------------------------ the report */
+
+static kakeya_status refuse_worse(const train_command *c, const train_report *r, kakeya_error *error) {
+    if (!r->rank[0].left_out) return KAKEYA_OK;
+    return error_set(error, KAKEYA_UNSUPPORTED,
+                     "%s: no f_theta is written: on held-out text restoring has a KL of %.4f from native, dropping has "
+                     "%.4f; take more data or a larger --rank, or --even-if-worse, which go on from what was summed",
+                     c->out, train_kl(&r->rank[0].restored), train_kl(&r->dropped));
+}
+
+/* Every rank is measured in an engine of its own. */
+static kakeya_status report_ranks(train_command *c, train_report *report, double seconds, kakeya_error *error) {
     kakeya_engine_options engine;
     kakeya_session_options session;
-    kakeya_status status = cli_shared_engine_options(&c->shared, &engine, error);
-    if (status) return status;
-    cli_shared_session_options(&c->shared, &session);
-    if (c->input == INPUT_AUX) engine.drafter = "none";
-    status = train_report_measure(report, &engine, &session, c->held_path, needles, terminal_progress, error);
+    kakeya_status status = measuring(c, &engine, &session, error);
+    if (!status)
+        status = train_report_measure(report, &engine, &session, c->held_path, c->reads_text, terminal_progress, error);
     terminal_clear_progress();
     if (status) return status;
-    cJSON *json = train_report_json(report);
-    char *path = path_join(c->out, report_name);
-    if (!json || !path) {
-        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
-    } else {
-        cJSON_AddNumberToObject(json, "trained_tokens", (double)tokens);
-        cJSON_AddNumberToObject(json, "training_seconds", seconds);
-        if (c->told) cJSON_AddItemToObject(json, "distillation", cJSON_DetachItemFromObject(c->told, "distillation"));
-        status = train_write_json(path, json, error);
-    }
-    if (!status && c->shared.json) status = cli_print_json(json, error);
-    if (!status && !c->shared.json) {
-        printf("%llu tokens in %.0f s", (unsigned long long)tokens, seconds);
+    if (c->free_rank) train_report_choose(report);
+    cJSON_AddNumberToObject(c->told, "trained_tokens", (double)c->trained_tokens);
+    cJSON_AddNumberToObject(c->told, "training_seconds", seconds);
+    status = train_report_keep(report, c->out, c->even_if_worse, error);
+    if (!status) status = train_report_write(report, c->told, c->out, error);
+    if (!status && c->shared.json) {
+        cJSON *json = train_report_json(report), *item;
+        while ((item = cJSON_DetachItemFromArray(c->told, 0))) cJSON_AddItemToObject(json, item->string, item);
+        status = cli_print_json(json, error);
+        cJSON_Delete(json);
+    } else if (!status) {
+        printf("%llu tokens in %.0f s", (unsigned long long)c->trained_tokens, seconds);
         train_report_print(report);
     }
-    cJSON_Delete(json);
-    free(path);
-    return status;
+    return status ? status : refuse_worse(c, report, error);
 }
 
 /* -------------------------------------------------------------------------------------------------------- verb */
@@ -391,6 +509,15 @@ static kakeya_status choose_drafter(const train_command *c, f_theta_config *f, k
     return KAKEYA_OK;
 }
 
+/* Where none was given: as many values as a hidden state has, at most. */
+static int largest_rank(const train_command *c, bool shared) {
+    const dflash_model *drafter = c->engine->drafter;
+    int rank = shared ? LARGEST_RANK : LARGEST_RANK_APART,
+        most = c->input == INPUT_DRAFTER && drafter ? drafter->config.hidden : c->engine->verifier->config.hidden;
+    while (rank > most) rank /= 2;
+    return rank;
+}
+
 static kakeya_status choose_form(train_command *c, f_theta_config *f, kakeya_error *error) {
     *f = (f_theta_config){.latents = (f_theta_latents)c->latents};
     if (c->distill.init_from) {
@@ -402,7 +529,8 @@ static kakeya_status choose_form(train_command *c, f_theta_config *f, kakeya_err
         return status;
     }
     bool shared = c->input == INPUT_AUX && !c->rank_k;
-    int rank = c->rank ? c->rank : shared ? DEFAULT_RANK : DEFAULT_RANK_APART;
+    int rank = c->rank ? c->rank : shared ? DISTILLED_RANK : DISTILLED_RANK_APART;
+    if (c->free_rank) rank = largest_rank(c, shared);
     f_theta_config_fit(f, &c->engine->verifier->config, c->rank_k ? c->rank_k : rank, c->rank_v ? c->rank_v : rank,
                        shared);
     return c->input == INPUT_AUX ? choose_taps(c, f, error) : choose_drafter(c, f, error);
@@ -411,8 +539,14 @@ static kakeya_status choose_form(train_command *c, f_theta_config *f, kakeya_err
 static kakeya_status lay_out(train_command *c, kakeya_error *error) {
     const gemma4_config *verifier = &c->engine->verifier->config;
     f_theta_config *f = &c->options.config;
+    c->free_rank = !c->rank && !c->rank_k && !c->distill.on;
     kakeya_status status = choose_form(c, f, error);
     if (status) return status;
+    c->reads_text = kakeya_engine_tokenizer(c->engine) != NULL;
+    for (int l = 0; l < verifier->layers; l++) {
+        const gemma4_layer_config *lc = &verifier->layer[l];
+        if (lc->kv_source == l && lc->type == GEMMA4_SLIDING) c->scalar_bytes += (size_t)lc->kv_heads * sizeof(float);
+    }
     if (c->sequence > verifier->max_context) c->sequence = verifier->max_context;
     if (c->sequence < 2 * verifier->sliding_window)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
@@ -474,15 +608,13 @@ static kakeya_status begin(train_command *c, kakeya_error *error) {
     return train_answers_open(c->engine, &options, &c->answers, error);
 }
 
-static kakeya_status open_engine(train_command *c, kakeya_error *error) {
-    int precision = c->shared.precision;
-    c->shared.f_theta = "none";
-    /* The student computes in float32 wherever it is, but some backends open models in bf16 alone. */
+/* On backends that take many sequences at once it costs minutes, and is what makes a small rank worth its bytes. */
+static void distil_where_a_gpu_is(train_command *c) {
     const backend_ops *ops = backend_find(c->shared.backend, NULL);
-    if (c->distill.on && ops && !ops->bf16_only) c->shared.precision = KAKEYA_PRECISION_F32;
-    kakeya_status status = cli_open_engine(command.name, &c->shared, &c->engine, error);
-    c->shared.precision = precision;
-    return status;
+    const backend_train_ops *ways = ops ? backend_train_find(ops) : NULL;
+    if (c->distill.on || c->closed_form || !ways || !ways->student_learn_many) return;
+    c->distill.on = true;
+    fprintf(stderr, "the closed form is distilled on backend %s; --closed-form leaves it at that\n", ops->name);
 }
 
 static kakeya_status train(train_command *c, kakeya_error *error) {
@@ -490,32 +622,22 @@ static kakeya_status train(train_command *c, kakeya_error *error) {
     static const char *const words[] = {"kakeya", "train", "f-theta"};
     train_report report = {.rank = ranks, .argc = 3, .argv = words};
     static const char *const states[] = {state_name, distill_name, NULL};
-    static const char *const others[] = {held_name, report_name, start_name, "f_theta_weights.safetensors",
-                                         "rank-*",  NULL};
-    static const train_files own = {"an f_theta", "f_theta_config.json", states, others};
+    static const char *const others[] = {held_name,          TRAIN_REPORT_NAME, start_name, candidate_name,
+                                         TRAIN_WEIGHTS_NAME, "rank-*",          NULL};
+    static const train_files own = {"an f_theta", TRAIN_CONFIG_NAME, states, others};
     double begun = clock_seconds();
     kakeya_status status = train_check_out(c->out, &own, error);
+    if (!status) distil_where_a_gpu_is(c);
     if (!status) status = open_engine(c, error);
     if (!status) status = lay_out(c, error);
     if (!status) status = begin(c, error);
-    if (!status && c->distill.on) {
-        status = distil(c, ranks, &report.n, error);
-    } else if (!status) {
-        status = collect(c, error);
-        if (!status) status = write_ranks(c, ranks, &report.n, error);
-        if (!status) status = write_held_out(c, error);
-    }
-    uint64_t tokens = tokens_done(c);
-    bool needles = c->engine && kakeya_engine_tokenizer(c->engine);
-    train_answers_close(c->answers);
-    trainer_destroy(c->trainer);
-    kakeya_engine_close(c->engine);
-    c->trainer = NULL;
-    c->engine = NULL;
-    if (!status) status = report_ranks(c, &report, needles, tokens, clock_seconds() - begun, error);
+    if (!status) status = c->distill.on ? distil(c, &report, error) : solve(c, &report, error);
+    close_engine(c);
+    drop_solutions(c);
+    if (!status) status = report_ranks(c, &report, clock_seconds() - begun, error);
     if (!status && file_exists(c->state_path)) unlink(c->state_path);
     if (!status && file_exists(c->distill_path)) unlink(c->distill_path);
-    for (size_t i = 0; i < REPORTED_RANKS; i++) free((char *)(uintptr_t)ranks[i].directory);
+    for (size_t i = 0; i < REPORTED_RANKS; i++) free(ranks[i].directory);
     cJSON_Delete(c->held);
     cJSON_Delete(c->told);
     corpus_free(&c->job.data);
@@ -549,7 +671,9 @@ int cli_train(int argc, char **argv) {
         CLI_OPTION(.name = "input", .argument = "TYPE", .kind = CLI_CHOICE, .target = &c.input, .choices = input_names,
                    .help = "what is read: aux, the model's hidden states, or drafter, its context (aux)"),
         CLI_OPTION(.name = "rank", .argument = "N", .kind = CLI_INT, .target = &c.rank, .min = 1, .max = 1 << 16,
-                   .help = "values of one latent for keys and values (256); of each of two with a drafter (128)"),
+                   .help =
+                       "values of one latent for keys and values; of each of two with a drafter (up to 512 and 256:\n"
+                       "chosen by held-out text; 256 and 128 with --distill)"),
         CLI_OPTION(.name = "rank-k", .argument = "N", .kind = CLI_INT, .target = &c.rank_k, .min = 1, .max = 1 << 16,
                    .help = "two latents instead: values of that of keys, which decoding pays for"),
         CLI_OPTION(.name = "rank-v", .argument = "N", .kind = CLI_INT, .target = &c.rank_v, .min = 1, .max = 1 << 16,
@@ -570,6 +694,10 @@ int cli_train(int argc, char **argv) {
                    .max = 1 << 16, .help = "sequences that the report is about (16)"),
         CLI_OPTION(.name = "ranks", .argument = "N", .kind = CLI_INT, .target = &c.ranks, .min = 1,
                    .max = REPORTED_RANKS, .help = "ranks that are written and compared: this one, its half, ... (4)"),
+        CLI_OPTION(.name = "even-if-worse", .kind = CLI_FLAG, .target = &c.even_if_worse,
+                   .help = "write an f_theta that is worse than dropping, too"),
+        CLI_OPTION(.name = "closed-form", .kind = CLI_FLAG, .target = &c.closed_form,
+                   .help = "no distillation where a GPU would do it unasked"),
         CLI_OPTION(.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &c.seed,
                    .help = "of the order of files, what is held out, sampled answers, steps (0)"),
     };
@@ -586,6 +714,8 @@ int cli_train(int argc, char **argv) {
     if (c.temperature > 0 && !c.self) return cli_usage_error(&command, "--temperature is for --self");
     if (!c.rank_k != !c.rank_v) return cli_usage_error(&command, "--rank-k and --rank-v belong together");
     if (c.rank_k && c.rank) return cli_usage_error(&command, "--rank is one latent, --rank-k and --rank-v are two");
+    if (c.closed_form && c.distill.on)
+        return cli_usage_error(&command, "--closed-form and --distill exclude each other");
     const char *refusal = train_distill_refuse(&c.distill);
     if (refusal) return cli_usage_error(&command, "%s", refusal);
     if (c.distill.init_from && (c.rank || c.rank_k || c.taps.n || c.input))

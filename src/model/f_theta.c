@@ -300,6 +300,34 @@ static const char *find_weights(const char *directory, kakeya_error *error) {
     return NULL;
 }
 
+/* The mean KL from native of a policy in a report of `kakeya train f-theta`; NaN where it has none. */
+static double reported_kl(const cJSON *score) {
+    const cJSON *kl = json_get(score, "kl_from_native");
+    return cJSON_IsNumber(kl) ? kl->valuedouble : NAN;
+}
+
+/* What the report beside the weights says, where there is one. A report of another program says nothing. */
+static kakeya_status read_report(const char *directory, f_theta_model *model, kakeya_error *error) {
+    char *path, *text;
+    size_t bytes;
+    cJSON *report = NULL;
+    kakeya_error foreign = {0};
+    kakeya_status status = checkpoint_text(directory, "report.json", true, &path, &text, &bytes, error);
+    if (!status && text && !json_parse_object(path, text, bytes, &report, &foreign)) {
+        double dropped = reported_kl(json_get(report, "dropped")),
+               restored = reported_kl(json_get(cJSON_GetArrayItem(json_get(report, "ranks"), 0), "restored"));
+        if (restored > dropped)
+            snprintf(model->note, sizeof model->note,
+                     "%.300s: on held-out text restoring is worse than dropping (KL from native %.4f and %.4f): use "
+                     "--attention sink-window or native",
+                     path, restored, dropped);
+        cJSON_Delete(report);
+    }
+    free(text);
+    free(path);
+    return status;
+}
+
 kakeya_status f_theta_model_open(const char *directory, const gemma4_config *verifier, const dflash_config *drafter,
                                  mem_account *account, f_theta_model **out, kakeya_error *error) {
     *out = NULL;
@@ -321,6 +349,7 @@ kakeya_status f_theta_model_open(const char *directory, const gemma4_config *ver
         status = tensors_bind(ck, "", f_theta_walk, c, model, NULL, NULL, account, &memory, error);
         tensor_memory_release(&memory);
     }
+    if (status == KAKEYA_OK) status = read_report(directory, model, error);
     if (status != KAKEYA_OK) {
         f_theta_model_close(model);
         return status;

@@ -228,6 +228,7 @@ kakeya_status engine_check(const kakeya_engine *engine, kakeya_error *error) {
 bool kakeya_engine_has_tokenizer(const kakeya_engine *engine) { return engine->text.tokens != NULL; }
 bool kakeya_engine_has_drafter(const kakeya_engine *engine) { return engine->drafter != NULL; }
 bool kakeya_engine_has_f_theta(const kakeya_engine *engine) { return engine->f_theta != NULL; }
+bool kakeya_engine_f_theta_loses(const kakeya_engine *engine) { return engine->f_theta && engine->f_theta->note[0]; }
 
 int kakeya_engine_drafter_block_size(const kakeya_engine *engine) {
     return engine->drafter ? engine->drafter->config.block_size : 0;
@@ -254,6 +255,7 @@ const char *kakeya_engine_note(const kakeya_engine *engine, size_t i) {
         engine->verifier->note,
         engine->text.tokens ? engine->text.chat.note : "",
         engine->ops->model_note ? engine->ops->model_note(engine->model) : "",
+        engine->f_theta ? engine->f_theta->note : "",
     };
     for (size_t n = 0; n < sizeof notes / sizeof notes[0]; n++)
         if (notes[n][0] && i-- == 0) return notes[n];

@@ -10,8 +10,9 @@
 
 /* What full-attention layers count for: under S5 they stay exact. */
 static const double full_layer_share = 0.3;
-/* Of the mean diagonal of C, added to it: directions that text hardly has. */
+/* Of the diagonal of C, added to it: directions that text hardly has. */
 static const double ridge = 1e-4;
+static const double least_input = 1e-6; /* of the mean: what an input that is always 0 has at least */
 
 /* -------------------------------------------------------------------------------------------------------- sums */
 
@@ -90,7 +91,22 @@ static void add_metric(const fit_sums *s, int layer, const float *gram, bool val
     }
 }
 
-static double *metric_of(const fit_sums *s, float *const *gram, bool keys, bool values) {
+/* The blocks of a layer count as much as their trace says for y as large as it is; that is raised to the power. */
+static void temper_metric(const fit_sums *s, int layer, bool values, double power, double *block) {
+    const gemma4_layer_config *l = &s->verifier->layer[layer];
+    size_t d = (size_t)l->head_dim, first = (size_t)(s->target[layer] + (values ? s->keys : 0));
+    double counts = 0;
+    for (size_t h = 0; h < (size_t)l->kv_heads; h++) {
+        double square_of_raw = d > 1 ? s->size[first + h * d + 1] / s->tokens[0] : 0, trace = 0;
+        for (size_t i = 0; i < d; i++) trace += block[h * d * d + i * d + i];
+        counts += trace * (square_of_raw > 0 ? square_of_raw : 1);
+    }
+    if (!(counts > 0)) return;
+    double scale = pow(counts, power - 1);
+    for (size_t i = 0; i < (size_t)l->kv_heads * d * d; i++) block[i] *= scale;
+}
+
+static double *metric_of(const fit_sums *s, float *const *gram, bool keys, bool values, double temper) {
     const gemma4_config *c = s->verifier;
     size_t n = 0, at[GEMMA4_MAX_LAYERS] = {0}, side = 0;
     for (int i = 0; i < c->layers; i++) {
@@ -103,6 +119,11 @@ static double *metric_of(const fit_sums *s, float *const *gram, bool keys, bool 
         size_t block = at[c->layer[i].kv_source];
         if (keys) add_metric(s, i, gram[i], false, metric + block);
         if (values) add_metric(s, i, gram[i], true, metric + (keys ? side : 0) + block);
+    }
+    for (int i = 0; i < c->layers && metric && temper > 0; i++) {
+        if (s->target[i] < 0) continue;
+        if (keys) temper_metric(s, i, false, temper, metric + at[i]);
+        if (values) temper_metric(s, i, true, temper, metric + (keys ? side : 0) + at[i]);
     }
     return metric;
 }
@@ -318,7 +339,10 @@ static kakeya_status factorise(const fit_problem *p, fit_moments *m, kakeya_erro
     m->factor = factor;
     for (size_t i = 0; i < n; i++) mean += m->xx[i * n + i] / s->tokens[0] / (double)n;
     for (size_t i = 0; i < n * n; i++) factor[i] = m->xx[i] / s->tokens[0];
-    for (size_t i = 0; i < n; i++) factor[i * n + i] += ridge * mean;
+    for (size_t i = 0; i < n; i++) {
+        double own = factor[i * n + i] + least_input * mean;
+        factor[i * n + i] += ridge * (p->form.by_input ? own : mean);
+    }
     if (p->moments) return KAKEYA_OK; /* with the matrix */
     return linear_cholesky(p->pool, factor, m->n) ? KAKEYA_OK : no_solution(error);
 }
@@ -390,7 +414,9 @@ void fit_weights_free(fit_weights *w) {
 static kakeya_status solve_side(const fit_problem *p, fit_moments *m, bool keys, bool values, fit_weights *out,
                                 kakeya_error *error) {
     const fit_sums *s = p->sums;
-    fit_side side = {keys ? 0 : s->keys, keys && values ? s->targets : s->keys, metric_of(s, p->gram, keys, values)};
+    fit_side side = {.first = keys ? 0 : s->keys,
+                     .count = keys && values ? s->targets : s->keys,
+                     .metric = metric_of(s, p->gram, keys, values, p->form.temper)};
     if (!side.metric) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the metric of the closed form");
     const fit_latents to = {.rank = keys ? p->config->rank_k : p->config->rank_v,
                             .keys = keys,

@@ -16,6 +16,9 @@
  * L^-1 (sum over heads of E[x y'] M E[y x']) L^-T. Latents are ordered: those of a smaller rank are the first
  * ones of a larger, and so are the decoders' columns.
  *
+ * Two matters are chosen (fit_form): what is added to C so that it has an inverse, and how much layers count beside
+ * each other. On text that was not trained on, neither choice is the better one for all models.
+ *
  * An encoder that does not read x but W x (the drafter's K or V of its context) has W C W' and E[W x y'] in their
  * places: sums over x do for both. */
 #ifndef KAKEYA_TRAIN_FIT_H
@@ -37,7 +40,8 @@ typedef struct fit_sums {
     double *tokens;                      /* [1] of the moments */
     double *xx;                          /* [n][n] */
     double *yx;                          /* [targets][n] */
-    double *size;                        /* [targets]: of a head's first value the sum of the rms of its raw rows */
+    double *size;                        /* [targets]: of a head's first value the sum of the rms of its raw rows; of
+                                            the second that of their mean squares where y is raw, else 0 */
     double *metric_k[GEMMA4_MAX_LAYERS]; /* [kv_heads][head_dim][head_dim] of what this layer's queries see */
     double *metric_v[GEMMA4_MAX_LAYERS]; /* [heads]: the sums in front of G_a */
     double *added[GEMMA4_MAX_LAYERS];    /* [2]: sum of |what attention adds|^2, rows */
@@ -58,9 +62,18 @@ typedef enum fit_solver {
     FIT_SUBSPACE /* the largest ones alone, by iteration: ranks of one solution are prefixes of each other still */
 } fit_solver;
 
+/* All zero: a share of the mean input is added to each, and layers count as the metric has them. */
+typedef struct fit_form {
+    bool by_input; /* a share of its own square is added to each input, as if all had unit variance: a few large ones do
+                      not drown the rest */
+    double temper; /* above 0: what a layer's keys, or values, count as a whole is raised to this power, so that none
+                      of them takes the rank of all others */
+} fit_form;
+
 typedef struct fit_problem {
     const fit_sums *sums;
     const f_theta_config *config;
+    fit_form form;
     float *const *gram;  /* [layer]: [heads][head_dim][head_dim], the layer's G_a */
     const float *map[2]; /* W of keys and of values, [what an encoder reads][inputs]; NULL: encoders read x */
     thread_pool *pool;   /* changes no bit */

@@ -288,6 +288,10 @@ static void take_targets(trainer *t, const train_layer *l) {
             for (size_t h = 0; h < width; h += d) {
                 float rms = half && c->raw_values ? 1 : rms_of(raw + h, d, c->rms_eps);
                 t->sums.size[first + h] += (double)rms;
+                if (half && c->raw_values && d > 1) {
+                    double square = (double)rms_of(raw + h, d, 0);
+                    t->sums.size[first + h + 1] += square * square;
+                }
                 for (size_t i = 0; i < d; i++) y[h + i] = raw[h + i] / rms;
             }
             if (!t->metric) continue;
@@ -513,7 +517,7 @@ static kakeya_status fetch(const trainer *t, const double *first, const double *
     return t->ops->moments_read(t->moments, (size_t)(first - t->sums.all), (size_t)(end - first), to, error);
 }
 
-kakeya_status trainer_solve(const trainer *t, fit_weights *out, kakeya_error *error) {
+kakeya_status trainer_solve(const trainer *t, const fit_form *form, fit_weights *out, kakeya_error *error) {
     const fit_sums *s = &t->sums;
     *out = (fit_weights){0};
     /* What the drafter makes of x is solved on the host: it is as wide as a hidden state. */
@@ -523,6 +527,7 @@ kakeya_status trainer_solve(const trainer *t, fit_weights *out, kakeya_error *er
     if (status) return status;
     const fit_problem problem = {.sums = &t->sums,
                                  .config = &t->options.config,
+                                 .form = *form,
                                  .gram = t->gram,
                                  .map = {t->map[0], t->map[1]},
                                  .pool = t->pool,

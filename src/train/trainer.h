@@ -35,7 +35,7 @@ kakeya_status trainer_save(const trainer *t, const char *path, uint64_t purpose,
 kakeya_status trainer_load(trainer *t, const char *path, uint64_t purpose, uint64_t place[TRAINER_PLACE],
                            kakeya_error *error);
 
-kakeya_status trainer_solve(const trainer *t, fit_weights *out, kakeya_error *error);
+kakeya_status trainer_solve(const trainer *t, const fit_form *form, fit_weights *out, kakeya_error *error);
 /* The f_theta of a directory, which must fit the engine's models, as float32. KAKEYA_UNSUPPORTED for one that cannot be
  * trained. */
 kakeya_status trainer_read(kakeya_engine *engine, const char *directory, f_theta_config *config, fit_weights *out,

@@ -74,7 +74,7 @@ goes_on() { # name, arguments...: the same command ends with the weights of $WOR
 # --- a small E2B: per-layer embeddings, layers that share K/V; token ids
 awk 'BEGIN { srand(7); printf "["; for (i = 0; i < 4000; i++) printf "%s%d", i ? "," : "", 5 + int(rand() * 300); print "]" }' \
     >"$WORK/ids.json"
-small="--model tests/data/golden/gemma4-tiny-ple --sequence 64 --sink 1 --window 4 --ranks 2 --tokens 2000"
+small="--model tests/data/golden/gemma4-tiny-ple --sequence 64 --sink 1 --window 4 --ranks 2 --tokens 2000 --even-if-worse"
 # shellcheck disable=SC2086  # words
 run train f-theta $small --rank 32 --aux-layers 1,3 --latent-format q8 --out "$WORK/ple" --json "$WORK/ids.json"
 json_holds "a model with shared K/V is trained, and better than dropping" \
@@ -83,6 +83,49 @@ json_holds "a model with shared K/V is trained, and better than dropping" \
 TEXT_PERPLEXITY=$(jq .native.perplexity "$WORK/out")
 json_holds "in the format that was asked for" '.ranks[0].recall == null and .ranks[0].latent_bytes < 32 + 4 + 100'
 check "the smaller rank has a folder" test -s "$WORK/ple/rank-16/f_theta_config.json"
+check "with its own row in a report beside it" \
+    test "$(jq -c '.ranks[0] | [.rank_k, .worse_than_dropping, .restored]' "$WORK/ple/rank-16/report.json")" = \
+    "$(jq -c '.ranks[1] | [.rank_k, .worse_than_dropping, .restored]' "$WORK/ple/report.json")"
+json_holds "both closed forms were measured, and the nearer one to native was taken" \
+    '.ranks[0].restored.kl_from_native as $kl | .closed_form | .kl_from_native[.form] as $taken |
+        (.kl_from_native | length) == 2 and $taken == (.kl_from_native | to_entries | map(.value) | min) and
+        $taken - $kl < 1e-9 and $kl - $taken < 1e-9'
+
+# --- what is worse than dropping is measured, said, and not written; nor is it used
+worse="--model tests/data/golden/gemma4-tiny-ple --sequence 64 --sink 1 --window 4 --ranks 1 --tokens 200 --aux-layers 1 --rank 2
+    --held-out 1"
+# shellcheck disable=SC2086
+run train f-theta $worse --out "$WORK/worse" "$WORK/ids.json"
+check "restoring that is worse than dropping fails" test "$STATUS" -eq 1
+check "with both figures" grep -q '/worse: no f_theta is written: .* restoring has a KL of [0-9.]* from native, dropping has [0-9.]*;' \
+    "$WORK/err"
+check "which the table has, too" grep -q 'worse than dropping$' "$WORK/out"
+check "is reported" jq -e '.ranks[0] | .directory == null and .worse_than_dropping' "$WORK/worse/report.json"
+check "and not written" test ! -e "$WORK/worse/f_theta_config.json" -a ! -e "$WORK/worse/rank-2" -a ! -e "$WORK/worse/candidate"
+# shellcheck disable=SC2086
+works "but where it is wanted" train f-theta $worse --even-if-worse --out "$WORK/worse" "$WORK/ids.json"
+check "it goes on from what was summed" grep -q '^going on after 256 tokens' "$WORK/err"
+check "and is written" test -s "$WORK/worse/f_theta_config.json" -a ! -e "$WORK/worse/training.state"
+printf '[5,6,7,8,9]' >"$WORK/short.json"
+works "an engine that takes it" run --model tests/data/golden/gemma4-tiny-ple --f-theta "$WORK/worse" --attention sink-window \
+    --ids-file "$WORK/short.json" --max-tokens 2
+check "says so" grep -q 'note: .*worse/report.json: on held-out text restoring is worse than dropping' "$WORK/err"
+cp -r "$WORK/whole-text" "$WORK/lost"
+jq '.ranks[0].restored.kl_from_native = 2 * .dropped.kl_from_native' "$WORK/whole-text/report.json" >"$WORK/lost/report.json"
+works "a conversation" run --drafter none --f-theta "$WORK/lost" --max-tokens 2 --json hello
+json_holds "does without it" '.stats.attention == "sink-window"'
+works "unless it is asked for" run --drafter none --f-theta "$WORK/lost" --attention restored --max-tokens 2 --json hello
+json_holds "by name" '.stats.attention == "restored"'
+works "one that helps" run --drafter none --f-theta "$WORK/whole-text" --max-tokens 2 --json hello
+json_holds "is used unasked" '.stats.attention == "restored"'
+
+# --- no rank given: held-out text chooses
+run train f-theta --model tests/data/golden/gemma4-tiny-ple --sequence 64 --sink 1 --window 4 --tokens 2000 --aux-layers 1,3 \
+    --even-if-worse --out "$WORK/free" --json "$WORK/ids.json"
+json_holds "four ranks are tried, and the smallest that is near enough or the nearest is taken" \
+    '.dropped.kl_from_native as $dropped | (.ranks | map(.restored.kl_from_native)) as $kl |
+        (.ranks | map(.rank_k) | sort) == [8, 16, 32, 64] and ($kl[0] == ($kl | min) or $kl[0] <= $dropped / 4)'
+check "which is what the folder has" test "$(jq .rank "$WORK/free/f_theta_config.json")" = "$(jq '.ranks[0].rank_k' "$WORK/out")"
 
 # --- enough text before a sequence is held out: it is looked for in what follows, which is not trained on
 # shellcheck disable=SC2086

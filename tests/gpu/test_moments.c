@@ -352,7 +352,7 @@ static void whole_way(void **state) {
                 make_tokens(tokens, i);
                 REQUIRE_OK(trainer_add(t, tokens, LENGTH, error));
             }
-            REQUIRE_OK(trainer_solve(t, &w[b], error));
+            REQUIRE_OK(trainer_solve(t, &(fit_form){0}, &w[b], error));
             trainer_destroy(t);
             map[b] = calloc(d * n, sizeof *map[b]); /* of the first layer's first value head */
             for (size_t i = 0; i < d * n; i++) {

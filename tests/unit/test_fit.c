@@ -289,10 +289,11 @@ static void unmake(made_up *m) {
     for (int l = 0; l < GEMMA4_MAX_LAYERS; l++) free(m->gram[l]);
 }
 
-static fit_weights solve(const made_up *m, fit_solver solver, int threads, const float *map) {
+static fit_weights solve_as(const made_up *m, fit_form form, fit_solver solver, int threads, const float *map) {
     fit_weights w;
     const fit_problem problem = {.sums = &m->sums,
                                  .config = &m->form,
+                                 .form = form,
                                  .gram = m->gram,
                                  .map = {map, map},
                                  .pool = make_pool(threads),
@@ -300,6 +301,10 @@ static fit_weights solve(const made_up *m, fit_solver solver, int threads, const
     REQUIRE_OK(fit_solve(&problem, &w, error));
     thread_pool_destroy(problem.pool);
     return w;
+}
+
+static fit_weights solve(const made_up *m, fit_solver solver, int threads, const float *map) {
+    return solve_as(m, (fit_form){0}, solver, threads, map);
 }
 
 /* The largest difference between two encoders (or decoders), as a share of the largest value. */
@@ -409,11 +414,56 @@ static void turned_input(void **state) {
     unmake(&m);
 }
 
+/* With a ridge for each input, units of inputs do not matter; with a mean one they do. */
+static void units_of_inputs(void **state) {
+    (void)state;
+    made_up m = {0}, other = {0};
+    make_up(&m, true, RICH);
+    make_up(&other, true, RICH);
+    double unit[INPUTS];
+    for (int i = 0; i < INPUTS; i++) unit[i] = i % 7 ? 1 : i % 2 ? 5 : 0.2;
+    for (int i = 0; i < INPUTS * INPUTS; i++) other.sums.xx[i] *= unit[i / INPUTS] * unit[i % INPUTS];
+    for (int i = 0; i < other.sums.targets * INPUTS; i++) other.sums.yx[i] *= unit[i % INPUTS];
+    for (int by_input = 0; by_input < 2; by_input++) {
+        fit_weights a = solve_as(&m, (fit_form){.by_input = by_input}, FIT_DENSE, 1, NULL),
+                    b = solve_as(&other, (fit_form){.by_input = by_input}, FIT_DENSE, 2, NULL);
+        for (int i = 0; i < RANK * INPUTS; i++) b.encoder[0][i] *= (float)unit[i % INPUTS];
+        if (by_input)
+            compare("units", &m, &a, &b, 1e-4);
+        else
+            assert_true(difference(a.encoder[0], b.encoder[0], RANK * INPUTS) > 1e-2);
+        fit_weights_free(&a);
+        fit_weights_free(&b);
+    }
+    unmake(&m);
+    unmake(&other);
+}
+
+/* Tempered to nothing, a layer's keys count as much as another's, however much attention to them weighs. */
+static void tempered_metric(void **state) {
+    (void)state;
+    made_up m = {0}, other = {0};
+    make_up(&m, true, RICH);
+    make_up(&other, true, RICH);
+    int d = m.config.layer[0].head_dim;
+    for (int i = 0; i < m.config.layer[0].kv_heads * d * d; i++) other.sums.metric_k[0][i] *= 1e4;
+    const fit_form flat = {.temper = 1e-12};
+    fit_weights a = solve_as(&m, flat, FIT_DENSE, 1, NULL), b = solve_as(&other, flat, FIT_DENSE, 1, NULL),
+                plain = solve(&other, FIT_DENSE, 1, NULL);
+    compare("tempered", &m, &a, &b, 1e-4);
+    assert_true(difference(a.encoder[0], plain.encoder[0], RANK * INPUTS) > 1e-2);
+    fit_weights_free(&a);
+    fit_weights_free(&b);
+    fit_weights_free(&plain);
+    unmake(&m);
+    unmake(&other);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(factors),      cmocka_unit_test(products),          cmocka_unit_test(forms),
         cmocka_unit_test(subspace),     cmocka_unit_test(subspace_is_dense), cmocka_unit_test(few_directions),
-        cmocka_unit_test(turned_input),
+        cmocka_unit_test(turned_input), cmocka_unit_test(units_of_inputs),   cmocka_unit_test(tempered_metric),
     };
     return cmocka_run_group_tests_name("closed form", tests, NULL, NULL);
 }

@@ -144,6 +144,7 @@ static void one_solution(void **state) {
         kakeya_engine *engine = open_pair(models[m], drafter, 1), *wide = open_pair(models[m], drafter, 3);
         const gemma4_config *c = &engine->verifier->config;
         for (int shared = 0; shared < (drafter ? 1 : 2); shared++) {
+            const fit_form form = {.by_input = m % 2 == 1, .temper = m == 1 ? 0.5 : 0};
             trainer *whole = make(engine, 12, 12, shared, 1), *less = make(wide, 5, 5, shared, 3),
                     *first = make(engine, 12, 12, shared, 1), *second = make(wide, 12, 12, shared, 2);
             feed(whole, 0, SEQUENCES);
@@ -160,9 +161,9 @@ static void one_solution(void **state) {
             assert_memory_equal(place, found, sizeof found);
             feed(second, 5, SEQUENCES);
             fit_weights a, b, d;
-            REQUIRE_OK(trainer_solve(whole, &a, error));
-            REQUIRE_OK(trainer_solve(less, &b, error));
-            REQUIRE_OK(trainer_solve(second, &d, error));
+            REQUIRE_OK(trainer_solve(whole, &form, &a, error));
+            REQUIRE_OK(trainer_solve(less, &form, &b, error));
+            REQUIRE_OK(trainer_solve(second, &form, &d, error));
             const dflash_config *read = drafter ? &engine->drafter->config : NULL;
             int inputs = read ? read->layers * read->kv_heads * read->head_dim : trainer_sums(whole)->inputs;
             same_weights("a smaller rank", &a, 12, &b, 5, 5, inputs, c);
@@ -187,7 +188,7 @@ static void too_little(void **state) {
     feed(t, 0, 2);
     fit_weights w;
     kakeya_error problem = {0};
-    assert_int_equal(trainer_solve(t, &w, &problem), KAKEYA_INVALID_ARGUMENT);
+    assert_int_equal(trainer_solve(t, &(fit_form){0}, &w, &problem), KAKEYA_INVALID_ARGUMENT);
     assert_non_null(strstr(problem.message, "80 tokens are too few for 128"));
     trainer_destroy(t);
     kakeya_engine_close(engine);

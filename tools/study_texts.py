@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""Texts for the study of a public model (docs/real-model.md), out of Debian packages: to train on, and by other authors to test with.
+
+usage: tools/study_texts.py DIR
+
+DIR/train gets prose, documentation and code (debian-handbook, python3.11-doc, Python's own library), DIR/test four kinds by other
+authors: prose (developers-reference), short articles (dict-jargon), code (docutils), German (developers-reference-de).
+Packages are downloaded with apt-get and unpacked there; nothing is installed, and what is there already is kept.
+"""
+import gzip
+import html.parser
+import pathlib
+import re
+import subprocess
+import sys
+
+PACKAGES = ["debian-handbook", "python3.11-doc", "libpython3.11-stdlib", "libpython3.11-minimal", "developers-reference",
+            "developers-reference-de", "dict-jargon", "python3-docutils"]
+TAGS_WITH_A_LINE = {"p", "div", "li", "dt", "dd", "h1", "h2", "h3", "h4", "h5", "pre", "tr", "br", "table", "section"}
+TAGS_LEFT_OUT = {"script", "style", "head", "nav", "footer", "form", "svg"}
+SMALLEST = 3000  # bytes of a file: shorter ones are menus
+
+
+class Text(html.parser.HTMLParser):
+    """What a page says, a paragraph a line."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts, self.left_out, self.as_is = [], [], False
+
+    def handle_starttag(self, tag, attrs):
+        if self.left_out or tag in TAGS_LEFT_OUT or (tag == "div" and ("role", "navigation") in attrs):
+            self.left_out.append(tag)
+        if tag in TAGS_WITH_A_LINE:
+            self.parts.append("\n")
+        self.as_is |= tag == "pre"
+
+    def handle_endtag(self, tag):
+        if tag in self.left_out:
+            del self.left_out[len(self.left_out) - 1 - self.left_out[::-1].index(tag):]
+        if tag in TAGS_WITH_A_LINE:
+            self.parts.append("\n")
+        self.as_is &= tag != "pre"
+
+    def handle_data(self, data):
+        if not self.left_out:
+            self.parts.append(data if self.as_is else re.sub(r"\s+", " ", data))
+
+    def text(self):
+        lines = [line.rstrip() for line in "".join(self.parts).replace("¶", "").split("\n")]
+        return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
+
+
+def page(path):
+    parser = Text()
+    parser.feed(path.read_text(encoding="utf-8", errors="replace"))
+    return parser.text()
+
+
+def unpacked(folder, name):
+    """The files of a package."""
+    into = folder / "packages" / name
+    if not into.exists():
+        subprocess.run(["apt-get", "download", "-q", name], cwd=folder / "packages", check=True,
+                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        archive = sorted((folder / "packages").glob(name + "_*.deb"))[-1]
+        subprocess.run(["dpkg-deb", "-x", archive, into], check=True)
+        print(archive.name.split("_")[0], archive.name.split("_")[1].replace("%3a", ":"))
+    return into / "usr"
+
+
+def write(folder, kind, name, text):
+    if len(text.encode()) >= SMALLEST:
+        (folder / kind).mkdir(parents=True, exist_ok=True)
+        (folder / kind / name).write_text(text, encoding="utf-8")
+
+
+def write_pages(folder, kind, prefix, pages, join=None):
+    texts = [(path.stem, page(path)) for path in sorted(pages) if path.stem not in ("search", "genindex", "index")]
+    if join:  # short pages side by side, so that sequences are long
+        for i in range(0, len(texts), join):
+            write(folder, kind, f"{prefix}-{i:03}.txt", "\n".join(text for _, text in texts[i:i + join]))
+        return
+    for name, text in texts:
+        write(folder, kind, f"{prefix}-{name}.txt", text)
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    folder = pathlib.Path(sys.argv[1]).resolve()
+    (folder / "packages").mkdir(parents=True, exist_ok=True)
+    package = {name: unpacked(folder, name) for name in PACKAGES}
+
+    handbook = package["debian-handbook"] / "share/doc/debian-handbook/html/en-US"
+    write_pages(folder, "train", "handbook", handbook.glob("*.html"), join=8)
+    sources = package["python3.11-doc"] / "share/doc/python3.11/html/_sources"
+    for part in ("howto", "tutorial", "faq", "reference"):
+        for path in sorted((sources / part).glob("*.rst.txt")):
+            write(folder, "train", f"python-{part}-{path.name[:-8]}.txt", path.read_text(encoding="utf-8", errors="replace"))
+    for name in ("libpython3.11-stdlib", "libpython3.11-minimal"):
+        for path in sorted((package[name] / "lib/python3.11").glob("*.py")):
+            if not path.is_file():  # a link into a package that is not here
+                continue
+            write(folder, "train", f"library-{path.stem}.txt", path.read_text(encoding="utf-8", errors="replace"))
+
+    for name, kind in (("developers-reference", "prose"), ("developers-reference-de", "german")):
+        pages = [p for p in package[name].rglob("*.html") if "de.html" not in p.name or name.endswith("-de")]
+        write_pages(folder, "test", kind, pages)
+    jargon = gzip.open(package["dict-jargon"] / "share/dictd/jargon.dict.dz").read().decode("utf-8", errors="replace")
+    write(folder, "test", "jargon.txt", jargon)
+    for path in sorted((package["python3-docutils"] / "lib/python3/dist-packages/docutils").rglob("*.py")):
+        if path.parent.name == "languages":  # lists of translated words
+            continue
+        write(folder, "test", f"code-{path.parent.name}-{path.stem}.txt", path.read_text(encoding="utf-8", errors="replace"))
+    for kind in ("train", "test"):
+        files = list((folder / kind).glob("*.txt"))
+        print(f"{folder / kind}: {len(files)} files, {sum(f.stat().st_size for f in files)} bytes")
+
+
+if __name__ == "__main__":
+    main()
