@@ -4,6 +4,8 @@
     bench/transformers_compare.py KAKEYA demo [DIRECTORY]            the bundled model
     bench/transformers_compare.py KAKEYA 26b-a4b [LAYERS] [--keep DIRECTORY]
                                                                      random weights in the shape of 26B-A4B (6 layers)
+    bench/transformers_compare.py KAKEYA demo [DIRECTORY] --save FILE [--save-dtype bfloat16]
+                                                                     transformers' logits alone, for `kakeya verify --logits`
     options: --json FILE, --compile, --experts NAME (transformers' experts_implementation; its own choice by default)
 
 Accuracy: both are compared with transformers in float32 over 256 tokens, of which kakeya computes the first 192 as a prompt
@@ -16,7 +18,11 @@ Speed: a prompt of 512 tokens, and decoding behind it, one token at a time. tran
 cache; with --compile also as `generate` with a static cache, which compiles decoding (torch.compile, CUDA graphs). kakeya's
 figures are those of `kakeya bench`.
 
-Needs a CUDA device and the packages of tools/requirements.txt, and accelerate."""
+--save compares nothing: it writes the ids and the logits that transformers computes for them, in float32 or the dtype that is
+named, of the checkpoint in DIRECTORY. It needs no CUDA device, but memory for the checkpoint. Who has neither the memory nor the
+packages compares with the file: `kakeya verify --model DIRECTORY --logits FILE`.
+
+All else needs a CUDA device and the packages of tools/requirements.txt, and accelerate."""
 import argparse
 import gc
 import json
@@ -100,9 +106,9 @@ def write_checkpoint(directory, layers):
 # -------------------------------------------------------------------------------------------------- transformers
 
 
-def load(directory, dtype, experts):
+def load(directory, dtype, experts, device="cuda"):
     options = {"experts_implementation": experts} if experts else {}
-    model = transformers.Gemma4ForCausalLM.from_pretrained(directory, dtype=dtype, device_map="cuda", **options).eval()
+    model = transformers.Gemma4ForCausalLM.from_pretrained(directory, dtype=dtype, device_map=device, **options).eval()
     model.generation_config = transformers.GenerationConfig(pad_token_id=0)
     return model
 
@@ -114,7 +120,14 @@ def free():
 
 @torch.no_grad()
 def logits_of(model, ids):
-    return model(input_ids=torch.tensor([ids], device="cuda"), use_cache=False).logits[0].float()
+    return model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0].float()
+
+
+def save_logits(path, directory, ids, options):
+    """Tensors "ids" (I64 [n]) and "logits" (F32 [n, vocab]), row t of token t + 1, after soft-capping."""
+    model = load(directory, getattr(torch, options.save_dtype), options.experts, "cuda" if torch.cuda.is_available() else "cpu")
+    save_file({"ids": torch.tensor(ids, dtype=torch.int64), "logits": logits_of(model, ids).cpu().contiguous()}, path,
+              metadata={"transformers": transformers.__version__, "torch": torch.__version__, "dtype": options.save_dtype})
 
 
 @torch.no_grad()
@@ -284,6 +297,8 @@ def main():
     parser.add_argument("--json")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--experts")
+    parser.add_argument("--save", metavar="FILE", help="write ids and transformers' logits, and compare nothing")
+    parser.add_argument("--save-dtype", choices=["float32", "bfloat16"], default="float32")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -304,6 +319,9 @@ def main():
             generator = torch.Generator().manual_seed(2)
             bench_ids = [2] + torch.randint(100, SHAPE["vocab_size"], (PROMPT - 1,), generator=generator).tolist()
             title = f"26B-A4B, {layers} layers, random weights"
+        if options.save:
+            save_logits(options.save, directory, bench_ids[:ROWS], options)
+            return 0
         result = compare(options.kakeya, directory, bench_ids[:ROWS], bench_ids, options, work)
     print_result(title, result)
     if options.json:

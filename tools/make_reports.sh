@@ -33,4 +33,6 @@ make_report kv-format examples/code/events.py --formats bf16,q8,affine4,d4-10 --
     --max-tokens 20
 make_report batch --compositions 3 --sessions 8 --max-tokens 12
 rm "$prompts"
+"$kakeya" verify --rounds 2 --max-tokens 8 --report "$out/verify.json" >/dev/null
+"$kakeya" gate "$out/verify.json"
 gzip -9nf "$out"/*.json

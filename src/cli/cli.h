@@ -20,6 +20,7 @@ int cli_convert(int argc, char **argv);
 int cli_bench(int argc, char **argv);
 int cli_eval(int argc, char **argv);
 int cli_gate(int argc, char **argv);
+int cli_verify(int argc, char **argv);
 int cli_remote(int argc, char **argv);
 int cli_train(int argc, char **argv);
 

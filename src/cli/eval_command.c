@@ -62,6 +62,11 @@ void eval_command_init(eval_command *c, int argc, char **argv, const eval_again 
     c->setup.argv = c->words;
 }
 
+void eval_command_rename(eval_command *c) {
+    memmove(c->words + 1, c->words + 2, (size_t)(c->setup.argc - 2) * sizeof *c->words);
+    c->setup.argc--;
+}
+
 void eval_command_free(eval_command *c) {
     for (size_t i = 0; i < c->n_found; i++) free(c->found[i]);
     file_writer_abort(c->plot_writer);

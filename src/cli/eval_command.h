@@ -50,6 +50,8 @@ void eval_clear_progress(const progress_state *state);
 
 void eval_command_init(eval_command *c, int argc, char **argv, const eval_again *again);
 void eval_command_free(eval_command *c);
+/* Of a verb whose words are not those of an evaluation: "kakeya VERB ...". */
+void eval_command_rename(eval_command *c);
 /* Takes an option out of the shared table: the evaluation has its own form of it, or decides by itself. */
 void eval_drop_option(cli_option *table, const char *name);
 /* An input file that the command names: in a replay, where it is here. */

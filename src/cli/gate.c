@@ -8,14 +8,17 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/files.h"
 #include "cli/cli.h"
 #include "cli/eval.h"
 #include "cli/terminal.h"
+#include "cli/verify_page.h"
 #include "measure/replay.h"
+#include "remote/keys.h"
 
 static const cli_command command = {
     .name = "gate",
-    .summary = "Checks reports of `kakeya eval`: derives every verdict again from the raw rows.",
+    .summary = "Checks reports of `kakeya eval` and `kakeya verify`: derives every verdict again from the raw rows.",
     .operands = "FILE...",
     .details = "Exit status 0 if every report passes, 1 otherwise, with one line '[CODE] what is wrong' per violation. "
                "The codes are\n"
@@ -49,9 +52,10 @@ static cJSON *result_json(const char *path, const gate_result *result) {
     return object;
 }
 
-static void print_result(const char *path, const gate_result *result) {
+static void print_result(const char *path, const gate_result *result, const char *signer) {
     if (!result->n_violations) {
-        printf("%s: passed (%s, %zu rows)\n", path, result->kind_name, result->rows);
+        printf("%s: passed (%s, %zu rows%s%s)\n", path, result->kind_name, result->rows, *signer ? ", signed by " : "",
+               signer);
     } else {
         printf("%s: refused\n", path);
     }
@@ -62,6 +66,8 @@ static void print_result(const char *path, const gate_result *result) {
 
 /* What a replay takes. */
 typedef struct gate_command {
+    const char *signers; /* file of allowed signers; NULL: nobody asks who signed */
+    char signer[REMOTE_NAME];
     const char *rows; /* "N" or "all"; NULL: no replay */
     replay_options replay;
     eval_again again;
@@ -153,9 +159,29 @@ static kakeya_status replay_report(const gate_command *c, const cJSON *report, g
     return status;
 }
 
+/* Who signed the file: its signature lies beside it. Nobody of those who may: a violation. */
+static kakeya_status ask_signer(gate_command *c, const char *path, gate_result *result, kakeya_error *error) {
+    enum { MAX_REPORT_BYTES = 1 << 28 };
+    const char *temporary = getenv("TMPDIR");
+    kakeya_error problem = {0};
+    char *text = NULL, *signature = NULL, *beside = verify_signature_path(path);
+    size_t bytes = 0, signature_bytes = 0;
+    kakeya_status status = beside ? file_read(path, MAX_REPORT_BYTES, &text, &bytes, &problem)
+                                  : error_set(&problem, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    if (status == KAKEYA_OK) status = file_read(beside, KEYS_MAX_SIGNATURE, &signature, &signature_bytes, &problem);
+    if (status == KAKEYA_OK)
+        status = keys_verify(c->signers, temporary && *temporary ? temporary : "/tmp", text, bytes, signature,
+                             signature_bytes, c->signer, &problem);
+    free(signature);
+    free(text);
+    free(beside);
+    if (status == KAKEYA_OUT_OF_MEMORY) return error_set(error, status, "%s", problem.message);
+    return status == KAKEYA_OK ? KAKEYA_OK : gate_refuse(result, "SIGNATURE", problem.message, error);
+}
+
 /* Judges a file, and computes rows of it again where that was asked for. What is refused anyway need not be of a form
  * that can be computed. */
-static kakeya_status judge(const gate_command *c, const char *path, gate_result *result, replay_outcome *outcome,
+static kakeya_status judge(gate_command *c, const char *path, gate_result *result, replay_outcome *outcome,
                            kakeya_error *error) {
     kakeya_error problem = {0};
     cJSON *report = NULL;
@@ -170,6 +196,7 @@ static kakeya_status judge(const gate_command *c, const char *path, gate_result 
             status = gate_refuse(result, "NOT_REPLAYED", problem.message, error);
     }
     cJSON_Delete(report);
+    if (status == KAKEYA_OK && c->signers) status = ask_signer(c, path, result, error);
     return status;
 }
 
@@ -209,6 +236,9 @@ int cli_gate(int argc, char **argv) {
                    .help = "with --replay: CPU kernels (the report's, where this machine has them)"),
         CLI_OPTION(.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &c.replay.seed,
                    .help = "with --replay: of the draw, to repeat one (unknown to everybody beforehand)"),
+        CLI_OPTION(.name = "signers", .argument = "FILE", .kind = CLI_TEXT, .target = &c.signers,
+                   .help =
+                       "of allowed signers (ssh-keygen): each report needs a signature of one of them in REPORT.sig"),
         CLI_OPTION(.name = "json", .kind = CLI_FLAG, .target = &json, .help = "print one JSON object on stdout"),
         {.name = NULL},
     };
@@ -230,6 +260,7 @@ int cli_gate(int argc, char **argv) {
         gate_result result;
         replay_outcome outcome;
         kakeya_error error = {0};
+        c.signer[0] = '\0';
         if (judge(&c, argv[i], &result, &outcome, &error) != KAKEYA_OK) {
             gate_result_free(&result);
             cJSON_Delete(reports);
@@ -238,10 +269,11 @@ int cli_gate(int argc, char **argv) {
         passed &= result.n_violations == 0;
         if (json) {
             cJSON *object = result_json(argv[i], &result);
+            if (c.signer[0]) cJSON_AddStringToObject(object, "signed_by", c.signer);
             if (outcome.replayed) cJSON_AddItemToObject(object, "replay", outcome_json(&c, &outcome));
             cJSON_AddItemToArray(reports, object);
         } else {
-            print_result(argv[i], &result);
+            print_result(argv[i], &result, c.signer);
             if (outcome.replayed) print_outcome(&c, &outcome);
         }
         gate_result_free(&result);

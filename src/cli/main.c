@@ -29,7 +29,8 @@ static const verb verbs[] = {
     {"convert", "quantise a model: to a GGUF file or an MLX directory", cli_convert},
     {"bench", "speed beside what the hardware allows", cli_bench},
     {"eval", "recall, fidelity, speed and losslessness, with a report", cli_eval},
-    {"gate", "check reports of eval by their raw rows", cli_gate},
+    {"verify", "a certificate: the same tokens however they are computed", cli_verify},
+    {"gate", "check reports of eval and verify by their raw rows", cli_gate},
     {"train", "an f_theta for restored attention, or a drafter, from text", cli_train},
     {"remote", "evaluations on a machine that is not here", cli_remote},
 };

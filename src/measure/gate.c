@@ -75,7 +75,8 @@ bool gate_read_rows(gate_context *context, kakeya_error *error) {
 /* ---------------------------------------------------------------------------------------------------- rules */
 
 #define KIND(name) (1u << (EVAL_##name))
-#define GENERATION (KIND(NIAH) | KIND(CODE) | KIND(ACCEPTANCE) | KIND(LOSSLESS) | KIND(BATCH))
+#define GENERATION (KIND(NIAH) | KIND(CODE) | KIND(ACCEPTANCE) | KIND(LOSSLESS) | KIND(BATCH) | KIND(VERIFY))
+#define TOGETHER   (KIND(BATCH) | KIND(VERIFY)) /* sessions share the rows of a forward, and their times overlap */
 #define TIMED      (KIND(NIAH) | KIND(CODE) | KIND(ACCEPTANCE))
 #define SCORED     (KIND(FIDELITY) | KIND(KV_FORMAT))
 #define ALL        (GENERATION | SCORED)
@@ -87,16 +88,16 @@ static const struct {
     {ALL, gate_rule_plan},
     {ALL, gate_rule_identity_of_samples},
     {ALL, gate_rule_copies},
-    {ALL & ~KIND(BATCH), gate_rule_times}, /* what runs together overlaps */
+    {ALL & ~TOGETHER, gate_rule_times},
     {ALL, gate_rule_ids},
     {ALL, gate_rule_kv_formula},
     {ALL, gate_rule_kv_sum},
     {GENERATION, gate_rule_counts},
-    {GENERATION & ~KIND(BATCH), gate_rule_draft_lengths}, /* many sessions share the rows of a forward */
-    {GENERATION, gate_rule_turn_end},
+    {GENERATION & ~TOGETHER, gate_rule_draft_lengths},
+    {GENERATION & ~KIND(VERIFY), gate_rule_turn_end},
     {ALL, gate_rule_duplicates},
     {TIMED, gate_rule_warmup},
-    {ALL, gate_rule_samples},
+    {ALL & ~KIND(VERIFY), gate_rule_samples},
     {GENERATION, gate_rule_self_comparison},
     {GENERATION, gate_rule_lossless},
     {KIND(NIAH), gate_rule_recall},
@@ -107,7 +108,8 @@ static const struct {
     {KIND(KV_FORMAT), gate_rule_kv_formats},
     {KIND(CODE), gate_rule_code_prompts},
     {KIND(ACCEPTANCE), gate_rule_forms},
-    {KIND(LOSSLESS) | KIND(BATCH), gate_rule_coverage},
+    {KIND(LOSSLESS) | TOGETHER, gate_rule_coverage},
+    {KIND(VERIFY), gate_rule_verify},
     {ALL, gate_rule_summary},
 };
 

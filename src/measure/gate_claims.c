@@ -190,7 +190,7 @@ static void check_row_differs(gate_context *context, size_t i) {
 static void check_arm_differs(gate_context *context, const eval_row *row) {
     /* An arm of a batch can be one answer that its callback ends at once: there, all rows together must have drafted.
      */
-    if (strcmp(row->arm.mode, "speculative") == 0 && context->kind != EVAL_BATCH) {
+    if (strcmp(row->arm.mode, "speculative") == 0 && context->kind != EVAL_BATCH && context->kind != EVAL_VERIFY) {
         int64_t drafted = 0;
         for (size_t i = 0; i < context->rows.n; i++)
             if (same_cell(&context->rows.row[i], row)) drafted += context->rows.row[i].drafted_tokens;
@@ -203,7 +203,9 @@ static void check_arm_differs(gate_context *context, const eval_row *row) {
         return;
     for (size_t i = 0; i < context->rows.n; i++) {
         const eval_row *native = &context->rows.row[i];
-        if (!gate_measured(native) || !gate_is_native(native) || strcmp(native->sample, row->sample) != 0) continue;
+        if (!gate_measured(native) || !gate_is_native(native) || strcmp(native->sample, row->sample) != 0 ||
+            strcmp(native->arm.kv_format, row->arm.kv_format) != 0)
+            continue;
         if (row->kv.sliding >= native->kv.sliding)
             gate_violate(context, "SELF_COMPARISON", "%s: %s holds %zu bytes in sliding layers, native attention %zu",
                          row->sample, row->arm.policy, row->kv.sliding, native->kv.sliding);

@@ -74,6 +74,7 @@ static const char *const kind_row_keys[EVAL_KIND_COUNT] = {
     [EVAL_ACCEPTANCE] = "",
     [EVAL_LOSSLESS] = "prompt_kind truncated dropped_tokens",
     [EVAL_BATCH] = "prompt_kind together forked cancel_after log_probability_hash",
+    [EVAL_VERIFY] = "prompt_kind comparison kv_format together dropped_tokens log_probability_hash",
 };
 
 static void check_row_keys(gate_context *context, const cJSON *row, size_t index) {
@@ -201,7 +202,8 @@ void gate_check_environment(gate_context *context) {
 void gate_check_form(gate_context *context) {
     gate_check_values(context);
     gate_allow_keys(context, "the report", context->report,
-                    "kind schema_version complete command environment options rows summary", "");
+                    "kind schema_version complete command environment options rows summary",
+                    context->kind == EVAL_VERIFY ? "logits" : "");
     if (!cJSON_IsTrue(member(context->report, "complete")))
         gate_violate(context, "INCOMPLETE", "the evaluation did not come to its end (\"complete\" is not true)");
     gate_check_environment(context);

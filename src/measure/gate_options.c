@@ -253,12 +253,20 @@ static bool is_scored(const gate_context *context, const option_rule *rule, cons
     return true;
 }
 
+/* What they gave is judged by its own rule. */
+static bool has_logits(const gate_context *context, const option_rule *rule, const char *value) {
+    (void)rule;
+    const cJSON *file = member(member(context->report, "logits"), "file");
+    return cJSON_IsString(file) && is_last_part(value, file->valuestring);
+}
+
 /* ---------------------------------------------------------------------------------------------------------- options */
 
 static const char policy_words[] = "native sink-window restored restored-all";
 static const char kv_format_words[] = "identity bf16 fp8 q8 affine8 affine4 q4 d4-10 d4-38 d4-152 e8-9 e8-38 e8-151";
 static const char mode_words[] = "ar speculative ngram auto";
 
+enum { MOST_SECONDS = 1 << 20 };
 enum { MOST_TOKENS = 1 << 24, MOST_SIZE = 1 << 20, MAX_ROWS = 1 << 20, MOST_DRAFTS = BACKEND_MAX_DRAFT };
 
 #define KIND(name) (1u << (EVAL_##name))
@@ -270,7 +278,8 @@ enum { MOST_TOKENS = 1 << 24, MOST_SIZE = 1 << 20, MAX_ROWS = 1 << 20, MOST_DRAF
 #define LOSSLESS   KIND(LOSSLESS)
 #define BATCH      KIND(BATCH)
 #define EITHER     (LOSSLESS | BATCH)
-#define ALL        (NIAH | FIDELITY | KV | CODE | ACCEPTANCE | EITHER)
+#define VERIFY     KIND(VERIFY)
+#define ALL        (NIAH | FIDELITY | KV | CODE | ACCEPTANCE | EITHER | VERIFY)
 
 /* Where an option is in a report of another kind, or as another form, it has a row of its own. */
 static const option_rule rules[] = {
@@ -285,8 +294,8 @@ static const option_rule rules[] = {
     {"window", NULL, KV | FIDELITY, COUNT, 1, MOST_SIZE, NULL, NULL},
     {"draft_window", NULL, KV | NIAH, COUNT, 1, MOST_TOKENS, NULL, NULL},
     {"max_tokens", "max-tokens", ALL & ~FIDELITY, COUNT, 1, MOST_SIZE, NULL, equal},
-    {"seed", "seed", NIAH | KV | EITHER, SEED, 0, 0, NULL, equal},
-    {"policies", "policies", NIAH | CODE | BATCH, NAMES, 0, 0, policy_words, equal},
+    {"seed", "seed", NIAH | KV | EITHER | VERIFY, SEED, 0, 0, NULL, equal},
+    {"policies", "policies", NIAH | CODE | BATCH | VERIFY, NAMES, 0, 0, policy_words, equal},
     {"policies", "policies", FIDELITY, NAMES, 0, 0, policy_words, lists_also},
     {"policies", NULL, LOSSLESS, NAMES, 0, 0, policy_words, NULL},
     /* prompts */
@@ -333,6 +342,14 @@ static const option_rule rules[] = {
     {"mix_alpha", "identity-restore", NIAH, FLAG, 0, 0, NULL, own_restored},
     {"formats", "formats", KV, NAMES, 0, 0, kv_format_words, lists_also},
     {"as_stored", "as-stored", KV, FLAG, 0, 0, NULL, is_set},
+    /* verify */
+    {"kv_formats", "kv-formats", VERIFY, NAMES, 0, 0, "f32 bf16 q8 q4", equal},
+    {"seconds", "seconds", VERIFY, COUNT, 1, MOST_SECONDS, NULL, equal},
+    {"rounds", "rounds", VERIFY, COUNT, 1, MAX_ROWS, NULL, at_most},
+    {"rounds_elsewhere", NULL, VERIFY, COUNT, 1, MAX_ROWS, NULL, NULL},
+    {"threads_elsewhere", NULL, VERIFY, COUNT, 1, 1024, NULL, NULL},
+    {NULL, "logits", VERIFY, TEXT, 0, 0, NULL, has_logits},
+    {NULL, "sign", VERIFY, TEXT, 0, 0, NULL, NULL},
     /* model and machine */
     {NULL, "model", ALL, TEXT, 0, 0, NULL, is_model},
     {NULL, "synthetic", ALL, TEXT, 0, 0, NULL, is_synthetic},
@@ -344,7 +361,7 @@ static const option_rule rules[] = {
     {NULL, "isa", ALL, NAME, 0, 0, "scalar avx2 avx512 avx512bf16 neon neon-dotprod neon-i8mm", is_isa},
     {NULL, "devices", ALL, TEXT, 0, 0, NULL, is_devices},
     {NULL, "precision", ALL, NAME, 0, 0, "auto f32 bf16 int8 fp8", is_precision},
-    {NULL, "kv-format", ALL & ~KV, NAME, 0, 0, "auto f32 bf16 q8 q4", is_kv_format},
+    {NULL, "kv-format", ALL & ~KV & ~VERIFY, NAME, 0, 0, "auto f32 bf16 q8 q4", is_kv_format},
     {NULL, "threads", ALL & ~EITHER, COUNT, 0, 1024, NULL, is_threads},
     {NULL, "memory-limit", ALL, BYTES, 0, 0, NULL, NULL},
     /* output */
@@ -630,7 +647,8 @@ static void check_operands(gate_context *context, const said_option said[RULES],
 
 void gate_check_command(gate_context *context) {
     const cJSON *command = member(context->report, "command"), *word, *kind;
-    bool named = cJSON_IsArray(command) && cJSON_GetArraySize(command) > 2;
+    const int at = context->kind == EVAL_VERIFY ? 1 : 2; /* "kakeya verify", "kakeya eval NAME" */
+    bool named = cJSON_IsArray(command) && cJSON_GetArraySize(command) > at;
     cJSON_ArrayForEach(word, command) named &= cJSON_IsString(word);
     if (!named) {
         gate_violate(context, "MISSING_COMMAND", "the command line that made the report is not recorded");
@@ -643,7 +661,7 @@ void gate_check_command(gate_context *context) {
         context->out_of_memory = true;
         return;
     }
-    kind = cJSON_GetArrayItem(command, 2);
+    kind = cJSON_GetArrayItem(command, at);
     read_command(context, kind->next, said, operand, &n);
     const char *name = context->kind == EVAL_BATCH ? "lossless" : strrchr(eval_kind_name(context->kind), '.') + 1;
     if (strcmp(kind->valuestring, name) != 0)

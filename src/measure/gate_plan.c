@@ -8,6 +8,7 @@
 #include "measure/lossless_batch_plan.h"
 #include "measure/lossless_plan.h"
 #include "measure/niah.h"
+#include "measure/verify_plan.h"
 
 typedef struct plan_run {
     eval_row row; /* sample, prompt_kind, arm, warmup, repetition, lines; expected, where the seed says it */
@@ -301,6 +302,33 @@ static void plan_kv_format(plan *p) {
     niah_dataset_free(&drawn);
 }
 
+static const char *name_at(const plan *p, const char *list, int index) {
+    return cJSON_GetArrayItem(option(p, list), index)->valuestring;
+}
+
+/* Rounds of this process, then those of the other one. */
+static void plan_verify(plan *p) {
+    verify_stream streams[VERIFY_STREAMS];
+    const verify_plan verify = {.seed = gate_option_seed(p->context),
+                                .policies = cJSON_GetArraySize(option(p, "policies")),
+                                .formats = cJSON_GetArraySize(option(p, "kv_formats")),
+                                .drafter = environment_flag(p, "drafter")};
+    for (int elsewhere = 0; elsewhere < 2; elsewhere++) {
+        int rounds = gate_option(p->context, elsewhere ? "rounds_elsewhere" : "rounds");
+        for (int r = 0; r < rounds && p->n <= p->limit; r++) {
+            int n = verify_round(&verify, r, elsewhere, streams);
+            for (int i = 0; i < n; i++) {
+                eval_arm arm = arm_of(p, "native", "ar");
+                if (elsewhere) arm.threads = gate_option(p->context, "threads_elsewhere");
+                eval_row *row = add(p, "", &arm, false);
+                if (!row) return;
+                verify_plan_row(&verify, r, &streams[i], name_at(p, "policies", streams[i].policy),
+                                name_at(p, "kv_formats", streams[i].format), row);
+            }
+        }
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------------- comparison */
 
 bool gate_same_run(const eval_row *a, const eval_row *b) {
@@ -350,8 +378,8 @@ static void explain(plan *p) {
 }
 
 void gate_rule_plan(gate_context *context) {
-    static void (*const make[EVAL_KIND_COUNT])(plan *) = {plan_niah,     plan_fidelity, plan_code,     plan_acceptance,
-                                                          plan_lossless, plan_batch,    plan_kv_format};
+    static void (*const make[EVAL_KIND_COUNT])(plan *) = {plan_niah,     plan_fidelity, plan_code,      plan_acceptance,
+                                                          plan_lossless, plan_batch,    plan_kv_format, plan_verify};
     if (!context->options_sound) return; /* refused already */
     plan p = {.context = context, .limit = 4 * context->rows.n + 4096};
     make[context->kind](&p);

@@ -103,5 +103,6 @@ void gate_rule_kv_formats(gate_context *context);
 void gate_rule_code_prompts(gate_context *context);
 void gate_rule_forms(gate_context *context);
 void gate_rule_coverage(gate_context *context);
+void gate_rule_verify(gate_context *context);
 
 #endif

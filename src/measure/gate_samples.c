@@ -73,7 +73,7 @@ static bool same_drafts(const eval_row *a, const eval_row *b) {
  * the same drafts. */
 static bool is_copied_sample(const gate_context *context, const eval_row *a, const eval_row *b) {
     enum { MIN_TOKENS = 16, MIN_DISTINCT = 8 };
-    if (context->kind == EVAL_LOSSLESS || context->kind == EVAL_BATCH) return false;
+    if (context->kind == EVAL_LOSSLESS || context->kind == EVAL_BATCH || context->kind == EVAL_VERIFY) return false;
     if (eval_kind_scores(context->kind)) return same_scores(a, b);
     return (a->prompt_tokens == b->prompt_tokens || same_drafts(a, b)) && a->n_token_ids >= MIN_TOKENS &&
            same_stream(a, b) && distinct_ids(a, MIN_DISTINCT) == MIN_DISTINCT;
@@ -108,15 +108,16 @@ static double first_time(const gate_context *context, const eval_row *row) {
     return eval_kind_scores(context->kind) ? row->seconds : row->prefill_seconds;
 }
 
-static int by_time(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 typedef struct timed {
-    double time; /* first: by_time */
+    double first, second;
     size_t row;
 } timed;
+
+static int by_times(const void *a, const void *b) {
+    const timed *x = a, *y = b;
+    int first = (x->first > y->first) - (x->first < y->first);
+    return first ? first : (x->second > y->second) - (x->second < y->second);
+}
 
 /* No two runs take the same time to the last digit of two measurements. */
 void gate_rule_copies(gate_context *context) {
@@ -125,11 +126,14 @@ void gate_rule_copies(gate_context *context) {
         context->out_of_memory = true;
         return;
     }
-    for (size_t i = 0; i < context->rows.n; i++) order[i] = (timed){first_time(context, &context->rows.row[i]), i};
-    qsort(order, context->rows.n, sizeof *order, by_time);
+    for (size_t i = 0; i < context->rows.n; i++) {
+        const eval_row *row = &context->rows.row[i];
+        order[i] = (timed){first_time(context, row), row->decode_seconds, i};
+    }
+    qsort(order, context->rows.n, sizeof *order, by_times);
     for (size_t i = 1; i < context->rows.n; i++) {
         const eval_row *a = &context->rows.row[order[i - 1].row], *b = &context->rows.row[order[i].row];
-        if (order[i].time > order[i - 1].time || fabs(a->decode_seconds - b->decode_seconds) > 0) continue;
+        if (by_times(&order[i - 1], &order[i]) < 0) continue;
         gate_violate(context, "ROW_COPIED", "rows[%zu] (%s) and rows[%zu] (%s) took the same time to the last digit",
                      order[i - 1].row, a->sample, order[i].row, b->sample);
     }

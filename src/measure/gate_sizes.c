@@ -17,7 +17,8 @@ static size_t draft_part(const backend_cache_bytes *b) { return b->draft; }
  * answer that its session's callback ended. */
 static int positions(const gate_context *context, const eval_row *row, int *pending) {
     bool scored = eval_kind_scores(context->kind);
-    bool exact = scored || (context->kind != EVAL_BATCH && strcmp(row->arm.mode, "ar") == 0);
+    bool alone = context->kind != EVAL_BATCH && !row->arm.together;
+    bool exact = scored || (alone && strcmp(row->arm.mode, "ar") == 0);
     *pending = exact ? 0 : BACKEND_MAX_DECODE_ROWS;
     return (int)(row->prompt_tokens + (int64_t)row->n_token_ids) - !scored;
 }

@@ -193,7 +193,8 @@ kakeya_session_options harness_session_options(const eval_harness *harness, cons
 
 bool harness_wants_on(const eval_harness *harness) {
     const eval_setup *setup = harness->setup;
-    return !setup->progress || setup->progress(setup->user, "eval", harness->done, harness->total);
+    const char *what = harness->report && harness->report->kind == EVAL_VERIFY ? "verify" : "eval";
+    return !setup->progress || setup->progress(setup->user, what, harness->done, harness->total);
 }
 
 kakeya_status harness_poll(eval_harness *harness, kakeya_error *error) {
@@ -330,7 +331,7 @@ static void record_block(void *user, const decode_trace_block *block) {
     record->lost |= !draft_blocks_add(&record->blocks, &block->block);
 }
 
-static void add_stats(kakeya_stats *sum, const kakeya_stats *more) {
+void harness_add_stats(kakeya_stats *sum, const kakeya_stats *more) {
     sum->prefill_seconds += more->prefill_seconds;
     sum->decode_seconds += more->decode_seconds;
     sum->verifier_forwards += more->verifier_forwards;
@@ -364,7 +365,7 @@ static kakeya_status say_again(kakeya_session *session, const harness_prompt *pr
     options->max_tokens -= (int)(n - prompt->n - dropped);
     kakeya_status status = kakeya_session_truncate(session, n - dropped, error);
     if (status == KAKEYA_OK) status = session_generate(session, options, trace, &more, error);
-    add_stats(stats, &more);
+    harness_add_stats(stats, &more);
     return status;
 }
 

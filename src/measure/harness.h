@@ -61,6 +61,8 @@ kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prom
  * session's tokens begin with the prompt's. */
 kakeya_status harness_result(const kakeya_session *session, const harness_prompt *prompt, const kakeya_stats *stats,
                              eval_row *row, kakeya_error *error);
+/* Adds what one more part of an answer has taken. */
+void harness_add_stats(kakeya_stats *sum, const kakeya_stats *more);
 kakeya_mode harness_mode(const eval_arm *arm);
 /* In a replay: what the first token of the report's row that is another has for it here (replay_margin). */
 kakeya_status harness_margin(const eval_harness *harness, kakeya_session *session, const harness_prompt *prompt,

@@ -28,6 +28,7 @@ cJSON *eval_report_to_json(const eval_report *report) {
     json_add_reference(object, "options", report->options);
     cJSON_AddItemToObject(object, "summary", summary);
     cJSON_AddItemToObject(object, "rows", rows);
+    if (report->logits) json_add_reference(object, "logits", report->logits);
     for (size_t i = 0; i < report->rows.n; i++) {
         cJSON *row = eval_row_to_json(report->kind, &report->rows.row[i]);
         if (!row) {
@@ -122,6 +123,7 @@ void eval_report_close(eval_report *report) {
     cJSON_Delete(report->command);
     cJSON_Delete(report->environment);
     cJSON_Delete(report->options);
+    cJSON_Delete(report->logits);
     eval_rows_free(&report->rows);
     free(report);
 }

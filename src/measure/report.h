@@ -17,6 +17,7 @@ typedef struct eval_report {
     cJSON *environment; /* object, from environment_describe */
     cJSON *options;     /* object: every option of the evaluation, defaults included */
     eval_rows rows;
+    cJSON *logits; /* verify: what a comparison with logits from elsewhere has found; NULL: there was none */
     bool complete;
     double begun_at;     /* clock_seconds of eval_report_open */
     double saved_at;     /* of the last save */

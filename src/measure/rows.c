@@ -7,10 +7,11 @@
 #include <string.h>
 
 #include "measure/kv_codec.h"
+#include "measure/verify_comparison.h"
 
 static const char *const kind_names[EVAL_KIND_COUNT] = {
-    "kakeya.eval.niah",     "kakeya.eval.fidelity", "kakeya.eval.code",     "kakeya.eval.acceptance",
-    "kakeya.eval.lossless", "kakeya.eval.batch",    "kakeya.eval.kv-format"};
+    "kakeya.eval.niah",     "kakeya.eval.fidelity", "kakeya.eval.code",      "kakeya.eval.acceptance",
+    "kakeya.eval.lossless", "kakeya.eval.batch",    "kakeya.eval.kv-format", "kakeya.verify"};
 
 const char *eval_kind_name(eval_kind kind) { return kind_names[kind]; }
 
@@ -72,7 +73,7 @@ bool eval_arm_equal(const eval_arm *a, const eval_arm *b) {
            a->threads == b->threads && a->prompt_chunk == b->prompt_chunk && a->together == b->together &&
            fabs(a->temperature - b->temperature) < 1e-9 && a->scaled_embedding == b->scaled_embedding &&
            fabs(a->mix_alpha - b->mix_alpha) < 1e-9 && strcmp(a->kv_format, b->kv_format) == 0 &&
-           a->as_stored == b->as_stored;
+           a->as_stored == b->as_stored && strcmp(a->comparison, b->comparison) == 0;
 }
 
 void eval_arm_label(const eval_arm *arm, char *out, size_t bytes) {
@@ -81,6 +82,7 @@ void eval_arm_label(const eval_arm *arm, char *out, size_t bytes) {
         snprintf(out, bytes, "%s %s", arm->policy, arm->mode);
         return;
     }
+    if (arm->comparison[0]) fprintf(stream, "%s: ", arm->comparison);
     fprintf(stream, "%s %s", arm->policy, arm->mode);
     if (arm->kv_format[0]) fprintf(stream, " %s%s", arm->kv_format, arm->as_stored ? " as stored" : "");
     if (arm->draft_length) fprintf(stream, " L=%d", arm->draft_length);
@@ -193,7 +195,15 @@ static bool put_generation(eval_kind kind, const eval_row *row, cJSON *object) {
         put_text(object, "expected", row->expected);
         cJSON_AddBoolToObject(object, "correct", row->correct);
     }
-    if (kind == EVAL_LOSSLESS || kind == EVAL_BATCH) cJSON_AddStringToObject(object, "prompt_kind", row->prompt_kind);
+    if (kind == EVAL_LOSSLESS || kind == EVAL_BATCH || kind == EVAL_VERIFY)
+        cJSON_AddStringToObject(object, "prompt_kind", row->prompt_kind);
+    if (kind == EVAL_VERIFY) {
+        cJSON_AddStringToObject(object, "comparison", row->arm.comparison);
+        cJSON_AddStringToObject(object, "kv_format", row->arm.kv_format);
+        put_number(object, "together", row->arm.together);
+        put_number(object, "dropped_tokens", row->dropped_tokens);
+        put_log_probabilities(object, row);
+    }
     if (kind == EVAL_LOSSLESS) {
         cJSON_AddBoolToObject(object, "truncated", row->truncated);
         put_number(object, "dropped_tokens", row->dropped_tokens);
@@ -451,6 +461,23 @@ static void get_blocks(row_reader *reader, eval_row *row) {
     if (reader->status != KAKEYA_OK) error_prefix(reader->error, reader->status, "\"%s\"", name);
 }
 
+static void get_verified(row_reader *reader, eval_row *row) {
+    static const char *const formats[] = {"f32", "bf16", "q8", "q4"};
+    verify_comparison comparison = VERIFY_REFERENCE;
+    get_name(reader, "comparison", row->arm.comparison, sizeof row->arm.comparison);
+    if (reader->status == KAKEYA_OK && !verify_comparison_find(row->arm.comparison, &comparison))
+        reader->status = error_set(reader->error, KAKEYA_INVALID_ARGUMENT,
+                                   "\"comparison\" is \"%s\", which kakeya verify does not make", row->arm.comparison);
+    get_known(reader, "kv_format", formats, sizeof formats / sizeof *formats, row->arm.kv_format,
+              sizeof row->arm.kv_format);
+    row->arm.as_stored = true;
+    row->arm.together = get_int(reader, "together");
+    row->truncated = comparison == VERIFY_TRUNCATED;
+    row->dropped_tokens = get_int(reader, "dropped_tokens");
+    row->has_log_probabilities = true;
+    row->log_probability_hash = get_hash(reader, "log_probability_hash");
+}
+
 static void get_generation(eval_kind kind, row_reader *reader, eval_row *row) {
     row->arm.draft_length = get_int(reader, "draft_length");
     row->arm.prompt_chunk = get_int(reader, "prompt_chunk");
@@ -478,7 +505,7 @@ static void get_generation(eval_kind kind, row_reader *reader, eval_row *row) {
         row->expected = get_text(reader, "expected");
         row->correct = get_bool(reader, "correct");
     }
-    if (kind == EVAL_LOSSLESS || kind == EVAL_BATCH)
+    if (kind == EVAL_LOSSLESS || kind == EVAL_BATCH || kind == EVAL_VERIFY)
         get_name(reader, "prompt_kind", row->prompt_kind, sizeof row->prompt_kind);
     if (kind == EVAL_LOSSLESS) {
         row->truncated = get_bool(reader, "truncated");
@@ -492,6 +519,7 @@ static void get_generation(eval_kind kind, row_reader *reader, eval_row *row) {
         row->has_log_probabilities = !cJSON_IsNull(hash);
         if (row->has_log_probabilities) row->log_probability_hash = get_hash(reader, "log_probability_hash");
     }
+    if (kind == EVAL_VERIFY) get_verified(reader, row);
     const cJSON *mse = cJSON_GetObjectItemCaseSensitive(reader->object, "relative_mse");
     if (cJSON_GetObjectItemCaseSensitive(reader->object, "mix_alpha") || mse) {
         row->arm.mix_alpha = get_number(reader, "mix_alpha");

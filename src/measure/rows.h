@@ -20,6 +20,7 @@ typedef enum eval_kind {
     EVAL_LOSSLESS,
     EVAL_BATCH,
     EVAL_KV_FORMAT,
+    EVAL_VERIFY,
     EVAL_KIND_COUNT
 } eval_kind;
 
@@ -44,14 +45,16 @@ typedef struct eval_arm {
     double temperature;
     bool scaled_embedding; /* drafter block embeddings times sqrt(hidden) */
     double mix_alpha;      /* diagnostics only; negative: none */
-    char kv_format[16];    /* kv-format: what K/V of full-attention layers pass (kv_codec.h); otherwise "" */
-    bool as_stored;        /* kv-format: sessions keep K/V in it; else they keep float32 and nothing is stored */
+    char kv_format[16];    /* kv-format: what K/V of full-attention layers pass (kv_codec.h); verify: what sessions
+                              keep; otherwise "" */
+    bool as_stored;        /* sessions keep K/V in it; else (kv-format) they keep float32 and nothing is stored */
+    char comparison[16];   /* verify: how the stream was computed (verify_plan.h); otherwise "" */
 } eval_arm;
 
 /* A generated continuation (every kind but fidelity) or a scored sequence (fidelity). */
 typedef struct eval_row {
     char sample[96];      /* unique within the report; measured and warm-up samples never share one */
-    char prompt_kind[16]; /* lossless, batch: "needle", "code", "random"; otherwise "" */
+    char prompt_kind[16]; /* lossless, batch: "needle", "code", "random"; verify: "text", "random"; otherwise "" */
     eval_arm arm;
     bool warmup;
     int repetition;

@@ -379,10 +379,15 @@ static bool summarise_fidelity(cJSON *summary, const eval_rows *rows, double *sc
     return true;
 }
 
+static bool summarise_with_verdict(cJSON *summary, const eval_rows *rows, double *scratch) {
+    put_lossless(summary, rows);
+    return summarise_verify(summary, rows, scratch);
+}
+
 cJSON *eval_summary_derive(eval_kind kind, const eval_rows *rows) {
     static bool (*const summarise[EVAL_KIND_COUNT])(cJSON *, const eval_rows *, double *) = {
-        summarise_niah,     summarise_fidelity, summarise_code,     summarise_acceptance,
-        summarise_lossless, summarise_batch,    summarise_kv_format};
+        summarise_niah,     summarise_fidelity, summarise_code,      summarise_acceptance,
+        summarise_lossless, summarise_batch,    summarise_kv_format, summarise_with_verdict};
     cJSON *summary = cJSON_CreateObject();
     double *scratch = calloc(rows->n + 1, sizeof *scratch);
     if (summary && scratch) {

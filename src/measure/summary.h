@@ -10,6 +10,8 @@ cJSON *eval_summary_derive(eval_kind kind, const eval_rows *rows);
 
 /* The part of kv-format (summary_kv_format.c); scratch is not used. False when out of memory. */
 bool summarise_kv_format(cJSON *summary, const eval_rows *rows, double *scratch);
+/* The part of verify (summary_verify.c); scratch: [rows->n]. */
+bool summarise_verify(cJSON *summary, const eval_rows *rows, double *scratch);
 
 /* Compares token streams that must be equal: rows of the same sample under the same policy, temperature and
  * drafter-free settings, against the autoregressive row among them (the first row, where there is none). */
@@ -25,6 +27,11 @@ typedef struct eval_lossless {
     size_t position; /* index into token_ids; the shorter stream's length when it is a prefix of the other, or when the
                         log-probabilities alone differ */
 } eval_lossless;
+
+/* The row that row i must agree with: the first autoregressive one of its stream; NULL: there is none. */
+const eval_row *eval_lossless_reference(const eval_rows *rows, size_t i);
+/* Whether they agree, log-probabilities included where there are some. *position (may be NULL): as above. */
+bool eval_lossless_equal(const eval_row *reference, const eval_row *row, size_t *position);
 
 void eval_lossless_compare(const eval_rows *rows, eval_lossless *out);
 

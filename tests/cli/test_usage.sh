@@ -6,7 +6,7 @@ refuses "an unknown verb is named" "unknown verb 'walk'" walk
 refuses "an unknown global option is named" "unknown option '--walk'" --walk
 
 works "--help works" --help
-for verb in run serve top sessions tokenize score info explain convert bench eval gate train remote; do
+for verb in run serve top sessions tokenize score info explain convert bench eval verify gate train remote; do
     check "kakeya --help lists $verb" grep -q "^  $verb " "$WORK/out"
 done
 works "--version works" --version
@@ -36,6 +36,13 @@ for verb in sessions convert eval gate train remote; do
     check "$verb is in the manual page" grep -q "^\.SS $verb" docs/kakeya.1
     refuses "$verb without more is wrong usage" "kakeya $verb" $verb
 done
+
+works "verify --help works" verify --help
+check "verify --help shows usage" grep -q "^usage: kakeya verify" "$WORK/out"
+check "verify --help has an example" grep -q -A1 '^Example:' "$WORK/out"
+check "verify is in the manual page" grep -q "^\.SS verify" docs/kakeya.1
+refuses "verify: an unknown option is named" "unknown option '--frobnicate'" verify --frobnicate
+refuses "verify: it has policies of its own" "unknown option '--attention'" verify --attention native
 
 # Every option of every verb is in the manual page. Help texts name the verbs, and the verbs of verbs.
 listed() { sed -n -E 's/^  ([a-z][a-z-]+) .*/\1/p' "$WORK/out"; }

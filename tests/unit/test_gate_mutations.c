@@ -343,6 +343,7 @@ static bool row_may_differ(eval_kind kind, const char *key, const cJSON *before,
     if (strcmp(key, "token_ids") == 0)
         return cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(before, key)) ==
                cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(after, key));
+    if (strcmp(key, "log_probability_hash") == 0) return kind == EVAL_VERIFY;
     /* A diagnostic row counts for its own table only. */
     if (cJSON_GetObjectItemCaseSensitive(before, "mix_alpha")) return strcmp(key, "mix_alpha") != 0;
     if (strcmp(key, "verifier_forwards") == 0)
@@ -363,7 +364,7 @@ static bool option_may_differ(eval_kind kind, const char *key) {
         if (strcmp(key, sizes[i]) == 0) return true;
     if (strcmp(key, "seed") == 0) return kind != EVAL_NIAH && kind != EVAL_KV_FORMAT;
     return strcmp(key, "max_tokens") == 0 || strcmp(key, "prompt_tokens") == 0 || strcmp(key, "jsonl") == 0 ||
-           strcmp(key, "chat") == 0;
+           strcmp(key, "chat") == 0 || strcmp(key, "seconds") == 0;
 }
 
 static bool environment_may_differ(eval_kind kind, const char *key) {

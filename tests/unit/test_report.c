@@ -100,6 +100,13 @@ static eval_row full_row(eval_kind kind) {
         row.relative_mse[1] = 1.4;
     }
     if (kind == EVAL_LOSSLESS || kind == EVAL_BATCH) strcpy(row.prompt_kind, "random");
+    if (kind == EVAL_VERIFY) {
+        strcpy(row.prompt_kind, "text");
+        strcpy(row.arm.comparison, "saved");
+        strcpy(row.arm.kv_format, "q8");
+        row.arm.as_stored = row.has_log_probabilities = true;
+        row.log_probability_hash = UINT64_C(0xfedcba9876543210);
+    }
     if (kind == EVAL_BATCH) {
         row.arm.together = 5;
         row.forked = true;
