@@ -19,6 +19,7 @@ class Kakeya < Formula
   depends_on "protobuf-c"
   depends_on "xxhash"
   depends_on "yajl"
+  depends_on "zeromq"
 
   uses_from_macos "libedit"
   uses_from_macos "zlib"

@@ -34,11 +34,12 @@ need_build() {
     echo '#include <grpc/grpc.h>' | cc -E -x c - >/dev/null 2>&1 || missing="$missing libgrpc-dev"
     need_library libprotobuf-c libprotobuf-c-dev
     need_command protoc-c protobuf-c-compiler
+    need_library libzmq libzmq3-dev
 }
 
 # On a Mac nothing is installed: what is missing is named as Homebrew names it.
 if [ "$(uname -s)" = Darwin ] && [ "$task" = build ]; then
-    for formula in cmake ninja pkgconf cjson yajl hwloc xxhash libevent openssl@3 grpc protobuf-c; do
+    for formula in cmake ninja pkgconf cjson yajl hwloc xxhash libevent openssl@3 grpc protobuf-c zeromq; do
         brew list --formula "$formula" >/dev/null 2>&1 || missing="$missing $formula"
     done
     [ -z "$missing" ] || { echo "kakeya needs more before it can be built: brew install$missing" >&2 && exit 1; }

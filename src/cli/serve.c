@@ -33,6 +33,7 @@ typedef struct serve_options {
     int session_ttl;
     float drain, ping, save, max_wait, keep_alive, request_timeout, idle_unload, wake_wait;
     const char *session_directory, *spill_directory;
+    const char *kv_events, *kv_events_topic, *kv_events_replay;
     size_t cache_ram, cache_disk, max_bodies;
     int reuse;         /* index of reuse_names */
     int metrics_names; /* index of metrics_choices */
@@ -124,6 +125,9 @@ static void fill(serve_options *o, const kakeya_engine_options *engine, serve_se
         .log_prompts = o->log_prompts,
         .session_directory = o->session_directory,
         .spill_directory = o->spill_directory,
+        .kv_events = o->kv_events,
+        .kv_events_topic = o->kv_events_topic ? o->kv_events_topic : "",
+        .kv_events_replay = o->kv_events_replay,
         .cache_disk_bytes = o->cache_disk,
         .save_seconds = (double)o->save,
         .cache_ram_bytes = o->cache_ram,
@@ -147,6 +151,20 @@ static void *second_signal(void *user) {
     _exit(INTERRUPTED_TWICE);
 }
 
+/* What is not asked for is null, K/V events are then not named. */
+static void say_addresses(const server_context *running) {
+    const char *grpc = serve_grpc(running), *quote = grpc ? "\"" : "";
+    const char *events = serve_kv_events(running), *replay = serve_kv_events_replay(running);
+    char line[1200];
+    size_t room = sizeof line;
+    int n = snprintf(line, room, "{\"http\": \"%s\", \"grpc\": %s%s%s", serve_url(running), quote, grpc ? grpc : "null",
+                     quote);
+    if (events) n += snprintf(line + n, room - (size_t)n, ", \"kv_events\": \"%s\"", events);
+    if (replay) n += snprintf(line + n, room - (size_t)n, ", \"kv_events_replay\": \"%s\"", replay);
+    n += snprintf(line + n, room - (size_t)n, "}\n");
+    terminal_write(line, (size_t)n);
+}
+
 static int serve(const serve_settings *settings) {
     terminal_survive_lost_bytes(&bytes_lost); /* answers end with 500, and the model is loaded again */
     static sigset_t wanted;                   /* a thread that nobody waits for looks at it */
@@ -159,11 +177,7 @@ static int serve(const serve_settings *settings) {
     kakeya_error error = {0};
     server_context *running = NULL;
     if (serve_start(settings, &running, &error) != KAKEYA_OK) return cli_fail(command.name, &error);
-    const char *grpc = serve_grpc(running), *quote = grpc ? "\"" : "";
-    char line[512];
-    int bytes = snprintf(line, sizeof line, "{\"http\": \"%s\", \"grpc\": %s%s%s}\n", serve_url(running), quote,
-                         grpc ? grpc : "null", quote);
-    terminal_write(line, (size_t)bytes);
+    say_addresses(running);
     int number;
     while ((number = serve_wait(running, &wanted, &error)) == SIGHUP) {
         kakeya_error why = {0};
@@ -264,6 +278,13 @@ int cli_serve(int argc, char **argv) {
         CLI_OPTION(.name = "exact-replay", .argument = "on|off", .kind = CLI_CHOICE, .target = &o.exact_replay,
                    .choices = switch_names,
                    .help = "off: answers that come back are rendered anew, not as the tokens they were (on)"),
+        CLI_OPTION(.name = "kv-events", .argument = "ADDRESS", .kind = CLI_TEXT, .target = &o.kv_events,
+                   .help = "publish K/V events for routers, as vLLM does, at this address of ZeroMQ:\n"
+                           "tcp://127.0.0.1:5557, tcp://*:5557; they hold the tokens of prompts"),
+        CLI_OPTION(.name = "kv-events-topic", .argument = "TOPIC", .kind = CLI_TEXT, .target = &o.kv_events_topic,
+                   .help = "their first frame ('')"),
+        CLI_OPTION(.name = "kv-events-replay", .argument = "ADDRESS", .kind = CLI_TEXT, .target = &o.kv_events_replay,
+                   .help = "send the last 10,000 again to whoever asks at this address from which number on"),
         CLI_OPTION(.name = "drain", .argument = "SECONDS", .kind = CLI_FLOAT, .target = &o.drain, .min = 0, .max = 3600,
                    .help = "that running answers get after SIGTERM (30)"),
         CLI_OPTION(.name = "save-seconds", .argument = "SECONDS", .kind = CLI_FLOAT, .target = &o.save, .min = 0,
@@ -296,6 +317,8 @@ int cli_serve(int argc, char **argv) {
     int operand, status;
     if (!cli_parse(&command, own, shared, argc, argv, &operand, &status)) return status;
     if (operand < argc) return cli_usage_error(&command, "unexpected operand '%s'", argv[operand]);
+    if (!o.kv_events && (o.kv_events_topic || o.kv_events_replay))
+        return cli_usage_error(&command, "--kv-events-topic and --kv-events-replay need --kv-events");
     if (!o.tls_certificate != !o.tls_key) return cli_usage_error(&command, "--tls-cert and --tls-key need each other");
     kakeya_error error = {0};
     kakeya_engine_options engine;

@@ -20,6 +20,7 @@ typedef struct answer_options {
     size_t n_messages;   /* the first so many */
     char *begun;         /* what the answer goes on with; malloc'ed, owned by the answer. NULL: nothing */
     bool fresh;          /* reuse nothing that was computed before */
+    const char *salt;    /* reuse only what was computed for the same one; NULL: none */
     double least_cached; /* share of the prompt, 0 to 1: where less is found, nothing is computed ("cache_threshold") */
     size_t choices;      /* 1..ANSWER_MAX_CHOICES */
     kakeya_sampling sampling;

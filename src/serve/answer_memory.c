@@ -57,7 +57,7 @@ static bool give_ended(answer *a) {
         answer_choice *c = &a->choices[i];
         if (!c->session || is_live(c) || c->end == CHOICE_FAILED) continue;
         choice_finish(c);
-        store_give(a->server->store, choice_set_session(c, NULL), a->options.n_ids);
+        store_give(a->server->store, a->options.salt, choice_set_session(c, NULL), a->options.n_ids);
         given = true;
     }
     return given;
@@ -115,7 +115,7 @@ static kakeya_status take_up_some(answer *a, kakeya_error *why) {
         kakeya_session *empty;
         kakeya_status status = KAKEYA_OK;
         if (!c->session) {
-            status = store_take(a->server->store, o->ids, o->n_ids, false, &empty, NULL, why);
+            status = store_take(a->server->store, o->salt, o->ids, o->n_ids, false, &empty, NULL, why);
             if (status == KAKEYA_OK) (void)choice_set_session(c, empty);
         }
         any |= status == KAKEYA_OK;

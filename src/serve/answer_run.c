@@ -124,7 +124,7 @@ static void wait_for_all(answer *a) {
         a->copy = NULL;
         if (copy) {
             pthread_mutex_unlock(&a->lock);
-            (a->files ? store_keep_in_file : store_keep)(a->server->store, copy, STORE_PROMPT_END);
+            (a->files ? store_keep_in_file : store_keep)(a->server->store, a->options.salt, copy, STORE_PROMPT_END);
             pthread_mutex_lock(&a->lock);
         } else if (a->unfinished) {
             pthread_cond_wait(&a->changed, &a->lock);
@@ -208,7 +208,7 @@ static bool take_session(answer *a) {
     const answer_options *o = &a->options;
     kakeya_session *session = NULL;
     a->begun_prompt = clock_seconds();
-    kakeya_status status = store_take(a->server->store, o->ids, o->n_ids, !o->fresh, &session, &hit, &why);
+    kakeya_status status = store_take(a->server->store, o->salt, o->ids, o->n_ids, !o->fresh, &session, &hit, &why);
     if (status == KAKEYA_OK)
         (void)choice_set_session(&a->choices[0], session);
     else if (status != KAKEYA_OUT_OF_MEMORY || !answer_memory_find(a, &why))
@@ -236,7 +236,7 @@ static bool wants_file(answer *a) {
     if (o->max_tokens != 1 || o->n_ids < 2) return false;
     bool stable = o->n_stable < o->n_ids && o->n_stable + MOST_CUT >= o->n_ids;
     size_t end = stable ? o->n_stable : o->n_ids - 1;
-    if (!store_wants_file(a->server->store, o->ids, end)) return false;
+    if (!store_wants_file(a->server->store, o->salt, o->ids, end)) return false;
     a->copy_at = end;
     return true;
 }
@@ -250,13 +250,13 @@ static bool compute_checkpoints(answer *a) {
     size_t known = a->usage.cached_tokens, end = o->n_stable < o->n_ids ? o->n_stable : 0;
     if (end < known + CHECKPOINT_LEAST_ADDED) end = 0;
     a->files = wants_file(a);
-    if (!a->files && end && store_wants(a->server->store, o->ids, end, STORE_PROMPT_END)) a->copy_at = end;
+    if (!a->files && end && store_wants(a->server->store, o->salt, o->ids, end, STORE_PROMPT_END)) a->copy_at = end;
     checkpoint points[ANSWER_MAX_CHECKPOINTS];
     size_t n = answer_checkpoints(kakeya_engine_tokenizer(a->server->engine), o->ids, o->n_ids, end, known, points);
     for (size_t i = 0; i < n; i++) {
-        if (!store_wants(a->server->store, o->ids, points[i].position, points[i].reason)) continue;
+        if (!store_wants(a->server->store, o->salt, o->ids, points[i].position, points[i].reason)) continue;
         if (!compute_prompt(a, &a->choices[0], points[i].position)) return false;
-        store_checkpoint(a->server->store, a->choices[0].session, points[i].reason);
+        store_checkpoint(a->server->store, o->salt, a->choices[0].session, points[i].reason);
     }
     return true;
 }
@@ -395,7 +395,7 @@ static void give_back(answer *a) {
         if (a->error.status >= 500 || n == 0 || kakeya_session_is_parked(session)) {
             kakeya_session_close(session); /* whatever is wrong may be wrong with it */
         } else {
-            store_give(a->server->store, session, n < a->options.n_ids ? n : a->options.n_ids);
+            store_give(a->server->store, a->options.salt, session, n < a->options.n_ids ? n : a->options.n_ids);
         }
     }
 }
@@ -641,7 +641,8 @@ static answer *begin(call *c, answer_options *options, const answer_sink *sink, 
     *place = GATE_CANCELLED;
     if (!answer_has_room(a->server, &a->options, &a->error)) return a;
     if (a->options.least_cached > 0) { /* told at once, also where there is no place */
-        size_t cached = a->options.fresh ? 0 : store_look(a->server->store, a->options.ids, a->options.n_ids);
+        size_t cached =
+            a->options.fresh ? 0 : store_look(a->server->store, a->options.salt, a->options.ids, a->options.n_ids);
         if (is_below(a, cached)) {
             decline(a, cached);
             return a;

@@ -14,6 +14,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/platform.h"
+#include "serve/kv_events.h"
 #include "serve/rpc.h"
 #include "serve/seal_file.h"
 
@@ -123,12 +124,14 @@ static kakeya_status prepare(server_context *s, kakeya_error *error) {
                                  .disk_bytes = settings->cache_disk_bytes,
                                  .directory = settings->session_directory,
                                  .reuse_any = settings->reuse_any,
+                                 .blocks = kv_events_blocks(s->kv_events),
                                  .session_ttl = settings->session_ttl,
                                  .max_named = MAX_NAMED_SESSIONS,
                                  .notes = s->turns ? notes : NULL,
                                  .take_notes = s->turns ? take_notes : NULL,
                                  .notes_user = s,
                                  .log = log_line};
+    kv_blocks_clear(store.blocks, false); /* whoever knows this address from an earlier server forgets that */
     if (status == KAKEYA_OK) status = store_open(s->engine, &settings->session, &store, &s->store, error);
     if (status == KAKEYA_OK) store_read_notes(s->store);
     return status;

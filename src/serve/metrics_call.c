@@ -6,6 +6,7 @@
 
 #include "base/platform.h"
 #include "serve/answer.h"
+#include "serve/kv_events.h"
 #include "serve/life.h"
 #include "serve/routes.h"
 
@@ -197,6 +198,24 @@ static void write_summary(metrics_page *p, const char *name, const char *help, u
     metrics_sample(p, "_count", "", (double)count);
 }
 
+static void write_kv_events(const server_context *s, metrics_page *p) {
+    kv_events_counts c;
+    if (!s->kv_events) return;
+    kv_events_count(s->kv_events, &c);
+    metrics_family(p, "kv_events_total", NULL, "counter", "K/V events that were published.");
+    labelled(p, "type", "stored", (double)c.blocks.events[KV_BLOCKS_STORED]);
+    labelled(p, "type", "removed", (double)c.blocks.events[KV_BLOCKS_REMOVED]);
+    labelled(p, "type", "cleared", (double)c.blocks.events[KV_BLOCKS_CLEARED]);
+    metrics_one(p, "kv_events_bytes_total", NULL, "counter", "Bytes of these.", (double)c.bytes);
+    metrics_one(p, "kv_events_replayed_total", NULL, "counter", "Events that were sent again.", (double)c.replayed);
+    metrics_one(p, "kv_events_seconds_total", NULL, "counter", "Time that finding and publishing events took.",
+                c.blocks.seconds);
+    metrics_family(p, "kv_event_blocks", NULL, "gauge", "Blocks of 16 tokens that are published now.");
+    labelled(p, "medium", "gpu", (double)c.blocks.blocks[KV_MEDIUM_GPU]);
+    labelled(p, "medium", "cpu", (double)c.blocks.blocks[KV_MEDIUM_CPU]);
+    labelled(p, "medium", "disk", (double)c.blocks.blocks[KV_MEDIUM_DISK]);
+}
+
 static void write_store(server_context *s, metrics_page *p) {
     store_counts c;
     store_counts_get(s->store, &c);
@@ -287,6 +306,7 @@ void metrics_call(call *c) {
     if (atomic_load(&s->loaded)) {
         write_kv(s, &page);
         write_store(s, &page);
+        write_kv_events(s, &page);
     }
     write_process(s, &page);
     text_buffer out = {0};

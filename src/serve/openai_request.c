@@ -118,6 +118,12 @@ static uint64_t random_seed(void) {
     return seed;
 }
 
+static const char *read_salt(fields *f) {
+    const char *salt = fields_string(f, "cache_salt", NULL);
+    if (salt && !*salt) fields_wrong_value(f, "cache_salt", fields_get(f, "cache_salt"), "a string that is not empty");
+    return salt;
+}
+
 void openai_read_sampling(call *c, fields *f, answer_options *out) {
     const kakeya_sampling *defaults = &c->server->sampling;
     kakeya_sampling *s = &out->sampling;
@@ -143,6 +149,7 @@ void openai_read_sampling(call *c, fields *f, answer_options *out) {
     out->token_ids = fields_bool(f, "return_token_ids", false);
     out->fresh = !fields_bool(f, "cache_prompt", true);
     out->least_cached = fields_number(f, "cache_hit_threshold", 0, 1, 0);
+    out->salt = read_salt(f);
 }
 
 int openai_read_max_tokens(fields *f, const char *const *names, int64_t least, int fallback) {

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/platform.h"
 #include "serve/answer.h"
+#include "serve/kv_events.h"
 #include "serve/life.h"
 #include "serve/routes.h"
 #include "serve/rpc.h"
@@ -102,6 +103,9 @@ kakeya_status serve_start(const serve_settings *settings, server_context **out, 
     if (status == KAKEYA_OK) status = workers_open(running + SPARE_WORKERS, waiting, &s->workers, error);
     if (status == KAKEYA_OK) status = open_http(s, error);
     if (status == KAKEYA_OK) status = rpc_open(s, error);
+    if (status == KAKEYA_OK && settings->kv_events) /* while the model is loaded, subscribers find the address */
+        status = kv_events_open(settings->kv_events, settings->kv_events_topic, settings->kv_events_replay,
+                                &s->kv_events, error);
     if (status == KAKEYA_OK) status = life_begin(s->life, error);
     if (status != KAKEYA_OK) {
         serve_stop(s);
@@ -114,6 +118,12 @@ kakeya_status serve_start(const serve_settings *settings, server_context **out, 
 const char *serve_url(const server_context *s) { return http_url(s->http); }
 
 const char *serve_grpc(const server_context *s) { return rpc_address(s); }
+
+const char *serve_kv_events(const server_context *s) { return s->kv_events ? kv_events_address(s->kv_events) : NULL; }
+
+const char *serve_kv_events_replay(const server_context *s) {
+    return s->kv_events ? kv_events_replay_address(s->kv_events) : NULL;
+}
 
 int serve_wait(server_context *s, const sigset_t *wanted, kakeya_error *error) {
     for (;;) {
@@ -146,7 +156,9 @@ void serve_stop(server_context *s) {
     workers_close(s->workers);
     http_close(s->http);
     life_close(s->life);
+    kv_blocks_clear(kv_events_blocks(s->kv_events), true);
     store_close(s->store, s->settings->save_seconds);
+    kv_events_close(s->kv_events);
     turn_memory_close(s->turns);
     free(s->model.chat_template);
     grammar_cache_close(s->grammars);

@@ -13,6 +13,9 @@ kakeya_status serve_start(const serve_settings *settings, server_context **out, 
 const char *serve_url(const server_context *server);
 /* HOST:PORT of the gRPC service; NULL: there is none. */
 const char *serve_grpc(const server_context *server);
+/* "tcp://127.0.0.1:5557", where K/V events are published and where they can be asked for again; NULL: nowhere. */
+const char *serve_kv_events(const server_context *server);
+const char *serve_kv_events_replay(const server_context *server);
 /* Waits for one of the signals of `wanted`, which all threads block, or for a model that cannot be loaded: then 0 comes
  * back, and *error says why. */
 int serve_wait(server_context *server, const sigset_t *wanted, kakeya_error *error);

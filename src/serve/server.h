@@ -40,6 +40,7 @@ typedef struct server_model_facts {
 
 struct route;
 struct life;
+struct kv_events;
 
 typedef struct server_context {
     const struct route *routes; /* n_routes of them */
@@ -65,7 +66,8 @@ typedef struct server_context {
     /* Set before `loaded` becomes true, constant from then on. */
     _Atomic bool loaded;
     server_model_facts model;
-    bool no_core_to_spare; /* the threads that compute take all processors */
+    bool no_core_to_spare;       /* the threads that compute take all processors */
+    struct kv_events *kv_events; /* NULL: none are published */
     prefix_store *store;
     turn_memory *turns;      /* NULL: answers are rendered as the format writes them */
     int context;             /* tokens of a session */

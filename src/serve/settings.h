@@ -40,6 +40,9 @@ typedef struct serve_settings {
     const char *spill_directory;   /* for sessions that wait for memory; NULL: that of sessions, if it can be used */
     size_t cache_disk_bytes;       /* of all its files; 0: no limit */
     double save_seconds;           /* for saving at the end */
+    const char *kv_events;         /* ZeroMQ's address for K/V events (kv_events.h); NULL: none are published */
+    const char *kv_events_topic;   /* "" where nothing else is said */
+    const char *kv_events_replay;  /* where they are asked for again; NULL: nowhere */
     size_t cache_ram_bytes;        /* of the prefix store; SIZE_MAX: the default */
     bool reuse_any;
     bool exact_replay;      /* answers that come back become the tokens that were sampled */

@@ -82,6 +82,7 @@ static kakeya_status open_disk(prefix_store *store, uint64_t fingerprint, uint64
         .fingerprint = fingerprint,
         .policy = policy,
         .prompt_rows_only = store->entries.prompt_rows_only,
+        .blocks = o->blocks,
         .pause_seconds = o->pause_seconds,
         .chunk_bytes = o->chunk_bytes,
         .step = o->step,
@@ -137,8 +138,9 @@ kakeya_status store_open(kakeya_engine *engine, const kakeya_session_options *se
     store->entries.ram_bytes = options->ram_bytes;
     store->entries.max_live = options->max_live > 0 ? (size_t)options->max_live : DEFAULT_MAX_LIVE;
     store->entries.prompt_rows_only = session->attention != KAKEYA_ATTENTION_NATIVE && !options->reuse_any;
+    store->entries.blocks = options->blocks;
     kakeya_status status = identify(store, &fingerprint, &policy, error);
-    if (!store_entries_open(&store->entries, store_file_seed(fingerprint, policy)) && status == KAKEYA_OK)
+    if (!store_entries_open(&store->entries, store_file_seed(fingerprint, policy, 0)) && status == KAKEYA_OK)
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "prefix store: out of memory");
     if (status == KAKEYA_OK) status = measure_page(store, error);
     if (status == KAKEYA_OK) status = open_disk(store, fingerprint, policy, error);
@@ -291,14 +293,15 @@ static size_t keep_common(kakeya_session *session, const int32_t *ids, size_t n)
 }
 
 /* The session of the entry that offers most, or a fork of it; NULL where there is none. */
-static kakeya_session *take_from_memory(prefix_store *store, const int32_t *ids, size_t n, store_hit *hit) {
+static kakeya_session *take_from_memory(prefix_store *store, const char *salt, const int32_t *ids, size_t n,
+                                        store_hit *hit) {
     kakeya_session *session = NULL;
     size_t tokens = 0;
     pthread_mutex_lock(&store->entries.lock);
-    store_entry *entry = store_entries_find(&store->entries, ids, n - 1, &tokens);
+    store_entry *entry = store_entries_find(&store->entries, salt, ids, n - 1, &tokens);
     while (entry && entry->busy) {
         pthread_cond_wait(&store->entries.ready, &store->entries.lock);
-        entry = store_entries_find(&store->entries, ids, n - 1, &tokens);
+        entry = store_entries_find(&store->entries, salt, ids, n - 1, &tokens);
     }
     if (!entry) {
         pthread_mutex_unlock(&store->entries.lock);
@@ -346,30 +349,32 @@ static bool worth_loading(prefix_store *store, const store_disk_found *found, si
     return (double)found->bytes / rate < (double)(found->tokens - in_memory) / speed;
 }
 
-static size_t tokens_in_memory(prefix_store *store, const int32_t *ids, size_t n, double *speed) {
+static size_t tokens_in_memory(prefix_store *store, const char *salt, const int32_t *ids, size_t n, double *speed) {
     size_t tokens = 0;
     pthread_mutex_lock(&store->entries.lock);
-    (void)store_entries_find(&store->entries, ids, n, &tokens);
+    (void)store_entries_find(&store->entries, salt, ids, n, &tokens);
     *speed = store->prompt_speed;
     pthread_mutex_unlock(&store->entries.lock);
     return tokens;
 }
 
 /* The longest file that is worth it; NULL where there is none, or none that can be used. */
-static kakeya_session *take_from_disk(prefix_store *store, const int32_t *ids, size_t n, store_hit *hit) {
+static kakeya_session *take_from_disk(prefix_store *store, const char *salt, const int32_t *ids, size_t n,
+                                      store_hit *hit) {
     kakeya_session *session = NULL;
     store_disk_found found;
     double speed;
     for (int tries = 0; store->disk && tries < LOAD_TRIES; tries++) {
-        size_t in_memory = tokens_in_memory(store, ids, n - 1, &speed);
-        if (!store_disk_find(store->disk, ids, n - 1, &found) || !worth_loading(store, &found, in_memory, speed)) break;
+        size_t in_memory = tokens_in_memory(store, salt, ids, n - 1, &speed);
+        if (!store_disk_find(store->disk, salt, ids, n - 1, &found) || !worth_loading(store, &found, in_memory, speed))
+            break;
         if (!session && open_empty(store, &session, NULL) != KAKEYA_OK) return NULL;
-        kakeya_status status = store_disk_load(store->disk, found.name, ids, n - 1, session, NULL, NULL, NULL);
+        kakeya_status status = store_disk_load(store->disk, found.name, ids, found.tokens, session, NULL, NULL, NULL);
         if (status == KAKEYA_OK) {
             size_t tokens = keep_common(session, ids, n);
             if (tokens == 0) break;
-            if (found.reason == STORE_SYSTEM_TURN && tokens == found.tokens)
-                store_checkpoint(store, session, found.reason); /* others will want it too */
+            if (found.reason == STORE_SYSTEM_TURN && found.whole && tokens == found.tokens)
+                store_checkpoint(store, salt, session, found.reason); /* others will want it too */
             *hit = (store_hit){.tokens = tokens, .source = STORE_HIT_DISK};
             return session;
         }
@@ -379,13 +384,13 @@ static kakeya_session *take_from_disk(prefix_store *store, const int32_t *ids, s
     return NULL;
 }
 
-size_t store_look(prefix_store *store, const int32_t *ids, size_t n) {
+size_t store_look(prefix_store *store, const char *salt, const int32_t *ids, size_t n) {
     double speed;
     store_disk_found found;
     if (n < 2) return 0;
-    size_t tokens = tokens_in_memory(store, ids, n - 1, &speed);
-    bool file =
-        store->disk && store_disk_find(store->disk, ids, n - 1, &found) && worth_loading(store, &found, tokens, speed);
+    size_t tokens = tokens_in_memory(store, salt, ids, n - 1, &speed);
+    bool file = store->disk && store_disk_find(store->disk, salt, ids, n - 1, &found) &&
+                worth_loading(store, &found, tokens, speed);
     return file ? found.tokens : tokens;
 }
 
@@ -394,13 +399,13 @@ void store_read_notes(prefix_store *store) {
     if (store->disk && o->take_notes) store_disk_read_notes(store->disk, o->take_notes, o->notes_user);
 }
 
-kakeya_status store_take(prefix_store *store, const int32_t *ids, size_t n, bool reuse, kakeya_session **out,
-                         store_hit *hit, kakeya_error *error) {
+kakeya_status store_take(prefix_store *store, const char *salt, const int32_t *ids, size_t n, bool reuse,
+                         kakeya_session **out, store_hit *hit, kakeya_error *error) {
     store_hit found = {0};
     *out = NULL;
     if (reuse && n > 1) {
-        *out = take_from_disk(store, ids, n, &found);
-        if (!*out) *out = take_from_memory(store, ids, n, &found);
+        *out = take_from_disk(store, salt, ids, n, &found);
+        if (!*out) *out = take_from_memory(store, salt, ids, n, &found);
     }
     if (!*out) found = (store_hit){0};
     if (hit) *hit = found;
@@ -414,7 +419,7 @@ kakeya_status store_take(prefix_store *store, const int32_t *ids, size_t n, bool
  */
 static bool put(prefix_store *store, store_entry *entry) {
     pthread_mutex_lock(&store->entries.lock);
-    store_entry *same = store_entries_find_same(&store->entries, entry->ids, entry->n, entry->live);
+    store_entry *same = store_entries_find_same(&store->entries, entry->salt, entry->ids, entry->n, entry->live);
     if (same && same->busy) same = NULL;
     if (same && same->prompt_tokens > entry->prompt_tokens) { /* it serves more prompts */
         same->used = entry->used;
@@ -450,12 +455,12 @@ static bool can_serve(const prefix_store *store, const kakeya_session *session, 
     return kakeya_session_reachable(session, ids, prompt_tokens < n ? prompt_tokens : n) > 0;
 }
 
-void store_give(prefix_store *store, kakeya_session *session, size_t prompt_tokens) {
+void store_give(prefix_store *store, const char *salt, kakeya_session *session, size_t prompt_tokens) {
     if (!session) return;
     kakeya_session_clear_cancel(session);
     store_entry *entry = NULL;
     if (can_serve(store, session, prompt_tokens))
-        entry = store_entry_open(session, known_prompt_rows(store, prompt_tokens), STORE_TURN_END, true);
+        entry = store_entry_open(session, salt, known_prompt_rows(store, prompt_tokens), STORE_TURN_END, true);
     if (entry && prompt_tokens < entry->n) entry->prompt_end = prompt_tokens;
     if (!entry) {
         kakeya_session_close(session);
@@ -468,10 +473,10 @@ void store_give(prefix_store *store, kakeya_session *session, size_t prompt_toke
 }
 
 /* Not a copy that would only repeat what is there. */
-bool store_wants(prefix_store *store, const int32_t *ids, size_t n, store_reason reason) {
+bool store_wants(prefix_store *store, const char *salt, const int32_t *ids, size_t n, store_reason reason) {
     if (store->entries.ram_bytes == 0 || n == 0) return false;
     pthread_mutex_lock(&store->entries.lock);
-    store_entry *same = store_entries_find_same(&store->entries, ids, n, false);
+    store_entry *same = store_entries_find_same(&store->entries, salt, ids, n, false);
     bool there = same && (reason == STORE_TURN_END || same->prompt_tokens >= known_prompt_rows(store, n));
     if (there) {
         same->used = clock_seconds();
@@ -481,11 +486,11 @@ bool store_wants(prefix_store *store, const int32_t *ids, size_t n, store_reason
     return !there;
 }
 
-void store_keep(prefix_store *store, kakeya_session *copy, store_reason reason) {
+void store_keep(prefix_store *store, const char *salt, kakeya_session *copy, store_reason reason) {
     size_t n;
     (void)kakeya_session_tokens(copy, &n);
     store_entry *entry =
-        store_entry_open(copy, reason == STORE_TURN_END ? 0 : known_prompt_rows(store, n), reason, false);
+        store_entry_open(copy, salt, reason == STORE_TURN_END ? 0 : known_prompt_rows(store, n), reason, false);
     if (!entry)
         kakeya_session_close(copy);
     else if (put(store, entry))
@@ -494,23 +499,23 @@ void store_keep(prefix_store *store, kakeya_session *copy, store_reason reason) 
         store_entry_close(entry);
 }
 
-bool store_wants_file(prefix_store *store, const int32_t *ids, size_t n) {
-    return store->disk && n >= store_saver_least_tokens(store->saver) && !store_disk_has(store->disk, ids, n);
+bool store_wants_file(prefix_store *store, const char *salt, const int32_t *ids, size_t n) {
+    return store->disk && n >= store_saver_least_tokens(store->saver) && !store_disk_has(store->disk, salt, ids, n);
 }
 
-void store_keep_in_file(prefix_store *store, kakeya_session *copy, store_reason reason) {
+void store_keep_in_file(prefix_store *store, const char *salt, kakeya_session *copy, store_reason reason) {
     size_t n;
     (void)kakeya_session_tokens(copy, &n);
-    if (store->disk) store_saver_write(store->saver, copy, known_prompt_rows(store, n), reason);
-    store_keep(store, copy, reason);
+    if (store->disk) store_saver_write(store->saver, salt, copy, known_prompt_rows(store, n), reason);
+    store_keep(store, salt, copy, reason);
 }
 
-void store_checkpoint(prefix_store *store, const kakeya_session *session, store_reason reason) {
+void store_checkpoint(prefix_store *store, const char *salt, const kakeya_session *session, store_reason reason) {
     size_t n;
     const int32_t *ids = kakeya_session_tokens(session, &n);
     kakeya_session *copy = NULL;
-    if (store_wants(store, ids, n, reason) && kakeya_session_fork(session, &copy, NULL) == KAKEYA_OK)
-        store_keep(store, copy, reason);
+    if (store_wants(store, salt, ids, n, reason) && kakeya_session_fork(session, &copy, NULL) == KAKEYA_OK)
+        store_keep(store, salt, copy, reason);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- counts */

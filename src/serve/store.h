@@ -11,6 +11,7 @@
 #define KAKEYA_SERVE_STORE_H
 
 #include "kakeya.h"
+#include "serve/kv_blocks.h"
 #include "serve/store_named.h"
 
 typedef struct prefix_store prefix_store;
@@ -30,6 +31,7 @@ typedef struct store_options {
     double session_ttl;    /* seconds until an idle session with a name is dropped; 0: never */
     size_t max_named;      /* sessions with names in memory: 64 */
     bool reuse_any;        /* bounded policies: timelines go on as they are */
+    kv_blocks *blocks;     /* is told what could be continued (kv_blocks.h); NULL: nobody wants to know */
     store_log_fn log;      /* may be NULL */
     void *log_user;
     /* What else is known of ids that are saved (JSON text, malloc'ed, or NULL), and what files say of it, whole as
@@ -86,26 +88,27 @@ size_t store_give_up(prefix_store *store);
 void store_resume(prefix_store *store, kakeya_engine *engine);
 
 /* A session that the caller owns from now on. Its timeline is the longest stored prefix of ids[0..n), of n - 1 tokens
- * at most, or empty; without reuse it is empty. hit may be NULL. */
-kakeya_status store_take(prefix_store *store, const int32_t *ids, size_t n, bool reuse, kakeya_session **out,
-                         store_hit *hit, kakeya_error *error);
+ * at most, or empty; without reuse it is empty. hit may be NULL. salt, here and below: the request's
+ * (store_rules.h), or NULL; only what was given with the same one is found. */
+kakeya_status store_take(prefix_store *store, const char *salt, const int32_t *ids, size_t n, bool reuse,
+                         kakeya_session **out, store_hit *hit, kakeya_error *error);
 /* How many tokens store_take would find as things are, without reading a file. */
-size_t store_look(prefix_store *store, const int32_t *ids, size_t n);
+size_t store_look(prefix_store *store, const char *salt, const int32_t *ids, size_t n);
 /* The session as it stands becomes a live entry; the store owns it. Never fails: what cannot be kept is closed. No
  * request may be under way. prompt_tokens: the rows of the first so many tokens are prompt rows, all others may be
  * decode rows. */
-void store_give(prefix_store *store, kakeya_session *session, size_t prompt_tokens);
+void store_give(prefix_store *store, const char *salt, kakeya_session *session, size_t prompt_tokens);
 /* Keeps a copy of the session as it stands, whose rows are prompt rows unless the reason is STORE_TURN_END. Best
  * effort: where there is no room, or the same tokens are there already, nothing is copied. */
-void store_checkpoint(prefix_store *store, const kakeya_session *session, store_reason reason);
+void store_checkpoint(prefix_store *store, const char *salt, const kakeya_session *session, store_reason reason);
 /* The same in two steps, for who makes the copy: whether one of ids[0..n) would be kept, and the copy, which the store
  * owns from now on. */
-bool store_wants(prefix_store *store, const int32_t *ids, size_t n, store_reason reason);
-void store_keep(prefix_store *store, kakeya_session *copy, store_reason reason);
+bool store_wants(prefix_store *store, const char *salt, const int32_t *ids, size_t n, store_reason reason);
+void store_keep(prefix_store *store, const char *salt, kakeya_session *copy, store_reason reason);
 /* Whether a file of ids[0..n) would serve others and is not there yet, and store_keep with a file that is in its place
  * when this returns, on the disk. Best effort too. */
-bool store_wants_file(prefix_store *store, const int32_t *ids, size_t n);
-void store_keep_in_file(prefix_store *store, kakeya_session *copy, store_reason reason);
+bool store_wants_file(prefix_store *store, const char *salt, const int32_t *ids, size_t n);
+void store_keep_in_file(prefix_store *store, const char *salt, kakeya_session *copy, store_reason reason);
 
 /* Gives what the files know that have come since the last call to take_notes, those last that were used last. Files
  * that this store has saved are not read. May read files: not for a network thread. */

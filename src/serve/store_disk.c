@@ -18,6 +18,8 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/platform.h"
+#include "serve/store_rules.h"
+#include "serve/store_told.h"
 #include "serve/temporary.h"
 
 static const char suffix[] = ".kkc", bad_suffix[] = ".bad", lock_name[] = ".lock";
@@ -36,6 +38,7 @@ typedef struct file_record {
     double hits;          /* by this server */
     bool noted;           /* its metadata has been read, or was written here */
     bool there;           /* met by the scan in progress */
+    kv_path *path;        /* what routers know of it */
 } file_record;
 
 struct store_disk {
@@ -106,6 +109,7 @@ static void forget(store_disk *disk, const char *name) {
     file_record *f = find_name(disk, name);
     if (!f) return;
     disk->counts.bytes -= f->bytes;
+    kv_blocks_remove(disk->options.blocks, f->path);
     *f = disk->files[--disk->n_files];
 }
 
@@ -127,6 +131,11 @@ static void set_aside(store_disk *disk, const char *name, const char *why) {
         say(disk, "sessions: %s cannot be renamed: %s", name, strerror(errno));
     disk->counts.errors_corrupt++;
     say(disk, "sessions: %s; it is %s now and not used", why, bad);
+}
+
+static bool serves(const store_disk *disk, const file_record *f) {
+    if (f->info.tokens == 0 || strlen(f->name) != 32 + sizeof suffix - 1) return false;
+    return !disk->options.prompt_rows_only || (f->info.flags & STORE_FILE_PROMPT_ROWS);
 }
 
 /* Reads the header of a file that is new here. */
@@ -160,6 +169,7 @@ static void meet_file(store_disk *disk, const char *name) {
     if (status == KAKEYA_OK) {
         const store_file_info *info = store_file_about(file);
         if (info->fingerprint == disk->options.fingerprint && info->policy == disk->options.policy) f->info = *info;
+        if (disk->options.blocks && !f->path && serves(disk, f)) f->path = store_told_file(disk->options.blocks, file);
     } else if (status == KAKEYA_FORMAT) {
         set_aside(disk, name, error.message);
         f->there = false;
@@ -234,6 +244,7 @@ kakeya_status store_disk_open(const store_disk_options *options, store_disk **ou
 void store_disk_close(store_disk *disk) {
     if (!disk) return;
     if (disk->fd >= 0) close(disk->fd);
+    for (size_t i = 0; i < disk->n_files; i++) kv_blocks_remove(disk->options.blocks, disk->files[i].path);
     pthread_mutex_destroy(&disk->told_lock);
     pthread_mutex_destroy(&disk->lock);
     free(disk->directory);
@@ -243,32 +254,53 @@ void store_disk_close(store_disk *disk) {
 
 /* ------------------------------------------------------------------------------------------------------------ find */
 
-static bool serves(const store_disk *disk, const file_record *f) {
-    if (f->info.tokens == 0 || strlen(f->name) != 32 + sizeof suffix - 1) return false;
-    return !disk->options.prompt_rows_only || (f->info.flags & STORE_FILE_PROMPT_ROWS);
+/* Of a prompt: keys of its beginnings that are whole pages, and of others. */
+typedef struct prompt_keys {
+    const int32_t *ids;
+    size_t n;
+    store_key *pages;
+} prompt_keys;
+
+static bool begins_with(const prompt_keys *p, size_t tokens, store_key key) {
+    size_t page = tokens / STORE_PAGE_TOKENS, rest = tokens % STORE_PAGE_TOKENS;
+    if (tokens == 0 || tokens > p->n) return false;
+    return store_key_equal(rest ? store_key_extend(p->pages[page], p->ids + tokens - rest, rest) : p->pages[page], key);
 }
 
-bool store_disk_find(store_disk *disk, const int32_t *ids, size_t n, store_disk_found *found) {
-    store_key seed = store_file_seed(disk->options.fingerprint, disk->options.policy);
+/* How many of the prompt's tokens the file has, from the beginning. */
+static size_t offer_of(const file_record *f, const prompt_keys *p) {
+    size_t tokens = (size_t)f->info.tokens, whole = (size_t)f->info.blocks * STORE_BLOCK_TOKENS;
+    if (begins_with(p, tokens, f->info.key)) return tokens;
+    return begins_with(p, whole, f->info.block_key) ? whole : 0;
+}
+
+bool store_disk_find(store_disk *disk, const char *salt, const int32_t *ids, size_t n, store_disk_found *found) {
+    const uint64_t number = store_salt(salt);
+    store_key seed = store_file_seed(disk->options.fingerprint, disk->options.policy, number);
     size_t pages = n / STORE_PAGE_TOKENS;
     store_key *begins = malloc((pages + 1) * sizeof *begins);
     if (!begins) return false;
     begins[0] = seed;
     for (size_t i = 0; i < pages; i++)
         begins[i + 1] = store_key_extend(begins[i], ids + i * STORE_PAGE_TOKENS, STORE_PAGE_TOKENS);
+    const prompt_keys prompt = {ids, n, begins};
     const file_record *best = NULL;
+    size_t most = 0;
     enter(disk);
     refresh(disk);
     for (size_t i = 0; i < disk->n_files; i++) {
         const file_record *f = &disk->files[i];
-        size_t tokens = (size_t)f->info.tokens, page = tokens / STORE_PAGE_TOKENS, rest = tokens % STORE_PAGE_TOKENS;
-        if (!serves(disk, f) || tokens > n || (best && tokens <= best->info.tokens)) continue;
-        store_key key = rest ? store_key_extend(begins[page], ids + tokens - rest, rest) : begins[page];
-        if (store_key_equal(key, f->info.key)) best = f;
+        if (!serves(disk, f) || f->info.salt != number || f->info.tokens <= most) continue;
+        size_t offer = offer_of(f, &prompt);
+        if (offer <= most) continue;
+        best = f;
+        most = offer;
     }
     if (best) {
-        *found = (store_disk_found){
-            .tokens = (size_t)best->info.tokens, .bytes = best->bytes, .reason = (store_reason)best->info.reason};
+        *found = (store_disk_found){.tokens = most,
+                                    .whole = most == best->info.tokens,
+                                    .bytes = best->bytes,
+                                    .reason = (store_reason)best->info.reason};
         memcpy(found->name, best->name, sizeof found->name);
     }
     leave(disk);
@@ -280,9 +312,13 @@ static void name_of(store_key key, char name[STORE_NAME_BYTES]) {
     snprintf(name, STORE_NAME_BYTES, "%016" PRIx64 "%016" PRIx64 "%s", key.high, key.low, suffix);
 }
 
-bool store_disk_has(store_disk *disk, const int32_t *ids, size_t n) {
+static store_key key_of(const store_disk *disk, const char *salt, const int32_t *ids, size_t n) {
+    return store_key_of(store_file_seed(disk->options.fingerprint, disk->options.policy, store_salt(salt)), ids, n);
+}
+
+bool store_disk_has(store_disk *disk, const char *salt, const int32_t *ids, size_t n) {
     char name[STORE_NAME_BYTES];
-    name_of(store_key_of(store_file_seed(disk->options.fingerprint, disk->options.policy), ids, n), name);
+    name_of(key_of(disk, salt, ids, n), name);
     return store_disk_look(disk, name, NULL);
 }
 
@@ -361,7 +397,7 @@ static kakeya_status load_from(store_file *file, const int32_t *ids, size_t n, k
     kakeya_status status = store_file_verify(file, error);
     if (status != KAKEYA_OK) return status;
     size_t tokens = (size_t)store_file_about(file)->tokens;
-    if (ids && (tokens > n || memcmp(store_file_ids(file), ids, tokens * sizeof *ids) != 0))
+    if (ids && (tokens < n || memcmp(store_file_ids(file), ids, n * sizeof *ids) != 0))
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "the file's ids are others"); /* two texts of one key */
     status = store_file_load(file, session, error);
     if (status != KAKEYA_OK) return status;
@@ -491,7 +527,8 @@ static bool make_room(store_disk *disk, const char *keep, uint64_t more) {
 
 static bool is_full(int why) { return why == ENOSPC || why == EDQUOT || why == EFBIG; }
 
-static void note_saved(store_disk *disk, const char *name, const store_file_info *info, double seconds) {
+static void note_saved(store_disk *disk, const char *name, const store_file_info *info, const char *salt,
+                       const int32_t *ids, double seconds) {
     forget(disk, name);
     disk->counts.saves++;
     disk->counts.saved_bytes += info->file_bytes;
@@ -502,6 +539,7 @@ static void note_saved(store_disk *disk, const char *name, const store_file_info
     snprintf(f->name, sizeof f->name, "%s", name);
     clock_gettime(CLOCK_REALTIME, &f->used);
     disk->counts.bytes += f->bytes;
+    if (serves(disk, f)) f->path = store_told_ids(disk->options.blocks, info, salt, ids);
 }
 
 static void note_failure(store_disk *disk, int why, const kakeya_error *failure) {
@@ -517,17 +555,18 @@ static bool paused(store_disk *disk) {
     return yes;
 }
 
-kakeya_status store_disk_save(store_disk *disk, const kakeya_session *session, const char *name, size_t prompt_tokens,
-                              store_reason reason, const char *metadata, kakeya_error *error) {
+kakeya_status store_disk_save(store_disk *disk, const kakeya_session *session, const char *salt, const char *name,
+                              size_t prompt_tokens, store_reason reason, const char *metadata, kakeya_error *error) {
     if (paused(disk)) return error_set(error, KAKEYA_CANCELLED, "sessions: writing waits after a failure");
     size_t n;
     const int32_t *ids = kakeya_session_tokens(session, &n);
     char own[STORE_NAME_BYTES];
-    name_of(store_key_of(store_file_seed(disk->options.fingerprint, disk->options.policy), ids, n), own);
+    name_of(key_of(disk, salt, ids, n), own);
     if (!name) name = own;
     const store_file_content content = {
         .fingerprint = disk->options.fingerprint,
         .policy = disk->options.policy,
+        .salt = store_salt(salt),
         .session = session,
         .prompt_tokens = prompt_tokens,
         .reason = reason,
@@ -551,7 +590,7 @@ kakeya_status store_disk_save(store_disk *disk, const kakeya_session *session, c
     }
     enter(disk);
     if (status == KAKEYA_OK)
-        note_saved(disk, name, &info, clock_seconds() - begin);
+        note_saved(disk, name, &info, salt, ids, clock_seconds() - begin);
     else if (status == KAKEYA_IO)
         note_failure(disk, why, &failure);
     leave(disk);

@@ -8,6 +8,7 @@
 #ifndef KAKEYA_SERVE_STORE_DISK_H
 #define KAKEYA_SERVE_STORE_DISK_H
 
+#include "serve/kv_blocks.h"
 #include "serve/store_file.h"
 
 typedef struct store_disk store_disk;
@@ -19,6 +20,7 @@ typedef struct store_disk_options {
     uint64_t budget_bytes;                      /* of all files; 0: no limit */
     uint64_t fingerprint, policy;               /* others are left alone */
     bool prompt_rows_only;                      /* nothing else is found */
+    kv_blocks *blocks;                          /* is told what files can be continued; may be NULL */
     double pause_seconds;                       /* no writing for so long after a full disk or a failure; 0: 60 */
     uint64_t chunk_bytes;                       /* 0: the default */
     void (*step)(void *user, const char *what); /* as in store_file_content */
@@ -42,28 +44,29 @@ void store_disk_close(store_disk *disk); /* NULL is fine */
 
 typedef struct store_disk_found {
     char name[STORE_NAME_BYTES];
-    size_t tokens;
+    size_t tokens; /* of the prompt */
+    bool whole;    /* they are all that the file has */
     uint64_t bytes;
     store_reason reason;
 } store_disk_found;
 
-/* The longest file whose ids are the first of ids[0..n); false if there is none. By key: the ids are compared on
- * loading.
+/* The file of this salt (NULL: none) that has the most of ids[0..n) from its beginning: all of its own ids, or their
+ * whole blocks of 16, where it can go on behind these. False if there is none. By key: the ids are compared on loading.
  */
-bool store_disk_find(store_disk *disk, const int32_t *ids, size_t n, store_disk_found *found);
+bool store_disk_find(store_disk *disk, const char *salt, const int32_t *ids, size_t n, store_disk_found *found);
 /* Whether the beginning ids[0..n) itself is there. */
-bool store_disk_has(store_disk *disk, const int32_t *ids, size_t n);
+bool store_disk_has(store_disk *disk, const char *salt, const int32_t *ids, size_t n);
 
-/* The session becomes what the file holds, after all of it was verified and its ids compared with ids[0..n) (NULL:
- * any). A damaged file is renamed to NAME.bad. prompt_tokens and metadata (malloc'ed) may be NULL. */
+/* The session becomes what the file holds, after all of it was verified and its ids compared: they must begin with
+ * ids[0..n) (NULL: any). A damaged file is renamed to NAME.bad. prompt_tokens and metadata (malloc'ed) may be NULL. */
 kakeya_status store_disk_load(store_disk *disk, const char *name, const int32_t *ids, size_t n, kakeya_session *session,
                               size_t *prompt_tokens, char **metadata, kakeya_error *error);
 
-/* Saves the session under the name of its key, or under `name`. KAKEYA_CANCELLED: not now, because an earlier failure
- * was not long ago, or because another one is writing the same. Where the disk is full, the least useful file is given
- * up and the writing tried once more. */
-kakeya_status store_disk_save(store_disk *disk, const kakeya_session *session, const char *name, size_t prompt_tokens,
-                              store_reason reason, const char *metadata, kakeya_error *error);
+/* Saves the session, whose salt may be NULL, under the name of its key, or under `name`. KAKEYA_CANCELLED: not now,
+ * because an earlier failure was not long ago, or because another one is writing the same. Where the disk is full, the
+ * least useful file is given up and the writing tried once more. */
+kakeya_status store_disk_save(store_disk *disk, const kakeya_session *session, const char *salt, const char *name,
+                              size_t prompt_tokens, store_reason reason, const char *metadata, kakeya_error *error);
 /* Removes a file; it need not be there. */
 void store_disk_remove(store_disk *disk, const char *name);
 

@@ -6,13 +6,15 @@
 
 #include "base/clock.h"
 #include "base/platform.h"
+#include "serve/store_rules.h"
 
 static const double half_life_seconds = 6 * 3600.0;
 
 bool store_entries_open(store_entries *all, store_key seed) {
     pthread_mutex_init(&all->lock, NULL);
     platform_condition_init(&all->ready);
-    all->index = store_index_open(seed);
+    all->seed = seed;
+    all->index = store_index_open();
     return all->index != NULL;
 }
 
@@ -26,18 +28,25 @@ void store_entries_close(store_entries *all) {
     pthread_mutex_destroy(&all->lock);
 }
 
-store_entry *store_entry_open(kakeya_session *session, size_t prompt_tokens, store_reason reason, bool live) {
+store_entry *store_entry_open(kakeya_session *session, const char *salt, size_t prompt_tokens, store_reason reason,
+                              bool live) {
     size_t n;
     const int32_t *ids = kakeya_session_tokens(session, &n);
     if (n == 0 || kakeya_session_reachable(session, ids, n) == 0) return NULL;
     store_entry *entry = calloc(1, sizeof *entry);
-    if (!entry) return NULL;
+    char *copy = salt ? strdup(salt) : NULL;
+    if (!entry || (salt && !copy)) {
+        free(entry);
+        free(copy);
+        return NULL;
+    }
     kakeya_kv_bytes bytes = kakeya_session_kv_bytes(session);
     size_t growing = (n + STORE_PAGE_TOKENS - 1) / STORE_PAGE_TOKENS * STORE_PAGE_TOKENS * bytes.each_token;
     *entry = (store_entry){
         .session = session,
         .ids = ids,
         .n = n,
+        .salt = copy,
         .prompt_tokens = prompt_tokens < n ? prompt_tokens : n,
         .prompt_end = n,
         .reason = reason,
@@ -51,11 +60,20 @@ store_entry *store_entry_open(kakeya_session *session, size_t prompt_tokens, sto
 void store_entry_close(store_entry *entry) {
     if (!entry) return;
     kakeya_session_close(entry->session);
+    free(entry->salt);
     free(entry);
 }
 
+static store_key seed_of(const store_entries *all, const char *salt) {
+    return store_key_salted(all->seed, store_salt(salt));
+}
+
 bool store_entries_add(store_entries *all, store_entry *entry) {
-    if (!store_index_add(all->index, &entry->index, entry->ids, entry->n)) return false;
+    if (!store_index_add(all->index, &entry->index, seed_of(all, entry->salt), entry->ids, entry->n)) return false;
+    size_t most = all->prompt_rows_only ? entry->prompt_tokens : entry->n;
+    if (all->blocks)
+        entry->path = kv_blocks_add(all->blocks, entry->live ? KV_MEDIUM_GPU : KV_MEDIUM_CPU, entry->salt, entry->ids,
+                                    store_blocks_end(entry->session, entry->ids, most));
     entry->next = all->first;
     entry->back = &all->first;
     if (entry->next) entry->next->back = &entry->next;
@@ -67,6 +85,8 @@ bool store_entries_add(store_entries *all, store_entry *entry) {
 
 void store_entries_remove(store_entries *all, store_entry *entry) {
     store_index_remove(all->index, &entry->index);
+    kv_blocks_remove(all->blocks, entry->path);
+    entry->path = NULL;
     *entry->back = entry->next;
     if (entry->next) entry->next->back = entry->back;
     all->own_bytes -= entry->own_bytes;
@@ -87,6 +107,7 @@ double store_entry_score(const store_entries *all, const store_entry *entry, dou
 
 typedef struct search {
     const store_entries *all;
+    const char *salt;
     const int32_t *ids;
     size_t n;
     store_entry *best;
@@ -107,7 +128,7 @@ static int rank(const store_entry *entry, size_t tokens) {
 static size_t visit(void *user, store_index_entry *index) {
     search *s = user;
     store_entry *entry = (store_entry *)index;
-    size_t tokens = offer_of(s, entry);
+    size_t tokens = store_salts_equal(entry->salt, s->salt) ? offer_of(s, entry) : 0;
     if (tokens == 0) return 0;
     if (tokens > s->tokens || (tokens == s->tokens && rank(entry, tokens) > rank(s->best, s->tokens))) {
         s->best = entry;
@@ -116,14 +137,15 @@ static size_t visit(void *user, store_index_entry *index) {
     return tokens;
 }
 
-store_entry *store_entries_find(store_entries *all, const int32_t *ids, size_t n, size_t *tokens) {
-    search s = {.all = all, .ids = ids, .n = n};
-    store_index_search(all->index, ids, n, visit, &s);
+store_entry *store_entries_find(store_entries *all, const char *salt, const int32_t *ids, size_t n, size_t *tokens) {
+    search s = {.all = all, .salt = salt, .ids = ids, .n = n};
+    store_index_search(all->index, seed_of(all, salt), ids, n, visit, &s);
     *tokens = s.tokens;
     return s.best;
 }
 
 typedef struct same_search {
+    const char *salt;
     const int32_t *ids;
     size_t n;
     bool live;
@@ -133,14 +155,16 @@ typedef struct same_search {
 static size_t visit_same(void *user, store_index_entry *index) {
     same_search *s = user;
     store_entry *entry = (store_entry *)index;
-    if (entry->n != s->n || entry->live != s->live || memcmp(entry->ids, s->ids, s->n * sizeof *s->ids) != 0) return 0;
+    if (entry->n != s->n || entry->live != s->live || memcmp(entry->ids, s->ids, s->n * sizeof *s->ids) != 0 ||
+        !store_salts_equal(entry->salt, s->salt))
+        return 0;
     s->found = entry;
     return s->n;
 }
 
-store_entry *store_entries_find_same(store_entries *all, const int32_t *ids, size_t n, bool live) {
-    same_search s = {.ids = ids, .n = n, .live = live};
-    store_index_search(all->index, ids, n, visit_same, &s);
+store_entry *store_entries_find_same(store_entries *all, const char *salt, const int32_t *ids, size_t n, bool live) {
+    same_search s = {.salt = salt, .ids = ids, .n = n, .live = live};
+    store_index_search(all->index, seed_of(all, salt), ids, n, visit_same, &s);
     return s.found;
 }
 

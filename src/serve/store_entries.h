@@ -6,6 +6,7 @@
 #include <pthread.h>
 
 #include "kakeya.h"
+#include "serve/kv_blocks.h"
 #include "serve/store_index.h"
 #include "serve/store_reason.h"
 
@@ -14,6 +15,8 @@ typedef struct store_entry {
     kakeya_session *session;
     const int32_t *ids; /* [n], the session's own */
     size_t n;
+    char *salt;           /* texts of other salts share nothing with it; NULL: none */
+    kv_path *path;        /* what routers know of it, while it is in the table */
     size_t prompt_tokens; /* rows of the first so many are prompt rows */
     size_t prompt_end;    /* where the last prompt ended */
     store_reason reason;
@@ -28,7 +31,9 @@ typedef struct store_entry {
 typedef struct store_entries {
     pthread_mutex_t lock;
     pthread_cond_t ready; /* an entry is busy no more; monotonic clock */
+    store_key seed;       /* of texts without a salt */
     store_index *index;
+    kv_blocks *blocks;  /* is told what can be continued; NULL: nobody wants to know */
     store_entry *first; /* newest first */
     size_t live, checkpoints;
     size_t own_bytes;   /* of all entries */
@@ -43,8 +48,10 @@ typedef struct store_entries {
 bool store_entries_open(store_entries *all, store_key seed);
 void store_entries_close(store_entries *all); /* with all entries */
 
-/* A new entry of the session, not in the table; NULL when out of memory or when nothing of the session can be used. */
-store_entry *store_entry_open(kakeya_session *session, size_t prompt_tokens, store_reason reason, bool live);
+/* A new entry of the session, not in the table; NULL when out of memory or when nothing of the session can be used.
+ * salt may be NULL. */
+store_entry *store_entry_open(kakeya_session *session, const char *salt, size_t prompt_tokens, store_reason reason,
+                              bool live);
 /* Closes the session too, if the entry still has it. Outside of the lock: it waits for the engine. */
 void store_entry_close(store_entry *entry);
 
@@ -56,11 +63,11 @@ size_t store_entries_bytes(const store_entries *all);
 /* How much an entry is worth keeping: its tokens per byte, more where it was used often and lately. */
 double store_entry_score(const store_entries *all, const store_entry *entry, double now);
 
-/* The entry that offers most of ids[0..n), and how many of them; NULL if none does. Among equals: a live one that goes
- * on from its end, then a checkpoint. */
-store_entry *store_entries_find(store_entries *all, const int32_t *ids, size_t n, size_t *tokens);
+/* The entry of this salt that offers most of ids[0..n), and how many of them; NULL if none does. Among equals: a live
+ * one that goes on from its end, then a checkpoint. */
+store_entry *store_entries_find(store_entries *all, const char *salt, const int32_t *ids, size_t n, size_t *tokens);
 /* The checkpoint (or live entry) of exactly these ids, or NULL. */
-store_entry *store_entries_find_same(store_entries *all, const int32_t *ids, size_t n, bool live);
+store_entry *store_entries_find_same(store_entries *all, const char *salt, const int32_t *ids, size_t n, bool live);
 
 /* The entry to give up next so that all fit into the budget, taken out of the table; NULL if they fit, or nothing can
  * be given up. `keep` (may be NULL) stays in any case. */

@@ -173,7 +173,7 @@ kakeya_status store_file_read_metadata(store_file *file, kakeya_error *error) {
     if (status == KAKEYA_OK) status = read_whole(file, n * sizeof *ids, kinds, n, error);
     if (status == KAKEYA_OK) status = read_whole(file, n * sizeof *ids + n, metadata, metadata_bytes, error);
     if (status == KAKEYA_OK) {
-        store_key seed = store_file_seed(file->info.fingerprint, file->info.policy);
+        store_key seed = store_file_seed(file->info.fingerprint, file->info.policy, file->info.salt);
         size_t prompt = 0;
         while (prompt < n && kinds[prompt] == 0) prompt++;
         if (!store_key_equal(store_key_of(seed, ids, n), file->info.key))

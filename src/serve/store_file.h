@@ -13,7 +13,10 @@
  *       80  u64      bytes of the file
  *       88  u64      created, Unix ms
  *       96  u32[2]   reason (store_reason.h), flags
- *      104  u8[40]   zero
+ *      104  u64      salt of the requests (store_rules.h), 0: none
+ *      112  u64[2]   key of the first blocks of 16 ids, behind which a prompt can go on otherwise
+ *      128  u64      how many blocks these are, 0: there is no such place
+ *      136  u8[8]    zero
  *      144  u64[2]   XXH3-128 of bytes 0 to 143, low half first
  *      160  i32[n]   token ids; then u8[n] 0 for prompt rows, 1 for rows that may be decode rows; metadata; payload;
  *                    then u64 XXH3-64 of each chunk of everything from 160 on; then u64 XXH3-64 of that list */
@@ -26,7 +29,7 @@
 /* ------------------------------------------------------------------------------------------------------- writing */
 
 typedef struct store_file_content {
-    uint64_t fingerprint, policy;
+    uint64_t fingerprint, policy, salt;
     const kakeya_session *session; /* ids and payload */
     size_t prompt_tokens;          /* rows of the first so many are prompt rows */
     store_reason reason;

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/platform.h"
 #include "serve/store_file.h"
+#include "serve/store_rules.h"
 #include "serve/temporary.h"
 
 typedef struct file_output {
@@ -139,10 +140,12 @@ static store_file_info info_of(const store_file_content *content) {
     const int32_t *ids = kakeya_session_tokens(content->session, &n);
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
+    const store_key seed = store_file_seed(content->fingerprint, content->policy, content->salt);
+    const size_t whole = store_blocks_end(content->session, ids, n);
     return (store_file_info){
         .fingerprint = content->fingerprint,
         .policy = content->policy,
-        .key = store_key_of(store_file_seed(content->fingerprint, content->policy), ids, n),
+        .key = store_key_of(seed, ids, n),
         .tokens = n,
         .metadata_bytes = strlen(content->metadata),
         .payload_bytes = kakeya_session_save_bytes(content->session),
@@ -150,6 +153,9 @@ static store_file_info info_of(const store_file_content *content) {
         .created_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000,
         .reason = (uint32_t)content->reason,
         .flags = content->prompt_tokens >= n ? STORE_FILE_PROMPT_ROWS : 0,
+        .salt = content->salt,
+        .block_key = whole ? store_key_of(seed, ids, whole) : (store_key){0},
+        .blocks = whole / STORE_BLOCK_TOKENS,
     };
 }
 

@@ -16,7 +16,10 @@ typedef struct header {
     store_key key;
     uint64_t tokens, metadata_bytes, payload_bytes, chunk_bytes, file_bytes, created_ms;
     uint32_t reason, flags;
-    unsigned char zero[40];
+    uint64_t salt;
+    store_key block_key;
+    uint64_t blocks;
+    unsigned char zero[8];
     store_key checksum;
 } header;
 
@@ -29,9 +32,9 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "headers are written i
 static const char magic[8] = {'K', 'A', 'K', 'E', 'Y', 'A', 'C', 'K'};
 static const uint64_t most_tokens = INT32_MAX, most_payload_bytes = UINT64_C(1) << 50;
 
-store_key store_file_seed(uint64_t fingerprint, uint64_t policy) {
+store_key store_file_seed(uint64_t fingerprint, uint64_t policy, uint64_t salt) {
     const uint64_t both[2] = {fingerprint, policy};
-    return store_key_seed(both, sizeof both);
+    return store_key_salted(store_key_seed(both, sizeof both), salt);
 }
 
 static store_key checksum_of(const header *h) {
@@ -48,9 +51,9 @@ uint64_t store_header_chunks(const store_file_info *info) {
 }
 
 static bool sizes_possible(const store_file_info *info) {
-    return info->tokens >= 1 && info->tokens <= most_tokens && info->metadata_bytes <= STORE_FILE_MOST_METADATA_BYTES &&
-           info->payload_bytes <= most_payload_bytes && info->chunk_bytes >= STORE_FILE_LEAST_CHUNK_BYTES &&
-           info->chunk_bytes <= STORE_FILE_MOST_CHUNK_BYTES;
+    return info->tokens >= 1 && info->tokens <= most_tokens && info->blocks <= info->tokens / STORE_BLOCK_TOKENS &&
+           info->metadata_bytes <= STORE_FILE_MOST_METADATA_BYTES && info->payload_bytes <= most_payload_bytes &&
+           info->chunk_bytes >= STORE_FILE_LEAST_CHUNK_BYTES && info->chunk_bytes <= STORE_FILE_MOST_CHUNK_BYTES;
 }
 
 static uint64_t file_bytes_of(const store_file_info *info) {
@@ -78,6 +81,9 @@ kakeya_status store_header_write(store_file_info *info, unsigned char out[STORE_
         .created_ms = info->created_ms,
         .reason = info->reason,
         .flags = info->flags,
+        .salt = info->salt,
+        .block_key = info->block_key,
+        .blocks = info->blocks,
     };
     memcpy(h.magic, magic, sizeof magic);
     h.checksum = checksum_of(&h);
@@ -108,6 +114,9 @@ kakeya_status store_header_read(const unsigned char bytes[STORE_HEADER_BYTES], c
         .created_ms = h.created_ms,
         .reason = h.reason,
         .flags = h.flags,
+        .salt = h.salt,
+        .block_key = h.block_key,
+        .blocks = h.blocks,
     };
     if (!sizes_possible(&info) || info.file_bytes != file_bytes_of(&info))
         return error_set(error, KAKEYA_FORMAT, "%s: damaged: its sizes do not add up to %" PRIu64 " bytes", name,

@@ -21,10 +21,13 @@ typedef struct store_file_info {
     store_key key;
     uint64_t tokens, metadata_bytes, payload_bytes, chunk_bytes, file_bytes, created_ms;
     uint32_t reason, flags;
+    uint64_t salt;       /* store_rules.h; 0: none */
+    store_key block_key; /* of its first `blocks` blocks of 16 ids, behind which a prompt can go on otherwise */
+    uint64_t blocks;     /* 0: there is no such place */
 } store_file_info;
 
-/* The seed of a file's key. */
-store_key store_file_seed(uint64_t fingerprint, uint64_t policy);
+/* The seed of a file's keys. */
+store_key store_file_seed(uint64_t fingerprint, uint64_t policy, uint64_t salt);
 
 /* Bytes of ids, kinds of rows, metadata and payload. */
 uint64_t store_header_body_bytes(const store_file_info *info);

@@ -21,12 +21,13 @@ struct node {
     store_key key;
     store_index_link *first;
     node *next; /* in the bucket */
+    bool root;  /* stands for no page */
 };
 
 struct store_index {
-    store_key seed;
     node **buckets;
     size_t n_buckets, n_nodes; /* a power of two */
+    size_t n_roots;            /* of the nodes: one for every seed */
     uint64_t searches;
 };
 
@@ -37,6 +38,11 @@ enum { LEAST_BUCKETS = 256 };
 static store_key key_of(XXH128_hash_t hash) { return (store_key){.low = hash.low64, .high = hash.high64}; }
 
 store_key store_key_seed(const void *seed, size_t bytes) { return key_of(XXH3_128bits(seed, bytes)); }
+
+store_key store_key_salted(store_key seed, uint64_t salt) {
+    const uint64_t both[3] = {seed.low, seed.high, salt};
+    return salt ? store_key_seed(both, sizeof both) : seed;
+}
 
 store_key store_key_extend(store_key before, const int32_t *ids, size_t n) {
     unsigned char page[sizeof before + STORE_PAGE_TOKENS * sizeof *ids];
@@ -56,10 +62,9 @@ store_key store_key_of(store_key seed, const int32_t *ids, size_t n) {
 
 /* -------------------------------------------------------------------------------------------------------- table */
 
-store_index *store_index_open(store_key seed) {
+store_index *store_index_open(void) {
     store_index *index = calloc(1, sizeof *index);
     if (!index) return NULL;
-    index->seed = seed;
     index->n_buckets = LEAST_BUCKETS;
     index->buckets = calloc(index->n_buckets, sizeof(node *));
     if (index->buckets) return index;
@@ -123,6 +128,7 @@ static void unlink_from(store_index *index, store_index_link *link) {
     node **at = bucket_of(index, n->key);
     while (*at != n) at = &(*at)->next;
     *at = n->next;
+    index->n_roots -= n->root;
     free(n);
     index->n_nodes--;
 }
@@ -135,17 +141,21 @@ void store_index_remove(store_index *index, store_index_entry *entry) {
     entry->links = NULL;
 }
 
-bool store_index_add(store_index *index, store_index_entry *entry, const int32_t *ids, size_t n) {
+bool store_index_add(store_index *index, store_index_entry *entry, store_key seed, const int32_t *ids, size_t n) {
     entry->pages = n / STORE_PAGE_TOKENS;
     entry->seen = 0;
     entry->links = calloc(entry->pages + 1, sizeof *entry->links);
     if (!entry->links) return false;
-    store_key key = index->seed;
+    store_key key = seed;
     for (size_t i = 0; i <= entry->pages; i++) {
         node *under = find_or_make(index, key);
         if (!under) {
             store_index_remove(index, entry);
             return false;
+        }
+        if (i == 0 && !under->root) {
+            under->root = true;
+            index->n_roots++;
         }
         store_index_link *link = &entry->links[i];
         *link = (store_index_link){.entry = entry, .node = under, .next = under->first, .back = &under->first};
@@ -156,16 +166,16 @@ bool store_index_add(store_index *index, store_index_entry *entry, const int32_t
     return true;
 }
 
-/* The root stands for no page. */
-size_t store_index_pages(const store_index *index) { return index->n_nodes ? index->n_nodes - 1 : 0; }
+size_t store_index_pages(const store_index *index) { return index->n_nodes - index->n_roots; }
 
 /* ------------------------------------------------------------------------------------------------------- search */
 
-void store_index_search(store_index *index, const int32_t *ids, size_t n, store_visit_fn visit, void *user) {
+void store_index_search(store_index *index, store_key seed, const int32_t *ids, size_t n, store_visit_fn visit,
+                        void *user) {
     size_t pages = 0, best = 0;
     const node **path = calloc(n / STORE_PAGE_TOKENS + 1, sizeof *path);
     if (!path) return;
-    store_key key = index->seed;
+    store_key key = seed;
     while ((path[pages] = find(index, key)) != NULL && pages < n / STORE_PAGE_TOKENS) {
         key = store_key_extend(key, ids + pages * STORE_PAGE_TOKENS, STORE_PAGE_TOKENS);
         pages++;

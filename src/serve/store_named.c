@@ -117,7 +117,8 @@ static bool save(store_named *named, named_session *s, store_reason reason) {
     s->busy = true;
     pthread_mutex_unlock(&named->lock);
     char *metadata = metadata_of(named, s);
-    bool done = metadata && store_disk_save(named->disk, s->session, name, 0, reason, metadata, NULL) == KAKEYA_OK;
+    bool done =
+        metadata && store_disk_save(named->disk, s->session, NULL, name, 0, reason, metadata, NULL) == KAKEYA_OK;
     free(metadata);
     store_disk_about about = {0};
     if (done) done = look_at_file(named, s->id, &about);

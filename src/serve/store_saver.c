@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/platform.h"
+#include "serve/store_told.h"
 
 enum { MOST_OUTGOING = 4 }; /* entries that wait to be written while their memory is wanted */
 /* After a write that did not happen: the disk decides when it takes more. */
@@ -27,14 +28,14 @@ struct store_saver {
 
 /* -------------------------------------------------------------------------------------------------------- metadata */
 
-char *store_saver_metadata(const store_saver *saver, const int32_t *ids, size_t n, store_reason reason, double hits,
-                           const char *name) {
+char *store_saver_metadata(const store_saver *saver, const char *salt, const int32_t *ids, size_t n,
+                           store_reason reason, double hits) {
     static const char *const reasons[] = {"", "prompt-end", "system-turn", "turn-end", "grid", "idle", "shutdown"};
     cJSON *json = cJSON_CreateObject();
     bool complete = json && cJSON_AddStringToObject(json, "reason", reasons[reason]) &&
                     cJSON_AddNumberToObject(json, "hits", hits) &&
                     cJSON_AddStringToObject(json, "model", saver->options.model ? saver->options.model : "") &&
-                    (!name || cJSON_AddStringToObject(json, "name", name));
+                    (!salt || cJSON_AddStringToObject(json, STORE_SALT_MEMBER, salt));
     char *notes = complete && saver->options.notes ? saver->options.notes(saver->options.notes_user, ids, n) : NULL;
     if (notes) complete = cJSON_AddRawToObject(json, "turns", notes) != NULL;
     char *text = complete ? cJSON_PrintUnformatted(json) : NULL;
@@ -51,21 +52,21 @@ static bool worth_saving(const store_saver *saver, const store_entry *entry) {
     return !saver->entries->prompt_rows_only || entry->prompt_tokens == entry->n;
 }
 
-static kakeya_status save_session(const store_saver *saver, const kakeya_session *session, size_t prompt_tokens,
-                                  store_reason reason, double hits) {
+static kakeya_status save_session(const store_saver *saver, const char *salt, const kakeya_session *session,
+                                  size_t prompt_tokens, store_reason reason, double hits) {
     size_t n;
     const int32_t *ids = kakeya_session_tokens(session, &n);
-    if (store_disk_has(saver->disk, ids, n)) return KAKEYA_OK;
-    char *metadata = store_saver_metadata(saver, ids, n, reason, hits, NULL);
+    if (store_disk_has(saver->disk, salt, ids, n)) return KAKEYA_OK;
+    char *metadata = store_saver_metadata(saver, salt, ids, n, reason, hits);
     if (!metadata) return KAKEYA_OUT_OF_MEMORY;
-    kakeya_status status = store_disk_save(saver->disk, session, NULL, prompt_tokens, reason, metadata, NULL);
+    kakeya_status status = store_disk_save(saver->disk, session, salt, NULL, prompt_tokens, reason, metadata, NULL);
     free(metadata);
     return status;
 }
 
 /* Nobody else may close or take the entry meanwhile. */
 static kakeya_status save(const store_saver *saver, const store_entry *entry, store_reason reason) {
-    return save_session(saver, entry->session, entry->prompt_tokens, reason, entry->hits);
+    return save_session(saver, entry->salt, entry->session, entry->prompt_tokens, reason, entry->hits);
 }
 
 static double due_at(const store_saver *saver, const store_entry *entry) {
@@ -208,8 +209,9 @@ void store_saver_dispose(store_saver *saver, store_entry *entry) {
     if (!taken) store_entry_close(entry);
 }
 
-void store_saver_write(store_saver *saver, const kakeya_session *session, size_t prompt_tokens, store_reason reason) {
-    (void)save_session(saver, session, prompt_tokens, reason, 0);
+void store_saver_write(store_saver *saver, const char *salt, const kakeya_session *session, size_t prompt_tokens,
+                       store_reason reason) {
+    (void)save_session(saver, salt, session, prompt_tokens, reason, 0);
 }
 
 size_t store_saver_least_tokens(const store_saver *saver) { return saver->options.least_tokens; }

@@ -33,7 +33,8 @@ void store_saver_dispose(store_saver *saver, store_entry *entry);
 void store_saver_dispose_now(store_saver *saver, store_entry *entry);
 /* A session that is in no table becomes a file before this returns, unless another server is writing the same. Best
  * effort. Without the lock. */
-void store_saver_write(store_saver *saver, const kakeya_session *session, size_t prompt_tokens, store_reason reason);
+void store_saver_write(store_saver *saver, const char *salt, const kakeya_session *session, size_t prompt_tokens,
+                       store_reason reason);
 size_t store_saver_least_tokens(const store_saver *saver);
 /* Saves entries, newest first, for at most so many seconds. After store_saver_stop. */
 void store_saver_save_all(store_saver *saver, double seconds);
@@ -41,8 +42,8 @@ void store_saver_stop(store_saver *saver);
 /* Waits until no entry waits to be written. NULL is fine. */
 void store_saver_settle(store_saver *saver);
 
-/* The metadata of a file: JSON text, malloc'ed; NULL when out of memory. name may be NULL. */
-char *store_saver_metadata(const store_saver *saver, const int32_t *ids, size_t n, store_reason reason, double hits,
-                           const char *name);
+/* The metadata of a file: JSON text, malloc'ed; NULL when out of memory. salt may be NULL. */
+char *store_saver_metadata(const store_saver *saver, const char *salt, const int32_t *ids, size_t n,
+                           store_reason reason, double hits);
 
 #endif

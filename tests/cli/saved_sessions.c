@@ -29,10 +29,10 @@ int main(int argc, char **argv) {
     for (int32_t i = 0; i < 60; i++) ids[i] = 100 + i;
     kakeya_session *session = NULL;
     char id[STORE_ID_BYTES];
-    if (store_take(store, ids, 60, true, &session, NULL, &error) != KAKEYA_OK ||
+    if (store_take(store, NULL, ids, 60, true, &session, NULL, &error) != KAKEYA_OK ||
         kakeya_session_sync(session, ids, 60, NULL, NULL, NULL, &error) != KAKEYA_OK)
         return failed(&error);
-    store_checkpoint(store, session, STORE_SYSTEM_TURN);
+    store_checkpoint(store, NULL, session, STORE_SYSTEM_TURN);
     kakeya_session_close(session);
     if (store_named_create(store_names(store), NULL, id, &error) != STORE_NAMED_OK ||
         store_named_take(store_names(store), id, &session, NULL, &error) != STORE_NAMED_OK ||

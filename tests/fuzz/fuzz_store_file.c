@@ -27,7 +27,7 @@ static void mend(uint8_t *data, size_t n) {
     memcpy(data + FILE_AT, &bytes, sizeof bytes);
     uint64_t body = tokens * 5 + number(data, 56) + number(data, 64);
     if (tokens < n && HEADER + tokens * 4 <= n) {
-        store_key key = store_key_of(store_file_seed(number(data, 16), number(data, 24)),
+        store_key key = store_key_of(store_file_seed(number(data, 16), number(data, 24), number(data, 104)),
                                      (const int32_t *)(const void *)(data + HEADER), (size_t)tokens);
         memcpy(data + KEY_AT, &key, sizeof key);
     }

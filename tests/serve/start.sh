@@ -28,6 +28,11 @@ run_with_packages() { # what is tested, script, arguments...
     exec "$PYTHON" "$@"
 }
 
+run_with_routers() { # what is tested, script, arguments...: with those of requirements-routers.txt
+    PACKAGES=-routers
+    run_with_packages "$@"
+}
+
 need_grpc() { # what is tested
     [ -x "${GRPC_SERVER_BUILD:-$BUILD}/tools/grpc_server" ] || skip_all "$1" "this build has no gRPC service"
 }

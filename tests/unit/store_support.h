@@ -51,7 +51,7 @@ static inline void answer(kakeya_session *session, request *r, int tokens, float
 static inline void serve(prefix_store *store, request *r, const size_t *stops, size_t n_stops, int tokens,
                          float temperature) {
     kakeya_session *session = NULL;
-    ok(store_take(store, r->ids, r->n, true, &session, &r->hit, error));
+    ok(store_take(store, NULL, r->ids, r->n, true, &session, &r->hit, error));
     size_t held;
     const int32_t *begun = kakeya_session_tokens(session, &held);
     assert_in_range(held, r->hit.tokens, r->hit.tokens + 1); /* an answer's newest token is not computed yet */
@@ -60,13 +60,13 @@ static inline void serve(prefix_store *store, request *r, const size_t *stops, s
     for (size_t i = 0; i < n_stops; i++) {
         if (stops[i] <= held || stops[i] >= r->n) continue;
         ok(kakeya_session_sync(session, r->ids, stops[i], NULL, NULL, NULL, error));
-        store_checkpoint(store, session, i ? STORE_PROMPT_END : STORE_SYSTEM_TURN);
+        store_checkpoint(store, NULL, session, i ? STORE_PROMPT_END : STORE_SYSTEM_TURN);
     }
     size_t reused;
     ok(kakeya_session_sync(session, r->ids, r->n, &reused, NULL, NULL, error));
     if (n_stops == 0) assert_in_range(reused, r->hit.tokens, r->hit.tokens + 1); /* +1: the row is there, too */
     answer(session, r, tokens, temperature);
-    store_give(store, session, r->n);
+    store_give(store, NULL, session, r->n);
 }
 
 /* The same in a session of its own. */

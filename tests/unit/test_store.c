@@ -50,7 +50,8 @@ static void test_index_against_every_entry(void **state) {
     enum { ENTRIES = 60, STEPS = 4000 };
     static listed all[ENTRIES];
     memset(all, 0, sizeof all);
-    store_index *index = store_index_open(store_key_seed("model", 5));
+    const store_key seed_key = store_key_seed("model", 5);
+    store_index *index = store_index_open();
     uint64_t at = 0;
 #define draw(n) ((size_t)(random_uniform_at(17, at++) * (double)(n)))
     for (int step = 0; step < STEPS; step++) {
@@ -63,7 +64,7 @@ static void test_index_against_every_entry(void **state) {
             e->n = 1 + draw(300);
             size_t same = like->n ? draw(like->n + 1) : 0;
             for (size_t i = 0; i < e->n; i++) e->ids[i] = i < same ? like->ids[i] : (int32_t)draw(3);
-            assert_true(store_index_add(index, &e->index, e->ids, e->n));
+            assert_true(store_index_add(index, &e->index, seed_key, e->ids, e->n));
             e->in = true;
         }
         const listed *like = &all[draw(ENTRIES)];
@@ -76,7 +77,7 @@ static void test_index_against_every_entry(void **state) {
             all[i].met = false;
             if (all[i].in && common(&all[i], ids, n) > best) best = common(&all[i], ids, n);
         }
-        store_index_search(index, ids, n, meet, &l);
+        store_index_search(index, seed_key, ids, n, meet, &l);
         if (l.best != best) fail_msg("step %d: the search finds %zu of %zu ids, there are %zu", step, l.best, n, best);
     }
 #undef draw
@@ -226,7 +227,7 @@ static void random_use(int reach, size_t ram_bytes, uint64_t seed) {
         (void)alone;
         kakeya_session *session = NULL;
         store_hit hit;
-        ok(store_take(store, r->ids, r->n, draw(5) != 0, &session, &hit, error));
+        ok(store_take(store, NULL, r->ids, r->n, draw(5) != 0, &session, &hit, error));
         assert_true(hit.tokens < r->n);
         ok(kakeya_session_sync(session, r->ids, r->n, NULL, NULL, NULL, error));
         request again = *r;
@@ -234,7 +235,7 @@ static void random_use(int reach, size_t ram_bytes, uint64_t seed) {
         serve_alone(engine, &so, &alone, 10, 0);
         assert_same(&again, &alone, "random use");
         *r = again;
-        store_give(store, session, r->n);
+        store_give(store, NULL, session, r->n);
         store_counts counts = counts_of(store);
         if (ram_bytes == 0) {
             assert_int_equal(counts.ram, 0);
@@ -302,24 +303,24 @@ static void test_what_cannot_be_kept(void **state) {
     kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0});
     kakeya_session_options so = session_options();
     prefix_store *store = open_store(engine, &so, (store_options){.ram_bytes = (size_t)1 << 30});
-    store_give(store, fake_session(engine, &so), 0);
-    store_give(store, NULL, 0);
+    store_give(store, NULL, fake_session(engine, &so), 0);
+    store_give(store, NULL, NULL, 0);
     kakeya_session *session = fake_session(engine, &so);
-    store_checkpoint(store, session, STORE_PROMPT_END);
+    store_checkpoint(store, NULL, session, STORE_PROMPT_END);
     request r = {.n = 50};
     fake_prompt(r.ids, 50, 1, FAKE_VOCAB);
     ok(kakeya_session_sync(session, r.ids, 50, NULL, NULL, NULL, error));
     script.fail_verb = FAKE_FORK;
     script.fail_after = script.calls[FAKE_FORK];
-    store_checkpoint(store, session, STORE_PROMPT_END); /* no copy: no checkpoint, no harm */
+    store_checkpoint(store, NULL, session, STORE_PROMPT_END); /* no copy: no checkpoint, no harm */
     script.fail_after = -1;
     assert_int_equal(counts_of(store).checkpoints, 0);
-    store_checkpoint(store, session, STORE_PROMPT_END);
-    store_checkpoint(store, session, STORE_PROMPT_END); /* there already */
+    store_checkpoint(store, NULL, session, STORE_PROMPT_END);
+    store_checkpoint(store, NULL, session, STORE_PROMPT_END); /* there already */
     assert_int_equal(counts_of(store).checkpoints, 1);
     /* cancelled in the meantime: the next request does not inherit that */
     kakeya_session_cancel(session);
-    store_give(store, session, 50);
+    store_give(store, NULL, session, 50);
     assert_int_equal(counts_of(store).live, 1);
     serve(store, &r, NULL, 0, 3, 0);
     assert_int_equal(r.hit.tokens, 49);

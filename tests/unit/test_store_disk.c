@@ -111,7 +111,7 @@ static void test_the_file_byte_for_byte(void **state) {
     assert_int_equal(number_at(data, 12, 4), 160);
     assert_int_equal(number_at(data, 16, 8), 11);
     assert_int_equal(number_at(data, 24, 8), 22);
-    store_key key = store_key_of(store_file_seed(11, 22), ids, n);
+    store_key key = store_key_of(store_file_seed(11, 22, 0), ids, n);
     assert_int_equal(number_at(data, 32, 8), key.low);
     assert_int_equal(number_at(data, 40, 8), key.high);
     assert_int_equal(number_at(data, 48, 8), PROMPT);
@@ -123,7 +123,12 @@ static void test_the_file_byte_for_byte(void **state) {
     assert_true(number_at(data, 88, 8) > UINT64_C(1600000000000));
     assert_int_equal(number_at(data, 96, 4), 1);
     assert_int_equal(number_at(data, 100, 4), 1);
-    for (size_t i = 104; i < 144; i++) assert_int_equal(data[i], 0);
+    assert_int_equal(number_at(data, 104, 8), 0);
+    store_key blocks = store_key_of(store_file_seed(11, 22, 0), ids, PROMPT / 16 * 16);
+    assert_int_equal(number_at(data, 112, 8), blocks.low);
+    assert_int_equal(number_at(data, 120, 8), blocks.high);
+    assert_int_equal(number_at(data, 128, 8), PROMPT / 16);
+    for (size_t i = 136; i < 144; i++) assert_int_equal(data[i], 0);
     XXH128_hash_t hash = XXH3_128bits(data, 144);
     assert_int_equal(number_at(data, 144, 8), hash.low64);
     assert_int_equal(number_at(data, 152, 8), hash.high64);

@@ -85,7 +85,7 @@ static void test_create_take_give_drop(void **state) {
     assert_true(info.kv_bytes > 0);
     /* never by content */
     store_hit hit;
-    ok(store_take(store, prompt, 30, true, &session, &hit, error));
+    ok(store_take(store, NULL, prompt, 30, true, &session, &hit, error));
     assert_int_equal(hit.tokens, 0);
     kakeya_session_close(session);
     size_t tokens;

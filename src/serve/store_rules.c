@@ -1,0 +1,26 @@
+#include "serve/store_rules.h"
+
+#include <openssl/sha.h>
+#include <string.h>
+
+#include "serve/store_index.h"
+
+uint64_t store_salt(const char *salt) {
+    if (!salt) return 0;
+    unsigned char digest[SHA256_DIGEST_LENGTH];
+    uint64_t number;
+    SHA256((const unsigned char *)salt, strlen(salt), digest);
+    memcpy(&number, digest, sizeof number);
+    return number ? number : 1;
+}
+
+bool store_salts_equal(const char *a, const char *b) { return a && b ? strcmp(a, b) == 0 : a == b; }
+
+/* Rings reach back by more than a block. */
+size_t store_blocks_end(const kakeya_session *session, const int32_t *ids, size_t n) {
+    size_t end = n / STORE_BLOCK_TOKENS * STORE_BLOCK_TOKENS;
+    if (end && kakeya_session_reachable(session, ids, end) == end) return end;
+    if (end <= STORE_BLOCK_TOKENS) return 0;
+    end -= STORE_BLOCK_TOKENS; /* an answer's newest token is not computed yet */
+    return kakeya_session_reachable(session, ids, end) == end ? end : 0;
+}

@@ -1,0 +1,232 @@
+"""K/V events: what is published can be resumed, in time and again; salts; replays; restarts; directories that are shared."""
+
+import http.client
+import json
+import random
+import subprocess
+import tempfile
+import time
+
+import zmq
+
+from harness import KAKEYA, WAIT, Server, equal, eventually, holds, run_tests, test
+from kv_harness import BLOCK, Blocks, Consumer, publishing_server, replay
+
+WORDS = "the of and to in is that it was for on are as with his they at be this from have or by one had not but what all were".split()
+OTHER = 5  # a token that no text has
+
+
+def ask(server, ids, salt=None, tokens=4, **more):
+    body = {"model": "demo", "prompt": ids, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "return_token_ids": True, **more}
+    if salt:
+        body["cache_salt"] = salt
+    reply = server.post("/v1/completions", body)
+    equal(reply.status, 200, reply.body)
+    return reply.json
+
+
+def chat(server, draw):
+    """Which leaves checkpoints: behind one of three system turns that others share, and behind the prompt."""
+    words = lambda n, seed: " ".join(random.Random(seed).choices(WORDS, k=n))  # noqa: E731
+    messages = [{"role": "system", "content": words(300, draw.randrange(3))},
+                {"role": "user", "content": words(draw.randrange(5, 200), draw.random())}]
+    reply = server.post("/v1/chat/completions", {"model": "demo", "messages": messages, "max_tokens": 4, "temperature": 0})
+    equal(reply.status, 200, reply.body)
+
+
+def cached(answer):
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def resumes(server, ids, salt):
+    """Nothing of the ids is computed by a request that begins with them."""
+    found = cached(ask(server, ids + [OTHER], salt, 1))
+    holds(found >= len(ids), f"{len(ids)} tokens are published, {found} are found")
+
+
+@test("every beginning that is published is resumed without computing a row of it, whatever is given up meanwhile")
+def _():
+    draw = random.Random(1)
+    server = publishing_server("--cache-ram", "20M")
+    consumer = Consumer(server)
+    talks = []
+    checked = {"GPU": 0, "CPU": 0}
+    for _ in range(40):
+        if draw.random() < 0.4:
+            chat(server, draw)
+        if len(talks) < 6 or draw.random() < 0.15:
+            begin = draw.choice(talks)[0] if talks and draw.random() < 0.5 else []
+            begin = begin[:draw.randrange(len(begin) + 1)]
+            talks.append((begin + [draw.randrange(200, 3000) for _ in range(draw.randrange(100, 500))], draw.choice([None, None, "a", "b"])))
+        i = draw.randrange(len(talks))
+        ids, salt = talks[i]
+        answer = ask(server, ids, salt, draw.randrange(1, 20))
+        said = answer["choices"][0]["token_ids"]
+        talks[i] = (ids + said + [draw.randrange(200, 3000) for _ in range(draw.randrange(1, 60))], salt)
+        if len(talks[i][0]) > 900:
+            del talks[i]
+        consumer.catch_up()
+        medium = draw.choice(list(checked))
+        ends = consumer.ends(medium)
+        if ends and draw.random() < 0.5:
+            resumes(server, *draw.choice(ends))
+            checked[medium] += 1
+            consumer.catch_up()
+    holds(server.metric("kakeya_sessions_evicted_total", reason="lru") > 10, "there was too little room")
+    holds(min(checked.values()) > 2, checked)
+    blocks = {m: server.metric("kakeya_kv_event_blocks", medium=m.lower()) for m in consumer.known}
+    equal(blocks, {m: float(len(known)) for m, known in consumer.known.items()}, "the gauge is what consumers know")
+    server.stop()
+    consumer.close()
+
+
+def stream_first_token(server, ids):
+    """When the first token came; the rest is read, too."""
+    body = {"model": "demo", "prompt": ids, "max_tokens": 4, "temperature": 0, "stream": True, "ignore_eos": True}
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT)
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    reply = connection.getresponse()
+    while b'"text"' not in reply.readline():
+        pass
+    came = time.time()
+    reply.read()
+    connection.close()
+    return came
+
+
+@test("a row is published before its answer has ended, and its removal before the next answer begins")
+def _():
+    server = publishing_server()
+    consumer = Consumer(server)
+    ids = list(range(300, 700))
+    delays = []
+    for turn in range(5):
+        begin = len(consumer.log)
+        answer = ask(server, ids)
+        ended = time.time()
+        consumer.catch_up()
+        new = consumer.log[begin:]
+        stored = [t for t, e in new if e["type"] == "BlockStored"]
+        holds(stored and stored[-1] <= ended, "it is published")
+        equal([e["type"] for _, e in new if e.get("medium") == "GPU"],
+              ["BlockStored"] if turn == 0 else ["BlockRemoved", "BlockStored"], "what the next turn takes is gone meanwhile")
+        held = (len(ids) + len(answer["choices"][0]["token_ids"]) - 1) // BLOCK * BLOCK
+        equal([len(e) for e, _ in consumer.ends("GPU")], [held], "all whole blocks that are computed")
+        ids += answer["choices"][0]["token_ids"] + [400 + turn] * 30
+        delays.append(ended - stored[-1])
+    began = time.time()
+    first_token = stream_first_token(server, ids)
+    consumer.catch_up()
+    removed = [t for t, e in consumer.log if e["type"] == "BlockRemoved" and t >= began]
+    holds(removed and removed[0] <= first_token, "removed before the first token")
+    print(f"# published {1000 * sorted(delays)[2]:.1f} ms before the client has the answer (median of 5)")
+    server.stop()
+    consumer.close()
+
+
+@test("cache_salt: a key of the first block, nothing is shared between salts, not with none either")
+def _():
+    server = publishing_server()
+    consumer = Consumer(server)
+    ids = list(range(300, 500))
+    for salt in (None, "a", "b"):
+        equal(cached(ask(server, ids, salt)), 0, salt)
+        holds(cached(ask(server, ids, salt)) >= 199, salt)
+    consumer.catch_up()
+    equal(sorted(salt or "" for _, salt in consumer.ends("GPU")), ["", "a", "b"])
+    for path, body in (("/v1/completions", {"prompt": "x", "max_tokens": 1}),
+                       ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}),
+                       ("/v1/responses", {"input": "x", "max_output_tokens": 1})):
+        refused = server.post(path, {"model": "demo", "cache_salt": "", **body})
+        equal((refused.status, refused.error["param"]), (400, "cache_salt"), path)
+        equal(server.post(path, {"model": "demo", "cache_salt": "a", **body}).status, 200, path)
+    server.stop()
+    consumer.close()
+
+
+@test("replays: from any number on, by DEALER and REQ; what they say is what was published")
+def _():
+    server = publishing_server()
+    consumer = Consumer(server)
+    for i in range(4):
+        ask(server, list(range(300 + i, 500 + i)))
+    consumer.catch_up()
+    for first in (0, 3, consumer.next - 1):
+        equal([n for n, _ in replay(server, first)], list(range(first, consumer.next)))
+    late = Blocks()
+    for number, payload in replay(server, 0, envelope=()):
+        late.take(number, payload)
+    equal(late.known, consumer.known, "who comes late knows the same")
+    equal(late.log[0][1], {"type": "AllBlocksCleared"}, "a new server begins")
+    s = zmq.Context.instance().socket(zmq.REQ)
+    s.connect(server.addresses["kv_events_replay"])
+    s.send((consumer.next).to_bytes(8, "big"))
+    equal(s.recv_multipart(), [b"\xff" * 8, b""], "nothing is there behind the last")
+    s.close(0)
+    junk = zmq.Context.instance().socket(zmq.DEALER)
+    junk.connect(server.addresses["kv_events_replay"])
+    for frames in ([b""], [b"", b"1234567"], [b"x" * 300, b"12345678"], [b"", b"", b"", b"", b"", b"12345678"]):
+        junk.send_multipart(frames)
+    equal(len(replay(server, 0)), consumer.next, "what nobody can answer is passed over")
+    equal(junk.poll(100), 0)
+    junk.close(0)
+    server.stop()
+    consumer.close()
+
+
+@test("files: published from disk behind a restart and by servers that share the directory, gone when they are")
+def _():
+    directory = tempfile.mkdtemp()
+    ids = [200 + i % 2500 for i in range(900)]
+    first = publishing_server("--session-dir", directory)
+    ask(first, ids)
+    ask(first, ids[:600], "secret")
+    other = publishing_server("--session-dir", directory)
+    theirs = Consumer(other)
+    first.stop()  # which saves
+    again = publishing_server("--session-dir", directory)
+    ours = Consumer(again)
+    ours.catch_up()
+    expected = sorted([(896, None), (592, "secret")], key=str)
+    equal(sorted(((len(e), salt) for e, salt in ours.ends("DISK")), key=str), expected, "the next server knows the files")
+    ask(other, [7] * 20)  # who looks sees them
+    theirs.catch_up()
+    equal(sorted(((len(e), salt) for e, salt in theirs.ends("DISK")), key=str), expected, "so does one that shares the directory")
+    for server, consumer in ((again, ours), (other, theirs)):
+        for end, salt in consumer.ends("DISK"):
+            resumes(server, end, salt)
+    equal(subprocess.run(["sh", "-c", f"rm {directory}/*.kkc"]).returncode, 0)
+    ask(again, [8] * 20)
+    ours.catch_up()
+    equal(ours.known["DISK"], {}, "what is removed is published no more")
+    again.stop()
+    other.stop()
+    ours.close()
+    theirs.close()
+
+
+@test("options: a topic, an address that is taken, one that is none, options that need the first")
+def _():
+    server = publishing_server("--kv-events-topic", "kv@here@demo")
+    consumer = Consumer(server, b"kv@here@demo")
+    ask(server, list(range(300, 400)))
+    eventually(lambda: consumer.receive(0.1) or consumer.next > 1, "the topic")
+    taken = server.addresses["kv_events"]
+    for address in (taken, "tcp://nowhere", "x"):
+        done = subprocess.run([KAKEYA, "serve", "--port", "0", "--grpc", "off", "--kv-events", address], capture_output=True, text=True)
+        line = done.stderr.strip().splitlines()[-1]
+        equal(done.returncode, 1, address)
+        holds("K/V events" in line and address in line, line)
+    for option in ("--kv-events-topic", "--kv-events-replay"):
+        done = subprocess.run([KAKEYA, "serve", option, "x"], capture_output=True, text=True)
+        equal(done.returncode, 2, option)
+    server.stop()
+    consumer.close()
+    plain = Server()
+    equal(sorted(plain.addresses), ["grpc", "http"], "who does not publish says nothing of it")
+    holds("kv_event" not in plain.get("/metrics").body.decode(), "nor counts it")
+    plain.stop()
+
+
+if __name__ == "__main__":
+    run_tests()
