@@ -57,7 +57,8 @@ def _():
         if len(talks) < 6 or draw.random() < 0.15:
             begin = draw.choice(talks)[0] if talks and draw.random() < 0.5 else []
             begin = begin[:draw.randrange(len(begin) + 1)]
-            talks.append((begin + [draw.randrange(200, 3000) for _ in range(draw.randrange(100, 500))], draw.choice([None, None, "a", "b"])))
+            new = [draw.randrange(200, 3000) for _ in range(draw.randrange(100, 500))]
+            talks.append((begin + new, draw.choice([None, None, "a", "b"])))
         i = draw.randrange(len(talks))
         ids, salt = talks[i]
         answer = ask(server, ids, salt, draw.randrange(1, 20))
