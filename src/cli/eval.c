@@ -57,6 +57,8 @@ static int run_niah(int argc, char **argv, const eval_again *again) {
                    .help = "haystack lines of each rung (12,40,60,150,280)"),
         CLI_OPTION(.name = "samples", .argument = "N", .kind = CLI_INT, .target = &o.samples, .min = 1, .max = 10000,
                    .help = "prompts per rung (5)"),
+        CLI_OPTION(.name = "facts", .kind = CLI_FLAG, .target = &o.facts,
+                   .help = "a list of facts, one of them asked again, as text to continue: for base models"),
         POLICIES_OPTION(c, "native,sink-window,restored"),
         CLI_OPTION(.name = "mode", .argument = "MODE", .kind = CLI_CHOICE, .target = &mode, .choices = cli_mode_names,
                    .help = "auto, ar, speculative or ngram, beside ar (auto)"),

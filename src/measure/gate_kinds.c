@@ -50,6 +50,30 @@ static const eval_row *counterpart(const gate_context *context, const eval_row *
     return NULL;
 }
 
+/* What the text itself says: its tokens are to be no less likely than they are where K/V are dropped. Of so few tokens
+ * the mean is a matter of chance, too: two standard errors of the difference, token by token, are left to it. */
+static void check_likelihood(gate_context *context, const eval_row *of, const char *label) {
+    double n = 0, sum = 0, squares = 0;
+    for (size_t i = 0; i < context->rows.n; i++) {
+        const eval_row *row = &context->rows.row[i];
+        if (!gate_measured(row) || !eval_arm_equal(&row->arm, &of->arm)) continue;
+        const eval_row *dropped = counterpart(context, row, "sink-window");
+        if (!dropped || dropped->n_token_ids != row->n_token_ids) continue; /* another rule says so */
+        for (size_t t = 0; t < row->n_token_ids; t++) {
+            double worse = row->token_nll[t] - dropped->token_nll[t];
+            n++;
+            sum += worse;
+            squares += worse * worse;
+        }
+    }
+    if (n < 2) return;
+    double mean = sum / n, error = sqrt(fmax(0, squares / n - mean * mean) / (n - 1));
+    if (mean > 2 * error + zero_kl_per_token)
+        gate_violate(context, "FIDELITY_LIKELIHOOD",
+                     "%s: the text's tokens are less likely than where K/V are dropped, by %.6f +- %.6f nats each",
+                     label, mean, error);
+}
+
 static void check_restored_arm(gate_context *context, const eval_row *row) {
     const eval_row *dropped = counterpart(context, row, "sink-window");
     char label[160];
@@ -63,6 +87,7 @@ static void check_restored_arm(gate_context *context, const eval_row *row) {
     if (strcmp(row->arm.policy, "restored") == 0 && restored.kl > drop.kl + zero_kl_per_token * drop.tokens)
         gate_violate(context, "FIDELITY_NO_BENEFIT", "%s: KL from native %.6f per token, dropping alone gives %.6f",
                      label, restored.kl / restored.tokens, drop.kl / drop.tokens);
+    if (strcmp(row->arm.policy, "restored") == 0) check_likelihood(context, row, label);
     double exact = (double)row->arm.sink + (double)row->arm.window;
     bool evicts = context->has_geometry && exact < context->geometry.verifier.sliding_window &&
                   (double)row->prompt_tokens + (double)row->scored_tokens > exact;

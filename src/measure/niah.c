@@ -175,6 +175,56 @@ kakeya_status niah_ladder(const int *lines, size_t n_lines, int samples, uint64_
     return status;
 }
 
+/* Line i is about somebody whom no other line is about. */
+static void print_subject(FILE *stream, int i) {
+    static const char *const trades[] = {"baker",   "tailor",   "sailor", "miller",  "mason",  "painter", "printer",
+                                         "teacher", "gardener", "weaver", "brewer",  "cooper", "glazier", "joiner",
+                                         "porter",  "roofer",   "potter", "plumber", "smith",  "tanner"};
+    static const char *const towns[] = {"Oslo",   "Lima",   "Cairo",  "Delhi",  "Rome",   "Paris", "Berlin",
+                                        "Dublin", "Havana", "Tokyo",  "Vienna", "Madrid", "Sofia", "Quito",
+                                        "Athens", "Seoul",  "Boston", "Prague", "Geneva", "Lagos"};
+    enum { TRADES = sizeof trades / sizeof *trades, TOWNS = sizeof towns / sizeof *towns };
+    int round = i / (TRADES * TOWNS), in_round = i % (TRADES * TOWNS);
+    const char *trade = trades[in_round % TRADES], *town = towns[(in_round / TRADES + in_round) % TOWNS];
+    if (round)
+        fprintf(stream, "The code of the %s number %d in %s is", trade, round + 1, town);
+    else
+        fprintf(stream, "The code of the %s in %s is", trade, town);
+}
+
+/* A code that is not the sample's. */
+static void print_other_code(FILE *stream, const niah_sample *sample, int i) {
+    enum { LOWEST = 1000, CODES = 9000, PREFIXES = sizeof default_prefixes / sizeof *default_prefixes };
+    char code[32];
+    uint64_t hash = hash_fnv1a(hash_fnv1a(HASH_FNV1A_START, sample->answer, strlen(sample->answer)), &i, sizeof i);
+    do {
+        snprintf(code, sizeof code, "%s-%d", default_prefixes[hash % PREFIXES],
+                 LOWEST + (int)(hash / PREFIXES % CODES));
+        hash += PREFIXES;
+    } while (strcmp(code, sample->answer) == 0);
+    fprintf(stream, " %s.\n", code);
+}
+
+char *niah_facts(const niah_sample *sample) {
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *stream = open_memstream(&text, &bytes);
+    if (!stream) return NULL;
+    for (int i = 0; i < sample->lines; i++) {
+        print_subject(stream, i);
+        if (i == sample->needle_line)
+            fprintf(stream, " %s.\n", sample->answer);
+        else
+            print_other_code(stream, sample, i);
+    }
+    print_subject(stream, sample->needle_line);
+    if (fclose(stream) != 0) {
+        free(text);
+        return NULL;
+    }
+    return text;
+}
+
 void niah_dataset_free(niah_dataset *dataset) {
     for (size_t i = 0; i < dataset->n; i++) sample_free(&dataset->samples[i]);
     free(dataset->samples);

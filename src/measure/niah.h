@@ -49,4 +49,8 @@ kakeya_status niah_ladder(const int *lines, size_t n_lines, int samples, uint64_
                           niah_dataset *out, kakeya_error *error);
 void niah_dataset_free(niah_dataset *dataset);
 
+/* The sample as text that a base model continues: a list of facts, `lines` of them, each with a code of its own, and
+ * the beginning of the needle's once more. What follows is the answer. malloc'ed; NULL when out of memory. */
+char *niah_facts(const niah_sample *sample);
+
 #endif

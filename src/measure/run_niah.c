@@ -74,9 +74,18 @@ static kakeya_status add_prompt(needle_run *run, const niah_sample *sample, cons
     *prompt = (needle_prompt){.lines = sample->lines, .warmup = warmup, .expected = strdup(sample->answer)};
     if (!prompt->expected) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for prompts");
     snprintf(prompt->sample, sizeof prompt->sample, "%s", name);
-    kakeya_message message = {"user", sample->prompt};
-    kakeya_status status = kakeya_message_tokens(kakeya_engine_tokenizer(run->harness.engine), &message, 1, false,
-                                                 &prompt->ids, &prompt->n, error);
+    const kakeya_tokenizer *text_side = kakeya_engine_tokenizer(run->harness.engine);
+    kakeya_status status;
+    if (run->options->facts) {
+        char *text = niah_facts(sample);
+        status =
+            text ? kakeya_tokenize(text_side, text, strlen(text), KAKEYA_TEXT_PROMPT, &prompt->ids, &prompt->n, error)
+                 : error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for prompts");
+        free(text);
+    } else {
+        kakeya_message message = {"user", sample->prompt};
+        status = kakeya_message_tokens(text_side, &message, 1, false, &prompt->ids, &prompt->n, error);
+    }
     if (status != KAKEYA_OK) return status;
     harness_prompt taken = {prompt->sample, prompt->ids, prompt->n};
     return harness_take_prompt(&run->harness, &taken, error);
@@ -86,7 +95,7 @@ static kakeya_status add_prompt(needle_run *run, const niah_sample *sample, cons
 static kakeya_status make_prompts(needle_run *run, kakeya_error *error) {
     const eval_niah_options *o = run->options;
     niah_dataset drawn;
-    kakeya_status status = niah_ladder(o->lines, o->n_lines, o->samples, o->seed, false, &drawn, error);
+    kakeya_status status = niah_ladder(o->lines, o->n_lines, o->samples, o->seed, o->facts, &drawn, error);
     if (status != KAKEYA_OK) return status;
     run->prompts = calloc(drawn.n, sizeof *run->prompts);
     if (!run->prompts) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for prompts");
@@ -108,6 +117,7 @@ static cJSON *options_json(const needle_run *run) {
     harness_arm(&run->harness, "native", o->mode, &arm);
     cJSON_AddItemToObject(object, "lines", cJSON_CreateIntArray(o->lines, (int)o->n_lines));
     cJSON_AddNumberToObject(object, "samples", o->samples);
+    if (o->facts) cJSON_AddTrueToObject(object, "facts");
     harness_add_seed(object, o->seed);
     cJSON_AddNumberToObject(object, "max_tokens", o->max_tokens);
     cJSON_AddItemToObject(object, "policies", harness_names(run->policies, run->n_policies));

@@ -32,6 +32,10 @@ printf '{"type":"object","properties":{"city":{"type":"string","maxLength":20}},
 works "an answer follows a schema" run "$model" --raw --max-tokens 60 --json-schema "$WORK/schema" --json 'The capital of France as JSON: '
 json_holds "whole" '.text | fromjson | .city | length <= 20'
 fails_with "it is not written anew" 'Gemma 3' convert "$model" "$WORK/out.gguf" --to q8_0
+works "a base model is asked for one fact of a list" eval niah --facts --model "$model" --lines 10,20 --max-tokens 8 --mode ar \
+    --policies native,sink-window --report "$WORK/facts.json"
+check "and finds it" jq -e '.options.facts and ([.rows[] | select(.policy == "native") | .correct] | all)' "$WORK/facts.json"
+works "which the gate takes" gate "$WORK/facts.json"
 works "sessions decode losslessly" eval lossless --model "$model" --prompts 3 --reference-prompts 0 --max-tokens 8 --json
 json_holds "in every mode" '.summary.lossless | .differences == 0 and .comparisons >= 15'
 finish

@@ -283,6 +283,13 @@ static void no_sink_window(eval_report *r) { remove_rows(r, "sink-window", NULL,
 static void no_benefit(eval_report *r) {
     for (int i = 0; i < 2 * SAMPLES; i++) row_of(r, "restored", "score", i)->kl += 100;
 }
+static void less_likely(eval_report *r) {
+    for (size_t i = 0; i < r->rows.n; i++) {
+        eval_row *row = &r->rows.row[i];
+        if (strcmp(row->arm.policy, "restored") != 0) continue;
+        for (size_t t = 0; t < row->n_token_ids; t++) row->nll += 1, row->token_nll[t] += 1;
+    }
+}
 static void restored_is_native(eval_report *r) {
     for (int i = 0; i < 2 * SAMPLES; i++) row_of(r, "restored", "score", i)->kl = 0;
 }
@@ -645,6 +652,7 @@ static const broken_case cases[] = {
     ROWS("ORACLE_MISSING", EVAL_FIDELITY, no_oracle),
     ROWS("ABLATION_MISSING", EVAL_FIDELITY, no_sink_window),
     ROWS("FIDELITY_NO_BENEFIT", EVAL_FIDELITY, no_benefit),
+    ROWS("FIDELITY_LIKELIHOOD", EVAL_FIDELITY, less_likely),
     ROWS("LOSSLESS_COVERAGE", EVAL_LOSSLESS, promised_mode_missing),
     ROWS("LOSSLESS_COVERAGE", EVAL_LOSSLESS, promised_temperature_missing),
     ROWS("MISSING_OPTIONS", EVAL_LOSSLESS, silent_about_threads),

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -84,6 +85,35 @@ static void data_sets_equal_the_reference(void **state) {
         assert_non_null(strstr(got->needle, got->answer));
         niah_dataset_free(&dataset);
     }
+}
+
+/* As many facts as lines, each about somebody else and with a code of its own; the needle's begins again at the end. */
+static void facts_have_one_answer(void **state) {
+    (void)state;
+    static const int lines[] = {10, 400, 1000};
+    niah_dataset drawn;
+    kakeya_error error = {0};
+    assert_int_equal(niah_ladder(lines, 3, 2, 7, true, &drawn, &error), KAKEYA_OK);
+    for (size_t s = 0; s < drawn.n; s++) {
+        const niah_sample *sample = &drawn.samples[s];
+        char *text = niah_facts(sample), *asked = strrchr(text, '\n') + 1, *needle = NULL;
+        int facts = 0, answers = 0;
+        size_t length = strlen(asked);
+        for (char *line = text; line < asked; line = strchr(line, '\n') + 1, facts++) {
+            bool is_asked = strncmp(line, asked, length) == 0;
+            const char *code = strstr(line, " is ");
+            bool is_answer = strncmp(code + 4, sample->answer, strlen(sample->answer)) == 0;
+            answers += is_answer;
+            if (is_asked != is_answer) fail_msg("line %d of %d: another one is asked for", facts, sample->lines);
+            if (is_asked) needle = line;
+        }
+        assert_int_equal(facts, sample->lines);
+        assert_int_equal(answers, 1);
+        assert_non_null(needle);
+        assert_string_equal(asked + length - 3, " is");
+        free(text);
+    }
+    niah_dataset_free(&drawn);
 }
 
 static void refuse(niah_options options, const char *word) {
@@ -184,11 +214,9 @@ static void impossible_ladders_are_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(draws_equal_cpython),
-        cmocka_unit_test(data_sets_equal_the_reference),
-        cmocka_unit_test(impossible_options_are_refused),
-        cmocka_unit_test(ladders_share_no_code),
-        cmocka_unit_test(ladder_samples_equal_cpython),
+        cmocka_unit_test(facts_have_one_answer),          cmocka_unit_test(draws_equal_cpython),
+        cmocka_unit_test(data_sets_equal_the_reference),  cmocka_unit_test(impossible_options_are_refused),
+        cmocka_unit_test(ladders_share_no_code),          cmocka_unit_test(ladder_samples_equal_cpython),
         cmocka_unit_test(impossible_ladders_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
