@@ -258,10 +258,13 @@ static void native_differs(eval_report *r) { row_of(r, "native", "score", 1)->ag
 static void more_agreements_than_tokens(eval_report *r) { row_of(r, "restored", "score", 1)->agreements = 65; }
 static void one_agreement_more(eval_report *r) { row_of(r, "restored", "score", 1)->agreements++; }
 static void better_likelihood(eval_report *r) { row_of(r, "restored", "score", 1)->nll *= 0.9; }
-static void better_tokens(eval_report *r) {
-    eval_row *row = row_of(r, "restored", "score", 1);
-    row->nll = 0;
-    for (size_t t = 0; t < row->n_token_ids; t++) row->nll += row->token_nll[t] *= 0.5;
+static void scale_tokens(eval_row *row, double by) {
+    row->nll *= by;
+    for (size_t t = 0; t < row->n_token_ids; t++) row->token_nll[t] *= by;
+}
+static void better_tokens(eval_report *r) { scale_tokens(row_of(r, "restored", "score", 1), 0.5); }
+static void less_likely(eval_report *r) {
+    for (int i = 0; i < 2 * SAMPLES; i++) scale_tokens(row_of(r, "restored", "score", i), 2);
 }
 static void nearer_to_native(eval_report *r) {
     for (size_t i = 0; i < r->rows.n; i++) {
@@ -282,13 +285,6 @@ static void fewer_tokens_scored(eval_report *r) {
 static void no_sink_window(eval_report *r) { remove_rows(r, "sink-window", NULL, false); }
 static void no_benefit(eval_report *r) {
     for (int i = 0; i < 2 * SAMPLES; i++) row_of(r, "restored", "score", i)->kl += 100;
-}
-static void less_likely(eval_report *r) {
-    for (size_t i = 0; i < r->rows.n; i++) {
-        eval_row *row = &r->rows.row[i];
-        if (strcmp(row->arm.policy, "restored") != 0) continue;
-        for (size_t t = 0; t < row->n_token_ids; t++) row->nll += 1, row->token_nll[t] += 1;
-    }
 }
 static void restored_is_native(eval_report *r) {
     for (int i = 0; i < 2 * SAMPLES; i++) row_of(r, "restored", "score", i)->kl = 0;
@@ -492,9 +488,7 @@ static void no_stop_tokens(eval_report *r) {
 static void empty_command(eval_report *r) {
     while (r->command->child) cJSON_DeleteItemFromArray(r->command, 0);
 }
-static void no_rows(eval_report *r) {
-    while (r->rows.n) remove_row(r, &r->rows.row[r->rows.n - 1]);
-}
+static void no_rows(eval_report *r) { remove_rows(r, NULL, NULL, false); }
 
 static void edit_kind(cJSON *j) { cJSON_ReplaceItemInObject(j, "kind", cJSON_CreateString("kakeya.eval.opinion")); }
 static void foreign(cJSON *j) { cJSON_DeleteItemFromObject(j, "kind"); }
