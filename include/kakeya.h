@@ -152,6 +152,8 @@ KAKEYA_API void kakeya_free(void *pointer);
 
 #include "kakeya_text.h"
 
+#include "kakeya_image.h" /* pictures */
+
 /* ------------------------------------------------------------------------------------------- K/V memory */
 
 /* Bytes of K/V memory: of a session as it stands, or as it would be. */

@@ -10,13 +10,17 @@ class Kakeya < Formula
   depends_on "ninja" => :build
   depends_on "pkgconf" => :build
   depends_on "cjson"
+  depends_on "giflib"
   depends_on "grpc"
   depends_on "hwloc"
+  depends_on "jpeg-turbo"
   depends_on "libevent"
+  depends_on "libspng"
   depends_on :macos => :sonoma
   depends_on "mlx" if Hardware::CPU.arm?
   depends_on "openssl@3"
   depends_on "protobuf-c"
+  depends_on "webp"
   depends_on "xxhash"
   depends_on "yajl"
   depends_on "zeromq"

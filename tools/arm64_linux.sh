@@ -10,7 +10,8 @@ set -eu
 build=$PWD/build-arm64
 root=$build/root
 packages="libcjson-dev libcjson1 libyajl-dev libyajl2 libhwloc-dev libhwloc15 libudev1 zlib1g-dev zlib1g libxxhash-dev libcmocka-dev
-    libcmocka0 libedit-dev libedit2 libbsd-dev libbsd0 libmd-dev libmd0 libncurses-dev libtinfo6 libssl-dev libssl3"
+    libcmocka0 libedit-dev libedit2 libbsd-dev libbsd0 libmd-dev libmd0 libncurses-dev libtinfo6 libssl-dev libssl3 libspng-dev
+    libspng0 libjpeg62-turbo-dev libjpeg62-turbo libwebp-dev libwebp7 libwebpdemux2 libsharpyuv0 libgif-dev libgif7"
 
 fetch_libraries() {
     [ ! -d "$root" ] || return 0
@@ -42,7 +43,8 @@ build)
     fetch_libraries
     # What is not written for Arm is only to be compiled.
     tools/build.sh "$build" "$*" -DKAKEYA_TESTS=ON -DKAKEYA_CUDA=OFF -DKAKEYA_MLX=OFF -DKAKEYA_SERVE=OFF -DCMAKE_C_FLAGS_RELEASE=-O0 \
-        -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/arm64_linux.cmake" -DKAKEYA_ROOT="$root"
+        -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/arm64_linux.cmake" -DKAKEYA_ROOT="$root" \
+        -DGIF_INCLUDE_DIR="$root/usr/include" -DGIF_LIBRARY="$root/usr/lib/aarch64-linux-gnu/libgif.so"
     ;;
 run)
     shift

@@ -28,6 +28,10 @@ need_build() {
     need_library zlib zlib1g-dev
     need_library libedit libedit-dev
     need_library libxxhash libxxhash-dev
+    need_library spng libspng-dev
+    need_library libjpeg libjpeg62-turbo-dev
+    need_library libwebpdemux libwebp-dev
+    echo '#include <gif_lib.h>' | cc -E -x c - >/dev/null 2>&1 || missing="$missing libgif-dev"
     need_library libevent_openssl libevent-dev
     need_library openssl libssl-dev
     # pkg-config would walk the hundred files of grpc's dependencies at each start
@@ -39,7 +43,8 @@ need_build() {
 
 # On a Mac nothing is installed: what is missing is named as Homebrew names it.
 if [ "$(uname -s)" = Darwin ] && [ "$task" = build ]; then
-    for formula in cmake ninja pkgconf cjson yajl hwloc xxhash libevent openssl@3 grpc protobuf-c zeromq; do
+    for formula in cmake ninja pkgconf cjson yajl hwloc xxhash libspng jpeg-turbo webp giflib libevent openssl@3 grpc protobuf-c \
+        zeromq; do
         brew list --formula "$formula" >/dev/null 2>&1 || missing="$missing $formula"
     done
     [ -z "$missing" ] || { echo "kakeya needs more before it can be built: brew install$missing" >&2 && exit 1; }

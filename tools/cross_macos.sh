@@ -88,6 +88,11 @@ add_library yajl yajl yajl
 add_library hwloc hwloc hwloc hwloc.h
 add_library zlib z zlib.h zconf.h
 add_library libedit edit editline histedit.h
+add_library spng spng spng.h
+add_library libjpeg jpeg jpeglib.h jmorecfg.h jerror.h jconfig.h
+add_library libwebp webp webp
+add_library libwebpdemux webpdemux webp
+add_library giflib gif gif_lib.h 2>/dev/null # has no file of pkg-config's
 add_library libcrypto crypto openssl
 add_library libxxhash xxhash xxhash.h xxh3.h
 add_library openssl ssl openssl
@@ -105,6 +110,7 @@ fi
 # shellcheck disable=SC2086  # several options
 tools/build.sh "$build" product -DKAKEYA_TESTS=OFF -DKAKEYA_CUDA=OFF -DKAKEYA_SERVE=ON $mlx \
     -DGRPC_INCLUDE_DIR="$cross/include" -DGRPC_LIBRARY=/opt/homebrew/lib/libgrpc.dylib \
+    -DGIF_INCLUDE_DIR="$cross/include" -DGIF_LIBRARY="$cross/lib/libgif.tbd" \
     -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/arm64_macos.cmake" -DKAKEYA_CROSS="$cross"
 magic=$(od -A n -t x4 -N 8 "$build/kakeya" | tr -d ' ')
 if [ "$magic" != feedfacf0100000c ]; then

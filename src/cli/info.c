@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "cli/info.h"
+#include "cli/info_image.h"
 #include "cli/terminal.h"
 
 static const cli_command command = {
@@ -12,17 +13,21 @@ static const cli_command command = {
     .summary =
         "Describes a model before anything is loaded: architecture, parameters, bytes per token and per session.",
     .operands = "[MODEL]",
-    .details = "--sessions adds how many sessions fit at once beside weights and workspace into this machine's free\n"
-               "memory, or into --memory: that of a GPU, which need not be here, or with --backend cpu of a machine.\n",
+    .details =
+        "--sessions adds how many sessions fit at once beside weights and workspace into this machine's free\n"
+        "memory, or into --memory: that of a GPU, which need not be here, or with --backend cpu of a machine.\n"
+        "--image describes a picture instead: how a model resizes it, and the tokens that it takes, at each budget.\n",
     .examples = "  kakeya info --context 7300\n"
                 "  kakeya info --synthetic 26b-a4b --context 62000 --json\n"
                 "  kakeya info gemma-4-26b-q4_k_m.gguf --stored\n"
-                "  kakeya info --synthetic 26b-a4b --sessions --memory 141G\n",
+                "  kakeya info --synthetic 26b-a4b --sessions --memory 141G\n"
+                "  kakeya info --image photo.jpg\n",
 };
 
 typedef struct info_arguments {
     bool sessions, stored, check;
     size_t memory_bytes;
+    const char *image;
 } info_arguments;
 
 static const kakeya_kv_format kv_formats[] = {KAKEYA_KV_BF16, KAKEYA_KV_F32, KAKEYA_KV_Q8, KAKEYA_KV_Q4};
@@ -310,6 +315,8 @@ int cli_info(int argc, char **argv) {
                    .help = "the same, and that every scale and value in them is a finite number"),
         CLI_OPTION(.name = "memory", .argument = "BYTES", .kind = CLI_BYTES, .target = &arguments.memory_bytes,
                    .help = "with --sessions: into so much memory (what is free here; K, M, G may follow)"),
+        CLI_OPTION(.name = "image", .argument = "FILE", .kind = CLI_TEXT, .target = &arguments.image,
+                   .help = "a picture ('-': standard input) instead of a model: its size and tokens at each budget"),
         {.name = NULL},
     };
     int first, status;
@@ -317,10 +324,15 @@ int cli_info(int argc, char **argv) {
     if (argc > first && !shared.model && !shared.synthetic) shared.model = argv[first++];
     if (argc > first) return cli_usage_error(&command, "unexpected '%s': one model at a time", argv[first]);
     if (arguments.memory_bytes && !arguments.sessions) return cli_usage_error(&command, "--memory needs --sessions");
+    if (arguments.image &&
+        (shared.model || shared.synthetic || arguments.sessions || arguments.stored || arguments.check))
+        return cli_usage_error(&command,
+                               "--image describes a picture: not with a model, --sessions, --stored or --check");
 
     arguments.stored |= arguments.check;
     kakeya_error error = {0};
-    kakeya_status failed = describe(&arguments, &shared, &error);
+    kakeya_status failed = arguments.image ? info_image_print(arguments.image, shared.json, &error)
+                                           : describe(&arguments, &shared, &error);
     cli_shared_free(&shared);
     return failed ? cli_fail(command.name, &error) : CLI_DONE;
 }

@@ -180,6 +180,25 @@ json_holds "the whole model is told, and there is room" '
 works "info --sessions where nothing fits" info --synthetic 26b-a4b --sessions --memory 24G --json
 json_holds "no session" '.room.rows | all(.sessions == 0)'
 
+images=tests/data/images
+works "info --image works" info --image $images/exif-orientation-6.jpg --json
+json_holds "a picture is upright" '
+    $all[0].images["exif-orientation-6.jpg"] as $wanted | .format == "JPEG" and .orientation == 6 and
+    .width == $wanted.width and .height == $wanted.height' --slurpfile all $images/processing.json
+json_holds "and fits into every budget" '
+    [.budgets[].budget] == [70, 140, 280, 560, 1120] and (.budgets | all(.tokens <= .budget and .patches == 9 * .tokens)) and
+    ([.budgets[].digest] | unique | length == 5)'
+"$KAKEYA" info --image - --json <$images/exif-orientation-6.jpg | jq .budgets >"$WORK/piped"
+check "a picture comes through a pipe, too" test "$(jq .budgets "$WORK/out")" = "$(cat "$WORK/piped")"
+works "info --image prints text" info --image $images/photo.webp
+check "with the tokens of the largest budget" grep -q '^ *1120 ' "$WORK/out"
+for bad in $images/bad/*; do
+    fails_with "${bad##*/} is refused" "$bad: " info --image "$bad"
+done
+fails_with "81 million pixels are refused by their number" "9000 x 9000 pixels, 64000000 are allowed" \
+    info --image $images/bad/bomb-9000x9000.png
+refuses "a picture is no model" "--image describes a picture" info --image $images/text.png --stored
+
 # what info computes is what a session holds
 head -n 20 "$EXAMPLES/needle-60.txt" >"$WORK/long.txt"
 works "a session longer than the sliding window" run --attention native --prompt-file "$WORK/long.txt" --ignore-eos --max-tokens 1 --json

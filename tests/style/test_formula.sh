@@ -5,10 +5,12 @@
 # platform's.
 homebrew_names() {
     sed -e 's/^libcjson$/cjson/' -e 's/^libevent_.*$/libevent/' -e 's/^libcrypto$/openssl@3/' -e 's/^openssl$/openssl@3/' \
-        -e 's/^libxxhash$/xxhash/' -e 's/^libprotobuf-c$/protobuf-c/' -e '/^cmocka$/d'
+        -e 's/^libxxhash$/xxhash/' -e 's/^libprotobuf-c$/protobuf-c/' -e 's/^spng$/libspng/' -e 's/^libjpeg$/jpeg-turbo/' \
+        -e 's/^libwebp.*$/webp/' -e '/^cmocka$/d'
 }
 {
     sed -n -E 's/^ *pkg_check_modules\([A-Z_]+ (REQUIRED )?(IMPORTED_TARGET )?([^)]*)\).*/\3/p' CMakeLists.txt | tr ' ' '\n'
+    sed -n 's/^find_package(GIF .*/giflib/p' CMakeLists.txt
     sed -n -E 's/^ *find_library\((GRPC|KAKEYA_MLX)_LIBRARY ([a-z]+).*/\2/p' CMakeLists.txt
 } | homebrew_names | sort -u >"$WORK/wanted"
 sed -n -E 's/^ *(depends_on|uses_from_macos) "([^"]+)".*/\2/p' packaging/kakeya.rb | grep -v -x -e cmake -e ninja -e pkgconf | sort -u \

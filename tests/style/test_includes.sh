@@ -4,7 +4,7 @@
 
 # The folders of src/, lowest first; a folder includes those before it. Backends do not know each other; the list that they execute
 # (backend/program) knows none of them.
-order="base formats text grammar model backend/program backend backend/cpu backend/cuda backend/mlx decode session train convert serve
+order="base media formats text grammar model backend/program backend backend/cpu backend/cuda backend/mlx decode session train convert serve
     measure remote cli"
 
 # "from to" for every include of one of the project's own files. X.c, X.h, X.cu, X.cuh, X.cpp and X.hpp are one node, X.

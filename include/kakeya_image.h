@@ -1,0 +1,65 @@
+/* Pictures, decoded and fitted into a budget of tokens. A part of kakeya.h, which programs include. */
+#ifndef KAKEYA_IMAGE_H
+#define KAKEYA_IMAGE_H
+
+#ifndef KAKEYA_H
+#error "include kakeya.h"
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A decoded picture: PNG, JPEG, WebP or GIF, told apart by the first bytes. Immutable; may be used by several threads.
+ */
+typedef struct kakeya_image kakeya_image;
+
+/* `name` begins messages. Sides above 32,768 pixels and pictures above 64 million are refused by their header
+ * (KAKEYA_INVALID_ARGUMENT), other formats with KAKEYA_UNSUPPORTED, files that are damaged or cut off with
+ * KAKEYA_FORMAT. *out is owned by the caller. */
+KAKEYA_API kakeya_status kakeya_image_open(const char *name, const void *data, size_t bytes, kakeya_image **out,
+                                           kakeya_error *error);
+KAKEYA_API void kakeya_image_close(kakeya_image *image);
+
+typedef struct kakeya_image_facts {
+    size_t size;
+    const char *format; /* "PNG", "JPEG", "WebP", "GIF" */
+    int width, height;  /* pixels, upright: as EXIF's orientation says */
+    int orientation;    /* of EXIF, 1 to 8; 1: the file stores it upright */
+} kakeya_image_facts;
+
+KAKEYA_API void kakeya_image_facts_sized(const kakeya_image *image, kakeya_image_facts *out);
+static inline kakeya_image_facts kakeya_image_describe(const kakeya_image *image) {
+    kakeya_image_facts facts;
+    facts.size = sizeof facts;
+    kakeya_image_facts_sized(image, &facts);
+    return facts;
+}
+
+/* Budgets: the most tokens that a picture may take. The i-th one that models know, in ascending order; 0 behind the
+ * last. */
+KAKEYA_API int kakeya_image_budget(size_t i);
+
+enum { KAKEYA_DEFAULT_IMAGE_BUDGET = 280 };
+
+/* A picture as a Gemma 4 of a published size reads it: resized so that it fills the budget, one token for 48 x 48
+ * pixels. */
+typedef struct kakeya_image_fit {
+    size_t size;
+    int width, height; /* pixels */
+    int patches;       /* of 16 x 16 pixels */
+    int tokens;
+    char digest[65]; /* SHA-256 of size and pixels, hexadecimal: what the picture is known by */
+} kakeya_image_fit;
+
+static inline void kakeya_image_fit_init(kakeya_image_fit *fit) { fit->size = sizeof *fit; }
+
+/* budget: one of kakeya_image_budget's. */
+KAKEYA_API kakeya_status kakeya_image_fit_budget(const kakeya_image *image, int budget, kakeya_image_fit *out,
+                                                 kakeya_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
