@@ -290,6 +290,13 @@ KAKEYA_API void kakeya_session_close(kakeya_session *session);
 KAKEYA_API kakeya_status kakeya_session_sync(kakeya_session *session, const int32_t *tokens, size_t n, size_t *reused,
                                              kakeya_progress_fn progress, void *user, kakeya_error *error);
 
+/* The same with pictures: the i-th of n_media stands in the place of the i-th run of kakeya_engine_image_token in
+ * `tokens`. KAKEYA_INVALID_ARGUMENT where their number, or the length of a run, is another. Pictures are copied. The
+ * prefix that is reused ends before the first picture that differs in a pixel. */
+KAKEYA_API kakeya_status kakeya_session_sync_media(kakeya_session *session, const int32_t *tokens, size_t n,
+                                                   const kakeya_media *media, size_t n_media, size_t *reused,
+                                                   kakeya_progress_fn progress, void *user, kakeya_error *error);
+
 /* Ends what the session does: from any thread, at any time between opening and closing, also from a callback. A running
  * sync or score returns KAKEYA_CANCELLED after the prompt chunk that it computes, a running generate ends with
  * KAKEYA_FINISH_CANCELLED after the block that it computes; the session stays usable and goes on from there. While
@@ -574,6 +581,8 @@ typedef struct kakeya_score_options {
     float *against_nll;        /* NULL, or [n - 1]: -log p(tokens[t + 1] | tokens[0..t]) of the reference */
     float *against_kl;         /* NULL, or [n]: KL(reference || this model) of row t, natural logarithm */
     uint8_t *against_top_same; /* NULL, or [n]: 1 where both hold the same id likeliest, else 0 */
+    const kakeya_media *media; /* n_media pictures, as in kakeya_session_sync_media; all inside the prompt */
+    size_t n_media;
 } kakeya_score_options;
 
 KAKEYA_API void kakeya_score_options_init_sized(kakeya_score_options *options, size_t size);

@@ -58,6 +58,20 @@ static inline void kakeya_image_fit_init(kakeya_image_fit *fit) { fit->size = si
 KAKEYA_API kakeya_status kakeya_image_fit_budget(const kakeya_image *image, int budget, kakeya_image_fit *out,
                                                  kakeya_error *error);
 
+typedef struct kakeya_engine kakeya_engine;
+
+/* A picture in a prompt. */
+typedef struct kakeya_media {
+    const kakeya_image *image;
+    int budget; /* tokens at most, one of kakeya_image_budget's; 0: what the model's configuration says */
+} kakeya_media;
+
+/* The token whose runs stand for pictures in a prompt, one run for each; -1: the model, or its backend, reads none. */
+KAKEYA_API int32_t kakeya_engine_image_token(const kakeya_engine *engine);
+/* The length of a picture's run. */
+KAKEYA_API kakeya_status kakeya_engine_image_tokens(const kakeya_engine *engine, const kakeya_media *media, int *tokens,
+                                                    kakeya_error *error);
+
 #ifdef __cplusplus
 }
 #endif

@@ -88,6 +88,11 @@ typedef struct kakeya_chat_options {
     bool continue_last;
     /* More are KAKEYA_CONTEXT_FULL, with *n_ids what there are at least. 0: no limit. */
     size_t most_tokens;
+    /* Lengths of pictures (kakeya_engine_image_tokens): the i-th part of type image, image_url or input_image in a
+     * user's message becomes a run of image_tokens[i] image tokens between those that begin and end a picture, whatever
+     * the part says. Another number of such parts is KAKEYA_INVALID_ARGUMENT. NULL: they are no text, and refused. */
+    const int *image_tokens;
+    size_t n_images;
 } kakeya_chat_options;
 
 KAKEYA_API void kakeya_chat_options_init_sized(kakeya_chat_options *options, size_t size);

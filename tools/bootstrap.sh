@@ -43,8 +43,7 @@ need_build() {
 
 # On a Mac nothing is installed: what is missing is named as Homebrew names it.
 if [ "$(uname -s)" = Darwin ] && [ "$task" = build ]; then
-    for formula in cmake ninja pkgconf cjson yajl hwloc xxhash libspng jpeg-turbo webp giflib libevent openssl@3 grpc protobuf-c \
-        zeromq; do
+    for formula in cmake ninja pkgconf cjson yajl hwloc xxhash libspng jpeg-turbo webp giflib libevent openssl@3 grpc protobuf-c zeromq; do
         brew list --formula "$formula" >/dev/null 2>&1 || missing="$missing $formula"
     done
     [ -z "$missing" ] || { echo "kakeya needs more before it can be built: brew install$missing" >&2 && exit 1; }

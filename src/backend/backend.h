@@ -83,6 +83,20 @@ typedef struct backend_leaders {
     float logit[BACKEND_LEADERS];
 } backend_leaders;
 
+/* A picture for a model that reads pictures. */
+typedef struct backend_image {
+    const struct gemma4_vision *vision;
+    int across, down;     /* patches */
+    const float *patches; /* [down * across][values of a patch], in [0, 1] */
+} backend_image;
+
+/* Rows that stand in the place of tokens' embeddings. */
+typedef struct backend_given {
+    int first, n;      /* rows of the segment */
+    const float *rows; /* [n][hidden] */
+    bool both_ways;    /* in sliding layers each of them sees all of them */
+} backend_given;
+
 /* One stretch of new tokens of one cache. Decode segments hold at most min(BACKEND_MAX_DECODE_ROWS, window) rows under
  * the bounded policies. One forward takes 1 to BACKEND_MAX_FORWARD segments of different caches with one K/V format:
  * BACKEND_MAX_SEGMENTS of decode rows and BACKEND_MAX_PROMPTS of prompts at most, model_prompt_chunk rows in all. A
@@ -107,6 +121,9 @@ typedef struct backend_segment {
     const int *chosen_layers; /* NULL, or, where the backend's training table has `chooses`, [chosen]: hidden_states is
                                  [n][chosen * hidden] instead, the outputs of these layers, but the last */
     int chosen;
+    const backend_given *given; /* NULL, or (backends with embed_image, prompts) [n_given], ascending: their tokens
+                                   stand for nothing */
+    int n_given;
     kakeya_status status; /* out, where forward fails: why this segment cannot be computed, whatever is beside it (a
                              token that does not exist, no room in the context, no memory for its cache); KAKEYA_OK in
                              all segments: the failure is not one segment's */
@@ -188,6 +205,10 @@ struct backend_ops {
     /* Drafts for 1 to BACKEND_MAX_SEGMENTS caches of one K/V format. A cache's drafts do not depend on the others. On
      * failure there are no drafts, and no cache's committed positions have changed. */
     kakeya_status (*draft)(backend_model *model, backend_draft_request *requests, int n_requests, kakeya_error *error);
+
+    /* Optional: rows [across / pooling * down / pooling][hidden] of the text model out of a picture; NULL: this backend
+     * reads none. */
+    kakeya_status (*embed_image)(backend_model *model, const backend_image *image, float *rows, kakeya_error *error);
 
     /* Optional: writes quantised weights as this backend arranges them in memory to a file, so that model_create maps
      * them where it is what gemma4_model_beside says of BACKEND_ARRANGED. KAKEYA_UNSUPPORTED where it arranges none of

@@ -9,6 +9,7 @@
 #include "cli/answer.h"
 #include "cli/chat.h"
 #include "cli/cli.h"
+#include "cli/images.h"
 #include "cli/input.h"
 #include "cli/terminal.h"
 
@@ -38,6 +39,8 @@ typedef struct run_options {
     const char *schema_file, *grammar_file, *regex;
     int strict_order; /* ORDER_NOT_GIVEN, or an index of switch_names */
     bool raw, json_object;
+    cli_texts images;
+    int image_budget;
 } run_options;
 
 /* What was read before the model: nothing of it is needed once the prompt is tokens, but the tools. */
@@ -130,26 +133,69 @@ static kakeya_status read_input(const run_options *options, run_input *input, ka
 
 /* The file that an error of a conversation is about begins the line. */
 static kakeya_status conversation_tokens(const run_options *options, const kakeya_tokenizer *tokenizer,
-                                         const run_input *input, int32_t **ids, size_t *n, kakeya_error *error) {
+                                         const run_input *input, const int *image_tokens, int32_t **ids, size_t *n,
+                                         kakeya_error *error) {
     kakeya_chat_options chat;
     kakeya_chat_options_init(&chat);
     chat.thinking = options->answer.thinking;
     chat.tools = input->tools;
     chat.tools_bytes = input->tools_bytes;
+    chat.image_tokens = options->images.n ? image_tokens : NULL;
+    chat.n_images = options->images.n;
     kakeya_status status = kakeya_chat_tokens(tokenizer, input->text, input->bytes, &chat, ids, n, NULL, error);
     if (status == KAKEYA_OK) return status;
     bool tools = options->tools_file && strncmp(error->message, "tools", 5) == 0;
-    return error_prefix(error, status, "%s", input_name(tools ? options->tools_file : options->messages_file));
+    const char *source = tools ? options->tools_file : options->messages_file;
+    return source ? error_prefix(error, status, "%s", input_name(source)) : status;
+}
+
+/* The prompt behind its pictures as a conversation in JSON, in the place of its text. */
+static kakeya_status add_pictures(const run_options *options, run_input *input, kakeya_error *error) {
+    cJSON *messages = cJSON_CreateArray(), *user = cJSON_CreateObject(), *parts = cJSON_CreateArray();
+    if (options->system) {
+        cJSON *system = cJSON_CreateObject();
+        cJSON_AddStringToObject(system, "role", "system");
+        cJSON_AddStringToObject(system, "content", options->system);
+        cJSON_AddItemToArray(messages, system);
+    }
+    for (size_t i = 0; i <= options->images.n; i++) {
+        cJSON *part = cJSON_CreateObject();
+        cJSON_AddStringToObject(part, "type", i < options->images.n ? "image" : "text");
+        if (i == options->images.n) cJSON_AddStringToObject(part, "text", input->text);
+        cJSON_AddItemToArray(parts, part);
+    }
+    cJSON_AddStringToObject(user, "role", "user");
+    cJSON_AddItemToObject(user, "content", parts);
+    cJSON_AddItemToArray(messages, user);
+    char *json = cJSON_PrintUnformatted(messages);
+    cJSON_Delete(messages);
+    if (!json) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    free(input->text);
+    input->text = json;
+    input->bytes = strlen(json);
+    return KAKEYA_OK;
+}
+
+static kakeya_status image_lengths(const kakeya_engine *engine, const cli_images *images, int *tokens,
+                                   kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    for (size_t i = 0; i < images->n && !status; i++)
+        status = kakeya_engine_image_tokens(engine, &images->media[i], &tokens[i], error);
+    return status;
 }
 
 /* The prompt's tokens from whichever source was given. *ids is freed with free or kakeya_free alike (malloc'ed). */
 static kakeya_status prompt_tokens(const run_options *options, const kakeya_engine *engine, const run_input *input,
-                                   int32_t **ids, size_t *n, kakeya_error *error) {
+                                   const cli_images *images, int32_t **ids, size_t *n, kakeya_error *error) {
     const kakeya_tokenizer *tokenizer = kakeya_engine_tokenizer(engine);
+    int image_tokens[CLI_MAX_VALUES] = {0};
     if (options->ids_file) {
         return input_read_ids(options->ids_file, kakeya_engine_vocab_size(engine), ids, n, error);
     }
-    if (options->messages_file) return conversation_tokens(options, tokenizer, input, ids, n, error);
+    kakeya_status status = image_lengths(engine, images, image_tokens, error);
+    if (status) return status;
+    if (options->messages_file || images->n)
+        return conversation_tokens(options, tokenizer, input, image_tokens, ids, n, error);
     if (options->raw) {
         return kakeya_tokenize(tokenizer, input->text, input->bytes, KAKEYA_TEXT_PROMPT, ids, n, error);
     }
@@ -201,8 +247,9 @@ static kakeya_attention default_attention(const run_options *options, const kake
 
 static kakeya_status answer_prompt(const run_options *options, const run_input *input, kakeya_engine *engine,
                                    const kakeya_session_options *session_options, kakeya_session *session,
-                                   const int32_t *ids, size_t n, kakeya_error *error) {
-    kakeya_status status = kakeya_session_sync(session, ids, n, NULL, terminal_progress, NULL, error);
+                                   const int32_t *ids, size_t n, const cli_images *images, kakeya_error *error) {
+    kakeya_status status =
+        kakeya_session_sync_media(session, ids, n, images->media, images->n, NULL, terminal_progress, NULL, error);
     if (status) return status;
     /* The tools that a conversation declares are its own, where no file replaces them. */
     const char *tools = input->tools ? input->tools : options->messages_file ? input->text : NULL;
@@ -231,6 +278,7 @@ static int run(const run_options *options, bool chat, kakeya_error *error) {
     kakeya_engine *engine = NULL;
     kakeya_grammar *grammar = NULL;
     kakeya_session *session = NULL;
+    cli_images images = {0};
     run_options local = *options; /* finding the model and the attention policy are remembered in the shared options */
 
     if (options->system && input_check_utf8("--system", options->system, strlen(options->system), error)) goto done;
@@ -239,6 +287,8 @@ static int run(const run_options *options, bool chat, kakeya_error *error) {
         if (input_check_utf8("--stop", stop, strlen(stop), error)) goto done;
     }
     if (read_input(options, &input, error)) goto done;
+    if (cli_images_read(&options->images, options->image_budget, &images, error)) goto done;
+    if (images.n && input.text && !options->messages_file && add_pictures(options, &input, error)) goto done;
     if (cli_open_engine(command.name, &local.shared, &engine, error)) goto done;
     if (open_grammar(options, &input, engine, &grammar, error)) goto done;
     local.answer.grammar = grammar;
@@ -247,7 +297,7 @@ static int run(const run_options *options, bool chat, kakeya_error *error) {
     cli_shared_session_options(&local.shared, &session_options);
     session_options.without_drafter =
         options->answer.mode == KAKEYA_MODE_AR || options->answer.mode == KAKEYA_MODE_NGRAM;
-    if (!chat && prompt_tokens(options, engine, &input, &ids, &n, error)) goto done;
+    if (!chat && prompt_tokens(options, engine, &input, &images, &ids, &n, error)) goto done;
     if (!chat && n == 0) {
         error_set(error, KAKEYA_INVALID_ARGUMENT, "the prompt has no tokens");
         goto done;
@@ -255,7 +305,7 @@ static int run(const run_options *options, bool chat, kakeya_error *error) {
     if (kakeya_session_open(engine, &session_options, &session, error)) goto done;
     if (chat) {
         result = chat_run(&local.answer, local.system, engine, &session_options, session);
-    } else if (!answer_prompt(&local, &input, engine, &session_options, session, ids, n, error)) {
+    } else if (!answer_prompt(&local, &input, engine, &session_options, session, ids, n, &images, error)) {
         result = CLI_DONE;
     }
 done:
@@ -263,6 +313,7 @@ done:
     kakeya_session_close(session);
     kakeya_grammar_close(grammar);
     kakeya_engine_close(engine);
+    cli_images_free(&images);
     kakeya_free(ids);
     free(input.text);
     free(input.tools);
@@ -312,10 +363,12 @@ static int check_options(run_options *options, bool *chat) {
     for (size_t i = 0; i < options->answer.stop.n; i++) {
         if (!*options->answer.stop.text[i]) return cli_usage_error(&command, "--stop: the text is empty");
     }
+    if (options->images.n && options->raw)
+        return cli_usage_error(&command, "--image needs the turn format or --ids-file: not with --raw");
     if (text || options->messages_file) return CLI_DONE;
     if (!isatty(STDIN_FILENO)) {
         options->prompt_file = "-";
-    } else if (!options->shared.json && !options->raw && isatty(STDOUT_FILENO)) {
+    } else if (!options->shared.json && !options->raw && !options->images.n && isatty(STDOUT_FILENO)) {
         *chat = true;
     } else {
         return cli_usage_error(&command, "no prompt");
@@ -384,6 +437,7 @@ int cli_run(int argc, char **argv) {
                    .help = "the answer is what the regular expression TEXT matches as a whole"),
         CLI_OPTION(.name = "ignore-eos", .kind = CLI_FLAG, .target = &options.answer.ignore_eos,
                    .help = "go on after stop tokens"),
+        CLI_IMAGE_OPTIONS(&options.images, &options.image_budget),
         {.name = NULL},
     };
     int first, status;

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "cli/cli.h"
+#include "cli/images.h"
 #include "cli/input.h"
 #include "cli/output.h"
 #include "cli/terminal.h"
@@ -16,7 +17,8 @@ typedef struct score_options {
     cli_shared shared;
     const char *ids_file, *text_file, *out, *against;
     bool hidden_states;
-    int prompt_length;
+    int prompt_length, image_budget;
+    cli_texts images;
 } score_options;
 
 static const cli_command command = {
@@ -31,7 +33,8 @@ static const cli_command command = {
         "(F32 [layers + 1, tokens, hidden]: embeddings, each layer's output, the last one after the final norm).\n"
         "--against compares every row with the logits of such a file, made from the same tokens with other weights,\n"
         "another precision or another attention: kl (mean KL divergence of this model from the file's), top1 (share\n"
-        "of rows in which both hold the same token likeliest), against_perplexity, token_kl.\n",
+        "of rows in which both hold the same token likeliest), against_perplexity, token_kl.\n"
+        "--image gives pictures to the runs of the model's image token in --ids-file, one to each, in this order.\n",
     .examples = "  kakeya score --text-file README.md\n"
                 "  kakeya score --ids-file ids.json --prompt-length 600 --attention restored --json\n"
                 "  kakeya score --ids-file ids.json --out logits.safetensors --hidden-states\n"
@@ -126,6 +129,7 @@ static kakeya_status score(score_options *options, kakeya_error *error) {
     kakeya_engine *engine = NULL;
     kakeya_session *session = NULL;
     scoring s = {0};
+    cli_images images = {0};
     kakeya_session_options session_options;
 
     const char *source = options->ids_file ? options->ids_file : options->text_file, *model = NULL;
@@ -135,6 +139,7 @@ static kakeya_status score(score_options *options, kakeya_error *error) {
     if (!status) status = output_spares("out", options->out, options->against, error);
     if (!status) status = output_spares("out", options->out, options->shared.drafter, error);
     if (!status) status = output_spares("out", options->out, options->shared.f_theta, error);
+    if (!status) status = cli_images_read(&options->images, options->image_budget, &images, error);
     if (!status) status = cli_open_engine(command.name, &options->shared, &engine, error);
     if (status) goto done;
     s.vocab = (size_t)kakeya_engine_vocab_size(engine);
@@ -169,6 +174,8 @@ static kakeya_status score(score_options *options, kakeya_error *error) {
     kakeya_score_options_init(&how);
     how.prompt_length = (size_t)options->prompt_length;
     how.nll = s.nll;
+    how.media = images.media;
+    how.n_media = images.n;
     how.file = options->out;
     how.against = options->against;
     how.against_nll = s.against_nll;
@@ -183,6 +190,7 @@ static kakeya_status score(score_options *options, kakeya_error *error) {
 done:
     kakeya_session_close(session);
     kakeya_engine_close(engine);
+    cli_images_free(&images);
     free(s.nll);
     free(s.against_nll);
     free(s.against_kl);
@@ -209,6 +217,7 @@ int cli_score(int argc, char **argv) {
                    .help = "compare with the logits that --out wrote for the same tokens"),
         CLI_OPTION(.name = "hidden-states", .kind = CLI_FLAG, .target = &options.hidden_states,
                    .help = "hidden states into --out as well"),
+        CLI_IMAGE_OPTIONS(&options.images, &options.image_budget),
         {.name = NULL},
     };
     int first, status;
@@ -216,6 +225,7 @@ int cli_score(int argc, char **argv) {
     if (argc > first) return cli_usage_error(&command, "unexpected '%s'", argv[first]);
     if (!options.ids_file == !options.text_file)
         return cli_usage_error(&command, "give either --ids-file or --text-file");
+    if (options.images.n && !options.ids_file) return cli_usage_error(&command, "--image needs --ids-file");
     if (options.hidden_states && !options.out) return cli_usage_error(&command, "--hidden-states needs --out");
 
     kakeya_error error = {0};

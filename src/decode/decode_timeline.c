@@ -1,5 +1,6 @@
 #include "decode/decode_timeline.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 kakeya_status decode_timeline_reserve(decode_timeline *t, size_t n, kakeya_error *error) {
@@ -39,7 +40,28 @@ void decode_timeline_drop_logits(decode_timeline *t) {
     t->has_logits = false;
 }
 
+kakeya_status decode_timeline_add_image(decode_timeline *t, const timeline_image *added, kakeya_error *error) {
+    timeline_image *images = realloc(t->images, (t->n_images + 1) * sizeof *images);
+    if (!images) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%zu images: out of memory", t->n_images + 1);
+    t->images = images;
+    t->images[t->n_images++] = *added;
+    return KAKEYA_OK;
+}
+
+void decode_timeline_cut_images(decode_timeline *t, size_t n) {
+    while (t->n_images && t->images[t->n_images - 1].begin + t->images[t->n_images - 1].n > n) t->n_images--;
+}
+
+size_t decode_timeline_outside_images(const decode_timeline *t, size_t at) {
+    for (size_t i = 0; i < t->n_images; i++)
+        if (t->images[i].begin < at && at < t->images[i].begin + t->images[i].n) return t->images[i].begin;
+    return at;
+}
+
 void decode_timeline_free(decode_timeline *t) {
+    free(t->images);
+    t->images = NULL;
+    t->n_images = 0;
     decode_timeline_drop_logits(t);
     mem_free(t->tokens);
     mem_free(t->row_kind);

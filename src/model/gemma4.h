@@ -104,8 +104,9 @@ typedef struct gemma4_model {
     struct gguf *file;             /* the same of a GGUF file */
     void **owned;                  /* MEM_WEIGHTS blocks */
     size_t n_owned;
-    size_t mapped_bytes; /* bytes of mapped tensors that are bound */
-    char note[256];      /* "" or one line worth telling the user, e.g. vision tensors skipped */
+    size_t mapped_bytes;          /* bytes of mapped tensors that are bound */
+    struct gemma4_vision *vision; /* what reads pictures (gemma4_vision.h); NULL: none */
+    char note[256];               /* "" or one line worth telling the user, e.g. vision tensors skipped */
 } gemma4_model;
 
 /* Parses config.json text (and generation_config.json text, may be NULL) of either published dialect. `name` is the

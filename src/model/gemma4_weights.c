@@ -5,6 +5,7 @@
 
 #include "model/gemma4_gguf.h"
 #include "model/gemma4_modules.h"
+#include "model/gemma4_vision.h"
 #include "model/tensors.h"
 
 static bool has_ending(const char *name, const char *ending) {
@@ -75,6 +76,39 @@ static void adopt(gemma4_model *model, const tensor_memory *memory) {
         snprintf(model->note, sizeof model->note, "%zu vision and audio tensors skipped: text only", memory->skipped);
 }
 
+/* What stands for a picture's rows is never an answer's token. */
+static void suppress(gemma4_config *c, int token) {
+    for (int i = 0; i < c->n_suppress_tokens; i++)
+        if (c->suppress_tokens[i] == token) return;
+    if (c->n_suppress_tokens < GEMMA4_MAX_SUPPRESS_TOKENS) c->suppress_tokens[c->n_suppress_tokens++] = token;
+}
+
+static size_t count_audio(const checkpoint *ck) {
+    size_t n = 0;
+    for (size_t i = 0; i < ck->n_tensors; i++) {
+        const char *name = ck->tensors[i]->name;
+        if (strncmp(name, "model.", 6) == 0) name += 6;
+        n += strncmp(name, "audio_tower.", 12) == 0 || strncmp(name, "embed_audio.", 12) == 0;
+    }
+    return n;
+}
+
+static kakeya_status open_vision(mem_account *account, gemma4_model *model, kakeya_error *error) {
+    char reason[160];
+    kakeya_status status =
+        gemma4_vision_open(model->checkpoint, &model->config, account, &model->vision, reason, sizeof reason, error);
+    if (status == KAKEYA_OK && model->vision) {
+        suppress(&model->config, model->vision->image_token);
+        model->note[0] = '\0';
+        const size_t audio = count_audio(model->checkpoint);
+        if (audio) snprintf(model->note, sizeof model->note, "%zu audio tensors skipped: text and images", audio);
+    } else if (status == KAKEYA_OK && *reason) {
+        size_t used = strlen(model->note);
+        snprintf(model->note + used, sizeof model->note - used, "%sno pictures: %s", used ? "; " : "", reason);
+    }
+    return status;
+}
+
 static kakeya_status open_checkpoint(const char *directory, mem_account *account, gemma4_model *model,
                                      kakeya_error *error) {
     quantisation *quantised = NULL;
@@ -94,6 +128,7 @@ static kakeya_status open_checkpoint(const char *directory, mem_account *account
         adopt(model, &memory);
         if (status == KAKEYA_OK && modules.quantised_bytes) model->config.checkpoint_format = modules.main_format;
     }
+    if (status == KAKEYA_OK) status = open_vision(account, model, error);
     quantisation_free(quantised);
     return status;
 }
@@ -157,6 +192,7 @@ void gemma4_model_close(gemma4_model *model) {
     if (!model) return;
     tensor_memory memory = {.owned = model->owned, .n_owned = model->n_owned};
     tensor_memory_release(&memory);
+    gemma4_vision_close(model->vision);
     checkpoint_close(model->checkpoint);
     gguf_close(model->file);
     free(model);

@@ -145,12 +145,16 @@ static int prompt_budget(const step *s) {
 static void add_prompt(step *s, kakeya_request *r, int tokens) {
     decode_first *first = r->answers ? &r->answer.first : NULL;
     if (first) answer_choose_first(r->session, &r->answer, &s->batch->buffers);
-    kakeya_status status = prompt_segment(r->session, &r->prompt, (size_t)tokens, first, &s->segment[s->n], &r->error);
+    const kakeya_engine *engine = s->batch->engine;
+    size_t room = (size_t)(engine->ops->model_prompt_chunk(engine->model) - s->rows);
+    kakeya_status status =
+        prompt_segment(r->session, &r->prompt, (size_t)tokens, room, first, &s->segment[s->n], &r->error);
     if (status != KAKEYA_OK) {
         r->status = prompt_failed(r->session, &r->prompt, status, &r->error);
         r->failing = true;
         return;
     }
+    if (s->segment[s->n].n == 0) return; /* a picture that waits for a forward with more room */
     /* what an answer left half computed is computed again as what it was */
     const bool decodes = s->segment[s->n].kind == SEGMENT_DECODE;
     if (decodes && s->decoding == BACKEND_MAX_SEGMENTS) return;

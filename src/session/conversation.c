@@ -154,6 +154,37 @@ static kakeya_status append_text(const kakeya_tokenizer *t, const char *text, in
     return status;
 }
 
+/* The ids of pictures, each between its begin and its end. *out and *memory are malloc'ed. */
+static kakeya_status make_pictures(const kakeya_tokenizer *t, const kakeya_chat_options *o, chat_picture **out,
+                                   int32_t **memory, kakeya_error *error) {
+    static const char *const names[] = {"<|image>", "<|image|>", "<image|>"};
+    int32_t id[3];
+    size_t all = 0;
+    for (size_t i = 0; i < 3; i++) {
+        id[i] = tokenizer_id(t->tokens, names[i]);
+        if (id[i] < 0)
+            return error_set(error, KAKEYA_UNSUPPORTED, "images: the model's vocabulary has no token %s", names[i]);
+    }
+    for (size_t i = 0; i < o->n_images; i++) {
+        if (o->image_tokens[i] < 1 || o->image_tokens[i] > 1 << 20)
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "chat options: image_tokens[%zu] is %d", i,
+                             o->image_tokens[i]);
+        all += (size_t)o->image_tokens[i] + 2;
+    }
+    chat_picture *pictures = malloc((o->n_images + 1) * sizeof *pictures);
+    int32_t *at = *memory = malloc((all + 1) * sizeof *at);
+    *out = pictures;
+    if (!pictures || !at) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%zu images: out of memory", o->n_images);
+    for (size_t i = 0; i < o->n_images; i++) {
+        const size_t n = (size_t)o->image_tokens[i];
+        pictures[i] = (chat_picture){at, n + 2};
+        *at++ = id[0];
+        for (size_t k = 0; k < n; k++) *at++ = id[1];
+        *at++ = id[2];
+    }
+    return KAKEYA_OK;
+}
+
 static const kakeya_chat_options default_chat_options = {.size = sizeof default_chat_options};
 
 void kakeya_chat_options_init_sized(kakeya_chat_options *options, size_t size) {
@@ -172,7 +203,11 @@ kakeya_status kakeya_chat_tokens(const kakeya_tokenizer *t, const char *json, si
     if (status != KAKEYA_OK) return status;
     chat_request request = {0};
     char *tools = NULL;
-    status = chat_request_read(json, json_bytes, &request, error);
+    chat_picture *pictures = NULL;
+    int32_t *picture_ids = NULL;
+    if (o.image_tokens) status = make_pictures(t, &o, &pictures, &picture_ids, error);
+    if (status == KAKEYA_OK)
+        status = chat_request_read_pictures(json, json_bytes, pictures, pictures ? o.n_images : 0, &request, error);
     if (status == KAKEYA_OK && request.n_messages == 0)
         status = error_set(error, KAKEYA_INVALID_ARGUMENT, "chat request: there are no messages");
     char *begun = NULL;
@@ -197,6 +232,8 @@ kakeya_status kakeya_chat_tokens(const kakeya_tokenizer *t, const char *json, si
     }
     free(begun);
     free(memory);
+    free(pictures);
+    free(picture_ids);
     chat_tools_free(tools);
     chat_request_free(&request);
     return status;

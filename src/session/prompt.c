@@ -30,6 +30,7 @@ static kakeya_status keep_prefix(kakeya_session *session, size_t keep, bool and_
         ngram_truncate(&session->workspace.ngram, t->tokens, length);
         t->n = length;
     }
+    decode_timeline_cut_images(t, length);
     return KAKEYA_OK;
 }
 
@@ -52,7 +53,8 @@ static size_t kept_of(const kakeya_session *session, size_t n) {
 
 static bool can_keep(const kakeya_session *session, size_t n) {
     const decode_timeline *t = &session->timeline;
-    return n && n <= cached(t) && (size_t)t->ops->cache_min_truncate(t->cache) <= kept_of(session, n);
+    return n && n <= cached(t) && decode_timeline_outside_images(t, n) == n &&
+           (size_t)t->ops->cache_min_truncate(t->cache) <= kept_of(session, n);
 }
 
 size_t kakeya_session_reachable(const kakeya_session *session, const int32_t *tokens, size_t n) {
@@ -83,17 +85,23 @@ kakeya_status prompt_begin(kakeya_session *session, prompt_work *work, kakeya_er
     decode_timeline *t = &session->timeline;
     const int32_t *tokens = work->tokens;
     size_t n = work->n, keep = common_prefix(t, tokens, n);
+    if (!work->again) keep = prompt_images_common(&work->images, t, keep);
     if (keep == n && t->n == n && t->has_logits) {
         work->reused = work->first = n;
         return KAKEYA_OK;
     }
     /* the last token is computed in any case: its row predicts what follows */
     if (keep == n && n > 0) keep--;
+    keep = decode_timeline_outside_images(t, keep);
     /* an answer that ends earlier now ends with a row of this prompt */
     bool goes_on = keep < n && keep < t->n && tokens[keep] == t->tokens[keep];
     bool cut = !goes_on && keep && kinds_differ(session) && t->row_kind[keep - 1] == ROW_DECODE;
     if (cut) keep--;
     bool newest = kinds_differ(session) && (cut || (goes_on && was_generated(t, keep)));
+    size_t least = t->cache ? (size_t)t->ops->cache_min_truncate(t->cache) : 0;
+    if (work->again && t->n_images && (least > keep || keep < t->images[t->n_images - 1].begin))
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "the session's images are needed again: give them with the prompt");
     kakeya_status status = keep_prefix(session, keep, newest, error);
     if (status != KAKEYA_OK) return status;
     work->reused = work->first = cached(t);
@@ -139,13 +147,18 @@ static size_t end_of_kind(const kakeya_session *session, size_t from, size_t end
     return at;
 }
 
-kakeya_status prompt_segment(kakeya_session *session, prompt_work *work, size_t most, decode_first *first,
+kakeya_status prompt_segment(kakeya_session *session, prompt_work *work, size_t most, size_t room, decode_first *first,
                              backend_segment *segment, kakeya_error *error) {
     decode_timeline *t = &session->timeline;
     size_t chunk = (size_t)session->options.prompt_chunk_tokens, from = computed(session);
     if (chunk > most) chunk = most;
     work->end = prompt_left(session, work) > chunk ? from + chunk : work->n;
     if (work->as_computed) work->end = end_of_kind(session, from, work->end);
+    work->end = prompt_images_end(&work->images, from, work->end);
+    if (work->end - from > room) {
+        *segment = (backend_segment){0};
+        return KAKEYA_OK;
+    }
     bool last = work->end == work->n, chosen = last && first && first->choice != DECODE_FROM_LOGITS;
     int rows = (int)(work->end - from);
     kakeya_status status = decode_timeline_reserve(t, work->end, error);
@@ -157,6 +170,9 @@ kakeya_status prompt_segment(kakeya_session *session, prompt_work *work, size_t 
                                  .kind = work->as_computed ? kind_at(t, from) : SEGMENT_PROMPT,
                                  .first_logit_row = last ? rows - 1 : rows,
                                  .logits = chosen ? NULL : t->logits};
+    status = prompt_images_give(&work->images, session->engine, &session->account, from, work->end, &segment->given,
+                                &segment->n_given, error);
+    if (status != KAKEYA_OK) return status;
     if (chosen) decode_first_ask(first, &session->workspace.sampler, segment);
     return KAKEYA_OK;
 }
@@ -170,8 +186,14 @@ kakeya_status prompt_read(kakeya_session *session, const prompt_work *work, deco
 kakeya_status prompt_commit(kakeya_session *session, prompt_work *work, kakeya_status status, kakeya_error *error) {
     decode_timeline *t = &session->timeline;
     size_t from = computed(session), rows = work->end - from;
+    const size_t known = t->n_images;
+    for (size_t i = 0; i < work->images.n && status == KAKEYA_OK; i++) {
+        const timeline_image *place = &work->images.image[i].place;
+        if (place->begin >= from && place->begin < work->end) status = decode_timeline_add_image(t, place, error);
+    }
     if (status == KAKEYA_OK) status = t->ops->cache_commit(t->cache, (int)rows, error);
     if (status != KAKEYA_OK) {
+        t->n_images = known;
         (void)t->ops->cache_commit(t->cache, 0, NULL);
         return status;
     }

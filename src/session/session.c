@@ -143,6 +143,7 @@ kakeya_status session_reset_cache(kakeya_session *session, kakeya_error *error) 
     kakeya_engine *engine = session->engine;
     ngram_truncate(&session->workspace.ngram, t->tokens, 0);
     t->n = 0;
+    decode_timeline_cut_images(t, 0);
     decode_timeline_drop_logits(t);
     if (t->cache) engine->ops->cache_destroy(t->cache);
     t->cache = NULL;
@@ -222,6 +223,8 @@ kakeya_status kakeya_session_fork(const kakeya_session *session, kakeya_session 
 
     decode_timeline *to = &copy->timeline;
     status = decode_timeline_reserve(to, from->n, error);
+    for (size_t i = 0; i < from->n_images && status == KAKEYA_OK; i++)
+        status = decode_timeline_add_image(to, &from->images[i], error);
     if (status == KAKEYA_OK && from->has_logits) status = decode_timeline_keep_logits(to, error);
     engine_turn_begin(session->engine);
     if (status == KAKEYA_OK) status = to->ops->cache_fork(from->cache, &copy->account, &to->cache, error);

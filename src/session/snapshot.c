@@ -2,7 +2,8 @@
  *   magic "KAKEYA-S", version u32, policy (see policy_of), tokens u64, has_logits u32, cache bytes u64,
  *   token ids i32[n], row kinds u8[n], logits f32[vocab] if any, the backend's bytes, checksum u64 of everything
  *   before: XXH3-64. Versions 2 and 3 know two kinds of rows, and the checksum of version 2 is that of hash_stream;
- * both are read as well.
+ * both are read as well. Version 5 has pictures behind the row kinds: their number u64, and of each its first token
+ * and its tokens, both u64, and its digest u8[32]; a session without any is of version 4.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -19,7 +20,7 @@
 #include "session/session.h"
 
 static const char magic[8] = {'K', 'A', 'K', 'E', 'Y', 'A', '-', 'S'};
-enum { VERSION = 4, VERSION_OF_TWO_KINDS = 3, VERSION_OF_HASH_STREAM = 2, CHECKSUM_BYTES = 8 };
+enum { VERSION_OF_IMAGES = 5, VERSION = 4, VERSION_OF_TWO_KINDS = 3, VERSION_OF_HASH_STREAM = 2, CHECKSUM_BYTES = 8 };
 
 /* ------------------------------------------------------------------------------------------------------ streams */
 
@@ -176,13 +177,19 @@ static kakeya_status save(const kakeya_session *session, writer *w, kakeya_error
     size_t cache_bytes = session->parked ? park_bytes(session) : t->ops->cache_snapshot_bytes(t->cache);
     policy p = policy_of(session);
     write_bytes(w, magic, sizeof magic);
-    write_number(w, VERSION, 4);
+    write_number(w, t->n_images ? VERSION_OF_IMAGES : VERSION, 4);
     for (int i = 0; i < POLICY_FIELDS; i++) write_number(w, p.field[i], 8);
     write_number(w, t->n, 8);
     write_number(w, t->has_logits, 4);
     write_number(w, cache_bytes, 8);
     write_words(w, t->tokens, t->n);
     write_bytes(w, t->row_kind, t->n);
+    if (t->n_images) write_number(w, t->n_images, 8);
+    for (size_t i = 0; i < t->n_images; i++) {
+        write_number(w, t->images[i].begin, 8);
+        write_number(w, t->images[i].n, 8);
+        write_bytes(w, t->images[i].digest, sizeof t->images[i].digest);
+    }
     if (t->has_logits) write_words(w, t->logits, (size_t)t->vocab);
     kakeya_status status = KAKEYA_OK;
     if (!w->write)
@@ -216,7 +223,9 @@ typedef struct contents {
     bool has_logits;
     int32_t *tokens;         /* [n] */
     unsigned char *row_kind; /* [n] */
-    float *logits;           /* [vocab], with has_logits */
+    timeline_image *images;  /* [n_images], malloc'ed */
+    size_t n_images;
+    float *logits; /* [vocab], with has_logits */
     backend_cache *cache;
 } contents;
 
@@ -227,10 +236,10 @@ static kakeya_status read_header(const kakeya_session *session, reader *r, conte
         return error_set(error, KAKEYA_FORMAT, "session data: not a saved session");
     uint64_t version = read_number(r, 4);
     if (r->ended) return cut_off(r, error);
-    if (version < VERSION_OF_HASH_STREAM || version > VERSION)
+    if (version < VERSION_OF_HASH_STREAM || version > VERSION_OF_IMAGES)
         return error_set(error, KAKEYA_UNSUPPORTED,
                          "session data: version %" PRIu64 ", this build reads versions %d and %d", version,
-                         (int)VERSION_OF_HASH_STREAM, (int)VERSION);
+                         (int)VERSION_OF_HASH_STREAM, (int)VERSION_OF_IMAGES);
     r->version = version;
     policy own = policy_of(session);
     for (int i = 0; i < POLICY_FIELDS; i++) {
@@ -260,6 +269,32 @@ static kakeya_status read_header(const kakeya_session *session, reader *r, conte
     return KAKEYA_OK;
 }
 
+/* Ascending, without a token in common. */
+static kakeya_status read_images(reader *r, contents *c, kakeya_error *error) {
+    if (r->version != VERSION_OF_IMAGES) return KAKEYA_OK;
+    const uint64_t n = read_number(r, 8);
+    if (r->ended) return cut_off(r, error);
+    if (n < 1 || n > c->n)
+        return error_set(error, KAKEYA_FORMAT, "session data: %" PRIu64 " images among %zu tokens", n, c->n);
+    c->images = calloc((size_t)n, sizeof *c->images);
+    if (!c->images) return error_set(error, KAKEYA_OUT_OF_MEMORY, "session data: out of memory");
+    uint64_t end = 0;
+    for (; c->n_images < n; c->n_images++) {
+        timeline_image *made = &c->images[c->n_images];
+        const uint64_t begin = read_number(r, 8), tokens = read_number(r, 8);
+        read_bytes(r, made->digest, sizeof made->digest);
+        if (r->ended) return cut_off(r, error);
+        if (begin < end || begin >= c->n || tokens < 1 || tokens > c->n - begin)
+            return error_set(error, KAKEYA_FORMAT,
+                             "session data: image %zu has %" PRIu64 " tokens from token %" PRIu64 " on", c->n_images,
+                             tokens, begin);
+        made->begin = (size_t)begin;
+        made->n = (size_t)tokens;
+        end = begin + tokens;
+    }
+    return KAKEYA_OK;
+}
+
 static kakeya_status read_tokens(kakeya_session *session, reader *r, contents *c, kakeya_error *error) {
     int vocab = session->timeline.vocab;
     size_t logits_bytes = c->has_logits ? (size_t)vocab * sizeof *c->logits : 0;
@@ -270,6 +305,8 @@ static kakeya_status read_tokens(kakeya_session *session, reader *r, contents *c
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "session data: %zu tokens: out of memory", c->n);
     read_words(r, c->tokens, c->n);
     read_bytes(r, c->row_kind, c->n);
+    kakeya_status status = read_images(r, c, error);
+    if (status != KAKEYA_OK) return status;
     if (c->has_logits) read_words(r, c->logits, (size_t)vocab);
     if (r->ended) return cut_off(r, error);
     for (size_t i = 0; i < c->n; i++) {
@@ -337,6 +374,10 @@ static kakeya_status take_contents(kakeya_session *session, contents *c, kakeya_
         decode_timeline_drop_logits(t);
     t->n = c->n;
     t->has_logits = c->has_logits;
+    free(t->images);
+    t->images = c->images;
+    t->n_images = c->n_images;
+    c->images = NULL;
     return KAKEYA_OK;
 }
 
@@ -355,6 +396,7 @@ kakeya_status kakeya_session_load(kakeya_session *session, kakeya_read_fn read, 
         session->timeline.ops->cache_destroy(c.cache);
         engine_turn_end(session->engine);
     }
+    free(c.images);
     mem_free(c.tokens);
     mem_free(c.row_kind);
     mem_free(c.logits);

@@ -70,6 +70,7 @@ static kakeya_status prepare(kakeya_request *r, const kakeya_request_options *o,
 }
 
 static void free_request(kakeya_request *r) {
+    prompt_images_free(&r->prompt.images);
     mem_free(r->owned);
     free(r);
 }
@@ -109,17 +110,26 @@ kakeya_status kakeya_request_wait(kakeya_request *request, kakeya_stats *stats, 
     return status;
 }
 
-kakeya_status kakeya_session_sync(kakeya_session *session, const int32_t *tokens, size_t n, size_t *reused,
-                                  kakeya_progress_fn progress, void *user, kakeya_error *error) {
+kakeya_status kakeya_session_sync_media(kakeya_session *session, const int32_t *tokens, size_t n,
+                                        const kakeya_media *media, size_t n_media, size_t *reused,
+                                        kakeya_progress_fn progress, void *user, kakeya_error *error) {
     kakeya_request request = {
         .session = session,
         .prompts = true,
         .prompt = {.tokens = tokens, .n = n, .progress = progress, .user = user, .cancellable = true},
     };
     kakeya_status status = session_check_tokens(session, tokens, n, error);
+    if (status == KAKEYA_OK)
+        status = prompt_images_create(session->engine, tokens, n, media, n_media, &request.prompt.images, error);
     if (status == KAKEYA_OK) status = scheduler_run(&request, error);
     if (reused) *reused = request.prompt.reused;
+    prompt_images_free(&request.prompt.images);
     return session_return(session, status);
+}
+
+kakeya_status kakeya_session_sync(kakeya_session *session, const int32_t *tokens, size_t n, size_t *reused,
+                                  kakeya_progress_fn progress, void *user, kakeya_error *error) {
+    return kakeya_session_sync_media(session, tokens, n, NULL, 0, reused, progress, user, error);
 }
 
 void kakeya_session_close(kakeya_session *session) {

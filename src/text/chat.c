@@ -152,6 +152,11 @@ static bool put_content(chat_writer *w, const chat_message *message) {
     bool any = false;
     for (size_t i = 0; i < message->n_parts; i++) {
         const char *part = message->parts[i];
+        if (message->pictures && message->pictures[i].n_ids) {
+            chat_put_ids(w, message->pictures[i].ids, message->pictures[i].n_ids);
+            any = true;
+            continue;
+        }
         bool written = is_model(message) ? put_without_thinking(w, part) : put_trimmed(w, part, strlen(part));
         any = any || written;
     }

@@ -13,6 +13,9 @@
 struct chat_request_storage {
     cJSON *root;
     const char **parts;
+    chat_picture *pictures; /* of the parts; NULL: there are none */
+    const chat_picture *given;
+    size_t n_given, n_taken; /* pictures; that parts have asked for so far */
     chat_tool_call *calls;
     chat_tool_response *responses;
     size_t n_parts, n_calls, n_responses; /* handed out so far */
@@ -94,12 +97,17 @@ static kakeya_status replace_part(cJSON *part, const place *at, const chat_messa
     return KAKEYA_OK;
 }
 
+static bool is_picture(const char *type) {
+    return strcmp(type, "image") == 0 || strcmp(type, "image_url") == 0 || strcmp(type, "input_image") == 0;
+}
+
 static kakeya_status read_content(struct chat_request_storage *storage, const cJSON *object, const place *at,
                                   chat_message *message, kakeya_error *error) {
     const cJSON *content = cJSON_GetObjectItemCaseSensitive(object, "content");
     if (!content || cJSON_IsNull(content)) return KAKEYA_OK;
     const char **parts = storage->parts + storage->n_parts;
     message->parts = parts;
+    if (storage->pictures) message->pictures = storage->pictures + storage->n_parts;
     if (cJSON_IsString(content)) {
         parts[message->n_parts++] = content->valuestring;
     } else if (cJSON_IsArray(content)) {
@@ -109,6 +117,12 @@ static kakeya_status read_content(struct chat_request_storage *storage, const cJ
             const cJSON *type = cJSON_GetObjectItemCaseSensitive(part, "type");
             if (!cJSON_IsString(type)) return wrong(at, "content", "a text or a list of parts with a type", error);
             const char *key = text_key(type->valuestring);
+            if (!key && storage->given && has_role(message, "user") && is_picture(type->valuestring)) {
+                const size_t i = storage->n_taken++;
+                if (i < storage->n_given) storage->pictures[storage->n_parts + message->n_parts] = storage->given[i];
+                parts[message->n_parts++] = "";
+                continue;
+            }
             if (!key) {
                 const char *line = NULL;
                 kakeya_status status = replace_part(part, at, message, &line, error);
@@ -208,7 +222,9 @@ static kakeya_status allocate(chat_request *request, const cJSON *messages, kake
     storage->parts = calloc(parts + 1, sizeof *storage->parts);
     storage->calls = calloc(calls + 1, sizeof *storage->calls);
     storage->responses = calloc(responses + 1, sizeof *storage->responses);
-    if (!request->messages || !storage->parts || !storage->calls || !storage->responses) {
+    if (storage->given) storage->pictures = calloc(parts + 1, sizeof *storage->pictures);
+    if (!request->messages || !storage->parts || (storage->given && !storage->pictures) || !storage->calls ||
+        !storage->responses) {
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for %zu messages", n);
     }
     return KAKEYA_OK;
@@ -247,9 +263,12 @@ static kakeya_status print_tools(const cJSON *tools, char **out, kakeya_error *e
     return *out ? KAKEYA_OK : error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a list of tools");
 }
 
-static kakeya_status read_request(chat_request *request, const char *json, size_t bytes, kakeya_error *error) {
+static kakeya_status read_request(chat_request *request, const char *json, size_t bytes, const chat_picture *pictures,
+                                  size_t n_pictures, kakeya_error *error) {
     request->storage = calloc(1, sizeof *request->storage);
     if (!request->storage) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a chat request");
+    request->storage->given = pictures;
+    request->storage->n_given = n_pictures;
     kakeya_status status = chat_json_parse("chat request", json, bytes, &request->storage->root, error);
     if (status) return status;
     cJSON *root = request->storage->root;
@@ -266,21 +285,30 @@ static kakeya_status read_request(chat_request *request, const char *json, size_
         request->n_messages++;
     }
     if (status) return status;
+    if (request->storage->n_taken != n_pictures)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%zu images, but the messages have room for %zu", n_pictures,
+                         request->storage->n_taken);
     const cJSON *tools = cJSON_IsObject(root) ? cJSON_GetObjectItemCaseSensitive(root, "tools") : NULL;
     return print_tools(tools, &request->tools, error);
 }
 
-kakeya_status chat_request_read(const char *json, size_t bytes, chat_request *out, kakeya_error *error) {
+kakeya_status chat_request_read_pictures(const char *json, size_t bytes, const chat_picture *pictures,
+                                         size_t n_pictures, chat_request *out, kakeya_error *error) {
     *out = (chat_request){0};
-    kakeya_status status = read_request(out, json, bytes, error);
+    kakeya_status status = read_request(out, json, bytes, pictures, n_pictures, error);
     if (status) chat_request_free(out);
     return status;
+}
+
+kakeya_status chat_request_read(const char *json, size_t bytes, chat_request *out, kakeya_error *error) {
+    return chat_request_read_pictures(json, bytes, NULL, 0, out, error);
 }
 
 void chat_request_free(chat_request *request) {
     if (request->storage) {
         cJSON_Delete(request->storage->root);
         free(request->storage->parts);
+        free(request->storage->pictures);
         free(request->storage->calls);
         free(request->storage->responses);
         free(request->storage);

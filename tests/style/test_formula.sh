@@ -6,7 +6,7 @@
 homebrew_names() {
     sed -e 's/^libcjson$/cjson/' -e 's/^libevent_.*$/libevent/' -e 's/^libcrypto$/openssl@3/' -e 's/^openssl$/openssl@3/' \
         -e 's/^libxxhash$/xxhash/' -e 's/^libprotobuf-c$/protobuf-c/' -e 's/^spng$/libspng/' -e 's/^libjpeg$/jpeg-turbo/' \
-        -e 's/^libwebp.*$/webp/' -e '/^cmocka$/d'
+        -e 's/^libwebp.*$/webp/' -e 's/^libzmq$/zeromq/' -e '/^cmocka$/d'
 }
 {
     sed -n -E 's/^ *pkg_check_modules\([A-Z_]+ (REQUIRED )?(IMPORTED_TARGET )?([^)]*)\).*/\3/p' CMakeLists.txt | tr ' ' '\n'

@@ -39,6 +39,7 @@ typedef struct attention_tile {
     int position;    /* of that row */
     int chunk_begin; /* positions from here on lie in the chunk buffers (INT_MAX: all stored) */
     int chunk_row;   /* their first row there */
+    const attention_segment *segment;
     segment_kind kind;
     bool restored;
     bool keeps_keys; /* those that it decodes, for the next forward: no other tile has this segment's head */
@@ -123,10 +124,21 @@ static void state_merge(const cpu_kernels *kernels, flash_state into, flash_stat
     }
 }
 
+/* A row sees no position behind itself, but for a picture's rows, which see the picture's end. */
+static int end_of_sight(const attention_segment *s, int t, int end) {
+    for (int i = 0; i < s->n_given; i++) {
+        const backend_given *g = &s->given[i];
+        const int row = t - s->position - g->first;
+        if (g->both_ways && row >= 0 && row < g->n) return s->position + g->first + g->n;
+    }
+    return end;
+}
+
 /* Keys that the query at position t attends in one pass. Sinks always come from their own store: a ring that serves
  * sink and window does not hold them for every row. */
 static position_range pass_range(const attention_tile *tile, attention_pass pass, int t) {
     timeline_view view = timeline_sees(&tile->cache->t, tile->source, tile->kind, t);
+    if (tile->config->type == GEMMA4_SLIDING) view.exact.end = end_of_sight(tile->segment, t, view.exact.end);
     return pass == PASS_SINK ? view.sink : pass == PASS_RESTORED ? view.evicted : view.exact;
 }
 
@@ -580,6 +592,7 @@ static attention_tile make_tile(const attention_context *a, const attention_segm
         .queries = tokens * group,
         .row = s->first_row + first,
         .position = s->position + first,
+        .segment = s,
         .chunk_begin = INT_MAX,
         .kind = s->kind,
         .restored = s->cache->t.layer[source].restored,

@@ -9,6 +9,8 @@ typedef struct attention_segment {
     int first_row, rows; /* rows of the forward */
     int position;        /* of first_row */
     segment_kind kind;
+    const backend_given *given; /* [n_given] as in backend_segment */
+    int n_given;
 } attention_segment;
 /* m->q [rows][heads * head_dim] (normed, rotated) -> attention output in place. `burst`: a row of the segments has K or
  * V that are no finite numbers. Then every row is computed alone, so that those before it see nothing of it. */

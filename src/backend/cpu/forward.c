@@ -27,10 +27,11 @@ typedef struct forward_step {
     backend_segment *requests;
     int n_segments;
     int rows;
-    int positions[CPU_MAX_ROWS];  /* per row */
-    int32_t tokens[CPU_MAX_ROWS]; /* the same */
-    const program_op *op;         /* in work */
-    atomic_bool burst;            /* a new K or V is not a finite number; once so, a row stays so */
+    int positions[CPU_MAX_ROWS];      /* per row */
+    int32_t tokens[CPU_MAX_ROWS];     /* the same */
+    const float *given[CPU_MAX_ROWS]; /* the same: what stands in the place of the token's embedding; NULL: nothing */
+    const program_op *op;             /* in work */
+    atomic_bool burst;                /* a new K or V is not a finite number; once so, a row stays so */
 } forward_step;
 
 /* ------------------------------------------------------------------------------------- embedding and products */
@@ -44,8 +45,13 @@ static void embed_rows(void *context, size_t begin, size_t end, int thread) {
     float scale = m->input == INPUT_BF16 ? bf16_to_f32(f32_to_bf16(f->op->scale)) : f->op->scale;
     size_t hidden = (size_t)m->config->hidden;
     for (size_t row = begin; row < end; row++) {
-        load_row(m, e, f->tokens[row], 0, (int)hidden, m->h + row * hidden);
-        m->kernels->scale(scale, (int)hidden, m->h + row * hidden);
+        float *h = m->h + row * hidden;
+        if (f->given[row]) {
+            memcpy(h, f->given[row], hidden * sizeof *h);
+            continue;
+        }
+        load_row(m, e, f->tokens[row], 0, (int)hidden, h);
+        m->kernels->scale(scale, (int)hidden, h);
     }
 }
 
@@ -407,7 +413,7 @@ const program_machine *cpu_machine(void) {
                    [OP_AGREE] = "nothing"},
         .fusion = fusions,
         .fusions = FUSIONS,
-        .most_rows = CPU_MAX_ROWS,
+        .most_rows = CPU_PROMPT_ROWS,
     };
     return &machine;
 }
@@ -464,6 +470,19 @@ static kakeya_status check_segments(backend_model *m, backend_segment *segments,
     return status;
 }
 
+/* Rows in the place of embeddings; per-layer inputs are those of the token that pads. */
+static void take_given(forward_step *f, const backend_segment *r) {
+    const gemma4_config *c = f->model->config;
+    for (int i = 0; i < r->n_given; i++) {
+        const backend_given *g = &r->given[i];
+        for (int row = 0; row < g->n; row++) {
+            const int at = f->rows + g->first + row;
+            f->given[at] = g->rows + (size_t)row * (size_t)c->hidden;
+            f->tokens[at] = c->pad_token >= 0 ? c->pad_token : 0;
+        }
+    }
+}
+
 /* Steps 1 and 2 of backend/timeline.h: nothing that fails here leaves a trace in any cache. */
 static kakeya_status plan_and_reserve(forward_step *f, kakeya_error *error) {
     backend_model *m = f->model;
@@ -473,9 +492,10 @@ static kakeya_status plan_and_reserve(forward_step *f, kakeya_error *error) {
         backend_segment *r = &f->requests[s];
         const timeline *t = &r->cache->t;
         status = r->status = timeline_plan(t, r->kind, r->n, &f->steps[s], error);
-        f->segments[s] = (attention_segment){r->cache, f->rows, r->n, t->length, r->kind};
+        f->segments[s] = (attention_segment){r->cache, f->rows, r->n, t->length, r->kind, r->given, r->n_given};
+        take_given(f, r);
         for (int i = 0; i < r->n; i++) {
-            f->tokens[f->rows] = r->tokens[i];
+            if (!f->given[f->rows]) f->tokens[f->rows] = r->tokens[i];
             f->positions[f->rows++] = t->length + i;
         }
         if (t->length + r->n > furthest) furthest = t->length + r->n;

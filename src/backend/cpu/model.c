@@ -11,6 +11,7 @@
 #include "backend/cpu/head.h"
 #include "backend/cpu/repack.h"
 #include "backend/cpu/rope.h"
+#include "backend/cpu/tower.h"
 #include "backend/cpu/workspace.h"
 #include "base/float16.h"
 
@@ -76,7 +77,7 @@ static kakeya_status cpu_model_create(const backend_model_options *options, back
         m->threads = thread_pool_size(m->pool);
         snprintf(m->description, sizeof m->description, "cpu/%s, %d thread%s", m->kernels->name, m->threads,
                  m->threads == 1 ? "" : "s");
-        m->max_rows = CPU_MAX_ROWS;
+        m->max_rows = options->verifier->vision ? CPU_MAX_ROWS : CPU_PROMPT_ROWS;
         /* sqrt(hidden), rounded to the weight type as the reference does when it computes in bf16 */
         m->embed_scale = sqrtf((float)m->config->hidden);
         if (m->input == INPUT_BF16) m->embed_scale = bf16_to_f32(f32_to_bf16(m->embed_scale));
@@ -125,6 +126,7 @@ const backend_ops *cpu_backend(void) {
         .cache_restore = host_cache_restore,
         .draft = cpu_draft,
         .finds_argmax = true,
+        .embed_image = cpu_embed_image,
         .weights_arrange = repack_to_file,
     };
     return &ops;

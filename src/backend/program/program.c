@@ -36,7 +36,7 @@ const char *op_kind_name(op_kind kind) {
         [OP_ROUTE] = "ROUTE",     [OP_HEADS] = "HEADS",       [OP_STORE] = "STORE",
         [OP_ATTEND] = "ATTEND",   [OP_ROWS] = "ROWS",         [OP_TAP] = "TAP",
         [OP_RESTORE] = "RESTORE", [OP_LOGITS] = "LOGITS",     [OP_CHOOSE] = "CHOOSE",
-        [OP_AGREE] = "AGREE",
+        [OP_AGREE] = "AGREE",     [OP_POOL] = "POOL",
     };
     return names[kind];
 }
@@ -69,6 +69,9 @@ const char *program_item_name(program_item item) {
         [DATA_NORMED] = "normed",
         [DATA_LOGITS] = "logits",
         [DATA_CHOICE] = "choice",
+        [DATA_PATCHES] = "patches",
+        [DATA_POOLED] = "pooled",
+        [DATA_SOFT] = "soft rows",
         [DATA_OUTSIDE] = "outside",
     };
     return names[item];
@@ -76,8 +79,9 @@ const char *program_item_name(program_item item) {
 
 const char *row_verb_name(row_verb verb) {
     static const char *const names[ROW_VERBS] = {
-        [ROW_LOAD] = "load", [ROW_LOOKUP] = "lookup", [ROW_MIX] = "mix",           [ROW_NORM] = "norm",
-        [ROW_ADD] = "add",   [ROW_SCALE] = "scale",   [ROW_MULTIPLY] = "multiply", [ROW_GATED] = "gated",
+        [ROW_LOAD] = "load",   [ROW_LOOKUP] = "lookup", [ROW_MIX] = "mix",           [ROW_NORM] = "norm",
+        [ROW_ADD] = "add",     [ROW_SCALE] = "scale",   [ROW_MULTIPLY] = "multiply", [ROW_GATED] = "gated",
+        [ROW_SHIFT] = "shift", [ROW_CENTRE] = "centre",
     };
     return names[verb];
 }

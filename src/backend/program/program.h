@@ -24,6 +24,7 @@ typedef enum op_kind {
     OP_LOGITS,
     OP_CHOOSE, /* greedy choices */
     OP_AGREE,  /* several devices: their parts of an item become its sum */
+    OP_POOL,   /* pictures: means over squares of `parts` x `parts` patches */
     OP_KINDS
 } op_kind;
 
@@ -55,6 +56,9 @@ typedef enum program_item {
     DATA_NORMED, /* behind the final norm: the head's input */
     DATA_LOGITS,
     DATA_CHOICE,
+    DATA_PATCHES, /* of a picture: values of pixels */
+    DATA_POOLED,  /* of a picture: a row for every row that the text model is given ... */
+    DATA_SOFT,    /* ... and those rows */
     DATA_OUTSIDE, /* what a tap fills */
     PROGRAM_ITEMS
 } program_item;
@@ -70,6 +74,8 @@ typedef enum row_verb {
     ROW_SCALE,    /* into *= scalar, or the number in `slot` */
     ROW_MULTIPLY, /* into *= vector `slot` */
     ROW_GATED,    /* into = gelu_tanh(into) * from */
+    ROW_SHIFT,    /* into += scalar * vector `slot` (none: ones) */
+    ROW_CENTRE,   /* into = (from - mean) / deviation * vector `slot` + vector `part`: a layer norm with bias */
     ROW_VERBS
 } row_verb;
 
@@ -119,7 +125,8 @@ typedef struct program_op {
     int width;  /* OP_ROWS: values of a register; OP_HEADS, OP_ATTEND: of a head */
     int window; /* OP_ATTEND: a row sees itself and window - 1 positions before it; 0: all of them */
     float scale;
-    bool exact; /* OP_PRODUCTS: the input is not rounded, at any precision */
+    bool exact;   /* OP_PRODUCTS: the input is not rounded, at any precision */
+    bool clipped; /* OP_PRODUCTS: inputs and outputs are clamped to each matrix's bounds */
     head_rule head[3];
     int steps;
     row_step step[ROW_MAX_STEPS];

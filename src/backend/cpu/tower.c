@@ -1,0 +1,401 @@
+/* Products have whole rows of all patches as their input, a chunk of rows at a time; attention takes its keys and
+ * values from all patches, and no score is ever stored. Everything is float32 and no input is rounded, whatever the
+ * model's precision: towers feel it, and a picture is computed once. The memory is there while a picture is computed.
+ */
+#include "backend/cpu/tower.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/experts.h"
+#include "backend/cpu/matrix.h"
+#include "backend/cpu/rope.h"
+#include "backend/program/tower.h"
+
+enum {
+    CHUNK = 256, /* rows of a product */
+    TILE = 16,   /* queries of one task of attention */
+};
+
+static const double layer_norm_eps = 1e-5;
+
+typedef struct tower_run {
+    backend_model *m;
+    const gemma4_vision *v;
+    int patches, across, pooled; /* pooled: rows that come out */
+    int all;                     /* rows of the part of the list in work: patches, then pooled */
+    float *patch;                /* [patches][values of a patch] */
+    float *h;                    /* [patches][hidden] */
+    float *q, *k, *v_rows;       /* [patches + a block][heads * head_dim] */
+    float *pool;                 /* [pooled][hidden] */
+    float *soft;                 /* [pooled][text hidden]; the caller's */
+    float *x, *branch, *act;     /* [CHUNK][hidden], the same, [CHUNK][2 * intermediate] */
+    float *clamped;              /* [CHUNK][the widest input of a product] */
+    float *scratch;              /* [threads][scratch_floats] */
+    size_t scratch_floats;
+    packed_rows packed;
+    rope_table rope;
+    program_op *ops;
+    const program_op *op; /* in work */
+    int first;            /* row of the chunk in work */
+} tower_run;
+
+static int max_int(int a, int b) { return a > b ? a : b; }
+
+/* Values of a row of an item. */
+static int width_of(const tower_run *t, program_item item) {
+    const gemma4_vision *v = t->v;
+    switch (item) {
+    case DATA_PATCHES:
+        return gemma4_vision_patch_values(v);
+    case DATA_Q:
+    case DATA_K:
+    case DATA_V:
+    case DATA_ATTENDED:
+        return v->heads * v->head_dim;
+    case DATA_ACT:
+        return 2 * v->intermediate;
+    case DATA_SOFT:
+        return v->text_hidden;
+    default:
+        return v->hidden;
+    }
+}
+
+/* Row `row` of the chunk in work. */
+static float *item_row(const tower_run *t, program_item item, size_t row) {
+    const size_t width = (size_t)width_of(t, item), at = ((size_t)t->first + row) * width;
+    switch (item) {
+    case DATA_PATCHES:
+        return t->patch + at;
+    case DATA_H:
+        return t->h + at;
+    case DATA_Q:
+    case DATA_ATTENDED:
+        return t->q + at;
+    case DATA_K:
+        return t->k + at;
+    case DATA_V:
+        return t->v_rows + at;
+    case DATA_POOLED:
+        return t->pool + at;
+    case DATA_SOFT:
+        return t->soft + at;
+    case DATA_X:
+        return t->x + row * width;
+    case DATA_BRANCH:
+        return t->branch + row * width;
+    default:
+        return t->act + row * width;
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------------- products */
+
+static void clamp_rows(float *to, size_t to_stride, const float *from, size_t from_stride, int rows, int n, float least,
+                       float most) {
+    for (int row = 0; row < rows; row++, to += to_stride, from += from_stride)
+        for (int i = 0; i < n; i++) to[i] = from[i] < least ? least : from[i] > most ? most : from[i];
+}
+
+static void run_products(tower_run *t, const program_op *o, int rows) {
+    const bool gated = o->epilogue == EPILOGUE_GATED;
+    const float *in = item_row(t, (program_item)o->in[0], 0);
+    const size_t in_stride = (size_t)width_of(t, (program_item)o->in[0]);
+    matrix_job jobs[PROGRAM_MATRICES];
+    packing_set packings = 0;
+    int n = 0;
+    for (int i = 0; i < PROGRAM_MATRICES && o->slot[i]; i++)
+        packings |= packing_exact(t->m, tower_matrix(t->v, o->slot[i]));
+    for (int i = 0; i < PROGRAM_MATRICES && o->slot[i]; i++) {
+        const weight *w = tower_matrix(t->v, o->slot[i]);
+        const vision_bounds *bounds = tower_bounds(t->v, o->slot[i]);
+        const size_t out = (size_t)w->out, stride = gated ? 2 * out : out;
+        float *y = item_row(t, (program_item)o->out[gated ? 0 : i], 0) + (gated ? (size_t)i * out : 0);
+        if (o->clipped)
+            clamp_rows(t->clamped, (size_t)w->in, in, in_stride, rows, w->in, bounds->input_min, bounds->input_max);
+        if (o->clipped || i == 0)
+            pack(t->m, &t->packed, o->clipped ? t->clamped : in, o->clipped ? (size_t)w->in : in_stride, rows, w->in,
+                 packings);
+        jobs[n] = matrix_product(&t->packed, rows, w, y, stride);
+        jobs[n++].exact_input = true;
+        if (!o->clipped) continue; /* the others have the same input */
+        matrix_run(t->m, jobs, n);
+        clamp_rows(y, stride, y, stride, rows, w->out, bounds->output_min, bounds->output_max);
+        n = 0;
+    }
+    if (n) matrix_run(t->m, jobs, n);
+    if (gated) activate(t->m, item_row(t, (program_item)o->out[0], 0), rows, t->v->intermediate);
+}
+
+/* ---------------------------------------------------------------------------------------------------- row programs */
+
+static void layer_norm(const float *x, const float *weights, const float *bias, int n, float *out) {
+    double sum = 0, squares = 0;
+    for (int i = 0; i < n; i++) sum += (double)x[i];
+    const double mean = sum / n;
+    for (int i = 0; i < n; i++) squares += ((double)x[i] - mean) * ((double)x[i] - mean);
+    const double scale = 1 / sqrt(squares / n + layer_norm_eps);
+    for (int i = 0; i < n; i++) out[i] = (float)(((double)x[i] - mean) * scale) * weights[i] + bias[i];
+}
+
+static void shift(float *x, const float *vector, float scalar, int n) {
+    for (int i = 0; i < n; i++) x[i] += vector ? scalar * vector[i] : scalar;
+}
+
+/* A patch's place in the table: tables of towers hold the columns' rows, then the rows'; the embedder's alternate. */
+static int place_of(const tower_run *t, int patch, int axis) {
+    const int at = axis ? patch / t->across : patch % t->across;
+    return t->v->tower ? axis * t->v->positions + at : 2 * at + axis;
+}
+
+static void run_step(const tower_run *t, const row_step *s, size_t row, float *const reg[ROW_REGISTERS], int n) {
+    const cpu_kernels *kernels = t->m->kernels;
+    const float *vector = s->verb == ROW_LOOKUP ? NULL : tower_vector(t->v, s->slot);
+    float *into = reg[s->into];
+    switch ((row_verb)s->verb) {
+    case ROW_LOAD:
+        memcpy(into, item_row(t, (program_item)s->item, row), (size_t)n * sizeof *into);
+        return;
+    case ROW_LOOKUP:
+        load_row(t->m, tower_matrix(t->v, s->slot), place_of(t, t->first + (int)row, s->part), 0, n, into);
+        break;
+    case ROW_NORM:
+        kernels->rms_norm(reg[s->from], vector, n, t->v->rms_eps, into);
+        break;
+    case ROW_CENTRE:
+        layer_norm(reg[s->from], vector, tower_vector(t->v, s->part), n, into);
+        break;
+    case ROW_ADD:
+        kernels->axpy(1.0f, reg[s->from], n, into);
+        break;
+    case ROW_SCALE:
+        kernels->scale(s->scalar, n, into);
+        break;
+    case ROW_MULTIPLY:
+        kernels->multiply(vector, n, into);
+        break;
+    default: /* ROW_SHIFT: builders of towers write no other */
+        shift(into, vector, s->scalar, n);
+    }
+    if (s->item) memcpy(item_row(t, (program_item)s->item, row), into, (size_t)n * sizeof *into);
+}
+
+static void row_programs(void *context, size_t begin, size_t end, int thread) {
+    const tower_run *t = context;
+    const program_op *o = t->op;
+    float *reg[ROW_REGISTERS];
+    for (int i = 0; i < ROW_REGISTERS; i++)
+        reg[i] = t->scratch + (size_t)thread * t->scratch_floats + (size_t)i * (size_t)o->width;
+    for (size_t row = begin; row < end; row++)
+        for (int i = 0; i < o->steps; i++) run_step(t, &o->step[i], row, reg, o->width);
+}
+
+/* ------------------------------------------------------------------------------------------------------- attention */
+
+static void turn(const tower_run *t, float *x, int patch) {
+    const rope_table *rope = &t->rope;
+    for (int axis = 0; axis < 2; axis++) {
+        const int at = axis ? patch / t->across : patch % t->across;
+        const size_t angle = (size_t)at * (size_t)rope->pairs;
+        t->m->kernels->rope(x + axis * 2 * rope->half, rope->half, rope->pairs, rope->cosine + angle,
+                            rope->sine + angle);
+    }
+}
+
+static void head_rows(void *context, size_t begin, size_t end, int thread) {
+    (void)thread;
+    const tower_run *t = context;
+    const program_op *o = t->op;
+    for (size_t row = begin; row < end; row++) {
+        for (int r = 0; r < PROGRAM_MATRICES && o->head[r].item; r++) {
+            const head_rule *rule = &o->head[r];
+            float *x = item_row(t, (program_item)rule->item, row);
+            for (int head = 0; head < t->v->heads; head++, x += o->width) {
+                if (rule->norm) t->m->kernels->rms_norm(x, tower_vector(t->v, rule->slot), o->width, t->v->rms_eps, x);
+                if (rule->rope) turn(t, x, t->first + (int)row);
+            }
+        }
+    }
+}
+
+/* The queries of a tile of one head over all patches; the result lies where the queries were. */
+static void attend_tile(const tower_run *t, int head, int first, float *scratch) {
+    const cpu_kernels *kernels = t->m->kernels;
+    const cpu_packing_kernels *packing = &kernels->packing[kernels->kv[KV_FORMAT_F32].queries];
+    const int d = t->op->width, rows = t->patches - first < TILE ? t->patches - first : TILE;
+    const size_t stride = (size_t)(t->v->heads * d), at = (size_t)head * (size_t)d, width = (size_t)d;
+    float *state = scratch, *m = state + TILE * width, *l = m + TILE, *packed = l + TILE;
+    float *q = t->q + (size_t)first * stride + at;
+    int lo[TILE] = {0}, hi[TILE];
+    memset(state, 0, TILE * width * sizeof *state);
+    for (int i = 0; i < TILE; i++) {
+        m[i] = -INFINITY;
+        l[i] = 0;
+    }
+    packing->pack(q, stride, rows, d, packed);
+    for (int base = 0; base < t->patches; base += ATTENTION_BLOCK) {
+        const int keys = t->patches - base < ATTENTION_BLOCK ? t->patches - base : ATTENTION_BLOCK;
+        const size_t block = (size_t)base * stride + at, bytes = stride * sizeof(float);
+        for (int i = 0; i < TILE; i++) hi[i] = keys;
+        kernels->attend_block(rows, lo, hi, packed, d, KV_FORMAT_F32, t->k + block, bytes, d, KV_FORMAT_F32,
+                              t->v_rows + block, bytes, NULL, m, l, state, width);
+    }
+    for (int i = 0; i < rows; i++) {
+        kernels->scale(1.0f / l[i], d, state + (size_t)i * width);
+        memcpy(q + (size_t)i * stride, state + (size_t)i * width, width * sizeof *q);
+    }
+}
+
+static void attend_tiles(void *context, size_t begin, size_t end, int thread) {
+    const tower_run *t = context;
+    for (size_t item = begin; item < end; item++) {
+        const int heads = t->v->heads;
+        attend_tile(t, (int)item % heads, (int)item / heads * TILE, t->scratch + (size_t)thread * t->scratch_floats);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------------- pooling */
+
+static void run_pool(const tower_run *t, const program_op *o) {
+    const int side = o->parts, across = t->across / side;
+    const size_t n = (size_t)t->v->hidden;
+    for (int row = 0; row < t->pooled; row++) {
+        float *to = t->pool + (size_t)row * n;
+        memset(to, 0, n * sizeof *to);
+        for (int i = 0; i < side * side; i++) {
+            const int y = row / across * side + i / side, x = row % across * side + i % side;
+            t->m->kernels->axpy(1.0f, t->h + (size_t)(y * t->across + x) * n, (int)n, to);
+        }
+        t->m->kernels->scale(1.0f / (float)(side * side), (int)n, to);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------ list */
+
+/* Operations that wait for all rows. */
+static bool is_barrier(const program_op *o) { return o->kind == OP_ATTEND || o->kind == OP_POOL; }
+
+static void run_barrier(tower_run *t, const program_op *o) {
+    t->op = o;
+    t->first = 0;
+    if (o->kind == OP_ATTEND) {
+        const size_t tiles = (size_t)((t->patches + TILE - 1) / TILE);
+        thread_pool_for(t->m->pool, tiles * (size_t)t->v->heads, 1, attend_tiles, t);
+        return;
+    }
+    run_pool(t, o);
+    t->all = t->pooled;
+}
+
+static void run_chunk(tower_run *t, const program_op *from, const program_op *end, int rows) {
+    for (const program_op *o = from; o < end; o++) {
+        t->op = o;
+        if (o->kind == OP_PRODUCTS)
+            run_products(t, o, rows);
+        else
+            rows_run(t->m, rows, o->steps ? o->width * o->steps : 3 * t->v->heads * o->width,
+                     o->kind == OP_HEADS ? head_rows : row_programs, t);
+    }
+}
+
+static void run_list(tower_run *t, int n) {
+    for (int i = 0; i < n;) {
+        int end = i;
+        while (end < n && !is_barrier(&t->ops[end])) end++;
+        for (t->first = 0; t->first < t->all; t->first += CHUNK)
+            run_chunk(t, t->ops + i, t->ops + end, t->all - t->first < CHUNK ? t->all - t->first : CHUNK);
+        if (end < n) run_barrier(t, &t->ops[end++]);
+        i = end;
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------------- memory */
+
+static packing_set packings_of(const tower_run *t, int n, int *widest) {
+    packing_set packings = 0;
+    for (int i = 0; i < n; i++) {
+        for (int s = 0; t->ops[i].kind == OP_PRODUCTS && s < PROGRAM_MATRICES && t->ops[i].slot[s]; s++) {
+            const weight *w = tower_matrix(t->v, t->ops[i].slot[s]);
+            packings |= packing_exact(t->m, w);
+            *widest = max_int(*widest, w->in);
+        }
+    }
+    return packings;
+}
+
+typedef struct room {
+    float **at;
+    size_t floats;
+} room;
+
+static kakeya_status allocate(tower_run *t, int n, kakeya_error *error) {
+    const gemma4_vision *v = t->v;
+    backend_model *m = t->m;
+    int widest = 0;
+    const packing_set packings = packings_of(t, n, &widest);
+    const size_t rows = (size_t)t->patches, hidden = (size_t)v->hidden, chunk = CHUNK;
+    const size_t heads = v->tower ? (rows + ATTENTION_BLOCK) * (size_t)(v->heads * v->head_dim) : 0;
+    const cpu_packing_kernels *queries = &m->kernels->packing[m->kernels->kv[KV_FORMAT_F32].queries];
+    const size_t tile = TILE * ((size_t)v->head_dim + 2) + TILE * queries->row_bytes(max_int(v->head_dim, 4)) / 4;
+    const size_t registers = ROW_REGISTERS * (size_t)max_int(gemma4_vision_patch_values(v), v->hidden);
+    t->scratch_floats = ((tile > registers ? tile : registers) + 31) / 16 * 16;
+    const room rooms[] = {
+        {&t->patch, rows * (size_t)gemma4_vision_patch_values(v)},
+        {&t->h, rows * hidden},
+        {&t->q, heads},
+        {&t->k, heads},
+        {&t->v_rows, heads},
+        {&t->pool, (size_t)t->pooled * hidden},
+        {&t->x, chunk * hidden},
+        {&t->branch, chunk * hidden},
+        {&t->act, chunk * 2 * (size_t)v->intermediate},
+        {&t->clamped, v->clipped ? chunk * (size_t)widest : 0},
+        {&t->scratch, t->scratch_floats * (size_t)m->threads},
+    };
+    for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) {
+        if (!rooms[i].floats) continue;
+        *rooms[i].at = mem_alloc(m->account, MEM_WORKSPACE, rooms[i].floats * sizeof(float));
+        if (!*rooms[i].at)
+            return error_set(error, KAKEYA_OUT_OF_MEMORY, "an image of %d patches: out of memory", t->patches);
+    }
+    kakeya_status status = packed_rows_create(m, &t->packed, CHUNK, widest, packings, error);
+    if (status || !v->tower) return status;
+    status = rope_table_create(m, &t->rope, v->rope_theta, 1.0f, v->head_dim / 2, v->head_dim / 4, error);
+    return status ? status : rope_table_reserve(m, &t->rope, max_int(t->across, t->patches / t->across), error);
+}
+
+static void release(tower_run *t) {
+    float *const rooms[] = {t->patch, t->h,      t->q,   t->k,       t->v_rows, t->pool,
+                            t->x,     t->branch, t->act, t->clamped, t->scratch};
+    for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) mem_free(rooms[i]);
+    packed_rows_destroy(&t->packed);
+    rope_table_destroy(&t->rope);
+    mem_free(t->ops);
+}
+
+kakeya_status cpu_embed_image(backend_model *m, const backend_image *image, float *rows, kakeya_error *error) {
+    const gemma4_vision *v = image->vision;
+    tower_run t = {.m = m,
+                   .v = v,
+                   .patches = image->across * image->down,
+                   .across = image->across,
+                   .pooled = image->across / v->pooling * (image->down / v->pooling),
+                   .soft = rows};
+    if (image->across > v->positions || image->down > v->positions)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "an image of %d x %d patches, the model knows %d places in each direction", image->across,
+                         image->down, v->positions);
+    t.all = t.patches;
+    t.ops = mem_alloc(m->account, MEM_WORKSPACE, (size_t)tower_most_ops(v) * sizeof *t.ops);
+    if (!t.ops) return error_set(error, KAKEYA_OUT_OF_MEMORY, "an image: out of memory");
+    const int n = program_tower(v, t.ops);
+    kakeya_status status = allocate(&t, n, error);
+    if (!status) {
+        memcpy(t.patch, image->patches,
+               (size_t)t.patches * (size_t)gemma4_vision_patch_values(v) * sizeof *image->patches);
+        run_list(&t, n);
+    }
+    release(&t);
+    return status;
+}

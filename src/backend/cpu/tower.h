@@ -1,0 +1,10 @@
+/* Rows of the text model out of pictures: the list of backend/program/tower.h on the CPU. */
+#ifndef KAKEYA_BACKEND_CPU_TOWER_H
+#define KAKEYA_BACKEND_CPU_TOWER_H
+
+#include "backend/cpu/cpu.h"
+
+/* backend_ops.embed_image */
+kakeya_status cpu_embed_image(backend_model *m, const backend_image *image, float *rows, kakeya_error *error);
+
+#endif

@@ -1,0 +1,60 @@
+#include "cli/images.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "cli/input.h"
+
+/* FILE of "FILE,budget=N", malloc'ed. A comma that nothing of the kind follows is part of the name. */
+static char *split(const char *name, int *budget) {
+    static const char key[] = ",budget=";
+    const char *at = strrchr(name, ',');
+    size_t bytes = strlen(name);
+    if (at && strncmp(at, key, sizeof key - 1) == 0) {
+        char *end;
+        long value = strtol(at + sizeof key - 1, &end, 10);
+        if (end != at + sizeof key - 1 && !*end && value > 0 && value <= 1 << 20) {
+            *budget = (int)value;
+            bytes = (size_t)(at - name);
+        }
+    }
+    return strndup(name, bytes);
+}
+
+static bool known(int budget) {
+    for (size_t i = 0; kakeya_image_budget(i); i++)
+        if (kakeya_image_budget(i) == budget) return true;
+    return false;
+}
+
+static kakeya_status read_one(const char *given, int budget, kakeya_media *out, kakeya_error *error) {
+    *out = (kakeya_media){.budget = budget};
+    char *path = split(given, &out->budget), *data = NULL;
+    size_t bytes;
+    kakeya_image *image = NULL;
+    kakeya_status status = KAKEYA_OK;
+    if (!path) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "--image: out of memory");
+    if (!status && out->budget && !known(out->budget))
+        status = error_set(error, KAKEYA_INVALID_ARGUMENT,
+                           "--image %s: a budget of %d tokens: 70, 140, 280, 560 or 1120", path, out->budget);
+    if (!status) status = input_read(path, &data, &bytes, error);
+    if (!status) status = kakeya_image_open(input_name(path), data, bytes, &image, error);
+    out->image = image;
+    free(data);
+    free(path);
+    return status;
+}
+
+kakeya_status cli_images_read(const cli_texts *names, int budget, cli_images *out, kakeya_error *error) {
+    *out = (cli_images){0};
+    kakeya_status status = KAKEYA_OK;
+    for (size_t i = 0; i < names->n && !status; i++)
+        status = read_one(names->text[i], budget, &out->media[out->n++], error);
+    return status;
+}
+
+void cli_images_free(cli_images *images) {
+    for (size_t i = 0; i < images->n; i++) kakeya_image_close((kakeya_image *)(uintptr_t)images->media[i].image);
+    *images = (cli_images){0};
+}

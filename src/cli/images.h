@@ -1,0 +1,24 @@
+/* Pictures that a user names on the command line: FILE, or FILE,budget=N. */
+#ifndef KAKEYA_CLI_IMAGES_H
+#define KAKEYA_CLI_IMAGES_H
+
+#include "cli/options.h"
+#include "kakeya.h"
+
+typedef struct cli_images {
+    kakeya_media media[CLI_MAX_VALUES];
+    size_t n;
+} cli_images;
+
+#define CLI_IMAGE_OPTIONS(names, limit)                                                                                \
+    CLI_OPTION(.name = "image", .argument = "FILE", .kind = CLI_TEXTS, .target = (names),                              \
+               .help = "a picture, PNG, JPEG, WebP or GIF; FILE,budget=N: of N tokens at most; several times"),        \
+        CLI_OPTION(.name = "image-budget", .argument = "N", .kind = CLI_INT, .target = (limit), .min = 0, .max = 1120, \
+                   .help = "tokens of a picture at most: 70, 140, 280, 560 or 1120 (what the model says: 280)")
+
+/* Reads and decodes them all. budget: of those that name none; 0: the model's. *out is freed by cli_images_free, also
+ * on failure. */
+kakeya_status cli_images_read(const cli_texts *names, int budget, cli_images *out, kakeya_error *error);
+void cli_images_free(cli_images *images);
+
+#endif

@@ -1,0 +1,179 @@
+#include "session/prompt_images.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "media/resize.h"
+#include "model/gemma4_vision.h"
+#include "session/image.h"
+
+static kakeya_status need_vision(const kakeya_engine *engine, kakeya_error *error) {
+    if (!engine->verifier->vision)
+        return error_set(error, KAKEYA_UNSUPPORTED, "the model reads no images%s%s",
+                         *engine->verifier->note ? ": " : "", engine->verifier->note);
+    if (engine->ops->embed_image) return KAKEYA_OK;
+    return error_set(error, KAKEYA_UNSUPPORTED, "backend %s reads no images: choose backend cpu", engine->ops->name);
+}
+
+static kakeya_status target_size(const gemma4_vision *v, const kakeya_media *media, int *width, int *height,
+                                 kakeya_error *error) {
+    const int budget = media->budget ? media->budget : v->budget;
+    if (!image_budget_is_known(budget))
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "an image budget of %d tokens: 70, 140, 280, 560 or 1120",
+                         budget);
+    return image_target_size(media->image->pixels.width, media->image->pixels.height, budget, v->patch, v->pooling,
+                             width, height, error);
+}
+
+static int rows_of(const gemma4_vision *v, int width, int height) {
+    const int side = v->patch * v->pooling;
+    return width / side * (height / side);
+}
+
+int32_t kakeya_engine_image_token(const kakeya_engine *engine) {
+    return need_vision(engine, NULL) == KAKEYA_OK ? engine->verifier->vision->image_token : -1;
+}
+
+kakeya_status kakeya_engine_image_tokens(const kakeya_engine *engine, const kakeya_media *media, int *tokens,
+                                         kakeya_error *error) {
+    int width, height;
+    kakeya_status status = need_vision(engine, error);
+    if (status == KAKEYA_OK) status = target_size(engine->verifier->vision, media, &width, &height, error);
+    if (status == KAKEYA_OK) *tokens = rows_of(engine->verifier->vision, width, height);
+    return status;
+}
+
+/* The next run of the image token from `at` on; begin is n where there is none. */
+static timeline_image next_run(const int32_t *tokens, size_t n, size_t at, int32_t token) {
+    while (at < n && tokens[at] != token) at++;
+    size_t end = at;
+    while (end < n && tokens[end] == token) end++;
+    return (timeline_image){.begin = at, .n = end - at};
+}
+
+static size_t count_runs(const int32_t *tokens, size_t n, int32_t token) {
+    size_t runs = 0;
+    for (timeline_image run = next_run(tokens, n, 0, token); run.n; run = next_run(tokens, n, run.begin + run.n, token))
+        runs++;
+    return runs;
+}
+
+static kakeya_status fit(const gemma4_vision *v, const kakeya_media *media, size_t index, prompt_image *out,
+                         kakeya_error *error) {
+    int width, height;
+    kakeya_status status = target_size(v, media, &width, &height, error);
+    if (status != KAKEYA_OK) return error_prefix(error, status, "image %zu", index);
+    if ((size_t)rows_of(v, width, height) != out->place.n)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "image %zu is %d tokens, but the prompt has room for %zu",
+                         index, rows_of(v, width, height), out->place.n);
+    status = image_resize(&media->image->pixels, width, height, &out->pixels, error);
+    return status == KAKEYA_OK ? image_digest(&out->pixels, out->place.digest, error) : status;
+}
+
+kakeya_status prompt_images_create(const kakeya_engine *engine, const int32_t *tokens, size_t n,
+                                   const kakeya_media *media, size_t n_media, prompt_images *out, kakeya_error *error) {
+    *out = (prompt_images){0};
+    if (!n_media) return KAKEYA_OK;
+    kakeya_status status = need_vision(engine, error);
+    if (status != KAKEYA_OK) return status;
+    const gemma4_vision *v = engine->verifier->vision;
+    const size_t runs = count_runs(tokens, n, v->image_token);
+    if (runs != n_media)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%zu images, but the prompt has room for %zu (token %d)",
+                         n_media, runs, v->image_token);
+    out->image = calloc(n_media, sizeof *out->image);
+    out->given = calloc(n_media, sizeof *out->given);
+    if (!out->image || !out->given) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%zu images: out of memory", n_media);
+    size_t at = 0;
+    for (; out->n < n_media && status == KAKEYA_OK; out->n++) {
+        prompt_image *made = &out->image[out->n];
+        made->place = next_run(tokens, n, at, v->image_token);
+        at = made->place.begin + made->place.n;
+        status = fit(v, &media[out->n], out->n, made, error);
+    }
+    return status;
+}
+
+void prompt_images_free(prompt_images *images) {
+    for (size_t i = 0; i < images->n; i++) {
+        image_free(&images->image[i].pixels);
+        mem_free(images->image[i].rows);
+    }
+    free(images->image);
+    free(images->given);
+    *images = (prompt_images){0};
+}
+
+size_t prompt_images_end(const prompt_images *images, size_t from, size_t end) {
+    for (size_t i = 0; i < images->n; i++) {
+        const timeline_image *place = &images->image[i].place;
+        if (place->begin < end && end < place->begin + place->n)
+            return place->begin > from ? place->begin : place->begin + place->n;
+    }
+    return end;
+}
+
+static kakeya_status make_rows(prompt_image *picture, kakeya_engine *engine, mem_account *account,
+                               kakeya_error *error) {
+    const gemma4_vision *v = engine->verifier->vision;
+    const size_t values = 3 * (size_t)picture->pixels.width * (size_t)picture->pixels.height;
+    float *patches = mem_alloc(account, MEM_WORKSPACE, values * sizeof *patches);
+    picture->rows = mem_alloc(account, MEM_WORKSPACE, picture->place.n * (size_t)v->text_hidden * sizeof(float));
+    kakeya_status status = KAKEYA_OK;
+    if (!patches || !picture->rows) {
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "an image of %zu tokens: out of memory", picture->place.n);
+    } else {
+        const backend_image given = {.vision = v,
+                                     .across = picture->pixels.width / v->patch,
+                                     .down = picture->pixels.height / v->patch,
+                                     .patches = patches};
+        image_patches(&picture->pixels, v->patch, patches);
+        status = engine->ops->embed_image(engine->model, &given, picture->rows, error);
+    }
+    mem_free(patches);
+    if (status != KAKEYA_OK) {
+        mem_free(picture->rows);
+        picture->rows = NULL;
+    }
+    return status;
+}
+
+kakeya_status prompt_images_give(prompt_images *images, kakeya_engine *engine, mem_account *account, size_t from,
+                                 size_t end, const backend_given **given, int *n_given, kakeya_error *error) {
+    int n = 0;
+    for (size_t i = 0; i < images->n; i++) {
+        prompt_image *picture = &images->image[i];
+        if (picture->place.begin < from || picture->place.begin >= end) {
+            if (picture->place.begin < from) { /* has been computed */
+                mem_free(picture->rows);
+                picture->rows = NULL;
+            }
+            continue;
+        }
+        kakeya_status status = picture->rows ? KAKEYA_OK : make_rows(picture, engine, account, error);
+        if (status != KAKEYA_OK) return status;
+        images->given[n++] = (backend_given){.first = (int)(picture->place.begin - from),
+                                             .n = (int)picture->place.n,
+                                             .rows = picture->rows,
+                                             .both_ways = engine->verifier->vision->both_ways};
+    }
+    *given = n ? images->given : NULL;
+    *n_given = n;
+    return KAKEYA_OK;
+}
+
+static bool same(const timeline_image *a, const timeline_image *b) {
+    return a->begin == b->begin && a->n == b->n && memcmp(a->digest, b->digest, sizeof a->digest) == 0;
+}
+
+size_t prompt_images_common(const prompt_images *images, const decode_timeline *t, size_t common) {
+    size_t i = 0;
+    for (;; i++) {
+        const timeline_image *a = i < images->n ? &images->image[i].place : NULL;
+        const timeline_image *b = i < t->n_images ? &t->images[i] : NULL;
+        if (a && b && same(a, b) && a->begin + a->n <= common) continue;
+        if (a && a->begin < common) common = a->begin;
+        if (b && b->begin < common) common = b->begin;
+        return common;
+    }
+}

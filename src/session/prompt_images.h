@@ -1,0 +1,38 @@
+/* Pictures of a prompt: which of its tokens stand for which rows, and the rows, which are made when they are needed. */
+#ifndef KAKEYA_SESSION_PROMPT_IMAGES_H
+#define KAKEYA_SESSION_PROMPT_IMAGES_H
+
+#include "decode/decode_timeline.h"
+#include "session/engine.h"
+
+typedef struct prompt_image {
+    timeline_image place;
+    image pixels; /* as the model reads them */
+    float *rows;  /* [place.n][hidden], MEM_WORKSPACE; NULL: not made yet */
+} prompt_image;
+
+typedef struct prompt_images {
+    prompt_image *image;  /* [n] ascending */
+    backend_given *given; /* [n] those of a chunk */
+    size_t n;
+} prompt_images;
+
+/* Fits the pictures into their budgets and finds their places: runs of the model's image token in tokens[0..n), in this
+ * order. KAKEYA_INVALID_ARGUMENT where their numbers or lengths disagree; KAKEYA_UNSUPPORTED where the model, or the
+ * backend, reads no pictures. *out is freed by prompt_images_free, also on failure. */
+kakeya_status prompt_images_create(const kakeya_engine *engine, const int32_t *tokens, size_t n,
+                                   const kakeya_media *media, size_t n_media, prompt_images *out, kakeya_error *error);
+void prompt_images_free(prompt_images *images); /* a zeroed one too */
+
+/* Where a chunk that begins at `from`, which is inside of no picture, and would end at `end` ends, so that it cuts
+ * none: before `end`, or behind it where it begins with a picture that is longer. */
+size_t prompt_images_end(const prompt_images *images, size_t from, size_t end);
+
+/* The rows of all pictures in [from, end), as a segment of these tokens wants them. Needs the turn. */
+kakeya_status prompt_images_give(prompt_images *images, kakeya_engine *engine, mem_account *account, size_t from,
+                                 size_t end, const backend_given **given, int *n_given, kakeya_error *error);
+
+/* How many of `common` tokens that two prompts begin with have the same pictures, none of them cut. */
+size_t prompt_images_common(const prompt_images *images, const decode_timeline *t, size_t common);
+
+#endif

@@ -1,0 +1,88 @@
+# Pictures on the command line: score and run with --image, of tokens, of prompts and of messages.
+. tests/cli/common.sh
+
+VISION=tests/data/vision
+IMAGES=tests/data/images
+model="--backend cpu --precision f32 --threads 2 --model"
+tiny="$model $VISION/tiny-tower"
+
+# Tensors of integers of a golden file, as JSON.
+integers() { # model, tensor
+    python3 - "$VISION/$1/golden.safetensors" "$2" <<'END'
+import json, struct, sys
+with open(sys.argv[1], "rb") as file:
+    header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+    data = file.read()
+begin, end = header[sys.argv[2]]["data_offsets"]
+print(json.dumps(struct.unpack("<%di" % ((end - begin) // 4), data[begin:end])))
+END
+}
+
+# As fails_with, of models whose chat template is no known revision, which a note says.
+refused() { # description, pattern, arguments...
+    description=$1
+    pattern=$2
+    shift 2
+    run "$@"
+    sed -i '/: note: /d' "$WORK/err"
+    if [ "$STATUS" -eq 1 ] && [ "$(wc -l <"$WORK/err")" -eq 1 ] && grep -q -e "$pattern" "$WORK/err"; then
+        pass "$description"
+    else
+        fail "$description" "$(shown)"
+    fi
+}
+
+for name in tiny-tower tiny-e tiny-unified; do
+    for prompt in one two; do
+        integers $name $prompt.input_ids >"$WORK/$name.$prompt.ids"
+        integers $name $prompt.greedy >"$WORK/$name.$prompt.greedy"
+    done
+done
+
+# shellcheck disable=SC2086  # several options
+for name in tiny-tower tiny-e tiny-unified; do
+    works "$name answers tokens with a picture" run $model $VISION/$name --ids-file "$WORK/$name.one.ids" \
+        --image $IMAGES/photo.jpg --image-budget 70 --max-tokens 12 --ignore-eos --json
+    json_holds "as the reference does" '.token_ids == $wanted[0]' --slurpfile wanted "$WORK/$name.one.greedy"
+    works "$name answers tokens with three" run $model $VISION/$name --ids-file "$WORK/$name.two.ids" \
+        --image $IMAGES/gradient.png,budget=70 --image $IMAGES/text.png,budget=70 --image $IMAGES/photo.jpg,budget=70 \
+        --max-tokens 12 --ignore-eos --json
+    json_holds "as the reference does" '.token_ids == $wanted[0]' --slurpfile wanted "$WORK/$name.two.greedy"
+    works "$name answers a question about a picture" run $model $VISION/$name --image $IMAGES/photo.jpg --image-budget 70 \
+        --max-tokens 12 --ignore-eos --json 'What is this?'
+    json_holds "whose turn is that of the reference" '.token_ids == $wanted[0] and .prompt_tokens == ($ids[0] | length)' \
+        --slurpfile wanted "$WORK/$name.one.greedy" --slurpfile ids "$WORK/$name.one.ids"
+done
+
+cat >"$WORK/messages.json" <<'END'
+[{"role": "user", "content": [{"type": "text", "text": "A thing:"}, {"type": "image"}, {"type": "text", "text": "is this a thing?"}]},
+ {"role": "assistant", "content": "This is a line."},
+ {"role": "user", "content": [{"type": "text", "text": "and"}, {"type": "image_url", "image_url": {"url": "data:,"}},
+  {"type": "input_image"}, {"type": "text", "text": "differ?"}]}]
+END
+# shellcheck disable=SC2086
+{
+    works "a conversation has pictures in earlier turns" run $tiny --messages "$WORK/messages.json" --image $IMAGES/gradient.png \
+        --image $IMAGES/text.png --image $IMAGES/photo.jpg --image-budget 70 --max-tokens 12 --ignore-eos --json
+    json_holds "in the order of its parts" '.token_ids == $wanted[0]' --slurpfile wanted "$WORK/tiny-tower.two.greedy"
+    refused "a conversation's parts are counted" "2 images, but the messages have room for 3" run $tiny \
+        --messages "$WORK/messages.json" --image $IMAGES/gradient.png --image $IMAGES/text.png
+    refused "parts without pictures are refused" 'part of type "image"' run $tiny --messages "$WORK/messages.json"
+
+    works "score takes pictures" score $tiny --ids-file "$WORK/tiny-tower.one.ids" --image $IMAGES/photo.jpg --image-budget 70 --json
+    picture=$(jq .nll "$WORK/out")
+    works "and works without them" score $tiny --ids-file "$WORK/tiny-tower.one.ids" --json
+    check "with another result" test "$picture" != "$(jq .nll "$WORK/out")"
+    refused "two pictures for one place are refused with both numbers" "2 images, but the prompt has room for 1" score $tiny \
+        --ids-file "$WORK/tiny-tower.one.ids" --image $IMAGES/photo.jpg --image $IMAGES/photo.jpg --image-budget 70
+    refused "so is a picture of another length" "image 0 is 130 tokens, but the prompt has room for 63" score $tiny \
+        --ids-file "$WORK/tiny-tower.one.ids" --image $IMAGES/photo.jpg,budget=140
+    refused "budgets are known ones" "70, 140, 280, 560 or 1120" score $tiny --ids-file "$WORK/tiny-tower.one.ids" \
+        --image $IMAGES/photo.jpg,budget=71
+    refused "a broken picture is named" "truncated.jpg: broken JPEG" run $tiny --image $IMAGES/bad/truncated.jpg hello
+    works "text that spells the token is text" run $tiny --max-tokens 1 --ignore-eos --json 'What is <|image|>?'
+    refuses "a picture needs turns or ids" "not with --raw" run $tiny --raw --image $IMAGES/photo.jpg hello
+    refuses "score has no turns" "needs --ids-file" score $tiny --text-file README.md --image $IMAGES/photo.jpg
+}
+fails_with "a model without a tower says so" "the model reads no images" run --backend cpu --image $IMAGES/photo.jpg hello
+finish

@@ -1,0 +1,388 @@
+/* Models that read pictures, against values made with transformers (tests/data/vision/README.md): rows of pictures,
+ * logits and answers; and that neither chunks, nor earlier prompts, nor copies of a session change a bit. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/files.h"
+#include "formats/safetensors.h"
+#include "session/image.h"
+
+#define VISION KAKEYA_TEST_DATA "/vision"
+#define IMAGES KAKEYA_TEST_DATA "/images"
+
+enum { MODELS = 3, PROMPTS = 2, MOST_IMAGES = 3, BUDGET = 70, GREEDY = 12 };
+static const char *const model_names[MODELS] = {"tiny-tower", "tiny-e", "tiny-unified"};
+static const char *const prompt_names[PROMPTS] = {"one", "two"};
+static const char *const pictures[PROMPTS][MOST_IMAGES] = {{"photo.jpg"}, {"gradient.png", "text.png", "photo.jpg"}};
+
+static kakeya_error failure;
+#define ok(call)                                                                                                       \
+    do {                                                                                                               \
+        if (call) fail_msg("%s", failure.message);                                                                     \
+    } while (0)
+
+typedef struct fixture {
+    kakeya_engine *engine;
+    safetensors *golden;
+    int vocab, hidden, layers;
+} fixture;
+
+typedef struct prompt {
+    const int32_t *ids;
+    size_t n, n_media;
+    kakeya_media media[MOST_IMAGES];
+} prompt;
+
+static fixture open_model(const char *name) {
+    fixture f = {0};
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s/golden.safetensors", VISION, name);
+    ok(safetensors_open(path, &f.golden, &failure));
+    snprintf(path, sizeof path, "%s/%s", VISION, name);
+    kakeya_engine_options options;
+    kakeya_engine_options_init(&options);
+    options.model = path;
+    options.backend = "cpu";
+    options.precision = KAKEYA_PRECISION_F32;
+    options.threads = 2;
+    ok(kakeya_engine_open(&options, &f.engine, &failure));
+    f.vocab = kakeya_engine_vocab_size(f.engine);
+    f.hidden = kakeya_engine_hidden_size(f.engine);
+    f.layers = kakeya_engine_layers(f.engine);
+    return f;
+}
+
+static void close_model(fixture *f) {
+    kakeya_engine_close(f->engine);
+    safetensors_close(f->golden);
+}
+
+static const void *golden(const fixture *f, const char *prompt_name, const char *what, size_t *n) {
+    char name[64];
+    snprintf(name, sizeof name, "%s.%s", prompt_name, what);
+    const tensor *t = safetensors_find(f->golden, name);
+    if (!t) fail_msg("%s is not there", name);
+    *n = t->bytes / 4;
+    return t->data;
+}
+
+static kakeya_image *open_image(const char *name) {
+    char path[512], *data;
+    size_t bytes;
+    kakeya_image *opened;
+    snprintf(path, sizeof path, "%s/%s", IMAGES, name);
+    ok(file_read(path, 1 << 20, &data, &bytes, &failure));
+    ok(kakeya_image_open(name, data, bytes, &opened, &failure));
+    free(data);
+    return opened;
+}
+
+static prompt open_prompt(const fixture *f, int which) {
+    prompt p = {0};
+    p.ids = golden(f, prompt_names[which], "input_ids", &p.n);
+    for (; p.n_media < MOST_IMAGES && pictures[which][p.n_media]; p.n_media++)
+        p.media[p.n_media] = (kakeya_media){open_image(pictures[which][p.n_media]), BUDGET};
+    return p;
+}
+
+static void close_prompt(prompt *p) {
+    for (size_t i = 0; i < p->n_media; i++) kakeya_image_close((kakeya_image *)(uintptr_t)p->media[i].image);
+}
+
+static kakeya_session *open_session(const fixture *f, int chunk) {
+    kakeya_session_options options;
+    kakeya_session_options_init(&options);
+    options.prompt_chunk_tokens = chunk;
+    kakeya_session *session;
+    ok(kakeya_session_open(f->engine, &options, &session, &failure));
+    return session;
+}
+
+static void near(const char *what, const float *got, const float *wanted, size_t n, float most) {
+    for (size_t i = 0; i < n; i++)
+        if (!(fabsf(got[i] - wanted[i]) <= most))
+            fail_msg("%s, value %zu: %g, not %g", what, i, (double)got[i], (double)wanted[i]);
+}
+
+/* logits: [n][vocab]; hidden (may be NULL): [layers + 1][n][hidden]. malloc'ed. */
+static float *score(const fixture *f, const prompt *p, int chunk, float **hidden) {
+    kakeya_session *session = open_session(f, chunk);
+    kakeya_score_options options;
+    kakeya_score_options_init(&options);
+    options.media = p->media;
+    options.n_media = p->n_media;
+    options.logits = malloc(p->n * (size_t)f->vocab * sizeof(float));
+    options.hidden_states = hidden ? malloc((size_t)(f->layers + 1) * p->n * (size_t)f->hidden * sizeof(float)) : NULL;
+    ok(kakeya_session_score(session, p->ids, p->n, &options, &failure));
+    kakeya_session_close(session);
+    if (hidden) *hidden = options.hidden_states;
+    return options.logits;
+}
+
+/* Embeddings of the picture's tokens are the rows that were made of it. */
+static void check_rows(const fixture *f, const prompt *p, const float *hidden) {
+    size_t n, begin = 0;
+    const float *wanted = golden(f, "one", "soft_tokens", &n);
+    while (p->ids[begin] != kakeya_engine_image_token(f->engine)) begin++;
+    near("rows of the picture", hidden + begin * (size_t)f->hidden, wanted, n, 1e-3f);
+}
+
+static void check_hidden(const fixture *f, const prompt *p, const float *hidden) {
+    size_t n_rows, n;
+    const int32_t *rows = golden(f, "one", "rows", &n_rows);
+    const float *wanted = golden(f, "one", "hidden", &n);
+    char what[64];
+    for (int layer = 0; layer <= f->layers; layer++) {
+        for (size_t i = 0; i < n_rows; i++, wanted += f->hidden) {
+            snprintf(what, sizeof what, "hidden states behind layer %d, row %d", layer, (int)rows[i]);
+            near(what, hidden + ((size_t)layer * p->n + (size_t)rows[i]) * (size_t)f->hidden, wanted, (size_t)f->hidden,
+                 2e-3f);
+        }
+    }
+}
+
+static void check_prompt(const fixture *f, const char *model, int which) {
+    prompt p = open_prompt(f, which);
+    float *hidden, *logits = score(f, &p, 0, &hidden);
+    if (which == 0) {
+        check_rows(f, &p, hidden);
+        check_hidden(f, &p, hidden);
+    }
+    size_t n_rows, n;
+    const int32_t *rows = golden(f, prompt_names[which], "rows", &n_rows);
+    const float *wanted = golden(f, prompt_names[which], "logits", &n);
+    for (size_t i = 0; i < n_rows; i++)
+        near(model, logits + (size_t)rows[i] * (size_t)f->vocab, wanted + i * (size_t)f->vocab, (size_t)f->vocab,
+             1e-3f);
+    free(hidden);
+    free(logits);
+    close_prompt(&p);
+}
+
+static void test_values_are_those_of_the_reference(void **state) {
+    (void)state;
+    for (int m = 0; m < MODELS; m++) {
+        fixture f = open_model(model_names[m]);
+        for (int which = 0; which < PROMPTS; which++) check_prompt(&f, model_names[m], which);
+        close_model(&f);
+    }
+}
+
+static void sync_prompt(kakeya_session *session, const prompt *p, size_t *reused) {
+    ok(kakeya_session_sync_media(session, p->ids, p->n, p->media, p->n_media, reused, NULL, NULL, &failure));
+}
+
+/* The answer's tokens behind n. */
+static void answer(kakeya_session *session, size_t n, kakeya_mode mode, int32_t out[GREEDY]) {
+    kakeya_generate_options options;
+    kakeya_generate_options_init(&options);
+    options.max_tokens = GREEDY;
+    options.ignore_stop_tokens = true;
+    options.mode = mode;
+    ok(kakeya_session_generate(session, &options, NULL, &failure));
+    size_t all;
+    const int32_t *tokens = kakeya_session_tokens(session, &all);
+    assert_int_equal(all, n + GREEDY);
+    memcpy(out, tokens + n, GREEDY * sizeof *out);
+}
+
+static void check_answer(const fixture *f, int which, const int32_t got[GREEDY]) {
+    size_t n;
+    const int32_t *wanted = golden(f, prompt_names[which], "greedy", &n);
+    for (size_t i = 0; i < GREEDY; i++)
+        if (got[i] != wanted[i])
+            fail_msg("prompt %s, answer's token %zu: %d, not %d", prompt_names[which], i, (int)got[i], (int)wanted[i]);
+}
+
+static void test_answers_are_those_of_the_reference(void **state) {
+    (void)state;
+    static const kakeya_mode modes[] = {KAKEYA_MODE_AR, KAKEYA_MODE_NGRAM};
+    for (int m = 0; m < MODELS; m++) {
+        fixture f = open_model(model_names[m]);
+        for (int which = 0; which < PROMPTS; which++) {
+            prompt p = open_prompt(&f, which);
+            int32_t got[GREEDY];
+            for (size_t mode = 0; mode < 2; mode++) {
+                kakeya_session *session = open_session(&f, mode ? 5 : 0);
+                sync_prompt(session, &p, NULL);
+                answer(session, p.n, modes[mode], got);
+                check_answer(&f, which, got);
+                kakeya_session_close(session);
+            }
+            close_prompt(&p);
+        }
+        close_model(&f);
+    }
+}
+
+/* Pictures are never cut, however small the chunks, so that every row is what it is in one go. */
+static void test_chunks_change_no_bit(void **state) {
+    (void)state;
+    static const int chunks[] = {1, 13, 64, 200};
+    for (int m = 0; m < MODELS; m++) {
+        fixture f = open_model(model_names[m]);
+        prompt p = open_prompt(&f, 1);
+        float *wanted = score(&f, &p, 0, NULL);
+        for (size_t c = 0; c < sizeof chunks / sizeof *chunks; c++) {
+            float *got = score(&f, &p, chunks[c], NULL);
+            if (memcmp(got, wanted, p.n * (size_t)f.vocab * sizeof *got) != 0)
+                fail_msg("%s: other logits in chunks of %d", model_names[m], chunks[c]);
+            free(got);
+        }
+        free(wanted);
+        close_prompt(&p);
+        close_model(&f);
+    }
+}
+
+/* Without a picture the token is one like others, so what differs comes from the picture. */
+static void test_what_is_reused(void **state) {
+    (void)state;
+    fixture f = open_model("tiny-tower");
+    prompt p = open_prompt(&f, 1), other = p;
+    kakeya_session *session = open_session(&f, 0);
+    size_t reused, second = 0;
+    int32_t got[GREEDY];
+    sync_prompt(session, &p, &reused);
+    assert_int_equal(reused, 0);
+    answer(session, p.n, KAKEYA_MODE_AR, got);
+    sync_prompt(session, &p, &reused);
+    assert_int_equal(reused, p.n - 1);
+    answer(session, p.n, KAKEYA_MODE_AR, got);
+    check_answer(&f, 1, got);
+
+    /* another picture in the place of the second one, of the same size but for a pixel's worth of colour */
+    while (p.ids[second] != kakeya_engine_image_token(f.engine)) second++;
+    while (p.ids[second] == kakeya_engine_image_token(f.engine)) second++;
+    while (p.ids[second] != kakeya_engine_image_token(f.engine)) second++;
+    char path[512], *data;
+    size_t bytes;
+    snprintf(path, sizeof path, "%s/text.png", IMAGES);
+    ok(file_read(path, 1 << 20, &data, &bytes, &failure));
+    kakeya_image *changed;
+    ok(kakeya_image_open("one-pixel.png", data, bytes, &changed, &failure));
+    free(data);
+    changed->pixels.rgb[0] ^= 255;
+    other.media[1].image = changed;
+    kakeya_session *fresh = open_session(&f, 0);
+    int32_t wanted[GREEDY];
+    sync_prompt(fresh, &other, NULL);
+    answer(fresh, p.n, KAKEYA_MODE_AR, wanted);
+    kakeya_session_close(fresh);
+    sync_prompt(session, &other, &reused);
+    assert_true(reused <= second);
+    answer(session, p.n, KAKEYA_MODE_AR, got);
+    assert_memory_equal(got, wanted, sizeof wanted);
+    sync_prompt(session, &p, &reused);
+    assert_true(reused <= second);
+    answer(session, p.n, KAKEYA_MODE_AR, got);
+    check_answer(&f, 1, got);
+
+    /* no pictures at all: nothing behind the first one's beginning is the same */
+    ok(kakeya_session_sync(session, p.ids, p.n, &reused, NULL, NULL, &failure));
+    assert_true(reused < second);
+    kakeya_image_close(changed);
+    kakeya_session_close(session);
+    close_prompt(&p);
+    close_model(&f);
+}
+
+/* Forks and saved sessions know their pictures. */
+static void test_copies_know_their_pictures(void **state) {
+    (void)state;
+    fixture f = open_model("tiny-unified");
+    prompt p = open_prompt(&f, 1), one = p;
+    one.n_media = 0;
+    kakeya_session *session = open_session(&f, 0), *fork, *loaded = open_session(&f, 0);
+    size_t reused, bytes;
+    void *data;
+    sync_prompt(session, &p, NULL);
+    ok(kakeya_session_fork(session, &fork, &failure));
+    ok(kakeya_session_snapshot(session, &data, &bytes, &failure));
+    ok(kakeya_session_restore(loaded, data, bytes, &failure));
+    kakeya_session *const copies[] = {fork, loaded};
+    for (size_t i = 0; i < 2; i++) {
+        int32_t got[GREEDY];
+        sync_prompt(copies[i], &p, &reused);
+        assert_int_equal(reused, p.n);
+        answer(copies[i], p.n, KAKEYA_MODE_AR, got);
+        check_answer(&f, 1, got);
+        ok(kakeya_session_sync(copies[i], one.ids, one.n, &reused, NULL, NULL, &failure));
+        assert_true(reused < 20);
+    }
+    for (size_t cut = 0; cut < bytes; cut += 1 + bytes / 61)
+        assert_int_not_equal(kakeya_session_restore(loaded, data, cut, &failure), KAKEYA_OK);
+    kakeya_free(data);
+    kakeya_session_close(session);
+    kakeya_session_close(fork);
+    kakeya_session_close(loaded);
+    close_prompt(&p);
+    close_model(&f);
+}
+
+static void test_truncation(void **state) {
+    (void)state;
+    fixture f = open_model("tiny-tower");
+    prompt p = open_prompt(&f, 0);
+    kakeya_session *session = open_session(&f, 0);
+    sync_prompt(session, &p, NULL);
+    size_t begin = 0;
+    while (p.ids[begin] != kakeya_engine_image_token(f.engine)) begin++;
+    assert_int_not_equal(kakeya_session_truncate(session, begin + 5, &failure), KAKEYA_OK);
+    ok(kakeya_session_truncate(session, p.n - 2, &failure));
+    kakeya_session_close(session);
+    close_prompt(&p);
+    close_model(&f);
+}
+
+static void refuse(kakeya_status status, kakeya_status wanted, const char *words) {
+    if (status != wanted || !strstr(failure.message, words))
+        fail_msg("status %d, not %d with \"%s\": %s", status, wanted, words, failure.message);
+}
+
+static void test_what_does_not_fit_is_refused(void **state) {
+    (void)state;
+    fixture f = open_model("tiny-tower");
+    prompt p = open_prompt(&f, 1);
+    kakeya_session *session = open_session(&f, 0);
+    refuse(kakeya_session_sync_media(session, p.ids, p.n, p.media, 2, NULL, NULL, NULL, &failure),
+           KAKEYA_INVALID_ARGUMENT, "2 images, but the prompt has room for 3");
+    p.media[1].budget = 140;
+    refuse(kakeya_session_sync_media(session, p.ids, p.n, p.media, 3, NULL, NULL, NULL, &failure),
+           KAKEYA_INVALID_ARGUMENT, "but the prompt has room for 60");
+    p.media[1].budget = 71;
+    refuse(kakeya_session_sync_media(session, p.ids, p.n, p.media, 3, NULL, NULL, NULL, &failure),
+           KAKEYA_INVALID_ARGUMENT, "an image budget of 71 tokens");
+    p.media[1].budget = BUDGET;
+    kakeya_score_options options;
+    kakeya_score_options_init(&options);
+    options.media = p.media;
+    options.n_media = 3;
+    options.prompt_length = 30;
+    refuse(kakeya_session_score(session, p.ids, p.n, &options, &failure), KAKEYA_INVALID_ARGUMENT,
+           "does not lie in the prompt of 30 tokens");
+    sync_prompt(session, &p, NULL);
+    kakeya_session_close(session);
+    close_prompt(&p);
+    close_model(&f);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_values_are_those_of_the_reference),
+        cmocka_unit_test(test_answers_are_those_of_the_reference),
+        cmocka_unit_test(test_chunks_change_no_bit),
+        cmocka_unit_test(test_what_is_reused),
+        cmocka_unit_test(test_copies_know_their_pictures),
+        cmocka_unit_test(test_truncation),
+        cmocka_unit_test(test_what_does_not_fit_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
