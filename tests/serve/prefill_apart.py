@@ -273,13 +273,13 @@ def spread(values, digits):
 
 def figures():
     path = directory("figures")
-    prefiller = Server("--name", "demo", "--session-dir", path, threads=None)
+    prefiller = Server("--name", "demo", "--session-dir", path)
     computing, loading, straight, apart = [], [], [], []
     for i in range(5):
         text = f"Round {i}. " + LONG
         computing.append(first_token(prefiller.port, f"Alone. {text}"))
         chat(prefiller, **body(text, max_tokens=1))
-        decoder = Server("--name", "demo", "--session-dir", path, threads=None)
+        decoder = Server("--name", "demo", "--session-dir", path)
         loading.append(first_token(decoder.port, text))
         proxy = sidecar.start(f"127.0.0.1:{decoder.port}")
         routed = {"x-prefiller-host-port": f"127.0.0.1:{prefiller.port}"}

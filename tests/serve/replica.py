@@ -1,4 +1,5 @@
-"""What routers ask of a replica: the ids of a request (render), gauges, words about the model; and the fields that they add."""
+"""What routers ask of a replica: the ids of a request (render), gauges, words about the model; and the fields that they add.
+With --figures: how long rendering takes."""
 
 import http.client
 import json
@@ -174,4 +175,21 @@ def _():
     s.stop()
 
 
-run_tests()
+def figures():
+    s = Server("--name", "demo")
+    times, text = [], TEXT + TEXT[:1250]
+    for i in range(11):
+        reply = s.post("/v1/chat/completions/render", {"model": "demo", "messages": [user(f"{i} {text}")]})
+        equal(reply.status, 200)
+    for line in s.log().splitlines():
+        if "render 200" in line:
+            times.append(float(line.split(" 200 ")[1].split(" ms")[0]))
+    times.sort()
+    print(f"render of {len(reply.json['token_ids'])} tokens, ms: {times[len(times) // 2]} ({times[0]} to {times[-1]})")
+    s.stop()
+
+
+if sys.argv[1:] == ["--figures"]:
+    figures()
+else:
+    run_tests()
