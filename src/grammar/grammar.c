@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json_text.h"
 #include "base/nul.h"
 #include "grammar/regex.h"
 #include "grammar/rules.h"
@@ -74,6 +75,15 @@ static kakeya_status compile_rules(compilation *c, const char *text, size_t byte
     return status;
 }
 
+static kakeya_status look_for_halves(compilation *c) {
+    char *mended;
+    size_t bytes;
+    kakeya_status status = json_text_mend("schema", c->o->text, c->o->text_bytes, false, &mended, &bytes, c->error);
+    schema_set_halves(c->schemas, mended != NULL);
+    free(mended);
+    return status;
+}
+
 static kakeya_status compile_content(compilation *c) {
     const kakeya_grammar_options *o = c->o;
     uint32_t node = GRAMMAR_NOTHING;
@@ -86,8 +96,10 @@ static kakeya_status compile_content(compilation *c) {
         break;
     case KAKEYA_GRAMMAR_JSON_SCHEMA:
         status = schema_parse("schema", o->text, o->text_bytes, &c->schema, c->error);
+        if (status == KAKEYA_OK) status = look_for_halves(c);
         if (status == KAKEYA_OK)
             status = schema_compile(c->schemas, c->schema, "schema #", GRAMMAR_JSON, &node, c->error);
+        schema_set_halves(c->schemas, false); /* of tools, another text */
         break;
     case KAKEYA_GRAMMAR_REGEX:
         status = add_node(c, NODE_DFA, GRAMMAR_JSON, &node);

@@ -133,7 +133,38 @@ static bool emit_values(schema_branch *b) {
     return true;
 }
 
-static void add_child(schema_branch *b, uint32_t child) { schema_add_child(b->c, b->node, child); }
+static void add_child(schema_branch *b, uint32_t child) {
+    if (b->n_exclusions == b->exclusion_capacity) {
+        uint32_t capacity = b->exclusion_capacity ? 2 * b->exclusion_capacity : 16;
+        uint32_t *exclusions = realloc(b->exclusions, capacity * sizeof *exclusions);
+        if (!exclusions) {
+            schema_out_of_memory(b->c);
+            return;
+        }
+        b->exclusions = exclusions;
+        b->exclusion_capacity = capacity;
+    }
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < b->n_claims; i++) n += b->claims[i].negated || b->claims[i].term.negated;
+    b->exclusions[b->n_exclusions++] = n;
+    schema_add_child(b->c, b->node, child);
+}
+
+/* Of alternatives that begin alike, the first ones are followed where they are too many: those that say what a value is
+ * come before those that say what it is not, which negations of oneOf and the like make many of. */
+static void sort_children(schema_branch *b) {
+    if (b->c->status) return;
+    uint32_t *children = b->c->program->nodes[b->node].children;
+    for (uint32_t i = 1; i < b->n_exclusions; i++) {
+        uint32_t child = children[i], own = b->exclusions[i], at = i;
+        for (; at > 0 && b->exclusions[at - 1] > own; at--) {
+            children[at] = children[at - 1];
+            b->exclusions[at] = b->exclusions[at - 1];
+        }
+        children[at] = child;
+        b->exclusions[at] = own;
+    }
+}
 
 static void emit_nothing(schema_branch *b) { (void)b; }
 
@@ -184,7 +215,9 @@ static uint32_t compile_new(schema_compiler *c, const schema_set *set) {
     remember(c, set, b.node);
     schema_each_branch(&b);
     emit_scalars(&b);
+    sort_children(&b);
     free(b.values);
+    free(b.exclusions);
     schema_tell_apart(c, b.node);
     if (!c->status && (b.unions || c->program->nodes[b.node].n_children > GRAMMAR_MAX_BRANCHES))
         schema_place_of(c, set->terms[0].schema, &c->program->nodes[b.node].where);
@@ -260,22 +293,30 @@ static void begin(schema_compiler *c, const cJSON *root, const char *where, gram
     c->error = error;
     c->depth = 0;
     c->names = 0;
+    const char *draft = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(root, "$schema"));
+    c->draft3 = draft && strstr(draft, "draft-03");
     c->last_one_of = NULL;
 }
 
 void schema_set_strict_order(schema_compiler *c, bool strict_order) { c->strict_order = strict_order; }
+void schema_set_halves(schema_compiler *c, bool halves) { c->halves = halves; }
 void schema_set_loosen(schema_compiler *c, bool loosen) { c->loosen = loosen; }
 const cJSON *schema_notes(const schema_compiler *c) { return c->notes; }
 
+#define REPLACEMENT "\xEF\xBF\xBD" /* U+FFFD, which half of a surrogate pair is read as */
+
 /* U+0000 is read as two bytes that are no UTF-8 (base/nul.h), which no answer may hold. What only people read may. */
-static bool refuse_nul(schema_compiler *c, const cJSON *at) {
+static bool refuse_texts(schema_compiler *c, const cJSON *at) {
     const cJSON *item;
     cJSON_ArrayForEach(item, at) {
         const char *key = item->string;
         if (key && cJSON_IsString(item) && schema_keyword_of(key)->kind == KEYWORD_ANNOTATION) continue;
         if ((key && strstr(key, "\xC0\x80")) || (cJSON_IsString(item) && strstr(item->valuestring, "\xC0\x80")))
             schema_fail(c, at, KAKEYA_UNSUPPORTED, "a text in it contains U+0000");
-        if (c->status || !refuse_nul(c, item)) return false;
+        if (c->halves &&
+            ((key && strstr(key, REPLACEMENT)) || (cJSON_IsString(item) && strstr(item->valuestring, REPLACEMENT))))
+            schema_fail(c, at, KAKEYA_UNSUPPORTED, "a text in it contains half of a surrogate pair");
+        if (c->status || !refuse_texts(c, item)) return false;
     }
     return true;
 }
@@ -285,7 +326,7 @@ kakeya_status schema_compile(schema_compiler *c, const cJSON *root, const char *
     schema_set set = {0};
     begin(c, root, where, form, error);
     if (!cJSON_IsObject(root) && !cJSON_IsBool(root)) return schema_fail(c, root, KAKEYA_FORMAT, "not a schema");
-    if (!refuse_nul(c, root)) return c->status;
+    if (!refuse_texts(c, root)) return c->status;
     if (schema_set_add(c, &set, root, false)) *node = compile_set(c, &set);
     schema_set_free(&set);
     return c->status;

@@ -39,6 +39,8 @@ kakeya_status schema_compile(schema_compiler *c, const cJSON *root, const char *
 void schema_set_strict_order(schema_compiler *c, bool strict_order);
 /* Keywords that cannot be followed are left out at their place, and noted; otherwise (at first) they are refused. */
 void schema_set_loosen(schema_compiler *c, bool loosen);
+/* The text of what is compiled next had escapes that are half of a surrogate pair, which have been read as U+FFFD. */
+void schema_set_halves(schema_compiler *c, bool halves);
 /* Pointers to what was left out, annotations that others may take for assertions (a format that no standard defines)
  * among them; NULL: nothing. */
 const cJSON *schema_notes(const schema_compiler *c);

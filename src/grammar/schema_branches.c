@@ -126,6 +126,10 @@ static void hold_keyword(schema_branch *b, const cJSON *schema, const cJSON *ite
             hold_required(b, item, step);
         } else if (strcmp(item->string, "contains") == 0) {
             hold_contains(b, schema, item, step);
+        } else if (strcmp(item->string, "properties") == 0 && b->c->draft3 && cJSON_IsObject(item)) {
+            cJSON_ArrayForEach(branch, item) if (cJSON_IsTrue(schema_get(branch, "required")))
+                require(b, branch->string, step);
+            claim(b, (schema_claim){.kind = CLAIM_KEYWORD, .item = item, .owner = schema, .origin = step});
         } else if ((strcmp(item->string, "properties") != 0 && strcmp(item->string, "patternProperties") != 0) ||
                    is_map(b, item)) {
             claim(b, (schema_claim){.kind = CLAIM_KEYWORD, .item = item, .owner = schema, .origin = step});
@@ -221,8 +225,11 @@ static void refuse_keyword(schema_branch *b, const cJSON *schema, const cJSON *i
         if (target) follow(b, target, true, step);
         break;
     case KEYWORD_ANY:
-    case KEYWORD_ONE: /* none of them holds; that two of them do is left out */
         if (is_list(b, item, "schemas")) cJSON_ArrayForEach(branch, item) follow(b, branch, true, step);
+        break;
+    case KEYWORD_ONE:
+        if (is_list(b, item, "schemas"))
+            choose(b, (branch_choice){.item = item, .owner = schema, .negated = true, .origin = step});
         break;
     case KEYWORD_ALL:
     case KEYWORD_IF:
@@ -312,6 +319,27 @@ static void follow_one_of(schema_branch *b, const branch_choice *choice, const c
         if (other == own || b->c->status || !b->types) continue;
         if (!schema_disjoint(b->c, own, other, 0)) follow(b, other, true, choice->origin);
     }
+}
+
+/* None of them holds, or, where they are few, two of them do. */
+static bool refuse_one_of(schema_branch *b, const branch_choice *choice, uint32_t i) {
+    enum { FEW = 4 };
+    const cJSON *branch, *other;
+    uint32_t n = 0;
+    if (i == 0) {
+        cJSON_ArrayForEach(branch, choice->item) follow(b, branch, true, choice->origin);
+        return true;
+    }
+    if (cJSON_GetArraySize(choice->item) > FEW || schema_told_apart(b->c, choice->item)) return false;
+    cJSON_ArrayForEach(branch, choice->item) {
+        for (other = branch->next; other; other = other->next) {
+            if (schema_disjoint(b->c, branch, other, 0) || ++n != i) continue;
+            follow(b, branch, false, choice->origin);
+            follow(b, other, false, choice->origin);
+            return true;
+        }
+    }
+    return false;
 }
 
 static bool follow_if(schema_branch *b, const branch_choice *choice, uint32_t i) {
@@ -438,6 +466,7 @@ static bool follow_alternative(schema_branch *b, const branch_choice *choice, ui
     if (strcmp(key, "required") == 0) return refuse_required(b, choice, i);
     if (strcmp(key, "properties") == 0) return refuse_member(b, choice, i);
     if (schema_keyword_of(key)->kind == KEYWORD_CLAIM) return refuse_named_member(b, choice, i);
+    if (strcmp(key, "oneOf") == 0 && choice->negated) return refuse_one_of(b, choice, i);
     const cJSON *own = cJSON_GetArrayItem(choice->item, (int)i);
     if (!own) return false;
     if (strcmp(key, "oneOf") == 0)

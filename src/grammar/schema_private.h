@@ -126,6 +126,8 @@ typedef struct schema_branch {
     void (*emit)(struct schema_branch *b); /* is called for every branch that may have values */
     /* What all branches of the set come to. */
     uint32_t node; /* the union */
+    uint32_t *exclusions; /* [n_exclusions]: of each of its nodes, how much the branch excludes */
+    uint32_t n_exclusions, exclusion_capacity;
     const cJSON **values;
     uint32_t n_values, value_capacity;
     bool unions;   /* some alternatives are several: those of contains */
@@ -159,6 +161,8 @@ struct schema_compiler {
     bool uncertain;              /* schema_holds has taken a text for one that is not of a format, and it may be */
     const cJSON *narrowed;       /* a keyword that was negated, but cannot be: values may be missing for it */
     cJSON *notes;                /* pointers to what is left out, each once; NULL: none */
+    bool draft3;                 /* members say themselves that they are required */
+    bool halves;                 /* the text has escapes that are half of a surrogate pair */
     int names;                   /* whether parts of the document have names ($id, $anchor): 1, -1; 0: not known yet */
     struct schema_pattern {
         const char *text; /* of the document: an expression, or the name of a format; NULL: an empty slot */

@@ -218,13 +218,14 @@ const cJSON *schema_resolve(schema_compiler *c, const cJSON *reference) {
         return NULL;
     }
     if (c->names == 0) c->names = has_names(c->root, 0) ? 1 : -1;
-    bool pointer = text[0] == '#' && (text[1] == 0 || text[1] == '/');
+    bool whole = text[0] == 0; /* the document itself */
+    bool pointer = whole || (text[0] == '#' && (text[1] == 0 || text[1] == '/'));
     const cJSON *found = c->names > 0 ? known_target(c, reference) : NULL;
     if (found) return found;
     if (c->names > 0)
         found = resolve_named(c, reference);
     else
-        found = pointer ? walk(c->root, text + 1) : resolve_root(c, text);
+        found = whole ? c->root : pointer ? walk(c->root, text + 1) : resolve_root(c, text);
     if (found && c->names > 0) know_target(c, reference, found);
     if (found) return found;
     if (text[0] == '#')
