@@ -118,28 +118,73 @@ static bool may_end(uint32_t where) {
     return where == PLACE_FIRST || where == PLACE_FIRST_LINE || where == PLACE_BEHIND || where == PLACE_END_LINE;
 }
 
-/* seen: items so far, as far as they matter. */
+/* How many of the items from one place on may be those that must be there beside the others, as far as that matters. */
+static uint32_t contained_from(const grammar_program *p, const grammar_node *node, uint32_t seen, uint32_t depth) {
+    uint32_t n = 0;
+    for (; seen < node->n_children && seen < node->maximum; seen++) {
+        bool contained = automaton_fits(p, node->rests[seen], depth);
+        if (!contained && !automaton_fits(p, node->children[seen], depth)) return n;
+        n += contained;
+    }
+    if (seen >= node->maximum || !automaton_fits(p, node->rests[node->n_children], depth)) return n;
+    return node->maximum - seen < node->least ? n + node->maximum - seen : node->least;
+}
+
+/* What the next item may be; GRAMMAR_NOTHING: it may not. contained: one of those that must be there. */
+static uint32_t next_item(const grammar_program *p, const grammar_node *node, const automaton_configuration *c,
+                          uint32_t depth, bool contained) {
+    const automaton_frame *own = &c->open[depth - 1];
+    uint32_t place = own->seen < node->n_children ? own->seen : node->n_children;
+    uint32_t item = contained ? node->rests[place] : place < node->n_children ? node->children[place] : node->rest;
+    if (own->seen >= node->maximum || !automaton_fits(p, item, depth)) return GRAMMAR_NOTHING;
+    if (node->distinct != GRAMMAR_NOTHING) {
+        const grammar_node *part = &p->nodes[node->distinct];
+        if (c->n_words >= (own->seen < node->minimum ? AUTOMATON_MAX_WORDS - 1 : AUTOMATON_FREE_WORDS))
+            return GRAMMAR_NOTHING;
+        if (!automaton_may_become_new(p, part, c, depth, (automaton_key){.word = TRIE_NONE})) return GRAMMAR_NOTHING;
+    }
+    if (!node->n_rests) return item;
+    uint32_t missing = own->members < node->least ? node->least - own->members : 0;
+    if (contained && (node->most == GRAMMAR_NO_LIMIT ? missing == 0 : own->members >= node->most))
+        return GRAMMAR_NOTHING;
+    if (contained && missing) missing--;
+    return missing == 0 || contained_from(p, node, own->seen + 1, depth) >= missing ? item : GRAMMAR_NOTHING;
+}
+
+/* seen: items so far, as far as they matter; members: of those that must be there. */
 static void read_array(const reading *r, const grammar_node *node, automaton_configuration *c, uint32_t depth) {
     automaton_frame *own = &c->open[depth - 1];
     uint32_t where = place_of(own->at);
     if (where == PLACE_OPENING) {
+        own->base = (uint16_t)c->n_words;
         if (r->letter == '[') go_on(r, c, depth, PLACE_FIRST);
         return;
     }
-    uint32_t item = own->seen < node->n_children ? node->children[own->seen] : node->rest;
-    bool may_close = own->seen >= node->minimum,
-         another = own->seen < node->maximum && automaton_fits(r->p, item, depth);
+    uint32_t item = next_item(r->p, node, c, depth, false);
+    uint32_t contained = node->n_rests ? next_item(r->p, node, c, depth, true) : GRAMMAR_NOTHING;
+    bool may_close = own->seen >= node->minimum && own->members >= node->least;
+    bool another = item != GRAMMAR_NOTHING || contained != GRAMMAR_NOTHING;
     if (where == PLACE_COMMA && !another) return;
     if (read_space(r, node, c, depth, may_close)) return;
     if (r->letter == ']') {
-        if (may_end(where) && may_close) close_value(r, c, depth);
+        if (!may_end(where) || !may_close) return;
+        if (node->distinct != GRAMMAR_NOTHING) c->n_words = own->base;
+        close_value(r, c, depth);
     } else if (where == PLACE_BEHIND) {
         if (r->letter == ',' && another) go_on(r, c, depth, PLACE_COMMA);
     } else if (expects_item(where) && another) {
         bool counts = node->maximum != GRAMMAR_NO_LIMIT || own->seen < node->minimum || own->seen < node->n_children;
         own->at = PLACE_BEHIND;
         own->seen += counts;
-        enter(r, c, depth, item);
+        const automaton_frame behind = *own;
+        uint32_t n_words = c->n_words;
+        if (contained != GRAMMAR_NOTHING) {
+            own->members++;
+            enter(r, c, depth, contained);
+        }
+        *own = behind;
+        c->n_words = n_words;
+        if (item != GRAMMAR_NOTHING) enter(r, c, depth, item);
     }
 }
 
@@ -312,6 +357,57 @@ static void read_set(const reading *r, const grammar_node *node, automaton_confi
     }
 }
 
+/* Where an array keeps the parts of its items that are different: before what the item around one of them keeps. */
+static uint32_t end_of_parts(const automaton_configuration *c, uint32_t array, uint32_t level) {
+    return level == 1 ? c->n_words : c->open[array].base;
+}
+
+static bool is_known_part(const automaton_configuration *c, uint32_t array, uint32_t level, uint64_t hash) {
+    uint32_t end = end_of_parts(c, array, level);
+    for (uint32_t i = c->open[array - 1].base; i < end; i++)
+        if (c->words[i] == hash) return true;
+    return c->n_words == AUTOMATON_MAX_WORDS;
+}
+
+/* The part is whole; closes: with this letter. */
+static void end_part(const reading *r, const automaton_configuration *c, uint32_t depth, uint32_t level, uint64_t hash,
+                     bool closes) {
+    automaton_configuration own; /* others that begin alike go on from c */
+    uint32_t array = depth - level, at = end_of_parts(c, array, level);
+    if (is_known_part(c, array, level, hash)) return;
+    automaton_copy_way(&own, c, depth);
+    memmove(own.words + at + 1, own.words + at, (own.n_words - at) * sizeof *own.words);
+    own.words[at] = hash;
+    own.n_words++;
+    if (level > 1) own.open[array].base++;
+    own.key = (automaton_key){0};
+    if (closes)
+        close_value(r, &own, depth);
+    else
+        read_letter(r, &own, depth - 1);
+}
+
+/* at: 0 before it, 1 inside. Its letters are read as those of a key are, which is not open meanwhile. */
+static void read_part(const reading *r, const grammar_node *node, automaton_configuration *c, uint32_t depth) {
+    automaton_frame *own = &c->open[depth - 1];
+    const automaton_key key = own->at ? c->key : (automaton_key){.word = TRIE_NONE};
+    uint16_t next = dfa_next(&node->dfa, key.text, r->letter);
+    if (next == DFA_REFUSED) {
+        if (own->at && (node->dfa.flags[key.text] & DFA_ACCEPTS)) end_part(r, c, depth, node->level, key.hash, false);
+        return;
+    }
+    automaton_key longer = {automaton_hash_letter(key.hash, r->letter), TRIE_NONE, next};
+    if (!(node->dfa.flags[next] & DFA_GOES_ON)) {
+        end_part(r, c, depth, node->level, longer.hash, true);
+        return;
+    }
+    if (!automaton_may_become_new(r->p, node, c, depth - node->level, longer)) return;
+    own->at = 1;
+    c->key = longer;
+    emit(r, c, depth);
+    c->key = (automaton_key){0};
+}
+
 /* ------------------------------------------------------------------------------------------------------- the rest */
 
 /* at: 0 .. in the trie of names; the arguments that follow a name are entered by their brace. Behind them, CLOSING. */
@@ -449,6 +545,9 @@ static void read_letter(const reading *r, automaton_configuration *c, uint32_t d
         break;
     case NODE_OBJECT:
         read_object(r, node, c, depth);
+        break;
+    case NODE_DISTINCT:
+        read_part(r, node, c, depth);
         break;
     case NODE_CALL:
         read_call(r, node, c, depth);

@@ -27,7 +27,7 @@ uint32_t program_add(grammar_program *p, node_kind kind, grammar_form form, kake
     node->depth_limit = form == GRAMMAR_CALL ? GRAMMAR_MAX_FREE_DEPTH : GRAMMAR_MAX_DEPTH;
     node->depth = NO_DEPTH;
     node->maximum = GRAMMAR_NO_LIMIT;
-    node->rest = GRAMMAR_NOTHING;
+    node->rest = node->distinct = GRAMMAR_NOTHING;
     return p->n++;
 }
 
@@ -136,11 +136,25 @@ static uint8_t object_depth(const grammar_program *p, const grammar_node *node) 
     return deeper(depth);
 }
 
+/* How many items may be `rests`, with values at most so flat. */
+static uint32_t contained_of_depth(const grammar_program *p, const grammar_node *node, uint8_t depth) {
+    uint32_t n = 0, i = 0;
+    for (; i < node->n_children && i < node->maximum; i++) {
+        bool contained = depth_of(p, node->rests[i]) <= depth;
+        if (!contained && depth_of(p, node->children[i]) > depth) return n;
+        n += contained;
+    }
+    if (i < node->maximum && depth_of(p, node->rests[node->n_children]) <= depth)
+        n = node->maximum - i < node->least ? n + node->maximum - i : node->least;
+    return n;
+}
+
 static uint8_t array_depth(const grammar_program *p, const grammar_node *node) {
     uint8_t depth = 0;
     for (uint32_t i = 0; i < node->minimum && i < node->n_children; i++)
         if (depth_of(p, node->children[i]) > depth) depth = depth_of(p, node->children[i]);
     if (node->minimum > node->n_children && depth_of(p, node->rest) > depth) depth = depth_of(p, node->rest);
+    while (node->n_rests && depth < NO_DEPTH && contained_of_depth(p, node, depth) < node->least) depth++;
     return deeper(depth);
 }
 
@@ -156,6 +170,8 @@ static uint8_t least_depth(const grammar_program *p, const grammar_node *node) {
         return node->minimum <= node->maximum ? 1 : NO_DEPTH;
     case NODE_ARRAY:
         return node->minimum <= node->maximum ? array_depth(p, node) : NO_DEPTH;
+    case NODE_DISTINCT:
+        return node->completions[0] ? 1 : NO_DEPTH;
     case NODE_SET:
         return node->minimum <= node->maximum && node->minimum <= node->completions[0] ? 1 + (node->minimum > 0)
                                                                                        : NO_DEPTH;
@@ -225,7 +241,7 @@ static kakeya_status prune_rests(grammar_program *p, grammar_node *node, kakeya_
 /* Takes away what cannot be: items and members without a value, alternatives that are none. */
 static kakeya_status prune(grammar_program *p, grammar_node *node, kakeya_error *error) {
     if (node->kind == NODE_ROOT) return KAKEYA_OK; /* what it leads to is checked by name */
-    if (node->n_rests) {
+    if (node->kind == NODE_OBJECT && node->n_rests) {
         kakeya_status status = prune_rests(p, node, error);
         if (status != KAKEYA_OK) return status;
     }
@@ -236,6 +252,13 @@ static kakeya_status prune(grammar_program *p, grammar_node *node, kakeya_error 
             if (depth_of(p, node->children[i]) != NO_DEPTH) node->children[n++] = node->children[i];
         node->n_children = n;
     } else if (node->kind == NODE_ARRAY) {
+        if (node->n_rests && node->n_children == 0 && node->rest == GRAMMAR_NOTHING && node->most != GRAMMAR_NO_LIMIT) {
+            node->rest = node->rests[0]; /* all items are such */
+            if (node->least > node->minimum) node->minimum = node->least;
+            if (node->most < node->maximum) node->maximum = node->most;
+            node->n_rests = node->least = 0;
+            if (depth_of(p, node->rest) == NO_DEPTH) node->rest = GRAMMAR_NOTHING;
+        }
         for (uint32_t i = 0; i < node->n_children; i++)
             if (depth_of(p, node->children[i]) == NO_DEPTH && i < node->maximum) node->maximum = i;
         if (node->rest == GRAMMAR_NOTHING && node->maximum > node->n_children) node->maximum = node->n_children;
@@ -256,6 +279,7 @@ static kakeya_status prune(grammar_program *p, grammar_node *node, kakeya_error 
 static bool begins_with(const grammar_node *node, unsigned letter) {
     switch (node->kind) {
     case NODE_DFA:
+    case NODE_DISTINCT:
         return dfa_next(&node->dfa, 0, letter) != DFA_REFUSED;
     case NODE_LITERAL:
         return trie_next(&node->words, 0, letter) != TRIE_NONE;

@@ -34,10 +34,14 @@ typedef enum node_kind {
     NODE_DFA,       /* what the automaton accepts, quotes included */
     NODE_LITERAL,   /* a word of the trie */
     NODE_STRING,    /* any string of minimum..maximum characters */
-    NODE_ARRAY,     /* minimum..maximum items: the first ones as children say, the others as `rest` */
+    NODE_ARRAY,     /* minimum..maximum items: the first ones as children say, the others as `rest`. With rests
+                     * [n_children + 1]: least..most of them are instead what the same place has there.
+                     * With `distinct`: part of every item is one that no other has */
     NODE_OBJECT,    /* children: the values of the keys in the trie; minimum..maximum members; rest: of other keys, or
                      * rests: by the label of the key in the dfa */
     NODE_SET,       /* an array of minimum..maximum items, no two of the same letters, that the dfa accepts */
+    NODE_DISTINCT,  /* what the dfa accepts; no two items of the array `level` values further out have the same letters
+                     */
     NODE_CALL,      /* call:NAME and arguments: names in the trie, children: the arguments of each */
     NODE_UNION,     /* one of the children */
     NODE_ROW,       /* all children, one behind the other */
@@ -65,7 +69,10 @@ typedef struct grammar_node {
     uint32_t n_turns;
     uint32_t *rests;       /* NODE_OBJECT: [n_rests], malloc'ed; `rest` is one of them */
     uint32_t n_rests;      /* 0: keys that are not declared may be anything */
-    uint16_t *completions; /* NODE_OBJECT with rests, NODE_SET: dfa_completions */
+    uint32_t least, most;  /* NODE_ARRAY with rests; most: GRAMMAR_NO_LIMIT where others may be such, too */
+    uint32_t distinct;     /* NODE_ARRAY: a NODE_DISTINCT that is part of some items, or GRAMMAR_NOTHING */
+    uint32_t level;        /* NODE_DISTINCT: 1: an item itself; 2: a part of one */
+    uint16_t *completions; /* NODE_OBJECT with rests, NODE_SET, NODE_DISTINCT: dfa_completions */
     uint32_t *shortest;    /* NODE_DFA: dfa_lengths, or NULL: lengths are not counted */
     uint32_t *longest;
     char *where; /* NODE_UNION: its place in the schema, for messages; malloc'ed, may be NULL */

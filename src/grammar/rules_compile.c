@@ -104,7 +104,10 @@ static void refuse_look_around(compiler *c) {
     for (uint32_t i = 0; i < c->r->n_nodes && !c->status; i++) {
         const rule_node *own = at(c, i);
         regex_tree tree;
-        if (own->kind != RULE_REGEX || regex_parse(own->text, own->bytes, &tree, NULL) != KAKEYA_OK) continue;
+        if (own->kind != RULE_REGEX) continue;
+        kakeya_status status = regex_parse(own->text, own->bytes, &tree, NULL);
+        if (status == KAKEYA_OUT_OF_MEMORY) *c->out_of_memory = true;
+        if (status != KAKEYA_OK) continue; /* which is said where it is compiled */
         bool looks = tree.looks;
         regex_tree_free(&tree);
         if (looks)

@@ -219,7 +219,7 @@ static uint32_t compile_new(schema_compiler *c, const schema_set *set) {
     free(b.values);
     free(b.exclusions);
     schema_tell_apart(c, b.node);
-    if (!c->status && (b.unions || c->program->nodes[b.node].n_children > GRAMMAR_MAX_BRANCHES))
+    if (!c->status && c->program->nodes[b.node].n_children > GRAMMAR_MAX_BRANCHES)
         schema_place_of(c, set->terms[0].schema, &c->program->nodes[b.node].where);
     return b.node;
 }

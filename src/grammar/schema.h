@@ -14,7 +14,7 @@
 enum {
     SCHEMA_MAX_SCHEMAS = 5000,     /* sets of schemas that hold together, in one program */
     SCHEMA_MAX_ITEMS = 1000000000, /* minItems, maxItems */
-    SCHEMA_MAX_CONTAINING = 10,    /* items, the one that `contains` asks for is one of the first */
+    SCHEMA_MAX_CONTAINED = 10,     /* minContains */
     SCHEMA_MAX_VALUES = 10000,     /* of an enum */
     SCHEMA_MAX_TRIED = 3000,       /* alternatives of one set */
     SCHEMA_MAX_TRIED_ALL = 30000,  /* of a program */

@@ -1,4 +1,5 @@
 /* Arrays that follow the claims of a branch. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "grammar/schema.h"
@@ -105,14 +106,14 @@ static const schema_claim *contained(const schema_branch *b, bool *never) {
     return found;
 }
 
-/* How many items, and how many of them are listed one by one. */
+/* How many items, and how many of them are listed one by one; how many of them the contained ones are. */
 typedef struct array_shape {
-    uint32_t minimum, maximum, listed;
+    uint32_t minimum, maximum, listed, least, most;
 } array_shape;
 
 static array_shape shape_of(schema_branch *b) {
     schema_compiler *c = b->c;
-    array_shape shape = {.maximum = GRAMMAR_NO_LIMIT};
+    array_shape shape = {.maximum = GRAMMAR_NO_LIMIT, .most = GRAMMAR_NO_LIMIT};
     for (uint32_t i = 0; i < b->n_claims && !c->status; i++) {
         const schema_claim *claim = &b->claims[i];
         item_rule rule;
@@ -127,18 +128,15 @@ static array_shape shape_of(schema_branch *b) {
     return shape;
 }
 
-/* An array whose item number `place` follows `more`, too. */
-static uint32_t add_array(schema_branch *b, array_shape shape, uint32_t place, const schema_term *more) {
+static uint32_t add_array(schema_branch *b, array_shape shape, const schema_term *not_contained) {
     schema_compiler *c = b->c;
     uint32_t node = schema_add_node(c, NODE_ARRAY);
-    if (more && shape.listed <= place) shape.listed = place + 1;
-    if (more && shape.minimum <= place) shape.minimum = place + 1;
     for (uint32_t i = 0; i < shape.listed && i < shape.maximum && !c->status; i++) {
-        uint32_t child = compile_item(b, i, more && i == place ? more : NULL);
+        uint32_t child = compile_item(b, i, not_contained);
         schema_add_child(c, node, child);
     }
     uint32_t rest =
-        c->status || shape.listed >= shape.maximum ? GRAMMAR_NOTHING : compile_item(b, GRAMMAR_NOTHING, NULL);
+        c->status || shape.listed >= shape.maximum ? GRAMMAR_NOTHING : compile_item(b, GRAMMAR_NOTHING, not_contained);
     if (c->status) return 0;
     grammar_node *array = &c->program->nodes[node];
     array->minimum = shape.minimum;
@@ -147,15 +145,39 @@ static uint32_t add_array(schema_branch *b, array_shape shape, uint32_t place, c
     return node;
 }
 
-/* The arrays of which one of the first items follows the claim. */
+/* The arrays of which least..most items follow the claim. Where there is a most, all others must not. */
 static uint32_t add_containing(schema_branch *b, array_shape shape, const schema_claim *claim) {
-    uint32_t node = schema_add_node(b->c, NODE_UNION);
-    b->unions = true;
-    for (uint32_t i = 0; i < SCHEMA_MAX_CONTAINING && i < shape.maximum && !b->c->status; i++) {
-        uint32_t child = add_array(b, shape, i, &claim->term);
-        schema_add_child(b->c, node, child);
+    schema_compiler *c = b->c;
+    const schema_term other = {claim->term.schema, !claim->term.negated};
+    uint32_t node = add_array(b, shape, shape.most == GRAMMAR_NO_LIMIT ? NULL : &other);
+    uint32_t n = c->status ? 0 : c->program->nodes[node].n_children + 1;
+    uint32_t *contained = calloc(n + 1, sizeof *contained);
+    for (uint32_t i = 0; i < n && contained && !c->status; i++)
+        contained[i] = compile_item(b, i + 1 < n ? i : GRAMMAR_NOTHING, &claim->term);
+    if (!contained && !c->status) schema_out_of_memory(c);
+    if (c->status) {
+        free(contained);
+        return 0;
     }
+    grammar_node *array = &c->program->nodes[node];
+    array->rests = contained;
+    array->n_rests = n;
+    array->least = shape.least;
+    array->most = shape.most;
     return node;
+}
+
+/* How many items must, and may, follow the claim. */
+static void count_contained(schema_branch *b, const schema_claim *claim, array_shape *shape) {
+    const cJSON *least = claim->owner ? schema_get(claim->owner, "minContains") : NULL;
+    const cJSON *most = claim->owner ? schema_get(claim->owner, "maxContains") : NULL;
+    shape->least = 1;
+    if (least && !schema_count(b->c, least, 4e9, &shape->least)) return;
+    if (most && !schema_count(b->c, most, 4e9, &shape->most)) return;
+    if (shape->least > SCHEMA_MAX_CONTAINED)
+        schema_cannot(b->c, least, KAKEYA_UNSUPPORTED, "more than %d is not supported", (int)SCHEMA_MAX_CONTAINED);
+    if (most && shape->listed)
+        schema_cannot(b->c, most, KAKEYA_UNSUPPORTED, "not supported where items are listed one by one");
 }
 
 uint32_t schema_array(schema_branch *b) {
@@ -178,5 +200,9 @@ uint32_t schema_array(schema_branch *b) {
         if (c->status || set != GRAMMAR_NOTHING) return c->status ? 0 : set;
     }
     if (c->status) return 0;
-    return contains ? add_containing(b, shape, contains) : add_array(b, shape, 0, NULL);
+    if (contains) count_contained(b, contains, &shape);
+    if (c->status) return 0;
+    if (shape.least > shape.most || shape.least > shape.maximum) return schema_add_node(c, NODE_NEVER);
+    return contains && (shape.least || shape.most != GRAMMAR_NO_LIMIT) ? add_containing(b, shape, contains)
+                                                                       : add_array(b, shape, NULL);
 }

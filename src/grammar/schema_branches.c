@@ -78,12 +78,13 @@ static void hold_required(schema_branch *b, const cJSON *list, uint32_t step) {
 }
 
 static void hold_contains(schema_branch *b, const cJSON *schema, const cJSON *item, uint32_t step) {
-    const cJSON *least = schema_get(schema, "minContains"), *most = schema_get(schema, "maxContains");
-    uint32_t n = 1;
-    if (least && !schema_count(b->c, least, 4e9, &n)) return;
-    if (most) schema_cannot(b->c, most, KAKEYA_UNSUPPORTED, "not supported");
-    if (n > 1) schema_cannot(b->c, least, KAKEYA_UNSUPPORTED, "more than 1 is not supported");
-    if (n == 1) claim(b, (schema_claim){.kind = CLAIM_CONTAINS, .item = item, .term = {item, false}, .origin = step});
+    const cJSON *most = schema_get(schema, "maxContains");
+    uint32_t least = 1;
+    if (schema_get(schema, "minContains") && !schema_count(b->c, schema_get(schema, "minContains"), 4e9, &least))
+        return;
+    if (least > 0 || most)
+        claim(b, (schema_claim){
+                     .kind = CLAIM_CONTAINS, .item = item, .owner = schema, .term = {item, false}, .origin = step});
 }
 
 static void hold_keyword(schema_branch *b, const cJSON *schema, const cJSON *item, uint32_t step) {

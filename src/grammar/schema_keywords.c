@@ -25,11 +25,13 @@
 #define DIFFERENT                                                                                                      \
     "followed where items are strings, numbers and words, which have one spelling each then, numbers up to "           \
     "15 digits (6 of them behind the point), strings of limited "                                                      \
-    "length up to %u characters; refused where items may be lists or objects"
-#define CONTAINING    "followed once for an array: the item is one of the first %u"
-#define ONE_CONTAINED "followed if it is 0 or 1, refused otherwise"
-#define REFUSED       "refused"
-#define IGNORED       "an annotation: ignored"
+    "length up to %u characters; lists then differ in their first item and objects in one member, the first one that " \
+    "must be there and may have any number of values, and are refused where there is no such part"
+#define CONTAINING     "followed once for an array"
+#define CONTAINED      "followed, up to %u"
+#define MOST_CONTAINED "followed, but beside items that are listed one by one"
+#define REFUSED        "refused"
+#define IGNORED        "an annotation: ignored"
 
 /* In the order of strcmp. */
 static const schema_keyword keywords[] = {
@@ -45,7 +47,7 @@ static const schema_keyword keywords[] = {
     {"allOf", KEYWORD_ALL, 0, FOLLOWED, 0},
     {"anyOf", KEYWORD_ANY, 0, CHOSEN, SCHEMA_MAX_TRIED},
     {"const", KEYWORD_VALUES, 0, LISTED, 0},
-    {"contains", KEYWORD_CLAIM, TYPE_ARRAY, CONTAINING, SCHEMA_MAX_CONTAINING},
+    {"contains", KEYWORD_CLAIM, TYPE_ARRAY, CONTAINING, 0},
     {"contentEncoding", KEYWORD_ANNOTATION, 0, IGNORED, 0},
     {"contentMediaType", KEYWORD_ANNOTATION, 0, IGNORED, 0},
     {"contentSchema", KEYWORD_ANNOTATION, 0, IGNORED, 0},
@@ -64,12 +66,12 @@ static const schema_keyword keywords[] = {
     {"id", KEYWORD_ANNOTATION, 0, NAMED, 0},
     {"if", KEYWORD_IF, 0, NEGATED, SCHEMA_MAX_TRIED},
     {"items", KEYWORD_CLAIM, TYPE_ARRAY, FOLLOWED, 0},
-    {"maxContains", KEYWORD_BESIDE, 0, REFUSED, 0},
+    {"maxContains", KEYWORD_BESIDE, 0, MOST_CONTAINED, 0},
     {"maxItems", KEYWORD_CLAIM, TYPE_ARRAY, COUNTED, SCHEMA_MAX_ITEMS},
     {"maxLength", KEYWORD_CLAIM, TYPE_STRING, FOLLOWED, 0},
     {"maxProperties", KEYWORD_CLAIM, TYPE_OBJECT, FOLLOWED, 0},
     {"maximum", KEYWORD_CLAIM, TYPE_NUMBER, FOLLOWED, 0},
-    {"minContains", KEYWORD_BESIDE, 0, ONE_CONTAINED, 0},
+    {"minContains", KEYWORD_BESIDE, 0, CONTAINED, SCHEMA_MAX_CONTAINED},
     {"minItems", KEYWORD_CLAIM, TYPE_ARRAY, COUNTED, SCHEMA_MAX_ITEMS},
     {"minLength", KEYWORD_CLAIM, TYPE_STRING, FOLLOWED, 0},
     {"minProperties", KEYWORD_CLAIM, TYPE_OBJECT, FOLLOWED, 0},

@@ -125,12 +125,11 @@ typedef struct schema_branch {
     int depth;
     void (*emit)(struct schema_branch *b); /* is called for every branch that may have values */
     /* What all branches of the set come to. */
-    uint32_t node; /* the union */
+    uint32_t node;        /* the union */
     uint32_t *exclusions; /* [n_exclusions]: of each of its nodes, how much the branch excludes */
     uint32_t n_exclusions, exclusion_capacity;
     const cJSON **values;
     uint32_t n_values, value_capacity;
-    bool unions;   /* some alternatives are several: those of contains */
     uint8_t words; /* of TYPE_NULL and TYPE_BOOLEAN */
     bool of_names; /* names of members are wanted, no nodes: the three below, and `values` */
     bool any_name, no_name;
@@ -254,6 +253,8 @@ void schema_add_word(schema_compiler *c, trie *words, const cJSON *value);
 /* Automata of one program, together: compiling takes time, and callers wait for it. */
 void schema_count_states(schema_compiler *c, const cJSON *at, const dfa *made);
 
+/* Whether `other` has a key that is spelled like number `key` of `object`, and its number. */
+bool schema_same_key(const grammar_node *object, uint32_t key, const grammar_node *other, uint32_t *number);
 /* Objects of a union that begin alike, and are told apart by a member: one node that reads it and then is one of them.
  */
 void schema_tell_apart(schema_compiler *c, uint32_t node);

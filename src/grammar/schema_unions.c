@@ -33,6 +33,13 @@ static uint32_t key_of(const grammar_node *object, const spelled *key) {
     return at == TRIE_NONE || object->words.nodes[at].word == TRIE_NONE ? NO_KEY : object->words.nodes[at].word;
 }
 
+bool schema_same_key(const grammar_node *object, uint32_t key, const grammar_node *other, uint32_t *number) {
+    spelled own = {.n = 0};
+    if (object->words.n == 0 || !find_word(&object->words, 0, key, &own)) return false;
+    *number = key_of(other, &own);
+    return *number != NO_KEY;
+}
+
 /* The words that a member may be, if it is nothing else. NULL: it is something else. */
 static const grammar_node *literal_of(const grammar_program *p, uint32_t node) {
     const grammar_node *own = &p->nodes[node];

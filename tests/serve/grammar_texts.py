@@ -84,6 +84,10 @@ class Schemas:
                 s["items"] = self.schema(0)
         if self.some(.2):
             s["contains"] = self.schema(depth - 1)
+            if self.some(.5):
+                s["minContains"] = self.r.randrange(3)
+            if self.some(.5):
+                s["maxContains"] = self.r.randrange(4)
         return s
 
     def object(self, depth):

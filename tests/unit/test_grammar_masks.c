@@ -148,6 +148,11 @@ static const char *const values[] = {
     "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"enum\":[\"a\",\"ab\",1,12]},\"minItems\":2}",
     "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"string\",\"pattern\":\"^[ab]+$\"}}",
     "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"integer\",\"minimum\":0}}",
+    "{\"type\":\"array\",\"uniqueItems\":true}",
+    "{\"type\":\"array\",\"uniqueItems\":true,\"minItems\":2,\"items\":{\"type\":\"object\",\"required\":[\"a\"],"
+    "\"properties\":{\"a\":{\"enum\":[\"a\",\"ab\",1,12]},\"b\":{\"type\":\"string\"}}}}",
+    "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}}",
+    "{\"type\":\"array\",\"contains\":{\"type\":\"string\"},\"minContains\":2,\"maxContains\":3,\"maxItems\":5}",
     "{\"anyOf\":[{\"type\":\"string\",\"pattern\":\"^[ab]*$\"},{\"type\":\"string\",\"pattern\":\"^[bk].*$\","
     "\"maxLength\":9}]}",
     "{\"anyOf\":[{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\"}},\"required\":[\"a\"]},"

@@ -441,7 +441,10 @@ static void test_grammars(void **state) {
     static const char schema[] =
         "{\"allOf\":[{\"$ref\":\"#/$defs/d\"},{\"properties\":{\"k\":{\"enum\":[1,\"x\",[null]]}},"
         "\"required\":[\"k\"]}],"
-        "\"$defs\":{\"d\":{\"properties\":{\"p\":{\"pattern\":\"^a+$\",\"maxLength\":3},\"n\":{\"type\":\"number\","
+        "\"$defs\":{\"d\":{\"properties\":{\"p\":{\"pattern\":\"^a+$\",\"maxLength\":3},"
+        "\"l\":{\"pattern\":\"(?!b(?<=a))\\\\b(?=\\\\p{Zl}|a$)\"},"
+        "\"w\":{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":[\"object\",\"string\"],"
+        "\"required\":[\"k\"],\"properties\":{\"k\":{\"type\":\"integer\"}}}},\"n\":{\"type\":\"number\","
         "\"minimum\":1,\"maximum\":2},\"u\":{\"anyOf\":[{\"$ref\":\"#\"},true]},\"i\":{\"prefixItems\":[{}]}}}}}";
     static const char more[] =
         "{\"oneOf\":[{\"type\":\"object\",\"properties\":{\"t\":{\"const\":\"a\"},\"s\":{\"type\":\"array\","
