@@ -81,10 +81,11 @@ static const language languages[] = {
     {SCHEMA,
      "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"object\",\"required\":[\"v\",\"id\"],"
      "\"properties\":{\"v\":{\"type\":\"boolean\"},\"id\":{\"type\":\"integer\"}}}}",
-     {"[]", "[{\"v\":true,\"id\":1}]", "[{\"v\":true,\"id\":1},{\"v\":true,\"id\":12}, {\"v\":false,\"id\":2}]"},
+     {"[]", "[{\"v\":true,\"id\":1}]", "[{\"v\":true,\"id\":1},{\"v\":true,\"id\":12}, {\"v\":true,\"id\":2}]"},
      {"[{\"v\":true,\"id\":1},{\"v\":false,\"id\":1}]", "[{\"v\":true}]"}},
     {SCHEMA,
-     "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"array\",\"items\":{\"enum\":[1,2]}},\"minItems\":2}",
+     "{\"type\":\"array\",\"uniqueItems\":true,\"minItems\":2,"
+     "\"items\":{\"type\":\"array\",\"items\":{\"enum\":[1,2]}}}",
      {"[[1],[2]]", "[[1,1],[2,1]]"},
      {"[]", "[[1],[1]]", "[[],[1]]", "[[1],[2],[1,2]]", "[[1],[2],"}},
     {SCHEMA,
