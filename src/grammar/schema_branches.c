@@ -607,4 +607,8 @@ void schema_each_branch(schema_branch *b) {
     free(b->steps);
     free(b->claims);
     free(b->choices);
+    b->steps = NULL;
+    b->claims = NULL;
+    b->choices = NULL;
+    b->n_steps = b->n_claims = b->n_choices = 0;
 }
