@@ -50,6 +50,8 @@ static void put_leap_seconds(char *out, size_t room) {
 #define NO_A_LABEL "^(?!([^.]*\\.)*[^.]{2}--)"
 /* Characters beyond ASCII of RFC 3987 and 6531 */
 #define BEYOND "\\u{A0}-\\u{D7FF}\\u{F900}-\\u{FDCF}\\u{FDF0}-\\u{FFEF}\\u{10000}-\\u{1FFFD}"
+/* RFC 9562, of a version */
+#define UUID(version) "[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-" version "[0-9A-Fa-f]{3}-[89ABab][0-9A-Fa-f]{3}-[0-9A-Fa-f]{12}"
 /* RFC 5321: a dot-atom or a quoted text, a domain or an address */
 #define ATOM(more)  "[A-Za-z0-9!#$%&'*+/=?^_`{|}~" more "-]+"
 #define LOCAL(more) "(" ATOM(more) "(\\." ATOM(more) ")*|\"([ !#-\\[\\]-~" more "]|\\\\[ -~])*\")"
@@ -105,6 +107,13 @@ static const struct {
     {"time", "(" TIME, 0, "leap seconds at offsets that are no half hours"},
     {"duration", "P(" DAYS "(" CLOCK ")?|" CLOCK "|\\d+W)", 0, ""},
     {"uuid", "[0-9A-Fa-f]{8}-([0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}", 0, ""},
+    {"uuid1", UUID("1"), 0, ""}, /* those of one version, as pydantic names them */
+    {"uuid3", UUID("3"), 0, ""},
+    {"uuid4", UUID("4"), 0, ""},
+    {"uuid5", UUID("5"), 0, ""},
+    {"uuid6", UUID("6"), 0, ""},
+    {"uuid7", UUID("7"), 0, ""},
+    {"uuid8", UUID("8"), 0, ""},
     {"email", MAIL(""), 254, "comments and folding white space"},
     {"idn-email", MAIL(BEYOND), 254, "comments, folding white space, domains beyond ASCII"},
     {"hostname", NO_A_LABEL HOST, 253, LABELS},

@@ -246,6 +246,7 @@ def _():
     while judged < most:
         judged += compare(seed, 500, 60, seed // 500 % 2 == 0)[0]
         seed += 500
+    print(f"# {judged} texts", flush=True)
 
 
 run_tests()

@@ -454,7 +454,8 @@ static void test_grammars(void **state) {
         "\"contains\":{\"const\":1},\"maxItems\":2},\"e\":{},\"f\":{},\"g\":{},\"h\":{},\"i\":{},"
         "\"j\":{},\"k\":{},\"l\":{},\"m\":{},\"n\":{},\"o\":{},\"p\":{},\"q\":{},\"r\":{},\"u\":{},\"v\":{}},"
         "\"required\":[\"t\",\"v\"],\"propertyNames\":{\"enum\":[\"t\",\"c\",\"v\"]}}]}";
-    static const char rules[] = "start: start \"+\" item | item\nitem: /[a\u00e9]+/ | \"(\" start \")\"\n%ignore \" \"";
+    static const char rules[] = "start: start \"+\" item | item | call\nitem: /[a\u00e9]+/ | \"(\" start \")\"\n"
+                                "call: (start | \"q\") \"!\"\n%ignore \" \"";
     static const kakeya_grammar_kind kinds[] = {KAKEYA_GRAMMAR_JSON_SCHEMA, KAKEYA_GRAMMAR_CHOICE, KAKEYA_GRAMMAR_TEXT,
                                                 KAKEYA_GRAMMAR_JSON_SCHEMA, KAKEYA_GRAMMAR_RULES};
     static const char *const texts[] = {schema, "[\"a\",\"b\"]", NULL, more, rules};
