@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 
 .DEFAULT_GOAL := all
-.PHONY: all demo demo-real check test test-whole test-gpu cross-macos fuzz coverage install uninstall package clean help
+.PHONY: all demo demo-real check test test-whole test-gpu cross-macos fuzz coverage install uninstall package wheel clean help
 
 all:
 	@tools/bootstrap.sh build
@@ -53,6 +53,10 @@ package: all
 	@tools/bootstrap.sh package
 	@tools/package.sh "$(BUILD)"
 
+# The Python package; Debian packages and packages of PyPI that it needs are installed first.
+wheel:
+	@BUILD="$(BUILD)" tools/wheel.sh
+
 clean:
 	rm -rf build build-sanitize build-threads build-fuzz build-coverage build-arm64 build-macos build-cuda build-gpu build-mlx
 	@for directory in "$(BUILD)" "$(BUILD)-gpu"; do [ ! -f "$$directory/CMakeCache.txt" ] || rm -rf "$$directory"; done
@@ -73,4 +77,5 @@ help:
 	@echo "make coverage   line coverage of the unit tests, report in build-coverage/"
 	@echo "make install    into PREFIX=$(PREFIX) (DESTDIR is honoured); make uninstall removes it again"
 	@echo "make package    a Debian package with a service for systemd, in $(BUILD)/packages/"
+	@echo "make wheel      the Python package with the program and the demo model, in $(BUILD)/wheels/"
 	@echo "make clean      remove every build directory"

@@ -10,11 +10,11 @@ import grpc
 from harness import WAIT, equal, eventually, holds, run_tests, test
 from grpc_harness import Service
 
-import kakeya
-from kakeya import (
+from kakeya import remote
+from kakeya.remote import (
     Client, InterTokenTimeoutError, InvalidArgumentError, InvariantViolationError, KakeyaError, ResourceExhaustedError,
     RpcCancelledError, Session, SessionClosedError, SessionInfo, SessionNotFoundError, StopReason, UnimplementedError)
-from kakeya.errors import from_rpc_error
+from kakeya.remote.errors import from_rpc_error
 
 SOURCE = os.environ["CLIENT_SOURCE"]
 PROMPT = [2, 4528, 110, 111, 112]
@@ -41,13 +41,13 @@ def raises(kind, function, code=None):
 
 @test("the package comes from what pip has installed, with its types")
 def installed():
-    holds(os.path.exists(os.path.join(os.path.dirname(kakeya.__file__), "py.typed")), "py.typed")
-    holds(not kakeya.__file__.startswith(os.path.abspath("clients")), kakeya.__file__)
+    holds(os.path.exists(os.path.join(os.path.dirname(remote.__file__), os.pardir, "py.typed")), "py.typed")
+    holds(not remote.__file__.startswith(os.path.abspath("python")), remote.__file__)
     for name in ("Client", "Session", "SessionInfo", "SessionNotFoundError", "InvalidArgumentError", "KakeyaError",
                  "InvariantViolationError", "ResourceExhaustedError", "UnimplementedError", "RpcCancelledError",
                  "InterTokenTimeoutError", "SessionClosedError", "DEFAULT_ADDRESS"):
-        holds(name in kakeya.__all__ and hasattr(kakeya, name), name)
-    equal(kakeya.DEFAULT_ADDRESS, "localhost:50051")
+        holds(name in remote.__all__ and hasattr(remote, name), name)
+    equal(remote.DEFAULT_ADDRESS, "localhost:50051")
 
 
 @test("mypy --strict finds nothing")
@@ -229,7 +229,7 @@ def keys():
 
 @test("the example runs")
 def example():
-    with open(os.path.join(SOURCE, "examples/generate.py")) as file:
+    with open(os.path.join(SOURCE, "examples/remote.py")) as file:
         text = file.read().replace("Client()", f"Client({service.address!r})")
     result = subprocess.run([sys.executable, "-c", text, *map(str, PROMPT)], capture_output=True, text=True,
                             env={k: v for k, v in os.environ.items() if "proxy" not in k.lower()})

@@ -1,6 +1,6 @@
 """Client for the gRPC interface of a kakeya server: sessions of token ids.
 
-    from kakeya import Client
+    from kakeya.remote import Client
 
     with Client("localhost:50051") as client, client.create_session(eos_token_ids=[1, 106]) as session:
         session.append([2, 4528])
@@ -8,8 +8,8 @@
             print(token)
 """
 
-from kakeya.client import DEFAULT_ADDRESS, Client
-from kakeya.errors import (
+from kakeya.remote.client import DEFAULT_ADDRESS, Client
+from kakeya.remote.errors import (
     InterTokenTimeoutError,
     InvalidArgumentError,
     InvariantViolationError,
@@ -20,7 +20,7 @@ from kakeya.errors import (
     SessionNotFoundError,
     UnimplementedError,
 )
-from kakeya.session import Session, SessionInfo, StopReason
+from kakeya.remote.session import Session, SessionInfo, StopReason
 
 __all__ = [
     "DEFAULT_ADDRESS",

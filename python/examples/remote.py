@@ -1,13 +1,13 @@
 """Continues tokens that are given on the command line.
 
-    kakeya tokenize --json <<<'The capital of France is' | jq -r '.ids[]' | xargs python examples/generate.py
+    kakeya tokenize --json <<<'The capital of France is' | jq -r '.ids[]' | xargs python examples/remote.py
 """
 
 from __future__ import annotations
 
 import sys
 
-from kakeya import Client, StopReason
+from kakeya.remote import Client, StopReason
 
 
 def main() -> None:

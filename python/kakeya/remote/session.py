@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Iterable, Iterator, Optional, Tuple, Type, Uni
 
 import grpc
 
-from kakeya._stub import Sampling, Stream
-from kakeya.errors import InterTokenTimeoutError, KakeyaError, SessionClosedError, from_rpc_error
+from kakeya.remote._stub import Sampling, Stream
+from kakeya.remote.errors import InterTokenTimeoutError, KakeyaError, SessionClosedError, from_rpc_error
 
 if TYPE_CHECKING:
     from kakeya.v1 import runtime_pb2 as pb
-    from kakeya.client import Client
+    from kakeya.remote.client import Client
 
 
 class StopReason(enum.IntEnum):

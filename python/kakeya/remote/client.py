@@ -7,9 +7,9 @@ from typing import Any, Iterable, Optional, Sequence, Tuple, Type
 
 import grpc
 
-from kakeya._stub import Metadata, RuntimeStub
-from kakeya.errors import from_rpc_error
-from kakeya.session import Session
+from kakeya.remote._stub import Metadata, RuntimeStub
+from kakeya.remote.errors import from_rpc_error
+from kakeya.remote.session import Session
 
 DEFAULT_ADDRESS = "localhost:50051"
 
