@@ -11,10 +11,10 @@ build=$PWD/build-arm64
 root=$build/root
 packages="libcjson-dev libcjson1 libyajl-dev libyajl2 libhwloc-dev libhwloc15 libudev1 zlib1g-dev zlib1g libxxhash-dev libcmocka-dev
     libcmocka0 libedit-dev libedit2 libbsd-dev libbsd0 libmd-dev libmd0 libncurses-dev libtinfo6 libssl-dev libssl3 libspng-dev
-    libspng0 libjpeg62-turbo-dev libjpeg62-turbo libwebp-dev libwebp7 libwebpdemux2 libsharpyuv0 libgif-dev libgif7"
+    libspng0 libjpeg62-turbo-dev libjpeg62-turbo libwebp-dev libwebp7 libwebpdemux2 libgif-dev libgif7"
 
 fetch_libraries() {
-    [ ! -d "$root" ] || return 0
+    [ "$(cat "$build/packages" 2>/dev/null)" != "$packages" ] || return 0 # else another list was unpacked, or none
     work=$build/fetch
     rm -rf "$work"
     mkdir -p "$work/lists/partial" "$work/cache/archives/partial" "$work/state" "$work/debs" "$work/root"
@@ -32,8 +32,10 @@ END
     # shellcheck disable=SC2086  # several packages
     (cd "$work/debs" && APT_CONFIG=$work/apt.conf apt-get download -q $packages)
     for package in "$work"/debs/*.deb; do dpkg -x "$package" "$work/root"; done
+    rm -rf "$root"
     mv "$work/root" "$root"
     rm -rf "$work"
+    printf '%s\n' "$packages" >"$build/packages"
 }
 
 case ${1:-} in
