@@ -8,7 +8,7 @@
 
 typedef struct entry {
     mask_key key;
-    mask_found found;
+    kinds_lengths lengths;
     uint64_t used;
     uint32_t next; /* with the same hash */
     uint32_t *bits;
@@ -72,14 +72,25 @@ static entry *find(mask_cache *c, const mask_key *key) {
     return i == NO_ENTRY ? NULL : &c->entries[i];
 }
 
-mask_cached mask_cache_add_bits(mask_cache *c, mask_key key, uint64_t read, uint32_t *allowed, size_t n_words) {
+bool mask_cache_add_bits(mask_cache *c, mask_key key, uint32_t *allowed, size_t n_words) {
     pthread_mutex_lock(&c->lock);
     entry *e = find(c, &key);
-    bool found = e && read <= e->found.most_read && read >= e->found.least_read;
     if (e) e->used = ++c->clock;
-    for (size_t i = 0; found && i < n_words && i < c->words; i++) allowed[i] |= e->bits[i];
+    for (size_t i = 0; e && i < n_words && i < c->words; i++) allowed[i] |= e->bits[i];
     pthread_mutex_unlock(&c->lock);
-    return found ? MASK_ADDED : e ? MASK_OF_OTHER_LENGTHS : MASK_UNKNOWN;
+    return e != NULL;
+}
+
+bool mask_cache_get(mask_cache *c, mask_key key, uint32_t *bits, kinds_lengths *lengths) {
+    pthread_mutex_lock(&c->lock);
+    entry *e = find(c, &key);
+    if (e) {
+        e->used = ++c->clock;
+        *lengths = e->lengths;
+        memcpy(bits, e->bits, c->words * sizeof *bits);
+    }
+    pthread_mutex_unlock(&c->lock);
+    return e != NULL;
 }
 
 /* The entry that was used longest ago, out of its list. */
@@ -93,7 +104,7 @@ static entry *take_oldest(mask_cache *c) {
     return &c->entries[oldest];
 }
 
-void mask_cache_put(mask_cache *c, mask_key key, mask_found found, const uint32_t *bits) {
+void mask_cache_put(mask_cache *c, mask_key key, const kinds_lengths *lengths, const uint32_t *bits) {
     pthread_mutex_lock(&c->lock);
     entry *e = NULL;
     if (!find(c, &key)) {
@@ -105,7 +116,7 @@ void mask_cache_put(mask_cache *c, mask_key key, mask_found found, const uint32_
     if (e) {
         uint32_t *first = bucket(c, &key);
         e->key = key;
-        e->found = found;
+        e->lengths = *lengths;
         e->used = ++c->clock;
         e->next = *first;
         *first = (uint32_t)(e - c->entries);

@@ -4,9 +4,9 @@
 #ifndef KAKEYA_GRAMMAR_MASK_CACHE_H
 #define KAKEYA_GRAMMAR_MASK_CACHE_H
 
-#include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
+
+#include "grammar/character_kinds.h"
 
 #define MASK_CACHE_BYTES ((size_t)16 << 20)
 
@@ -15,11 +15,6 @@ typedef struct mask_key {
     uint32_t node, at;
 } mask_key;
 
-/* How many characters must have been read already, and how many may have been, for lengths not to matter. */
-typedef struct mask_found {
-    uint64_t most_read, least_read;
-} mask_found;
-
 typedef struct mask_cache mask_cache;
 
 /* words: of each set. NULL where memory ends. */
@@ -27,11 +22,11 @@ mask_cache *mask_cache_create(size_t words);
 void mask_cache_destroy(mask_cache *cache); /* NULL is fine */
 /* A number that no grammar has had. */
 uint64_t mask_cache_number(mask_cache *cache);
-typedef enum mask_cached { MASK_UNKNOWN = 0, MASK_ADDED, MASK_OF_OTHER_LENGTHS } mask_cached;
-
-/* Sets the bits of a set that is there, if it holds for `read` characters; allowed has n_words words. */
-mask_cached mask_cache_add_bits(mask_cache *cache, mask_key key, uint64_t read, uint32_t *allowed, size_t n_words);
+/* Sets the bits of a set that is there; allowed has n_words words. */
+bool mask_cache_add_bits(mask_cache *cache, mask_key key, uint32_t *allowed, size_t n_words);
+/* The whole set, and what counting makes of its tokens. */
+bool mask_cache_get(mask_cache *cache, mask_key key, uint32_t *bits, kinds_lengths *lengths);
 /* Remembers a set, unless memory ends. */
-void mask_cache_put(mask_cache *cache, mask_key key, mask_found found, const uint32_t *bits);
+void mask_cache_put(mask_cache *cache, mask_key key, const kinds_lengths *lengths, const uint32_t *bits);
 
 #endif

@@ -17,15 +17,19 @@ kakeya_status mask_space_reserve(mask_space *space, const token_table *tokens, m
     mask_space_free(space);
     space->levels = mem_alloc(account, MEM_WORKSPACE, levels * sizeof *space->levels);
     space->inner = mem_alloc(account, MEM_WORKSPACE, (levels + 1) * sizeof *space->inner);
-    space->scratch = mem_alloc(account, MEM_WORKSPACE, 2 * sizeof *space->scratch);
+    space->scratch = mem_alloc(account, MEM_WORKSPACE, 4 * sizeof *space->scratch);
     space->at = mem_alloc(account, MEM_WORKSPACE, levels * sizeof *space->at);
     space->seen = mem_alloc(account, MEM_WORKSPACE, levels * sizeof *space->seen);
     space->bits = mem_alloc(account, MEM_WORKSPACE, words * sizeof *space->bits);
-    if (!space->levels || !space->inner || !space->scratch || !space->at || !space->seen || !space->bits) {
+    space->parts = mem_alloc(account, MEM_WORKSPACE, words * sizeof *space->parts);
+    space->kinds = mem_alloc(account, MEM_WORKSPACE, kinds_memory_bytes());
+    if (!space->levels || !space->inner || !space->scratch || !space->at || !space->seen || !space->bits ||
+        !space->parts || !space->kinds) {
         mask_space_free(space);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "grammar workspace of %zu bytes: out of memory",
                          levels * sizeof *space->levels);
     }
+    memset(space->kinds, 0, kinds_memory_bytes());
     space->n_levels = levels;
     space->words = words;
     return KAKEYA_OK;
@@ -38,6 +42,8 @@ void mask_space_free(mask_space *space) {
     mem_free(space->at);
     mem_free(space->seen);
     mem_free(space->bits);
+    mem_free(space->parts);
+    mem_free(space->kinds);
     *space = (mask_space){0};
 }
 
@@ -92,6 +98,7 @@ static void walk_some(const mask *m, const token_trie *t, const automaton_state 
                 result = INNER_REFUSED;
             }
         }
+        if (result != INNER_REFUSED && next->n > s->most_ways) s->most_ways = next->n;
         if (result == INNER_REFUSED || (declared && next->base == from && !spells_declared_key(next))) {
             i = node->end;
             continue;
@@ -105,6 +112,23 @@ static void walk_some(const mask *m, const token_trie *t, const automaton_state 
 static void walk(const mask *m, const token_trie *t, const automaton_state *from, token_filter *filter,
                  const void *user) {
     walk_some(m, t, from, false, filter, user);
+}
+
+/* Whether all tokens below a node of the vocabulary's tree are read, from a state in which the node is left. Sets their
+ * bits then. room: for characters that begin, and what completes the text. missing: what must still be able to come. */
+static bool take_below(const mask *m, const kinds_reader *r, uint32_t state, uint32_t i, uint64_t room,
+                       uint64_t missing, kinds_lengths *lengths) {
+    const token_trie *t = &m->g->tokens->all;
+    const character_kinds *below = &m->g->tokens->below[i];
+    uint32_t first = t->nodes[i + 1].first, end = t->nodes[t->nodes[i].end].first;
+    kinds_lengths own = {UINT32_MAX, 0, UINT32_MAX};
+    if (first == end || !kinds_are_taken(m->space->kinds, r, state, below, &own)) return false;
+    if (r->shortest && (below->characters + (uint64_t)own.most_extra > room || own.longest < missing)) return false;
+    if (own.least_extra < lengths->least_extra) lengths->least_extra = own.least_extra;
+    if (own.most_extra > lengths->most_extra) lengths->most_extra = own.most_extra;
+    if (own.longest < lengths->longest) lengths->longest = own.longest;
+    for (uint32_t k = first; k < end; k++) m->space->bits[t->tokens[k] / 32] |= 1u << (t->tokens[k] % 32);
+    return true;
 }
 
 /* The only way, without its innermost value, which has ended. */
@@ -181,29 +205,34 @@ static bool ends_expression(const void *user, uint32_t i) {
     }
 }
 
-/* Lengths: what the next state adds to the characters that have been read, and may add. */
-static void note_lengths(const grammar_node *node, uint64_t characters, uint32_t next, mask_found *found) {
-    uint64_t least = characters + node->shortest[next], most = characters + node->longest[next];
-    if (node->maximum != GRAMMAR_NO_LIMIT) {
-        uint64_t room = node->maximum > least ? node->maximum - least : 0;
-        if (room < found->most_read) found->most_read = room;
-        if (least > node->maximum) found->least_read = UINT64_MAX;
-    }
-    if (most < node->minimum && node->minimum - most > found->least_read) found->least_read = node->minimum - most;
+/* A state that a text is read to, with so many characters since the place where it stands now. */
+static void note_lengths(const grammar_node *node, uint64_t characters, uint32_t begun, uint32_t next,
+                         kinds_lengths *lengths) {
+    uint64_t extra = characters + node->shortest[next] + 1;
+    uint32_t own = extra > begun ? (uint32_t)(extra - begun) : 0;
+    if (own < lengths->least_extra) lengths->least_extra = own;
+    if (own > lengths->most_extra) lengths->most_extra = own;
+    if (node->longest[next] < lengths->longest) lengths->longest = node->longest[next];
 }
 
 /* Tokens that stay inside of the expression, into space->bits; with counted lengths those that do from here, otherwise
- * all, and for which lengths. False: it may end other than by its last letter, the quote of a string that is read like
- * one, so that its tokens are to be walked. */
-static bool find_inside(const expression *e, bool counted, mask_found *found) {
+ * all, and what counting makes of them. False: it may end other than by its last letter, the quote of a string that is
+ * read like one, so that its tokens are to be walked. */
+static bool find_inside(const expression *e, bool counted, kinds_lengths *lengths) {
     const token_table *tokens = e->m->g->tokens;
     const token_trie *t = &tokens->all;
     const token_set *set = &tokens->sets[TOKEN_JSON_STRING];
     const grammar_node *node = e->node;
     const dfa *d = &node->dfa;
+    const kinds_reader reader = {.dfa = d,
+                                 .wanted = DFA_GOES_ON,
+                                 .unwanted = e->alone ? 0 : DFA_ACCEPTS,
+                                 .shortest = node->shortest,
+                                 .longest = node->longest};
     mask_space *s = e->m->space;
     memset(s->bits, 0, token_set_words(tokens->vocab) * sizeof *s->bits);
-    *found = (mask_found){.most_read = UINT64_MAX};
+    *lengths = (kinds_lengths){UINT32_MAX, 0, UINT32_MAX};
+    kinds_begin(s->kinds);
     const uint32_t read = counted ? e->own.seen : 0;
     for (uint32_t i = 0; i < t->n;) {
         const token_trie_node *byte = &t->nodes[i];
@@ -213,6 +242,8 @@ static bool find_inside(const expression *e, bool counted, mask_found *found) {
             i = byte->end;
             continue;
         }
+        bool ends = !(d->flags[next] & DFA_GOES_ON);
+        uint64_t room = UINT64_MAX, missing = 0;
         if (node->shortest) {
             automaton_frame own = {.at = from, .seen = byte->depth ? s->seen[byte->depth - 1] : read};
             if (counted && !automaton_count_character(node, &own, next)) {
@@ -221,11 +252,12 @@ static bool find_inside(const expression *e, bool counted, mask_found *found) {
             }
             if (!counted) {
                 own.seen += own.at && (d->flags[next] & DFA_CHARACTER);
-                note_lengths(node, own.seen, next, found);
+                if (!ends) note_lengths(node, own.seen, tokens->below[i].begun, next, lengths);
             }
             s->seen[byte->depth] = own.seen;
+            room = counted ? node->maximum - (uint64_t)own.seen : UINT64_MAX;
+            missing = counted && node->minimum > own.seen ? node->minimum - own.seen : 0;
         }
-        bool ends = !(d->flags[next] & DFA_GOES_ON);
         if (!ends && !e->alone && (d->flags[next] & DFA_ACCEPTS)) return false;
         for (uint32_t k = byte->first; k < t->nodes[i + 1].first; k++)
             s->bits[t->tokens[k] / 32] |= 1u << (t->tokens[k] % 32);
@@ -236,29 +268,67 @@ static bool find_inside(const expression *e, bool counted, mask_found *found) {
             continue;
         }
         s->at[byte->depth] = next;
-        i++;
+        i = take_below(e->m, &reader, next, i, room, missing, lengths) ? byte->end : i + 1;
     }
     return true;
 }
 
-static bool is_found(const mask_found *found, uint64_t read) {
-    return read <= found->most_read && read >= found->least_read;
+/* Whether the token can be read with what has been counted so far. */
+static bool counts_token(const expression *e, int32_t token) {
+    size_t bytes;
+    const char *text = token_table_text(e->m->g->tokens, token, &bytes);
+    automaton_frame own = e->own;
+    for (size_t i = 0; i < bytes; i++) {
+        uint16_t next = dfa_next(&e->node->dfa, own.at, (unsigned char)text[i]);
+        if (next == DFA_REFUSED || !automaton_count_character(e->node, &own, next)) return false;
+        own.at = next;
+    }
+    return true;
+}
+
+/* Of the tokens in space->bits that stay inside, allows those that lengths leave: of most the number of their
+ * characters tells. False: it does not, and they must be found with counted lengths. */
+static bool allow_counted(const expression *e, const kinds_lengths *lengths) {
+    const mask *m = e->m;
+    const grammar_node *node = e->node;
+    const token_set *set = &m->g->tokens->sets[TOKEN_JSON_STRING];
+    const int32_t vocab = m->g->tokens->vocab;
+    if (node->minimum > e->own.seen + (uint64_t)lengths->longest) return false;
+    const uint32_t *all = token_set_inside(set, vocab, UINT64_MAX), *sure = all, *may = NULL;
+    if (node->maximum != GRAMMAR_NO_LIMIT) {
+        uint64_t room = node->maximum - e->own.seen + UINT64_C(1);
+        bool some = room >= lengths->most_extra, more = room >= lengths->least_extra;
+        sure = some ? token_set_inside(set, vocab, room - lengths->most_extra) : NULL;
+        may = more ? token_set_inside(set, vocab, room - lengths->least_extra) : NULL;
+        if ((some && !sure) || (more && !may)) return false;
+    }
+    for (size_t i = 0; i < token_set_words(vocab); i++) {
+        uint32_t bits = m->space->bits[i], left = sure ? bits & ~sure[i] : bits;
+        if (i < m->n_words) m->allowed[i] |= bits & ~left;
+        left &= ~all[i] | (may ? may[i] : 0);
+        for (int32_t token = (int32_t)(32 * i); left; left >>= 1, token++)
+            if (left & 1 && counts_token(e, token)) allow(m, token);
+    }
+    return true;
 }
 
 /* Allows tokens that stay inside of the expression. */
 static bool allow_inside_expression(const mask *m, const expression *e) {
     mask_cache *cache = m->g->tokens->cache;
     mask_key key = {m->g->number, e->own.node, e->own.at};
-    mask_found found;
-    if (!e->alone && (e->node->dfa.flags[e->own.at] & DFA_ACCEPTS)) return false;
-    mask_cached cached = mask_cache_add_bits(cache, key, e->own.seen, m->allowed, m->n_words);
-    if (cached == MASK_ADDED) return true;
-    if (cached == MASK_UNKNOWN) {
-        if (!find_inside(e, false, &found)) return false;
-        mask_cache_put(cache, key, found, m->space->bits);
+    kinds_lengths lengths;
+    uint8_t flags = e->node->dfa.flags[e->own.at];
+    bool counted = e->node->shortest != NULL;
+    if (!e->alone && (flags & DFA_ACCEPTS)) return false;
+    if (!counted && mask_cache_add_bits(cache, key, m->allowed, m->n_words)) return true;
+    if (!counted || (flags & DFA_CHARACTER)) { /* the vocabulary's characters are those of the text */
+        if (!counted || !mask_cache_get(cache, key, m->space->bits, &lengths)) {
+            if (!find_inside(e, false, &lengths)) return false;
+            mask_cache_put(cache, key, &lengths, m->space->bits);
+        }
+        if (counted && allow_counted(e, &lengths)) return true;
     }
-    if ((cached == MASK_OF_OTHER_LENGTHS || !is_found(&found, e->own.seen)) && !find_inside(e, true, &found))
-        return false;
+    if (counted && !find_inside(e, true, &lengths)) return false;
     allow_set(m, m->space->bits);
     return true;
 }
@@ -306,7 +376,10 @@ static void walk_declared(const mask *m, const automaton_state *from, const key_
             for (uint32_t j = node->first; j < t->nodes[node->end].first; j++) {
                 size_t bytes;
                 const char *text = token_table_text(m->g->tokens, t->tokens[j], &bytes);
-                if (automaton_takes(m->p, from, text, bytes, m->space->levels)) allow(m, t->tokens[j]);
+                if (!automaton_takes(m->p, from, text, bytes, m->space->levels)) continue;
+                allow(m, t->tokens[j]);
+                for (size_t at = 0; at < bytes; at++)
+                    if (m->space->levels[at].n > m->space->most_ways) m->space->most_ways = m->space->levels[at].n;
             }
             i = node->end;
             continue;
@@ -341,6 +414,9 @@ static bool mask_key_text(const mask *m, const automaton_state *from) {
 static bool find_inside_key(const mask *m, const grammar_node *node, uint32_t text) {
     const token_trie *t = &m->g->tokens->all;
     mask_space *s = m->space;
+    const kinds_reader reader = {.dfa = &node->dfa, .completions = node->completions};
+    kinds_lengths lengths = {0};
+    kinds_begin(s->kinds);
     memset(s->bits, 0, token_set_words(m->g->tokens->vocab) * sizeof *s->bits);
     for (uint32_t i = 0; i < t->n;) {
         const token_trie_node *byte = &t->nodes[i];
@@ -353,7 +429,7 @@ static bool find_inside_key(const mask *m, const grammar_node *node, uint32_t te
         for (uint32_t k = byte->first; k < t->nodes[i + 1].first; k++)
             s->bits[t->tokens[k] / 32] |= 1u << (t->tokens[k] % 32);
         s->at[byte->depth] = next;
-        i++;
+        i = take_below(m, &reader, next, i, UINT64_MAX, 0, &lengths) ? byte->end : i + 1;
     }
     return true;
 }
@@ -370,9 +446,9 @@ static bool allow_inside_key(const mask *m, const automaton_configuration *c) {
         return true;
     }
     mask_key key = {m->g->number, own->node, c->key.text};
-    if (mask_cache_add_bits(tokens->cache, key, 0, m->allowed, m->n_words) == MASK_ADDED) return true;
+    if (mask_cache_add_bits(tokens->cache, key, m->allowed, m->n_words)) return true;
     if (!find_inside_key(m, node, c->key.text)) return false;
-    mask_cache_put(tokens->cache, key, (mask_found){.most_read = UINT64_MAX}, m->space->bits);
+    mask_cache_put(tokens->cache, key, &(kinds_lengths){0}, m->space->bits);
     allow_set(m, m->space->bits);
     return true;
 }
@@ -427,20 +503,52 @@ static bool mask_several(const mask *m, const automaton_state *from) {
     return true;
 }
 
+/* One way, where tokens that stay inside of its innermost value are a set. */
+static bool mask_one(const mask *m, const automaton_state *s) {
+    const automaton_configuration *c = &s->ways[0];
+    const uint32_t *inside = inside_string(m, c);
+    if (inside) mask_string(m, c, inside);
+    return inside || mask_expression(m, c) || mask_key_text(m, s);
+}
+
+/* Several ways, each by itself where that is quick, and the others together. False: none is, or reading all at once
+ * might drop some, which reading them apart does not. */
+static bool mask_parts(const mask *m, const automaton_state *from) {
+    mask_space *s = m->space;
+    automaton_state *one = &s->scratch[2], *rest = &s->scratch[3];
+    mask part = *m;
+    uint32_t ways = 0;
+    part.allowed = s->parts;
+    part.n_words = token_set_words(m->g->tokens->vocab);
+    memset(s->parts, 0, part.n_words * sizeof *s->parts);
+    rest->n = 0;
+    for (uint32_t i = 0; i < from->n; i++) {
+        const automaton_configuration *c = &from->ways[i];
+        if (c->depth == 0) continue; /* nothing follows */
+        one->n = 1;
+        automaton_copy_way(&one->ways[0], c, c->depth);
+        s->most_ways = 1;
+        if (mask_one(&part, one))
+            ways += s->most_ways;
+        else
+            automaton_copy_way(&rest->ways[rest->n++], c, c->depth);
+    }
+    if (rest->n == from->n) return false;
+    s->most_ways = rest->n;
+    if (rest->n) walk(&part, &m->g->tokens->all, rest, NULL, NULL);
+    if (ways + s->most_ways > AUTOMATON_MAX_WAYS) return false;
+    allow_set(m, s->parts);
+    return true;
+}
+
 void mask_text(const kakeya_grammar *g, const automaton_state *s, mask_space *space, uint32_t *allowed,
                size_t n_words) {
     const mask m = {g, &g->program, space, allowed, n_words};
     if (s->n == 1 && s->ways[0].depth > 0) {
-        const automaton_configuration *c = &s->ways[0];
-        const uint32_t *inside = inside_string(&m, c);
-        if (inside) {
-            mask_string(&m, c, inside);
-            return;
-        }
-        if (mask_expression(&m, c) || mask_key_text(&m, s)) return;
+        if (mask_one(&m, s)) return;
     } else if (mask_beside_string(&m, s)) {
         return;
     }
-    if (mask_several(&m, s)) return;
+    if (mask_several(&m, s) || (s->n > 1 && mask_parts(&m, s))) return;
     walk(&m, &g->tokens->all, s, NULL, NULL);
 }

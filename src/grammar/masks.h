@@ -4,15 +4,19 @@
 
 #include "base/alloc.h"
 #include "grammar/automaton_inner.h"
+#include "grammar/character_kinds.h"
 #include "grammar/grammar.h"
 
 /* Memory in which tokens are tried. Nothing in it outlives a call. */
 typedef struct mask_space {
     automaton_state *levels;  /* [n_levels]: behind each byte of a token */
     automaton_inner *inner;   /* [n_levels + 1] */
-    automaton_state *scratch; /* [2] */
+    automaton_state *scratch; /* [4] */
     uint16_t *at;             /* [n_levels] */
-    uint32_t *seen, *bits;    /* [n_levels], [words] */
+    uint32_t *seen;           /* [n_levels] */
+    uint32_t *bits, *parts;   /* [words] */
+    kinds_memory *kinds;
+    uint32_t most_ways; /* of a state that was walked to */
     size_t n_levels, words;
 } mask_space;
 

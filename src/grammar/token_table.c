@@ -36,6 +36,8 @@ static bool fill(token_table *t) {
         if (bytes) entries[n++] = (token_trie_entry){id, text, bytes};
     }
     done = done && token_trie_make(entries, n, &t->all);
+    t->below = done ? malloc(((size_t)t->all.n + 1) * sizeof *t->below) : NULL;
+    done = t->below && character_kinds_of_trie(&t->all, t->below);
     for (int kind = 0; done && kind < TOKEN_TEXTS; kind++)
         done = token_set_make(&texts, (token_text_kind)kind, entries, &t->sets[kind]);
     for (size_t i = 0; done && i < t->all.n_tokens; i++) {
@@ -100,6 +102,7 @@ void token_table_destroy(token_table *t) {
     free(t->offset);
     free(t->bytes);
     token_trie_free(&t->all);
+    free(t->below);
     token_trie_free(&t->quoted);
     for (int kind = 0; kind < TOKEN_TEXTS; kind++) token_set_free(&t->sets[kind]);
     mask_cache_destroy(t->cache);

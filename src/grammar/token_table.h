@@ -3,6 +3,7 @@
 #ifndef KAKEYA_GRAMMAR_TOKEN_TABLE_H
 #define KAKEYA_GRAMMAR_TOKEN_TABLE_H
 
+#include "grammar/character_kinds.h"
 #include "grammar/mask_cache.h"
 #include "grammar/token_sets.h"
 #include "text/tokenizer.h"
@@ -15,7 +16,8 @@ typedef struct token_table {
     char *bytes;
     size_t longest; /* bytes of a token */
     token_trie all;
-    token_trie quoted; /* those with a quote (") */
+    character_kinds *below; /* [all.n] */
+    token_trie quoted;      /* those with a quote (") */
     token_set sets[TOKEN_TEXTS];
     mask_cache *cache;                                                 /* of its grammars */
     int32_t call_open, call_close, quote, thought_open, thought_close; /* -1: not in the vocabulary */

@@ -132,6 +132,14 @@ static const char *const values[] = {
     "{\"type\":\"string\",\"pattern\":\"a\"}",
     "{\"type\":\"string\",\"pattern\":\"^\\\\S+$\",\"minLength\":4,\"maxLength\":90}",
     "{\"type\":\"string\",\"pattern\":\"[\\\"\\\\\\\\]\",\"minLength\":3}",
+    "{\"type\":\"string\",\"pattern\":\"^[a-z0-9]+( [a-z]+){0,3}$\"}",
+    "{\"type\":\"string\",\"pattern\":\"^[^ \\\\n]{2,9}$\"}",
+    "{\"type\":\"string\",\"pattern\":\"[0-9a-f]{3}\",\"maxLength\":12,\"minLength\":5}",
+    "{\"type\":\"string\",\"pattern\":\"^[a-z]{0,12}[0-9 ]{0,2}$\",\"minLength\":9}",
+    "{\"type\":\"string\",\"pattern\":\"^[^0-9]*$\",\"maxLength\":30}",
+    "{\"oneOf\":[{\"pattern\":\"key\"},{\"pattern\":\"true\"}],\"type\":\"string\"}",
+    "{\"anyOf\":[{\"type\":\"string\",\"pattern\":\"^a.*b\"},{\"const\":\"ab\"},"
+    "{\"const\":\"aab\"},{\"type\":\"integer\"}]}",
     "{\"type\":\"string\",\"format\":\"date-time\"}",
     "{\"type\":\"string\",\"format\":\"email\"}",
     "{\"type\":\"string\",\"format\":\"uri\",\"maxLength\":20}",
@@ -314,6 +322,35 @@ static void test_masks_are_what_reading_says(void **state) {
     assert_true(grammars > 3 * refused && masks > 10 * grammars);
 }
 
+/* The demo's vocabulary, which has words, where the random ones have few tokens below a beginning. */
+static void test_masks_of_a_real_vocabulary(void **state) {
+    (void)state;
+    tokenizer *t;
+    token_table *table;
+    kakeya_error error = {0};
+    walker w;
+    int masks = 0;
+    assert_int_equal(tokenizer_open(KAKEYA_MODELS "/demo/tokenizer.json", &t, &error), KAKEYA_OK);
+    assert_int_equal(token_table_create(t, &table, &error), KAKEYA_OK);
+    walker_open(&w, table);
+    for (unsigned i = 0; i < VALUES; i++) {
+        draws d = {70000 + i, 0};
+        kakeya_grammar_options o;
+        kakeya_grammar *g;
+        kakeya_grammar_options_init(&o);
+        o.kind = KAKEYA_GRAMMAR_JSON_SCHEMA;
+        o.text = values[i];
+        o.text_bytes = strlen(o.text);
+        if (grammar_compile(table, &o, &g, &error) != KAKEYA_OK) fail_msg("%s: %s", values[i], error.message);
+        for (int answer = 0; answer < (sweep_whole() ? 20 : 1); answer++) masks += compare(g, &w, &d, values[i]);
+        grammar_free(g);
+    }
+    assert_true(masks > 2 * VALUES);
+    walker_close(&w);
+    token_table_destroy(table);
+    tokenizer_close(t);
+}
+
 /* --------------------------------------------------------------------------------------------------------------- cache
  */
 
@@ -323,19 +360,21 @@ static void test_cache_forgets_the_oldest(void **state) {
     mask_cache *cache = mask_cache_create(WORDS);
     uint32_t *bits = calloc(WORDS, sizeof *bits), *out = calloc(WORDS, sizeof *out);
     assert_non_null(cache);
+    kinds_lengths lengths;
     int kept = 0;
     for (uint32_t i = 0; i < KEYS; i++) {
         bits[7] = i + 1;
-        mask_cache_put(cache, (mask_key){1, i, 2}, (mask_found){.least_read = 1, .most_read = 3}, bits);
-        assert_int_equal(mask_cache_add_bits(cache, (mask_key){1, 0, 2}, 0, out, WORDS), MASK_OF_OTHER_LENGTHS);
+        mask_cache_put(cache, (mask_key){1, i, 2}, &(kinds_lengths){.longest = i}, bits);
+        assert_true(mask_cache_get(cache, (mask_key){1, 0, 2}, out, &lengths));
+        assert_int_equal(lengths.longest, 0);
     }
     for (uint32_t i = 0; i < KEYS; i++) {
         out[7] = 0;
-        mask_cached cached = mask_cache_add_bits(cache, (mask_key){1, i, 2}, 2, out, WORDS);
-        kept += cached == MASK_ADDED;
-        assert_int_equal(out[7], cached == MASK_ADDED ? i + 1 : 0);
-        if (i == 0 || i == KEYS - 1) assert_int_equal(cached, MASK_ADDED); /* used all the time; the newest */
-        if (i == 1) assert_int_equal(cached, MASK_UNKNOWN);
+        bool cached = mask_cache_add_bits(cache, (mask_key){1, i, 2}, out, WORDS);
+        kept += cached;
+        assert_int_equal(out[7], cached ? i + 1 : 0);
+        if (i == 0 || i == KEYS - 1) assert_true(cached); /* used all the time; the newest */
+        if (i == 1) assert_false(cached);
     }
     assert_true(kept > 1 && (size_t)kept * WORDS * sizeof *bits <= MASK_CACHE_BYTES);
     free(bits);
@@ -389,6 +428,7 @@ static void test_threads_share_masks(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_masks_are_what_reading_says),
+        cmocka_unit_test(test_masks_of_a_real_vocabulary),
         cmocka_unit_test(test_cache_forgets_the_oldest),
         cmocka_unit_test(test_threads_share_masks),
     };
