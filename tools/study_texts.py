@@ -5,7 +5,8 @@ usage: tools/study_texts.py DIR
 
 DIR/train gets prose, documentation and code (debian-handbook, python3.11-doc, Python's own library), DIR/test four kinds by other
 authors: prose (developers-reference), short articles (dict-jargon), code (docutils), German (developers-reference-de).
-Packages are downloaded with apt-get and unpacked there; nothing is installed, and what is there already is kept.
+DIR/pieces has six pieces of each of the four, a sequence each for `kakeya eval fidelity`. Packages are downloaded with apt-get and unpacked
+there; nothing is installed, and what is there already is kept.
 """
 import gzip
 import html.parser
@@ -19,6 +20,7 @@ PACKAGES = ["debian-handbook", "python3.11-doc", "libpython3.11-stdlib", "libpyt
 TAGS_WITH_A_LINE = {"p", "div", "li", "dt", "dd", "h1", "h2", "h3", "h4", "h5", "pre", "tr", "br", "table", "section"}
 TAGS_LEFT_OUT = {"script", "style", "head", "nav", "footer", "form", "svg"}
 SMALLEST = 3000  # bytes of a file: shorter ones are menus
+KINDS, PIECES, PIECE = ("prose", "german", "jargon", "code"), 6, 4000  # pieces of a kind, characters: 664 tokens or more, not twice that
 
 
 class Text(html.parser.HTMLParser):
@@ -85,6 +87,17 @@ def write_pages(folder, kind, prefix, pages, join=None):
         write(folder, kind, f"{prefix}-{name}.txt", text)
 
 
+def write_pieces(folder):
+    """Evenly spaced over all texts of a kind, from the beginning of a line on."""
+    for kind in KINDS:
+        files = sorted((folder / "test").glob(f"{kind}*.txt"))
+        files = [f for f in files if f.stem != f"{kind}-developers-reference"]  # a table of contents
+        text = "\n".join(f.read_text(encoding="utf-8") for f in files)
+        for i in range(PIECES):
+            begin = text.index("\n", (2 * i + 1) * len(text) // (2 * PIECES)) + 1
+            write(folder, "pieces", f"{kind}-{i}.txt", text[begin:begin + PIECE])
+
+
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
@@ -113,7 +126,8 @@ def main():
         if path.parent.name == "languages":  # lists of translated words
             continue
         write(folder, "test", f"code-{path.parent.name}-{path.stem}.txt", path.read_text(encoding="utf-8", errors="replace"))
-    for kind in ("train", "test"):
+    write_pieces(folder)
+    for kind in ("train", "test", "pieces"):
         files = list((folder / kind).glob("*.txt"))
         print(f"{folder / kind}: {len(files)} files, {sum(f.stat().st_size for f in files)} bytes")
 
