@@ -3,11 +3,10 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
-
-#include "base/clock.h"
 
 struct kv_path {
     kv_medium medium;
@@ -113,6 +112,13 @@ static uint64_t hash_after(uint64_t before, const void *data, size_t bytes) {
     return hash ? hash : 1;
 }
 
+/* Of this thread. */
+static double processor_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
 static void tell(kv_blocks *blocks, const kv_block_event *event) {
     if (blocks->silent) return;
     blocks->counts.events[event->type]++;
@@ -122,7 +128,7 @@ static void tell(kv_blocks *blocks, const kv_block_event *event) {
 kv_path *kv_blocks_add(kv_blocks *blocks, kv_medium medium, const char *salt, const int32_t *ids, size_t n) {
     size_t n_blocks = n / KV_BLOCK_TOKENS;
     if (!blocks || n_blocks == 0) return NULL;
-    double begin = clock_seconds();
+    double begin = processor_seconds();
     kv_path *path = malloc(sizeof *path + n_blocks * sizeof *path->hashes);
     if (!path) return NULL;
     path->medium = medium;
@@ -144,7 +150,7 @@ kv_path *kv_blocks_add(kv_blocks *blocks, kv_medium medium, const char *salt, co
                                        .parent = known ? &path->hashes[known - 1] : NULL,
                                        .salt = salt});
     }
-    blocks->counts.seconds += clock_seconds() - begin;
+    blocks->counts.seconds += processor_seconds() - begin;
     pthread_mutex_unlock(&blocks->lock);
     if (room) return path;
     free(path);
@@ -153,7 +159,7 @@ kv_path *kv_blocks_add(kv_blocks *blocks, kv_medium medium, const char *salt, co
 
 void kv_blocks_remove(kv_blocks *blocks, kv_path *path) {
     if (!path) return;
-    double begin = clock_seconds();
+    double begin = processor_seconds();
     size_t left = 0;
     pthread_mutex_lock(&blocks->lock);
     for (size_t i = 0; i < path->n; i++) left += !count_down(blocks, path->hashes[i], path->medium);
@@ -164,7 +170,7 @@ void kv_blocks_remove(kv_blocks *blocks, kv_path *path) {
                                        .hashes = path->hashes + left,
                                        .n = path->n - left});
     }
-    blocks->counts.seconds += clock_seconds() - begin;
+    blocks->counts.seconds += processor_seconds() - begin;
     pthread_mutex_unlock(&blocks->lock);
     free(path);
 }

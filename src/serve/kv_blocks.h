@@ -53,7 +53,7 @@ void kv_blocks_clear(kv_blocks *blocks, bool last);
 typedef struct kv_block_counts {
     uint64_t events[KV_BLOCKS_CLEARED + 1];
     size_t blocks[KV_MEDIA];
-    double seconds; /* that all calls took, the sink included */
+    double seconds; /* of processor time that all calls took, the sink included */
 } kv_block_counts;
 void kv_blocks_count(kv_blocks *blocks, kv_block_counts *out);
 

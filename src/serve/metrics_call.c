@@ -208,8 +208,8 @@ static void write_kv_events(const server_context *s, metrics_page *p) {
     labelled(p, "type", "cleared", (double)c.blocks.events[KV_BLOCKS_CLEARED]);
     metrics_one(p, "kv_events_bytes_total", NULL, "counter", "Bytes of these.", (double)c.bytes);
     metrics_one(p, "kv_events_replayed_total", NULL, "counter", "Events that were sent again.", (double)c.replayed);
-    metrics_one(p, "kv_events_seconds_total", NULL, "counter", "Time that finding and publishing events took.",
-                c.blocks.seconds);
+    metrics_one(p, "kv_events_seconds_total", NULL, "counter",
+                "Processor time that finding and publishing events took.", c.blocks.seconds);
     metrics_family(p, "kv_event_blocks", NULL, "gauge", "Blocks of 16 tokens that are published now.");
     labelled(p, "medium", "gpu", (double)c.blocks.blocks[KV_MEDIUM_GPU]);
     labelled(p, "medium", "cpu", (double)c.blocks.blocks[KV_MEDIUM_CPU]);

@@ -14,7 +14,7 @@ import time
 from harness import WAIT, Server, equal, eventually, holds, in_threads, metrics, run_tests, test
 from kv_harness import publishing_server
 
-CONVERSATIONS, TURNS, AT_A_TIME = 40, 5, 4
+CONVERSATIONS, TURNS, AT_A_TIME = 40, 5, 2
 WORDS = """the of and to in is that it was for on are as with his they at be this from have or by one had not but what all were when
 we there can an your which their said if do will each about how up out them then she many some so these would other into has""".split()
 
@@ -225,8 +225,8 @@ def gets_new_conversations(router, replica):
 
     def reached():
         nonlocal number
-        number += AT_A_TIME
-        in_threads([lambda n=n: Conversation(n).ask(router) for n in range(number, number + AT_A_TIME)])
+        number += 4
+        in_threads([lambda n=n: Conversation(n).ask(router) for n in range(number, number + 4)])
         return replica.metric("kakeya_prompt_tokens_total") > 0
 
     eventually(reached, "it gets one")
