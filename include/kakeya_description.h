@@ -36,6 +36,7 @@ typedef struct kakeya_facts {
     bool f_theta_shared;         /* keys and values have one latent */
     const char *f_theta_input;   /* what it reads: "drafter_context_kv", "drafter_kv", "aux_hidden"; NULL without one */
     const char *f_theta_latents; /* how sessions keep latents: "kv" (as their K/V), "bf16", "q8", "q4" */
+    uint64_t assistant_draft_parameters; /* read by one draft, where the drafter is an MTP assistant; 0: it is none */
 } kakeya_facts;
 
 KAKEYA_API void kakeya_description_facts_sized(const kakeya_description *description, kakeya_facts *out);

@@ -49,8 +49,13 @@ kakeya_status backend_precision(const backend_ops *ops, weight_format format, ka
     return KAKEYA_OK;
 }
 
+kakeya_status backend_draft_by(const backend_ops *ops, backend_model *model, backend_drafter drafter,
+                               backend_cache *cache, int32_t bonus, int n, int32_t *drafts, kakeya_error *error) {
+    backend_draft_request request = {.cache = cache, .drafter = drafter, .bonus = bonus, .n = n, .drafts = drafts};
+    return ops->draft(model, &request, 1, error);
+}
+
 kakeya_status backend_draft_one(const backend_ops *ops, backend_model *model, backend_cache *cache, int32_t bonus,
                                 int n, int32_t *drafts, kakeya_error *error) {
-    backend_draft_request request = {.cache = cache, .bonus = bonus, .n = n, .drafts = drafts};
-    return ops->draft(model, &request, 1, error);
+    return backend_draft_by(ops, model, BACKEND_DFLASH, cache, bonus, n, drafts, error);
 }

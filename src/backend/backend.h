@@ -18,6 +18,7 @@
 #include "backend/kv_format.h"
 #include "base/alloc.h"
 #include "base/error.h"
+#include "model/assistant.h"
 #include "model/dflash.h"
 #include "model/f_theta.h"
 #include "model/gemma4.h"
@@ -37,14 +38,15 @@ typedef struct backend_cache backend_cache;
 typedef struct backend_ops backend_ops;
 
 typedef struct backend_model_options {
-    const gemma4_model *verifier; /* outlives the backend model */
-    const dflash_model *drafter;  /* or NULL */
-    const f_theta_model *f_theta; /* or NULL; needs the drafter */
-    kakeya_precision precision;   /* F32 or BF16 */
-    const char *isa;              /* CPU: NULL or the name of a kernel set */
-    int threads;                  /* CPU: 0 = one per physical core */
-    const int *devices;           /* GPU: [n_devices] to share the work, the first of which also drafts; copied */
-    int n_devices;                /* 0: device 0; the CPU takes no other number */
+    const gemma4_model *verifier;     /* outlives the backend model */
+    const dflash_model *drafter;      /* or NULL */
+    const assistant_model *assistant; /* or NULL; only of backends that run them */
+    const f_theta_model *f_theta;     /* or NULL; needs the drafter */
+    kakeya_precision precision;       /* F32 or BF16 */
+    const char *isa;                  /* CPU: NULL or the name of a kernel set */
+    int threads;                      /* CPU: 0 = one per physical core */
+    const int *devices;               /* GPU: [n_devices] to share the work, the first of which also drafts; copied */
+    int n_devices;                    /* 0: device 0; the CPU takes no other number */
     bool drafter_scaled_embedding;
     bool drafter_block_bidirectional;
     mem_account *account;
@@ -67,6 +69,7 @@ typedef struct backend_cache_options {
     int sink, window, draft_window;
     kv_format kv_format;
     bool keep_draft_context; /* false: AR or n-gram decoding without restoration; nothing is kept for the drafter */
+    bool keep_draft_state;   /* the same of the row that an assistant begins with */
     mem_account *account;
 } backend_cache_options;
 
@@ -129,12 +132,17 @@ typedef struct backend_segment {
                              all segments: the failure is not one segment's */
 } backend_segment;
 
+/* Who drafts: a DFlash drafter, the whole block at once, or an MTP assistant, one token after the other. */
+typedef enum backend_drafter { BACKEND_DFLASH = 0, BACKEND_ASSISTANT, BACKEND_DRAFTERS } backend_drafter;
+
 /* A block of drafts of one cache. */
 typedef struct backend_draft_request {
-    backend_cache *cache; /* keeps drafter context, nothing pending; takes part at most once in a call */
+    backend_cache *cache; /* keeps drafter context (for an assistant: has a state, cache_has_state), nothing pending;
+                             takes part at most once in a call */
+    backend_drafter drafter;
     int32_t bonus;        /* stands at position cache_length */
     int n;                /* drafts that follow it, 1 to BACKEND_MAX_DRAFT */
-    int32_t *drafts;      /* out: [n] */
+    int32_t *drafts;      /* out: [n]; -1 from where a logit is not a number */
     kakeya_status status; /* out, as in backend_segment */
 } backend_draft_request;
 
@@ -158,6 +166,7 @@ struct backend_ops {
     int stall_ms;       /* what a prompt may add to a step of answers by default */
     bool kinds_differ;  /* rows of prompts are computed by other kernels than rows of answers, and have other bits */
     bool raw_values;    /* models whose values pass no norm are computed: Gemma 3 */
+    bool assistants;    /* models with an MTP assistant are computed */
     bool finds_argmax;  /* forward fills backend_segment.argmax */
     bool finds_leaders; /* forward fills backend_segment.leaders, and read_logits is there */
 
@@ -202,6 +211,10 @@ struct backend_ops {
                                     kakeya_error *error);
     kakeya_status (*cache_restore)(backend_cache *cache, backend_read_fn read, void *user, kakeya_error *error);
 
+    /* Whether the state of the last committed row is known, without which an assistant cannot draft: always behind a
+     * forward whose rows were kept, never behind a truncation. NULL: never. */
+    bool (*cache_has_state)(const backend_cache *cache);
+
     /* Drafts for 1 to BACKEND_MAX_SEGMENTS caches of one K/V format. A cache's drafts do not depend on the others. On
      * failure there are no drafts, and no cache's committed positions have changed. */
     kakeya_status (*draft)(backend_model *model, backend_draft_request *requests, int n_requests, kakeya_error *error);
@@ -216,9 +229,12 @@ struct backend_ops {
     kakeya_status (*weights_arrange)(const backend_model_options *options, const char *path, kakeya_error *error);
 };
 
-/* The drafts of one cache alone. */
+/* The drafts of one cache alone, by its DFlash drafter. */
 kakeya_status backend_draft_one(const backend_ops *ops, backend_model *model, backend_cache *cache, int32_t bonus,
                                 int n, int32_t *drafts, kakeya_error *error);
+/* The same by any drafter. */
+kakeya_status backend_draft_by(const backend_ops *ops, backend_model *model, backend_drafter drafter,
+                               backend_cache *cache, int32_t bonus, int n, int32_t *drafts, kakeya_error *error);
 
 /* The backend by name ("cpu"; "auto" or NULL picks the best present), or NULL with *error set. */
 const backend_ops *backend_find(const char *name, kakeya_error *error);

@@ -49,6 +49,7 @@ void host_cache_destroy(backend_cache *c) {
 int host_cache_length(const backend_cache *c) { return c->t.length; }
 int host_cache_pending(const backend_cache *c) { return c->t.pending; }
 int host_cache_min_truncate(const backend_cache *c) { return timeline_min_truncate(&c->t); }
+bool host_cache_has_state(const backend_cache *c) { return timeline_has_state(&c->t); }
 
 backend_cache_bytes host_cache_bytes(const backend_cache *c) {
     backend_cache_bytes bytes = kv_bytes(&c->t, 0);
@@ -113,6 +114,8 @@ static void *row_of(backend_cache *c, const snapshot_rows *rows, int position) {
         return kv_draft_row(c, rows->layer, position, false);
     case SNAPSHOT_BACKLOG:
         return (char *)c->backlog + (size_t)(position - c->t.draft_length) * rows->row_bytes;
+    case SNAPSHOT_STATE:
+        return c->state;
     }
     return NULL;
 }

@@ -135,6 +135,15 @@ static kakeya_status create_backlog(backend_cache *c, kakeya_error *error) {
     return c->backlog ? KAKEYA_OK : out_of_memory(error, "aux hidden states", bytes);
 }
 
+/* What is kept is the drafter's, what waits for a commit is not. */
+static kakeya_status create_state(backend_cache *c, kakeya_error *error) {
+    size_t bytes = timeline_state_bytes(&c->t);
+    c->state = mem_alloc(c->account, MEM_KV_DRAFT, bytes);
+    if (c->state) c->pending_state = mem_alloc(c->account, MEM_WORKSPACE, BACKEND_MAX_DECODE_ROWS * bytes);
+    return c->pending_state ? KAKEYA_OK
+                            : out_of_memory(error, "an assistant's state", (1 + BACKEND_MAX_DECODE_ROWS) * bytes);
+}
+
 /* Pages [c->end_page, end) of every store that grows. A page that is there already stays. */
 static kakeya_status grow_pages(backend_cache *c, int end, kakeya_error *error) {
     for (; c->end_page < end; c->end_page++) {
@@ -226,6 +235,7 @@ kakeya_status stores_create(backend_cache *c, const backend_cache *from, kakeya_
     if (!status && c->t.latents != STORE_NONE) status = create_latents(c, error);
     if (!status && c->t.options.keep_draft_context) status = create_drafter(c, error);
     if (!status && c->t.keeps_backlog) status = create_backlog(c, error);
+    if (!status && c->t.keeps_state) status = create_state(c, error);
     if (!status && c->t.latents_from_tokens) {
         size_t bytes = (size_t)c->t.options.context_tokens * sizeof *c->tokens;
         c->tokens = mem_alloc(c->account, MEM_WORKSPACE, bytes);
@@ -260,6 +270,8 @@ void stores_destroy(backend_cache *c) {
     free(c->latent.pages);
     for (int i = 0; i < DFLASH_MAX_LAYERS; i++) ring_free(&c->draft[i]);
     mem_free(c->backlog);
+    mem_free(c->state);
+    mem_free(c->pending_state);
     mem_free(c->tokens);
     mem_free(c->pass);
     mem_free(c->aside);
@@ -345,6 +357,9 @@ void stores_keep(backend_cache *c, const timeline_keep *keep) {
         move_ring(c, i, &s->ring, c->t.ring_capacity, &s->kept, keep->ring_capacity, keep->moved);
     }
     if (keep->put_back >= 0) transfer_aside(c, keep->put_back, c->t.ring_capacity, true);
+    if (!c->t.keeps_state || keep->n == 0) return;
+    size_t row = c->t.pending_kind == SEGMENT_PROMPT ? 0 : (size_t)keep->n - 1;
+    memcpy(c->state, c->pending_state + row * (size_t)c->t.models.verifier->hidden, timeline_state_bytes(&c->t));
 }
 
 /* -------------------------------------------------------------------------------------------------------- copy */
@@ -381,5 +396,6 @@ void stores_copy(backend_cache *to, const backend_cache *from) {
     position_range waiting = timeline_backlog_held(t);
     if (!range_is_empty(waiting))
         memcpy(to->backlog, from->backlog, (size_t)(waiting.end - waiting.begin) * kv_aux_row_bytes(from));
+    if (timeline_has_state(t)) memcpy(to->state, from->state, timeline_state_bytes(t));
     if (t->latents_from_tokens) memcpy(to->tokens, from->tokens, (size_t)t->length * sizeof *from->tokens);
 }

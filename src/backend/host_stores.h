@@ -36,6 +36,8 @@ struct backend_cache {
     latent_store latent;
     ring_store draft[DFLASH_MAX_LAYERS]; /* [capacity][kv_heads * head_dim], keys after k_norm and RoPE */
     float *backlog;       /* [KV_BACKLOG] aux rows: of positions [draft_length, length) and pending ones */
+    float *state;         /* [hidden]: the last committed row's, behind the final norm; timelines that keep one */
+    float *pending_state; /* [BACKEND_MAX_DECODE_ROWS] such rows of a block; of a prompt the last one, in front */
     int32_t *tokens;      /* [context]; only where f_theta reads the drafter's pass over the tokens themselves */
     float *pass;          /* reserved for that pass (token_latents.h) */
     unsigned char *aside; /* ring rows set aside, layer by layer: V, K */

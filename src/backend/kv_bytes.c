@@ -42,6 +42,7 @@ backend_cache_bytes kv_bytes(const timeline *t, size_t granule) {
     for (int i = 0; t->options.keep_draft_context && i < t->models.drafter->layers; i++) {
         b.draft += 2 * mem_rounded(timeline_draft_row_bytes(t) * (size_t)t->draft[i].capacity);
     }
+    if (t->keeps_state) b.draft += mem_rounded(timeline_state_bytes(t));
     b.total = b.full + b.sliding + b.latent + b.draft;
     return b;
 }
@@ -88,5 +89,17 @@ size_t kv_draft_read_bytes(const timeline *t) {
     size_t bytes = 0;
     for (int i = 0; t->options.keep_draft_context && i < t->models.drafter->layers; i++)
         bytes += 2 * positions_in(timeline_draft_context(t, i)) * timeline_draft_row_bytes(t);
+    return bytes;
+}
+
+size_t kv_assistant_read_bytes(const timeline *t) {
+    const assistant_config *c = t->models.assistant;
+    size_t bytes = 0;
+    for (int i = 0; c && i < c->stack.layers; i++) {
+        int source = assistant_source(t->models.verifier, c->stack.layer[i].type);
+        const timeline_layer *l = &t->layer[source];
+        timeline_view view = timeline_assistant_sees(t, source);
+        bytes += (positions_in(view.sink) + positions_in(view.exact)) * l->row_bytes * (l->has_keys ? 2 : 1);
+    }
     return bytes;
 }

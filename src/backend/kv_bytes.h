@@ -18,6 +18,8 @@ size_t kv_bytes_per_token(const timeline *t);
 size_t kv_read_bytes(const timeline *t, int layer);
 /* What a block of the drafter behind the timeline's positions reads of its context, in all layers. */
 size_t kv_draft_read_bytes(const timeline *t);
+/* What one draft of an assistant behind the timeline's positions reads of the verifier's K/V, in all its layers. */
+size_t kv_assistant_read_bytes(const timeline *t);
 
 /* References, with K and V both stored: `hybrid` holds the window only in sliding layers, as common engines do;
  * otherwise every layer holds every position. */

@@ -50,8 +50,12 @@ kakeya_status backend_check_segments(const gemma4_config *config, backend_segmen
 
 static kakeya_status check_draft(const gemma4_config *config, const backend_draft_request *r, const timeline *t,
                                  kakeya_error *error) {
-    if (!t->options.keep_draft_context)
+    if ((unsigned)r->drafter >= BACKEND_DRAFTERS)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "drafter %d is none of a model's", (int)r->drafter);
+    if (r->drafter == BACKEND_DFLASH && !t->options.keep_draft_context)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "this cache keeps no drafter context");
+    if (r->drafter == BACKEND_ASSISTANT && !timeline_has_state(t))
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "the state of this cache's last position is not known");
     if (r->n < 1 || r->n > BACKEND_MAX_DRAFT)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot draft %d tokens; 1 to %d", r->n,
                          (int)BACKEND_MAX_DRAFT);

@@ -9,8 +9,8 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "snapshots are written
 
 static const uint32_t snapshot_magic = 0x314b564bu; /* "KVK1" */
 /* Version 3 is version 2 with a snapshot_latents behind its header; caches whose latents version 2 can tell of go on
- * writing that one. */
-enum { SNAPSHOT_PLAIN = 2, SNAPSHOT_WITH_LATENTS = 3 };
+ * writing that one. Two more say that an assistant's state ends the snapshot. */
+enum { SNAPSHOT_PLAIN = 2, SNAPSHOT_WITH_LATENTS = 3, SNAPSHOT_AND_STATE = 2, SNAPSHOT_VERSIONS = 4 };
 static const size_t least_buffer_bytes = (size_t)256 << 10;
 
 typedef struct snapshot_header {
@@ -35,6 +35,14 @@ static bool is_plain(const timeline *t) {
                                         t->latent.format == (format == KV_FORMAT_F32 ? LATENT_F32 : LATENT_BF16));
 }
 
+static bool has_latents(uint32_t version) { return (version - SNAPSHOT_PLAIN) & 1; }
+static bool has_state(uint32_t version) { return (version - SNAPSHOT_PLAIN) & SNAPSHOT_AND_STATE; }
+
+static uint32_t version_of(const timeline *t) {
+    uint32_t state = timeline_has_state(t) ? SNAPSHOT_AND_STATE : 0;
+    return (is_plain(t) ? SNAPSHOT_PLAIN : SNAPSHOT_WITH_LATENTS) + state;
+}
+
 static snapshot_latents latents_of(const timeline *t) {
     snapshot_latents l = {
         .rank_v = t->latent.rank_v, .format = (int32_t)t->latent.format, .shared = t->latent.shared, .taps = t->taps};
@@ -47,7 +55,7 @@ static snapshot_header header_of(const timeline *t) {
     const backend_cache_options *o = &t->options;
     return (snapshot_header){
         .magic = snapshot_magic,
-        .version = is_plain(t) ? SNAPSHOT_PLAIN : SNAPSHOT_WITH_LATENTS,
+        .version = version_of(t),
         .layers = c->layers,
         .hidden = c->hidden,
         .sliding_window = c->sliding_window,
@@ -72,6 +80,7 @@ typedef kakeya_status (*visit_fn)(snapshot_walk *walk, const snapshot_rows *rows
 
 struct snapshot_walk {
     const timeline *t;
+    bool foreign_state; /* a state is read that the cache does not keep */
     visit_fn visit;
     size_t bytes, largest_row; /* counted */
     backend_cache *cache;
@@ -127,8 +136,10 @@ static kakeya_status walk_all(snapshot_walk *w, kakeya_error *error) {
         if (!status) status = visit(w, SNAPSHOT_LATENT_SCALES, 0, timeline_latents_held(t), scales, error);
     }
     if (!status && t->options.keep_draft_context) status = walk_drafter(w, error);
-    if (status || !t->keeps_backlog) return status;
-    return visit(w, SNAPSHOT_BACKLOG, 0, timeline_backlog_held(t), timeline_aux_row_bytes(t), error);
+    if (!status && t->keeps_backlog)
+        status = visit(w, SNAPSHOT_BACKLOG, 0, timeline_backlog_held(t), timeline_aux_row_bytes(t), error);
+    position_range state = {0, w->foreign_state || timeline_has_state(t) ? 1 : 0};
+    return status ? status : visit(w, SNAPSHOT_STATE, 0, state, timeline_state_bytes(t), error);
 }
 
 static kakeya_status count_rows(snapshot_walk *w, const snapshot_rows *rows, kakeya_error *error) {
@@ -172,7 +183,8 @@ static kakeya_status transfer_rows(snapshot_walk *w, const snapshot_rows *rows, 
         if (w->read) status = w->read(w->user, w->buffer, bytes, error);
         if (!status && w->read && piece.part == SNAPSHOT_TOKENS)
             status = check_tokens(w->t, (const int32_t *)(const void *)w->buffer, piece.first, piece.n, error);
-        if (!status) status = w->copy(w->cache, &piece, w->buffer, w->write != NULL, error);
+        if (!status && !(w->foreign_state && piece.part == SNAPSHOT_STATE))
+            status = w->copy(w->cache, &piece, w->buffer, w->write != NULL, error);
         if (!status && w->write) status = w->write(w->user, w->buffer, bytes, error);
         if (status) return status;
     }
@@ -182,6 +194,7 @@ static kakeya_status transfer_rows(snapshot_walk *w, const snapshot_rows *rows, 
 static kakeya_status transfer_all(snapshot_walk *w, mem_account *account, kakeya_error *error) {
     w->visit = transfer_rows;
     w->buffer_bytes = count_all(w->t).largest_row;
+    if (w->buffer_bytes < timeline_state_bytes(w->t)) w->buffer_bytes = timeline_state_bytes(w->t);
     if (w->buffer_bytes < least_buffer_bytes) w->buffer_bytes = least_buffer_bytes;
     w->buffer = mem_alloc(account, MEM_WORKSPACE, w->buffer_bytes);
     if (!w->buffer)
@@ -198,7 +211,7 @@ kakeya_status snapshot_write(const timeline *t, backend_cache *cache, snapshot_c
     snapshot_header header = header_of(t);
     snapshot_latents latents = latents_of(t);
     kakeya_status status = write(user, &header, sizeof header, error);
-    if (!status && header.version == SNAPSHOT_WITH_LATENTS) status = write(user, &latents, sizeof latents, error);
+    if (!status && has_latents(header.version)) status = write(user, &latents, sizeof latents, error);
     if (!status && t->n_runs) status = write(user, t->runs, (size_t)t->n_runs * sizeof *t->runs, error);
     snapshot_walk w = {.t = t, .cache = cache, .copy = copy, .write = write, .user = user};
     return status ? status : transfer_all(&w, account, error);
@@ -263,15 +276,15 @@ kakeya_status snapshot_read_state(timeline *t, backend_read_fn read, void *user,
     if (status) return status;
     if (header.magic != snapshot_magic)
         return error_set(error, KAKEYA_FORMAT, "snapshot is damaged: it begins with %08x", (unsigned)header.magic);
-    if (header.version != SNAPSHOT_PLAIN && header.version != SNAPSHOT_WITH_LATENTS)
-        return error_set(error, KAKEYA_UNSUPPORTED, "snapshot of version %u; this build reads versions %d and %d",
-                         (unsigned)header.version, (int)SNAPSHOT_PLAIN, (int)SNAPSHOT_WITH_LATENTS);
+    if (header.version - SNAPSHOT_PLAIN >= SNAPSHOT_VERSIONS)
+        return error_set(error, KAKEYA_UNSUPPORTED, "snapshot of version %u; this build reads versions %d to %d",
+                         (unsigned)header.version, (int)SNAPSHOT_PLAIN, SNAPSHOT_PLAIN + SNAPSHOT_VERSIONS - 1);
     status = read(user, (char *)&header + start, sizeof header - start, error);
     if (!status) status = check_shape(&header, &own, error);
-    if (!status && header.version != own.version)
+    if (!status && has_latents(header.version) != has_latents(own.version))
         status = error_set(error, KAKEYA_FORMAT, "snapshot does not fit: its latents are of version %u, here of %u",
                            (unsigned)header.version, (unsigned)own.version);
-    if (!status && header.version == SNAPSHOT_WITH_LATENTS) {
+    if (!status && has_latents(header.version)) {
         snapshot_latents found, here = latents_of(t);
         status = read(user, &found, sizeof found, error);
         if (!status) status = check_latents(&found, &here, error);
@@ -285,6 +298,9 @@ kakeya_status snapshot_read_state(timeline *t, backend_read_fn read, void *user,
     if (n && !runs) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the history of %d turns", n);
     if (n) status = read(user, runs, (size_t)n * sizeof *runs, error);
     if (!status) status = timeline_set_state(t, &header.state, runs, error);
+    if (!status && has_state(header.version)) t->state_length = t->length;
+    if (!status && has_state(header.version) && t->length == 0)
+        status = error_set(error, KAKEYA_FORMAT, "snapshot is damaged: a state of no positions");
     free(runs);
     return status;
 }
@@ -292,5 +308,6 @@ kakeya_status snapshot_read_state(timeline *t, backend_read_fn read, void *user,
 kakeya_status snapshot_read_rows(const timeline *t, backend_cache *cache, snapshot_copy_fn copy, mem_account *account,
                                  backend_read_fn read, void *user, kakeya_error *error) {
     snapshot_walk w = {.t = t, .cache = cache, .copy = copy, .read = read, .user = user};
+    w.foreign_state = t->state_length > 0 && !t->keeps_state;
     return transfer_all(&w, account, error);
 }

@@ -2,13 +2,15 @@
  * order (positions ascending, not ring slots). Two caches with the same state give the same bytes.
  *
  *   header    snapshot_header: what it is, the shape and policy that must agree, the timeline's state
- *   latents   snapshot_latents: more that must agree, where latents are not as they first were (version 3)
+ *   latents   snapshot_latents: more that must agree, where latents are not as they first were (versions 3 and 5)
  *   runs      timeline_run [n_runs]
  *   tokens    int32 [length], where latents come from the drafter's pass over the tokens
  *   layers    per layer with a store: V rows held, K rows held (where keys are kept), then V and K rows of the sink
  *   rows      latents: codes held, then scales held
  *   drafter   per drafter layer: K rows held, V rows held
  *   backlog   aux rows held
+ *   state     float32 [hidden], of the last committed position, for an assistant (versions 4 and 5). It is the
+ *             verifier's: a cache without an assistant passes over it, one with an assistant does without
  *
  * The timeline knows which rows are held; a backend only copies rows between its stores and the host. */
 #ifndef KAKEYA_BACKEND_SNAPSHOT_H
@@ -27,6 +29,7 @@ typedef enum snapshot_part {
     SNAPSHOT_DRAFT_K,
     SNAPSHOT_DRAFT_V,
     SNAPSHOT_BACKLOG,
+    SNAPSHOT_STATE, /* caches that keep one */
 } snapshot_part;
 
 /* Rows [first, first + n) of one store, each of row_bytes. They may wrap in a ring or cross pages. */

@@ -21,6 +21,17 @@ kakeya_status synthetic_drafter(const backend_ops *ops, const gemma4_config *ver
     return (outlined(ops) ? dflash_model_outline : dflash_model_synthesize)(verifier, account, out, error);
 }
 
+kakeya_status synthetic_assistant(const gemma4_config *verifier, mem_account *account, assistant_model **out,
+                                  kakeya_error *error) {
+    return assistant_model_synthesize(verifier, account, out, error);
+}
+
+bool synthetic_is_drafter(const char *description, backend_drafter *kind) {
+    bool assistant = strcmp(description, "synthetic:mtp") == 0;
+    *kind = assistant ? BACKEND_ASSISTANT : BACKEND_DFLASH;
+    return assistant || strcmp(description, "synthetic") == 0;
+}
+
 static const char f_theta_name[] = "synthetic";
 
 bool synthetic_is_f_theta(const char *description) {

@@ -113,6 +113,7 @@ static timeline lay_out(const timeline_models *models, const backend_cache_optio
     timeline t = {.models = *models, .options = *options, .set_aside = -1};
     if (is_restored(&t) && f_theta_needs_drafter(models->f_theta)) t.options.keep_draft_context = true;
     if (!models->drafter) t.options.keep_draft_context = false;
+    t.keeps_state = t.options.keep_draft_state = models->assistant && options->keep_draft_state;
     lay_out_layers(&t);
     lay_out_taps(&t);
     for (int i = 0; t.options.keep_draft_context && i < models->drafter->layers; i++) {
@@ -201,6 +202,14 @@ timeline_view timeline_sees(const timeline *t, int layer, segment_kind kind, int
     };
 }
 
+timeline_view timeline_assistant_sees(const timeline *t, int layer) {
+    timeline_view view = timeline_sees(t, layer, SEGMENT_DECODE, t->length);
+    position_range *ranges[] = {&view.sink, &view.exact};
+    for (int i = 0; i < 2; i++) ranges[i]->end = least(ranges[i]->end, t->length);
+    view.evicted = (position_range){0, 0};
+    return view;
+}
+
 position_range timeline_draft_context(const timeline *t, int draft_layer) {
     return (position_range){most(most(0, t->length - t->draft[draft_layer].window), t->draft_from), t->length};
 }
@@ -239,6 +248,7 @@ kakeya_status timeline_truncate(timeline *t, int length, kakeya_error *error) {
         t->draft_from = most(t->draft_from, t->draft_length - t->draft[i].capacity);
     }
     t->draft_from = least(t->draft_from, length);
+    if (length < t->length) t->state_length = 0;
     t->length = length;
     t->draft_length = least(t->draft_length, length);
     while (t->n_runs && t->runs[t->n_runs - 1].begin >= length) t->n_runs--;
@@ -371,6 +381,12 @@ size_t timeline_aux_row_bytes(const timeline *t) {
     return (size_t)t->taps * (size_t)t->models.verifier->hidden * sizeof(float);
 }
 
+size_t timeline_state_bytes(const timeline *t) { return (size_t)t->models.verifier->hidden * sizeof(float); }
+
+bool timeline_has_state(const timeline *t) {
+    return t->keeps_state && t->state_length > 0 && t->state_length == t->length;
+}
+
 int timeline_context_rows(const timeline *t, int n) {
     int needed = t->latents_from_aux ? 0 : timeline_latent_rows(t, n);
     for (int i = 0; i < t->models.drafter->layers; i++) needed = most(needed, t->draft[i].capacity);
@@ -452,6 +468,7 @@ void timeline_commit(timeline *t, const timeline_keep *keep) {
             keep_prompt(t, keep->n);
         else
             keep_block(t, keep);
+        if (t->keeps_state) t->state_length = t->length;
     }
     t->pending = 0;
     t->reserved_capacity = 0;
@@ -534,6 +551,7 @@ kakeya_status timeline_set_state(timeline *t, const timeline_state *s, const tim
         probe.draft_length = s->draft_length;
         probe.draft_from = s->draft_from;
         probe.latent_length = s->latent_length;
+        probe.state_length = 0; /* a snapshot says apart whether it has one */
         probe.end_page = most(s->first_page, kv_pages(s->length));
         if (timeline_min_truncate(&probe) <= s->length) {
             timeline_destroy(t);

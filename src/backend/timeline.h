@@ -21,6 +21,9 @@
  *   restored, all layers | sink [0, s), and      | as sink-window           | pages [0, L) | ring(d')
  *                        | pages [L - w - 16, L) |                          |              |
  *
+ *   For an assistant every policy keeps one row more, the state of the last committed position (behind the final norm),
+ *   and says whether it is known: a truncation forgets it.
+ *
  *   d' is the smaller of d and the drafter layer's own sliding window. Layers that share the K/V of an earlier layer
  *   keep nothing. K = V layers keep V alone. The drafter's context is kept on request, and always under `restored`.
  *
@@ -112,6 +115,7 @@ typedef struct timeline_models {
     const gemma4_config *verifier;
     const dflash_config *drafter;
     const f_theta_config *f_theta;
+    const assistant_config *assistant; /* or NULL, as the two before it */
 } timeline_models;
 
 /* Backends read all fields and write none. */
@@ -129,6 +133,7 @@ typedef struct timeline {
     int latent_heads;                     /* v_norm scalars of a row of latents */
     int latent_capacity;                  /* of a latent ring */
     timeline_draft_layer draft[DFLASH_MAX_LAYERS];
+    bool keeps_state;           /* of the last committed position, for an assistant */
     bool keeps_backlog;         /* committed rows wait: for the drafter's context, for latents, or for both */
     int taps;                   /* layers whose outputs make a row of aux hidden states: the drafter's in its order, */
     int tap[TIMELINE_MAX_TAPS]; /* then those that f_theta alone reads */
@@ -143,6 +148,7 @@ typedef struct timeline {
     int draft_from;     /* oldest position whose context K/V are valid */
     int latent_length;  /* positions [0, latent_length) have latents ... */
     int latent_from;    /* ... of which a ring holds those from here on */
+    int state_length;   /* the state is that of position state_length - 1; 0: none is known */
     timeline_run *runs; /* [n_runs] ascending, never adjacent */
     int n_runs, max_runs;
 
@@ -222,6 +228,13 @@ int timeline_context_rows(const timeline *t, int n);
 size_t timeline_draft_row_bytes(const timeline *t);
 /* Bytes of a row of aux hidden states: float32 [taps][hidden]. */
 size_t timeline_aux_row_bytes(const timeline *t);
+/* Bytes of a state: float32 [hidden]. */
+size_t timeline_state_bytes(const timeline *t);
+/* The state is known and that of the last committed position: an assistant can draft. */
+bool timeline_has_state(const timeline *t);
+/* What an assistant's row at position length sees of the K/V of a layer: what a decode row there sees, without itself,
+ * and without what is evicted. */
+timeline_view timeline_assistant_sees(const timeline *t, int layer);
 /* Rows of n whose latents are kept. */
 int timeline_latent_rows(const timeline *t, int n);
 

@@ -62,7 +62,11 @@ static void print_architecture(const info_subject *s) {
     if (f->shared_kv_layers) printf("  shared K/V      the last %d layers\n", f->shared_kv_layers);
     printf("  vocabulary      %s tokens, context up to %s, stored as %s\n", format_count(a, (uint64_t)f->vocab),
            format_count(b, (uint64_t)f->max_context), f->weight_type);
-    if (f->drafter_layers)
+    if (f->assistant_draft_parameters)
+        printf("  drafter         an MTP assistant, %d layers, %s parameters, of which a draft reads %s\n",
+               f->drafter_layers, format_count(a, f->drafter_parameters),
+               format_count(b, f->assistant_draft_parameters));
+    else if (f->drafter_layers)
         printf("  drafter         %d layers, block of %d, %s parameters\n", f->drafter_layers, f->drafter_block_size,
                format_count(a, f->drafter_parameters));
     if (f->f_theta_rank) {
@@ -194,6 +198,9 @@ static void add_companions(cJSON *json, const kakeya_facts *f) {
         add_number(drafter, "layers", f->drafter_layers);
         add_number(drafter, "block_size", f->drafter_block_size);
         add_number(drafter, "parameters", (double)f->drafter_parameters);
+        cJSON_AddStringToObject(drafter, "kind", f->assistant_draft_parameters ? "mtp" : "dflash");
+        if (f->assistant_draft_parameters)
+            add_number(drafter, "draft_parameters", (double)f->assistant_draft_parameters);
     } else {
         cJSON_AddNullToObject(json, "drafter");
     }

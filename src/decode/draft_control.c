@@ -68,6 +68,17 @@ void draft_control_share(const draft_control *control, draft_experience *experie
     }
 }
 
+static double drafting(const draft_control *control, int drafts) {
+    return control->chained ? draft_costs_chain(control->policy, &control->costs, drafts)
+                            : draft_costs_draft(control->policy, &control->costs, drafts);
+}
+
+/* Drafts that the drafter may be asked for in the next block. */
+static int longest_of(const draft_control *control, int limit) {
+    if (control->unready) return 0;
+    return control->max_dflash < limit ? control->max_dflash : limit;
+}
+
 /* Expected tokens and seconds of a block. */
 typedef struct outlook {
     double tokens, seconds;
@@ -78,7 +89,7 @@ static outlook outlook_of(const draft_control *control, draft_source source, int
     outlook o = {1, draft_costs_verify(policy, &control->costs, length + 1)};
     if (source == DRAFT_DFLASH) {
         o.tokens = draft_acceptance_tokens(&control->dflash, length);
-        o.seconds += draft_costs_draft(policy, &control->costs, length);
+        o.seconds += drafting(control, length);
     } else if (source == DRAFT_NGRAM) {
         o.tokens = draft_acceptance_tokens(&control->ngram[match], length);
     }
@@ -147,7 +158,7 @@ static void consider_probe(draft_control *control, draft_plan *best, int longest
 
 draft_plan draft_control_plan(draft_control *control, int limit, int ngram_available, int ngram_match) {
     const draft_policy *policy = control->policy;
-    int longest = control->max_dflash < limit ? control->max_dflash : limit;
+    int longest = longest_of(control, limit);
     int longest_ngram = ngram_available < limit ? ngram_available : limit;
     control->probing = false;
 
@@ -179,7 +190,7 @@ draft_plan draft_control_plan(draft_control *control, int limit, int ngram_avail
     control->drafting = best.source != DRAFT_NONE;
     if (best.source != DRAFT_NGRAM) consider_probe(control, &best, longest);
     if (best.source != DRAFT_DFLASH && longest > 0 && control->watch_dflash.at == control->watch_dflash.n &&
-        control->budget.watch_seconds + draft_costs_draft(policy, &control->costs, longest) <=
+        control->budget.watch_seconds + drafting(control, longest) <=
             policy->watch_share * control->budget.elapsed_seconds)
         best.watch_length = longest;
     return best;
@@ -202,10 +213,11 @@ static int worth_drafting(const float *rate, int longest, double row, double *va
 
 draft_plan draft_control_plan_at(draft_control *control, int limit, int ngram_available, int ngram_match,
                                  const draft_prices *prices) {
-    int longest = control->max_dflash < limit ? control->max_dflash : limit;
+    int longest = longest_of(control, limit);
     int longest_ngram = ngram_available < limit ? ngram_available : limit;
-    double dflash = -prices->drafts, ngram = 0;
-    int drafted = worth_drafting(control->dflash.rate, longest, prices->row, &dflash);
+    double dflash = control->chained ? 0 : -prices->drafts, ngram = 0;
+    double row = prices->row + (control->chained ? prices->drafts : 0);
+    int drafted = worth_drafting(control->dflash.rate, longest, row, &dflash);
     int found = worth_drafting(control->ngram[ngram_match].rate, longest_ngram, prices->row, &ngram);
     control->probing = false;
     if (drafted && dflash > ngram) return (draft_plan){.source = DRAFT_DFLASH, .length = drafted};
@@ -222,7 +234,7 @@ draft_extension draft_control_extend(const draft_control *control, int kept, int
     double tokens = draft_acceptance_tokens(&control->dflash, kept), reached = 1;
     double seconds = draft_costs_verify(policy, &control->costs, kept + 1);
     double worth = budget->recent_seconds > 0 ? budget->recent_tokens / budget->recent_seconds
-                                              : tokens / (seconds + draft_costs_draft(policy, &control->costs, kept));
+                                              : tokens / (seconds + drafting(control, kept));
     worth *= policy->passage_share;
     for (int i = 0; i < kept; i++) reached *= (double)control->dflash.rate[i];
     draft_extension best = {.kept = kept, .value = tokens - worth * seconds};

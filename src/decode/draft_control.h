@@ -52,6 +52,8 @@ typedef struct draft_control {
     draft_acceptance extension[NGRAM_MAX_MATCH + 1]; /* of what continues DFlash drafts; it ends elsewhere in a text */
     draft_watch watch_dflash, watch_ngram, watch_extension;
     int max_dflash; /* 0: no drafter */
+    bool chained;   /* the drafter is an MTP assistant in DFlash's place: each draft costs a pass of its own */
+    bool unready;   /* it cannot draft in the block that is planned */
     int next_probe, next_length;
     bool drafting;    /* the last choice, probes aside */
     bool probing;     /* the planned block is a probe */
@@ -87,7 +89,7 @@ draft_plan draft_control_plan(draft_control *control, int limit, int ngram_avail
 /* What drafts cost where many sessions share a forward, in tokens that the time would bring otherwise. */
 typedef struct draft_prices {
     double row;    /* one row more */
-    double drafts; /* asking the drafter */
+    double drafts; /* asking the drafter; of one that is chained, for one draft */
 } draft_prices;
 
 /* The same at these prices: of each source as many drafts as are worth their rows, from the source that leaves most. */

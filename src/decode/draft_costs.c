@@ -75,3 +75,21 @@ double draft_costs_draft(const draft_policy *policy, const draft_costs *costs, i
     if (!below && !above) return policy->assumed_draft_share * draft_costs_verify(policy, costs, 1);
     return cost_at_most(costs->draft, SIZE, above ? above : below);
 }
+
+double draft_costs_chain(const draft_policy *policy, const draft_costs *costs, int drafts) {
+    enum {
+        SIZE = BACKEND_MAX_DRAFT + 1,
+        ASSUMED_DRAFTS = 4 /* for the share of a forward that drafting is assumed to take */
+    };
+    int below, above;
+    measured_neighbours(costs->draft, SIZE, drafts, &below, &above);
+    if (!below && !above)
+        return policy->assumed_draft_share * draft_costs_verify(policy, costs, 1) * drafts / ASSUMED_DRAFTS;
+    if (!below || !above) {
+        int known = below ? below : above;
+        return cost_at_most(costs->draft, SIZE, known) * drafts / known;
+    }
+    double low = cost_at_most(costs->draft, SIZE, below);
+    if (below == above) return low;
+    return low + (cost_at_most(costs->draft, SIZE, above) - low) * (drafts - below) / (above - below);
+}

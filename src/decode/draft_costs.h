@@ -28,5 +28,7 @@ double draft_costs_verify(const draft_policy *policy, const draft_costs *costs, 
  * disturbed measurement must not keep a length from being chosen, and thus measured, again. */
 double draft_costs_hoped_verify(const draft_policy *policy, const draft_costs *costs, int rows);
 double draft_costs_draft(const draft_policy *policy, const draft_costs *costs, int drafts);
+/* The same of a drafter each of whose drafts takes as long as the one before. */
+double draft_costs_chain(const draft_policy *policy, const draft_costs *costs, int drafts);
 
 #endif

@@ -139,9 +139,18 @@ static draft_plan plan_as_followed(const decode_stream *s, const draft_block *as
     return (draft_plan){.source = as->source, .length = least(length, s->limit)};
 }
 
+/* An assistant drafts behind a known state only; without one a block of other drafts, or none, makes it known. */
+static bool drafter_is_ready(const decode_stream *s) {
+    const backend_ops *ops = s->timeline->ops;
+    return s->options->drafter != BACKEND_ASSISTANT ||
+           (ops->cache_has_state && ops->cache_has_state(s->timeline->cache));
+}
+
 static draft_plan plan_of(decode_stream *s, const draft_prices *prices) {
     const decode_options *o = s->options;
     draft_plan plan = {.source = DRAFT_NONE};
+    bool ready = drafter_is_ready(s);
+    s->workspace->control.unready = !ready;
     switch (o->mode) {
     case KAKEYA_MODE_AUTO:
         if (followed(s))
@@ -151,7 +160,7 @@ static draft_plan plan_of(decode_stream *s, const draft_prices *prices) {
                           : draft_control_plan(&s->workspace->control, s->limit, s->n_found, s->match);
         break;
     case KAKEYA_MODE_SPECULATIVE:
-        plan = (draft_plan){.source = DRAFT_DFLASH, .length = s->limit};
+        plan = (draft_plan){.source = DRAFT_DFLASH, .length = ready ? s->limit : 0};
         break;
     case KAKEYA_MODE_NGRAM:
         plan = (draft_plan){.source = DRAFT_NGRAM, .length = s->n_found < s->limit ? s->n_found : s->limit};
@@ -166,7 +175,8 @@ static draft_plan plan_of(decode_stream *s, const draft_prices *prices) {
 enum { QUESTION_DRAFTS = 0, QUESTION_WATCH, QUESTION_NONE };
 
 bool decode_asks(decode_stream *s, backend_draft_request *request) {
-    *request = (backend_draft_request){.cache = s->timeline->cache, .bonus = s->tokens[0]};
+    *request =
+        (backend_draft_request){.cache = s->timeline->cache, .drafter = s->options->drafter, .bonus = s->tokens[0]};
     if (s->question == QUESTION_DRAFTS) {
         request->n = s->plan.source == DRAFT_DFLASH ? s->plan.length : 0;
         request->drafts = s->tokens + 1;

@@ -46,10 +46,11 @@ typedef kakeya_status (*decode_draft_fn)(void *user, int32_t bonus, int n, int32
 
 typedef struct decode_options {
     kakeya_mode mode;
-    int draft_length;      /* tokens per block in the fixed modes, the most in auto; 0 with AR */
-    prediction prediction; /* n 0: none */
-    int max_rows;          /* rows that a decode segment may have under the attention policy */
-    size_t max_tokens;     /* at least 1, fits into the timeline */
+    backend_drafter drafter; /* whom blocks ask that are not of n-grams */
+    int draft_length;        /* tokens per block in the fixed modes, the most in auto; 0 with AR */
+    prediction prediction;   /* n 0: none */
+    int max_rows;            /* rows that a decode segment may have under the attention policy */
+    size_t max_tokens;       /* at least 1, fits into the timeline */
     bool log_probabilities;
     int top_log_probabilities;
     const atomic_bool *cancelled; /* looked at before every block and behind every token; NULL: never */

@@ -102,8 +102,8 @@ static kakeya_status time_draft(bench_run *run, backend_cache *cache, int repeat
                                 kakeya_error *error) {
     int32_t drafts[BACKEND_MAX_DRAFT];
     double start = clock_seconds();
-    kakeya_status status = backend_draft_one(run->engine->ops, run->engine->model, cache, run->tokens[repeat],
-                                             run->draft_length, drafts, error);
+    kakeya_status status = backend_draft_by(run->engine->ops, run->engine->model, engine_drafter(run->engine), cache,
+                                            run->tokens[repeat], run->draft_length, drafts, error);
     *seconds = clock_seconds() - start;
     return status;
 }
@@ -282,7 +282,7 @@ static kakeya_status measure_profile(bench_run *run, int context, bench_result *
 static kakeya_status measure_context(bench_run *run, int context, bench_probes *probes, bench_result *out,
                                      kakeya_error *error) {
     kakeya_status status = fill(run, context, false, &run->cache, error);
-    if (!status && run->engine->drafter) status = fill(run, context, true, &run->draft_cache, error);
+    if (!status && kakeya_engine_has_drafter(run->engine)) status = fill(run, context, true, &run->draft_cache, error);
     if (!status) status = measure_cases(run, context, probes, out, error);
     if (!status && run->options->profile) status = measure_profile(run, context, out, error);
     if (run->cache) run->engine->ops->cache_destroy(run->cache);
@@ -311,7 +311,7 @@ kakeya_status bench_measure(kakeya_engine *engine, const bench_options *options,
         largest + options->prompt_tokens + options->decode_tokens + BACKEND_MAX_DECODE_ROWS + BENCH_MAX_REPEATS;
     run.tokens = malloc((size_t)run.n_tokens * sizeof *run.tokens);
     run.logits = malloc((size_t)BACKEND_MAX_DECODE_ROWS * (size_t)vocab * sizeof *run.logits);
-    size_t cases = 2 + options->n_verify_rows + (engine->drafter ? 1 : 0);
+    size_t cases = 2 + options->n_verify_rows + (kakeya_engine_has_drafter(engine) ? 1 : 0);
     run.total_steps = options->n_contexts * (size_t)options->repeats * cases;
     bench_probes probes = {.read = malloc(run.total_steps * sizeof(double)),
                            .flops = malloc(run.total_steps * sizeof(double))};
@@ -324,8 +324,8 @@ kakeya_status bench_measure(kakeya_engine *engine, const bench_options *options,
         goto done;
     }
     for (int i = 0; i < run.n_tokens; i++) run.tokens[i] = (int32_t)(random_uniform_at(1, (uint64_t)i) * vocab);
-    if (engine->drafter) {
-        run.draft_length = engine->drafter->config.block_size - 1;
+    if (kakeya_engine_has_drafter(engine)) {
+        run.draft_length = kakeya_engine_drafter_block_size(engine) - 1;
         if (run.draft_length > BACKEND_MAX_DRAFT) run.draft_length = BACKEND_MAX_DRAFT;
     }
     out->draft_length = run.draft_length;

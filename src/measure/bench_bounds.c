@@ -3,6 +3,7 @@
 
 #include "backend/kv_bytes.h"
 #include "measure/bench.h"
+#include "model/sizes.h"
 
 /* What greedy decoding reads of the head. */
 static double head_bytes(const kakeya_engine *engine) {
@@ -33,9 +34,7 @@ static int min_int(int a, int b) { return a < b ? a : b; }
 
 /* The timeline of a session whose last row, a decoded one, has `context` positions. */
 static timeline timeline_at(const kakeya_engine *engine, const kakeya_session_options *session, int context) {
-    const timeline_models models = {.verifier = &engine->verifier->config,
-                                    .drafter = engine->drafter ? &engine->drafter->config : NULL,
-                                    .f_theta = engine->f_theta ? &engine->f_theta->config : NULL};
+    const timeline_models models = engine_models(engine);
     const backend_cache_options options = {
         .attention = session->attention,
         .restore_layers = session->restore_layers,
@@ -44,6 +43,7 @@ static timeline timeline_at(const kakeya_engine *engine, const kakeya_session_op
         .draft_window = session->draft_window,
         .kv_format = backend_kv_format(session->kv_format),
         .keep_draft_context = true,
+        .keep_draft_state = true,
     };
     return timeline_preview(&models, &options, context);
 }
@@ -119,6 +119,9 @@ static int draft_context(const dflash_config *c, const kakeya_session_options *s
 double bench_draft_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int context) {
     const dflash_model *d = engine->drafter;
     timeline t = timeline_at(engine, session, context);
+    if (!d) /* one draft after the other */
+        return ASSISTANT_LONGEST_DRAFT *
+               ((double)assistant_draft_bytes(engine->assistant) + (double)kv_assistant_read_bytes(&t));
     double bytes = head_bytes(engine) + (double)kv_draft_read_bytes(&t);
     for (int i = 0; i < d->config.layers; i++) {
         const weight *matrices[DRAFT_MATRICES];
@@ -128,9 +131,23 @@ double bench_draft_bytes(const kakeya_engine *engine, const kakeya_session_optio
     return bytes;
 }
 
+static double assistant_operations(const kakeya_engine *engine, const kakeya_session_options *session, int context) {
+    const assistant_config *c = &engine->assistant->config;
+    timeline t = timeline_at(engine, session, context);
+    double each = (double)assistant_draft_parameters(c);
+    for (int i = 0; i < c->stack.layers; i++) {
+        timeline_view view =
+            timeline_assistant_sees(&t, assistant_source(&engine->verifier->config, c->stack.layer[i].type));
+        double visible = view.exact.end - view.exact.begin;
+        each += 2 * (double)c->stack.heads * c->stack.layer[i].head_dim * visible;
+    }
+    return 2 * each;
+}
+
 double bench_draft_operations(const kakeya_engine *engine, const kakeya_session_options *session, int context,
                               int drafts) {
     const dflash_model *d = engine->drafter;
+    if (!d) return drafts * assistant_operations(engine, session, context);
     double per_row = 0, rows = drafts + 1; /* the bonus token and a mask for each draft */
     for (int i = 0; i < d->config.layers; i++) {
         const weight *matrices[DRAFT_MATRICES];

@@ -58,15 +58,9 @@ int bench_prompt_rows(double tokens_per_second, int stall_ms, int most) {
     return rows > BENCH_LEAST_PROMPT_ROWS ? (int)rows : min_int(BENCH_LEAST_PROMPT_ROWS, most);
 }
 
-static timeline_models models_of(const kakeya_engine *engine) {
-    return (timeline_models){.verifier = &engine->verifier->config,
-                             .drafter = engine->drafter ? &engine->drafter->config : NULL,
-                             .f_theta = engine->f_theta ? &engine->f_theta->config : NULL};
-}
-
 size_t bench_sessions_bytes(const kakeya_engine *engine, const backend_cache_options *options, size_t granule,
                             int sessions, int context, int prompt_tokens) {
-    timeline_models models = models_of(engine);
+    timeline_models models = engine_models(engine);
     int most = context + BENCH_WARM_STEPS + STEPS_AT_ONCE;
     timeline decoding = timeline_preview(&models, options, most), prompt = decoding, beside;
     /* At its first decode step the filled session holds the rings of its prompt beside those of its answer. */

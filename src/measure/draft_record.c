@@ -55,7 +55,8 @@ static kakeya_status time_block(recording *r, int k, int32_t *drafts, double *se
     decode_timeline *t = &r->session->timeline;
     engine_turn_begin(r->session->engine);
     double start = clock_seconds();
-    kakeya_status status = backend_draft_one(t->ops, t->model, t->cache, t->tokens[t->n - 1], k, drafts, error);
+    kakeya_status status = backend_draft_by(t->ops, t->model, engine_drafter(r->session->engine), t->cache,
+                                            t->tokens[t->n - 1], k, drafts, error);
     *seconds = clock_seconds() - start;
     engine_turn_end(r->session->engine);
     return status;

@@ -124,7 +124,7 @@ static void check_geometry(gate_context *context) {
     const cJSON *json = member(context->environment, "kv_geometry"), *layer, *stated;
     gate_allow_keys(context, "environment.kv_geometry", json,
                     "kv_format sliding_window f_theta_rank layers drafter fingerprint",
-                    "page_granule_bytes devices f_theta_latents");
+                    "page_granule_bytes devices f_theta_latents assistant_state_values");
     gate_allow_keys(context, "environment.kv_geometry.f_theta_latents", member(json, "f_theta_latents"),
                     "input format shared rank_k rank_v", "");
     gate_allow_keys(context, "environment.kv_geometry.drafter", member(json, "drafter"),
@@ -145,7 +145,7 @@ static void check_geometry(gate_context *context) {
     } same[] = {
         {"sliding_window", g->verifier.sliding_window},
         {"layers", g->verifier.layers},
-        {"drafter", g->has_drafter},
+        {"drafter", g->has_drafter || g->state_values},
         {"f_theta", g->f_theta.rank > 0},
     };
     for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {

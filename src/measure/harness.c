@@ -93,6 +93,7 @@ cJSON *harness_environment(const eval_harness *harness) {
     kv_geometry geometry;
     kv_geometry_of(config, engine->drafter ? &engine->drafter->config : NULL,
                    engine->f_theta ? &engine->f_theta->config : NULL, backend_kv_format(format), &geometry);
+    if (engine->assistant) geometry.state_values = config->hidden;
     const backend_measure_ops *measure = backend_measure_find(engine->ops);
     if (measure && measure->page_granule) geometry.page_granule = measure->page_granule(engine->model);
     if (measure && measure->devices) geometry.devices = measure->devices(engine->model);

@@ -15,7 +15,8 @@ enum {
     MAX_HEAD_DIM = 1 << 14,
     MAX_RANK = 1 << 16,
     MAX_GRANULE = 1 << 25,
-    MAX_DEVICES = 64
+    MAX_DEVICES = 64,
+    MAX_STATE = 1 << 17
 };
 
 static const char *const layer_names[] = {[GEMMA4_SLIDING] = "sliding", [GEMMA4_FULL] = "full"};
@@ -73,6 +74,7 @@ static cJSON *describe(const kv_geometry *g) {
     }
     if (g->page_granule) put(object, "page_granule_bytes", (int)g->page_granule);
     if (g->devices > 1) put(object, "devices", g->devices);
+    if (g->state_values) put(object, "assistant_state_values", g->state_values);
     cJSON *layers = cJSON_AddArrayToObject(object, "layers");
     for (int i = 0; i < g->verifier.layers; i++) {
         const gemma4_layer_config *l = &g->verifier.layer[i];
@@ -184,6 +186,7 @@ kakeya_status kv_geometry_from_json(const cJSON *json, kv_geometry *out, kakeya_
     if (out->page_granule & (out->page_granule - 1))
         json_fail(&reader, KAKEYA_FORMAT, "page_granule_bytes %zu is no power of two", out->page_granule);
     out->devices = json_int(&reader, json, "devices", 1, MAX_DEVICES, 1);
+    out->state_values = json_int(&reader, json, "assistant_state_values", 0, MAX_STATE, 0);
     out->f_theta = read_f_theta(&reader, json);
     read_layers(&reader, json, &out->verifier);
     for (int i = 0; i < out->verifier.layers; i++) {
@@ -234,12 +237,16 @@ backend_cache_bytes kv_geometry_bytes(const kv_geometry *geometry, const eval_ar
         .draft_window = arm->draft_window,
         .kv_format = format,
         .keep_draft_context = !plain,
+        .keep_draft_state = !plain,
     };
     /* K/V heads are dealt equally, so every device holds the same. */
     gemma4_config part = geometry->verifier;
     for (int i = 0; i < part.layers; i++)
         part.layer[i].kv_heads = model_part_kv_heads((model_part){0, geometry->devices}, part.layer[i].kv_heads);
-    const timeline_models models = {&part, geometry->has_drafter ? &geometry->drafter : NULL, &geometry->f_theta};
+    const assistant_config assistant = {.backbone = geometry->state_values};
+    part.hidden = geometry->state_values; /* sizes depend on it in no other way */
+    const timeline_models models = {&part, geometry->has_drafter ? &geometry->drafter : NULL, &geometry->f_theta,
+                                    geometry->state_values ? &assistant : NULL};
     timeline t = timeline_preview(&models, &options, positions);
     backend_cache_bytes bytes = kv_bytes(&t, geometry->page_granule);
     size_t devices = (size_t)geometry->devices;

@@ -12,6 +12,7 @@ typedef struct kv_geometry {
     gemma4_config verifier; /* layers and sliding_window alone */
     bool has_drafter;
     dflash_config drafter;  /* layers, kv_heads, head_dim and sliding_window alone */
+    int state_values;       /* of the row that a session keeps for an MTP assistant; 0: there is none */
     f_theta_config f_theta; /* input, ranks, shared_latent, latents and aux_layers alone; rank 0: none */
     kv_format format;       /* of resident K/V and latents */
     int devices;            /* that share the model, 1 or more; sizes are those of the whole model */
@@ -19,7 +20,7 @@ typedef struct kv_geometry {
                                its own */
 } kv_geometry;
 
-/* f_theta and drafter may be NULL. */
+/* f_theta and drafter may be NULL. Without an assistant, whose state_values the caller sets. */
 void kv_geometry_of(const gemma4_config *verifier, const dflash_config *drafter, const f_theta_config *f_theta,
                     kv_format format, kv_geometry *out);
 

@@ -19,8 +19,9 @@ int room_default_rows(room_device device, size_t memory_bytes) {
 typedef struct widths {
     size_t hidden, q, kv, intermediate, head_dim, chosen, expert, ple, aux;
     size_t d_hidden, d_q, d_kv, d_all, d_intermediate, d_head_dim, d_aux, rank, codes, encoder_in, normed;
-    size_t group; /* query heads of one K/V head, at most */
-    bool shared;  /* sliding layers have the K/V of others */
+    size_t a_hidden, a_q, a_intermediate, a_clusters; /* of an assistant; of its logits of clusters */
+    size_t group;                                     /* query heads of one K/V head, at most */
+    bool shared;                                      /* sliding layers have the K/V of others */
 } widths;
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
@@ -49,6 +50,20 @@ static widths widths_of(const kakeya_description *d) {
         w.d_head_dim = (size_t)f->head_dim;
         w.d_aux = w.aux;
         w.group = larger(w.group, (size_t)(f->heads / f->kv_heads));
+    }
+    if (d->assistant) {
+        const gemma4_config *a = &d->assistant->stack;
+        for (int i = 0; i < a->layers; i++) {
+            const gemma4_layer_config *l = &a->layer[i];
+            w.a_q = larger(w.a_q, (size_t)(a->heads * l->head_dim));
+            w.a_intermediate = larger(w.a_intermediate, (size_t)l->intermediate);
+            w.group = larger(w.group,
+                             (size_t)(a->heads / l->kv_heads + BACKEND_MAX_DECODE_ROWS - 1) / BACKEND_MAX_DECODE_ROWS);
+        }
+        w.a_hidden = (size_t)a->hidden;
+        if (d->assistant->clusters)
+            w.a_clusters = (size_t)d->assistant->clusters +
+                           (size_t)d->assistant->chosen_clusters * (1 + (size_t)(a->vocab / d->assistant->clusters));
     }
     if (d->f_theta) {
         w.rank = (size_t)d->f_theta->rank;
@@ -125,9 +140,19 @@ static size_t cpu_head_bytes(const gemma4_config *c) {
     return CPU_CHOICES * (sizeof(float) * vocab + (size_t)c->hidden + candidates * (sizeof(int32_t) + sizeof(float)));
 }
 
+/* A pass of an assistant over as many rows as sessions share a forward (backend/cpu/assistant.c). */
+static size_t cpu_assistant_bytes(const gemma4_config *c, const widths *w) {
+    const backend_measure_ops *cpu = backend_measure_find(backend_find("cpu", NULL));
+    if (!w->a_hidden) return 0;
+    size_t floats = 2 * w->hidden + 4 * w->a_hidden + w->a_q + 2 * w->a_intermediate + w->a_clusters;
+    size_t input = larger(larger(2 * w->hidden, w->a_hidden), w->a_q);
+    return BACKEND_MAX_SEGMENTS * (sizeof(float) * floats + cpu->input_bytes(c->checkpoint_format, input, false) +
+                                   cpu->input_bytes(c->checkpoint_format, w->a_intermediate, false));
+}
+
 static size_t cpu_bytes(const gemma4_config *c, const widths *w, size_t rows, size_t threads) {
     return sizeof(float) * (cpu_row_floats(c, w, rows) + cpu_attention_floats(c, w, threads)) +
-           rows * cpu_input_bytes(c, w) + cpu_head_bytes(c);
+           rows * cpu_input_bytes(c, w) + cpu_head_bytes(c) + cpu_assistant_bytes(c, w);
 }
 
 static size_t gpu_row_bytes(const gemma4_config *c, const widths *w) {
@@ -192,6 +217,7 @@ room_engine room_of_engine(const kakeya_description *d, room_device device, int 
     const weight_stream *stream = &weight_format_find(c->checkpoint_format)->stream[0];
     int64_t parameters = gemma4_parameters(c).total;
     if (d->drafter) parameters += dflash_parameters(d->drafter);
+    if (d->assistant && device == ROOM_CPU) parameters += assistant_parameters(d->assistant);
     if (d->f_theta) parameters += f_theta_parameters(d->f_theta);
     const int64_t bytes = device == ROOM_GPU ? parameters * gpu_half_bits(c->checkpoint_format) / 16
                                              : parameters / stream->values * stream->bytes;
@@ -215,6 +241,7 @@ room_session room_of_session(const kakeya_description *d, room_device device, co
     room_session session = {.kv = kv_bytes(&t, granule).total};
     session.own = (size_t)tokens * (sizeof(int32_t) + 1);
     if (t.keeps_backlog) session.own += KV_BACKLOG * timeline_aux_row_bytes(&t);
+    if (t.keeps_state) session.own += BACKEND_MAX_DECODE_ROWS * timeline_state_bytes(&t);
     timeline beginning = t;
     if (t.prompt_capacity != t.decode_capacity) beginning.reserved_capacity = t.prompt_capacity;
     session.beginning = kv_bytes(&beginning, granule).total - session.kv;

@@ -387,12 +387,13 @@ static void read_note(gguf_keys *r, const gemma4_config *c, char note[256]) {
     if (note) snprintf(note, 256, "%s%s%s", cap, *cap && *old ? "; " : "", old);
 }
 
-static void read_config(gguf_keys *keys, gemma4_config *c, char *note) {
+/* Of a file whose architecture is known. own_kv: the layers have K/V themselves. */
+static void read_config(gguf_keys *keys, gemma4_config *c, bool own_kv, char *note) {
     gemma4_reading reading = {.gguf = keys, .config = c}, *r = &reading;
     int widths[GEMMA4_MAX_LAYERS];
-    check_architecture(keys, c);
-    if (keys->status != KAKEYA_OK) return;
+    c->checkpoint_format = WEIGHT_FORMAT_COUNT;
     gemma4_facts_read_gguf(r);
+    if (!own_kv) r->value[FACT_SHARED_KV] = 0; /* they share another model's */
     gemma4_settle_sizes(r);
     if (keys->status != KAKEYA_OK) return; /* the layer count is not to be trusted */
     read_attention(r);
@@ -420,9 +421,19 @@ kakeya_status gemma4_gguf_config(const gguf *file, gemma4_config *out, char *not
     memset(out, 0, sizeof *out);
     if (note) *note = '\0';
     gguf_keys r = {.file = file, .error = error};
-    out->checkpoint_format = WEIGHT_FORMAT_COUNT;
-    read_config(&r, out, note);
+    check_architecture(&r, out);
+    if (r.status == KAKEYA_OK) read_config(&r, out, true, note);
     if (r.status != KAKEYA_OK) return r.status;
     gemma4_name_variant(out);
     return KAKEYA_OK;
+}
+
+void gemma4_gguf_assistant(gguf_keys *keys, gemma4_config *out) {
+    memset(out, 0, sizeof *out);
+    keys->asked = GEMMA4_GGUF_PREFIX;
+    keys->written = "gemma4-assistant.";
+    read_config(keys, out, false, NULL);
+    keys->asked = keys->written = NULL;
+    if (keys->status == KAKEYA_OK && (out->moe || out->ple_width))
+        gguf_keys_fail(keys, KAKEYA_UNSUPPORTED, "an assistant with experts or per-layer embeddings is not supported");
 }

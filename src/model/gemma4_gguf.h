@@ -3,11 +3,16 @@
 #define KAKEYA_MODEL_GEMMA4_GGUF_H
 
 #include "formats/gguf.h"
+#include "formats/gguf_keys.h"
 #include "model/gemma4.h"
 
 /* The configuration that the keys and the tensors' names and shapes give. *note (256 bytes, may be NULL) receives what
  * a user should know, or "". */
 kakeya_status gemma4_gguf_config(const gguf *file, gemma4_config *out, char *note, kakeya_error *error);
+
+/* The same of an MTP assistant's layers, which have no K/V of their own: under the keys "gemma4-assistant.". The file's
+ * architecture has been looked at. */
+void gemma4_gguf_assistant(gguf_keys *keys, gemma4_config *out);
 
 /* Opens and maps a file, binds and checks every tensor. What was read is the model's also on failure: its owner closes
  * it. */

@@ -42,6 +42,17 @@ int64_t dflash_parameters(const dflash_config *config) {
     return counts.total;
 }
 
+int64_t assistant_parameters(const assistant_config *config) {
+    parameter_counts counts = {0};
+    (void)assistant_walk(config, count_slot, &counts, NULL);
+    return counts.total;
+}
+
+int64_t assistant_draft_parameters(const assistant_config *config) {
+    int64_t all = assistant_parameters(config), head = (int64_t)config->stack.vocab * config->stack.hidden;
+    return config->clusters ? all - head + head / config->clusters * config->chosen_clusters : all;
+}
+
 int64_t f_theta_parameters(const f_theta_config *config) {
     parameter_counts counts = {0};
     (void)f_theta_walk(config, count_slot, &counts, NULL);

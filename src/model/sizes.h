@@ -4,6 +4,7 @@
 #define KAKEYA_MODEL_SIZES_H
 
 #include "base/dtype.h"
+#include "model/assistant.h"
 #include "model/f_theta.h"
 #include "model/parameter_group.h"
 
@@ -20,6 +21,9 @@ typedef struct parameter_counts {
 
 parameter_counts gemma4_parameters(const gemma4_config *config);
 int64_t dflash_parameters(const dflash_config *config);
+int64_t assistant_parameters(const assistant_config *config);
+/* Those that one draft reads: of a clustered head the chosen clusters. */
+int64_t assistant_draft_parameters(const assistant_config *config);
 int64_t f_theta_parameters(const f_theta_config *config);
 
 /* Weight bytes that one decoded token reads, stored as `type` throughout. */

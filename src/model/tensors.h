@@ -101,9 +101,10 @@ kakeya_status tensors_outline(tensor_walk walk, const void *shape, void *base, w
                               mem_account *account, tensor_memory *memory, kakeya_error *error);
 
 /* The lists: of a gemma4_config for a gemma4_weights, of a dflash_config for a dflash_model, of an f_theta_config for
- * an f_theta_model. */
+ * an f_theta_model, of an assistant_config for an assistant_weights. */
 kakeya_status gemma4_walk(const void *shape, tensor_visit visit, void *context, kakeya_error *error);
 kakeya_status dflash_walk(const void *shape, tensor_visit visit, void *context, kakeya_error *error);
+kakeya_status assistant_walk(const void *shape, tensor_visit visit, void *context, kakeya_error *error);
 kakeya_status f_theta_walk(const void *shape, tensor_visit visit, void *context, kakeya_error *error);
 
 #endif

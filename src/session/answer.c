@@ -37,13 +37,13 @@ static kakeya_status token_text_finish(void *source, const char **text, size_t *
 
 static kakeya_status resolve_mode(const kakeya_session *session, const kakeya_generate_options *o, decode_options *out,
                                   kakeya_error *error) {
-    bool drafter = session->cache_options.keep_draft_context;
+    bool drafter = session->cache_options.keep_draft_context || session->cache_options.keep_draft_state;
     if (o->mode < KAKEYA_MODE_AUTO || o->mode > KAKEYA_MODE_NGRAM)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "mode %d is none of auto, ar, speculative, ngram",
                          (int)o->mode);
     if (o->mode == KAKEYA_MODE_SPECULATIVE && !drafter)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "mode 'speculative' needs a drafter, and the %s without one",
-                         session->engine->drafter ? "session was opened" : "engine was opened");
+                         kakeya_engine_has_drafter(session->engine) ? "session was opened" : "engine was opened");
     if (o->draft_length < 0 || o->draft_length > BACKEND_MAX_DRAFT)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "draft_length is %d, must be 1 to %d, or 0 for the default",
                          o->draft_length, (int)BACKEND_MAX_DRAFT);
@@ -58,6 +58,7 @@ static kakeya_status resolve_mode(const kakeya_session *session, const kakeya_ge
     out->top_log_probabilities = o->top_log_probabilities;
     out->mode = o->mode;
     out->draft_length = length;
+    out->drafter = session->cache_options.keep_draft_state ? BACKEND_ASSISTANT : BACKEND_DFLASH;
     out->max_rows = session_decode_rows(session);
     return KAKEYA_OK;
 }

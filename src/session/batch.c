@@ -105,9 +105,11 @@ static void ask_drafter(step *s) {
     for (;;) {
         backend_draft_request request[BACKEND_MAX_SEGMENTS];
         kakeya_request *asker[BACKEND_MAX_SEGMENTS];
-        int n = 0;
+        int n = 0, drafts = 0;
         for (int i = 0; i < s->answers; i++) {
-            if (decode_asks(&s->member[i]->answer.stream, &request[n])) asker[n++] = s->member[i];
+            if (!decode_asks(&s->member[i]->answer.stream, &request[n])) continue;
+            drafts += request[n].n;
+            asker[n++] = s->member[i];
         }
         if (n == 0) return;
         kakeya_error error = {0};
@@ -116,7 +118,8 @@ static void ask_drafter(step *s) {
         double seconds = clock_seconds() - start;
         if (status == KAKEYA_OK) {
             for (int i = 0; i < n; i++) decode_answered(&asker[i]->answer.stream, seconds / n);
-            if (s->answers > 1) step_costs_add_drafts(&s->batch->costs, n, seconds);
+            bool chains = !engine->drafter; /* each draft has its price, otherwise each block */
+            if (s->answers > 1) step_costs_add_drafts(&s->batch->costs, chains ? drafts : n, seconds);
             continue;
         }
         bool someone = false;

@@ -6,6 +6,8 @@
 
 #include "base/files.h"
 #include "formats/checkpoint.h"
+#include "formats/gguf.h"
+#include "model/assistant.h"
 
 /* directory + suffix, or a GGUF file's name without its ending + suffix; malloc'ed, NULL when out of memory. */
 static char *sibling_of(const char *directory, const char *suffix) {
@@ -31,7 +33,7 @@ kakeya_status companion_directory(const char *option, const char *model_director
     if (status == KAKEYA_OK && !there && behind) status = directory_find(behind, &there_behind, error);
     if (status != KAKEYA_OK) {
         status = error_prefix(error, status, "the %s beside the model",
-                              strcmp(suffix, "-dflash") == 0 ? "drafter" : "f_theta");
+                              strcmp(suffix, "-f-theta") == 0 ? "f_theta" : "drafter");
     } else if (there) {
         *directory = beside;
         beside = NULL;
@@ -46,5 +48,46 @@ kakeya_status companion_directory(const char *option, const char *model_director
     free(resolved);
     free(beside);
     free(behind);
+    return status;
+}
+
+/* NAME-assistant as a user would name it. What is not there, or cannot be read, is no assistant of this model. */
+static kakeya_status find_assistant(const char *name, char **path, kakeya_error *error) {
+    char *beside = sibling_of(name, "-assistant"), *file = sibling_of(name, "-assistant.gguf"), *found = NULL;
+    kakeya_status status = beside && file ? KAKEYA_OK : KAKEYA_OUT_OF_MEMORY;
+    bool is_assistant = false;
+    if (status == KAKEYA_OK && gguf_is_file(file)) {
+        found = file;
+        file = NULL;
+    } else if (status == KAKEYA_OK) {
+        status = checkpoint_resolve(beside, &found, NULL);
+    }
+    if (status == KAKEYA_OK) status = assistant_is_at(found, &is_assistant, NULL);
+    if (status == KAKEYA_OK && is_assistant) {
+        *path = found;
+        found = NULL;
+    }
+    free(found);
+    free(beside);
+    free(file);
+    if (status != KAKEYA_OUT_OF_MEMORY) return KAKEYA_OK;
+    return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory to look for its assistant", name);
+}
+
+kakeya_status companion_drafter(const char *option, const char *model, const char *model_directory, char **path,
+                                bool *assistant, char **sought, kakeya_error *error) {
+    *assistant = false;
+    kakeya_status status = companion_directory(option, model_directory, "-dflash", path, sought, error);
+    if (status == KAKEYA_OK && option && *path) {
+        status = assistant_is_at(*path, assistant, error);
+    } else if (status == KAKEYA_OK && !*path && !option && model_directory) {
+        if (model) status = find_assistant(model, path, error);
+        if (status == KAKEYA_OK && !*path) status = find_assistant(model_directory, path, error);
+        *assistant = *path != NULL;
+    }
+    if (status != KAKEYA_OK) {
+        free(*path);
+        *path = NULL;
+    }
     return status;
 }

@@ -13,4 +13,10 @@
 kakeya_status companion_directory(const char *option, const char *model_directory, const char *suffix, char **directory,
                                   char **sought, kakeya_error *error);
 
+/* The drafter of a model, and whether it is an MTP assistant: what the option names; else the model's sibling
+ * MODEL-dflash; else MODEL-assistant, a directory or with .gguf, beside the model or under that name in the Hugging
+ * Face cache. `model`: as the user names it, NULL where there is none. The rest as above. */
+kakeya_status companion_drafter(const char *option, const char *model, const char *model_directory, char **path,
+                                bool *assistant, char **sought, kakeya_error *error);
+
 #endif

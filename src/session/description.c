@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "backend/kv_bytes.h"
+#include "backend/synthetic.h"
 #include "base/files.h"
 #include "base/sized.h"
 #include "formats/checkpoint.h"
@@ -21,6 +22,7 @@ typedef struct owned_description {
     gemma4_config verifier;
     dflash_config drafter;
     f_theta_config f_theta;
+    assistant_config assistant;
 } owned_description;
 
 /* A configuration file: its path for messages, its text. */
@@ -93,6 +95,13 @@ static kakeya_status read_drafter_file(const char *path, owned_description *d, k
     return status;
 }
 
+static kakeya_status read_assistant(const char *path, owned_description *d, kakeya_error *error) {
+    kakeya_status status = assistant_config_read(path, &d->assistant, error);
+    if (status == KAKEYA_OK) status = assistant_config_fits(path, &d->assistant, &d->verifier, error);
+    if (status == KAKEYA_OK) d->view.assistant = &d->assistant;
+    return status;
+}
+
 static kakeya_status read_drafter(const char *directory, owned_description *d, kakeya_error *error) {
     if (gguf_is_file(directory)) return read_drafter_file(directory, d, error);
     config_file config = {0};
@@ -114,6 +123,8 @@ static kakeya_status read_f_theta(const char *directory, owned_description *d, k
 static kakeya_status read_all(const kakeya_engine_options *o, owned_description *d, kakeya_error *error) {
     char *directory = NULL, *drafter = NULL, *f_theta = NULL;
     kakeya_status status = KAKEYA_OK;
+    backend_drafter kind = BACKEND_DFLASH;
+    bool assistant = false, made = o->synthetic && o->drafter && synthetic_is_drafter(o->drafter, &kind);
     if (!o->model == !o->synthetic)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "a description needs either `model` or `synthetic`");
     d->view.verifier = &d->verifier;
@@ -123,8 +134,13 @@ static kakeya_status read_all(const kakeya_engine_options *o, owned_description 
         status = checkpoint_resolve(o->model, &directory, error);
         if (status == KAKEYA_OK) status = read_verifier(directory, d, error);
     }
-    if (status == KAKEYA_OK) status = companion_directory(o->drafter, directory, "-dflash", &drafter, NULL, error);
-    if (status == KAKEYA_OK && drafter) status = read_drafter(drafter, d, error);
+    if (status == KAKEYA_OK && made && kind == BACKEND_ASSISTANT) {
+        assistant_config_published(&d->verifier, &d->assistant);
+        d->view.assistant = &d->assistant;
+    } else if (status == KAKEYA_OK) {
+        status = companion_drafter(o->drafter, o->model, directory, &drafter, &assistant, NULL, error);
+    }
+    if (status == KAKEYA_OK && drafter) status = (assistant ? read_assistant : read_drafter)(drafter, d, error);
     if (status == KAKEYA_OK) status = companion_directory(o->f_theta, directory, "-f-theta", &f_theta, NULL, error);
     if (status == KAKEYA_OK && f_theta) status = read_f_theta(f_theta, d, error);
     free(f_theta);
@@ -187,6 +203,12 @@ void kakeya_description_facts_sized(const kakeya_description *d, kakeya_facts *o
         facts.drafter_block_size = d->drafter->block_size;
         facts.drafter_parameters = (uint64_t)dflash_parameters(d->drafter);
     }
+    if (d->assistant) {
+        facts.drafter_layers = d->assistant->stack.layers;
+        facts.drafter_block_size = ASSISTANT_LONGEST_DRAFT + 1;
+        facts.drafter_parameters = (uint64_t)assistant_parameters(d->assistant);
+        facts.assistant_draft_parameters = (uint64_t)assistant_draft_parameters(d->assistant);
+    }
     if (d->f_theta) {
         facts.f_theta_rank = d->f_theta->rank_k;
         facts.f_theta_rank_v = d->f_theta->rank_v;
@@ -226,14 +248,15 @@ static kv_format format_of(const kakeya_description *d, kakeya_kv_format format)
 }
 
 timeline description_session(const kakeya_description *d, const kakeya_session_options *o, size_t tokens) {
-    const timeline_models models = {d->verifier, d->drafter, d->f_theta};
+    const timeline_models models = {d->verifier, d->drafter, d->f_theta, d->assistant};
     const backend_cache_options options = {.attention = o->attention,
                                            .restore_layers = o->restore_layers,
                                            .sink = o->sink,
                                            .window = o->window,
                                            .draft_window = o->draft_window,
                                            .kv_format = format_of(d, o->kv_format),
-                                           .keep_draft_context = !o->without_drafter};
+                                           .keep_draft_context = !o->without_drafter,
+                                           .keep_draft_state = !o->without_drafter};
     return timeline_preview(&models, &options, (int)tokens);
 }
 

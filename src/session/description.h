@@ -6,8 +6,9 @@
 
 struct kakeya_description {
     const gemma4_config *verifier;
-    const dflash_config *drafter;  /* NULL: none */
-    const f_theta_config *f_theta; /* NULL: none */
+    const dflash_config *drafter;      /* NULL: none */
+    const f_theta_config *f_theta;     /* NULL: none */
+    const assistant_config *assistant; /* NULL: none */
 };
 
 /* The timeline of a session of `tokens` tokens that has begun to answer: what its memory is computed from. */

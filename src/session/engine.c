@@ -134,6 +134,7 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
     engine->ops = parts->ops;
     engine->verifier = parts->verifier;
     engine->drafter = parts->drafter;
+    engine->assistant = parts->assistant;
     engine->f_theta = parts->f_theta;
     engine->text = parts->text;
     engine->bytes_lost = parts->bytes_lost;
@@ -142,6 +143,7 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
     engine->description = (kakeya_description){
         .verifier = &parts->verifier->config,
         .drafter = parts->drafter ? &parts->drafter->config : NULL,
+        .assistant = parts->assistant ? &parts->assistant->config : NULL,
         .f_theta = parts->f_theta ? &parts->f_theta->config : NULL,
     };
     kakeya_status refused = backend_precision(parts->ops, parts->verifier->config.checkpoint_format, parts->precision,
@@ -158,6 +160,7 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
     const backend_model_options options = {
         .verifier = parts->verifier,
         .drafter = parts->drafter,
+        .assistant = parts->assistant,
         .f_theta = parts->f_theta,
         .precision = engine->precision,
         .isa = parts->cpu_isa,
@@ -191,6 +194,7 @@ void engine_free(kakeya_engine *engine) {
     if (engine->model) engine->ops->model_destroy(engine->model);
     if (engine->f_theta) f_theta_model_close(engine->f_theta);
     if (engine->drafter) dflash_model_close(engine->drafter);
+    assistant_model_close(engine->assistant);
     if (engine->verifier) gemma4_model_close(engine->verifier);
     free(engine->spill_directory);
     free(engine->drafter_sought);
@@ -226,12 +230,21 @@ kakeya_status engine_check(const kakeya_engine *engine, kakeya_error *error) {
 }
 
 bool kakeya_engine_has_tokenizer(const kakeya_engine *engine) { return engine->text.tokens != NULL; }
-bool kakeya_engine_has_drafter(const kakeya_engine *engine) { return engine->drafter != NULL; }
+bool kakeya_engine_has_drafter(const kakeya_engine *engine) { return engine->drafter || engine->assistant; }
 bool kakeya_engine_has_f_theta(const kakeya_engine *engine) { return engine->f_theta != NULL; }
 bool kakeya_engine_f_theta_loses(const kakeya_engine *engine) { return engine->f_theta && engine->f_theta->note[0]; }
 
 int kakeya_engine_drafter_block_size(const kakeya_engine *engine) {
-    return engine->drafter ? engine->drafter->config.block_size : 0;
+    return engine->drafter ? engine->drafter->config.block_size : engine->assistant ? ASSISTANT_LONGEST_DRAFT + 1 : 0;
+}
+
+backend_drafter engine_drafter(const kakeya_engine *engine) {
+    return engine->drafter ? BACKEND_DFLASH : BACKEND_ASSISTANT;
+}
+
+timeline_models engine_models(const kakeya_engine *engine) {
+    const kakeya_description *d = &engine->description;
+    return (timeline_models){d->verifier, d->drafter, d->f_theta, d->assistant};
 }
 
 const kakeya_tokenizer *kakeya_engine_tokenizer(const kakeya_engine *engine) {
@@ -255,6 +268,7 @@ const char *kakeya_engine_note(const kakeya_engine *engine, size_t i) {
         engine->verifier->note,
         engine->text.tokens ? engine->text.chat.note : "",
         engine->ops->model_note ? engine->ops->model_note(engine->model) : "",
+        engine->drafter_note,
         engine->f_theta ? engine->f_theta->note : "",
     };
     for (size_t n = 0; n < sizeof notes / sizeof notes[0]; n++)

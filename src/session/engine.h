@@ -7,7 +7,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
-#include "backend/backend.h"
+#include "backend/timeline.h"
 #include "decode/draft_control.h"
 #include "session/description.h"
 #include "session/tokenizer.h"
@@ -32,7 +32,9 @@ struct kakeya_engine {
     mem_account account;
     gemma4_model *verifier;
     dflash_model *drafter;                 /* NULL: none */
+    assistant_model *assistant;            /* NULL: none */
     f_theta_model *f_theta;                /* NULL: none */
+    char drafter_note[256];                /* "" or why a drafter beside the model is not used */
     char *drafter_sought, *f_theta_sought; /* where none was found: the places, for messages; NULL: not looked for */
     kakeya_tokenizer text;
     int32_t call_token;             /* the one that begins a call of a tool; -1: there is none */
@@ -59,6 +61,7 @@ typedef struct engine_parts {
     const backend_ops *ops;
     gemma4_model *verifier;
     dflash_model *drafter;
+    assistant_model *assistant;
     f_theta_model *f_theta;
     kakeya_tokenizer text;
     kakeya_precision precision; /* AUTO follows the checkpoint */
@@ -80,6 +83,11 @@ typedef struct engine_parts {
  */
 kakeya_status engine_create(size_t memory_limit_bytes, kakeya_engine **out, kakeya_error *error);
 kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, kakeya_error *error);
+
+/* Who drafts for sessions; of an engine that has a drafter. */
+backend_drafter engine_drafter(const kakeya_engine *engine);
+/* Its configurations, where there are such models. */
+timeline_models engine_models(const kakeya_engine *engine);
 
 /* KAKEYA_BACKEND where bytes of the model are gone: what was computed is worth nothing. */
 kakeya_status engine_check(const kakeya_engine *engine, kakeya_error *error);

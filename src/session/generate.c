@@ -14,7 +14,7 @@ static kakeya_status draft_unfused(void *user, int32_t bonus, int n, int32_t *dr
     kakeya_status status = session_replay(session, t->tokens, t->n - 1, NULL, &cache, error);
     if (status != KAKEYA_OK) return status;
     engine_turn_begin(session->engine);
-    status = backend_draft_one(t->ops, t->model, cache, bonus, n, drafts, error);
+    status = backend_draft_by(t->ops, t->model, engine_drafter(session->engine), cache, bonus, n, drafts, error);
     t->ops->cache_destroy(cache);
     engine_turn_end(session->engine);
     return status;

@@ -1,5 +1,6 @@
 /* Opening an engine from directories: which models belong together, and in which order they are read. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,17 +21,38 @@ static kakeya_status loading(const kakeya_engine_options *options, uint64_t done
     return error_set(error, KAKEYA_CANCELLED, "loading was cancelled");
 }
 
+static kakeya_status no_assistants(const char *path, const backend_ops *ops, kakeya_error *error) {
+    return error_set(error, KAKEYA_UNSUPPORTED,
+                     "%s is an MTP assistant, which backend %s does not run: choose backend cpu, or drafter none", path,
+                     ops->name);
+}
+
 static kakeya_status open_drafter(kakeya_engine *engine, const kakeya_engine_options *options, const char *directory,
                                   engine_parts *parts, kakeya_error *error) {
     const gemma4_config *verifier = &parts->verifier->config;
     char *drafter = NULL;
+    bool assistant = false;
+    backend_drafter kind;
     kakeya_status status;
-    if (options->synthetic && options->drafter && strcmp(options->drafter, "synthetic") == 0)
-        return synthetic_drafter(parts->ops, verifier, &engine->account, &parts->drafter, error);
-    status = companion_directory(options->drafter, directory, "-dflash", &drafter, &engine->drafter_sought, error);
-    if (status == KAKEYA_OK && drafter)
+    if (options->synthetic && options->drafter && synthetic_is_drafter(options->drafter, &kind)) {
+        if (kind == BACKEND_DFLASH)
+            return synthetic_drafter(parts->ops, verifier, &engine->account, &parts->drafter, error);
+        if (!parts->ops->assistants) return no_assistants(options->drafter, parts->ops, error);
+        return synthetic_assistant(verifier, &engine->account, &parts->assistant, error);
+    }
+    status = companion_drafter(options->drafter, options->model, directory, &drafter, &assistant,
+                               &engine->drafter_sought, error);
+    if (status == KAKEYA_OK && assistant && !parts->ops->assistants) {
+        if (options->drafter) status = no_assistants(drafter, parts->ops, error);
+        snprintf(engine->drafter_note, sizeof engine->drafter_note,
+                 "the MTP assistant beside the model is not used: backend %s does not run it, backend cpu does",
+                 parts->ops->name);
+    } else if (status == KAKEYA_OK && assistant) {
+        status = assistant_model_open(drafter, verifier, &engine->account, &parts->assistant, error);
+    } else if (status == KAKEYA_OK && drafter) {
         status = dflash_model_open(drafter, verifier, &engine->account, &parts->drafter, error);
-    if (status == KAKEYA_OK && drafter) parts->drafter_scaled_embedding |= parts->drafter->scaled_embedding;
+    }
+    if (status == KAKEYA_OK && parts->drafter) parts->drafter_scaled_embedding |= parts->drafter->scaled_embedding;
     free(drafter);
     return status;
 }
@@ -51,8 +73,13 @@ static kakeya_status open_f_theta(kakeya_engine *engine, const kakeya_engine_opt
         fits = status == KAKEYA_OK && !f_theta_needs_drafter(&config);
         /* a sibling that nobody asked for is of no use without the drafter that it reads */
         if (status == KAKEYA_OK && !fits && options->f_theta)
-            status =
-                error_set(error, KAKEYA_INVALID_ARGUMENT, "f_theta %s needs a drafter, and there is none", f_theta);
+            status = parts->assistant
+                         ? error_set(error, KAKEYA_INVALID_ARGUMENT,
+                                     "f_theta %s reads a DFlash drafter's context (input %s), which an MTP assistant "
+                                     "does not have: give it a DFlash drafter, or an f_theta of input aux_hidden",
+                                     f_theta, f_theta_input_name(config.input))
+                         : error_set(error, KAKEYA_INVALID_ARGUMENT, "f_theta %s needs a drafter, and there is none",
+                                     f_theta);
     }
     if (status == KAKEYA_OK && f_theta && fits)
         status =
@@ -167,6 +194,7 @@ static kakeya_status open_engine(const kakeya_engine_options *options, kakeya_en
         } else { /* the engine owns what was read so far and closes it */
             engine->verifier = parts.verifier;
             engine->drafter = parts.drafter;
+            engine->assistant = parts.assistant;
             engine->f_theta = parts.f_theta;
             engine->text = parts.text;
         }

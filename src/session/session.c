@@ -56,6 +56,7 @@ static backend_cache_options cache_options_of(kakeya_session *session) {
         .draft_window = o->draft_window,
         .kv_format = backend_kv_format(o->kv_format),
         .keep_draft_context = engine->drafter && (!o->without_drafter || restores),
+        .keep_draft_state = engine->assistant && !o->without_drafter,
         .account = &session->account,
     };
 }
@@ -85,6 +86,7 @@ static kakeya_status session_allocate(kakeya_engine *engine, const kakeya_sessio
 
 /* The longest draft: what the drafter was trained for, in what a block can hold. */
 static int longest_draft(const kakeya_session *session) {
+    if (session->cache_options.keep_draft_state) return ASSISTANT_LONGEST_DRAFT;
     if (!session->cache_options.keep_draft_context) return 0;
     int length = session->engine->drafter->config.block_size - 1;
     return length < BACKEND_MAX_DRAFT ? length : BACKEND_MAX_DRAFT;
@@ -106,6 +108,7 @@ kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya_session_op
     engine_turn_begin(engine);
     draft_control_init(&session->workspace.control, NULL, longest_draft(session),
                        &engine->experience[resolved.attention]);
+    session->workspace.control.chained = session->cache_options.keep_draft_state;
     status = session_reset_cache(session, error);
     engine->sessions++;
     engine_keep_spare(engine);

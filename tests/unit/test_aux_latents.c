@@ -484,7 +484,8 @@ static void geometry_of_reports(void **state) {
                        &written);
         cJSON *json = kv_geometry_to_json(&written);
         REQUIRE_OK(kv_geometry_from_json(json, &read, error));
-        const timeline_models models = {&d.verifier->config, d.drafter ? &d.drafter->config : NULL, &d.f_theta->config};
+        const timeline_models models = {&d.verifier->config, d.drafter ? &d.drafter->config : NULL, &d.f_theta->config,
+                                        NULL};
         for (int p = 0; p < POLICIES; p++) {
             backend_cache_options options = tiny_options(&d, &policies[p], KV_FORMAT_BF16);
             eval_arm arm = {.sink = options.sink, .window = options.window, .draft_window = options.draft_window};

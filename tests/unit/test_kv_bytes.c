@@ -40,7 +40,7 @@ static void check(demo *d, backend_cache_options options, int prompt_tokens) {
     REQUIRE_OK(d->ops->forward(d->backend, &segment, 1, error));
     REQUIRE_OK(d->ops->cache_commit(cache, 1, error));
 
-    const timeline_models models = {&d->verifier->config, &d->drafter->config, &d->f_theta->config};
+    const timeline_models models = {&d->verifier->config, &d->drafter->config, &d->f_theta->config, NULL};
     timeline t = timeline_preview(&models, &options, prompt_tokens + 1);
     backend_cache_bytes promised = kv_bytes(&t, 0), counted = d->ops->cache_bytes(cache);
     assert_memory_equal(&promised, &counted, sizeof promised);

@@ -9,6 +9,7 @@
 #include "golden.h"
 #include "grammar/matcher.h"
 #include "model/tensors.h"
+#include "packed.h"
 #include "scratch.h"
 #include "session/engine.h"
 #include "sweep.h"
@@ -113,17 +114,19 @@ static void write_family(void) {
 
 typedef struct subject {
     const char *name;
-    const char *model; /* NULL: the family */
+    const char *model;     /* NULL: the family */
+    const char *assistant; /* that drafts for the model; NULL: it has no drafter */
     kakeya_attention attention;
     kakeya_restore_layers layers;
     int threads;
 } subject;
 
 static const subject subjects[] = {
-    {"moe", GOLDEN "gemma4-tiny-moe", KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, 2},
-    {"ple", GOLDEN "gemma4-tiny-ple", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 1},
-    {"drafted", NULL, KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, 1},
-    {"restored", NULL, KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 2},
+    {"moe", GOLDEN "gemma4-tiny-moe", NULL, KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, 2},
+    {"ple", GOLDEN "gemma4-tiny-ple", NULL, KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 1},
+    {"assisted", GOLDEN "gemma4-tiny-ple", GOLDEN "mtp/ple", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 2},
+    {"drafted", NULL, NULL, KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, 1},
+    {"restored", NULL, NULL, KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 2},
 };
 enum { SUBJECTS = sizeof subjects / sizeof subjects[0] };
 
@@ -171,9 +174,12 @@ static kakeya_status open_engine(run *r, kakeya_error *error) {
     kakeya_engine_options options;
     kakeya_engine_options_init(&options);
     options.model = r->subject->model ? r->subject->model : scratch_path("family");
+    if (r->subject->assistant) options.drafter = unpacked_folder(r->subject->assistant);
     options.threads = r->subject->threads;
     kakeya_status status = kakeya_engine_open(&options, &r->engine, error);
     assert_true((status == KAKEYA_OK) == (r->engine != NULL));
+    if (status == KAKEYA_OK && kakeya_engine_has_drafter(r->engine) != (r->subject->assistant || !r->subject->model))
+        fail_msg("%s: without allocation %ld the engine is opened without its drafter", r->subject->name, r->k);
     if (status == KAKEYA_OK && !r->subject->model &&
         !(kakeya_engine_has_tokenizer(r->engine) && kakeya_engine_has_drafter(r->engine) &&
           kakeya_engine_has_f_theta(r->engine)))
@@ -209,7 +215,7 @@ static kakeya_status answer(run *r, kakeya_error *error) {
     kakeya_generate_options options;
     kakeya_generate_options_init(&options);
     options.max_tokens = (int)(r->wanted - n);
-    options.mode = r->subject->model ? KAKEYA_MODE_NGRAM : KAKEYA_MODE_SPECULATIVE;
+    options.mode = r->subject->model && !r->subject->assistant ? KAKEYA_MODE_NGRAM : KAKEYA_MODE_SPECULATIVE;
     options.ignore_stop_tokens = true;
     options.sampling = (kakeya_sampling){.temperature = 0.7f, .top_p = 1, .repetition_penalty = 1.1f, .seed = 3};
     return kakeya_session_generate(r->answering, &options, NULL, error);
@@ -312,6 +318,7 @@ static void sweep(const subject *s, bool rest) {
     run r = {.subject = s, .rest = rest};
     for (int i = 0; i < MOST_TOKENS; i++) r.prompt[i] = (i * 37 + 11) % 300;
     size_t n_expected = 0;
+    if (s->assistant) (void)unpacked_folder(s->assistant); /* found again without memory from here on */
     allocation_sites_begin();
     attempt(&r, "opening the engine", open_engine);
     allocation_sites_end();

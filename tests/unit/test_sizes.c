@@ -102,7 +102,7 @@ static void test_sessions(void **state) {
     dflash_config drafter = {.layers = 3, .kv_heads = 2, .head_dim = 64};
 
     f_theta_config f_theta = {.rank = 128, .rank_k = 128, .rank_v = 128};
-    session_options policy = {{&c, NULL, &f_theta},
+    session_options policy = {{&c, NULL, &f_theta, NULL},
                               {.attention = KAKEYA_ATTENTION_NATIVE,
                                .sink = 4,
                                .window = 64,
@@ -166,14 +166,22 @@ static void test_references(void **state) {
         assert_int_equal(kv_reference_bytes(&c, KV_FORMAT_BF16, 1, false), published[i].sliding + published[i].full);
         assert_int_equal(kv_reference_bytes(&c, KV_FORMAT_BF16, 100000, true),
                          published[i].sliding * (size_t)c.sliding_window + published[i].full * 100000);
-        session_options native = {{&c, NULL, NULL}, {.kv_format = KV_FORMAT_BF16}};
+        session_options native = {{&c, NULL, NULL, NULL}, {.kv_format = KV_FORMAT_BF16}};
         assert_int_equal(per_token(&native), c.layer[5].k_eq_v ? published[i].full / 2 : published[i].full);
-        session_options small = {{&c, NULL, NULL}, {.kv_format = KV_FORMAT_Q8}};
+        session_options small = {{&c, NULL, NULL, NULL}, {.kv_format = KV_FORMAT_Q8}};
         assert_int_equal(per_token(&small), published[i].q8);
         assert_int_equal(session_bytes(&small, 5000).sliding, session_bytes(&native, 5000).sliding);
-        session_options smaller = {{&c, NULL, NULL}, {.kv_format = KV_FORMAT_Q4}};
+        session_options smaller = {{&c, NULL, NULL, NULL}, {.kv_format = KV_FORMAT_Q4}};
         assert_int_equal(per_token(&smaller), published[i].q4);
         assert_int_equal(session_bytes(&smaller, 5000).sliding, session_bytes(&native, 5000).sliding);
+        assistant_config assistant; /* whose session holds one row more, and the rest as before */
+        assistant_config_published(&c, &assistant);
+        session_options assisted = {{&c, NULL, NULL, &assistant}, {.keep_draft_state = true}};
+        session_options not_kept = {{&c, NULL, NULL, &assistant}, {.keep_draft_state = false}};
+        assert_int_equal(session_bytes(&assisted, 5000).draft, mem_rounded((size_t)c.hidden * sizeof(float)));
+        assert_int_equal(session_bytes(&not_kept, 5000).draft, 0);
+        assert_int_equal(session_bytes(&assisted, 5000).total,
+                         session_bytes(&not_kept, 5000).total + session_bytes(&assisted, 5000).draft);
     }
 }
 

@@ -112,7 +112,9 @@ static void make_models(run *r) {
     if (r->options.sink > r->options.context_tokens) r->options.sink = r->options.context_tokens;
 }
 
-static timeline_models models_of(const run *r) { return (timeline_models){&r->verifier, &r->drafter, &r->f_theta}; }
+static timeline_models models_of(const run *r) {
+    return (timeline_models){&r->verifier, &r->drafter, &r->f_theta, NULL};
+}
 
 /* ------------------------------------------------------------------------------------------------- the oracle */
 

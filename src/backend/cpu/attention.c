@@ -29,6 +29,7 @@ typedef struct flash_state {
 
 typedef struct attention_tile {
     backend_model *model;
+    const attention_queries *of;
     const backend_cache *cache;
     const timeline_layer *kept;
     const gemma4_layer_config *config;
@@ -49,6 +50,7 @@ typedef struct attention_tile {
 typedef enum attention_pass { PASS_SINK, PASS_RESTORED, PASS_EXACT } attention_pass;
 
 static int group_of(const gemma4_config *c, const gemma4_layer_config *l) { return c->heads / l->kv_heads; }
+static int group_in(const attention_queries *q, const gemma4_layer_config *l) { return q->heads / l->kv_heads; }
 
 int attention_max_queries(const backend_model *m) {
     int largest = CPU_TILE_QUERIES;
@@ -59,6 +61,11 @@ int attention_max_queries(const backend_model *m) {
     if (m->options.drafter) {
         int g = m->options.drafter->config.heads / m->options.drafter->config.kv_heads;
         if (g * BACKEND_MAX_DECODE_ROWS > largest) largest = g * BACKEND_MAX_DECODE_ROWS;
+    }
+    const assistant_model *assistant = m->options.assistant;
+    for (int i = 0; assistant && i < assistant->config.stack.layers; i++) {
+        int g = group_of(&assistant->config.stack, &assistant->config.stack.layer[i]);
+        if (g > largest) largest = g;
     }
     return largest;
 }
@@ -137,6 +144,10 @@ static int end_of_sight(const attention_segment *s, int t, int end) {
 /* Keys that the query at position t attends in one pass. Sinks always come from their own store: a ring that serves
  * sink and window does not hold them for every row. */
 static position_range pass_range(const attention_tile *tile, attention_pass pass, int t) {
+    if (tile->of->before) {
+        timeline_view view = timeline_assistant_sees(&tile->cache->t, tile->source);
+        return pass == PASS_SINK ? view.sink : pass == PASS_RESTORED ? view.evicted : view.exact;
+    }
     timeline_view view = timeline_sees(&tile->cache->t, tile->source, tile->kind, t);
     if (tile->config->type == GEMMA4_SLIDING) view.exact.end = end_of_sight(tile->segment, t, view.exact.end);
     return pass == PASS_SINK ? view.sink : pass == PASS_RESTORED ? view.evicted : view.exact;
@@ -447,7 +458,7 @@ static void attend_pass(const attention_tile *tile, attention_pass pass, positio
 static void pack_queries(const attention_tile *tile) {
     const backend_model *m = tile->model;
     int d = tile->config->head_dim;
-    size_t row = (size_t)(m->config->heads * d);
+    size_t row = (size_t)(tile->of->heads * d);
     bool as_stored = tile->kept->has_keys && !kv_kernels(tile->cache, tile->source)->loaded;
     for (int packing = 0; packing < 2; packing++) {
         bool needed = packing == 0 ? as_stored : (!as_stored || tile->restored);
@@ -456,7 +467,7 @@ static void pack_queries(const attention_tile *tile) {
         const cpu_packing_kernels *queries = &m->kernels->packing[m->kernels->kv[format].queries];
         size_t bytes = queries->row_bytes(d);
         for (int token = 0; token < tile->tokens; token++) {
-            const float *q = m->q + (size_t)(tile->row + token) * row + (size_t)(tile->head * tile->group * d);
+            const float *q = tile->of->q + (size_t)(tile->row + token) * row + (size_t)(tile->head * tile->group * d);
             queries->pack(q, (size_t)d, tile->group, d,
                           (char *)tile->scratch->q_packed[packing] + (size_t)(token * tile->group) * bytes);
         }
@@ -478,10 +489,10 @@ static void finish_tile(const attention_tile *tile, flash_state exact, flash_sta
         multiply_alone(m, &decoder, restored.o, (size_t)f->config.rank_v, tile->queries, tile->scratch->q_packed[0],
                        decoded, (size_t)d);
     }
-    size_t row = (size_t)(m->config->heads * d);
+    size_t row = (size_t)(tile->of->heads * d);
     for (int i = 0; i < tile->queries; i++) {
         int token = i / tile->group, g = i % tile->group;
-        float *out = m->q + (size_t)(tile->row + token) * row + (size_t)((tile->head * tile->group + g) * d);
+        float *out = tile->of->q + (size_t)(tile->row + token) * row + (size_t)((tile->head * tile->group + g) * d);
         float *o = exact.o + (size_t)i * (size_t)d;
         float l = exact.l[i];
         if (tile->restored && restored.l[i] > 0) {
@@ -491,7 +502,7 @@ static void finish_tile(const attention_tile *tile, flash_state exact, flash_sta
             kernels->scale(a, d, o);
             kernels->axpy(b, decoded + (size_t)i * decoded_stride, d, o);
         }
-        kernels->scale(1.0f / l, d, o);
+        kernels->scale(l == 0 ? 0 : 1.0f / l, d, o); /* an assistant's row may see nothing */
         memcpy(out, o, (size_t)d * sizeof(float));
     }
 }
@@ -563,6 +574,7 @@ enum {
 
 typedef struct attention_context {
     backend_model *model;
+    const attention_queries *of;
     int layer;
     const attention_segment *segments;
     int n_segments;
@@ -578,9 +590,10 @@ static attention_tile make_tile(const attention_context *a, const attention_segm
                                 int thread) {
     backend_model *m = a->model;
     const gemma4_layer_config *lc = &m->config->layer[a->layer];
-    int source = lc->kv_source, group = group_of(m->config, lc);
+    int source = lc->kv_source, group = group_in(a->of, lc);
     attention_tile tile = {
         .model = m,
+        .of = a->of,
         .cache = s->cache,
         .kept = &s->cache->t.layer[source],
         .config = lc,
@@ -595,7 +608,7 @@ static attention_tile make_tile(const attention_context *a, const attention_segm
         .segment = s,
         .chunk_begin = INT_MAX,
         .kind = s->kind,
-        .restored = s->cache->t.layer[source].restored,
+        .restored = s->cache->t.layer[source].restored && !a->of->before,
         .keeps_keys = !a->burst && s->rows <= BACKEND_MAX_DECODE_ROWS && !s->cache->own_raw,
         .scratch = &m->scratch[thread],
     };
@@ -609,7 +622,7 @@ static attention_tile make_tile(const attention_context *a, const attention_segm
 
 static int tile_tokens(const attention_context *a, const attention_segment *s) {
     if (a->burst) return 1; /* a weight of 0 does not hide what is not a number */
-    int group = group_of(a->model->config, &a->model->config->layer[a->layer]);
+    int group = group_in(a->of, &a->model->config->layer[a->layer]);
     if (s->rows <= BACKEND_MAX_DECODE_ROWS) return s->rows;
     return CPU_TILE_QUERIES / group > 0 ? CPU_TILE_QUERIES / group : 1;
 }
@@ -690,7 +703,7 @@ static int partitions_at(const attention_segment *s) { return (s->position + s->
 /* Segments of few queries over a long context: waves of as many partitions as there is room for their states. */
 static void run_split(attention_context *a) {
     backend_model *m = a->model;
-    int heads = m->config->layer[a->layer].kv_heads, group_size = group_of(m->config, &m->config->layer[a->layer]);
+    int heads = m->config->layer[a->layer].kv_heads, group_size = group_in(a->of, &m->config->layer[a->layer]);
     int most = WAVE_THREAD_ITEMS * m->threads < WAVE_ITEMS ? WAVE_THREAD_ITEMS * m->threads : WAVE_ITEMS;
     size_t room = m->partial_floats - 2 * states_floats(m, attention_max_queries(m)), left = room;
     for (int i = 0; i < a->n_segments; i++) {
@@ -714,11 +727,13 @@ static void run_split(attention_context *a) {
     if (a->n_items) run_wave(a);
 }
 
-void attention_run(backend_model *m, int layer, const attention_segment *segments, int n_segments, bool burst) {
-    const gemma4_layer_config *lc = &m->config->layer[layer];
+void attention_run(backend_model *m, const attention_queries *queries, const attention_segment *segments,
+                   int n_segments, bool burst) {
+    const gemma4_layer_config *lc = &m->config->layer[queries->layer];
     attention_context context;
     context.model = m;
-    context.layer = layer;
+    context.of = queries;
+    context.layer = queries->layer;
     context.segments = segments;
     context.n_segments = n_segments;
     context.burst = burst;

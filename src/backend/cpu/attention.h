@@ -12,9 +12,19 @@ typedef struct attention_segment {
     const backend_given *given; /* [n_given] as in backend_segment */
     int n_given;
 } attention_segment;
-/* m->q [rows][heads * head_dim] (normed, rotated) -> attention output in place. `burst`: a row of the segments has K or
- * V that are no finite numbers. Then every row is computed alone, so that those before it see nothing of it. */
-void attention_run(backend_model *m, int layer, const attention_segment *segments, int n_segments, bool burst);
+/* Whose queries, and what they see. */
+typedef struct attention_queries {
+    float *q;    /* [rows][heads * head_dim], normed and rotated; the output takes their place */
+    int heads;   /* a multiple of the layer's K/V heads */
+    int layer;   /* of the verifier, whose K/V, or those that it shares, are attended */
+    bool before; /* an assistant's: each segment is one row, at the position behind the committed ones, and sees those
+                    (timeline_assistant_sees) */
+} attention_queries;
+
+/* `burst`: a row of the segments has K or V that are no finite numbers. Then every row is computed alone, so that those
+ * before it see nothing of it. */
+void attention_run(backend_model *m, const attention_queries *queries, const attention_segment *segments,
+                   int n_segments, bool burst);
 size_t attention_partial_floats(const backend_model *m, int context);
 size_t attention_state_floats(const backend_model *m);
 int attention_max_queries(const backend_model *m);

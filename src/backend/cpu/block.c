@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "backend/cpu/assistant.h"
 #include "backend/cpu/draft.h"
 #include "backend/cpu/head.h"
 #include "backend/cpu/matrix.h"
@@ -214,18 +215,27 @@ static int run_blocks(backend_model *m, const backend_draft_request *requests, i
 
 static const timeline *timeline_of(const backend_cache *c) { return &c->t; }
 
-static kakeya_status prepare(backend_model *m, backend_draft_request *requests, int n, kakeya_error *error) {
-    backend_cache *caches[BACKEND_MAX_SEGMENTS];
-    int furthest = 0;
+static kakeya_status check(backend_model *m, backend_draft_request *requests, int n, kakeya_error *error) {
     kakeya_status status = backend_check_drafts(m->config, requests, n, timeline_of, error);
     for (int i = 0; i < n && !status; i++) {
-        caches[i] = requests[i].cache;
-        kv_format format = caches[i]->t.options.kv_format, first = caches[0]->t.options.kv_format;
-        if (caches[i]->model != m)
+        const backend_cache *c = requests[i].cache;
+        kv_format format = c->t.options.kv_format, first = requests[0].cache->t.options.kv_format;
+        if (c->model != m)
             return error_set(error, KAKEYA_INVALID_ARGUMENT, "draft request %d: cache of another model", i);
         if (format != first)
             return error_set(error, KAKEYA_INVALID_ARGUMENT, "draft request %d: K/V formats %s and %s in one call", i,
                              kv_format_name(format), kv_format_name(first));
+    }
+    return status;
+}
+
+/* What blocks of DFlash need beside their caches. */
+static kakeya_status prepare(backend_model *m, backend_draft_request *requests, int n, kakeya_error *error) {
+    backend_cache *caches[BACKEND_MAX_SEGMENTS];
+    int furthest = 0;
+    kakeya_status status = KAKEYA_OK;
+    for (int i = 0; i < n; i++) {
+        caches[i] = requests[i].cache;
         int end = caches[i]->t.length + requests[i].n + 1;
         if (end > furthest) furthest = end;
     }
@@ -237,7 +247,8 @@ static kakeya_status prepare(backend_model *m, backend_draft_request *requests, 
 
 kakeya_status draft_block_hidden(backend_cache *c, int32_t bonus, int n, float *hidden, kakeya_error *error) {
     backend_draft_request request = {.cache = c, .bonus = bonus, .n = n};
-    kakeya_status status = prepare(c->model, &request, 1, error);
+    kakeya_status status = check(c->model, &request, 1, error);
+    if (!status) status = prepare(c->model, &request, 1, error);
     if (status) return status;
     run_blocks(c->model, &request, 1);
     memcpy(hidden, c->model->d_x, (size_t)(n + 1) * (size_t)c->model->options.drafter->config.hidden * sizeof(float));
@@ -262,11 +273,32 @@ static void choose_drafts(backend_model *m, const backend_draft_request *request
         memcpy(requests[i].drafts, next, (size_t)requests[i].n * sizeof *next);
 }
 
-kakeya_status cpu_draft(backend_model *m, backend_draft_request *requests, int n_requests, kakeya_error *error) {
+static kakeya_status draft_blocks(backend_model *m, backend_draft_request *requests, int n_requests,
+                                  kakeya_error *error) {
     kakeya_status status = prepare(m, requests, n_requests, error);
     for (int done = 0, n; !status && done < n_requests; done += n) {
         n = run_blocks(m, requests + done, n_requests - done);
         choose_drafts(m, requests + done, n);
+    }
+    return status;
+}
+
+/* The requests of each drafter together. */
+kakeya_status cpu_draft(backend_model *m, backend_draft_request *requests, int n_requests, kakeya_error *error) {
+    static kakeya_status (*const drafts_of[BACKEND_DRAFTERS])(backend_model *, backend_draft_request *, int,
+                                                              kakeya_error *) = {
+        [BACKEND_DFLASH] = draft_blocks, [BACKEND_ASSISTANT] = assistant_draft};
+    kakeya_status status = check(m, requests, n_requests, error);
+    for (int drafter = 0; drafter < BACKEND_DRAFTERS && !status; drafter++) {
+        backend_draft_request own[BACKEND_MAX_SEGMENTS];
+        int place[BACKEND_MAX_SEGMENTS], n = 0;
+        for (int i = 0; i < n_requests; i++) {
+            if ((int)requests[i].drafter != drafter) continue;
+            place[n] = i;
+            own[n++] = requests[i];
+        }
+        if (n) status = drafts_of[drafter](m, own, n, error);
+        for (int i = 0; i < n; i++) requests[place[i]].status = own[i].status;
     }
     return status;
 }

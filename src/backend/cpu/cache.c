@@ -10,6 +10,7 @@ kakeya_status cpu_cache_create(backend_model *m, const backend_cache_options *op
         .verifier = m->config,
         .drafter = m->options.drafter ? &m->options.drafter->config : NULL,
         .f_theta = m->options.f_theta ? &m->options.f_theta->config : NULL,
+        .assistant = m->options.assistant ? &m->options.assistant->config : NULL,
     };
     kakeya_status status = host_cache_create(m, &models, options, out, error);
     if (status || options->attention != KAKEYA_ATTENTION_RESTORED) return status;

@@ -6,6 +6,7 @@
  *   rope.h          tables of cosines and sines             screen.h        int8 bounds of logits
  *   stores.h        kernels of stored rows                  cache.h         a cache and what follows its rows
  *   draft.h         rows and context of the drafter         block.h         drafting a block
+ *   assistant.h     drafts of an MTP assistant
  *   latents.h       what f_theta's encoders give            token_latents.h their oldest source
  *   repack.h        weights in tiles, tile_file.h from a file  measure.c    benchmarks and diagnostics
  *   fine_layers.h   layers whose products round less
@@ -152,6 +153,7 @@ struct backend_model {
     /* f_theta workspace, rows x ... */
     float *latent_in, *latent_out; /* inputs of the encoders (aux hidden states); codes, then values of a layer */
     packed_rows packed_latent_in;
+    struct assistant_space *assistant;           /* assistant.c; NULL: there is no assistant */
     struct restored_keys *_Atomic restored_keys; /* restored_keys.h; since the first cache that restores */
 };
 

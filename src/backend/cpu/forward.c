@@ -115,7 +115,10 @@ static void run_route(forward_step *f, const program_op *o) {
     experts_route(f->model, program_vector(f->model->weights, o->slot[0]), f->rows);
 }
 
-static void run_row_program(forward_step *f, const program_op *o) { row_program_run(f->model, o, f->tokens, f->rows); }
+static void run_row_program(forward_step *f, const program_op *o) {
+    const row_place place = {cpu_item, f->model->weights, f->model->config->rms_eps};
+    row_program_run(f->model, &place, o, f->tokens, f->rows);
+}
 
 /* ---------------------------------------------------------------------------------------------------- attention */
 
@@ -237,7 +240,8 @@ static void run_store(forward_step *f, const program_op *o) {
 }
 
 static void run_attend(forward_step *f, const program_op *o) {
-    attention_run(f->model, o->layer, f->segments, f->n_segments, f->burst);
+    const attention_queries queries = {.q = f->model->q, .heads = f->model->config->heads, .layer = o->layer};
+    attention_run(f->model, &queries, f->segments, f->n_segments, f->burst);
 }
 
 /* -------------------------------------------------------------------------------------------------- outputs */
@@ -321,6 +325,18 @@ static void look_at(const forward_step *f) {
         watch_copy(to, cpu_item(m, item), (size_t)f->rows, (size_t)width);
 }
 
+/* Of decode rows any may become the last that is kept; a prompt is kept whole. */
+static void copy_state(const forward_step *f) {
+    size_t hidden = (size_t)f->model->config->hidden;
+    const float *from = cpu_item(f->model, (program_item)f->op->in[0]);
+    for (int s = 0; s < f->n_segments; s++) {
+        const attention_segment *a = &f->segments[s];
+        if (!a->cache->t.keeps_state) continue;
+        int rows = a->kind == SEGMENT_PROMPT ? 1 : a->rows, first = a->first_row + a->rows - rows;
+        memcpy(a->cache->pending_state, from + (size_t)first * hidden, (size_t)rows * hidden * sizeof *from);
+    }
+}
+
 static void run_tap(forward_step *f, const program_op *o) {
     switch ((tap_reason)o->index) {
     case TAP_STATES:
@@ -334,6 +350,9 @@ static void run_tap(forward_step *f, const program_op *o) {
         break;
     case TAP_RAW:
         keep_own_raw(f);
+        break;
+    case TAP_STATE:
+        copy_state(f);
         break;
     default:
         recode_rows(f);
@@ -426,6 +445,7 @@ static uint64_t wants_of(const forward_step *f) {
     for (int s = 0; s < f->n_segments; s++) {
         if (f->requests[s].hidden_states) wants |= PROGRAM_WANTS(TAP_STATES);
         if (f->requests[s].cache->own_raw) wants |= PROGRAM_WANTS(TAP_RAW);
+        if (f->requests[s].cache->t.keeps_state) wants |= PROGRAM_WANTS(TAP_STATE);
     }
     return wants;
 }

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "backend/cpu/assistant.h"
 #include "backend/cpu/attention.h"
 #include "backend/cpu/block.h"
 #include "backend/cpu/cache.h"
@@ -18,6 +19,7 @@
 static void cpu_model_destroy(backend_model *m) {
     if (!m) return;
     workspace_destroy(m);
+    assistant_destroy(m);
     head_destroy(m);
     rope_table_destroy(&m->rope[GEMMA4_SLIDING]);
     rope_table_destroy(&m->rope[GEMMA4_FULL]);
@@ -84,6 +86,7 @@ static kakeya_status cpu_model_create(const backend_model_options *options, back
 
         status = m->input == INPUT_EXACT ? widen_routers(m, error) : fine_layers_mark(m, error);
         if (!status) status = workspace_create(m, error);
+        if (!status && m->options.assistant) status = assistant_create(m, error);
         if (!status) status = create_rope_tables(m, error);
         if (!status) status = repack_weights(m, error);
         if (!status) head_create(m);
@@ -105,6 +108,7 @@ const backend_ops *cpu_backend(void) {
         .name = "cpu",
         .raw_values = true,
         .int8_products = true,
+        .assistants = true,
         .stall_ms = 200,
         .model_create = cpu_model_create,
         .model_destroy = cpu_model_destroy,
@@ -124,6 +128,7 @@ const backend_ops *cpu_backend(void) {
         .cache_snapshot_bytes = host_cache_snapshot_bytes,
         .cache_snapshot = host_cache_snapshot,
         .cache_restore = host_cache_restore,
+        .cache_has_state = host_cache_has_state,
         .draft = cpu_draft,
         .finds_argmax = true,
         .embed_image = cpu_embed_image,

@@ -54,12 +54,14 @@ typedef struct bound_step {
 
 typedef struct row_job {
     backend_model *m;
+    const row_place *place;
     const program_op *o;
     const int32_t *tokens;
     bound_step step[ROW_MAX_STEPS];
 } row_job;
 
-static void bind_step(const backend_model *m, const program_op *o, const row_step *s, bound_step *b) {
+static void bind_step(const backend_model *m, const row_place *place, const program_op *o, const row_step *s,
+                      bound_step *b) {
     b->verb = (row_verb)s->verb;
     b->into = s->into;
     b->from = s->from;
@@ -68,13 +70,13 @@ static void bind_step(const backend_model *m, const program_op *o, const row_ste
     b->values = NULL;
     b->item = NULL;
     if (s->verb == ROW_LOOKUP)
-        b->table = program_matrix(m->weights, s->slot);
+        b->table = program_matrix(place->weights, s->slot);
     else if (s->slot)
-        b->values = program_vector(m->weights, s->slot);
+        b->values = program_vector(place->weights, s->slot);
     if (s->verb == ROW_SCALE && b->values) b->scalar = *b->values;
     if (s->item == DATA_NONE || s->verb == ROW_MIX) return;
     bool parted = s->item == DATA_PLE;
-    b->item = cpu_item(m, (program_item)s->item);
+    b->item = place->item(m, (program_item)s->item);
     b->part_stride = parted ? (size_t)o->width : 0;
     b->stride = (size_t)o->width * (parted ? (size_t)m->config->layers : 1);
 }
@@ -104,7 +106,7 @@ static void run_row(const row_job *job, size_t row, size_t part, float *scratch)
             experts_mix(m, row, to);
             break;
         case ROW_NORM:
-            kernels->rms_norm(from, s->values, width, m->config->rms_eps, to);
+            kernels->rms_norm(from, s->values, width, job->place->rms_eps, to);
             break;
         case ROW_GATED:
             kernels->gated(0, into, from, width, to);
@@ -127,14 +129,15 @@ static void run_rows(void *context, size_t begin, size_t end, int thread) {
     }
 }
 
-void row_program_run(backend_model *m, const program_op *o, const int32_t *tokens, int rows) {
+void row_program_run(backend_model *m, const row_place *place, const program_op *o, const int32_t *tokens, int rows) {
     row_job job;
     job.m = m;
+    job.place = place;
     job.o = o;
     job.tokens = tokens;
     int values = 0;
     for (int i = 0; i < o->steps; i++) {
-        bind_step(m, o, &o->step[i], &job.step[i]);
+        bind_step(m, place, o, &o->step[i], &job.step[i]);
         if (o->step[i].verb == ROW_LOAD || o->step[i].item) values += o->width;
         if (o->step[i].verb == ROW_MIX) values += m->config->experts_per_token * o->width;
     }

@@ -7,7 +7,15 @@
 
 /* Rows of an item in the workspace, one behind the other. Items whose lives do not meet share memory. */
 float *cpu_item(const backend_model *m, program_item item);
+
+/* Whose list it is: where items lie, whose weights slots name. */
+typedef struct row_place {
+    float *(*item)(const backend_model *m, program_item item);
+    const gemma4_weights *weights;
+    float rms_eps;
+} row_place;
+
 /* tokens: of each row. */
-void row_program_run(backend_model *m, const program_op *o, const int32_t *tokens, int rows);
+void row_program_run(backend_model *m, const row_place *place, const program_op *o, const int32_t *tokens, int rows);
 
 #endif

@@ -31,6 +31,7 @@ static place place_of(const backend_cache *c, const snapshot_rows *rows) {
     case SNAPSHOT_BACKLOG:
         return (place){c->backlog.data, 0, c->t.draft_length};
     case SNAPSHOT_TOKENS:
+    case SNAPSHOT_STATE:
         break; /* this backend refuses models that keep them */
     }
     return (place){NULL, 0, 0};

@@ -36,7 +36,7 @@ const char *op_kind_name(op_kind kind) {
         [OP_ROUTE] = "ROUTE",     [OP_HEADS] = "HEADS",       [OP_STORE] = "STORE",
         [OP_ATTEND] = "ATTEND",   [OP_ROWS] = "ROWS",         [OP_TAP] = "TAP",
         [OP_RESTORE] = "RESTORE", [OP_LOGITS] = "LOGITS",     [OP_CHOOSE] = "CHOOSE",
-        [OP_AGREE] = "AGREE",     [OP_POOL] = "POOL",
+        [OP_AGREE] = "AGREE",     [OP_POOL] = "POOL",         [OP_CLUSTERS] = "CLUSTERS",
     };
     return names[kind];
 }
@@ -73,6 +73,10 @@ const char *program_item_name(program_item item) {
         [DATA_POOLED] = "pooled",
         [DATA_SOFT] = "soft rows",
         [DATA_OUTSIDE] = "outside",
+        [DATA_PAIR] = "pair",
+        [DATA_STATE] = "state",
+        [DATA_CENTROIDS] = "centroids",
+        [DATA_CLUSTERS] = "clusters",
     };
     return names[item];
 }

@@ -22,9 +22,10 @@ typedef enum op_kind {
     OP_ROWS,            /* a row program: everything that happens to a row between two products */
     OP_TAP,             /* somebody looks at an item; index: a tap_reason */
     OP_LOGITS,
-    OP_CHOOSE, /* greedy choices */
-    OP_AGREE,  /* several devices: their parts of an item become its sum */
-    OP_POOL,   /* pictures: means over squares of `parts` x `parts` patches */
+    OP_CHOOSE,   /* greedy choices */
+    OP_AGREE,    /* several devices: their parts of an item become its sum */
+    OP_POOL,     /* pictures: means over squares of `parts` x `parts` patches */
+    OP_CLUSTERS, /* logits of centroids -> the clusters of the head whose logits are computed; width: how many */
     OP_KINDS
 } op_kind;
 
@@ -56,10 +57,14 @@ typedef enum program_item {
     DATA_NORMED, /* behind the final norm: the head's input */
     DATA_LOGITS,
     DATA_CHOICE,
-    DATA_PATCHES, /* of a picture: values of pixels */
-    DATA_POOLED,  /* of a picture: a row for every row that the text model is given ... */
-    DATA_SOFT,    /* ... and those rows */
-    DATA_OUTSIDE, /* what a tap fills */
+    DATA_PATCHES,   /* of a picture: values of pixels */
+    DATA_POOLED,    /* of a picture: a row for every row that the text model is given ... */
+    DATA_SOFT,      /* ... and those rows */
+    DATA_OUTSIDE,   /* what a tap fills */
+    DATA_PAIR,      /* assistants: the embedding of a row's token, and behind it ... */
+    DATA_STATE,     /* ... the row's state, which is the second half of the pair */
+    DATA_CENTROIDS, /* their logits */
+    DATA_CLUSTERS,  /* each row's chosen ones */
     PROGRAM_ITEMS
 } program_item;
 
@@ -111,6 +116,7 @@ typedef enum tap_reason {
                         has been computed */
     TAP_RAW,        /* diagnostics keep raw keys and values */
     TAP_RECODE,     /* comparisons of formats put other values in the place of new keys and values */
+    TAP_STATE,      /* the state that an assistant begins with: a committed row behind the final norm */
     TAP_REASONS
 } tap_reason;
 
@@ -127,6 +133,7 @@ typedef struct program_op {
     float scale;
     bool exact;   /* OP_PRODUCTS: the input is not rounded, at any precision */
     bool clipped; /* OP_PRODUCTS: inputs and outputs are clamped to each matrix's bounds */
+    bool before;  /* OP_ATTEND: a row sees what a row at its position sees, without itself */
     head_rule head[3];
     int steps;
     row_step step[ROW_MAX_STEPS];
@@ -160,6 +167,13 @@ typedef struct program_shape {
 int program_most_ops(const gemma4_config *config);
 /* The verifier's forward. Returns the number of operations. */
 int program_verifier(const gemma4_config *config, const program_shape *shape, program_op *out);
+
+/* One draft of an assistant for rows of one session each, all of whose drafts stand at one position. Tokens come with
+ * their states, and leave with a choice and the next state. The embedding is the verifier's, other slots are of
+ * assistant_weights (program_assistant_matrix); an ATTEND's source is a layer of the verifier, a HEADS' layer one of
+ * the assistant. Returns the number of operations, at most program_most_assistant_ops. */
+int program_most_assistant_ops(const assistant_config *config);
+int program_assistant(const assistant_config *config, const gemma4_config *verifier, program_op *out);
 
 /* An exact pattern that one kernel does: operations that follow each other, compared by kind, epilogue and verbs. */
 enum { FUSION_MAX_OPS = 4 };

@@ -7,14 +7,16 @@ typedef enum slot_kind { SLOT_MATRIX = 1, SLOT_VECTOR, SLOT_NUMBER } slot_kind;
 typedef struct slot_place {
     const char *name;
     slot_kind kind;
-    bool of_layer;
+    bool of_layer, of_assistant;
     size_t offset;
 } slot_place;
 
 #define OF_MODEL(kind, field)                                                                                          \
-    { #field, kind, false, offsetof(gemma4_weights, field) }
+    { #field, kind, false, false, offsetof(gemma4_weights, field) }
 #define OF_LAYER(kind, field)                                                                                          \
-    { #field, kind, true, offsetof(gemma4_layer_weights, field) }
+    { #field, kind, true, false, offsetof(gemma4_layer_weights, field) }
+#define OF_ASSISTANT(kind, field)                                                                                      \
+    { #field, kind, false, true, offsetof(assistant_weights, field) }
 
 static const slot_place places[SLOT_ROLES] = {
     [ROLE_EMBED] = OF_MODEL(SLOT_MATRIX, embed),
@@ -23,6 +25,9 @@ static const slot_place places[SLOT_ROLES] = {
     [ROLE_PLE_EMBED] = OF_MODEL(SLOT_MATRIX, ple_embed),
     [ROLE_PLE_MODEL] = OF_MODEL(SLOT_MATRIX, ple_model_proj),
     [ROLE_PLE_NORM] = OF_MODEL(SLOT_VECTOR, ple_proj_norm),
+    [ROLE_PRE_PROJECTION] = OF_ASSISTANT(SLOT_MATRIX, pre_projection),
+    [ROLE_POST_PROJECTION] = OF_ASSISTANT(SLOT_MATRIX, post_projection),
+    [ROLE_CENTROIDS] = OF_ASSISTANT(SLOT_MATRIX, centroids),
     [ROLE_INPUT_NORM] = OF_LAYER(SLOT_VECTOR, input_norm),
     [ROLE_Q] = OF_LAYER(SLOT_MATRIX, q_proj),
     [ROLE_K] = OF_LAYER(SLOT_MATRIX, k_proj),
@@ -59,6 +64,12 @@ static const void *place_of(const gemma4_weights *weights, uint16_t slot) {
 }
 
 const weight *program_matrix(const gemma4_weights *weights, uint16_t slot) { return place_of(weights, slot); }
+
+const weight *program_assistant_matrix(const assistant_weights *weights, uint16_t slot) {
+    const slot_place *place = &places[program_slot_role(slot)];
+    if (!place->of_assistant) return program_matrix(&weights->stack, slot);
+    return (const weight *)(const void *)((const char *)weights + place->offset);
+}
 
 const float *program_vector(const gemma4_weights *weights, uint16_t slot) {
     if (!slot) return NULL;

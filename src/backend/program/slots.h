@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#include "model/gemma4.h"
+#include "model/assistant.h"
 
 typedef enum slot_role {
     ROLE_NONE = 0,
@@ -15,6 +15,10 @@ typedef enum slot_role {
     ROLE_PLE_EMBED,
     ROLE_PLE_MODEL,
     ROLE_PLE_NORM,
+    /* of an assistant */
+    ROLE_PRE_PROJECTION,
+    ROLE_POST_PROJECTION,
+    ROLE_CENTROIDS,
     /* of a layer */
     ROLE_INPUT_NORM,
     ROLE_Q,
@@ -54,6 +58,8 @@ static inline slot_role program_slot_role(uint16_t slot) { return (slot_role)(sl
  * or NULL. */
 const weight *program_matrix(const gemma4_weights *weights, uint16_t slot);
 const float *program_vector(const gemma4_weights *weights, uint16_t slot);
+/* The same of an assistant's matrices; its vectors are those of its stack. */
+const weight *program_assistant_matrix(const assistant_weights *weights, uint16_t slot);
 /* As the file calls it, without its layer: "q_proj". */
 const char *program_role_name(slot_role role);
 bool program_role_is_matrix(slot_role role);

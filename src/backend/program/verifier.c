@@ -325,6 +325,7 @@ int program_verifier(const gemma4_config *c, const program_shape *shape, program
             store(&b, i, STORE_BEHIND_READERS);
     }
     b.layer = 0;
+    tap(&b, TAP_STATE, -1, -1, DATA_NORMED);
     add(&b, OP_LOGITS, -1, DATA_NORMED, DATA_LOGITS)->slot[0] = slot(&b, ROLE_HEAD);
     add(&b, OP_CHOOSE, -1, DATA_NORMED, DATA_CHOICE)->slot[0] = slot(&b, ROLE_HEAD);
     return b.n;
