@@ -409,12 +409,14 @@ static bool mask_key_text(const mask *m, const automaton_state *from) {
     return true;
 }
 
-/* Of a key that patterns tell apart: tokens that stay inside, into space->bits, as far as there are always new keys
- * that begin so. False: they may run out. */
+/* Of a key that patterns tell apart, or an item of a set: tokens that stay inside, into space->bits, as far as there
+ * are always new ones that begin so. False: they may run out, or an item may end other than by its quote. */
 static bool find_inside_key(const mask *m, const grammar_node *node, uint32_t text) {
     const token_trie *t = &m->g->tokens->all;
     mask_space *s = m->space;
-    const kinds_reader reader = {.dfa = &node->dfa, .completions = node->completions};
+    const bool item = node->kind == NODE_SET; /* which the quote ends that is a part of it */
+    const kinds_reader reader = {
+        .dfa = &node->dfa, .unwanted = item ? DFA_ACCEPTS : 0, .completions = node->completions};
     kinds_lengths lengths = {0};
     kinds_begin(s->kinds);
     memset(s->bits, 0, token_set_words(m->g->tokens->vocab) * sizeof *s->bits);
@@ -425,7 +427,12 @@ static bool find_inside_key(const mask *m, const grammar_node *node, uint32_t te
             i = byte->end;
             continue;
         }
-        if (node->completions[next] != DFA_ENDLESS) return false;
+        bool ends = item && (node->dfa.flags[next] & DFA_ACCEPTS);
+        if (ends && byte->byte == '"') { /* read as what has a quote */
+            i = byte->end;
+            continue;
+        }
+        if (ends || node->completions[next] != DFA_ENDLESS) return false;
         for (uint32_t k = byte->first; k < t->nodes[i + 1].first; k++)
             s->bits[t->tokens[k] / 32] |= 1u << (t->tokens[k] % 32);
         s->at[byte->depth] = next;
@@ -438,9 +445,13 @@ static bool allow_inside_key(const mask *m, const automaton_configuration *c) {
     const automaton_frame *own = &c->open[c->depth - 1];
     const grammar_node *node = &m->p->nodes[own->node];
     const token_table *tokens = m->g->tokens;
-    if (node->kind != NODE_OBJECT || node->form != GRAMMAR_JSON || place_of(own->at) != PLACE_KEY) return false;
-    if (c->key.text == AUTOMATON_NO_TEXT || !automaton_other_keys_are_open(m->p, node, c, c->depth)) return true;
-    if (node->n_rests == 0) {
+    const bool item = node->kind == NODE_SET;
+    if (!item && node->kind != NODE_OBJECT) return false;
+    if (node->form != GRAMMAR_JSON || place_of(own->at) != PLACE_KEY) return false;
+    if (item && (node->dfa.flags[c->key.text] & DFA_ACCEPTS)) return false;
+    if (!item && (c->key.text == AUTOMATON_NO_TEXT || !automaton_other_keys_are_open(m->p, node, c, c->depth)))
+        return true;
+    if (!item && node->n_rests == 0) {
         if (c->key.text != BETWEEN) return false;
         allow_set(m, token_set_inside(&tokens->sets[TOKEN_JSON_KEY], tokens->vocab, UINT64_MAX));
         return true;
@@ -490,9 +501,10 @@ static bool allow_inside(const mask *m, const automaton_configuration *c) {
  * and beginnings of declared keys. */
 static bool mask_several(const mask *m, const automaton_state *from) {
     bool declared = false;
-    if (from->n == 1 && from->ways[0].depth > 0 &&
-        m->p->nodes[from->ways[0].open[from->ways[0].depth - 1].node].kind != NODE_OBJECT)
-        return false;
+    if (from->n == 1 && from->ways[0].depth > 0) {
+        node_kind kind = m->p->nodes[from->ways[0].open[from->ways[0].depth - 1].node].kind;
+        if (kind != NODE_OBJECT && kind != NODE_SET) return false;
+    }
     for (uint32_t i = 0; i < from->n; i++) {
         if (from->ways[i].depth == 0 || !allow_inside(m, &from->ways[i])) return false;
         const automaton_frame *own = &from->ways[i].open[from->ways[i].depth - 1];

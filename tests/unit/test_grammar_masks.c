@@ -156,6 +156,8 @@ static const char *const values[] = {
     "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"enum\":[\"a\",\"ab\",1,12]},\"minItems\":2}",
     "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"string\",\"pattern\":\"^[ab]+$\"}}",
     "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"integer\",\"minimum\":0}}",
+    "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"string\"},\"minItems\":2}",
+    "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":[\"string\",\"integer\"]}}",
     "{\"type\":\"array\",\"uniqueItems\":true}",
     "{\"type\":\"array\",\"uniqueItems\":true,\"minItems\":2,\"items\":{\"type\":\"object\",\"required\":[\"a\"],"
     "\"properties\":{\"a\":{\"enum\":[\"a\",\"ab\",1,12]},\"b\":{\"type\":\"string\"}}}}",
