@@ -8,6 +8,12 @@ static bool is_stop_token(const decode_output *o, int32_t token) {
     return false;
 }
 
+static void tell_log_probabilities(kakeya_event *event, const token_log_probabilities *known) {
+    event->log_probability = known->chosen;
+    event->top = known->top;
+    event->n_top = (size_t)known->n_top;
+}
+
 static kakeya_event empty_event(const decode_output *o, kakeya_event_type type) {
     return (kakeya_event){.size = sizeof(kakeya_event),
                           .type = type,
@@ -24,9 +30,7 @@ static bool deliver(decode_output *o, const output_token *token) {
     kakeya_event event = empty_event(o, KAKEYA_EVENT_TOKEN);
     event.token = token->token;
     event.position = token->position;
-    event.log_probability = token->log_probabilities.chosen;
-    event.top = token->log_probabilities.top;
-    event.n_top = (size_t)token->log_probabilities.n_top;
+    tell_log_probabilities(&event, &token->log_probabilities);
     if (o->text.push) {
         event.text = o->stop.text;
         event.text_bytes = o->stop.released;
@@ -87,6 +91,7 @@ kakeya_status output_take(decode_output *o, const output_token *token, bool last
     }
     if (stop_token) {
         o->stop_token = token->token;
+        o->stop_log_probabilities = token->log_probabilities;
         *verdict = finish_with(o, KAKEYA_FINISH_STOP, OUTPUT_TAKEN_LAST);
         return KAKEYA_OK;
     }
@@ -124,6 +129,7 @@ void output_finish(decode_output *o, kakeya_status status, const kakeya_error *e
     if (o->finish == KAKEYA_FINISH_STOP) {
         event.stop_token = o->stop_token;
         event.stop_string = o->stop_string;
+        if (o->stop_token >= 0) tell_log_probabilities(&event, &o->stop_log_probabilities);
     }
     event.error = status != KAKEYA_OK ? error : NULL;
     (void)o->on_event(o->user, &event);

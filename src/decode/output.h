@@ -34,7 +34,8 @@ typedef struct decode_output {
     /* The newest token while some of its text is undecided: if the stream ended now, that text would go with it. */
     output_token withheld;
     kakeya_finish finish;
-    int32_t stop_token, stop_string; /* what ended the answer; -1: not this */
+    int32_t stop_token, stop_string;                /* what ended the answer; -1: not this */
+    token_log_probabilities stop_log_probabilities; /* of stop_token */
 } decode_output;
 
 typedef enum output_verdict {

@@ -44,6 +44,8 @@ typedef struct answer_options {
     kakeya_logit_bias *bias; /* malloc'ed, owned by the answer */
     size_t n_bias;
     bool logprobs;
+    bool score_stop; /* with raw and logprobs: a stop token of the model's that ends the answer has one too, and no text
+                      */
     int top_logprobs;
     cached_grammar *grammar; /* taken by the answer; NULL: none */
     int32_t *prediction;     /* n_prediction tokens that the answer is expected to be like; freed with kakeya_free */

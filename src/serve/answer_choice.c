@@ -213,6 +213,14 @@ static bool on_event(void *user, const kakeya_event *event) {
         return c->end == CHOICE_GOES_ON;
     }
     if (event->type != KAKEYA_EVENT_FINISH || c->end != CHOICE_GOES_ON) return true;
+    if (a->options.score_stop && event->stop_token >= 0) {
+        kakeya_event last = *event;
+        last.token = event->stop_token;
+        if (!keep_logprob(c, &last)) {
+            c->end = CHOICE_FAILED;
+            return true;
+        }
+    }
     c->stop_string = event->stop_string;
     switch (event->finish) {
     case KAKEYA_FINISH_STOP:

@@ -417,6 +417,7 @@ static bool read_request(call *c, completions_job *job, answer_options *o, promp
     o->top_logprobs = job->logprobs > 0 ? job->logprobs : 0;
     o->raw = true;
     job->echo = fields_bool(&f, "echo", false);
+    o->score_stop = job->echo && o->logprobs; /* who scores texts counts the tokens behind them */
     o->max_tokens = openai_read_max_tokens(&f, limits, 0, DEFAULT_TOKENS);
     const cJSON *limit = fields_get(&f, "max_tokens");
     if (cJSON_IsNumber(limit) && limit->valuedouble == -1) o->max_tokens = c->server->settings->max_tokens;

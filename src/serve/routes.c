@@ -13,6 +13,7 @@ const route serve_routes[] = {
     {"/v1/models", CALL_GET, 0, models_call},
     {"/v1/models/", CALL_GET, ROUTE_PREFIX, model_call},
     {"/tokenize", CALL_POST, WORK, tokenize_call},
+    {"/tokenizer_info", CALL_GET, WORK, tokenizer_info_call},
     {"/detokenize", CALL_POST, WORK, detokenize_call},
     {"/apply-template", CALL_POST, WORK, apply_template_call},
     {"/props", CALL_GET, 0, props_call},

@@ -20,6 +20,7 @@ void completions_render_call(call *c);
 void models_call(call *c); /* models.c */
 void model_call(call *c);
 void tokenize_call(call *c); /* tokenize.c */
+void tokenizer_info_call(call *c);
 void detokenize_call(call *c);
 void apply_template_call(call *c);
 void props_call(call *c); /* status.c */

@@ -1,4 +1,4 @@
-/* POST /tokenize, /detokenize and /apply-template, in the dialects of llama.cpp and vLLM. */
+/* POST /tokenize, /detokenize and /apply-template, GET /tokenizer_info, in the dialects of llama.cpp and vLLM. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,6 +91,23 @@ void tokenize_call(call *c) {
     }
     text_add(&body, strings ? n ? "]}" : ",\"token_strs\":[]}" : "}");
     kakeya_free(ids);
+    call_reply_json(c, &body);
+}
+
+/* What clients need that make ids by /tokenize, as vLLM tells it; lm-eval does. */
+void tokenizer_info_call(call *c) {
+    static const char *const names[][2] = {
+        {"bos_token", "<bos>"}, {"eos_token", "<eos>"}, {"pad_token", "<pad>"}, {"unk_token", "<unk>"}};
+    const kakeya_tokenizer *t = tokenizer_of(c);
+    const char *template = c->server->model.chat_template;
+    text_buffer body = {0};
+    text_add(&body, "{\"chat_template\":");
+    text_json_string(&body, template && template[0] ? template : NULL);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        text_format(&body, ",\"%s\":", names[i][0]);
+        text_json_string(&body, t && kakeya_tokenizer_find(t, names[i][1]) >= 0 ? names[i][1] : NULL);
+    }
+    text_add(&body, "}");
     call_reply_json(c, &body);
 }
 
