@@ -159,8 +159,10 @@ static bool replay(call *c, const target *t, api_error *error) {
     if (!get_object(c, t, &object, error)) return false;
     bool held = call_hold(c, object.n + body_tree_bytes(object.data, object.n), error);
     replayed *r = held ? calloc(1, sizeof *r) : NULL;
+    static const char *const spelled[] = {"output", NULL}; /* log-probabilities are told with all their digits */
     cJSON *tree = r ? json_text_read(object.data, object.n) : NULL;
-    bool good = tree && responses_replay(tree, after, &r->events);
+    bool good = tree && body_keep_numbers(tree, object.data, object.n, spelled) &&
+                responses_replay(tree, after, &r->events);
     cJSON_Delete(tree);
     text_free(&object);
     if (!good) {
