@@ -1,5 +1,5 @@
 """Prefill apart from decode: one server computes prompts, another one generates, and a directory is all that they share. With --figures:
-seconds to the first token, and between tokens beside a long prompt."""
+seconds to the first token of a long prompt."""
 
 import http.client
 import json
@@ -241,11 +241,11 @@ def _():
         equal(server.stop(), 0)
 
 
-def first_token(port, text, headers=None):
+def first_token(port, text):
     begin = time.monotonic()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT)
     connection.request("POST", "/v1/chat/completions", json.dumps(body(text, stream=True)),
-                       {"Content-Type": "application/json", **(headers or {})})
+                       {"Content-Type": "application/json"})
     reply = connection.getresponse()
     while True:
         line = reply.readline()
@@ -255,18 +255,6 @@ def first_token(port, text, headers=None):
             return seconds
 
 
-def gaps(port, ask):
-    """Milliseconds between the pieces of a stream while `ask` runs beside it."""
-    stream, times = Stream(port), []
-    worker = threading.Thread(target=ask)
-    worker.start()
-    while worker.is_alive():
-        if stream.reply.readline().startswith(b"data: "):
-            times.append(time.monotonic())
-    stream.close()
-    return [1000 * (b - a) for a, b in zip(times, times[1:])]
-
-
 def spread(values, digits):
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
@@ -274,22 +262,16 @@ def spread(values, digits):
 def figures():
     path = directory("figures")
     prefiller = Server("--name", "demo", "--session-dir", path)
-    computing, loading, straight, apart = [], [], [], []
+    computing, loading = [], []
     for i in range(5):
-        text = f"Round {i}. " + LONG
+        text = f"Round {i}. {LONG}"
         computing.append(first_token(prefiller.port, f"Alone. {text}"))
         chat(prefiller, **body(text, max_tokens=1))
         decoder = Server("--name", "demo", "--session-dir", path)
         loading.append(first_token(decoder.port, text))
-        proxy = sidecar.start(f"127.0.0.1:{decoder.port}")
-        routed = {"x-prefiller-host-port": f"127.0.0.1:{prefiller.port}"}
-        straight.append(max(gaps(decoder.port, lambda: first_token(decoder.port, f"Straight. {text}"))))
-        apart.append(max(gaps(decoder.port, lambda: post(proxy.server_port, "/v1/chat/completions", body(f"Apart. {text}"), routed))))
-        proxy.shutdown()
         decoder.stop()
     prefiller.stop()
-    print(f"first token of about 7,000 tokens, s: computed {spread(computing, 3)}, from the directory {spread(loading, 3)}")
-    print(f"longest gap of a stream beside it, ms: in one server {spread(straight, 1)}, prefill apart {spread(apart, 1)}")
+    print(f"first token of about 7,000 tokens, s: computed {spread(computing, 2)}, from the directory {spread(loading, 2)}")
 
 
 try:
