@@ -175,6 +175,35 @@ def _():
     s.stop()
 
 
+@test("what lm-eval asks for: ids, then scores of a prompt and of the token behind it, also of one that ends the answer")
+def _():
+    s = Server("--name", "demo")
+    told = s.get("/tokenizer_info").json
+    equal((told["bos_token"], told["eos_token"]), ("<bos>", "<eos>"))
+
+    def ids(text):
+        return post(s, "/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
+
+    stop = ids("<turn|>")[0]
+    for context, continuation in (("def fibonacci(n):", "\n    return n"), (TEXT[:700], TEXT[700:760]), ("The end.", "<turn|>")):
+        whole, before = ids(context + continuation), ids(context)
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
+            json.dump([2, *whole], f)
+            f.flush()
+            scored = subprocess.run([KAKEYA, "score", "--json", "--ids-file", f.name], capture_output=True, text=True, timeout=WAIT)
+        equal(scored.returncode, 0, scored.stderr)
+        want = -sum(json.loads(scored.stdout)["token_nll"][len(before):])
+        for more in ({}, {"logit_bias": {str(stop): 100}}):
+            asked = {"prompt": context + continuation, "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
+            choice = post(s, "/v1/completions", {**asked, **more})["choices"][0]
+            values = choice["logprobs"]["token_logprobs"]
+            equal(len(values), len(whole) + 1, f"one for each of the prompt, and one behind it: {more}")
+            got = sum(values[len(before):-1])
+            holds(abs(got - want) < 1e-4, f"{continuation!r}: {got}, kakeya score says {want}")
+        equal((choice["finish_reason"], choice["text"]), ("stop", context + continuation))
+    s.stop()
+
+
 def figures():
     s = Server("--name", "demo")
     times, text = [], TEXT + TEXT[:1250]
