@@ -375,8 +375,8 @@ typedef struct kakeya_event {
     int32_t stop_string;       /* index of the stop string that ended the answer; -1: none did */
     const kakeya_error *error; /* with KAKEYA_FINISH_FAILED: what the call returns; otherwise NULL */
 
-    /* KAKEYA_EVENT_TOKEN, and FINISH with a stop_token, where they were asked for: of the token, and of the likeliest at
-     * its position, largest first, then lowest id. They are the model's own: softmax at temperature 1 of the logits
+    /* KAKEYA_EVENT_TOKEN, and FINISH with a stop_token, where they were asked for: of the token, and of the likeliest
+     * at its position, largest first, then lowest id. They are the model's own: softmax at temperature 1 of the logits
      * after soft-capping, whatever penalties, biases, masks and filters did to the choice. Error: at most 4e-6. */
     double log_probability;            /* NaN where not asked for */
     const kakeya_log_probability *top; /* n_top entries */

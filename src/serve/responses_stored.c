@@ -161,8 +161,8 @@ static bool replay(call *c, const target *t, api_error *error) {
     replayed *r = held ? calloc(1, sizeof *r) : NULL;
     static const char *const spelled[] = {"output", NULL}; /* log-probabilities are told with all their digits */
     cJSON *tree = r ? json_text_read(object.data, object.n) : NULL;
-    bool good = tree && body_keep_numbers(tree, object.data, object.n, spelled) &&
-                responses_replay(tree, after, &r->events);
+    bool good =
+        tree && body_keep_numbers(tree, object.data, object.n, spelled) && responses_replay(tree, after, &r->events);
     cJSON_Delete(tree);
     text_free(&object);
     if (!good) {
