@@ -246,6 +246,10 @@ KAKEYA_API const char *kakeya_engine_chat_template(const kakeya_engine *engine);
 
 /* Bytes that are allocated now, by what they hold: the engine's own and those of all its sessions. */
 KAKEYA_API size_t kakeya_engine_memory(const kakeya_engine *engine, kakeya_memory_kind kind);
+/* Of these, the bytes of one layer's K/V (0, 1, ...): of the verifier's full-attention and sliding layers, and of the
+ * drafter's (KAKEYA_MEMORY_KV_DRAFT). 0 where the layer has none of that kind, and of backends that count by kind alone
+ * (GPUs). */
+KAKEYA_API size_t kakeya_engine_layer_memory(const kakeya_engine *engine, kakeya_memory_kind kind, int layer);
 /* Bytes that the K/V memory of all sessions may take, what it takes now included: what a memory limit leaves beside the
  * rest; without one, what the device could still give. 0: it does not say. */
 KAKEYA_API size_t kakeya_engine_kv_room(const kakeya_engine *engine);

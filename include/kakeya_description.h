@@ -57,6 +57,16 @@ KAKEYA_API uint64_t kakeya_description_bytes_per_token(const kakeya_description 
 KAKEYA_API kakeya_status kakeya_description_kv_bytes(const kakeya_description *description,
                                                      const kakeya_session_options *options, size_t tokens,
                                                      kakeya_kv_bytes *out, kakeya_error *error);
+/* The ledger of such a session. What one layer of it holds: of the verifier's full-attention or sliding layers, or of
+ * the drafter's (KAKEYA_MEMORY_KV_DRAFT); kakeya_engine_layer_memory counts the same while sessions are open. 0 where
+ * the layer has none of that kind, and where kakeya_description_kv_bytes fails. */
+KAKEYA_API size_t kakeya_description_layer_bytes(const kakeya_description *description,
+                                                 const kakeya_session_options *options, size_t tokens,
+                                                 kakeya_memory_kind kind, int layer);
+/* What a copy of it takes (kakeya_session_fork: a checkpoint) that shares its full pages, at a number of tokens that
+ * fills them: rings, and the drafter's context. */
+KAKEYA_API size_t kakeya_description_checkpoint_bytes(const kakeya_description *description,
+                                                      const kakeya_session_options *options, size_t tokens);
 /* For comparison: what K and V, both stored, take at `tokens` under native attention. rings: sliding layers hold their
  * window only, as common engines do; otherwise every layer holds every position. 0 beyond the longest context. */
 KAKEYA_API size_t kakeya_description_reference_bytes(const kakeya_description *description, kakeya_kv_format format,

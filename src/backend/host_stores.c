@@ -63,7 +63,7 @@ static kakeya_status out_of_memory(kakeya_error *error, const char *what, size_t
 }
 
 static mem_tag layer_tag(const backend_cache *c, int layer) {
-    return c->t.layer[layer].kind == STORE_PAGES ? MEM_KV_FULL : MEM_KV_SLIDING;
+    return mem_layer_tag(c->t.layer[layer].kind == STORE_PAGES ? MEM_KV_FULL : MEM_KV_SLIDING, layer);
 }
 
 static void ring_free(ring_store *ring) {
@@ -87,7 +87,7 @@ static kakeya_status rings_allocate(backend_cache *c, size_t which, int capacity
     for (int i = 0; i < c->t.models.verifier->layers; i++) {
         if (c->t.layer[i].kind != STORE_RING) continue;
         ring_store *ring = (ring_store *)(void *)((char *)&c->layer[i] + which);
-        kakeya_status status = ring_allocate(c, ring, MEM_KV_SLIDING, c->t.layer[i].has_keys,
+        kakeya_status status = ring_allocate(c, ring, layer_tag(c, i), c->t.layer[i].has_keys,
                                              kv_row_bytes(c, i) * (size_t)capacity, "K/V of a sliding layer", error);
         if (status) return status;
     }
@@ -124,7 +124,7 @@ static kakeya_status create_drafter(backend_cache *c, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
     for (int i = 0; !status && i < c->t.models.drafter->layers; i++) {
         size_t bytes = kv_draft_row_bytes(c) * (size_t)c->t.draft[i].capacity;
-        status = ring_allocate(c, &c->draft[i], MEM_KV_DRAFT, true, bytes, "drafter context", error);
+        status = ring_allocate(c, &c->draft[i], mem_layer_tag(MEM_KV_DRAFT, i), true, bytes, "drafter context", error);
     }
     return status;
 }
@@ -150,7 +150,7 @@ static kakeya_status grow_pages(backend_cache *c, int end, kakeya_error *error) 
         for (int i = 0; i < c->t.models.verifier->layers; i++) {
             if (c->t.layer[i].kind != STORE_PAGES || c->end_page < c->first_page || c->layer[i].pages[c->end_page])
                 continue;
-            unsigned char *page = mem_alloc(c->account, MEM_KV_FULL, page_bytes(c, i));
+            unsigned char *page = mem_alloc(c->account, layer_tag(c, i), page_bytes(c, i));
             if (!page) return out_of_memory(error, "K/V of a full-attention layer", page_bytes(c, i));
             c->layer[i].pages[c->end_page] = page;
         }
@@ -198,7 +198,7 @@ kakeya_status stores_own_pages(backend_cache *c, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
     for (int i = 0; !status && i < c->t.models.verifier->layers; i++) {
         if (c->t.layer[i].kind != STORE_PAGES) continue;
-        status = own(c, c->layer[i].pages, first_open_page(c), MEM_KV_FULL, page_bytes(c, i),
+        status = own(c, c->layer[i].pages, first_open_page(c), layer_tag(c, i), page_bytes(c, i),
                      "K/V of a full-attention layer", error);
     }
     if (!status && c->t.latents == STORE_PAGES) {

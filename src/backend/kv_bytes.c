@@ -14,9 +14,10 @@ static size_t pages_bytes(size_t a, size_t b, int first, int end, size_t granule
     return (size_t)(end - first) * mem_rounded((a + b) * KV_PAGE_POSITIONS);
 }
 
-static size_t layer_bytes(const timeline *t, int layer, size_t granule) {
+size_t kv_layer_bytes(const timeline *t, int layer, size_t granule) {
     const timeline_layer *l = &t->layer[layer];
     size_t row = l->row_bytes, copies = l->has_keys ? 2 : 1, bytes = 0;
+    if (l->kind == STORE_NONE) return 0;
     if (l->bounded && t->options.sink > 0) bytes += copies * mem_rounded(row * (size_t)t->options.sink);
     if (l->kind == STORE_PAGES)
         return bytes + pages_bytes(row, l->has_keys ? row : 0, t->first_page, t->end_page, granule);
@@ -25,11 +26,27 @@ static size_t layer_bytes(const timeline *t, int layer, size_t granule) {
     return bytes;
 }
 
+size_t kv_draft_layer_bytes(const timeline *t, int layer) {
+    if (!t->options.keep_draft_context || layer >= t->models.drafter->layers) return 0;
+    return 2 * mem_rounded(timeline_draft_row_bytes(t) * (size_t)t->draft[layer].capacity);
+}
+
+size_t kv_copied_bytes(const timeline *t) {
+    backend_cache_bytes b = kv_bytes(t, 0);
+    size_t pages = t->latents == STORE_PAGES ? b.latent : 0;
+    for (int i = 0; i < t->models.verifier->layers; i++) {
+        const timeline_layer *l = &t->layer[i];
+        if (l->kind == STORE_PAGES)
+            pages += pages_bytes(l->row_bytes, l->has_keys ? l->row_bytes : 0, t->first_page, t->end_page, 0);
+    }
+    return b.total - pages;
+}
+
 backend_cache_bytes kv_bytes(const timeline *t, size_t granule) {
     backend_cache_bytes b = {0};
     for (int i = 0; i < t->models.verifier->layers; i++) {
-        if (t->layer[i].kind == STORE_RING) b.sliding += layer_bytes(t, i, granule);
-        if (t->layer[i].kind == STORE_PAGES) b.full += layer_bytes(t, i, granule);
+        if (t->layer[i].kind == STORE_RING) b.sliding += kv_layer_bytes(t, i, granule);
+        if (t->layer[i].kind == STORE_PAGES) b.full += kv_layer_bytes(t, i, granule);
     }
     if (t->latents != STORE_NONE) {
         size_t codes = t->latent.bytes;
@@ -40,7 +57,7 @@ backend_cache_bytes kv_bytes(const timeline *t, size_t granule) {
             b.latent = pages_bytes(codes, scales, 0, t->end_page, granule);
     }
     for (int i = 0; t->options.keep_draft_context && i < t->models.drafter->layers; i++) {
-        b.draft += 2 * mem_rounded(timeline_draft_row_bytes(t) * (size_t)t->draft[i].capacity);
+        b.draft += kv_draft_layer_bytes(t, i);
     }
     if (t->keeps_state) b.draft += mem_rounded(timeline_state_bytes(t));
     b.total = b.full + b.sliding + b.latent + b.draft;

@@ -34,11 +34,24 @@ size_t mem_rounded(size_t bytes) {
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
+/* What the tag says beside the layer, and the layer's counter; NULL: it says none, or nobody counts. */
+static mem_tag kind_of(mem_tag tag) { return (mem_tag)((unsigned)tag & ((1u << MEM_LAYER_SHIFT) - 1)); }
+
+static atomic_size_t *layer_counter(const mem_account *account, mem_tag tag) {
+    unsigned layer = (unsigned)tag >> MEM_LAYER_SHIFT;
+    return layer && account->ledger ? &account->ledger->bytes[kind_of(tag)][layer - 1] : NULL;
+}
+
+/* One account alone. */
+static void take_from(mem_account *account, mem_tag tag, size_t bytes) {
+    atomic_size_t *layer = layer_counter(account, tag);
+    atomic_fetch_sub(&account->bytes[kind_of(tag)], bytes);
+    atomic_fetch_sub(&account->total_bytes, bytes);
+    if (layer) atomic_fetch_sub(layer, bytes);
+}
+
 void mem_account_remove(mem_account *account, mem_tag tag, size_t bytes) {
-    for (; account; account = account->parent) {
-        atomic_fetch_sub(&account->bytes[tag], bytes);
-        atomic_fetch_sub(&account->total_bytes, bytes);
-    }
+    for (; account; account = account->parent) take_from(account, tag, bytes);
 }
 
 void mem_account_spare(mem_account *account, bool (*give_back)(void *owner), void *owner) {
@@ -50,11 +63,12 @@ void mem_account_spare(mem_account *account, bool (*give_back)(void *owner), voi
 static mem_account *count(mem_account *account, mem_tag tag, size_t bytes) {
     for (mem_account *a = account; a; a = a->parent) {
         size_t total = atomic_fetch_add(&a->total_bytes, bytes) + bytes;
-        atomic_fetch_add(&a->bytes[tag], bytes);
+        atomic_size_t *layer = layer_counter(a, tag);
+        atomic_fetch_add(&a->bytes[kind_of(tag)], bytes);
+        if (layer) atomic_fetch_add(layer, bytes);
         if (a->limit_bytes && total > a->limit_bytes) {
             for (mem_account *undo = account;; undo = undo->parent) {
-                atomic_fetch_sub(&undo->bytes[tag], bytes);
-                atomic_fetch_sub(&undo->total_bytes, bytes);
+                take_from(undo, tag, bytes);
                 if (undo == a) return a;
             }
         }
@@ -134,10 +148,8 @@ bool mem_share(void *pointer, mem_account *account) {
     while (common && !is_above(common, account)) common = common->parent;
     if (!common) return false;
     if (common != header->account) { /* it has one holder: nobody else reads this now */
-        for (mem_account *a = header->account; a != common; a = a->parent) {
-            atomic_fetch_sub(&a->bytes[header->tag], header->counted_bytes);
-            atomic_fetch_sub(&a->total_bytes, header->counted_bytes);
-        }
+        for (mem_account *a = header->account; a != common; a = a->parent)
+            take_from(a, header->tag, header->counted_bytes);
         header->account = common;
     }
     atomic_fetch_add(&header->others, 1);
@@ -156,7 +168,11 @@ bool mem_free(void *pointer) {
     return true;
 }
 
-size_t mem_bytes(const mem_account *account, mem_tag tag) { return atomic_load(&account->bytes[tag]); }
+size_t mem_bytes(const mem_account *account, mem_tag tag) {
+    if (kind_of(tag) == tag) return atomic_load(&account->bytes[tag]);
+    const atomic_size_t *layer = layer_counter(account, tag);
+    return layer ? atomic_load(layer) : 0;
+}
 
 size_t mem_total(const mem_account *account) { return atomic_load(&account->total_bytes); }
 
@@ -173,5 +189,5 @@ const char *mem_tag_name(mem_tag tag) {
     static const char *const names[MEM_TAG_COUNT] = {
         "weights", "kv.full", "kv.sliding", "kv.latent", "kv.draft", "workspace",
     };
-    return tag < MEM_TAG_COUNT ? names[tag] : "unknown";
+    return kind_of(tag) < MEM_TAG_COUNT ? names[kind_of(tag)] : "unknown";
 }

@@ -17,6 +17,18 @@ typedef enum mem_tag {
     MEM_TAG_COUNT
 } mem_tag;
 
+/* The ledger: bytes of each layer, beside those of each tag. */
+enum { MEM_LAYERS = 128, MEM_LAYER_SHIFT = 8 };
+typedef struct mem_ledger {
+    atomic_size_t bytes[MEM_TAG_COUNT][MEM_LAYERS];
+} mem_ledger;
+
+/* A tag that says which layer the memory is of, wherever a tag is taken: the memory counts as the tag's, and in the
+ * ledgers of its accounts as the layer's. layer: 0 to MEM_LAYERS - 1; of more, nothing is said. */
+static inline mem_tag mem_layer_tag(mem_tag tag, int layer) {
+    return layer < MEM_LAYERS ? (mem_tag)((unsigned)tag | ((unsigned)layer + 1) << MEM_LAYER_SHIFT) : tag;
+}
+
 /* Counters of one owner (an engine, a session). With a parent, allocations count there, too, and obey its limit. */
 typedef struct mem_account {
     struct mem_account *parent;
@@ -26,6 +38,7 @@ typedef struct mem_account {
     atomic_size_t peak_bytes;
     bool (*give_back)(void *owner); /* mem_account_spare; NULL: nothing to give back */
     void *owner;
+    mem_ledger *ledger; /* NULL: layers are not counted; set before anything is allocated, outlives the account */
 } mem_account;
 
 void mem_account_init(mem_account *account, mem_account *parent, size_t limit_bytes);
@@ -63,7 +76,7 @@ const mem_account *mem_account_of(const void *pointer);
 int mem_account_add(mem_account *account, mem_tag tag, size_t bytes);
 void mem_account_remove(mem_account *account, mem_tag tag, size_t bytes);
 
-size_t mem_bytes(const mem_account *account, mem_tag tag);
+size_t mem_bytes(const mem_account *account, mem_tag tag); /* of a layer, where the tag says one; 0 without a ledger */
 size_t mem_total(const mem_account *account);
 /* Bytes that limits leave; SIZE_MAX: there is no limit. */
 size_t mem_room(const mem_account *account);

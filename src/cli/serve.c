@@ -35,9 +35,10 @@ typedef struct serve_options {
     const char *session_directory, *spill_directory;
     const char *kv_events, *kv_events_topic, *kv_events_replay;
     size_t cache_ram, cache_disk, max_bodies;
-    int reuse;         /* index of reuse_names */
-    int metrics_names; /* index of metrics_choices */
-    int exact_replay;  /* index of switch_names */
+    int memory_warn, memory_refuse; /* percent */
+    int reuse;                      /* index of reuse_names */
+    int metrics_names;              /* index of metrics_choices */
+    int exact_replay;               /* index of switch_names */
     bool no_key, strict, metrics_key, no_page, log_json, log_prompts, dry_run;
 } serve_options;
 
@@ -130,6 +131,8 @@ static void fill(serve_options *o, const kakeya_engine_options *engine, serve_se
         .kv_events_replay = o->kv_events_replay,
         .cache_disk_bytes = o->cache_disk,
         .save_seconds = (double)o->save,
+        .memory_warn_percent = o->memory_warn,
+        .memory_refuse_percent = o->memory_refuse,
         .cache_ram_bytes = o->cache_ram,
         .reuse_any = o->reuse == 1,
         .exact_replay = o->exact_replay == 1,
@@ -201,6 +204,7 @@ int cli_serve(int argc, char **argv) {
                        .max_connections = 16384,
                        .max_bodies = (size_t)256 << 20,
                        .exact_replay = 1,
+                       .memory_warn = 90,
                        .cache_ram = SIZE_MAX,
                        .cache_disk = (size_t)64 << 30,
                        .session_ttl = 1800,
@@ -272,6 +276,11 @@ int cli_serve(int argc, char **argv) {
         CLI_OPTION(.name = "cache-ram", .argument = "BYTES", .kind = CLI_BYTES, .target = &o.cache_ram,
                    .help = "K/V memory for prompts that later ones may continue, and for idle sessions of gRPC\n"
                            "(a tenth of the memory, at most 8G)"),
+        CLI_OPTION(.name = "memory-warn", .argument = "PERCENT", .kind = CLI_INT, .target = &o.memory_warn, .min = 0,
+                   .max = 100, .help = "of the memory for K/V, taken by answers: /health warns from here on (90)"),
+        CLI_OPTION(.name = "memory-refuse", .argument = "PERCENT", .kind = CLI_INT, .target = &o.memory_refuse,
+                   .min = 0, .max = 100,
+                   .help = "from here on more answers get 503, and /health too (0: they wait for each other)"),
         CLI_OPTION(.name = "reuse", .argument = "exact|any", .kind = CLI_CHOICE, .target = &o.reuse,
                    .choices = reuse_names,
                    .help = "any: bounded policies go on with what answers have left, at the price of reproducibility"),
@@ -320,6 +329,9 @@ int cli_serve(int argc, char **argv) {
     if (!o.kv_events && (o.kv_events_topic || o.kv_events_replay))
         return cli_usage_error(&command, "--kv-events-topic and --kv-events-replay need --kv-events");
     if (!o.tls_certificate != !o.tls_key) return cli_usage_error(&command, "--tls-cert and --tls-key need each other");
+    if (o.memory_refuse && o.memory_refuse < o.memory_warn)
+        return cli_usage_error(&command, "--memory-refuse %d is less than --memory-warn %d", o.memory_refuse,
+                               o.memory_warn);
     kakeya_error error = {0};
     kakeya_engine_options engine;
     serve_settings settings;

@@ -119,6 +119,90 @@ static void print_lines(const capacity *c, FILE *out) {
     fprintf(out, "%d answers at a time\n", serve_batch(s));
 }
 
+/* ------------------------------------------------------------------------------------------------------- ledger */
+
+static const struct {
+    kakeya_memory_kind kind;
+    const char *name; /* as /metrics calls it */
+} kv_kinds[] = {
+    {KAKEYA_MEMORY_KV_FULL, "full"}, {KAKEYA_MEMORY_KV_SLIDING, "sliding"}, {KAKEYA_MEMORY_KV_DRAFT, "draft"}};
+enum { KV_KINDS = sizeof kv_kinds / sizeof kv_kinds[0] };
+
+/* As the engine chooses where nothing is said. */
+static kakeya_session_options session_of(const capacity *c) {
+    kakeya_session_options session = c->settings->session;
+    session.kv_format = c->room->format;
+    return session;
+}
+
+static int layers_of(const capacity *c, kakeya_memory_kind kind) {
+    return kind == KAKEYA_MEMORY_KV_DRAFT ? c->subject.facts.drafter_layers : c->subject.facts.layers;
+}
+
+static size_t layer_bytes(const capacity *c, kakeya_memory_kind kind, int layer) {
+    const kakeya_session_options session = session_of(c);
+    return kakeya_description_layer_bytes(c->subject.model, &session, c->subject.context, kind, layer);
+}
+
+static size_t checkpoint_bytes(const capacity *c) {
+    const kakeya_session_options session = session_of(c);
+    return kakeya_description_checkpoint_bytes(c->subject.model, &session, c->subject.context);
+}
+
+/* Layers that hold as much as each other stand in one line. */
+static void print_layers(const capacity *c, int k) {
+    const int layers = layers_of(c, kv_kinds[k].kind);
+    for (int first = 0; first < layers; first++) {
+        size_t bytes = layer_bytes(c, kv_kinds[k].kind, first);
+        bool said = !bytes;
+        for (int i = 0; i < first && !said; i++) said = layer_bytes(c, kv_kinds[k].kind, i) == bytes;
+        if (said) continue;
+        char each[32];
+        printf("  %-10s  %10s for each of the layers", kv_kinds[k].name, format_bytes(each, (double)bytes));
+        for (int i = first; i < layers; i++)
+            if (layer_bytes(c, kv_kinds[k].kind, i) == bytes) printf(" %d", i);
+        putchar('\n');
+    }
+}
+
+static void print_ledger(const capacity *c) {
+    char a[32];
+    const info_room_cell *cell = cell_of(c, c->room->n - 1);
+    if (!cell->possible) return;
+    printf("\nledger of a session of %s tokens\n", format_count(a, c->subject.context));
+    for (int k = 0; k < KV_KINDS; k++) print_layers(c, k);
+    if (c->kv.latent) printf("  %-10s  %10s for all layers\n", "latent", format_bytes(a, (double)c->kv.latent));
+    printf("  %-10s  %10s for each copy that prompts begin with, beside the pages that it shares\n", "checkpoint",
+           format_bytes(a, (double)checkpoint_bytes(c)));
+    printf("  %-10s  %10s beside K/V\n", "other", format_bytes(a, (double)cell->session.own));
+}
+
+static void add_ledger(cJSON *json, const capacity *c) {
+    const info_room_cell *cell = cell_of(c, c->room->n - 1);
+    if (!cell->possible) return;
+    cJSON *ledger = cJSON_AddObjectToObject(json, "ledger"), *layers = cJSON_AddArrayToObject(ledger, "kv_layers");
+    for (int k = 0; k < KV_KINDS; k++) {
+        for (int i = 0; i < layers_of(c, kv_kinds[k].kind); i++) {
+            size_t bytes = layer_bytes(c, kv_kinds[k].kind, i);
+            if (!bytes) continue;
+            cJSON *line = cJSON_CreateObject();
+            cJSON_AddStringToObject(line, "kind", kv_kinds[k].name);
+            cJSON_AddNumberToObject(line, "layer", i);
+            cJSON_AddNumberToObject(line, "bytes", (double)bytes);
+            cJSON_AddItemToArray(layers, line);
+        }
+    }
+    cJSON *kinds = cJSON_AddObjectToObject(ledger, "kv_bytes");
+    cJSON_AddNumberToObject(kinds, "full", (double)c->kv.full);
+    cJSON_AddNumberToObject(kinds, "sliding", (double)c->kv.sliding);
+    cJSON_AddNumberToObject(kinds, "latent", (double)c->kv.latent);
+    cJSON_AddNumberToObject(kinds, "draft", (double)c->kv.draft);
+    cJSON_AddNumberToObject(ledger, "checkpoint_bytes", (double)checkpoint_bytes(c));
+    cJSON_AddNumberToObject(ledger, "other_bytes", (double)cell->session.own);
+    cJSON_AddNumberToObject(ledger, "workspace_bytes", (double)c->room->engine[c->room->n - 1].workspace);
+    cJSON_AddNumberToObject(ledger, "weights_bytes", (double)c->room->engine[c->room->n - 1].weights);
+}
+
 static cJSON *make_json(const capacity *c) {
     const info_room *room = c->room;
     const serve_settings *s = c->settings;
@@ -136,6 +220,7 @@ static cJSON *make_json(const capacity *c) {
     cJSON_AddNumberToObject(json, "cache_disk_bytes", s->session_directory ? (double)s->cache_disk_bytes : 0);
     cJSON_AddNumberToObject(json, "max_batch", serve_batch(s));
     info_room_add_json(json, room);
+    add_ledger(json, c);
     return json;
 }
 
@@ -158,6 +243,7 @@ static kakeya_status say(const capacity *c, serve_capacity_form form, kakeya_err
     case SERVE_CAPACITY_TABLE:
         print_lines(c, stdout);
         info_room_print(c->room);
+        print_ledger(c);
         break;
     case SERVE_CAPACITY_JSON:
         status = cli_print_json(json, error);

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "serve/answer_checkpoints.h"
 #include "serve/answer_private.h"
+#include "serve/pressure.h"
 
 /* Whoever ends an answer from outside: the client that leaves, the server that drains. */
 static void cancel(void *user) {
@@ -441,6 +442,17 @@ static bool refuse(answer *a, double wait) {
     return api_fail(&a->error, 429, "queue_full", NULL, "too many requests are waiting");
 }
 
+/* Whether the answers that run leave memory for more, by the settings. */
+static bool has_memory(answer *a) {
+    server_context *s = a->server;
+    if (!s->settings->memory_refuse_percent || pressure_now(s).state != PRESSURE_REFUSES) return true;
+    metrics_add(&s->metrics.memory_refusals, 1);
+    a->error.retry_after = 2;
+    return api_fail(&a->error, 503, "overloaded", NULL,
+                    "answers that run have taken %d %% of the memory for K/V (--memory-refuse)",
+                    s->settings->memory_refuse_percent);
+}
+
 /* Whether it may begin, now that it is known whether it has a place. */
 static bool enter(answer *a) {
     switch (a->place) {
@@ -653,6 +665,7 @@ static answer *begin(call *c, answer_options *options, const answer_sink *sink, 
         (void)refuse(a, a->predicted);
         return a;
     }
+    if (!has_memory(a)) return a;
     *place = gate_enter(a->server->gate, &a->entry, &a->cancelled);
     if (*place != GATE_WAITS) a->place = *place;
     return a;

@@ -476,6 +476,14 @@ void life_tick(life *l, double now) {
     pthread_mutex_unlock(&l->lock);
 }
 
+size_t life_layer_memory(life *l, kakeya_memory_kind kind, int layer) {
+    const server_context *s = l->server;
+    pthread_mutex_lock(&l->engine_lock);
+    size_t bytes = s->engine ? kakeya_engine_layer_memory(s->engine, kind, layer) : 0;
+    pthread_mutex_unlock(&l->engine_lock);
+    return bytes;
+}
+
 size_t life_memory(life *l, kakeya_memory_kind kind) {
     const server_context *s = l->server;
     pthread_mutex_lock(&l->engine_lock);

@@ -39,6 +39,7 @@ void life_touch(life *life);
 void life_tick(life *life, double now);
 
 /* What the engine has allocated, and what its K/V memory may take; 0 while there is none. Any thread. */
+size_t life_layer_memory(life *life, kakeya_memory_kind kind, int layer); /* K/V of one layer */
 size_t life_memory(life *life, kakeya_memory_kind kind);
 size_t life_kv_room(life *life);
 size_t life_spilled(life *life); /* bytes in files of sessions that wait for memory */

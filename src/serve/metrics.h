@@ -43,6 +43,7 @@ typedef struct metrics {
     _Atomic uint64_t prompt_tokens, generation_tokens;
     _Atomic uint64_t cached_tokens[4]; /* by store_source */
     _Atomic uint64_t draft_tokens, draft_accepted, forwards, preemptions;
+    _Atomic uint64_t memory_refusals;
     _Atomic uint64_t drafted_at[METRICS_POSITIONS], accepted_at[METRICS_POSITIONS];
     _Atomic uint64_t fields_ignored[METRICS_FIELDS]; /* by place in a list of names; the last: all others */
     _Atomic uint64_t token_repairs, call_repairs, grammar_redraws, grammar_masks, grammar_keywords_ignored;

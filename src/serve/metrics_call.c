@@ -8,6 +8,7 @@
 #include "serve/answer.h"
 #include "serve/kv_events.h"
 #include "serve/life.h"
+#include "serve/pressure.h"
 #include "serve/routes.h"
 
 enum { CACHE_BLOCK_TOKENS = 16 }; /* in which routers count */
@@ -162,14 +163,44 @@ static void write_times(const metrics *m, metrics_page *p) {
 
 /* ----------------------------------------------------------------------------------------------------------- memory */
 
+static const struct {
+    kakeya_memory_kind kind;
+    const char *name;
+} kinds[] = {{KAKEYA_MEMORY_KV_FULL, "full"},
+             {KAKEYA_MEMORY_KV_SLIDING, "sliding"},
+             {KAKEYA_MEMORY_KV_LATENT, "latent"},
+             {KAKEYA_MEMORY_KV_DRAFT, "draft"}};
+
+/* The ledger: what --dry-run says beforehand. */
+static void write_layers(server_context *s, metrics_page *p) {
+    const kakeya_facts *facts = &s->model.facts;
+    metrics_family(p, "kv_layer_bytes", NULL, "gauge", "Of these, K/V memory of each layer; not on GPUs.");
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        const int layers = kinds[i].kind == KAKEYA_MEMORY_KV_DRAFT ? facts->drafter_layers : facts->layers;
+        for (int layer = 0; layer < layers; layer++) {
+            char labels[64];
+            size_t bytes = life_layer_memory(s->life, kinds[i].kind, layer);
+            snprintf(labels, sizeof labels, "kind=\"%s\",layer=\"%d\",", kinds[i].name, layer);
+            if (bytes) metrics_sample(p, "", labels, (double)bytes);
+        }
+    }
+    metrics_family(p, "memory_bytes", NULL, "gauge", "What is held beside K/V memory, as the allocator counts it.");
+    labelled(p, "kind", "weights", (double)life_memory(s->life, KAKEYA_MEMORY_WEIGHTS));
+    labelled(p, "kind", "workspace", (double)life_memory(s->life, KAKEYA_MEMORY_WORKSPACE));
+}
+
+static void write_pressure(server_context *s, metrics_page *p) {
+    const pressure taken = pressure_now(s);
+    metrics_one(p, "memory_pressure", NULL, "gauge",
+                "0: well; 1: K/V that cannot give way take --memory-warn of their room; 2: --memory-refuse.",
+                (double)taken.state);
+    metrics_one(p, "memory_pressure_ratio", NULL, "gauge",
+                "K/V memory that cannot give way, by the room for K/V, 0 to 1.", taken.used_ratio);
+    metrics_one(p, "memory_refusals_total", NULL, "counter", "Answers that were refused for --memory-refuse.",
+                value_of(&s->metrics.memory_refusals));
+}
+
 static void write_kv(server_context *s, metrics_page *p) {
-    static const struct {
-        kakeya_memory_kind kind;
-        const char *name;
-    } kinds[] = {{KAKEYA_MEMORY_KV_FULL, "full"},
-                 {KAKEYA_MEMORY_KV_SLIDING, "sliding"},
-                 {KAKEYA_MEMORY_KV_LATENT, "latent"},
-                 {KAKEYA_MEMORY_KV_DRAFT, "draft"}};
     double used = 0, room = (double)life_kv_room(s->life);
     metrics_family(p, "kv_bytes", NULL, "gauge", "K/V memory of all sessions.");
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
@@ -189,6 +220,8 @@ static void write_kv(server_context *s, metrics_page *p) {
                 (double)life_spilled(s->life));
     metrics_one(p, "kv_used_ratio", "kv_cache_usage_perc", "gauge", "K/V memory by its room, 0 to 1.",
                 room > 0 ? used / room : 0);
+    write_layers(s, p);
+    write_pressure(s, p);
 }
 
 /* How often, and how long all together. */

@@ -50,8 +50,9 @@ typedef struct server_context {
     struct grpc_service *grpc; /* rpc.h; NULL: none */
     workers *workers;
     auth *auth;
-    _Atomic int state; /* server_state */
-    struct life *life; /* life.h */
+    _Atomic int state;    /* server_state */
+    _Atomic int pressure; /* pressure_state (pressure.h), as it was when somebody last asked */
+    struct life *life;    /* life.h */
     /* For parts that life stands on, with `life`: a call waits for a model that was taken away; one that needs it has
      * ended. Any thread. */
     void (*model_wanted)(struct life *life), (*model_used)(struct life *life);

@@ -43,6 +43,8 @@ typedef struct serve_settings {
     const char *kv_events;         /* ZeroMQ's address for K/V events (kv_events.h); NULL: none are published */
     const char *kv_events_topic;   /* "" where nothing else is said */
     const char *kv_events_replay;  /* where they are asked for again; NULL: nowhere */
+    int memory_warn_percent;       /* of the room for K/V, taken by what cannot give way; 0: never */
+    int memory_refuse_percent;     /* the same: more answers are refused; 0: never */
     size_t cache_ram_bytes;        /* of the prefix store; SIZE_MAX: the default */
     bool reuse_any;
     bool exact_replay;      /* answers that come back become the tokens that were sampled */

@@ -1,5 +1,6 @@
 /* What the server says about itself: health, properties, slots. */
 #include "serve/answer.h"
+#include "serve/pressure.h"
 #include "serve/routes.h"
 
 void liveness_call(call *c) {
@@ -18,9 +19,14 @@ void health_call(call *c) {
                                         [SERVER_WAKING] = "waking",
                                         [SERVER_DRAINING] = "draining"};
     int state = atomic_load(&s->state);
-    bool loading = state == SERVER_LOADING, well = !loading && state != SERVER_DRAINING;
-    text_format(&body, "{\"status\":\"%s\"", names[state]);
-    if (!well || state == SERVER_WAKING)
+    bool loading = state == SERVER_LOADING, there = !loading && state != SERVER_DRAINING;
+    const pressure taken = there ? pressure_now(s) : (pressure){PRESSURE_NONE, 0};
+    bool refuses = taken.state == PRESSURE_REFUSES, well = there && !refuses;
+    text_format(&body, "{\"status\":\"%s\"", refuses ? "overloaded" : names[state]);
+    if (taken.state != PRESSURE_NONE)
+        text_format(&body, ",\"memory\":\"%s\",\"memory_used_ratio\":%.3f", pressure_name(taken.state),
+                    taken.used_ratio);
+    if (!there || state == SERVER_WAKING)
         text_format(&body, ",\"progress\":%.3f", state == SERVER_DRAINING ? 1.0 : atomic_load(&s->progress) / 1000.0);
     if (well) {
         text_add(&body, ",\"model\":");
@@ -32,7 +38,9 @@ void health_call(call *c) {
         return;
     }
     text_format(&body, ",\"error\":{\"code\":503,\"message\":\"%s\",\"type\":\"unavailable_error\"}}",
-                loading ? "Loading model" : "Shutting down");
+                loading   ? "Loading model"
+                : refuses ? "Answers that run have taken the memory"
+                          : "Shutting down");
     c->retry_after = 2;
     call_reply(c, 503, "application/json", &body);
 }

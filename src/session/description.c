@@ -260,12 +260,12 @@ timeline description_session(const kakeya_description *d, const kakeya_session_o
     return timeline_preview(&models, &options, (int)tokens);
 }
 
-kakeya_status kakeya_description_kv_bytes(const kakeya_description *d, const kakeya_session_options *options,
-                                          size_t tokens, kakeya_kv_bytes *out, kakeya_error *error) {
+/* The timeline of such a session. */
+static kakeya_status preview(const kakeya_description *d, const kakeya_session_options *options, size_t tokens,
+                             timeline *out, kakeya_error *error) {
     kakeya_session_options o;
     kakeya_session_options_init(&o);
-    kakeya_status status = sized_check("K/V bytes", out, error);
-    if (status == KAKEYA_OK && options) status = sized_read("session options", options, &o, sizeof o, error);
+    kakeya_status status = options ? sized_read("session options", options, &o, sizeof o, error) : KAKEYA_OK;
     if (status != KAKEYA_OK) return status;
     if (tokens > (size_t)d->verifier->max_context)
         return error_set(error, KAKEYA_CONTEXT_FULL, "%zu tokens, the model's longest context has %d", tokens,
@@ -279,7 +279,34 @@ kakeya_status kakeya_description_kv_bytes(const kakeya_description *d, const kak
     if (o.attention == KAKEYA_ATTENTION_RESTORED && !d->f_theta)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
                          "attention 'restored' needs an f_theta, and the model has none");
-    timeline t = description_session(d, &o, tokens);
+    *out = description_session(d, &o, tokens);
+    return KAKEYA_OK;
+}
+
+size_t kakeya_description_layer_bytes(const kakeya_description *d, const kakeya_session_options *options, size_t tokens,
+                                      kakeya_memory_kind kind, int layer) {
+    timeline t;
+    if (layer < 0 || preview(d, options, tokens, &t, NULL) != KAKEYA_OK) return 0;
+    if (kind == KAKEYA_MEMORY_KV_DRAFT) return kv_draft_layer_bytes(&t, layer);
+    bool there =
+        layer < d->verifier->layers && t.layer[layer].kind == (kind == KAKEYA_MEMORY_KV_FULL      ? STORE_PAGES
+                                                               : kind == KAKEYA_MEMORY_KV_SLIDING ? STORE_RING
+                                                                                                  : STORE_NONE);
+    return there ? kv_layer_bytes(&t, layer, 0) : 0;
+}
+
+size_t kakeya_description_checkpoint_bytes(const kakeya_description *d, const kakeya_session_options *options,
+                                           size_t tokens) {
+    timeline t;
+    return preview(d, options, tokens, &t, NULL) == KAKEYA_OK ? kv_copied_bytes(&t) : 0;
+}
+
+kakeya_status kakeya_description_kv_bytes(const kakeya_description *d, const kakeya_session_options *options,
+                                          size_t tokens, kakeya_kv_bytes *out, kakeya_error *error) {
+    timeline t;
+    kakeya_status status = sized_check("K/V bytes", out, error);
+    if (status == KAKEYA_OK) status = preview(d, options, tokens, &t, error);
+    if (status != KAKEYA_OK) return status;
     backend_cache_bytes bytes = kv_bytes(&t, 0);
     const kakeya_kv_bytes result = {.full = bytes.full,
                                     .sliding = bytes.sliding,

@@ -18,6 +18,7 @@ kakeya_status engine_create(size_t memory_limit_bytes, kakeya_engine **out, kake
     kakeya_engine *engine = calloc(1, sizeof *engine);
     if (!engine) return error_set(error, KAKEYA_OUT_OF_MEMORY, "engine: out of memory");
     mem_account_init(&engine->account, NULL, memory_limit_bytes);
+    engine->account.ledger = &engine->ledger;
     int failed = pthread_mutex_init(&engine->turn.mutex, NULL) | pthread_mutex_init(&engine->scheduler_lock, NULL);
     for (int i = 0; i < ENGINE_TURN_PLACES; i++) failed |= pthread_cond_init(&engine->turn.next[i], NULL);
     if (failed) {
@@ -291,6 +292,11 @@ size_t kakeya_engine_kv_room(const kakeya_engine *engine) {
     const backend_measure_ops *measure = backend_measure_find(engine->ops);
     size_t available = measure && measure->free_bytes ? measure->free_bytes(engine->model) : 0;
     return available ? available + kv : 0;
+}
+
+size_t kakeya_engine_layer_memory(const kakeya_engine *engine, kakeya_memory_kind kind, int layer) {
+    bool known = kakeya_memory_name(kind) && layer >= 0 && layer < MEM_LAYERS;
+    return known ? mem_bytes(&engine->account, mem_layer_tag((mem_tag)kind, layer)) : 0;
 }
 
 size_t kakeya_engine_memory(const kakeya_engine *engine, kakeya_memory_kind kind) {

@@ -30,6 +30,7 @@ struct kakeya_engine {
     const backend_ops *ops;
     backend_model *model;
     mem_account account;
+    mem_ledger ledger; /* of the account */
     gemma4_model *verifier;
     dflash_model *drafter;                 /* NULL: none */
     assistant_model *assistant;            /* NULL: none */
