@@ -64,7 +64,7 @@ KAKEYA_API size_t kakeya_description_layer_bytes(const kakeya_description *descr
                                                  const kakeya_session_options *options, size_t tokens,
                                                  kakeya_memory_kind kind, int layer);
 /* What a copy of it takes (kakeya_session_fork: a checkpoint) that shares its full pages, at a number of tokens that
- * fills them: rings, and the drafter's context. */
+ * fills them: rings, the drafter's context, and where nothing but latents is kept their newest page. */
 KAKEYA_API size_t kakeya_description_checkpoint_bytes(const kakeya_description *description,
                                                       const kakeya_session_options *options, size_t tokens);
 /* For comparison: what K and V, both stored, take at `tokens` under native attention. rings: sliding layers hold their

@@ -33,7 +33,9 @@ size_t kv_draft_layer_bytes(const timeline *t, int layer) {
 
 size_t kv_copied_bytes(const timeline *t) {
     backend_cache_bytes b = kv_bytes(t, 0);
-    size_t pages = t->latents == STORE_PAGES ? b.latent : 0;
+    size_t pages = 0;
+    if (t->latents == STORE_PAGES && t->end_page > 0)
+        pages += pages_bytes(t->latent.bytes, (size_t)t->latent_heads * sizeof(float), 0, t->end_page - 1, 0);
     for (int i = 0; i < t->models.verifier->layers; i++) {
         const timeline_layer *l = &t->layer[i];
         if (l->kind == STORE_PAGES)

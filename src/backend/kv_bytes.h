@@ -13,7 +13,8 @@ backend_cache_bytes kv_bytes(const timeline *t, size_t granule);
 /* Of these, what one layer of the verifier holds (0: its K/V are another layer's), and one of the drafter. */
 size_t kv_layer_bytes(const timeline *t, int layer, size_t granule);
 size_t kv_draft_layer_bytes(const timeline *t, int layer);
-/* What a copy takes for itself alone, at a length that fills its pages: rings and the drafter's context. */
+/* What a copy takes for itself alone, at a length that fills its pages: rings and the drafter's context; of latents in
+ * pages the newest one, since latents lie some positions behind. */
 size_t kv_copied_bytes(const timeline *t);
 
 /* Bytes by which a session grows per position, for good: exact K/V of layers that do not evict, latents where nothing
