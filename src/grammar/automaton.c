@@ -2,16 +2,26 @@
 
 #include <string.h>
 
+#include "base/hash.h"
 #include "grammar/automaton_inner.h"
 #include "grammar/automaton_keys.h"
 #include "grammar/string_text.h"
 
 enum { MAX_INDENT = 20 };
 
+enum { FEW_READINGS = 64 }; /* of one letter, that are not remembered */
+
+/* Where a letter has been read, since rules may lead to one place along very many paths. */
+typedef struct readings {
+    uint32_t n;                                /* how often, and behind FEW_READINGS in how many places */
+    uint64_t places[2 * AUTOMATON_MAX_PLACES]; /* their hashes, from FEW_READINGS on; 0: free */
+} readings;
+
 typedef struct reading {
     const grammar_program *p;
     unsigned letter;
     automaton_state *to;
+    readings *done;
 } reading;
 
 void automaton_begin(uint32_t root, automaton_state *out) {
@@ -525,9 +535,29 @@ static void read_repeat(const reading *r, const grammar_node *node, automaton_co
     if (own.members && (own.seen >= node->minimum || r->p->nodes[child].may_be_empty)) read_letter(r, c, depth - 1);
 }
 
+/* Whether the letter has been read in this place, or in as many as are looked at. */
+static bool is_read(readings *done, const automaton_configuration *c, uint32_t depth) {
+    if (done->n < FEW_READINGS) {
+        done->n++;
+        return false;
+    }
+    if (done->n == FEW_READINGS) memset(done->places, 0, sizeof done->places);
+    hash_stream hash = HASH_STREAM_START;
+    hash_stream_add(&hash, c->open, depth * sizeof *c->open);
+    hash_stream_add(&hash, c->words, c->n_words * sizeof *c->words);
+    hash_stream_add(&hash, &c->key, sizeof c->key);
+    uint64_t own = hash_stream_value(&hash) | 1;
+    size_t at = (own * UINT64_C(0x9E3779B97F4A7C15) >> 40) % (2 * AUTOMATON_MAX_PLACES);
+    while (done->places[at] && done->places[at] != own) at = (at + 1) % (2 * AUTOMATON_MAX_PLACES);
+    if (done->places[at] || done->n == FEW_READINGS + AUTOMATON_MAX_PLACES) return true;
+    done->places[at] = own;
+    done->n++;
+    return false;
+}
+
 /* Reads the letter with the first `depth` values open. Changes what is open. */
 static void read_letter(const reading *r, automaton_configuration *c, uint32_t depth) {
-    if (depth == 0) return;
+    if (depth == 0 || is_read(r->done, c, depth)) return;
     const grammar_node *node = &r->p->nodes[c->open[depth - 1].node];
     switch (node->kind) {
     case NODE_DFA:
@@ -568,10 +598,12 @@ static void read_letter(const reading *r, automaton_configuration *c, uint32_t d
 }
 
 bool automaton_read(const grammar_program *p, const automaton_state *from, unsigned letter, automaton_state *to) {
-    reading r = {p, letter, to};
+    readings done;
+    reading r = {p, letter, to, &done};
     automaton_configuration c;
     to->n = 0;
-    for (uint32_t i = 0; i < from->n; i++) {
+    for (uint32_t i = 0; i < from->n; i++) { /* each by itself, so that what one leads to does not depend on others */
+        done.n = 0;
         automaton_copy_way(&c, &from->ways[i], from->ways[i].depth);
         read_letter(&r, &c, c.depth);
     }

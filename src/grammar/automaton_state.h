@@ -6,7 +6,8 @@
 
 enum {
     AUTOMATON_MAX_WAYS = 16,
-    AUTOMATON_MAX_WORDS = 256, /* of what open objects remember of their keys */
+    AUTOMATON_MAX_PLACES = 1024, /* in which one letter is looked at, of one way */
+    AUTOMATON_MAX_WORDS = 256,   /* of what open objects remember of their keys */
     AUTOMATON_FREE_WORDS = 96, /* keys that are not declared may take so many; the others are for what must be there */
 };
 

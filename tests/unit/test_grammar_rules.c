@@ -6,6 +6,8 @@
 
 #include <cmocka.h>
 
+#include <stdio.h>
+
 #include "unit/grammar_support.h"
 
 static const struct {
@@ -161,11 +163,29 @@ static void test_refusals(void **state) {
     }
 }
 
+/* Along 4^30 paths every letter comes to the same few places, each of which is looked at once. */
+static void test_work_of_a_letter(void **state) {
+    (void)state;
+    char rules[4096] = "root ::= r0\nr30 ::= [a-z]+ | \"\"\n", rule[100];
+    for (int i = 0; i < 30; i++) {
+        snprintf(rule, sizeof rule, "r%d ::= r%d \"A\"? | r%d \"B\"? | r%d\n", i, i + 1, i + 1, i + 1);
+        strcat(rules, rule);
+    }
+    kakeya_grammar *g;
+    kakeya_error error = {0};
+    if (open_rules(rules, &g, &error) != KAKEYA_OK) fail_msg("%s", error.message);
+    assert_int_equal(read_text(g, "abcabcabc"), READ_COMPLETE);
+    assert_int_equal(read_text(g, "abcA"), READ_COMPLETE);
+    assert_int_equal(read_text(g, "ab1"), READ_REFUSED);
+    kakeya_grammar_close(g);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_languages),
         cmocka_unit_test(test_depth),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_work_of_a_letter),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -94,6 +94,7 @@ static void put_limits(FILE *out) {
         {"undeclared members that `minProperties`, or items that `uniqueItems` with `minItems` may ask for",
          GRAMMAR_COUNTED_OTHERS},
         {"ways to read a text that are followed at once", AUTOMATON_MAX_WAYS},
+        {"places in which one letter is looked at, of one way to read a text", AUTOMATON_MAX_PLACES},
         {"bytes of rules", RULES_MAX_BYTES},
         {"rules", RULES_MAX_RULES},
     };
