@@ -82,7 +82,8 @@ class Stream:
         self.connection.request("POST", "/v1/chat/completions", json.dumps(endless), {"Content-Type": "application/json"})
         self.reply = self.connection.getresponse()
         equal(self.reply.status, 200)
-        self.reply.readline()
+        while b'"content":"' not in (line := self.reply.readline()) or b'"content":""' in line:  # its own prompt is computed
+            holds(line, "the stream goes on")
 
     def close(self):
         self.reply.close()
@@ -105,7 +106,7 @@ def _():
     equal((reply["status"], reply["incomplete_details"], reply["output"]), ("incomplete", {"reason": "cache_threshold"}, []))
     raw = {"model": "demo", "messages": other["messages"], "max_tokens": 9, "cache_hit_threshold": 0.5}
     reply = post(s.port, "/v1/messages", raw)
-    equal((reply["stop_reason"], reply["content"]), ("cache_threshold", []))
+    equal((reply["stop_reason"], "".join(block["text"] for block in reply["content"])), ("cache_threshold", ""))
     raw = {"model": "demo", "prompt": "Something else. " + TEXT, "cache_hit_threshold": 1}
     equal(finish(post(s.port, "/v1/completions", raw)), ["cache_threshold"])
     reply = s.post("/v1/chat/completions", {**other, "cache_hit_threshold": 0.5, "stream": True, "stream_options": {"include_usage": True}})
