@@ -313,7 +313,9 @@ static kakeya_status read_report(const char *directory, f_theta_model *model, ka
     cJSON *report = NULL;
     kakeya_error foreign = {0};
     kakeya_status status = checkpoint_text(directory, "report.json", true, &path, &text, &bytes, error);
-    if (!status && text && !json_parse_object(path, text, bytes, &report, &foreign)) {
+    kakeya_status read = !status && text ? json_parse_object(path, text, bytes, &report, &foreign) : KAKEYA_OK;
+    if (read == KAKEYA_OUT_OF_MEMORY) status = error_set(error, read, "%s", foreign.message);
+    if (report) {
         double dropped = reported_kl(json_get(report, "dropped")),
                restored = reported_kl(json_get(cJSON_GetArrayItem(json_get(report, "ranks"), 0), "restored"));
         if (restored > dropped)
