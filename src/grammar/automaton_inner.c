@@ -146,6 +146,18 @@ static inner_result step_item(const grammar_program *p, const automaton_configur
     return automaton_may_become_new(p, node, c, c->depth, way->key) ? INNER_GOES_ON : INNER_REFUSED;
 }
 
+/* So is a part of items that must differ; the array lies `level` values further out. */
+static inner_result step_part(const grammar_program *p, const automaton_configuration *c, const grammar_node *node,
+                              automaton_inner_way *way, unsigned letter) {
+    const automaton_key key = way->at ? way->key : (automaton_key){.word = TRIE_NONE};
+    uint16_t next = dfa_next(&node->dfa, key.text, letter);
+    if (next == DFA_REFUSED) return way->at && (node->dfa.flags[key.text] & DFA_ACCEPTS) ? INNER_LEAVES : INNER_REFUSED;
+    if (!(node->dfa.flags[next] & DFA_GOES_ON)) return INNER_LEAVES;
+    way->at = 1;
+    way->key = (automaton_key){automaton_hash_letter(key.hash, letter), TRIE_NONE, next};
+    return automaton_may_become_new(p, node, c, c->depth - node->level, way->key) ? INNER_GOES_ON : INNER_REFUSED;
+}
+
 static inner_result step_literal(const grammar_program *p, const automaton_configuration *c, const grammar_node *node,
                                  automaton_inner_way *way, unsigned letter) {
     bool accepts = way->at && node->words.nodes[way->at].word != TRIE_NONE;
@@ -176,6 +188,8 @@ static inner_result step_way(const grammar_program *p, const automaton_state *ba
     case NODE_SET:
         if (place_of(way->at) == PLACE_KEY) return step_item(p, c, node, way, letter);
         return between_parts(node, way->at, letter);
+    case NODE_DISTINCT:
+        return step_part(p, c, node, way, letter);
     case NODE_ARRAY:
         return between_parts(node, way->at, letter);
     default:

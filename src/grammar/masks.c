@@ -409,12 +409,13 @@ static bool mask_key_text(const mask *m, const automaton_state *from) {
     return true;
 }
 
-/* Of a key that patterns tell apart, or an item of a set: tokens that stay inside, into space->bits, as far as there
- * are always new ones that begin so. False: they may run out, or an item may end other than by its quote. */
+/* Of a key that patterns tell apart, an item of a set, or a part that tells items apart: tokens that stay inside, into
+ * space->bits, as far as there are always new ones that begin so. False: they may run out, or an item may end other
+ * than by its quote. */
 static bool find_inside_key(const mask *m, const grammar_node *node, uint32_t text) {
     const token_trie *t = &m->g->tokens->all;
     mask_space *s = m->space;
-    const bool item = node->kind == NODE_SET; /* which the quote ends that is a part of it */
+    const bool item = node->kind != NODE_OBJECT; /* which the quote ends that is a part of it */
     const kinds_reader reader = {
         .dfa = &node->dfa, .unwanted = item ? DFA_ACCEPTS : 0, .completions = node->completions};
     kinds_lengths lengths = {0};
@@ -445,9 +446,10 @@ static bool allow_inside_key(const mask *m, const automaton_configuration *c) {
     const automaton_frame *own = &c->open[c->depth - 1];
     const grammar_node *node = &m->p->nodes[own->node];
     const token_table *tokens = m->g->tokens;
-    const bool item = node->kind == NODE_SET;
+    const bool item = node->kind == NODE_SET || node->kind == NODE_DISTINCT;
     if (!item && node->kind != NODE_OBJECT) return false;
-    if (node->form != GRAMMAR_JSON || place_of(own->at) != PLACE_KEY) return false;
+    if (node->form != GRAMMAR_JSON) return false;
+    if (node->kind == NODE_DISTINCT ? own->at != 1 : place_of(own->at) != PLACE_KEY) return false;
     if (item && (node->dfa.flags[c->key.text] & DFA_ACCEPTS)) return false;
     if (!item && (c->key.text == AUTOMATON_NO_TEXT || !automaton_other_keys_are_open(m->p, node, c, c->depth)))
         return true;
@@ -503,7 +505,7 @@ static bool mask_several(const mask *m, const automaton_state *from) {
     bool declared = false;
     if (from->n == 1 && from->ways[0].depth > 0) {
         node_kind kind = m->p->nodes[from->ways[0].open[from->ways[0].depth - 1].node].kind;
-        if (kind != NODE_OBJECT && kind != NODE_SET) return false;
+        if (kind != NODE_OBJECT && kind != NODE_SET && kind != NODE_DISTINCT) return false;
     }
     for (uint32_t i = 0; i < from->n; i++) {
         if (from->ways[i].depth == 0 || !allow_inside(m, &from->ways[i])) return false;
