@@ -13,6 +13,10 @@ PAGE = "docs/deploy.md"
 # Commands that another test runs, and a word of it that shows that it does.
 ELSEWHERE = {
     "haproxy -f packaging/haproxy.cfg": ("tests/serve/restarts.py", "haproxy.cfg"),
+    "pip install aiperf==0.13.0": ("tests/serve/load_generator.py", "AIPerf"),
+    "aiperf profile --model demo --url http://127.0.0.1:8080 --endpoint-type chat --streaming --tokenizer \"$PWD/models/demo\"   "
+    "--request-count 6 --concurrency 2 --synthetic-input-tokens-mean 64 --output-tokens-mean 8 --extra-inputs ignore_eos:true --ui none":
+        ("tests/serve/load_generator.py", "ignore_eos:true"),
     "packaging/oci/image.sh build/packages/kakeya_*.deb build/image": ("tests/serve/kubernetes_files.py", "packaging/oci/image.sh"),
 }
 folder = tempfile.mkdtemp(prefix="kakeya-deploy-")
