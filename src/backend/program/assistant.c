@@ -1,59 +1,28 @@
 /* One draft of an MTP assistant as a list: a stack of layers whose queries attend the verifier's K/V (order of
  * operations: transformers 5.22, Gemma4AssistantForCausalLM). */
-#include "backend/program/program.h"
+#include "backend/program/build.h"
 
 #include <math.h>
 
 typedef struct builder {
     const assistant_config *config;
     const gemma4_config *verifier;
-    program_op *ops;
-    int n;
+    program_list list;
 } builder;
 
-static program_op *add(builder *b, op_kind kind, int layer, program_item in, program_item out) {
-    program_op *o = &b->ops[b->n++];
-    *o = (program_op){.kind = (uint8_t)kind,
-                      .layer = (int16_t)layer,
-                      .source = -1,
-                      .part = -1,
-                      .parts = 1,
-                      .in = {(uint8_t)in},
-                      .out = {(uint8_t)out},
-                      .scale = 1};
-    return o;
-}
-
 static program_op *products(builder *b, int layer, program_item in, program_item out, slot_role role) {
-    program_op *o = add(b, OP_PRODUCTS, layer, in, out);
+    program_op *o = op_add(&b->list, OP_PRODUCTS, layer, in, out);
     o->slot[0] = program_slot(layer < 0 ? 0 : layer, role);
     return o;
 }
 
-static void step(program_op *o, row_verb verb, int into, int from, uint16_t vector, program_item item) {
-    o->step[o->steps++] = (row_step){.verb = (uint8_t)verb,
-                                     .item = (uint8_t)item,
-                                     .into = (uint8_t)into,
-                                     .from = (uint8_t)from,
-                                     .slot = vector,
-                                     .scalar = 1};
-    if (item == DATA_NONE) return;
-    uint8_t *items = verb == ROW_LOAD ? o->in : o->out;
-    while (*items && *items != (uint8_t)item) items++;
-    *items = (uint8_t)item;
-}
-
-static program_op *rows(builder *b, int layer) {
-    program_op *o = add(b, OP_ROWS, layer, DATA_NONE, DATA_NONE);
-    o->width = b->config->stack.hidden;
-    return o;
-}
+static program_op *rows(builder *b, int layer) { return op_add_rows(&b->list, layer, b->config->stack.hidden); }
 
 /* The norm that the next product wants: the next layer's, or behind the last one the final norm. */
 static void next_norm(builder *b, program_op *o, int layer, int from) {
     bool last = layer + 1 == b->config->stack.layers;
     uint16_t slot = last ? program_slot(0, ROLE_FINAL_NORM) : program_slot(layer + 1, ROLE_INPUT_NORM);
-    step(o, ROW_NORM, 3, from, slot, last ? DATA_NORMED : DATA_X);
+    op_add_step(o, ROW_NORM, 3, from, slot, last ? DATA_NORMED : DATA_X);
 }
 
 /* All rows of a type attend the verifier's last layer of that type that has K/V. */
@@ -61,12 +30,12 @@ static void attention(builder *b, int layer) {
     const gemma4_layer_config *l = &b->config->stack.layer[layer];
     int source = assistant_source(b->verifier, l->type);
     products(b, layer, DATA_X, DATA_Q, ROLE_Q);
-    program_op *o = add(b, OP_HEADS, layer, DATA_Q, DATA_Q);
+    program_op *o = op_add(&b->list, OP_HEADS, layer, DATA_Q, DATA_Q);
     o->source = (int16_t)source;
     o->width = l->head_dim;
     o->head[0] =
         (head_rule){.item = DATA_Q, .norm = true, .slot = program_slot(layer, ROLE_Q_NORM), .rope = true, .scale = 1};
-    o = add(b, OP_ATTEND, layer, DATA_Q, DATA_ATTENDED);
+    o = op_add(&b->list, OP_ATTEND, layer, DATA_Q, DATA_ATTENDED);
     o->in[1] = DATA_KV;
     o->source = (int16_t)source;
     o->width = l->head_dim;
@@ -77,21 +46,21 @@ static void attention(builder *b, int layer) {
 
 static void feed_forward(builder *b, int layer) {
     program_op *o = rows(b, layer);
-    step(o, ROW_LOAD, 0, 0, 0, DATA_BRANCH);
-    step(o, ROW_NORM, 0, 0, program_slot(layer, ROLE_POST_ATTENTION_NORM), DATA_NONE);
-    step(o, ROW_LOAD, 1, 1, 0, DATA_H);
-    step(o, ROW_ADD, 1, 0, 0, DATA_H);
-    step(o, ROW_NORM, 2, 1, program_slot(layer, ROLE_PRE_FFN_NORM), DATA_X);
+    op_add_step(o, ROW_LOAD, 0, 0, 0, DATA_BRANCH);
+    op_add_step(o, ROW_NORM, 0, 0, program_slot(layer, ROLE_POST_ATTENTION_NORM), DATA_NONE);
+    op_add_step(o, ROW_LOAD, 1, 1, 0, DATA_H);
+    op_add_step(o, ROW_ADD, 1, 0, 0, DATA_H);
+    op_add_step(o, ROW_NORM, 2, 1, program_slot(layer, ROLE_PRE_FFN_NORM), DATA_X);
     o = products(b, layer, DATA_X, DATA_ACT, ROLE_GATE);
     o->slot[1] = program_slot(layer, ROLE_UP);
     o->epilogue = EPILOGUE_GATED;
     products(b, layer, DATA_ACT, DATA_BRANCH, ROLE_DOWN);
     o = rows(b, layer);
-    step(o, ROW_LOAD, 0, 0, 0, DATA_BRANCH);
-    step(o, ROW_NORM, 0, 0, program_slot(layer, ROLE_POST_FFN_NORM), DATA_NONE);
-    step(o, ROW_LOAD, 2, 2, 0, DATA_H);
-    step(o, ROW_ADD, 2, 0, 0, DATA_H);
-    step(o, ROW_SCALE, 2, 2, program_slot(layer, ROLE_LAYER_SCALAR), DATA_H);
+    op_add_step(o, ROW_LOAD, 0, 0, 0, DATA_BRANCH);
+    op_add_step(o, ROW_NORM, 0, 0, program_slot(layer, ROLE_POST_FFN_NORM), DATA_NONE);
+    op_add_step(o, ROW_LOAD, 2, 2, 0, DATA_H);
+    op_add_step(o, ROW_ADD, 2, 0, 0, DATA_H);
+    op_add_step(o, ROW_SCALE, 2, 2, program_slot(layer, ROLE_LAYER_SCALAR), DATA_H);
     next_norm(b, o, layer, 2);
 }
 
@@ -101,13 +70,13 @@ int program_most_assistant_ops(const assistant_config *config) {
 }
 
 int program_assistant(const assistant_config *c, const gemma4_config *verifier, program_op *out) {
-    builder b = {.config = c, .verifier = verifier, .ops = out};
-    program_op *o = add(&b, OP_EMBED, -1, DATA_TOKENS, DATA_PAIR);
+    builder b = {.config = c, .verifier = verifier, .list = {.ops = out}};
+    program_op *o = op_add(&b.list, OP_EMBED, -1, DATA_TOKENS, DATA_PAIR);
     o->slot[0] = program_slot(0, ROLE_EMBED);
     o->scale = sqrtf((float)verifier->hidden);
     products(&b, -1, DATA_PAIR, DATA_H, ROLE_PRE_PROJECTION);
     o = rows(&b, -1);
-    step(o, ROW_LOAD, 2, 2, 0, DATA_H);
+    op_add_step(o, ROW_LOAD, 2, 2, 0, DATA_H);
     next_norm(&b, o, -1, 2);
     for (int layer = 0; layer < c->stack.layers; layer++) {
         attention(&b, layer);
@@ -116,10 +85,10 @@ int program_assistant(const assistant_config *c, const gemma4_config *verifier, 
     products(&b, -1, DATA_NORMED, DATA_STATE, ROLE_POST_PROJECTION);
     if (c->clusters) {
         products(&b, -1, DATA_NORMED, DATA_CENTROIDS, ROLE_CENTROIDS);
-        add(&b, OP_CLUSTERS, -1, DATA_CENTROIDS, DATA_CLUSTERS)->width = c->chosen_clusters;
+        op_add(&b.list, OP_CLUSTERS, -1, DATA_CENTROIDS, DATA_CLUSTERS)->width = c->chosen_clusters;
     }
-    o = add(&b, OP_CHOOSE, -1, DATA_NORMED, DATA_CHOICE);
+    o = op_add(&b.list, OP_CHOOSE, -1, DATA_NORMED, DATA_CHOICE);
     if (c->clusters) o->in[1] = DATA_CLUSTERS;
     o->slot[0] = program_slot(0, ROLE_HEAD);
-    return b.n;
+    return b.list.n;
 }

@@ -4,71 +4,38 @@
 
 #include <math.h>
 
+#include "backend/program/build.h"
+
 enum { LAYER_OPS = 8, OTHER_OPS = 8 };
 
 typedef struct builder {
     const gemma4_vision *v;
-    program_op *ops;
-    int n;
+    program_list list;
 } builder;
 
 int tower_most_ops(const gemma4_vision *v) { return LAYER_OPS * v->layers + OTHER_OPS; }
 
-static program_op *add(builder *b, op_kind kind, int layer, program_item in, program_item out) {
-    program_op *o = &b->ops[b->n++];
-    *o = (program_op){.kind = (uint8_t)kind,
-                      .layer = (int16_t)layer,
-                      .source = -1,
-                      .part = -1,
-                      .parts = 1,
-                      .in = {(uint8_t)in},
-                      .out = {(uint8_t)out},
-                      .scale = 1};
-    return o;
-}
-
 static program_op *products(builder *b, int layer, program_item in, program_item out, vision_role role) {
-    program_op *o = add(b, OP_PRODUCTS, layer, in, out);
+    program_op *o = op_add(&b->list, OP_PRODUCTS, layer, in, out);
     o->slot[0] = tower_slot(layer, role);
     o->exact = true;
     o->clipped = layer >= 0 && b->v->clipped;
     return o;
 }
 
-static program_op *rows(builder *b, int layer, int width) {
-    program_op *o = add(b, OP_ROWS, layer, DATA_NONE, DATA_NONE);
-    o->width = width;
-    return o;
-}
-
-static row_step *step(program_op *o, row_verb verb, int into, int from, uint16_t slot, program_item item) {
-    row_step *s = &o->step[o->steps++];
-    *s = (row_step){.verb = (uint8_t)verb,
-                    .item = (uint8_t)item,
-                    .into = (uint8_t)into,
-                    .from = (uint8_t)from,
-                    .slot = slot,
-                    .scalar = 1};
-    if (item == DATA_NONE) return s;
-    uint8_t *items = verb == ROW_LOAD ? o->in : o->out;
-    while (*items && *items != (uint8_t)item) items++;
-    *items = (uint8_t)item;
-    return s;
-}
-
-static void load(program_op *o, int into, program_item item) { step(o, ROW_LOAD, into, into, 0, item); }
+static void load(program_op *o, int into, program_item item) { op_add_step(o, ROW_LOAD, into, into, 0, item); }
 
 static void centre(program_op *o, int into, vision_role norm, vision_role bias, program_item item) {
-    step(o, ROW_CENTRE, into, into, tower_slot(-1, norm), item)->part = tower_slot(-1, bias);
+    op_add_step(o, ROW_CENTRE, into, into, tower_slot(-1, norm), item)->part = tower_slot(-1, bias);
 }
 
 /* into += what stands for the patch's place; registers 2 and 3 are used up. */
 static void add_place(program_op *o, int into, program_item item) {
     const uint16_t table = tower_slot(-1, VISION_PLACES);
-    step(o, ROW_LOOKUP, 2, 2, table, DATA_NONE)->part = 0;
-    step(o, ROW_LOOKUP, 3, 3, table, DATA_NONE)->part = 1;
-    step(o, ROW_ADD, 2, 3, 0, DATA_NONE);
-    step(o, ROW_ADD, into, 2, 0, item);
+    op_add_step(o, ROW_LOOKUP, 2, 2, table, DATA_NONE)->part = 0;
+    op_add_step(o, ROW_LOOKUP, 3, 3, table, DATA_NONE)->part = 1;
+    op_add_step(o, ROW_ADD, 2, 3, 0, DATA_NONE);
+    op_add_step(o, ROW_ADD, into, 2, 0, item);
 }
 
 static void attention(builder *b, int layer) {
@@ -78,7 +45,7 @@ static void attention(builder *b, int layer) {
     o->slot[2] = tower_slot(layer, VISION_V);
     o->out[1] = DATA_K;
     o->out[2] = DATA_V;
-    o = add(b, OP_HEADS, layer, DATA_Q, DATA_Q);
+    o = op_add(&b->list, OP_HEADS, layer, DATA_Q, DATA_Q);
     o->in[1] = o->out[1] = DATA_K;
     o->in[2] = o->out[2] = DATA_V;
     o->width = v->head_dim;
@@ -87,7 +54,7 @@ static void attention(builder *b, int layer) {
     o->head[1] =
         (head_rule){.item = DATA_K, .norm = true, .rope = true, .slot = tower_slot(layer, VISION_K_NORM), .scale = 1};
     o->head[2] = (head_rule){.item = DATA_V, .norm = true, .scale = 1};
-    o = add(b, OP_ATTEND, layer, DATA_Q, DATA_ATTENDED);
+    o = op_add(&b->list, OP_ATTEND, layer, DATA_Q, DATA_ATTENDED);
     o->in[1] = DATA_K;
     o->in[2] = DATA_V;
     o->width = v->head_dim;
@@ -96,12 +63,12 @@ static void attention(builder *b, int layer) {
 
 /* h += norm(branch); x = norm(h), where `next` is a norm. */
 static void after_block(builder *b, int layer, vision_role norm, uint16_t next) {
-    program_op *o = rows(b, layer, b->v->hidden);
+    program_op *o = op_add_rows(&b->list, layer, b->v->hidden);
     load(o, 0, DATA_BRANCH);
-    step(o, ROW_NORM, 0, 0, tower_slot(layer, norm), DATA_NONE);
+    op_add_step(o, ROW_NORM, 0, 0, tower_slot(layer, norm), DATA_NONE);
     load(o, 1, DATA_H);
-    step(o, ROW_ADD, 1, 0, 0, DATA_H);
-    if (next) step(o, ROW_NORM, 0, 1, next, DATA_X);
+    op_add_step(o, ROW_ADD, 1, 0, 0, DATA_H);
+    if (next) op_add_step(o, ROW_NORM, 0, 1, next, DATA_X);
 }
 
 static void feed_forward(builder *b, int layer) {
@@ -113,15 +80,15 @@ static void feed_forward(builder *b, int layer) {
 
 static void tower(builder *b) {
     const gemma4_vision *v = b->v;
-    program_op *o = rows(b, -1, gemma4_vision_patch_values(v));
+    program_op *o = op_add_rows(&b->list, -1, gemma4_vision_patch_values(v));
     load(o, 0, DATA_PATCHES);
-    step(o, ROW_SHIFT, 0, 0, 0, DATA_NONE)->scalar = -0.5f;
-    step(o, ROW_SCALE, 0, 0, 0, DATA_PATCHES)->scalar = 2;
+    op_add_step(o, ROW_SHIFT, 0, 0, 0, DATA_NONE)->scalar = -0.5f;
+    op_add_step(o, ROW_SCALE, 0, 0, 0, DATA_PATCHES)->scalar = 2;
     products(b, -1, DATA_PATCHES, DATA_H, VISION_PATCH);
-    o = rows(b, -1, v->hidden);
+    o = op_add_rows(&b->list, -1, v->hidden);
     load(o, 0, DATA_H);
     add_place(o, 0, DATA_H);
-    step(o, ROW_NORM, 1, 0, tower_slot(0, VISION_INPUT_NORM), DATA_X);
+    op_add_step(o, ROW_NORM, 1, 0, tower_slot(0, VISION_INPUT_NORM), DATA_X);
     for (int layer = 0; layer < v->layers; layer++) {
         attention(b, layer);
         after_block(b, layer, VISION_POST_ATTENTION_NORM, tower_slot(layer, VISION_PRE_FFN_NORM));
@@ -129,38 +96,38 @@ static void tower(builder *b) {
         after_block(b, layer, VISION_POST_FFN_NORM,
                     layer + 1 < v->layers ? tower_slot(layer + 1, VISION_INPUT_NORM) : 0);
     }
-    add(b, OP_POOL, -1, DATA_H, DATA_POOLED)->parts = (int16_t)v->pooling;
-    o = rows(b, -1, v->hidden);
+    op_add(&b->list, OP_POOL, -1, DATA_H, DATA_POOLED)->parts = (int16_t)v->pooling;
+    o = op_add_rows(&b->list, -1, v->hidden);
     load(o, 0, DATA_POOLED);
-    step(o, ROW_SCALE, 0, 0, 0, DATA_NONE)->scalar = sqrtf((float)v->hidden);
+    op_add_step(o, ROW_SCALE, 0, 0, 0, DATA_NONE)->scalar = sqrtf((float)v->hidden);
     if (v->standardize) {
-        step(o, ROW_SHIFT, 0, 0, tower_slot(-1, VISION_STD_BIAS), DATA_NONE)->scalar = -1;
-        step(o, ROW_MULTIPLY, 0, 0, tower_slot(-1, VISION_STD_SCALE), DATA_NONE);
+        op_add_step(o, ROW_SHIFT, 0, 0, tower_slot(-1, VISION_STD_BIAS), DATA_NONE)->scalar = -1;
+        op_add_step(o, ROW_MULTIPLY, 0, 0, tower_slot(-1, VISION_STD_SCALE), DATA_NONE);
     }
-    step(o, ROW_NORM, 0, 0, 0, DATA_POOLED);
+    op_add_step(o, ROW_NORM, 0, 0, 0, DATA_POOLED);
 }
 
 static void embedder(builder *b) {
     const gemma4_vision *v = b->v;
-    program_op *o = rows(b, -1, gemma4_vision_patch_values(v));
+    program_op *o = op_add_rows(&b->list, -1, gemma4_vision_patch_values(v));
     load(o, 0, DATA_PATCHES);
     centre(o, 0, VISION_PATCH_NORM, VISION_PATCH_NORM_BIAS, DATA_PATCHES);
     products(b, -1, DATA_PATCHES, DATA_H, VISION_PATCH);
-    o = rows(b, -1, v->hidden);
+    o = op_add_rows(&b->list, -1, v->hidden);
     load(o, 0, DATA_H);
-    step(o, ROW_SHIFT, 0, 0, tower_slot(-1, VISION_PATCH_BIAS), DATA_NONE);
+    op_add_step(o, ROW_SHIFT, 0, 0, tower_slot(-1, VISION_PATCH_BIAS), DATA_NONE);
     centre(o, 0, VISION_HIDDEN_NORM, VISION_HIDDEN_NORM_BIAS, DATA_NONE);
     add_place(o, 0, DATA_NONE);
     centre(o, 0, VISION_PLACE_NORM, VISION_PLACE_NORM_BIAS, DATA_NONE);
-    step(o, ROW_NORM, 0, 0, 0, DATA_POOLED);
+    op_add_step(o, ROW_NORM, 0, 0, 0, DATA_POOLED);
 }
 
 int program_tower(const gemma4_vision *v, program_op *out) {
-    builder b = {.v = v, .ops = out};
+    builder b = {.v = v, .list = {.ops = out}};
     if (v->tower)
         tower(&b);
     else
         embedder(&b);
     products(&b, -1, DATA_POOLED, DATA_SOFT, VISION_PROJECTION);
-    return b.n;
+    return b.list.n;
 }

@@ -2,30 +2,16 @@
 #include <math.h>
 #include <stddef.h>
 
-#include "backend/program/program.h"
+#include "backend/program/build.h"
 
 typedef struct builder {
     const gemma4_config *config;
     const program_shape *shape;
-    program_op *ops;
-    int n;
+    program_list list;
     int layer; /* in work; 0 before the first, so that a slot of the model is one of it */
 } builder;
 
 static uint16_t slot(const builder *b, slot_role role) { return program_slot(b->layer, role); }
-
-static program_op *add(builder *b, op_kind kind, int layer, program_item in, program_item out) {
-    program_op *o = &b->ops[b->n++];
-    *o = (program_op){.kind = (uint8_t)kind,
-                      .layer = (int16_t)layer,
-                      .source = -1,
-                      .part = -1,
-                      .parts = 1,
-                      .in = {(uint8_t)in},
-                      .out = {(uint8_t)out},
-                      .scale = 1};
-    return o;
-}
 
 static void also(uint8_t *items, program_item item) {
     while (*items) items++;
@@ -33,41 +19,20 @@ static void also(uint8_t *items, program_item item) {
 }
 
 static program_op *products(builder *b, int layer, program_item in, program_item out, slot_role role) {
-    program_op *o = add(b, OP_PRODUCTS, layer, in, out);
+    program_op *o = op_add(&b->list, OP_PRODUCTS, layer, in, out);
     o->slot[0] = program_slot(layer < 0 ? 0 : layer, role);
     return o;
 }
 
 /* ------------------------------------------------------------------------------------------------ row programs */
 
-static program_op *rows(builder *b, int layer, int width) {
-    program_op *o = add(b, OP_ROWS, layer, DATA_NONE, DATA_NONE);
-    o->width = width;
-    return o;
-}
-
-static row_step *step(program_op *o, row_verb verb, int into, int from, uint16_t vector, program_item item) {
-    row_step *s = &o->step[o->steps++];
-    *s = (row_step){.verb = (uint8_t)verb,
-                    .item = (uint8_t)item,
-                    .into = (uint8_t)into,
-                    .from = (uint8_t)from,
-                    .slot = vector,
-                    .scalar = 1};
-    if (item == DATA_NONE) return s;
-    uint8_t *items = verb == ROW_LOAD || verb == ROW_MIX ? o->in : o->out;
-    while (*items && *items != (uint8_t)item) items++;
-    *items = (uint8_t)item;
-    return s;
-}
-
-static void load(program_op *o, int into, program_item item) { step(o, ROW_LOAD, into, into, 0, item); }
+static void load(program_op *o, int into, program_item item) { op_add_step(o, ROW_LOAD, into, into, 0, item); }
 static void norm(program_op *o, int into, int from, uint16_t vector, program_item item) {
-    step(o, ROW_NORM, into, from, vector, item);
+    op_add_step(o, ROW_NORM, into, from, vector, item);
 }
-static void sum(program_op *o, int into, int from, program_item item) { step(o, ROW_ADD, into, from, 0, item); }
+static void sum(program_op *o, int into, int from, program_item item) { op_add_step(o, ROW_ADD, into, from, 0, item); }
 static void scale(program_op *o, int into, float by, program_item item) {
-    step(o, ROW_SCALE, into, into, 0, item)->scalar = by;
+    op_add_step(o, ROW_SCALE, into, into, 0, item)->scalar = by;
 }
 
 /* --------------------------------------------------------------------------------------------------------- taps */
@@ -76,14 +41,16 @@ static bool wanted(const builder *b, tap_reason reason) { return b->shape->wants
 
 static void tap(builder *b, tap_reason reason, int layer, int part, program_item item) {
     if (!wanted(b, reason)) return;
-    program_op *o = add(b, OP_TAP, layer, item, reason == TAP_RECODE ? DATA_NEW_KV : DATA_OUTSIDE);
+    program_op *o = op_add(&b->list, OP_TAP, layer, item, reason == TAP_RECODE ? DATA_NEW_KV : DATA_OUTSIDE);
     o->index = (uint8_t)reason;
     o->part = (int16_t)part;
 }
 
 static bool is_whole(const builder *b) { return model_part_is_whole(b->shape->part); }
 
-static program_op *agree(builder *b, int layer, program_item item) { return add(b, OP_AGREE, layer, item, item); }
+static program_op *agree(builder *b, int layer, program_item item) {
+    return op_add(&b->list, OP_AGREE, layer, item, item);
+}
 
 /* ----------------------------------------------------------------------------------------- per-layer embeddings */
 
@@ -91,12 +58,12 @@ static program_op *agree(builder *b, int layer, program_item item) { return add(
 static void per_layer_inputs(builder *b) {
     const gemma4_config *c = b->config;
     products(b, -1, DATA_H, DATA_PLE, ROLE_PLE_MODEL);
-    program_op *o = rows(b, -1, c->ple_width);
+    program_op *o = op_add_rows(&b->list, -1, c->ple_width);
     o->parts = (int16_t)c->layers;
-    step(o, ROW_LOAD, 0, 0, 0, DATA_PLE)->part = ROW_OWN_PART;
+    op_add_step(o, ROW_LOAD, 0, 0, 0, DATA_PLE)->part = ROW_OWN_PART;
     scale(o, 0, 1.0f / sqrtf((float)c->hidden), DATA_NONE);
     norm(o, 0, 0, slot(b, ROLE_PLE_NORM), DATA_NONE);
-    step(o, ROW_LOOKUP, 1, 1, slot(b, ROLE_PLE_EMBED), DATA_NONE);
+    op_add_step(o, ROW_LOOKUP, 1, 1, slot(b, ROLE_PLE_EMBED), DATA_NONE);
     scale(o, 1, sqrtf((float)c->ple_width), DATA_NONE);
     sum(o, 0, 1, DATA_NONE);
     scale(o, 0, sqrtf(0.5f), DATA_PLE);
@@ -105,10 +72,10 @@ static void per_layer_inputs(builder *b) {
 
 static void per_layer_block(builder *b, int layer) {
     products(b, layer, DATA_H, DATA_PLE_GATE, ROLE_PLE_GATE);
-    program_op *o = rows(b, layer, b->config->ple_width);
+    program_op *o = op_add_rows(&b->list, layer, b->config->ple_width);
     load(o, 0, DATA_PLE_GATE);
-    step(o, ROW_LOAD, 1, 1, 0, DATA_PLE)->part = (uint16_t)layer;
-    step(o, ROW_GATED, 0, 1, 0, DATA_PLE_GATE);
+    op_add_step(o, ROW_LOAD, 1, 1, 0, DATA_PLE)->part = (uint16_t)layer;
+    op_add_step(o, ROW_GATED, 0, 1, 0, DATA_PLE_GATE);
     products(b, layer, DATA_PLE_GATE, DATA_BRANCH, ROLE_PLE_OUT);
 }
 
@@ -135,14 +102,14 @@ static bool waits_for_all(const builder *b, int layer) {
 }
 
 static void store(builder *b, int layer, store_time time) {
-    program_op *o = add(b, OP_STORE, layer, DATA_NEW_KV, DATA_KV);
+    program_op *o = op_add(&b->list, OP_STORE, layer, DATA_NEW_KV, DATA_KV);
     o->source = (int16_t)layer;
     o->index = (uint8_t)time;
 }
 
 static void heads(builder *b, int layer) {
     const gemma4_layer_config *lc = &b->config->layer[layer];
-    program_op *o = add(b, OP_HEADS, layer, DATA_Q, DATA_Q);
+    program_op *o = op_add(&b->list, OP_HEADS, layer, DATA_Q, DATA_Q);
     o->source = (int16_t)lc->kv_source;
     o->width = lc->head_dim;
     o->head[0] = (head_rule){.item = DATA_Q, .norm = true, .slot = slot(b, ROLE_Q_NORM), .rope = true, .scale = 1};
@@ -175,12 +142,12 @@ static void attention(builder *b, int layer) {
         tap(b, TAP_LOOK, layer, 1, lc->k_eq_v ? DATA_K : DATA_V);
     }
     bool restored = layer_in(&b->shape->restores, layer);
-    if (restored) add(b, OP_RESTORE, layer, DATA_LATENTS, DATA_RESTORED)->source = (int16_t)lc->kv_source;
+    if (restored) op_add(&b->list, OP_RESTORE, layer, DATA_LATENTS, DATA_RESTORED)->source = (int16_t)lc->kv_source;
     heads(b, layer);
     tap(b, TAP_LOOK, layer, -1, DATA_Q);
     if (own && !sliding) tap(b, TAP_RECODE, layer, -1, DATA_NEW_KV);
     if (own && stores(b, layer, STORE_BEFORE_ATTENTION)) store(b, layer, STORE_BEFORE_ATTENTION);
-    o = add(b, OP_ATTEND, layer, DATA_Q, DATA_ATTENDED);
+    o = op_add(&b->list, OP_ATTEND, layer, DATA_Q, DATA_ATTENDED);
     also(o->in, DATA_KV);
     if (restored) also(o->in, DATA_RESTORED);
     o->source = (int16_t)lc->kv_source;
@@ -199,7 +166,7 @@ static void attention(builder *b, int layer) {
 
 static void after_attention(builder *b, int layer) {
     const gemma4_config *c = b->config;
-    program_op *o = rows(b, layer, c->hidden);
+    program_op *o = op_add_rows(&b->list, layer, c->hidden);
     load(o, 0, DATA_BRANCH);
     norm(o, 0, 0, slot(b, ROLE_POST_ATTENTION_NORM), DATA_NONE);
     load(o, 1, DATA_H);
@@ -208,7 +175,7 @@ static void after_attention(builder *b, int layer) {
     if (!c->moe) return;
     norm(o, 3, 1, slot(b, ROLE_PRE_FFN_NORM_2), DATA_X_EXPERTS);
     norm(o, 0, 1, 0, DATA_X_ROUTER);
-    step(o, ROW_MULTIPLY, 0, 0, slot(b, ROLE_ROUTER_SCALE), DATA_X_ROUTER);
+    op_add_step(o, ROW_MULTIPLY, 0, 0, slot(b, ROLE_ROUTER_SCALE), DATA_X_ROUTER);
     scale(o, 0, 1.0f / sqrtf((float)c->hidden), DATA_X_ROUTER);
 }
 
@@ -220,14 +187,14 @@ static void feed_forward(builder *b, int layer) {
     after_attention(b, layer);
     if (moe) {
         products(b, layer, DATA_X_ROUTER, DATA_ROUTER, ROLE_ROUTER)->exact = true;
-        add(b, OP_ROUTE, layer, DATA_ROUTER, DATA_ROUTE)->slot[0] = slot(b, ROLE_EXPERT_SCALE);
+        op_add(&b->list, OP_ROUTE, layer, DATA_ROUTER, DATA_ROUTE)->slot[0] = slot(b, ROLE_EXPERT_SCALE);
     }
     program_op *o = products(b, layer, DATA_X, DATA_ACT, ROLE_GATE);
     o->slot[1] = slot(b, ROLE_UP);
     o->epilogue = EPILOGUE_GATED;
     if (apart) dense_down(b, layer);
     if (moe) {
-        o = add(b, OP_EXPERT_PRODUCTS, layer, DATA_X_EXPERTS, DATA_ACT_EXPERTS);
+        o = op_add(&b->list, OP_EXPERT_PRODUCTS, layer, DATA_X_EXPERTS, DATA_ACT_EXPERTS);
         also(o->in, DATA_ROUTE);
         o->epilogue = EPILOGUE_GATED;
         o->slot[0] = slot(b, ROLE_EXPERTS_GATE_UP);
@@ -236,7 +203,7 @@ static void feed_forward(builder *b, int layer) {
     }
     if (!apart) dense_down(b, layer);
     if (moe) {
-        o = add(b, OP_EXPERT_PRODUCTS, layer, DATA_ACT_EXPERTS, DATA_EXPERTS_OUT);
+        o = op_add(&b->list, OP_EXPERT_PRODUCTS, layer, DATA_ACT_EXPERTS, DATA_EXPERTS_OUT);
         also(o->in, DATA_ROUTE);
         o->slot[0] = slot(b, ROLE_EXPERTS_DOWN);
     }
@@ -245,8 +212,8 @@ static void feed_forward(builder *b, int layer) {
         agree(b, layer, DATA_BRANCH);
         return;
     }
-    o = rows(b, layer, b->config->hidden); /* what is exchanged is a row, not a row of each expert */
-    step(o, ROW_MIX, 0, 0, 0, DATA_EXPERTS_OUT);
+    o = op_add_rows(&b->list, layer, b->config->hidden); /* what is exchanged is a row, not a row of each expert */
+    op_add_step(o, ROW_MIX, 0, 0, 0, DATA_EXPERTS_OUT);
     also(o->in, DATA_ROUTE);
     scale(o, 0, 1, DATA_MIXED);
     o = agree(b, layer, DATA_BRANCH);
@@ -264,12 +231,12 @@ static void next_norm(builder *b, program_op *o, int layer, int from) {
 
 static void after_feed_forward(builder *b, int layer) {
     const gemma4_config *c = b->config;
-    program_op *o = rows(b, layer, c->hidden);
+    program_op *o = op_add_rows(&b->list, layer, c->hidden);
     load(o, 0, DATA_BRANCH);
     if (c->moe) {
         norm(o, 0, 0, slot(b, ROLE_POST_FFN_NORM_1), DATA_NONE);
         if (is_whole(b)) {
-            step(o, ROW_MIX, 1, 1, 0, DATA_EXPERTS_OUT);
+            op_add_step(o, ROW_MIX, 1, 1, 0, DATA_EXPERTS_OUT);
             also(o->in, DATA_ROUTE);
         } else {
             load(o, 1, DATA_MIXED);
@@ -282,13 +249,13 @@ static void after_feed_forward(builder *b, int layer) {
     sum(o, 2, 0, DATA_H);
     if (c->ple_width) {
         per_layer_block(b, layer);
-        o = rows(b, layer, c->hidden);
+        o = op_add_rows(&b->list, layer, c->hidden);
         load(o, 0, DATA_BRANCH);
         norm(o, 0, 0, slot(b, ROLE_POST_PLE_NORM), DATA_NONE);
         load(o, 2, DATA_H);
         sum(o, 2, 0, DATA_NONE);
     }
-    step(o, ROW_SCALE, 2, 2, slot(b, ROLE_LAYER_SCALAR), DATA_H);
+    op_add_step(o, ROW_SCALE, 2, 2, slot(b, ROLE_LAYER_SCALAR), DATA_H);
     next_norm(b, o, layer, 2);
 }
 
@@ -300,11 +267,11 @@ int program_most_ops(const gemma4_config *config) {
 }
 
 int program_verifier(const gemma4_config *c, const program_shape *shape, program_op *out) {
-    builder b = {.config = c, .shape = shape, .ops = out};
-    program_op *o = add(&b, OP_EMBED, -1, DATA_TOKENS, DATA_H);
+    builder b = {.config = c, .shape = shape, .list = {.ops = out}};
+    program_op *o = op_add(&b.list, OP_EMBED, -1, DATA_TOKENS, DATA_H);
     o->slot[0] = slot(&b, ROLE_EMBED);
     o->scale = sqrtf((float)c->hidden);
-    o = rows(&b, -1, c->hidden);
+    o = op_add_rows(&b.list, -1, c->hidden);
     load(o, 2, DATA_H);
     next_norm(&b, o, -1, 2);
     tap(&b, TAP_STATES, -1, 0, DATA_H);
@@ -326,7 +293,7 @@ int program_verifier(const gemma4_config *c, const program_shape *shape, program
     }
     b.layer = 0;
     tap(&b, TAP_STATE, -1, -1, DATA_NORMED);
-    add(&b, OP_LOGITS, -1, DATA_NORMED, DATA_LOGITS)->slot[0] = slot(&b, ROLE_HEAD);
-    add(&b, OP_CHOOSE, -1, DATA_NORMED, DATA_CHOICE)->slot[0] = slot(&b, ROLE_HEAD);
-    return b.n;
+    op_add(&b.list, OP_LOGITS, -1, DATA_NORMED, DATA_LOGITS)->slot[0] = slot(&b, ROLE_HEAD);
+    op_add(&b.list, OP_CHOOSE, -1, DATA_NORMED, DATA_CHOICE)->slot[0] = slot(&b, ROLE_HEAD);
+    return b.list.n;
 }
