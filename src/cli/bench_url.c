@@ -94,9 +94,9 @@ static bool take_bytes(void *user, const char *bytes, size_t n) {
             const char *json = r->line.data + sizeof data - 1;
             take_event(r, json + strspn(json, " "));
         }
-        text_clear(&r->line);
         if (r->line.failed) snprintf(r->reason, sizeof r->reason, "out of memory");
         r->failed |= r->line.failed;
+        text_clear(&r->line);
     }
     return !r->failed && !atomic_load(&r->run->cancelled);
 }

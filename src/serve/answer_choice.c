@@ -37,9 +37,10 @@ static bool on_chat_event(void *user, const kakeya_chat_event *event) {
         text_bytes(&names, event->id, strlen(event->id) + 1);
         text_bytes(&names, event->name, strlen(event->name) + 1);
         part.type = ANSWER_CALL_BEGIN;
-        if (!names.failed) say(c, part, names.data, names.n, 0);
+        bool named = !names.failed;
+        if (named) say(c, part, names.data, names.n, 0);
         text_free(&names);
-        return !names.failed;
+        return named;
     }
     case KAKEYA_CHAT_CALL_ARGUMENTS:
         part.type = ANSWER_CALL_ARGUMENTS;

@@ -25,7 +25,6 @@ static void publish(void *user, const kv_block_event *event) {
     clock_gettime(CLOCK_REALTIME, &now);
     text_buffer *m = &events->message;
     text_clear(m);
-    m->failed = false;
     kv_message_write(m, event, (double)now.tv_sec + (double)now.tv_nsec * 1e-9);
     zmq_publisher_send(events->publisher, m->failed ? NULL : m->data, m->n);
     if (!m->failed) atomic_fetch_add_explicit(&events->bytes, m->n, memory_order_relaxed);

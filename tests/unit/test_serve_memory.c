@@ -174,7 +174,7 @@ static const struct {
      "POST",
      "/v1/chat/completions",
      USER ",\"max_tokens\":40,\"stream\":true,\"tool_choice\":\"required\"," CUSTOM "}",
-     {"\"name\":\"c\"", "data: [DONE]\n\n"}},
+     {"\"custom\":{\"name\":\"c\"", "\"custom\":{\"input\":\"ab\"}", "data: [DONE]\n\n"}},
     {"schema",
      "POST",
      "/v1/chat/completions",
