@@ -54,9 +54,17 @@ void mem_account_remove(mem_account *account, mem_tag tag, size_t bytes) {
     for (; account; account = account->parent) take_from(account, tag, bytes);
 }
 
-void mem_account_spare(mem_account *account, bool (*give_back)(void *owner), void *owner) {
-    account->give_back = give_back;
-    account->owner = owner;
+void mem_account_spare(mem_account *account, mem_spare *spare) {
+    spare->next = atomic_load(&account->spares);
+    while (!atomic_compare_exchange_weak(&account->spares, &spare->next, spare)) {
+    }
+}
+
+void mem_account_unspare(mem_account *account, mem_spare *spare) {
+    mem_spare *first = atomic_load(&account->spares);
+    if (first == spare) atomic_store(&account->spares, spare->next);
+    for (mem_spare *s = first; s; s = s->next)
+        if (s->next == spare) s->next = spare->next;
 }
 
 /* Counts the bytes in all accounts; where one of them would pass its limit, in none, and returns that one. */
@@ -82,7 +90,8 @@ static mem_account *count(mem_account *account, mem_tag tag, size_t bytes) {
 /* What the accounts up to the full one can do without counts in the full one, too. */
 static bool make_room(mem_account *account, const mem_account *full) {
     for (mem_account *a = account;; a = a->parent) {
-        if (a->give_back && a->give_back(a->owner)) return true;
+        for (mem_spare *s = atomic_load(&a->spares); s; s = s->next)
+            if (s->give_back(s->owner)) return true;
         if (a == full) return false;
     }
 }

@@ -29,6 +29,13 @@ static inline mem_tag mem_layer_tag(mem_tag tag, int layer) {
     return layer < MEM_LAYERS ? (mem_tag)((unsigned)tag | ((unsigned)layer + 1) << MEM_LAYER_SHIFT) : tag;
 }
 
+/* Memory of an account that can be done without. */
+typedef struct mem_spare {
+    bool (*give_back)(void *owner); /* frees it; false: there was nothing to be freed */
+    void *owner;
+    struct mem_spare *next; /* mem_account_spare */
+} mem_spare;
+
 /* Counters of one owner (an engine, a session). With a parent, allocations count there, too, and obey its limit. */
 typedef struct mem_account {
     struct mem_account *parent;
@@ -36,18 +43,19 @@ typedef struct mem_account {
     atomic_size_t bytes[MEM_TAG_COUNT];
     atomic_size_t total_bytes;
     atomic_size_t peak_bytes;
-    bool (*give_back)(void *owner); /* mem_account_spare; NULL: nothing to give back */
-    void *owner;
+    _Atomic(mem_spare *) spares; /* mem_account_spare */
     mem_ledger *ledger; /* NULL: layers are not counted; set before anything is allocated, outlives the account */
 } mem_account;
 
 void mem_account_init(mem_account *account, mem_account *parent, size_t limit_bytes);
 
-/* Says that some of the account's memory can be done without. Where an allocation would pass a limit, give_back(owner)
- * is asked to free it, and the allocation is tried again if it did (true). So what is optional never takes what is
- * needed, and more memory is never worse than less. Called from any thread that allocates; set while no other thread
- * does; NULL ends it. */
-void mem_account_spare(mem_account *account, bool (*give_back)(void *owner), void *owner);
+/* Says that some of the account's memory can be done without. Where an allocation would pass a limit, spares are asked
+ * to free theirs, the last one that was added first, until one did: then the allocation is tried again. So what is
+ * optional never takes what is needed, and more memory is never worse than less. give_back is called from any thread
+ * that allocates. The spare is the caller's, and stays where it is until mem_account_unspare. */
+void mem_account_spare(mem_account *account, mem_spare *spare);
+/* While no other thread allocates. A spare that was not added is fine. */
+void mem_account_unspare(mem_account *account, mem_spare *spare);
 
 /* 64-byte aligned, zeroed. Sizes are counted rounded up to 64 bytes (mem_rounded). NULL when memory or the limit is
  * exhausted. The account must outlive the allocation. */

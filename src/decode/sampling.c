@@ -1,6 +1,7 @@
 #include "decode/sampling.h"
 
 #include <math.h>
+#include <sched.h>
 #include <string.h>
 
 #include "base/exp_weight.h"
@@ -35,6 +36,32 @@ void sampler_space_free(sampler_space *space) {
     mem_free(space->allowed);
     matcher_space_free(&space->grammar);
     *space = (sampler_space){.account = space->account};
+}
+
+bool sampler_space_give_back(sampler_space *space) {
+    int none = 0;
+    if (!atomic_compare_exchange_strong(&space->grammars, &none, -1)) return false;
+    bool held = space->grammar.trial != NULL;
+    matcher_space_free(&space->grammar);
+    atomic_store(&space->grammars, 0);
+    return held;
+}
+
+/* From now on the grammar's memory stays. */
+static void hold_grammar(sampler *s) {
+    int users = atomic_load(&s->space->grammars);
+    if (s->holds_grammar) return;
+    while (users < 0 || !atomic_compare_exchange_weak(&s->space->grammars, &users, users + 1)) {
+        if (users < 0) sched_yield();
+        users = atomic_load(&s->space->grammars);
+    }
+    s->holds_grammar = true;
+}
+
+void sampler_release(sampler *s) {
+    s->constraints.grammar = NULL;
+    if (s->holds_grammar) atomic_fetch_sub(&s->space->grammars, 1);
+    s->holds_grammar = false;
 }
 
 static kakeya_status ensure(sampler_space *space, void **buffer, size_t bytes, kakeya_error *error) {
@@ -88,7 +115,9 @@ kakeya_status sampler_configure(sampler *s, const kakeya_sampling *parameters, c
         status = ensure(space, (void **)&space->adjusted, vocab * sizeof *space->adjusted, error);
     if (status == KAKEYA_OK && (penalty || counts(c)))
         status = ensure(space, (void **)&space->seen, vocab * sizeof *space->seen, error);
+    if (!c->grammar) sampler_release(s);
     if (status == KAKEYA_OK && c->grammar) {
+        hold_grammar(s);
         space->grammar.account = space->account;
         status = matcher_space_reserve(&space->grammar, matcher_grammar(c->grammar), error);
     }
@@ -96,7 +125,10 @@ kakeya_status sampler_configure(sampler *s, const kakeya_sampling *parameters, c
         status = ensure(space, (void **)&space->allowed, mask_words(s) * sizeof *space->allowed, error);
     if (status == KAKEYA_OK && parameters->temperature > 0)
         status = ensure(space, (void **)&space->candidates, vocab * sizeof *space->candidates, error);
-    if (status != KAKEYA_OK) return status;
+    if (status != KAKEYA_OK) {
+        sampler_release(s);
+        return status;
+    }
     s->parameters = *parameters;
     s->constraints = *c;
     s->redraws = s->masks = 0;

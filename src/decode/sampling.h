@@ -16,6 +16,8 @@
 #ifndef KAKEYA_DECODE_SAMPLING_H
 #define KAKEYA_DECODE_SAMPLING_H
 
+#include <stdatomic.h>
+
 #include "backend/backend.h"
 #include "grammar/matcher.h"
 
@@ -49,9 +51,13 @@ typedef struct sampler_space {
     uint32_t seen_mark;
     uint32_t *allowed; /* [(vocab + 31) / 32]: the mask of a position; NULL while there is none */
     matcher_space grammar;
+    atomic_int grammars; /* samplers that are configured with a grammar; below 0: its memory is being given back */
 } sampler_space;
 
 void sampler_space_free(sampler_space *space);
+/* Memory that grammars alone need, unless a sampler has one now; the next that has one takes it again. False: there was
+ * none. From any thread. */
+bool sampler_space_give_back(sampler_space *space);
 
 typedef struct sampler {
     kakeya_sampling parameters;
@@ -60,6 +66,7 @@ typedef struct sampler {
     const int32_t *suppress; /* borrowed */
     int n_suppress;
     sampler_space *space;    /* borrowed */
+    bool holds_grammar;      /* counted in space->grammars */
     uint64_t redraws, masks; /* since sampler_configure: what the grammar has cost */
 } sampler;
 
@@ -77,6 +84,9 @@ kakeya_status sampler_check(const sampler *s, const kakeya_sampling *parameters,
  * itself never does. */
 kakeya_status sampler_configure(sampler *s, const kakeya_sampling *parameters, const sampler_constraints *constraints,
                                 kakeya_error *error);
+
+/* The sampler's grammar is at its end: it samples no more until it is configured again. */
+void sampler_release(sampler *s);
 
 /* history[0..position) are the tokens before the position. KAKEYA_BACKEND for logits that are not numbers,
  * KAKEYA_INVALID_ARGUMENT where the mask or the grammar leave no token. */

@@ -232,6 +232,6 @@ kakeya_status answer_close(kakeya_session *session, answer_work *answer, kakeya_
     answer->text.detokenizer = NULL;
     matcher_destroy(answer->grammar);
     answer->grammar = NULL;
-    session->workspace.sampler.constraints.grammar = NULL;
+    sampler_release(&session->workspace.sampler);
     return status;
 }

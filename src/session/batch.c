@@ -14,12 +14,19 @@ enum {
     MOST_LOGIT_ROWS = 64,   /* whole rows of logits in one iteration, unless there are more sessions */
 };
 
+static bool give_back(void *owner) { return sampler_space_give_back(owner); }
+
 void batch_init(batch *b, kakeya_engine *engine) {
     *b = (batch){.engine = engine, .requests = {.engine = engine}};
     decode_buffers_init(&b->buffers, engine->verifier->config.vocab, &engine->account);
+    b->spare = (mem_spare){.give_back = give_back, .owner = &b->buffers.sampling};
+    mem_account_spare(&engine->account, &b->spare);
 }
 
-void batch_free(batch *b) { decode_buffers_free(&b->buffers); }
+void batch_free(batch *b) {
+    mem_account_unspare(&b->engine->account, &b->spare);
+    decode_buffers_free(&b->buffers);
+}
 
 void batch_add(batch *b, kakeya_request *requests) {
     for (kakeya_request *r = requests, *next; r; r = next) {

@@ -10,6 +10,7 @@ typedef struct batch {
     kakeya_engine *engine;
     admission requests;
     decode_buffers buffers;
+    mem_spare spare;     /* of the buffers */
     int most;            /* requests in one forward that there was memory for; 0: as many as allowed */
     int known;           /* of these, so many have had memory since */
     int tried, patience; /* with `most`: iterations since then, and how many are awaited before more are tried */

@@ -1,4 +1,5 @@
-/* Grammars that are compiled once and shared: within bounds, and never the wrong one. */
+/* Grammars that are compiled once and shared: within bounds, and never the wrong one; and the memory that answers under
+ * grammars leave. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,17 +12,18 @@
 #include <string.h>
 
 #include "serve/grammar_cache.h"
+#include "session/session.h"
 
-static kakeya_tokenizer *tokenizer;
+static kakeya_tokenizer *demo;
 
 static int open_tokenizer(void **state) {
     (void)state;
-    return kakeya_tokenizer_open(KAKEYA_MODELS "/demo", &tokenizer, NULL) == KAKEYA_OK ? 0 : -1;
+    return kakeya_tokenizer_open(KAKEYA_MODELS "/demo", &demo, NULL) == KAKEYA_OK ? 0 : -1;
 }
 
 static int close_tokenizer(void **state) {
     (void)state;
-    kakeya_tokenizer_close(tokenizer);
+    kakeya_tokenizer_close(demo);
     return 0;
 }
 
@@ -37,7 +39,7 @@ static kakeya_grammar_options regex(const char *text) {
 static cached_grammar *take(grammar_cache *cache, const kakeya_grammar_options *o) {
     cached_grammar *g = NULL;
     kakeya_error error = {0};
-    if (grammar_cache_take(cache, tokenizer, o, &g, &error) != KAKEYA_OK) fail_msg("%s", error.message);
+    if (grammar_cache_take(cache, demo, o, &g, &error) != KAKEYA_OK) fail_msg("%s", error.message);
     assert_non_null(grammar_cache_grammar(g));
     return g;
 }
@@ -176,7 +178,7 @@ static void test_refused(void **state) {
             kakeya_grammar_options o = regex(wrong[i]);
             cached_grammar *g = NULL;
             kakeya_error error = {0};
-            kakeya_status status = grammar_cache_take(cache, tokenizer, &o, &g, again == 1 ? NULL : &error);
+            kakeya_status status = grammar_cache_take(cache, demo, &o, &g, again == 1 ? NULL : &error);
             assert_int_not_equal(status, KAKEYA_OK);
             assert_null(g);
             if (again == 0) first = error, first_status = status;
@@ -210,7 +212,7 @@ static void *use(void *user) {
         snprintf(text, sizeof text, "z{%d}", 1 + i % 7);
         kakeya_grammar_options o = regex(text);
         cached_grammar *g = NULL;
-        if (grammar_cache_take(cache, tokenizer, &o, &g, NULL) != KAKEYA_OK) return user;
+        if (grammar_cache_take(cache, demo, &o, &g, NULL) != KAKEYA_OK) return user;
         if (kakeya_grammar_bytes(grammar_cache_grammar(g)) == 0) return user;
         grammar_cache_give(g);
     }
@@ -233,10 +235,92 @@ static void test_threads(void **state) {
     grammar_cache_close(cache);
 }
 
+/* -------------------------------------------------------------------------------------- memory that answers leave */
+
+enum { WANTED = 256 << 10 }; /* by another session: less than what trying tokens takes */
+
+/* Whether somebody finds memory where all but a page is taken. */
+static bool finds_memory(kakeya_engine *engine) {
+    mem_account other;
+    mem_account_init(&other, &engine->account, 0);
+    engine->account.limit_bytes = mem_total(&engine->account) + 4096;
+    void *memory = mem_alloc(&other, MEM_KV_FULL, WANTED);
+    engine->account.limit_bytes = 0;
+    mem_free(memory);
+    return memory != NULL;
+}
+
+typedef struct watched {
+    kakeya_engine *engine;
+    char text[64];
+    bool found;
+} watched;
+
+static bool watch(void *user, const kakeya_event *event) {
+    watched *w = user;
+    if (event->type != KAKEYA_EVENT_TOKEN || !event->text) return true;
+    assert_true(strlen(w->text) + event->text_bytes < sizeof w->text);
+    strncat(w->text, event->text, event->text_bytes);
+    w->found |= finds_memory(w->engine);
+    return true;
+}
+
+static watched answer(kakeya_engine *engine, const kakeya_grammar *g) {
+    watched w = {.engine = engine};
+    kakeya_error error = {0};
+    kakeya_session *session = NULL;
+    kakeya_session_options session_options;
+    kakeya_session_options_init(&session_options);
+    session_options.context_tokens = 64;
+    const int32_t prompt[] = {2, 300, 301};
+    kakeya_generate_options o;
+    kakeya_generate_options_init(&o);
+    o.grammar = g;
+    o.max_tokens = 24;
+    o.on_event = watch;
+    o.user = &w;
+    if (kakeya_session_open(engine, &session_options, &session, &error) != KAKEYA_OK ||
+        kakeya_session_sync(session, prompt, 3, NULL, NULL, NULL, &error) != KAKEYA_OK ||
+        kakeya_session_generate(session, &o, NULL, &error) != KAKEYA_OK)
+        fail_msg("%s", error.message);
+    kakeya_session_close(session);
+    return w;
+}
+
+static void test_memory_for_others(void **state) {
+    (void)state;
+    kakeya_engine_options options;
+    kakeya_engine *engine = NULL;
+    kakeya_grammar *g = NULL;
+    kakeya_error error = {0};
+    kakeya_engine_options_init(&options);
+    options.model = KAKEYA_MODELS "/demo";
+    options.threads = 1;
+    if (kakeya_engine_open(&options, &engine, &error) != KAKEYA_OK) fail_msg("%s", error.message);
+    kakeya_grammar_options o = regex("[a-c]{6}[0-9]{3}");
+    if (kakeya_grammar_open(kakeya_engine_tokenizer(engine), &o, &g, &error) != KAKEYA_OK)
+        fail_msg("%s", error.message);
+    while (finds_memory(engine)) { /* what else an engine can do without */
+    }
+    const watched first = answer(engine, g);
+    assert_int_equal(strlen(first.text), 9);
+    assert_false(first.found); /* it was in use */
+    size_t held = kakeya_engine_memory(engine, KAKEYA_MEMORY_WORKSPACE);
+    assert_true(finds_memory(engine));
+    assert_true(held - kakeya_engine_memory(engine, KAKEYA_MEMORY_WORKSPACE) >= WANTED);
+    assert_false(finds_memory(engine)); /* it is gone */
+    const watched second = answer(engine, g);
+    assert_string_equal(second.text, first.text);
+    assert_true(finds_memory(engine));
+    kakeya_grammar_close(g);
+    kakeya_engine_close(engine);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_compiled_once), cmocka_unit_test(test_options_differ), cmocka_unit_test(test_bounds),
-        cmocka_unit_test(test_refused),       cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_compiled_once), cmocka_unit_test(test_options_differ),
+        cmocka_unit_test(test_bounds),        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_threads),       cmocka_unit_test(test_memory_for_others),
     };
     return cmocka_run_group_tests(tests, open_tokenizer, close_tokenizer);
 }

@@ -71,6 +71,7 @@ typedef struct thread_scratch {
 
 /* The head's int8 copy and what a greedy choice through it needs. */
 typedef struct head_screen {
+    mem_spare spare;
     pthread_mutex_t lock; /* held while the copy is used, or given back to a session that needs its memory */
     screen_bounds bounds; /* NULL: not used */
     screen_matrix matrix;

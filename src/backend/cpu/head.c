@@ -161,7 +161,7 @@ static bool give_back(void *owner) {
 
 void head_destroy(backend_model *m) {
     if (!m->screen_ready) return;
-    mem_account_spare(m->account, NULL, NULL);
+    mem_account_unspare(m->account, &m->screen.spare);
     screen_free(&m->screen);
     pthread_mutex_destroy(&m->screen.lock);
     m->screen_ready = false;
@@ -204,7 +204,8 @@ void head_create(backend_model *m) {
     free(c.codes);
     free(c.finite);
     if (s->bounds) {
-        mem_account_spare(m->account, give_back, s);
+        s->spare = (mem_spare){.give_back = give_back, .owner = s};
+        mem_account_spare(m->account, &s->spare);
     } else {
         screen_free(s);
     }
