@@ -179,7 +179,7 @@ typedef struct kakeya_step {
     kakeya_status status; /* else the forward has failed as a whole: no request of it is to blame, and all fail */
 } kakeya_step;
 
-/* Called behind each forward by the thread that computes, before anybody hears of what came of it. It must not wait. */
+/* Called after each forward by the thread that computes, before anybody hears of its results. It must not wait. */
 typedef void (*kakeya_step_fn)(void *user, const kakeya_step *step);
 
 typedef struct kakeya_engine_options {
@@ -240,7 +240,7 @@ KAKEYA_API kakeya_precision kakeya_engine_precision(const kakeya_engine *engine)
 KAKEYA_API bool kakeya_engine_is_stop_token(const kakeya_engine *engine, int32_t token);
 
 /* The i-th line that the user should know (skipped tensors, a chat template not understood, an f_theta
- * that loses); NULL behind the last. */
+ * that loses); NULL after the last. */
 KAKEYA_API const char *kakeya_engine_note(const kakeya_engine *engine, size_t i);
 KAKEYA_API const char *kakeya_engine_chat_template(const kakeya_engine *engine); /* is never run; "": none */
 
@@ -402,8 +402,8 @@ typedef struct kakeya_logit_bias {
     float bias; /* finite or -INFINITY */
 } kakeya_logit_bias;
 
-/* Constrained decoding: says which tokens may stand at position n, behind tokens[0..n). `allowed` holds n_words words,
- * all zero: bit t % 32 of word t / 32 allows token t; bits behind the vocabulary count for nothing. Return true when
+/* Constrained decoding: says which tokens may stand at position n, after tokens[0..n). `allowed` holds n_words words,
+ * all zero: bit t % 32 of word t / 32 allows token t; bits past the end of the vocabulary are ignored. Return true when
  * they are set, or false where every token is allowed. Called once for every generated token, in the order of
  * positions, whatever the mode and the draft length. Where no token is left that may be chosen, the generation fails.
  * Must not use the session, but may cancel it. */
@@ -429,7 +429,7 @@ typedef struct kakeya_generate_options {
     kakeya_token_mask_fn token_mask; /* may be NULL */
     void *token_mask_user;
     const kakeya_grammar *grammar; /* the answer follows it, from answer_start on; outlives it. NULL: none */
-    /* Subtracted from the logits of tokens that the answer holds already, behind the repetition penalty: presence once,
+    /* Subtracted from the logits of tokens that the answer holds already, after the repetition penalty: presence once,
      * frequency as often as the token occurs. Finite; 0: off. The answer's tokens are those of the timeline from
      * position answer_start on; 0: those of this call. What was interrupted goes on so, with a grammar too. */
     float presence_penalty, frequency_penalty;
@@ -466,7 +466,7 @@ typedef struct kakeya_request_options {
     size_t size;
     const int32_t *tokens; /* n_tokens ids that the timeline becomes first, as by kakeya_session_sync; NULL: none */
     size_t n_tokens;
-    const kakeya_generate_options *generate; /* the answer behind them; NULL: none */
+    const kakeya_generate_options *generate; /* the answer after them; NULL: none */
     kakeya_progress_fn progress;             /* of the prompt; may be NULL */
     void *progress_user;
     kakeya_done_fn on_done; /* may be NULL */
@@ -491,7 +491,7 @@ static inline void kakeya_request_options_init(kakeya_request_options *options) 
  * request is done. The session has one request at a time (KAKEYA_INVALID_ARGUMENT otherwise), and no other call may be
  * made on it until then but kakeya_session_cancel. Requests begin in the order of their arrival: one that wants an
  * answer when fewer than max_batch such requests have begun and are not done, and any one when its K/V memory fits
- * beside that of those that have begun. One that does not fit holds up those behind it; one for which all of max_batch
+ * beside that of those that have begun. One that does not fit holds up those after it; one for which all of max_batch
  * are taken lets requests for prompts alone pass. Where memory runs out later, the one that arrived last waits, in a
  * temporary file, until there is room. *out is freed by kakeya_request_wait, which must be called. */
 KAKEYA_API kakeya_status kakeya_session_submit(kakeya_session *session, const kakeya_request_options *options,
@@ -575,9 +575,9 @@ typedef struct kakeya_score_options {
      * is there only if scoring succeeds. */
     const char *file;
     bool file_hidden_states;
-    /* The prompt ends with so many earlier turns: each an answer as long as what lies behind prompt_length, then a
+    /* The number of earlier turns at the prompt's end: each an answer as long as what follows prompt_length, then a
      * prompt of the same length. Their rows see what they see in a session that answers and goes on: the rows of a
-     * later prompt attend, under the session's policy, to what was evicted in front of them. */
+     * later prompt attend, under the session's policy, to what was evicted before them. */
     size_t earlier_turns;
     /* NULL, or a file with the `logits` [n, vocab] of the same tokens under other weights, precision or attention, as
      * `file` writes it: the reference that every row is compared with. It is mapped, and needs no memory. */

@@ -36,7 +36,7 @@ static inline kakeya_image_facts kakeya_image_describe(const kakeya_image *image
     return facts;
 }
 
-/* Budgets: the most tokens that a picture may take. The i-th one that models know, in ascending order; 0 behind the
+/* Budgets: the most tokens that a picture may take. The i-th one that models know, in ascending order; 0 after the
  * last. */
 KAKEYA_API int kakeya_image_budget(size_t i);
 

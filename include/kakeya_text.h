@@ -67,7 +67,7 @@ KAKEYA_API kakeya_status kakeya_message_tokens(const kakeya_tokenizer *tokenizer
  * into other tokens, arguments are spelled and ordered anew, reasoning is dropped. */
 typedef struct kakeya_chat_run {
     size_t message; /* index of the model's message that is this answer */
-    /* What stood behind the *n_stable first ids of the prompt that it answered, then the answer, no stop token. */
+    /* What stood after the first *n_stable ids of the prompt that it answered, then the answer, no stop token. */
     const int32_t *ids;
     size_t n_ids;
 } kakeya_chat_run;
@@ -76,7 +76,7 @@ typedef struct kakeya_chat_options {
     size_t size;
     bool thinking;          /* the model may reason before it answers */
     bool preserve_thinking; /* keep the reasoning of earlier turns that called tools */
-    bool without_turn;      /* do not open the model's turn behind the conversation */
+    bool without_turn;      /* do not open the model's turn after the conversation */
     const char *tools; /* JSON text of a list of OpenAI tool declarations; NULL: the request's own, if it has any */
     size_t tools_bytes;
     /* Ids in place of what the format makes of these messages, thoughts left out where the format leaves out reasoning.
@@ -103,8 +103,8 @@ static inline void kakeya_chat_options_init(kakeya_chat_options *options) {
 /* The tokens of a conversation in the JSON form of OpenAI's chat completions: a list of messages, or an object with
  * "messages" and perhaps "tools", whose other members are ignored. Messages have a role (system, developer, user,
  * assistant, tool), content (a text, or a list of text parts), reasoning_content or reasoning, tool_calls,
- * tool_call_id. Parts that are no text are KAKEYA_UNSUPPORTED, and a tool's message that no message with tool_calls is
- * in front of KAKEYA_INVALID_ARGUMENT; errors name the place, such as messages[2].content[0].
+ * tool_call_id. Parts that are no text are KAKEYA_UNSUPPORTED. A tool's message without an earlier message with
+ * tool_calls is KAKEYA_INVALID_ARGUMENT; errors name the place, such as messages[2].content[0].
  *
  * *ids is freed with kakeya_free. *n_stable (may be NULL) receives how many of the ids are the conversation itself: the
  * next request of this conversation begins with them, while what opens the model's turn may differ. options NULL: all
@@ -144,7 +144,7 @@ typedef struct kakeya_chat_parser_options {
     const char
         *tools; /* JSON text of the tools that the prompt declares: a list, or a request that holds one; NULL: none */
     size_t tools_bytes;
-    const int32_t *prompt; /* the tokens in front of the answer, which may end with an open thought; NULL: none */
+    const int32_t *prompt; /* the tokens before the answer, which may end with an open thought; NULL: none */
     size_t n_prompt;
     bool without_reasoning;          /* reasoning is counted, but no event */
     bool marked_calls_only;          /* content that begins with call:NAME{ is content, even if NAME is declared */
@@ -191,7 +191,7 @@ KAKEYA_API kakeya_status kakeya_chat_parser_feed(kakeya_chat_parser *parser, con
 /* Where the next token stands. */
 typedef enum kakeya_chat_place {
     KAKEYA_CHAT_IN_CONTENT = 0,
-    KAKEYA_CHAT_UNDECIDED, /* behind <|channel> or <|turn>: what is held back is reasoning, a role, or else content */
+    KAKEYA_CHAT_UNDECIDED, /* after <|channel> or <|turn>: what is held back is reasoning, a role, or else content */
     KAKEYA_CHAT_IN_REASONING,
     KAKEYA_CHAT_IN_CALL,
 } kakeya_chat_place;
@@ -247,7 +247,7 @@ typedef struct kakeya_grammar_options {
     bool thinking;       /* a thought may come first; without, only beside free text */
     int thinking_tokens; /* a thought ends after so many tokens, the one that opens it included; -1: any number */
     bool any_order; /* members come in any order, and others wherever a schema allows them; otherwise in the order of
-                     * the schema, and others behind them where it allows them expressly. Calls: always in any order */
+                     * the schema, and others after them where it allows them expressly. Calls: always in any order */
 } kakeya_grammar_options;
 
 KAKEYA_API void kakeya_grammar_options_init_sized(kakeya_grammar_options *options, size_t size);
@@ -266,7 +266,7 @@ KAKEYA_API kakeya_status kakeya_grammar_open(const kakeya_tokenizer *tokenizer, 
                                              kakeya_grammar **out, kakeya_error *error);
 KAKEYA_API void kakeya_grammar_close(kakeya_grammar *grammar);
 /* What was left out of the schemas, as JSON pointers ("schema#/properties/a/format"): keywords of tools, with `loosen`,
- * and formats that no standard defines. NULL behind the last one; owned by the grammar. */
+ * and formats that no standard defines. NULL after the last one; owned by the grammar. */
 KAKEYA_API const char *kakeya_grammar_note(const kakeya_grammar *grammar, size_t index);
 /* What it takes in memory, what belongs to its tokenizer aside. */
 KAKEYA_API size_t kakeya_grammar_bytes(const kakeya_grammar *grammar);
