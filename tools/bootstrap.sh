@@ -1,11 +1,11 @@
 #!/bin/sh
 # Installs the Debian packages that a task still lacks, naming each; does nothing, apt included, when none is missing.
-# usage: tools/bootstrap.sh build|test|balancer|browser|style|cache|mlx|fuzz|arm64|coverage|package
-# `browser`, `style`, `cache`, `mlx`, `fuzz` and `arm64` packages are optional to the caller: where they cannot be installed the script
+# usage: tools/bootstrap.sh build|test|balancer|browser|shells|style|cache|mlx|fuzz|arm64|coverage|package
+# `browser`, `shells`, `style`, `cache`, `mlx`, `fuzz` and `arm64` packages are optional to the caller: where they cannot be installed the script
 # fails and the caller decides.
 set -eu
 
-task=${1:?usage: tools/bootstrap.sh build|test|balancer|browser|style|cache|mlx|fuzz|arm64|coverage|package}
+task=${1:?usage: tools/bootstrap.sh build|test|balancer|browser|shells|style|cache|mlx|fuzz|arm64|coverage|package}
 missing=""
 
 need_command() { # command, package
@@ -75,6 +75,10 @@ package)
     need_build
     need_command dpkg-shlibdeps dpkg-dev
     ;;
+shells)
+    need_command zsh zsh
+    need_command fish fish
+    ;;
 style) need_command clang-format clang-format ;;
 pip) python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip" ;;
 mlx)
@@ -102,7 +106,7 @@ coverage)
     need_command gcovr gcovr
     ;;
 *)
-    echo "usage: tools/bootstrap.sh build|test|balancer|browser|style|cache|mlx|fuzz|arm64|coverage|package" >&2
+    echo "usage: tools/bootstrap.sh build|test|balancer|browser|shells|style|cache|mlx|fuzz|arm64|coverage|package" >&2
     exit 2
     ;;
 esac

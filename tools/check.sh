@@ -23,6 +23,7 @@ short_programs() { # paths on stdin
 
 tools/bootstrap.sh test
 tools/bootstrap.sh cache >/dev/null 2>&1 || true
+tools/bootstrap.sh shells >/dev/null 2>&1 || true
 tools/bootstrap.sh style >/dev/null 2>&1 || true # the style test skips what it cannot check
 
 if ! run_step "build" tools/build.sh "$build" all -DKAKEYA_TESTS=ON; then

@@ -12,6 +12,7 @@
 enum {
     MAX_OPTIONS = 96,
     HELP_CODE = 1000,
+    LIST_CODE,
     FIRST_CODE, /* getopt codes of the tables' entries */
     HELP_COLUMN = 30,
 };
@@ -56,6 +57,15 @@ static void print_help(const cli_command *command, const cli_option *own, const 
         print_table(shared);
     }
     printf("\nExample:\n%s", command->examples);
+}
+
+/* For completion by shells: a line for each option, its name, what it takes and its help between tabs. */
+static void list_table(const cli_option *table) {
+    for (const cli_option *option = table; option && option->name; option++) {
+        printf("--%s\t", option->name);
+        for (size_t i = 0; option->choices && option->choices[i]; i++) printf("%s%s", i ? " " : "", option->choices[i]);
+        printf("%s\t%s\n", option->choices || !option->argument ? "" : option->argument, option->help);
+    }
 }
 
 static bool parse_number(const char *text, double *out) {
@@ -225,12 +235,13 @@ static bool is_model_file(const cli_option *shared, const char *operand, const c
 
 bool cli_parse(const cli_command *command, const cli_option *own, const cli_option *shared, int argc, char **argv,
                int *first_operand, int *status) {
-    struct option long_options[MAX_OPTIONS + 2];
+    struct option long_options[MAX_OPTIONS + 3];
     const cli_option *entries[MAX_OPTIONS];
     size_t n = add_table(own, long_options, entries, 0);
     n = add_table(shared, long_options, entries, n);
     long_options[n] = (struct option){.name = "help", .has_arg = no_argument, .val = HELP_CODE};
-    long_options[n + 1] = (struct option){0};
+    long_options[n + 1] = (struct option){.name = "list-options", .has_arg = no_argument, .val = LIST_CODE};
+    long_options[n + 2] = (struct option){0};
 
     opterr = 0; /* the messages are ours */
     optind = 1;
@@ -240,6 +251,12 @@ bool cli_parse(const cli_command *command, const cli_option *own, const cli_opti
         if (code == -1) break;
         if (code == HELP_CODE || code == 'h') {
             print_help(command, own, shared);
+            *status = CLI_DONE;
+            return false;
+        }
+        if (code == LIST_CODE) {
+            list_table(own);
+            list_table(shared);
             *status = CLI_DONE;
             return false;
         }

@@ -40,7 +40,7 @@ typedef struct cli_option {
     cli_kind kind;
     void *target;
     double min, max;            /* CLI_INT, CLI_FLOAT, CLI_INTS */
-    const char *const *choices; /* CLI_CHOICE, NULL-terminated */
+    const char *const *choices; /* NULL-terminated: of CLI_CHOICE; of others what shells propose, or NULL */
 } cli_option;
 
 /* A row of a table of options. Written like a call, because formatters put members in braces on a line each. */
@@ -56,7 +56,8 @@ typedef struct cli_command {
 } cli_command;
 
 /* Parses argv[1..argc) against up to two tables (`shared` may be NULL). A first operand that is the name of a GGUF file
- * is taken as the value of the shared option "model", where that has none. Returns true to go on, with *first_operand
+ * is taken as the value of the shared option "model", where that has none. --help prints the tables, --list-options
+ * the same for completion by shells (tools/completion). Returns true to go on, with *first_operand
  * set; false when the verb is over: *status is then CLI_DONE (after --help) or CLI_USAGE (a message and the usage line
  * are on stderr). */
 bool cli_parse(const cli_command *command, const cli_option *own, const cli_option *shared, int argc, char **argv,

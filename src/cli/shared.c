@@ -19,6 +19,13 @@ static const char *precision_names[MAX_CHOICES], *kv_format_names[MAX_CHOICES], 
 const char *const *const cli_attention_names = attention_names;
 const char *const *const cli_mode_names = mode_names;
 
+/* What shells propose for names that the library takes as text. */
+static const char *const backend_names[] = {"auto", "cpu", "cuda", "mlx", NULL};
+static const char *const isa_names[] = {"scalar", "avx2",         "avx512",    "avx512bf16",
+                                        "neon",   "neon-dotprod", "neon-i8mm", NULL};
+static const char *const shape_names[] = {"26b-a4b",   "31b",       "12b",        "e2b",        "e4b", "gemma3-270m",
+                                          "gemma3-1b", "gemma3-4b", "gemma3-12b", "gemma3-27b", NULL};
+
 #define FILL(names, name, type)                                                                                        \
     for (int i = 0; i + 1 < MAX_CHOICES && name((type)i); i++) (names)[i] = name((type)i)
 
@@ -42,6 +49,7 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
                     "directory, GGUF file, or name in the Hugging Face cache ($KAKEYA_MODEL, else the bundled demo)"),
         CLI_OPTION(
                 .name = "synthetic", .argument = "SHAPE", .kind = CLI_TEXT, .target = &shared->synthetic,
+                .choices = shape_names,
                 .help =
                     "weights made in memory instead: 26b-a4b, 31b, 12b, e2b, e4b, gemma3-270m, gemma3-1b, gemma3-4b, "
                     "gemma3-12b, gemma3-27b; ':layers=6' shortens it, ':q4_0', ':q8_0', ':q4_k_m', ':affine4', "
@@ -63,8 +71,8 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
                    .target = &shared->drafter_block_bidirectional,
                    .help = "no causal mask inside the block in the drafter's sliding layers"),
         CLI_OPTION(.name = "backend", .argument = "NAME", .kind = CLI_TEXT, .target = &shared->backend,
-                   .help = "auto, cpu, cuda or mlx, as far as this build has them (auto)"),
-        CLI_OPTION(.name = "isa", .argument = "NAME", .kind = CLI_TEXT, .target = &shared->isa,
+                   .choices = backend_names, .help = "auto, cpu, cuda or mlx, as far as this build has them (auto)"),
+        CLI_OPTION(.name = "isa", .argument = "NAME", .kind = CLI_TEXT, .target = &shared->isa, .choices = isa_names,
                    .help = "CPU kernels: scalar, avx2, avx512, avx512bf16, neon, neon-dotprod, neon-i8mm (the best)"),
         CLI_OPTION(.name = "devices", .argument = "LIST", .kind = CLI_TEXT, .target = &shared->devices,
                    .help = "GPUs that compute together, by number: 0,1 (0)"),

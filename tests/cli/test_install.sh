@@ -16,7 +16,8 @@ check "cmake --install works" test "$installed" -eq 0
 prefix=$WORK/stage/opt/kakeya
 for file in bin/kakeya include/kakeya.h include/kakeya_text.h include/kakeya_image.h include/kakeya_description.h \
     lib/libkakeya.a lib/libkakeya.so lib/libkakeya.so.0.2 \
-    lib/pkgconfig/kakeya.pc share/man/man1/kakeya.1 share/bash-completion/completions/kakeya share/kakeya/models/demo/config.json \
+    lib/pkgconfig/kakeya.pc share/man/man1/kakeya.1 share/bash-completion/completions/kakeya share/zsh/site-functions/_kakeya \
+    share/fish/vendor_completions.d/kakeya.fish share/kakeya/models/demo/config.json \
     share/kakeya/proto/kakeya/v1/runtime.proto; do
     check "$file is installed" test -f "$prefix/$file"
 done
@@ -63,37 +64,12 @@ check "and the library links there" "$WORK/user"
 # texts of assertions, among others, name files as the source tree does
 check "no path of the build is in the program" sh -c '! grep -q -F -e "$1" -e "$2" "$3"' - "$PWD" "$BUILD" "$prefix/bin/kakeya"
 
-# the manual page and the completion are usable
+# the manual page is usable
 if command -v man >/dev/null 2>&1; then
     check "the manual page has no mistakes" test -z "$(man --warnings -l "$prefix/share/man/man1/kakeya.1" 2>&1 >/dev/null)"
 else
     skip "the manual page has no mistakes" "no man here"
 fi
-cat >"$WORK/complete.bash" <<'BASH'
-source "$1"
-COMP_WORDS=("$2" r) COMP_CWORD=1
-_kakeya "$2" r "$2"
-echo "${COMPREPLY[*]}"
-COMP_WORDS=("$2" run --prompt) COMP_CWORD=2
-_kakeya "$2" --prompt run
-echo "${COMPREPLY[*]}"
-COMP_WORDS=("$2" run --mode s) COMP_CWORD=3
-_kakeya "$2" s --mode
-echo "${COMPREPLY[*]}"
-COMP_WORDS=("$2" remote run ni) COMP_CWORD=3
-_kakeya "$2" ni run
-echo "${COMPREPLY[*]}"
-COMP_WORDS=("$2" remote status --fo) COMP_CWORD=3
-_kakeya "$2" --fo status
-echo "${COMPREPLY[*]}"
-BASH
-bash "$WORK/complete.bash" "$prefix/share/bash-completion/completions/kakeya" "$KAKEYA" >"$WORK/out" 2>"$WORK/err" || true
-check "completion offers verbs, options and values" test "$(cat "$WORK/out")" = "run remote
---prompt-file
-speculative
-niah
---follow"
-
 tools/uninstall.sh "$BUILD" "$WORK/stage" >"$WORK/out" 2>"$WORK/err" && STATUS=0 || STATUS=$?
 check "uninstall works" test "$STATUS" -eq 0
 check "and leaves no file" test -z "$(find "$WORK/stage" -type f)"

@@ -1,0 +1,41 @@
+# fish completion for kakeya(1). Verbs and options come from the program's own tables, so they are never out of date.
+function __kakeya_complete
+    set -l words (commandline -opc)
+    set -l word (commandline -ct)
+    set -l program $words[1]
+    if test (count $words) -eq 1
+        $program --help 2>/dev/null | sed -n 's/^  \([a-z]*\)  *\(.*\)/\1\t\2/p'
+        return
+    end
+    set -l verb $words[2]
+    if contains -- $verb eval remote train sessions
+        if test (count $words) -eq 2
+            switch $verb
+                case train
+                    printf '%s\n' f-theta drafter
+                case sessions
+                    printf '%s\n' list show rm
+                case '*'
+                    $program $verb --help 2>/dev/null | sed -n 's/^  \([a-z][a-z-]*\)  *\(.*\)/\1\t\2/p'
+            end
+            return
+        end
+        test $verb = sessions; or set -a verb $words[3]
+    end
+    if string match -q -- '--*' $words[-1]
+        for line in ($program $verb --list-options 2>/dev/null)
+            set -l part (string split \t -- $line)
+            test "$part[1]" = "$words[-1]"; or continue
+            if string match -q -r '^[a-z0-9]' -- $part[2]
+                string split ' ' -- $part[2]
+                return
+            end
+        end
+    end
+    if string match -q -- '-*' $word
+        $program $verb --list-options 2>/dev/null | sed 's/^\([^\t]*\)\t[^\t]*\t/\1\t/'
+    else
+        __fish_complete_path $word
+    end
+end
+complete -c kakeya -f -a '(__kakeya_complete)'
