@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs the Debian packages that a task still lacks, naming each; does nothing, apt included, when none is missing.
 # usage: tools/bootstrap.sh build|test|balancer|browser|shells|style|cache|mlx|fuzz|arm64|coverage|package
-# `browser`, `shells`, `style`, `cache`, `mlx`, `fuzz` and `arm64` packages are optional to the caller: where they cannot be installed the script
-# fails and the caller decides.
+# `browser`, `shells`, `style`, `cache`, `mlx`, `fuzz` and `arm64` packages are optional to the caller: where they cannot be
+# installed the script fails and the caller decides.
 set -eu
 
 task=${1:?usage: tools/bootstrap.sh build|test|balancer|browser|shells|style|cache|mlx|fuzz|arm64|coverage|package}
