@@ -108,7 +108,9 @@ def write_checkpoint(directory, layers):
 
 def load(directory, dtype, experts, device="cuda"):
     options = {"experts_implementation": experts} if experts else {}
-    model = transformers.Gemma4ForCausalLM.from_pretrained(directory, dtype=dtype, device_map=device, **options).eval()
+    if device != "cpu":
+        options["device_map"] = device
+    model = transformers.Gemma4ForCausalLM.from_pretrained(directory, dtype=dtype, **options).eval()
     model.generation_config = transformers.GenerationConfig(pad_token_id=0)
     return model
 
