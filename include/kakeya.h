@@ -186,8 +186,9 @@ typedef struct kakeya_engine_options {
     size_t size;
     const char *model; /* directory, GGUF file, name in the Hugging Face cache, "DIR:Q4_K_M"; NULL with `synthetic` */
     const char *synthetic; /* "26b-a4b", "26b-a4b:layers=6", "e2b", "e4b", "12b", "31b": weights made in memory */
-    /* Directory, GGUF file or name; NULL: none, unless the model's sibling directory "<model>-dflash" exists; "none";
-     * "synthetic": weights made in memory, for a synthetic model. */
+    /* Directory, GGUF file or name of a DFlash drafter or an MTP assistant; NULL: what lies beside the model as
+     * "<model>-dflash" and "<model>-assistant"; "none"; "synthetic", "synthetic:mtp": weights made in memory, for a
+     * synthetic model. */
     const char *drafter;
     const char *f_theta; /* directory; NULL: none, unless the sibling "<model>-f-theta" exists; "none" */
     const char *backend; /* "auto" (NULL), "cpu", "cuda", "mlx" */
@@ -208,6 +209,7 @@ typedef struct kakeya_engine_options {
     const volatile int *bytes_lost; /* NULL, or not 0 once a handler of SIGBUS has put zeros where bytes of the model
                                        were: what was computed is dropped then, with KAKEYA_BACKEND */
     const char *spill_directory; /* for unnamed files of sessions that wait for memory; NULL: $TMPDIR, else /var/tmp */
+    const char *second_drafter;  /* NULL, or beside `drafter` one of the other kind: DFlash and an MTP assistant */
 } kakeya_engine_options;
 
 KAKEYA_API void kakeya_engine_options_init_sized(kakeya_engine_options *options, size_t size);

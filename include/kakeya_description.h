@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 /* What a model is and what it will cost, from its configuration files alone: nothing is loaded. Looks at model,
- * synthetic, drafter and f_theta of the options. *out is owned by the caller. */
+ * synthetic, drafter, second_drafter and f_theta of the options. *out is owned by the caller. */
 KAKEYA_API kakeya_status kakeya_describe(const kakeya_engine_options *options, kakeya_description **out,
                                          kakeya_error *error);
 KAKEYA_API void kakeya_description_close(kakeya_description *description);
@@ -36,7 +36,11 @@ typedef struct kakeya_facts {
     bool f_theta_shared;         /* keys and values have one latent */
     const char *f_theta_input;   /* what it reads: "drafter_context_kv", "drafter_kv", "aux_hidden"; NULL without one */
     const char *f_theta_latents; /* how sessions keep latents: "kv" (as their K/V), "bf16", "q8", "q4" */
-    uint64_t assistant_draft_parameters; /* read by one draft, where the drafter is an MTP assistant; 0: it is none */
+    uint64_t assistant_draft_parameters; /* read by one draft of the MTP assistant; 0: there is none */
+    int assistant_layers; /* of the assistant. Where there is a DFlash drafter too, drafter_layers and the
+                             others are that one's, otherwise the assistant's */
+    uint64_t assistant_parameters;
+    bool has_dflash; /* there is a DFlash drafter */
 } kakeya_facts;
 
 KAKEYA_API void kakeya_description_facts_sized(const kakeya_description *description, kakeya_facts *out);

@@ -169,7 +169,8 @@ static kakeya_status bench(bench_arguments *arguments, kakeya_error *error) {
     const char *model = NULL;
     kakeya_status status = cli_shared_model(&arguments->shared, &model, error);
     if (!status) status = output_spares("csv", arguments->csv, model, error);
-    if (!status) status = output_spares("csv", arguments->csv, arguments->shared.drafter, error);
+    for (size_t i = 0; i < arguments->shared.drafter.n && !status; i++)
+        status = output_spares("csv", arguments->csv, arguments->shared.drafter.text[i], error);
     if (!status) status = output_spares("csv", arguments->csv, arguments->shared.f_theta, error);
     if (!status && arguments->csv)
         status = file_writer_open(arguments->csv, &csv, error); /* unwritable: known before measuring */

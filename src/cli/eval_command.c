@@ -87,7 +87,7 @@ static kakeya_status split_policies(eval_command *c, eval_policies *out, kakeya_
 
 kakeya_status eval_check_outputs(const eval_command *c, const char *const *inputs, size_t n, kakeya_error *error) {
     const kakeya_engine_options *engine = &c->setup.engine;
-    const char *const folders[] = {engine->model, engine->drafter, engine->f_theta};
+    const char *const folders[] = {engine->model, engine->drafter, engine->second_drafter, engine->f_theta};
     enum { FOLDERS = sizeof folders / sizeof folders[0] };
     kakeya_status status = output_differs("report", c->report, "plot", c->plot, error);
     for (size_t i = 0; status == KAKEYA_OK && i < FOLDERS + n; i++) {
@@ -137,7 +137,10 @@ static kakeya_status prepare_again(eval_command *c, kakeya_error *error) {
         if (cli_shared_model(&c->shared, &usual, NULL) == KAKEYA_OK && is_called(usual, named ? named + 1 : ""))
             engine->model = usual;
     }
-    if (again->drafter) engine->drafter = again->drafter;
+    if (again->drafter) {
+        engine->drafter = again->drafter;
+        engine->second_drafter = NULL;
+    }
     if (again->f_theta) engine->f_theta = again->f_theta;
     if (again->backend) engine->backend = again->backend;
     if (again->isa) engine->cpu_isa = again->isa;

@@ -64,9 +64,9 @@ static void print_architecture(const info_subject *s) {
            format_count(b, (uint64_t)f->max_context), f->weight_type);
     if (f->assistant_draft_parameters)
         printf("  drafter         an MTP assistant, %d layers, %s parameters, of which a draft reads %s\n",
-               f->drafter_layers, format_count(a, f->drafter_parameters),
+               f->assistant_layers, format_count(a, f->assistant_parameters),
                format_count(b, f->assistant_draft_parameters));
-    else if (f->drafter_layers)
+    if (f->has_dflash)
         printf("  drafter         %d layers, block of %d, %s parameters\n", f->drafter_layers, f->drafter_block_size,
                format_count(a, f->drafter_parameters));
     if (f->f_theta_rank) {
@@ -193,14 +193,19 @@ static void add_architecture(cJSON *json, const kakeya_facts *f) {
 }
 
 static void add_companions(cJSON *json, const kakeya_facts *f) {
+    if (f->has_dflash && f->assistant_layers) {
+        cJSON *assistant = cJSON_AddObjectToObject(json, "assistant");
+        add_number(assistant, "layers", f->assistant_layers);
+        add_number(assistant, "parameters", (double)f->assistant_parameters);
+        add_number(assistant, "draft_parameters", (double)f->assistant_draft_parameters);
+    }
     if (f->drafter_layers) {
         cJSON *drafter = cJSON_AddObjectToObject(json, "drafter");
         add_number(drafter, "layers", f->drafter_layers);
         add_number(drafter, "block_size", f->drafter_block_size);
         add_number(drafter, "parameters", (double)f->drafter_parameters);
-        cJSON_AddStringToObject(drafter, "kind", f->assistant_draft_parameters ? "mtp" : "dflash");
-        if (f->assistant_draft_parameters)
-            add_number(drafter, "draft_parameters", (double)f->assistant_draft_parameters);
+        cJSON_AddStringToObject(drafter, "kind", f->has_dflash ? "dflash" : "mtp");
+        if (!f->has_dflash) add_number(drafter, "draft_parameters", (double)f->assistant_draft_parameters);
     } else {
         cJSON_AddNullToObject(json, "drafter");
     }

@@ -137,7 +137,8 @@ static kakeya_status score(score_options *options, kakeya_error *error) {
     if (!status) status = output_spares("out", options->out, source, error);
     if (!status) status = output_spares("out", options->out, model, error);
     if (!status) status = output_spares("out", options->out, options->against, error);
-    if (!status) status = output_spares("out", options->out, options->shared.drafter, error);
+    for (size_t i = 0; i < options->shared.drafter.n && !status; i++)
+        status = output_spares("out", options->out, options->shared.drafter.text[i], error);
     if (!status) status = output_spares("out", options->out, options->shared.f_theta, error);
     if (!status) status = cli_images_read(&options->images, options->image_budget, &images, error);
     if (!status) status = cli_open_engine(command.name, &options->shared, &engine, error);

@@ -55,11 +55,11 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
                     "gemma3-12b, gemma3-27b; ':layers=6' shortens it, ':q4_0', ':q8_0', ':q4_k_m', ':affine4', "
                     "':affine8', ':int4', ':fp8', ':mxfp4' or ':nvfp4' quantises it"),
         CLI_OPTION(
-                .name = "drafter", .argument = "PATH", .kind = CLI_TEXT, .target = &shared->drafter,
+                .name = "drafter", .argument = "PATH", .kind = CLI_TEXTS, .target = &shared->drafter,
                 .help =
-                    "DFlash drafter or MTP assistant, a directory or a GGUF file (MODEL-dflash or MODEL-assistant "
-                    "beside the model, where it exists); 'none' goes without, 'synthetic' and 'synthetic:mtp' make one "
-                    "for a synthetic model"),
+                    "DFlash drafter or MTP assistant, a directory or a GGUF file; given twice, one of each (MODEL-dflash and "
+                    "MODEL-assistant beside the model, where they exist); 'none' goes without, 'synthetic' and "
+                    "'synthetic:mtp' make one for a synthetic model"),
         CLI_OPTION(
                 .name = "f-theta", .argument = "DIR", .kind = CLI_TEXT, .target = &shared->f_theta,
                 .help =
@@ -168,7 +168,12 @@ kakeya_status cli_shared_engine_options(cli_shared *shared, kakeya_engine_option
     kakeya_status status = cli_shared_model(shared, &options->model, error);
     if (status) return status;
     options->synthetic = shared->synthetic;
-    options->drafter = shared->drafter;
+    if (shared->drafter.n > 2)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "--drafter: a DFlash drafter and an MTP assistant can draft, not %zu drafters",
+                         shared->drafter.n);
+    if (shared->drafter.n > 0) options->drafter = shared->drafter.text[0];
+    if (shared->drafter.n > 1) options->second_drafter = shared->drafter.text[1];
     options->f_theta = shared->f_theta;
     options->backend = shared->backend;
     options->cpu_isa = shared->isa;

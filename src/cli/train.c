@@ -330,7 +330,10 @@ static kakeya_status measuring(train_command *c, kakeya_engine_options *engine, 
     kakeya_status status = cli_shared_engine_options(&c->shared, engine, error);
     if (status) return status;
     cli_shared_session_options(&c->shared, session);
-    if (c->input == INPUT_AUX) engine->drafter = "none";
+    if (c->input == INPUT_AUX) {
+        engine->drafter = "none";
+        engine->second_drafter = NULL;
+    }
     return KAKEYA_OK;
 }
 

@@ -480,7 +480,7 @@ static kakeya_status report(drafter_command *c, double seconds, kakeya_error *er
 
 static kakeya_status open_engine(drafter_command *c, kakeya_error *error) {
     c->shared.f_theta = "none";
-    if (c->init_from) c->shared.drafter = c->init_from;
+    if (c->init_from) c->shared.drafter = (cli_texts){.text = {c->init_from}, .n = 1};
     kakeya_status status = cli_open_engine(command.name, &c->shared, &c->engine, error);
     if (status) return status;
     if (c->engine->drafter && !c->init_from && c->engine->drafter->checkpoint) {

@@ -75,6 +75,7 @@ kakeya_status drafter_measure(const kakeya_engine_options *engine, const kakeya_
     kakeya_engine *opened = NULL;
     kakeya_session *sessions[TOGETHER] = {0};
     options.drafter = row->directory;
+    options.second_drafter = NULL;
     options.progress = NULL;
     kakeya_status status = kakeya_engine_open(&options, &opened, error);
     for (int i = 0; i < TOGETHER && !status; i++) status = kakeya_session_open(opened, session, &sessions[i], error);

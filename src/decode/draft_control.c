@@ -22,24 +22,37 @@ const draft_policy draft_policy_default = {
 
 /* -------------------------------------------------------------------------------------------------- planning */
 
-void draft_control_init(draft_control *control, const draft_policy *policy, int max_dflash,
+/* The next drafter that there is; the same one where there is no other. */
+static int drafter_after(const draft_control *control, int drafter) {
+    for (int i = 1; i < BACKEND_DRAFTERS; i++) {
+        int next = (drafter + i) % BACKEND_DRAFTERS;
+        if (control->drafter[next].longest) return next;
+    }
+    return drafter;
+}
+
+void draft_control_init(draft_control *control, const draft_policy *policy, const int longest[BACKEND_DRAFTERS],
                         const draft_experience *experience) {
     memset(control, 0, sizeof *control);
     control->policy = policy ? policy : &draft_policy_default;
     policy = control->policy;
-    control->max_dflash = max_dflash < BACKEND_MAX_DRAFT ? max_dflash : BACKEND_MAX_DRAFT;
-    draft_acceptance_assume(&control->dflash, policy->assumed_dflash_rate, policy->assumed_dflash_rate,
-                            policy->assumed_weight);
+    for (int d = 0; d < BACKEND_DRAFTERS; d++) {
+        control->drafter[d].longest = longest[d] < BACKEND_MAX_DRAFT ? longest[d] : BACKEND_MAX_DRAFT;
+        draft_acceptance_assume(&control->drafter[d].acceptance, policy->assumed_dflash_rate,
+                                policy->assumed_dflash_rate, policy->assumed_weight);
+    }
     for (int m = 0; m <= NGRAM_MAX_MATCH; m++) {
         draft_acceptance_assume(&control->ngram[m], policy->assumed_ngram_rate[m], policy->assumed_ngram_next_rate,
                                 policy->assumed_weight);
         draft_acceptance_assume(&control->extension[m], policy->assumed_ngram_rate[m], policy->assumed_ngram_next_rate,
                                 policy->assumed_weight);
     }
+    control->next_drafter = control->next_watched = drafter_after(control, BACKEND_DRAFTERS - 1); /* the first */
     if (!experience || !experience->known) return;
     control->costs = experience->costs;
     control->budget = experience->budget;
-    draft_acceptance_expect(&control->dflash, experience->dflash_rate, policy->expected_weight);
+    for (int d = 0; d < BACKEND_DRAFTERS; d++)
+        draft_acceptance_expect(&control->drafter[d].acceptance, experience->drafter_rate[d], policy->expected_weight);
     for (int m = 0; m <= NGRAM_MAX_MATCH; m++) {
         draft_acceptance_expect(&control->ngram[m], experience->ngram_rate[m], policy->expected_weight);
         draft_acceptance_expect(&control->extension[m], experience->extension_rate[m], policy->expected_weight);
@@ -61,22 +74,23 @@ void draft_control_share(const draft_control *control, draft_experience *experie
     experience->known = true;
     experience->costs = control->costs;
     experience->budget = control->budget;
-    share_rates(control->policy, &control->dflash, first, experience->dflash_rate);
+    for (int d = 0; d < BACKEND_DRAFTERS; d++)
+        share_rates(control->policy, &control->drafter[d].acceptance, first, experience->drafter_rate[d]);
     for (int m = 0; m <= NGRAM_MAX_MATCH; m++) {
         share_rates(control->policy, &control->ngram[m], first, experience->ngram_rate[m]);
         share_rates(control->policy, &control->extension[m], first, experience->extension_rate[m]);
     }
 }
 
-static double drafting(const draft_control *control, int drafts) {
-    return control->chained ? draft_costs_chain(control->policy, &control->costs, drafts)
-                            : draft_costs_draft(control->policy, &control->costs, drafts);
+static double drafting(const draft_control *control, backend_drafter drafter, int drafts) {
+    return draft_costs_draft(control->policy, &control->costs, drafter, drafts);
 }
 
 /* Drafts that the drafter may be asked for in the next block. */
-static int longest_of(const draft_control *control, int limit) {
-    if (control->unready) return 0;
-    return control->max_dflash < limit ? control->max_dflash : limit;
+static int longest_of(const draft_control *control, backend_drafter drafter, int limit) {
+    const draft_drafter *d = &control->drafter[drafter];
+    if (d->unready) return 0;
+    return d->longest < limit ? d->longest : limit;
 }
 
 /* Expected tokens and seconds of a block. */
@@ -87,27 +101,41 @@ typedef struct outlook {
 static outlook outlook_of(const draft_control *control, draft_source source, int length, int match) {
     const draft_policy *policy = control->policy;
     outlook o = {1, draft_costs_verify(policy, &control->costs, length + 1)};
-    if (source == DRAFT_DFLASH) {
-        o.tokens = draft_acceptance_tokens(&control->dflash, length);
-        o.seconds += drafting(control, length);
+    if (draft_source_asks(source)) {
+        backend_drafter drafter = draft_source_drafter(source);
+        o.tokens = draft_acceptance_tokens(&control->drafter[drafter].acceptance, length);
+        o.seconds += drafting(control, drafter, length);
     } else if (source == DRAFT_NGRAM) {
         o.tokens = draft_acceptance_tokens(&control->ngram[match], length);
     }
     return o;
 }
 
-static bool any_verify_cost(const draft_costs *costs) {
-    for (int rows = 1; rows <= BACKEND_MAX_DECODE_ROWS; rows++)
-        if (costs->verify[rows].n) return true;
+static bool any_cost(const cost_samples *table, int most) {
+    for (int i = 1; i <= most; i++)
+        if (table[i].n) return true;
     return false;
 }
 
-/* Probed in turn: plain autoregression, the neighbours of the best length, the longest, and every length one by one. */
+/* Start in hope: a full block of each drafter, and between them one without drafts to compare with; if its first draft
+ * held a second full one, because the first also paid for cold caches. */
+static bool starts(const draft_control *control, backend_drafter drafter, int longest) {
+    const cost_samples *drafts = control->costs.draft[drafter];
+    bool known = control->costs.verify[1].n > 0;
+    if (longest <= 0) return false;
+    if (!any_cost(drafts, BACKEND_MAX_DRAFT)) return known || !any_cost(control->costs.verify, BACKEND_MAX_DECODE_ROWS);
+    return known && drafts[longest].n == 1 && control->drafter[drafter].acceptance.streak[0] > 0;
+}
+
+/* Probed in turn: plain autoregression, the neighbours of the best length, the longest, and every length one by one;
+ * then the same of the next drafter. */
 enum probe_kind { PROBE_NONE = 0, PROBE_LONGER, PROBE_SHORTER, PROBE_LONGEST, PROBE_EVERY, PROBE_KINDS };
 
-static draft_plan probe_plan(const draft_control *control, draft_plan best, int longest) {
-    draft_plan plan = {.source = DRAFT_DFLASH};
-    int current = best.source == DRAFT_DFLASH ? best.length : 0;
+static draft_plan probe_plan(const draft_control *control, draft_plan best, int limit) {
+    const backend_drafter drafter = (backend_drafter)control->next_drafter;
+    const int longest = longest_of(control, drafter, limit);
+    draft_plan plan = {.source = draft_source_of(drafter)};
+    int current = best.source == plan.source ? best.length : 0;
     switch (control->next_probe) {
     case PROBE_LONGER:
         plan.length = current + 1;
@@ -130,15 +158,18 @@ static draft_plan probe_plan(const draft_control *control, draft_plan best, int 
 }
 
 static void next_probe(draft_control *control) {
-    if (control->next_probe == PROBE_EVERY) control->next_length++;
+    if (control->next_probe == PROBE_EVERY) {
+        control->next_drafter = drafter_after(control, control->next_drafter);
+        control->next_length++;
+    }
     control->next_probe = (control->next_probe + 1) % PROBE_KINDS;
 }
 
 /* Replaces `best` by a probe that differs from it, if what the probe is expected to lose fits the budget. */
-static void consider_probe(draft_control *control, draft_plan *best, int longest) {
+static void consider_probe(draft_control *control, draft_plan *best, int limit) {
     const draft_policy *policy = control->policy;
     for (int tried = 0; tried < PROBE_KINDS; tried++) {
-        draft_plan plan = probe_plan(control, *best, longest);
+        draft_plan plan = probe_plan(control, *best, limit);
         bool same = plan.source == best->source && plan.length == best->length;
         outlook o = outlook_of(control, plan.source, plan.length, 0);
         double loss = o.seconds - o.tokens / control->best_rate;
@@ -156,43 +187,59 @@ static void consider_probe(draft_control *control, draft_plan *best, int longest
     }
 }
 
-draft_plan draft_control_plan(draft_control *control, int limit, int ngram_available, int ngram_match) {
-    const draft_policy *policy = control->policy;
-    int longest = longest_of(control, limit);
-    int longest_ngram = ngram_available < limit ? ngram_available : limit;
-    control->probing = false;
+/* Lets a drafter that does not draft in this block be watched, each in its turn. */
+static void consider_watch(draft_control *control, draft_plan *plan, int limit) {
+    const draft_budget *budget = &control->budget;
+    for (int tried = 0, d = control->next_watched; tried < BACKEND_DRAFTERS; tried++) {
+        const backend_drafter drafter = (backend_drafter)d;
+        const draft_watch *watch = &control->drafter[d].watch;
+        const int longest = longest_of(control, drafter, limit);
+        d = drafter_after(control, d);
+        if (plan->source == draft_source_of(drafter) || longest <= 0 || watch->at < watch->n) continue;
+        if (budget->watch_seconds + drafting(control, drafter, longest) >
+            control->policy->watch_share * budget->elapsed_seconds)
+            return;
+        plan->watch_length = longest;
+        plan->watched = drafter;
+        control->next_watched = d;
+        return;
+    }
+}
 
-    /* Start in hope: a full block, one without drafts to compare it with, and if its first draft held a second full
-     * one, because the first also paid for cold caches. */
-    const cost_samples *verify = control->costs.verify;
+/* The length of the source that promises more than *threshold, which it raises. */
+static void consider(draft_control *control, draft_source source, int longest, int match, double *threshold,
+                     draft_plan *best) {
+    for (int length = 1; length <= longest; length++) {
+        outlook o = outlook_of(control, source, length, match);
+        if (o.tokens <= *threshold * o.seconds) continue;
+        control->best_rate = *threshold = o.tokens / o.seconds;
+        *best = (draft_plan){.source = source, .length = length};
+    }
+}
+
+draft_plan draft_control_plan(draft_control *control, int limit, int ngram_available, int ngram_match) {
+    int longest_ngram = ngram_available < limit ? ngram_available : limit;
     draft_plan best = {.source = DRAFT_NONE};
-    bool known = verify[1].n > 0;
-    bool again = known && verify[longest + 1].n == 1 && control->dflash.streak[0] > 0;
-    if (longest > 0 && (again || !any_verify_cost(&control->costs)))
-        best = (draft_plan){.source = DRAFT_DFLASH, .length = longest};
+    control->probing = false;
+    for (int d = BACKEND_DRAFTERS - 1; d >= 0; d--) {
+        const backend_drafter drafter = (backend_drafter)d;
+        const int longest = longest_of(control, drafter, limit);
+        if (starts(control, drafter, longest))
+            best = (draft_plan){.source = draft_source_of(drafter), .length = longest};
+    }
     outlook first = outlook_of(control, best.source, best.length, 0);
     control->best_rate = first.tokens / first.seconds;
-    if (best.source != DRAFT_NONE || !known) return best;
+    if (best.source != DRAFT_NONE || control->costs.verify[1].n == 0) return best;
 
-    double threshold = control->best_rate * (control->drafting ? 1 : policy->advantage);
-    for (int length = 1; length <= longest; length++) {
-        outlook o = outlook_of(control, DRAFT_DFLASH, length, 0);
-        if (o.tokens <= threshold * o.seconds) continue;
-        control->best_rate = threshold = o.tokens / o.seconds;
-        best = (draft_plan){.source = DRAFT_DFLASH, .length = length};
+    double threshold = control->best_rate * (control->drafting ? 1 : control->policy->advantage);
+    for (int d = 0; d < BACKEND_DRAFTERS; d++) {
+        const backend_drafter drafter = (backend_drafter)d;
+        consider(control, draft_source_of(drafter), longest_of(control, drafter, limit), 0, &threshold, &best);
     }
-    for (int length = 1; length <= longest_ngram; length++) {
-        outlook o = outlook_of(control, DRAFT_NGRAM, length, ngram_match);
-        if (o.tokens <= threshold * o.seconds) continue;
-        control->best_rate = threshold = o.tokens / o.seconds;
-        best = (draft_plan){.source = DRAFT_NGRAM, .length = length};
-    }
+    consider(control, DRAFT_NGRAM, longest_ngram, ngram_match, &threshold, &best);
     control->drafting = best.source != DRAFT_NONE;
-    if (best.source != DRAFT_NGRAM) consider_probe(control, &best, longest);
-    if (best.source != DRAFT_DFLASH && longest > 0 && control->watch_dflash.at == control->watch_dflash.n &&
-        control->budget.watch_seconds + drafting(control, longest) <=
-            policy->watch_share * control->budget.elapsed_seconds)
-        best.watch_length = longest;
+    if (best.source != DRAFT_NGRAM) consider_probe(control, &best, limit);
+    consider_watch(control, &best, limit);
     return best;
 }
 
@@ -213,32 +260,41 @@ static int worth_drafting(const float *rate, int longest, double row, double *va
 
 draft_plan draft_control_plan_at(draft_control *control, int limit, int ngram_available, int ngram_match,
                                  const draft_prices *prices) {
-    int longest = longest_of(control, limit);
     int longest_ngram = ngram_available < limit ? ngram_available : limit;
-    double dflash = control->chained ? 0 : -prices->drafts, ngram = 0;
-    double row = prices->row + (control->chained ? prices->drafts : 0);
-    int drafted = worth_drafting(control->dflash.rate, longest, row, &dflash);
-    int found = worth_drafting(control->ngram[ngram_match].rate, longest_ngram, prices->row, &ngram);
+    double most = 0;
+    draft_plan best = {.source = DRAFT_NONE};
     control->probing = false;
-    if (drafted && dflash > ngram) return (draft_plan){.source = DRAFT_DFLASH, .length = drafted};
-    if (found) return (draft_plan){.source = DRAFT_NGRAM, .length = found};
-    return (draft_plan){.source = DRAFT_NONE};
+    int found = worth_drafting(control->ngram[ngram_match].rate, longest_ngram, prices->row, &most);
+    if (found) best = (draft_plan){.source = DRAFT_NGRAM, .length = found};
+    for (int d = 0; d < BACKEND_DRAFTERS; d++) {
+        const backend_drafter drafter = (backend_drafter)d;
+        const bool chain = drafter == BACKEND_ASSISTANT; /* each draft has its price, otherwise each block */
+        double value = chain ? 0 : -prices->drafts[d], row = prices->row + (chain ? prices->drafts[d] : 0);
+        int drafted =
+            worth_drafting(control->drafter[d].acceptance.rate, longest_of(control, drafter, limit), row, &value);
+        if (!drafted || value <= most) continue;
+        most = value;
+        best = (draft_plan){.source = draft_source_of(drafter), .length = drafted};
+    }
+    return best;
 }
 
 /* More rows are worth their time if they bring a share of what time brings on average, good and poor blocks together: a
  * passage that ends inside this block saves the next, which would be a poor one. */
-draft_extension draft_control_extend(const draft_control *control, int kept, int available, int ngram_match) {
+draft_extension draft_control_extend(const draft_control *control, backend_drafter drafter, int kept, int available,
+                                     int ngram_match) {
+    const draft_acceptance *acceptance = &control->drafter[drafter].acceptance;
     const draft_policy *policy = control->policy;
     const float *next = control->extension[ngram_match].rate;
     const draft_budget *budget = &control->budget;
-    double tokens = draft_acceptance_tokens(&control->dflash, kept), reached = 1;
+    double tokens = draft_acceptance_tokens(acceptance, kept), reached = 1;
     double seconds = draft_costs_verify(policy, &control->costs, kept + 1);
     double worth = budget->recent_seconds > 0 ? budget->recent_tokens / budget->recent_seconds
-                                              : tokens / (seconds + drafting(control, kept));
+                                              : tokens / (seconds + drafting(control, drafter, kept));
     worth *= policy->passage_share;
-    for (int i = 0; i < kept; i++) reached *= (double)control->dflash.rate[i];
+    for (int i = 0; i < kept; i++) reached *= (double)acceptance->rate[i];
     draft_extension best = {.kept = kept, .value = tokens - worth * seconds};
-    for (int more = 1; more <= available && !control->probing; more++) { /* a probe is about DFlash alone */
+    for (int more = 1; more <= available && !control->probing; more++) { /* a probe is about the drafter alone */
         reached *= (double)next[more - 1];
         tokens += reached;
         double value = tokens - worth * draft_costs_hoped_verify(policy, &control->costs, kept + 1 + more);
@@ -251,7 +307,8 @@ draft_extension draft_control_extend(const draft_control *control, int kept, int
 
 void draft_control_watch(draft_control *control, draft_source source, int ngram_match, const int32_t *tokens,
                          int verified, int n) {
-    draft_watch *watch = source == DRAFT_DFLASH ? &control->watch_dflash : &control->watch_ngram;
+    draft_watch *watch =
+        draft_source_asks(source) ? &control->drafter[draft_source_drafter(source)].watch : &control->watch_ngram;
     draft_watch_begin(watch, ngram_match, tokens, n, 0, verified);
 }
 
@@ -261,7 +318,8 @@ void draft_control_watch_extension(draft_control *control, int ngram_match, cons
 }
 
 void draft_control_token(draft_control *control, int32_t token) {
-    draft_watch_token(control->policy, &control->watch_dflash, &control->dflash, token);
+    for (int d = 0; d < BACKEND_DRAFTERS; d++)
+        draft_watch_token(control->policy, &control->drafter[d].watch, &control->drafter[d].acceptance, token);
     draft_watch_token(control->policy, &control->watch_ngram, &control->ngram[control->watch_ngram.match], token);
     draft_watch_token(control->policy, &control->watch_extension, &control->extension[control->watch_extension.match],
                       token);
@@ -270,26 +328,30 @@ void draft_control_token(draft_control *control, int32_t token) {
 void draft_control_record_accepted(draft_control *control, const draft_block *block) {
     const draft_policy *policy = control->policy;
     int own = block->drafted - block->looked_up;
-    if (block->source == DRAFT_DFLASH) draft_acceptance_block(policy, &control->dflash, own, block->accepted);
-    if (block->source == DRAFT_DFLASH && block->accepted >= own)
+    const bool asked = draft_source_asks(block->source);
+    if (asked)
+        draft_acceptance_block(policy, &control->drafter[draft_source_drafter(block->source)].acceptance, own,
+                               block->accepted);
+    if (asked && block->accepted >= own)
         draft_acceptance_block(policy, &control->extension[block->ngram_match], block->looked_up,
                                block->accepted - own);
     if (block->source == DRAFT_NGRAM)
         draft_acceptance_block(policy, &control->ngram[block->ngram_match], block->drafted, block->accepted);
 }
 
-void draft_control_record(draft_control *control, const draft_block *block, double watch_seconds, int watch_drafts) {
+void draft_control_record(draft_control *control, const draft_block *block, const draft_watched *watched) {
     const draft_policy *policy = control->policy;
     draft_costs_add(&control->costs.verify[block->drafted + 1], block->verify_seconds);
-    if (block->source == DRAFT_DFLASH) draft_costs_add(&control->costs.draft[block->asked], block->draft_seconds);
-    if (watch_drafts) draft_costs_add(&control->costs.draft[watch_drafts], watch_seconds);
+    if (draft_source_asks(block->source))
+        draft_costs_add(&control->costs.draft[draft_source_drafter(block->source)][block->asked], block->draft_seconds);
+    if (watched->drafts) draft_costs_add(&control->costs.draft[watched->drafter][watched->drafts], watched->seconds);
     draft_control_record_accepted(control, block);
 
     double seconds = block->draft_seconds + block->verify_seconds;
-    control->budget.elapsed_seconds += seconds + watch_seconds;
+    control->budget.elapsed_seconds += seconds + watched->seconds;
     control->budget.recent_tokens += block->accepted + 1 - control->budget.recent_tokens / policy->recent_blocks;
     control->budget.recent_seconds += seconds - control->budget.recent_seconds / policy->recent_blocks;
-    control->budget.watch_seconds += watch_seconds;
+    control->budget.watch_seconds += watched->seconds;
     if (control->probing) {
         control->budget.probe_seconds += seconds - (block->accepted + 1) / control->best_rate;
         if (control->budget.probe_seconds < 0) control->budget.probe_seconds = 0; /* a lucky probe saves up nothing */

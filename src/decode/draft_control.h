@@ -1,4 +1,5 @@
-/* How many tokens to draft in the next block, and where from: the choice behind the `auto` mode.
+/* How many tokens to draft in the next block, and where from: the choice behind the `auto` mode. A session may have a
+ * DFlash drafter, an MTP assistant and its own text to draft from, each with its price and its acceptance.
  *
  * A block of L drafts costs draft(L) + verify(L + 1) seconds and yields 1 + q1 + q1 q2 + ... + q1..qL tokens, where qi
  * is the probability that draft i is accepted if all before it were. Costs are the better ones of the last measured
@@ -6,10 +7,10 @@
  * and the L >= 0 (0: plain autoregression) with the most tokens per second. What is not chosen goes stale, so a small
  * share of the time is spent on finding out:
  *   - predictions that were not verified are compared with the tokens that come anyway: n-grams for nothing, and now
- * and then a draft that the drafter is asked for to this end only,
+ * and then a draft that a drafter is asked for to this end only,
  *   - a block of another length is run as a probe when the loss to be expected fits the budget.
  *
- * Once DFlash has drafted, the text may know how its first few drafts go on (draft_control_extend). Such tokens cost
+ * Once a drafter has drafted, the text may know how its first few drafts go on (draft_control_extend). Such tokens cost
  * their rows only. They are judged one by one against what time is worth on average, not by the block's own rate:
  * blocks are not alike, and the end of a passage that does not fit into this one costs another.
  *
@@ -23,7 +24,19 @@
 #include "decode/draft_acceptance.h"
 #include "decode/draft_costs.h"
 
-typedef enum draft_source { DRAFT_NONE = 0, DRAFT_DFLASH, DRAFT_NGRAM } draft_source;
+/* The drafters stand in the order of backend_drafter. */
+typedef enum draft_source { DRAFT_NONE = 0, DRAFT_DFLASH, DRAFT_ASSISTANT, DRAFT_NGRAM } draft_source;
+
+static inline draft_source draft_source_of(backend_drafter drafter) {
+    return (draft_source)(DRAFT_DFLASH + (int)drafter);
+}
+/* Whether the source is a drafter, and which one. */
+static inline bool draft_source_asks(draft_source source) {
+    return source == DRAFT_DFLASH || source == DRAFT_ASSISTANT;
+}
+static inline backend_drafter draft_source_drafter(draft_source source) {
+    return (backend_drafter)((int)source - DRAFT_DFLASH);
+}
 
 /* How the time was spent. */
 typedef struct draft_budget {
@@ -37,24 +50,31 @@ typedef struct draft_budget {
 typedef struct draft_experience {
     bool known;
     draft_costs costs;
-    draft_budget budget;                  /* so that many short texts explore no more than one long one */
-    float dflash_rate[BACKEND_MAX_DRAFT]; /* acceptance to expect of a text not seen yet */
+    draft_budget budget; /* so that many short texts explore no more than one long one */
+    float drafter_rate[BACKEND_DRAFTERS][BACKEND_MAX_DRAFT]; /* acceptance to expect of a text not seen yet */
     float ngram_rate[NGRAM_MAX_MATCH + 1][BACKEND_MAX_DRAFT];
     float extension_rate[NGRAM_MAX_MATCH + 1][BACKEND_MAX_DRAFT];
 } draft_experience;
+
+/* A drafter, and how often its drafts hold. */
+typedef struct draft_drafter {
+    int longest;  /* its longest draft; 0: there is none */
+    bool unready; /* it cannot draft in the block that is planned */
+    draft_acceptance acceptance;
+    draft_watch watch;
+} draft_drafter;
 
 typedef struct draft_control {
     const draft_policy *policy;
     draft_costs costs;
     draft_budget budget;
-    draft_acceptance dflash;
+    draft_drafter drafter[BACKEND_DRAFTERS];
     draft_acceptance ngram[NGRAM_MAX_MATCH + 1];     /* by length of the matched suffix */
-    draft_acceptance extension[NGRAM_MAX_MATCH + 1]; /* of what continues DFlash drafts; it ends elsewhere in a text */
-    draft_watch watch_dflash, watch_ngram, watch_extension;
-    int max_dflash; /* 0: no drafter */
-    bool chained;   /* the drafter is an MTP assistant in DFlash's place: each draft costs a pass of its own */
-    bool unready;   /* it cannot draft in the block that is planned */
+    draft_acceptance extension[NGRAM_MAX_MATCH + 1]; /* of what continues drafts; it ends elsewhere in a text */
+    draft_watch watch_ngram, watch_extension;
     int next_probe, next_length;
+    int next_drafter; /* whom a probe is about */
+    int next_watched; /* who is asked for drafts that are only watched, if it is not the one that drafts */
     bool drafting;    /* the last choice, probes aside */
     bool probing;     /* the planned block is a probe */
     double best_rate; /* tokens per second that the best choice promised when the block was planned */
@@ -63,20 +83,21 @@ typedef struct draft_control {
 typedef struct draft_plan {
     draft_source source;
     int length;       /* tokens to draft and verify */
-    int watch_length; /* > 0: also ask the drafter for this many, only to compare them with what comes */
+    int watch_length; /* > 0: also ask a drafter for this many, only to compare them with what comes */
+    backend_drafter watched;
 } draft_plan;
 
 typedef struct draft_block {
     draft_source source;
-    int asked;             /* with DRAFT_DFLASH: tokens that the drafter was asked for */
+    int asked;             /* tokens that the drafter was asked for, where the source is one */
     int drafted, accepted; /* tokens verified behind the bonus token, and how many held */
-    int looked_up;         /* with DRAFT_DFLASH: the last of `drafted`, an n-gram continuation of the others */
+    int looked_up;         /* of a drafter: the last of `drafted`, an n-gram continuation of the others */
     int ngram_match;       /* with DRAFT_NGRAM, and of what was looked up */
     double draft_seconds, verify_seconds; /* draft_seconds: time in the drafter; verify: forward and commit */
 } draft_block;
 
-/* max_dflash: longest DFlash draft wanted, 0 without drafter. experience: of earlier sessions, or NULL. */
-void draft_control_init(draft_control *control, const draft_policy *policy, int max_dflash,
+/* longest: draft of each drafter that is wanted, 0 where there is none. experience: of earlier sessions, or NULL. */
+void draft_control_init(draft_control *control, const draft_policy *policy, const int longest[BACKEND_DRAFTERS],
                         const draft_experience *experience);
 
 /* Adds what a finished turn has learned. */
@@ -88,8 +109,8 @@ draft_plan draft_control_plan(draft_control *control, int limit, int ngram_avail
 
 /* What drafts cost where many sessions share a forward, in tokens that the time would bring otherwise. */
 typedef struct draft_prices {
-    double row;    /* one row more */
-    double drafts; /* asking the drafter; of one that is chained, for one draft */
+    double row;                      /* one row more */
+    double drafts[BACKEND_DRAFTERS]; /* asking the drafter; of an assistant, for one draft */
 } draft_prices;
 
 /* The same at these prices: of each source as many drafts as are worth their rows, from the source that leaves most. */
@@ -103,22 +124,29 @@ typedef struct draft_extension {
     double value;
 } draft_extension;
 
-/* The best extension of the first `kept` DFlash drafts by up to `available` n-gram drafts, found by a suffix match of
- * ngram_match tokens. Those cost no more than their rows, so here a block can grow beyond the drafter's. */
-draft_extension draft_control_extend(const draft_control *control, int kept, int available, int ngram_match);
+/* The best extension of the first `kept` drafts of a drafter by up to `available` n-gram drafts, found by a suffix
+ * match of ngram_match tokens. Those cost no more than their rows, so here a block can grow beyond the drafter's. */
+draft_extension draft_control_extend(const draft_control *control, backend_drafter drafter, int kept, int available,
+                                     int ngram_match);
 
 /* A prediction to be compared with the tokens passed to draft_control_token from now on. The block verifies its first
  * `verified` tokens. */
 void draft_control_watch(draft_control *control, draft_source source, int ngram_match, const int32_t *tokens,
                          int verified, int n);
-/* The same for `kept` drafts of DFlash and what continues them, n in all. */
+/* The same for `kept` drafts of a drafter and what continues them, n in all. */
 void draft_control_watch_extension(draft_control *control, int ngram_match, const int32_t *tokens, int kept,
                                    int verified, int n);
 void draft_control_token(draft_control *control, int32_t token);
 
-/* Reports a finished block: `block.accepted` of the drafts were accepted, one more token was sampled. watch_seconds:
- * time spent for a prediction that was only watched. */
-void draft_control_record(draft_control *control, const draft_block *block, double watch_seconds, int watch_drafts);
+/* Drafts that a drafter was asked for only to be watched, and the time that took. */
+typedef struct draft_watched {
+    backend_drafter drafter;
+    int drafts; /* 0: none */
+    double seconds;
+} draft_watched;
+
+/* Reports a finished block: `block.accepted` of the drafts were accepted, one more token was sampled. */
+void draft_control_record(draft_control *control, const draft_block *block, const draft_watched *watched);
 /* The same of a block that shared its forward with others: only what was accepted, for its time says nothing. */
 void draft_control_record_accepted(draft_control *control, const draft_block *block);
 

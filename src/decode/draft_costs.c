@@ -68,28 +68,34 @@ double draft_costs_hoped_verify(const draft_policy *policy, const draft_costs *c
     return seconds;
 }
 
-double draft_costs_draft(const draft_policy *policy, const draft_costs *costs, int drafts) {
+static double block_seconds(const draft_policy *policy, const draft_costs *costs, int drafts) {
     enum { SIZE = BACKEND_MAX_DRAFT + 1 };
+    const cost_samples *table = costs->draft[BACKEND_DFLASH];
     int below, above;
-    measured_neighbours(costs->draft, SIZE, drafts, &below, &above);
+    measured_neighbours(table, SIZE, drafts, &below, &above);
     if (!below && !above) return policy->assumed_draft_share * draft_costs_verify(policy, costs, 1);
-    return cost_at_most(costs->draft, SIZE, above ? above : below);
+    return cost_at_most(table, SIZE, above ? above : below);
 }
 
-double draft_costs_chain(const draft_policy *policy, const draft_costs *costs, int drafts) {
+static double chain_seconds(const draft_policy *policy, const draft_costs *costs, int drafts) {
     enum {
         SIZE = BACKEND_MAX_DRAFT + 1,
         ASSUMED_DRAFTS = 4 /* for the share of a forward that drafting is assumed to take */
     };
+    const cost_samples *table = costs->draft[BACKEND_ASSISTANT];
     int below, above;
-    measured_neighbours(costs->draft, SIZE, drafts, &below, &above);
+    measured_neighbours(table, SIZE, drafts, &below, &above);
     if (!below && !above)
         return policy->assumed_draft_share * draft_costs_verify(policy, costs, 1) * drafts / ASSUMED_DRAFTS;
     if (!below || !above) {
         int known = below ? below : above;
-        return cost_at_most(costs->draft, SIZE, known) * drafts / known;
+        return cost_at_most(table, SIZE, known) * drafts / known;
     }
-    double low = cost_at_most(costs->draft, SIZE, below);
+    double low = cost_at_most(table, SIZE, below);
     if (below == above) return low;
-    return low + (cost_at_most(costs->draft, SIZE, above) - low) * (drafts - below) / (above - below);
+    return low + (cost_at_most(table, SIZE, above) - low) * (drafts - below) / (above - below);
+}
+
+double draft_costs_draft(const draft_policy *policy, const draft_costs *costs, backend_drafter drafter, int drafts) {
+    return (drafter == BACKEND_ASSISTANT ? chain_seconds : block_seconds)(policy, costs, drafts);
 }

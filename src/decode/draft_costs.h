@@ -16,8 +16,8 @@ typedef struct cost_samples {
 
 /* Of the machine and the attention policy, not of a text. All zero: nothing measured yet. */
 typedef struct draft_costs {
-    cost_samples verify[BACKEND_MAX_DECODE_ROWS + 1]; /* by rows, with commit */
-    cost_samples draft[BACKEND_MAX_DRAFT + 1];        /* DFlash, by drafts */
+    cost_samples verify[BACKEND_MAX_DECODE_ROWS + 1];            /* by rows, with commit */
+    cost_samples draft[BACKEND_DRAFTERS][BACKEND_MAX_DRAFT + 1]; /* of each drafter, by drafts */
 } draft_costs;
 
 void draft_costs_add(cost_samples *samples, double seconds);
@@ -27,8 +27,8 @@ double draft_costs_verify(const draft_policy *policy, const draft_costs *costs, 
 /* The same, but a number of rows that was seldom measured is taken for no dearer than fewer rows let expect: one
  * disturbed measurement must not keep a length from being chosen, and thus measured, again. */
 double draft_costs_hoped_verify(const draft_policy *policy, const draft_costs *costs, int rows);
-double draft_costs_draft(const draft_policy *policy, const draft_costs *costs, int drafts);
-/* The same of a drafter each of whose drafts takes as long as the one before. */
-double draft_costs_chain(const draft_policy *policy, const draft_costs *costs, int drafts);
+/* DFlash drafts a block at once, and more drafts are hardly dearer; of an assistant each takes as long as the one
+ * before. Interpolated and continued accordingly. */
+double draft_costs_draft(const draft_policy *policy, const draft_costs *costs, backend_drafter drafter, int drafts);
 
 #endif

@@ -93,22 +93,23 @@ static void extend_as_followed(decode_stream *s, const draft_block *as) {
     s->block.drafted = kept + found;
 }
 
-/* Lets the text continue the drafts of DFlash, or their beginning where it seems to know better: the n-gram index takes
- * them for written, one by one, and is asked behind each. */
+/* Lets the text continue the drafts of a drafter, or their beginning where it seems to know better: the n-gram index
+ * takes them for written, one by one, and is asked behind each. */
 static void extend_drafts(decode_stream *b) {
     decode_timeline *t = b->timeline;
     decode_workspace *w = b->workspace;
     int limit = b->limit;
     int32_t *drafts = b->tokens + 1, more[BACKEND_MAX_DRAFT], best_more[BACKEND_MAX_DRAFT];
     int n = b->block.drafted, best_found = 0, best_match = 0;
+    const backend_drafter drafter = draft_source_drafter(b->block.source);
     if (!ngram_has_room(&w->ngram, t->n + (size_t)limit)) return;
-    draft_extension best = draft_control_extend(&w->control, n, 0, 0);
+    draft_extension best = draft_control_extend(&w->control, drafter, n, 0, 0);
     memcpy(t->tokens + t->n, drafts, (size_t)n * sizeof *drafts);
     for (int kept = 1; kept <= n && kept < limit; kept++) {
         int match;
         ngram_extend(&w->ngram, t->tokens, t->n + (size_t)kept);
         int found = usable_drafts(w, more, ngram_draft(&w->ngram, t->tokens, limit - kept, more, &match));
-        draft_extension extension = draft_control_extend(&w->control, kept, found, match);
+        draft_extension extension = draft_control_extend(&w->control, drafter, kept, found, match);
         if (found == 0 || extension.more == 0 || extension.value <= best.value) continue;
         best = extension;
         best_found = found;
@@ -116,7 +117,7 @@ static void extend_drafts(decode_stream *b) {
         memcpy(best_more, more, (size_t)found * sizeof *more);
     }
     ngram_truncate(&w->ngram, t->tokens, t->n);
-    draft_control_watch(&w->control, DRAFT_DFLASH, 0, drafts, best.kept, n);
+    draft_control_watch(&w->control, b->block.source, 0, drafts, best.kept, n);
     memcpy(drafts + best.kept, best_more, (size_t)best_found * sizeof *drafts);
     b->block.looked_up = best.more;
     b->block.ngram_match = best_match;
@@ -134,23 +135,24 @@ static int next_drafts(const decode_workspace *w, const int32_t *drafts, int n) 
 static int least(int a, int b) { return a < b ? a : b; }
 
 static draft_plan plan_as_followed(const decode_stream *s, const draft_block *as) {
-    int length =
-        as->source == DRAFT_NGRAM ? least(as->drafted, s->n_found) : least(as->asked, s->workspace->control.max_dflash);
+    const draft_drafter *drafter = s->workspace->control.drafter;
+    int length = 0;
+    if (as->source == DRAFT_NGRAM) length = least(as->drafted, s->n_found);
+    if (draft_source_asks(as->source)) length = least(as->asked, drafter[draft_source_drafter(as->source)].longest);
     return (draft_plan){.source = as->source, .length = least(length, s->limit)};
 }
 
 /* An assistant drafts behind a known state only; without one a block of other drafts, or none, makes it known. */
-static bool drafter_is_ready(const decode_stream *s) {
+static bool is_ready(const decode_stream *s, backend_drafter drafter) {
     const backend_ops *ops = s->timeline->ops;
-    return s->options->drafter != BACKEND_ASSISTANT ||
-           (ops->cache_has_state && ops->cache_has_state(s->timeline->cache));
+    return drafter != BACKEND_ASSISTANT || (ops->cache_has_state && ops->cache_has_state(s->timeline->cache));
 }
 
 static draft_plan plan_of(decode_stream *s, const draft_prices *prices) {
     const decode_options *o = s->options;
     draft_plan plan = {.source = DRAFT_NONE};
-    bool ready = drafter_is_ready(s);
-    s->workspace->control.unready = !ready;
+    for (int d = 0; d < BACKEND_DRAFTERS; d++)
+        s->workspace->control.drafter[d].unready = !is_ready(s, (backend_drafter)d);
     switch (o->mode) {
     case KAKEYA_MODE_AUTO:
         if (followed(s))
@@ -160,7 +162,7 @@ static draft_plan plan_of(decode_stream *s, const draft_prices *prices) {
                           : draft_control_plan(&s->workspace->control, s->limit, s->n_found, s->match);
         break;
     case KAKEYA_MODE_SPECULATIVE:
-        plan = (draft_plan){.source = DRAFT_DFLASH, .length = ready ? s->limit : 0};
+        plan = (draft_plan){.source = draft_source_of(o->drafter), .length = is_ready(s, o->drafter) ? s->limit : 0};
         break;
     case KAKEYA_MODE_NGRAM:
         plan = (draft_plan){.source = DRAFT_NGRAM, .length = s->n_found < s->limit ? s->n_found : s->limit};
@@ -175,16 +177,18 @@ static draft_plan plan_of(decode_stream *s, const draft_prices *prices) {
 enum { QUESTION_DRAFTS = 0, QUESTION_WATCH, QUESTION_NONE };
 
 bool decode_asks(decode_stream *s, backend_draft_request *request) {
-    *request =
-        (backend_draft_request){.cache = s->timeline->cache, .drafter = s->options->drafter, .bonus = s->tokens[0]};
+    *request = (backend_draft_request){.cache = s->timeline->cache, .bonus = s->tokens[0]};
     if (s->question == QUESTION_DRAFTS) {
-        request->n = s->plan.source == DRAFT_DFLASH ? s->plan.length : 0;
+        const bool asks = draft_source_asks(s->plan.source);
+        request->n = asks ? s->plan.length : 0;
+        request->drafter = asks ? draft_source_drafter(s->plan.source) : BACKEND_DFLASH;
         request->drafts = s->tokens + 1;
         if (request->n) return true;
         s->question = QUESTION_WATCH;
     }
     if (s->question == QUESTION_WATCH) {
         request->n = s->options->mode == KAKEYA_MODE_AUTO ? s->plan.watch_length : 0;
+        request->drafter = s->plan.watched;
         request->drafts = s->watched;
         if (request->n) return true;
         s->question = QUESTION_NONE;
@@ -206,9 +210,8 @@ void decode_answered(decode_stream *s, double seconds) {
         if (s->n_found) draft_control_watch(&w->control, DRAFT_NGRAM, s->match, s->found, 0, s->n_found);
         return;
     }
-    s->watch_seconds = seconds;
-    s->watch_drafts = s->plan.watch_length;
-    draft_control_watch(&w->control, DRAFT_DFLASH, 0, s->watched, 0, s->plan.watch_length);
+    s->watch = (draft_watched){.drafter = s->plan.watched, .drafts = s->plan.watch_length, .seconds = seconds};
+    draft_control_watch(&w->control, draft_source_of(s->plan.watched), 0, s->watched, 0, s->plan.watch_length);
 }
 
 /* Where a grammar leaves no choice for as many tokens as were to be drafted, these are the drafts: they cost nothing,
@@ -270,8 +273,8 @@ kakeya_status decode_plan(decode_stream *s, int most_rows, const draft_prices *p
     s->block = (draft_block){0};
     s->tokens[0] = t->tokens[t->n - 1];
     s->place += (size_t)s->taken;
-    s->n_found = s->match = s->watch_drafts = s->taken = 0;
-    s->watch_seconds = 0;
+    s->n_found = s->match = s->taken = 0;
+    s->watch = (draft_watched){0};
     s->question = QUESTION_DRAFTS;
     s->batched = false;
     if (indexed) {
@@ -458,7 +461,7 @@ kakeya_status decode_commit(decode_stream *s, kakeya_status status, double verif
     if (status == KAKEYA_OK) status = committed;
     if (status != KAKEYA_OK) return status;
     const decode_options *o = s->options;
-    add_to_stats(s->stats, &s->block, s->watch_seconds);
+    add_to_stats(s->stats, &s->block, s->watch.seconds);
     if (s->predicted && s->block.source == DRAFT_NGRAM) {
         s->stats->prediction_drafted += (uint64_t)s->block.drafted;
         s->stats->prediction_accepted += (uint64_t)s->block.accepted;
@@ -466,7 +469,7 @@ kakeya_status decode_commit(decode_stream *s, kakeya_status status, double verif
     if (o->mode == KAKEYA_MODE_AUTO && s->batched)
         draft_control_record_accepted(&s->workspace->control, &s->block);
     else if (o->mode == KAKEYA_MODE_AUTO)
-        draft_control_record(&s->workspace->control, &s->block, s->watch_seconds, s->watch_drafts);
+        draft_control_record(&s->workspace->control, &s->block, &s->watch);
     if (o->trace) o->trace(o->trace_user, &(decode_trace_block){.block = s->block, .taken = s->taken});
     return KAKEYA_OK;
 }

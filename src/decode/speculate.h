@@ -46,7 +46,7 @@ typedef kakeya_status (*decode_draft_fn)(void *user, int32_t bonus, int n, int32
 
 typedef struct decode_options {
     kakeya_mode mode;
-    backend_drafter drafter; /* whom blocks ask that are not of n-grams */
+    backend_drafter drafter; /* whom speculative blocks ask; in auto the control chooses */
     int draft_length;        /* tokens per block in the fixed modes, the most in auto; 0 with AR */
     prediction prediction;   /* n 0: none */
     int max_rows;            /* rows that a decode segment may have under the attention policy */
@@ -147,8 +147,7 @@ typedef struct decode_stream {
     size_t place;   /* ... of this place */
     int question;   /* of decode_asks */
     int32_t watched[BACKEND_MAX_DRAFT];
-    double watch_seconds;
-    int watch_drafts;
+    draft_watched watch;
     int32_t known[BACKEND_MAX_DECODE_ROWS]; /* tokens chosen by the backend or in decode_read */
     float *logits;                          /* the block's part of the buffers */
     backend_leaders *leaders;

@@ -24,8 +24,8 @@ void draft_blocks_free(draft_blocks *blocks) {
 }
 
 static void write_block(FILE *out, const draft_block *b) {
-    if (b->source == DRAFT_DFLASH) {
-        fprintf(out, "d%d", b->asked);
+    if (draft_source_asks(b->source)) {
+        fprintf(out, "%c%d", b->source == DRAFT_DFLASH ? 'd' : 'a', b->asked);
         if (b->looked_up || b->drafted != b->asked) fprintf(out, ":%d+%d", b->drafted - b->looked_up, b->looked_up);
     } else if (b->source == DRAFT_NGRAM) {
         fprintf(out, "n%d", b->drafted);
@@ -61,10 +61,11 @@ static bool read_block(const char **at, draft_block *out) {
     *out = (draft_block){.source = DRAFT_NONE};
     char source = *(*at)++;
     if (source == '0') return true;
-    if (source != 'd' && source != 'n') return false;
+    if (source != 'd' && source != 'a' && source != 'n') return false;
     int count = read_count(at, 1), kept = count, more = 0;
-    out->source = source == 'd' ? DRAFT_DFLASH : DRAFT_NGRAM;
-    if (source == 'd' && **at == ':') {
+    out->source = source == 'd' ? DRAFT_DFLASH : source == 'a' ? DRAFT_ASSISTANT : DRAFT_NGRAM;
+    const bool asked = draft_source_asks(out->source);
+    if (asked && **at == ':') {
         ++*at;
         kept = read_count(at, 0);
         if (**at != '+') return false;
@@ -72,7 +73,7 @@ static bool read_block(const char **at, draft_block *out) {
         more = read_count(at, 0);
     }
     if (count < 0 || kept < 0 || more < 0 || kept > count || kept + more > BACKEND_MAX_DRAFT) return false;
-    out->asked = source == 'd' ? count : 0;
+    out->asked = asked ? count : 0;
     out->drafted = kept + more;
     out->looked_up = more;
     return true;

@@ -49,7 +49,8 @@ static kakeya_status resolve_mode(const kakeya_session *session, const kakeya_ge
                          o->draft_length, (int)BACKEND_MAX_DRAFT);
     int length = o->draft_length;
     if (length == 0 && o->mode == KAKEYA_MODE_AUTO) length = BACKEND_MAX_DRAFT;
-    if (length == 0) length = drafter ? session->workspace.control.max_dflash : DECODE_NGRAM_DRAFT;
+    out->drafter = session->cache_options.keep_draft_context ? BACKEND_DFLASH : BACKEND_ASSISTANT;
+    if (length == 0) length = drafter ? session->workspace.control.drafter[out->drafter].longest : DECODE_NGRAM_DRAFT;
     if (o->mode == KAKEYA_MODE_AR) length = 0;
     if (o->top_log_probabilities < 0 || o->top_log_probabilities > KAKEYA_MAX_TOP_LOG_PROBABILITIES)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "top_log_probabilities is %d, must be 0 to %d",
@@ -58,7 +59,6 @@ static kakeya_status resolve_mode(const kakeya_session *session, const kakeya_ge
     out->top_log_probabilities = o->top_log_probabilities;
     out->mode = o->mode;
     out->draft_length = length;
-    out->drafter = session->cache_options.keep_draft_state ? BACKEND_ASSISTANT : BACKEND_DFLASH;
     out->max_rows = session_decode_rows(session);
     return KAKEYA_OK;
 }

@@ -106,8 +106,8 @@ static int rows_each(const step *s, bool prompts) {
     return each < 1 ? 1 : each;
 }
 
-/* Asks the drafter for all blocks at once, until no block has a question left. Needs the turn. */
-static void ask_drafter(step *s) {
+/* Asks each drafter for all its blocks at once, until no block has a question left. Needs the turn. */
+static void ask_drafters(step *s) {
     kakeya_engine *engine = s->batch->engine;
     for (;;) {
         backend_draft_request request[BACKEND_MAX_SEGMENTS];
@@ -115,6 +115,7 @@ static void ask_drafter(step *s) {
         int n = 0, drafts = 0;
         for (int i = 0; i < s->answers; i++) {
             if (!decode_asks(&s->member[i]->answer.stream, &request[n])) continue;
+            if (request[n].drafter != request[0].drafter) continue; /* in its turn */
             drafts += request[n].n;
             asker[n++] = s->member[i];
         }
@@ -125,8 +126,7 @@ static void ask_drafter(step *s) {
         double seconds = clock_seconds() - start;
         if (status == KAKEYA_OK) {
             for (int i = 0; i < n; i++) decode_answered(&asker[i]->answer.stream, seconds / n);
-            bool chains = !engine->drafter; /* each draft has its price, otherwise each block */
-            if (s->answers > 1) step_costs_add_drafts(&s->batch->costs, chains ? drafts : n, seconds);
+            if (s->answers > 1) step_costs_add_drafts(&s->batch->costs, request[0].drafter, n, drafts, seconds);
             continue;
         }
         bool someone = false;
@@ -256,7 +256,7 @@ static bool make_room_in_turn(batch *b) {
 
 static void plan_answers(step *s, bool prompts) {
     int most = rows_each(s, prompts);
-    draft_prices prices = step_costs_prices(&s->batch->costs);
+    draft_prices prices = step_costs_prices(&s->batch->costs, s->answers);
     for (int i = 0; i < s->answers;) {
         kakeya_request *r = s->member[i];
         kakeya_status status = decode_plan(&r->answer.stream, most, s->answers > 1 ? &prices : NULL, &r->error);
@@ -423,7 +423,7 @@ static void run_step(batch *b, kv_format format) {
     plan_answers(&s, prompts);
     if (!s.n && !prompts) return;
     engine_turn_begin(b->engine);
-    ask_drafter(&s);
+    ask_drafters(&s);
     compute(&s);
     engine_turn_end(b->engine);
     take_results(&s);

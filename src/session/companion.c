@@ -74,20 +74,19 @@ static kakeya_status find_assistant(const char *name, char **path, kakeya_error 
     return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory to look for its assistant", name);
 }
 
-kakeya_status companion_drafter(const char *option, const char *model, const char *model_directory, char **path,
-                                bool *assistant, char **sought, kakeya_error *error) {
-    *assistant = false;
-    kakeya_status status = companion_directory(option, model_directory, "-dflash", path, sought, error);
-    if (status == KAKEYA_OK && option && *path) {
-        status = assistant_is_at(*path, assistant, error);
-    } else if (status == KAKEYA_OK && !*path && !option && model_directory) {
-        if (model) status = find_assistant(model, path, error);
-        if (status == KAKEYA_OK && !*path) status = find_assistant(model_directory, path, error);
-        *assistant = *path != NULL;
-    }
-    if (status != KAKEYA_OK) {
-        free(*path);
-        *path = NULL;
-    }
+kakeya_status companion_named(const char *option, char **path, bool *assistant, kakeya_error *error) {
+    *path = NULL;
+    kakeya_status status = checkpoint_resolve(option, path, error);
+    if (status == KAKEYA_OK) status = assistant_is_at(*path, assistant, error);
+    if (status == KAKEYA_OK) return KAKEYA_OK;
+    free(*path);
+    *path = NULL;
+    return status;
+}
+
+kakeya_status companion_assistant(const char *model, const char *model_directory, char **path, kakeya_error *error) {
+    *path = NULL;
+    kakeya_status status = model ? find_assistant(model, path, error) : KAKEYA_OK;
+    if (status == KAKEYA_OK && !*path && model_directory) status = find_assistant(model_directory, path, error);
     return status;
 }

@@ -13,10 +13,12 @@
 kakeya_status companion_directory(const char *option, const char *model_directory, const char *suffix, char **directory,
                                   char **sought, kakeya_error *error);
 
-/* The drafter of a model, and whether it is an MTP assistant: what the option names; else the model's sibling
- * MODEL-dflash; else MODEL-assistant, a directory or with .gguf, beside the model or under that name in the Hugging
- * Face cache. `model`: as the user names it, NULL where there is none. The rest as above. */
-kakeya_status companion_drafter(const char *option, const char *model, const char *model_directory, char **path,
-                                bool *assistant, char **sought, kakeya_error *error);
+/* The drafter that an option names, and whether it is an MTP assistant. *path is malloc'ed. */
+kakeya_status companion_named(const char *option, char **path, bool *assistant, kakeya_error *error);
+
+/* The MTP assistant of a model: MODEL-assistant, a directory or with .gguf, beside the model or under that name in the
+ * Hugging Face cache. `model`: as the user names it, NULL where there is none. *path stays NULL where there is none,
+ * and is malloc'ed otherwise. */
+kakeya_status companion_assistant(const char *model, const char *model_directory, char **path, kakeya_error *error);
 
 #endif

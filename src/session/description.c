@@ -120,11 +120,40 @@ static kakeya_status read_f_theta(const char *directory, owned_description *d, k
     return status;
 }
 
+/* The drafter that an option names. */
+static kakeya_status read_named(const kakeya_engine_options *o, const char *name, owned_description *d,
+                                kakeya_error *error) {
+    backend_drafter kind;
+    char *path = NULL;
+    bool assistant = false;
+    if (strcmp(name, "none") == 0) return KAKEYA_OK;
+    if (o->synthetic && synthetic_is_drafter(name, &kind) && kind == BACKEND_ASSISTANT) {
+        assistant_config_published(&d->verifier, &d->assistant);
+        d->view.assistant = &d->assistant;
+        return KAKEYA_OK;
+    }
+    kakeya_status status = companion_named(name, &path, &assistant, error);
+    if (status == KAKEYA_OK) status = (assistant ? read_assistant : read_drafter)(path, d, error);
+    free(path);
+    return status;
+}
+
+/* Those that lie beside the model. */
+static kakeya_status read_found(const kakeya_engine_options *o, const char *directory, owned_description *d,
+                                kakeya_error *error) {
+    char *dflash = NULL, *assistant = NULL;
+    kakeya_status status = companion_directory(NULL, directory, "-dflash", &dflash, NULL, error);
+    if (status == KAKEYA_OK && dflash) status = read_drafter(dflash, d, error);
+    if (status == KAKEYA_OK && directory) status = companion_assistant(o->model, directory, &assistant, error);
+    if (status == KAKEYA_OK && assistant) status = read_assistant(assistant, d, error);
+    free(dflash);
+    free(assistant);
+    return status;
+}
+
 static kakeya_status read_all(const kakeya_engine_options *o, owned_description *d, kakeya_error *error) {
-    char *directory = NULL, *drafter = NULL, *f_theta = NULL;
+    char *directory = NULL, *f_theta = NULL;
     kakeya_status status = KAKEYA_OK;
-    backend_drafter kind = BACKEND_DFLASH;
-    bool assistant = false, made = o->synthetic && o->drafter && synthetic_is_drafter(o->drafter, &kind);
     if (!o->model == !o->synthetic)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "a description needs either `model` or `synthetic`");
     d->view.verifier = &d->verifier;
@@ -134,17 +163,12 @@ static kakeya_status read_all(const kakeya_engine_options *o, owned_description 
         status = checkpoint_resolve(o->model, &directory, error);
         if (status == KAKEYA_OK) status = read_verifier(directory, d, error);
     }
-    if (status == KAKEYA_OK && made && kind == BACKEND_ASSISTANT) {
-        assistant_config_published(&d->verifier, &d->assistant);
-        d->view.assistant = &d->assistant;
-    } else if (status == KAKEYA_OK) {
-        status = companion_drafter(o->drafter, o->model, directory, &drafter, &assistant, NULL, error);
-    }
-    if (status == KAKEYA_OK && drafter) status = (assistant ? read_assistant : read_drafter)(drafter, d, error);
+    if (status == KAKEYA_OK && !o->drafter) status = read_found(o, directory, d, error);
+    if (status == KAKEYA_OK && o->drafter) status = read_named(o, o->drafter, d, error);
+    if (status == KAKEYA_OK && o->second_drafter) status = read_named(o, o->second_drafter, d, error);
     if (status == KAKEYA_OK) status = companion_directory(o->f_theta, directory, "-f-theta", &f_theta, NULL, error);
     if (status == KAKEYA_OK && f_theta) status = read_f_theta(f_theta, d, error);
     free(f_theta);
-    free(drafter);
     free(directory);
     return status;
 }
@@ -198,16 +222,21 @@ void kakeya_description_facts_sized(const kakeya_description *d, kakeya_facts *o
         .parameters = (uint64_t)parameters.total,
         .active_parameters = (uint64_t)parameters.active,
     };
+    facts.has_dflash = d->drafter != NULL;
     if (d->drafter) {
         facts.drafter_layers = d->drafter->layers;
         facts.drafter_block_size = d->drafter->block_size;
         facts.drafter_parameters = (uint64_t)dflash_parameters(d->drafter);
     }
     if (d->assistant) {
-        facts.drafter_layers = d->assistant->stack.layers;
-        facts.drafter_block_size = ASSISTANT_LONGEST_DRAFT + 1;
-        facts.drafter_parameters = (uint64_t)assistant_parameters(d->assistant);
+        facts.assistant_layers = d->assistant->stack.layers;
+        facts.assistant_parameters = (uint64_t)assistant_parameters(d->assistant);
         facts.assistant_draft_parameters = (uint64_t)assistant_draft_parameters(d->assistant);
+    }
+    if (d->assistant && !d->drafter) {
+        facts.drafter_layers = facts.assistant_layers;
+        facts.drafter_block_size = ASSISTANT_LONGEST_DRAFT + 1;
+        facts.drafter_parameters = facts.assistant_parameters;
     }
     if (d->f_theta) {
         facts.f_theta_rank = d->f_theta->rank_k;

@@ -27,33 +27,71 @@ static kakeya_status no_assistants(const char *path, const backend_ops *ops, kak
                      ops->name);
 }
 
-static kakeya_status open_drafter(kakeya_engine *engine, const kakeya_engine_options *options, const char *directory,
-                                  engine_parts *parts, kakeya_error *error) {
+static kakeya_status two_of_a_kind(const kakeya_engine_options *options, const char *kind, kakeya_error *error) {
+    return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                     "drafters %s and %s are both %s: one of each kind can draft for a session", options->drafter,
+                     options->second_drafter, kind);
+}
+
+/* The drafter that an option names. */
+static kakeya_status open_named(kakeya_engine *engine, const kakeya_engine_options *options, const char *name,
+                                engine_parts *parts, kakeya_error *error) {
     const gemma4_config *verifier = &parts->verifier->config;
-    char *drafter = NULL;
+    char *path = NULL;
     bool assistant = false;
     backend_drafter kind;
-    kakeya_status status;
-    if (options->synthetic && options->drafter && synthetic_is_drafter(options->drafter, &kind)) {
-        if (kind == BACKEND_DFLASH)
-            return synthetic_drafter(parts->ops, verifier, &engine->account, &parts->drafter, error);
-        if (!parts->ops->assistants) return no_assistants(options->drafter, parts->ops, error);
-        return synthetic_assistant(verifier, &engine->account, &parts->assistant, error);
-    }
-    status = companion_drafter(options->drafter, options->model, directory, &drafter, &assistant,
-                               &engine->drafter_sought, error);
-    if (status == KAKEYA_OK && assistant && !parts->ops->assistants) {
-        if (options->drafter) status = no_assistants(drafter, parts->ops, error);
+    kakeya_status status = KAKEYA_OK;
+    const bool made = options->synthetic && synthetic_is_drafter(name, &kind);
+    if (made)
+        assistant = kind == BACKEND_ASSISTANT;
+    else
+        status = companion_named(name, &path, &assistant, error);
+    if (status == KAKEYA_OK && assistant && !parts->ops->assistants)
+        status = no_assistants(made ? name : path, parts->ops, error);
+    else if (status == KAKEYA_OK && assistant && parts->assistant)
+        status = two_of_a_kind(options, "MTP assistants", error);
+    else if (status == KAKEYA_OK && assistant)
+        status = made ? synthetic_assistant(verifier, &engine->account, &parts->assistant, error)
+                      : assistant_model_open(path, verifier, &engine->account, &parts->assistant, error);
+    else if (status == KAKEYA_OK && parts->drafter)
+        status = two_of_a_kind(options, "DFlash drafters", error);
+    else if (status == KAKEYA_OK)
+        status = made ? synthetic_drafter(parts->ops, verifier, &engine->account, &parts->drafter, error)
+                      : dflash_model_open(path, verifier, &engine->account, &parts->drafter, error);
+    free(path);
+    return status;
+}
+
+/* Those that lie beside the model. */
+static kakeya_status open_found(kakeya_engine *engine, const kakeya_engine_options *options, const char *directory,
+                                engine_parts *parts, kakeya_error *error) {
+    const gemma4_config *verifier = &parts->verifier->config;
+    char *dflash = NULL, *assistant = NULL;
+    kakeya_status status = companion_directory(NULL, directory, "-dflash", &dflash, &engine->drafter_sought, error);
+    if (status == KAKEYA_OK && dflash)
+        status = dflash_model_open(dflash, verifier, &engine->account, &parts->drafter, error);
+    if (status == KAKEYA_OK && directory) status = companion_assistant(options->model, directory, &assistant, error);
+    if (status == KAKEYA_OK && assistant && parts->ops->assistants)
+        status = assistant_model_open(assistant, verifier, &engine->account, &parts->assistant, error);
+    else if (status == KAKEYA_OK && assistant && !dflash)
         snprintf(engine->drafter_note, sizeof engine->drafter_note,
                  "the MTP assistant beside the model is not used: backend %s does not run it, backend cpu does",
                  parts->ops->name);
-    } else if (status == KAKEYA_OK && assistant) {
-        status = assistant_model_open(drafter, verifier, &engine->account, &parts->assistant, error);
-    } else if (status == KAKEYA_OK && drafter) {
-        status = dflash_model_open(drafter, verifier, &engine->account, &parts->drafter, error);
-    }
+    free(dflash);
+    free(assistant);
+    return status;
+}
+
+static kakeya_status open_drafters(kakeya_engine *engine, const kakeya_engine_options *options, const char *directory,
+                                   engine_parts *parts, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    if (!options->drafter)
+        status = open_found(engine, options, directory, parts, error);
+    else if (strcmp(options->drafter, "none") != 0)
+        status = open_named(engine, options, options->drafter, parts, error);
+    if (status == KAKEYA_OK && options->second_drafter)
+        status = open_named(engine, options, options->second_drafter, parts, error);
     if (status == KAKEYA_OK && parts->drafter) parts->drafter_scaled_embedding |= parts->drafter->scaled_embedding;
-    free(drafter);
     return status;
 }
 
@@ -112,7 +150,7 @@ static kakeya_status open_parts(kakeya_engine *engine, const kakeya_engine_optio
         status = tokenizer_read(directory, parts->verifier->config.variant, &parts->text, error);
     if (status == KAKEYA_OK) add_turn_ends(parts->text.tokens, &parts->verifier->config);
     if (status == KAKEYA_OK) status = loading(options, 1, error);
-    if (status == KAKEYA_OK) status = open_drafter(engine, options, directory, parts, error);
+    if (status == KAKEYA_OK) status = open_drafters(engine, options, directory, parts, error);
     if (status == KAKEYA_OK) status = loading(options, 2, error);
     if (status == KAKEYA_OK) status = open_f_theta(engine, options, directory, parts, error);
     if (status == KAKEYA_OK) status = loading(options, 3, error);
@@ -125,6 +163,12 @@ static kakeya_status check_options(const kakeya_engine_options *options, kakeya_
     if (options->model && options->synthetic)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "model '%s' and synthetic '%s' are both given", options->model,
                          options->synthetic);
+    if (options->second_drafter &&
+        (!options->drafter || strcmp(options->drafter, "none") == 0 || strcmp(options->second_drafter, "none") == 0))
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "drafter '%s' and '%s': two are a DFlash drafter and an MTP "
+                         "assistant",
+                         options->drafter ? options->drafter : "", options->second_drafter);
     if (options->threads < 0)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "threads is %d, must be at least 0", options->threads);
     if (options->max_batch < 0 || options->max_batch > BACKEND_MAX_SEGMENTS)

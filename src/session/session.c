@@ -84,12 +84,11 @@ static kakeya_status session_allocate(kakeya_engine *engine, const kakeya_sessio
     return KAKEYA_OK;
 }
 
-/* The longest draft: what the drafter was trained for, in what a block can hold. */
-static int longest_draft(const kakeya_session *session) {
-    if (session->cache_options.keep_draft_state) return ASSISTANT_LONGEST_DRAFT;
-    if (!session->cache_options.keep_draft_context) return 0;
-    int length = session->engine->drafter->config.block_size - 1;
-    return length < BACKEND_MAX_DRAFT ? length : BACKEND_MAX_DRAFT;
+/* The longest drafts: what a drafter was trained for. */
+static void longest_drafts(const kakeya_session *session, int longest[BACKEND_DRAFTERS]) {
+    const backend_cache_options *o = &session->cache_options;
+    longest[BACKEND_DFLASH] = o->keep_draft_context ? session->engine->drafter->config.block_size - 1 : 0;
+    longest[BACKEND_ASSISTANT] = o->keep_draft_state ? ASSISTANT_LONGEST_DRAFT : 0;
 }
 
 kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya_session_options *options, kakeya_session **out,
@@ -106,9 +105,9 @@ kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya_session_op
 
     session->cache_options = cache_options_of(session);
     engine_turn_begin(engine);
-    draft_control_init(&session->workspace.control, NULL, longest_draft(session),
-                       &engine->experience[resolved.attention]);
-    session->workspace.control.chained = session->cache_options.keep_draft_state;
+    int longest[BACKEND_DRAFTERS];
+    longest_drafts(session, longest);
+    draft_control_init(&session->workspace.control, NULL, longest, &engine->experience[resolved.attention]);
     status = session_reset_cache(session, error);
     engine->sessions++;
     engine_keep_spare(engine);

@@ -56,6 +56,27 @@ works "info says so in words" info "$WORK/ple"
 check "in one line" grep -q 'drafter  *an MTP assistant, 4 layers' "$WORK/out"
 works "a server's room is reckoned with it" info "$WORK/ple" --sessions --memory 1G --json
 
+# beside a DFlash drafter, which is found in the same way
+unpack "$GOLDEN/dflash-tiny" "$WORK/tiny-dflash"
+answer dense --drafter none --mode ar
+tokens >"$WORK/expected"
+for mode in auto speculative; do
+    answer dense --drafter "$WORK/tiny-dflash" --drafter "$WORK/dense-assistant" --mode $mode
+    check "two drafters, $mode, the same tokens" test "$(tokens)" = "$(cat "$WORK/expected")"
+    json_holds "and they draft" '.stats.drafted_tokens > 0'
+done
+works "info describes both" info "$WORK/dense" --drafter "$WORK/dense-assistant" --drafter "$WORK/tiny-dflash" --json
+json_holds "each by itself" '.drafter.kind == "dflash" and .assistant.layers == 4 and .assistant.draft_parameters > 0'
+cp -r "$WORK/tiny-dflash" "$WORK/dense-dflash"
+works "info finds both beside the model" info "$WORK/dense" --json
+json_holds "as it does one" '.drafter.kind == "dflash" and .assistant.layers == 4'
+works "and says so in words" info "$WORK/dense"
+check "in two lines" test "$(grep -c '^  drafter ' "$WORK/out")" = 2
+rm -r "$WORK/dense-dflash"
+fails_with "two of a kind are refused" 'both MTP assistants' \
+    run --model "$WORK/dense" --drafter "$WORK/dense-assistant" --drafter "$WORK/dense-assistant" --ids-file "$WORK/ids"
+fails_with "so are three" 'not 3 drafters' run --model "$WORK/dense" --drafter a --drafter b --drafter c --ids-file "$WORK/ids"
+
 # in the cache, by its name
 mkdir -p "$WORK/hub/models--org--m/snapshots" "$WORK/hub/models--org--m-assistant/snapshots"
 cp -r "$WORK/dense" "$WORK/hub/models--org--m/snapshots/1"

@@ -223,7 +223,7 @@ static double verify_cost(int shape, int rows) {
     return 1 + per_row[shape] * (rows - 1);
 }
 
-static const double draft_cost = 0.3;
+static const double draft_cost = 0.3, chain_cost = 0.06; /* of a block; of each draft of an assistant */
 enum { LONGEST = 7 };
 
 typedef struct simulation {
@@ -232,7 +232,8 @@ typedef struct simulation {
     double more_q;     /* of what continues a DFlash draft; 0: nothing does */
     uint64_t seed, draws;
     double seconds;
-    long tokens, by_source[3], looked_up;
+    long tokens, by_source[DRAFT_NGRAM + 1], looked_up;
+    double chain_q; /* of an assistant's drafts */
 } simulation;
 
 static double uniform(simulation *s) { return random_uniform_at(s->seed, s->draws++); }
@@ -251,6 +252,12 @@ static void predict(simulation *s, double q, int n, int32_t *tokens) {
     }
 }
 
+static const int dflash_alone[BACKEND_DRAFTERS] = {[BACKEND_DFLASH] = LONGEST};
+
+static double drafting_cost(backend_drafter drafter, int drafts) {
+    return drafter == BACKEND_ASSISTANT ? chain_cost * drafts : draft_cost;
+}
+
 /* Token number i of the text is i, so a prediction can be checked by counting. */
 static void simulate(simulation *s, draft_control *control, long tokens) {
     int32_t watched[LONGEST];
@@ -263,8 +270,9 @@ static void simulate(simulation *s, draft_control *control, long tokens) {
                              .ngram_match = plan.source == DRAFT_NGRAM ? 3 : 0};
         if (plan.source == DRAFT_DFLASH && s->more_q > 0) {
             block.ngram_match = NGRAM_MAX_MATCH;
-            block.looked_up =
-                draft_control_extend(control, plan.length, BACKEND_MAX_DRAFT - plan.length, NGRAM_MAX_MATCH).more;
+            block.looked_up = draft_control_extend(control, BACKEND_DFLASH, plan.length,
+                                                   BACKEND_MAX_DRAFT - plan.length, NGRAM_MAX_MATCH)
+                                  .more;
             block.drafted += block.looked_up;
             s->looked_up += block.looked_up;
         }
@@ -280,11 +288,12 @@ static void simulate(simulation *s, draft_control *control, long tokens) {
         }
         block.verify_seconds = disturbed(s, verify);
         s->seconds += verify;
-        if (plan.source == DRAFT_DFLASH) {
-            block.draft_seconds = disturbed(s, draft_cost);
-            s->seconds += draft_cost;
+        if (draft_source_asks(plan.source)) {
+            double drafting = drafting_cost(draft_source_drafter(plan.source), plan.length);
+            block.draft_seconds = disturbed(s, drafting);
+            s->seconds += drafting;
         }
-        double q = plan.source == DRAFT_NGRAM ? s->ngram_q : s->q;
+        double q = plan.source == DRAFT_NGRAM ? s->ngram_q : plan.source == DRAFT_ASSISTANT ? s->chain_q : s->q;
         while (block.accepted < block.drafted &&
                uniform(s) < (block.accepted < block.drafted - block.looked_up ? q : s->more_q))
             block.accepted++;
@@ -293,13 +302,15 @@ static void simulate(simulation *s, draft_control *control, long tokens) {
             draft_control_watch(control, DRAFT_NGRAM, 3, watched, 0, LONGEST);
         }
         if (plan.watch_length) {
-            shadow = disturbed(s, draft_cost);
-            s->seconds += draft_cost;
-            predict(s, s->q, plan.watch_length, watched);
-            draft_control_watch(control, DRAFT_DFLASH, 0, watched, 0, plan.watch_length);
+            double drafting = drafting_cost(plan.watched, plan.watch_length);
+            shadow = disturbed(s, drafting);
+            s->seconds += drafting;
+            predict(s, plan.watched == BACKEND_ASSISTANT ? s->chain_q : s->q, plan.watch_length, watched);
+            draft_control_watch(control, draft_source_of(plan.watched), 0, watched, 0, plan.watch_length);
         }
         for (int i = 0; i <= block.accepted; i++) draft_control_token(control, (int32_t)s->tokens++);
-        draft_control_record(control, &block, shadow, plan.watch_length);
+        draft_control_record(control, &block,
+                             &(draft_watched){.drafter = plan.watched, .drafts = plan.watch_length, .seconds = shadow});
         s->by_source[plan.source] += block.accepted + 1;
     }
 }
@@ -328,7 +339,7 @@ static void test_control_finds_the_best_length(void **state) {
             for (uint64_t run = 0; run < RUNS; run++) {
                 simulation s = {.shape = shape, .q = rates[r], .ngram_q = -1, .seed = 100 + run};
                 draft_control control;
-                draft_control_init(&control, NULL, LONGEST, NULL);
+                draft_control_init(&control, NULL, dflash_alone, NULL);
                 simulate(&s, &control, TOKENS);
                 seconds += s.seconds / (double)s.tokens / RUNS;
             }
@@ -347,7 +358,7 @@ static void test_control_follows_the_text(void **state) {
     for (int shape = SHAPE_FREE; shape <= SHAPE_MILD; shape++) {
         simulation s = {.shape = shape, .q = 0.95, .ngram_q = -1, .seed = 7};
         draft_control control;
-        draft_control_init(&control, NULL, LONGEST, NULL);
+        draft_control_init(&control, NULL, dflash_alone, NULL);
         simulate(&s, &control, 400);
         for (int phase = 0; phase < 3; phase++) {
             double best_drafting = best_fixed(shape, 0.95, draft_cost), plain = verify_cost(shape, 1);
@@ -374,7 +385,7 @@ static void test_control_uses_ngrams(void **state) {
         for (int good = 0; good < 2; good++) {
             simulation s = {.shape = SHAPE_MILD, .q = 0.3, .ngram_q = good ? 0.95 : 0.02, .seed = 21};
             draft_control control;
-            draft_control_init(&control, NULL, drafter ? LONGEST : 0, NULL);
+            draft_control_init(&control, NULL, drafter ? dflash_alone : (const int[BACKEND_DRAFTERS]){0}, NULL);
             simulate(&s, &control, 2000);
             double per_token = s.seconds / (double)s.tokens;
             double best = best_fixed(SHAPE_MILD, s.ngram_q, 0);
@@ -392,7 +403,7 @@ static void test_control_extends_drafts(void **state) {
     for (int good = 0; good < 2; good++) {
         simulation s = {.shape = SHAPE_FREE, .q = 0.98, .ngram_q = -1, .more_q = good ? 0.97 : 0.02, .seed = 31};
         draft_control control;
-        draft_control_init(&control, NULL, LONGEST, NULL);
+        draft_control_init(&control, NULL, dflash_alone, NULL);
         simulate(&s, &control, 3000);
         double per_token = s.seconds / (double)s.tokens, alone = best_fixed(SHAPE_FREE, s.q, draft_cost);
         double reached = 1, tokens = 1;
@@ -406,24 +417,122 @@ static void test_control_extends_drafts(void **state) {
                      alone);
     }
     draft_control control; /* probes are about DFlash alone */
-    draft_control_init(&control, NULL, LONGEST, NULL);
+    draft_control_init(&control, NULL, dflash_alone, NULL);
     for (int m = 0; m <= NGRAM_MAX_MATCH; m++) {
-        for (int i = 0; i < BACKEND_MAX_DRAFT; i++) control.extension[m].rate[i] = control.dflash.rate[i] = 1;
+        for (int i = 0; i < BACKEND_MAX_DRAFT; i++)
+            control.extension[m].rate[i] = control.drafter[BACKEND_DFLASH].acceptance.rate[i] = 1;
     }
-    assert_int_equal(draft_control_extend(&control, LONGEST, 5, NGRAM_MAX_MATCH).more, 5);
+    assert_int_equal(draft_control_extend(&control, BACKEND_DFLASH, LONGEST, 5, NGRAM_MAX_MATCH).more, 5);
     /* drafts that do not hold from the fourth on: what followed the first three is worth more than all seven */
-    for (int i = 3; i < BACKEND_MAX_DRAFT; i++) control.dflash.rate[i] = 0.1f;
-    draft_extension all = draft_control_extend(&control, LONGEST, 9, NGRAM_MAX_MATCH);
-    draft_extension begun = draft_control_extend(&control, 3, 9, NGRAM_MAX_MATCH);
+    for (int i = 3; i < BACKEND_MAX_DRAFT; i++) control.drafter[BACKEND_DFLASH].acceptance.rate[i] = 0.1f;
+    draft_extension all = draft_control_extend(&control, BACKEND_DFLASH, LONGEST, 9, NGRAM_MAX_MATCH);
+    draft_extension begun = draft_control_extend(&control, BACKEND_DFLASH, 3, 9, NGRAM_MAX_MATCH);
     assert_true(begun.value > all.value && begun.more == 9);
     control.probing = true;
-    assert_int_equal(draft_control_extend(&control, LONGEST, 5, NGRAM_MAX_MATCH).more, 0);
+    assert_int_equal(draft_control_extend(&control, BACKEND_DFLASH, LONGEST, 5, NGRAM_MAX_MATCH).more, 0);
+}
+
+/* Seconds per token of the best fixed number of an assistant's drafts. */
+static double best_chain(int shape, double q) {
+    double best = verify_cost(shape, 1);
+    for (int length = 1; length <= LONGEST; length++) {
+        double tokens = 1, reached = 1;
+        for (int i = 0; i < length; i++) tokens += reached *= q;
+        double seconds = (verify_cost(shape, length + 1) + chain_cost * length) / tokens;
+        if (seconds < best) best = seconds;
+    }
+    return best;
+}
+
+/* A DFlash drafter and an assistant together: the better one of the two is found, wherever it lies, and where neither
+ * pays it is plain decoding. */
+static void test_control_chooses_the_drafter(void **state) {
+    (void)state;
+    static const double rates[][2] = {{0.9, 0.3}, {0.3, 0.9}, {0.8, 0.8}, {0.95, 0.6}, {0.5, 0.7}, {0.02, 0.02}};
+    static const int both[BACKEND_DRAFTERS] = {LONGEST, LONGEST};
+    enum { TOKENS = 3000, RUNS = 8 };
+    for (int shape = 0; shape < SHAPES; shape++) {
+        for (size_t r = 0; r < sizeof rates / sizeof rates[0]; r++) {
+            double seconds = 0;
+            long by_source[DRAFT_NGRAM + 1] = {0};
+            for (uint64_t run = 0; run < RUNS; run++) {
+                simulation s = {
+                    .shape = shape, .q = rates[r][0], .chain_q = rates[r][1], .ngram_q = -1, .seed = 900 + run};
+                draft_control control;
+                draft_control_init(&control, NULL, both, NULL);
+                simulate(&s, &control, TOKENS);
+                seconds += s.seconds / (double)s.tokens / RUNS;
+                for (int i = 0; i <= DRAFT_NGRAM; i++) by_source[i] += s.by_source[i];
+            }
+            double dflash = best_fixed(shape, rates[r][0], draft_cost), chain = best_chain(shape, rates[r][1]);
+            double plain = verify_cost(shape, 1), best = dflash < chain ? dflash : chain;
+            double found = shape == SHAPE_STEPS ? 1.15 : 1.08; /* stairs hide the best number of drafts */
+            double allowed = best * 1.2 <= plain ? best * found : plain * 1.03;
+            if (seconds > allowed)
+                fail_msg("shape %d, acceptance %g and %g: %.4f per token; DFlash %.4f, assistant %.4f, plain %.4f",
+                         shape, rates[r][0], rates[r][1], seconds, dflash, chain, plain);
+            if (best * 1.3 > plain) continue;
+            if (dflash * 1.3 < chain) assert_true(by_source[DRAFT_DFLASH] > 8 * by_source[DRAFT_ASSISTANT]);
+            if (chain * 1.3 < dflash) assert_true(by_source[DRAFT_ASSISTANT] > 8 * by_source[DRAFT_DFLASH]);
+        }
+    }
+}
+
+/* The text turns from one that DFlash knows to one that the assistant knows, and back. */
+static void test_control_changes_the_drafter(void **state) {
+    (void)state;
+    static const int both[BACKEND_DRAFTERS] = {LONGEST, LONGEST};
+    simulation s = {.shape = SHAPE_MILD, .q = 0.95, .chain_q = 0.1, .ngram_q = -1, .seed = 77};
+    draft_control control;
+    draft_control_init(&control, NULL, both, NULL);
+    simulate(&s, &control, 400);
+    for (int phase = 0; phase < 4; phase++) {
+        const bool chain = phase % 2 == 0;
+        s.q = chain ? 0.1 : 0.95;
+        s.chain_q = chain ? 0.95 : 0.1;
+        long before = s.tokens;
+        s.seconds = 0;
+        simulate(&s, &control, 2000);
+        double best = chain ? best_chain(SHAPE_MILD, 0.95) : best_fixed(SHAPE_MILD, 0.95, draft_cost);
+        double per_token = s.seconds / (double)(s.tokens - before);
+        if (per_token > best * 1.25)
+            fail_msg("phase %d: %.4f per token, the drafter that knows the text %.4f", phase, per_token, best);
+    }
+}
+
+/* In a batch every source has its price: of DFlash a block, of an assistant each draft. One that is not ready, or not
+ * there, is not asked. */
+static void test_control_compares_prices(void **state) {
+    (void)state;
+    static const int both[BACKEND_DRAFTERS] = {LONGEST, LONGEST};
+    draft_control control;
+    draft_control_init(&control, NULL, both, NULL);
+    for (int i = 0; i < BACKEND_MAX_DRAFT; i++) {
+        control.drafter[BACKEND_DFLASH].acceptance.rate[i] = control.drafter[BACKEND_ASSISTANT].acceptance.rate[i] =
+            0.8f;
+        control.ngram[3].rate[i] = 0.4f;
+    }
+    const draft_prices dear_block = {.row = 0.1, .drafts = {[BACKEND_DFLASH] = 2, [BACKEND_ASSISTANT] = 0.05}};
+    draft_plan plan = draft_control_plan_at(&control, LONGEST, LONGEST, 3, &dear_block);
+    assert_int_equal(plan.source, DRAFT_ASSISTANT);
+    assert_int_equal(plan.length, LONGEST); /* 0.8^7 is more than 0.15 */
+    const draft_prices dear_drafts = {.row = 0.1, .drafts = {[BACKEND_DFLASH] = 0.5, [BACKEND_ASSISTANT] = 0.5}};
+    plan = draft_control_plan_at(&control, LONGEST, LONGEST, 3, &dear_drafts);
+    assert_int_equal(plan.source, DRAFT_DFLASH);
+    const draft_prices dear_both = {.row = 0.1, .drafts = {[BACKEND_DFLASH] = 9, [BACKEND_ASSISTANT] = 0.9}};
+    plan = draft_control_plan_at(&control, LONGEST, LONGEST, 3, &dear_both);
+    assert_int_equal(plan.source, DRAFT_NGRAM);
+    assert_int_equal(plan.length, 2); /* 0.4^3 is less than 0.1 */
+    control.drafter[BACKEND_ASSISTANT].unready = true;
+    assert_int_equal(draft_control_plan_at(&control, LONGEST, 0, 0, &dear_block).source, DRAFT_DFLASH);
+    control.drafter[BACKEND_DFLASH].longest = 0;
+    assert_int_equal(draft_control_plan_at(&control, LONGEST, 0, 0, &dear_block).source, DRAFT_NONE);
 }
 
 static void test_control_obeys_limits_and_learns_costs_once(void **state) {
     (void)state;
     draft_control control;
-    draft_control_init(&control, NULL, 16, NULL);
+    draft_control_init(&control, NULL, (const int[BACKEND_DRAFTERS]){[BACKEND_DFLASH] = 16}, NULL);
     for (int limit = 0; limit <= 16; limit++) {
         draft_plan plan = draft_control_plan(&control, limit, 0, 0);
         assert_true(plan.length <= limit && plan.watch_length <= limit);
@@ -432,12 +541,12 @@ static void test_control_obeys_limits_and_learns_costs_once(void **state) {
     }
     /* costs handed over from an earlier session: the first block of a dear machine is not a full one */
     simulation s = {.shape = SHAPE_DEAR, .q = 0.1, .ngram_q = -1, .seed = 5};
-    draft_control_init(&control, NULL, LONGEST, NULL);
+    draft_control_init(&control, NULL, dflash_alone, NULL);
     simulate(&s, &control, 500);
     draft_experience experience = {0};
     draft_control_share(&control, &experience);
     draft_control next;
-    draft_control_init(&next, NULL, LONGEST, &experience);
+    draft_control_init(&next, NULL, dflash_alone, &experience);
     for (int block = 0; block < 3; block++) { /* a block may be a probe, but not each */
         if (draft_control_plan(&next, LONGEST, 0, 0).source == DRAFT_NONE) return;
         assert_true(next.probing);
@@ -461,7 +570,7 @@ static void test_control_starts_with_experience(void **state) {
             double last = 0; /* mean of the last four */
             for (int session = 0; session < SESSIONS; session++) {
                 draft_control control;
-                draft_control_init(&control, NULL, LONGEST, &experience);
+                draft_control_init(&control, NULL, dflash_alone, &experience);
                 double before = s.seconds;
                 long tokens = s.tokens;
                 simulate(&s, &control, phases[phase].tokens);
@@ -541,6 +650,9 @@ int main(void) {
         cmocka_unit_test(test_control_follows_the_text),
         cmocka_unit_test(test_control_uses_ngrams),
         cmocka_unit_test(test_control_extends_drafts),
+        cmocka_unit_test(test_control_chooses_the_drafter),
+        cmocka_unit_test(test_control_changes_the_drafter),
+        cmocka_unit_test(test_control_compares_prices),
         cmocka_unit_test(test_control_obeys_limits_and_learns_costs_once),
         cmocka_unit_test(test_control_starts_with_experience),
     };

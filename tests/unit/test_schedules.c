@@ -29,6 +29,7 @@ static const schedule_policy policies[] = {
 };
 enum { POLICIES = sizeof policies / sizeof *policies };
 
+/* Every second engine has an MTP assistant beside the DFlash drafter. */
 static kakeya_engine *open_engine(const schedule_policy *p) {
     kakeya_engine *engine = NULL;
     REQUIRE_OK(engine_create(0, &engine, error));
@@ -36,6 +37,9 @@ static kakeya_engine *open_engine(const schedule_policy *p) {
     engine_parts parts = {.ops = backend_find("cpu", NULL), .precision = KAKEYA_PRECISION_F32, .threads = 1};
     REQUIRE_OK(gemma4_model_open(KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense", account, &parts.verifier, error));
     gemma4_config *verifier = &parts.verifier->config;
+    if ((p - policies) % 2 == 0)
+        REQUIRE_OK(assistant_model_open(unpacked_folder(KAKEYA_TEST_DATA "/golden/mtp/dense"), verifier, account,
+                                        &parts.assistant, error));
     verifier->sliding_window = 40;
     REQUIRE_OK(dflash_model_open(unpacked_folder(KAKEYA_TEST_DATA "/golden/dflash-tiny"), verifier, account,
                                  &parts.drafter, error));
