@@ -4,7 +4,8 @@
  *     bench_grammar --answers [MODEL-DIRECTORY] < LINES
  *
  * LINES: {"schema": TEXT, "any_order": BOOL, "texts": [TEXT...]} each, as bench/grammar_suite.py --lines writes them.
- * Each text is tokenised and followed, with one mask in front of every token and one behind the last. */
+ * Each text is tokenised and followed, with one mask in front of every token and one behind the last. Lines with the
+ * slowest masks are named. */
 #include <cjson/cJSON.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -99,11 +100,21 @@ static void measure(const token_table *table, size_t i) {
 /* -------------------------------------------------------------------------------------------------- answers of a suite
  */
 
+enum { SLOWEST = 12, TAIL = 60 };
+
+/* The slowest mask of a line, and the end of the text in front of it. */
+typedef struct slow_line {
+    double seconds;
+    size_t line;
+    char tail[TAIL + 1];
+} slow_line;
+
 typedef struct masks {
     double *seconds; /* [n], malloc'ed */
     size_t n, capacity;
     double compiling;
     size_t schemas, refused, answers, rejected;
+    slow_line line, slowest[SLOWEST]; /* of this line; of all, the slowest first */
 } masks;
 
 static void add_mask(masks *all, double seconds) {
@@ -113,6 +124,33 @@ static void add_mask(masks *all, double seconds) {
         if (!all->seconds) exit(1);
     }
     all->seconds[all->n++] = seconds;
+}
+
+static void note_place(masks *all, double seconds, const kakeya_grammar *g, const int32_t *ids, size_t n) {
+    slow_line *line = &all->line;
+    if (seconds <= line->seconds) return;
+    size_t room = TAIL, at = n, bytes;
+    line->seconds = seconds;
+    line->line = all->schemas;
+    while (at > 0) {
+        const char *text = token_table_text(g->tokens, ids[at - 1], &bytes);
+        if (bytes > room) break;
+        room -= bytes;
+        memcpy(line->tail + room, text, bytes);
+        at--;
+    }
+    memmove(line->tail, line->tail + room, TAIL - room);
+    line->tail[TAIL - room] = 0;
+}
+
+static void end_line(masks *all) {
+    size_t at = SLOWEST;
+    while (at > 0 && all->line.seconds > all->slowest[at - 1].seconds) at--;
+    if (at < SLOWEST) {
+        memmove(&all->slowest[at + 1], &all->slowest[at], (SLOWEST - 1 - at) * sizeof *all->slowest);
+        all->slowest[at] = all->line;
+    }
+    all->line.seconds = 0;
 }
 
 static double time_mask(const matcher *m, matcher_space *space, uint32_t *allowed, size_t words) {
@@ -131,11 +169,12 @@ static void follow(const kakeya_grammar *g, const char *text, matcher_space *spa
     if (tokenizer_encode(g->tokens->tokenizer, text, strlen(text), (tokenizer_encode_options){0}, &ids, &n, &error) ||
         matcher_create(g, NULL, 0, NULL, 0, space->account, &m, &error))
         exit(1);
-    for (at = 0; at < n; at++) {
-        add_mask(all, time_mask(m, space, allowed, words));
-        if (!matcher_accept(m, space, ids[at])) break;
+    for (at = 0; at <= n; at++) {
+        double seconds = time_mask(m, space, allowed, words);
+        add_mask(all, seconds);
+        note_place(all, seconds, g, ids, at);
+        if (at == n || !matcher_accept(m, space, ids[at])) break;
     }
-    if (at == n) add_mask(all, time_mask(m, space, allowed, words));
     all->answers++;
     all->rejected += at < n;
     matcher_destroy(m);
@@ -171,6 +210,7 @@ static void measure_line(const token_table *table, const char *line, uint32_t *a
         cJSON_ArrayForEach(text, cJSON_GetObjectItem(json, "texts"))
             follow(g, cJSON_GetStringValue(text), &space, allowed, words, all);
         grammar_free(g);
+        end_line(all);
     }
     matcher_space_free(&space);
     cJSON_Delete(json);
@@ -197,6 +237,9 @@ static void measure_answers(const token_table *table) {
     printf("%zu masks, us: mean %.1f, p50 %.1f, p90 %.1f, p99 %.0f, p99.9 %.0f, slowest %.0f\n", all.n,
            total / (double)all.n * 1e6, all.seconds[all.n / 2] * 1e6, all.seconds[all.n * 9 / 10] * 1e6,
            all.seconds[all.n * 99 / 100] * 1e6, all.seconds[all.n * 999 / 1000] * 1e6, all.seconds[all.n - 1] * 1e6);
+    for (size_t i = 0; i < SLOWEST && all.slowest[i].seconds > 0; i++)
+        printf("%8.0f us: line %zu, behind %s\n", all.slowest[i].seconds * 1e6, all.slowest[i].line,
+               all.slowest[i].tail);
     free(all.seconds);
     free(allowed);
     free(line);

@@ -8,7 +8,7 @@
 
 typedef struct entry {
     mask_key key;
-    kinds_lengths lengths;
+    reach_lengths lengths;
     uint64_t used;
     uint32_t next; /* with the same hash */
     uint32_t *bits;
@@ -81,7 +81,7 @@ bool mask_cache_add_bits(mask_cache *c, mask_key key, uint32_t *allowed, size_t 
     return e != NULL;
 }
 
-bool mask_cache_get(mask_cache *c, mask_key key, uint32_t *bits, kinds_lengths *lengths) {
+bool mask_cache_get(mask_cache *c, mask_key key, uint32_t *bits, reach_lengths *lengths) {
     pthread_mutex_lock(&c->lock);
     entry *e = find(c, &key);
     if (e) {
@@ -104,7 +104,7 @@ static entry *take_oldest(mask_cache *c) {
     return &c->entries[oldest];
 }
 
-void mask_cache_put(mask_cache *c, mask_key key, const kinds_lengths *lengths, const uint32_t *bits) {
+void mask_cache_put(mask_cache *c, mask_key key, const reach_lengths *lengths, const uint32_t *bits) {
     pthread_mutex_lock(&c->lock);
     entry *e = NULL;
     if (!find(c, &key)) {

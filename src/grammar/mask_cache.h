@@ -6,7 +6,7 @@
 
 #include <stddef.h>
 
-#include "grammar/character_kinds.h"
+#include "grammar/character_reach.h"
 
 #define MASK_CACHE_BYTES ((size_t)16 << 20)
 
@@ -25,8 +25,8 @@ uint64_t mask_cache_number(mask_cache *cache);
 /* Sets the bits of a set that is there; allowed has n_words words. */
 bool mask_cache_add_bits(mask_cache *cache, mask_key key, uint32_t *allowed, size_t n_words);
 /* The whole set, and what counting makes of its tokens. */
-bool mask_cache_get(mask_cache *cache, mask_key key, uint32_t *bits, kinds_lengths *lengths);
+bool mask_cache_get(mask_cache *cache, mask_key key, uint32_t *bits, reach_lengths *lengths);
 /* Remembers a set, unless memory ends. */
-void mask_cache_put(mask_cache *cache, mask_key key, const kinds_lengths *lengths, const uint32_t *bits);
+void mask_cache_put(mask_cache *cache, mask_key key, const reach_lengths *lengths, const uint32_t *bits);
 
 #endif

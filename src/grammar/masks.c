@@ -22,14 +22,15 @@ kakeya_status mask_space_reserve(mask_space *space, const token_table *tokens, m
     space->seen = mem_alloc(account, MEM_WORKSPACE, levels * sizeof *space->seen);
     space->bits = mem_alloc(account, MEM_WORKSPACE, words * sizeof *space->bits);
     space->parts = mem_alloc(account, MEM_WORKSPACE, words * sizeof *space->parts);
-    space->kinds = mem_alloc(account, MEM_WORKSPACE, kinds_memory_bytes());
+    space->ranks = mem_alloc(account, MEM_WORKSPACE, words * sizeof *space->ranks);
+    space->reach = mem_alloc(account, MEM_WORKSPACE, character_reach_bytes());
     if (!space->levels || !space->inner || !space->scratch || !space->at || !space->seen || !space->bits ||
-        !space->parts || !space->kinds) {
+        !space->parts || !space->ranks || !space->reach) {
         mask_space_free(space);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "grammar workspace of %zu bytes: out of memory",
                          levels * sizeof *space->levels);
     }
-    memset(space->kinds, 0, kinds_memory_bytes());
+    memset(space->reach, 0, character_reach_bytes());
     space->n_levels = levels;
     space->words = words;
     return KAKEYA_OK;
@@ -43,7 +44,8 @@ void mask_space_free(mask_space *space) {
     mem_free(space->seen);
     mem_free(space->bits);
     mem_free(space->parts);
-    mem_free(space->kinds);
+    mem_free(space->ranks);
+    mem_free(space->reach);
     *space = (mask_space){0};
 }
 
@@ -114,23 +116,6 @@ static void walk(const mask *m, const token_trie *t, const automaton_state *from
     walk_some(m, t, from, false, filter, user);
 }
 
-/* Whether all tokens below a node of the vocabulary's tree are read, from a state in which the node is left. Sets their
- * bits then. room: for characters that begin, and what completes the text. missing: what must still be able to come. */
-static bool take_below(const mask *m, const kinds_reader *r, uint32_t state, uint32_t i, uint64_t room,
-                       uint64_t missing, kinds_lengths *lengths) {
-    const token_trie *t = &m->g->tokens->all;
-    const character_kinds *below = &m->g->tokens->below[i];
-    uint32_t first = t->nodes[i + 1].first, end = t->nodes[t->nodes[i].end].first;
-    kinds_lengths own = {UINT32_MAX, 0, UINT32_MAX};
-    if (first == end || !kinds_are_taken(m->space->kinds, r, state, below, &own)) return false;
-    if (r->shortest && (below->characters + (uint64_t)own.most_extra > room || own.longest < missing)) return false;
-    if (own.least_extra < lengths->least_extra) lengths->least_extra = own.least_extra;
-    if (own.most_extra > lengths->most_extra) lengths->most_extra = own.most_extra;
-    if (own.longest < lengths->longest) lengths->longest = own.longest;
-    for (uint32_t k = first; k < end; k++) m->space->bits[t->tokens[k] / 32] |= 1u << (t->tokens[k] % 32);
-    return true;
-}
-
 /* The only way, without its innermost value, which has ended. */
 static const automaton_state *closed_state(const mask *m, const automaton_configuration *c) {
     automaton_state *out = &m->space->scratch[1];
@@ -175,6 +160,50 @@ static void mask_string(const mask *m, const automaton_configuration *c, const u
     walk(m, &set->closers, closed_state(m, c), within_limits, &limits);
 }
 
+/* ------------------------------------------------------------------------------------------------------------ ranks */
+
+/* While the whole tree is walked, tokens are known by their places in the order of their texts, since those below a
+ * node follow one another there: all may come, but those that are taken out. */
+static void begin_ranks(const mask *m) {
+    memset(m->space->ranks, 0xFF, token_set_words(m->g->tokens->vocab) * sizeof *m->space->ranks);
+}
+
+static void refuse_ranks(const mask *m, uint32_t first, uint32_t end) {
+    uint32_t *ranks = m->space->ranks;
+    if (first == end) return;
+    uint32_t low = ~(UINT32_MAX << first % 32), high = UINT32_MAX << (end - 1) % 32 << 1; /* what stays */
+    if (first / 32 == (end - 1) / 32) {
+        ranks[first / 32] &= low | high;
+        return;
+    }
+    ranks[first / 32] &= low;
+    memset(&ranks[first / 32 + 1], 0, ((end - 1) / 32 - first / 32 - 1) * sizeof *ranks);
+    ranks[(end - 1) / 32] &= high;
+}
+
+/* The tokens that are left, into space->bits. */
+static void end_ranks(const mask *m) {
+    const token_table *tokens = m->g->tokens;
+    const token_trie *t = &tokens->all;
+    mask_space *s = m->space;
+    uint32_t left = 0;
+    refuse_ranks(m, t->n_tokens, (uint32_t)(32 * token_set_words(tokens->vocab)));
+    for (uint32_t i = 0; i < token_set_words(tokens->vocab); i++) left += (uint32_t)__builtin_popcount(s->ranks[i]);
+    bool most = left > t->n_tokens / 2; /* those that are missing are fewer then */
+    if (most)
+        memcpy(s->bits, tokens->texts, token_set_words(tokens->vocab) * sizeof *s->bits);
+    else
+        memset(s->bits, 0, token_set_words(tokens->vocab) * sizeof *s->bits);
+    for (uint32_t i = 0; i < t->n_tokens; i += 32) {
+        uint32_t word = most ? ~s->ranks[i / 32] : s->ranks[i / 32];
+        if (t->n_tokens - i < 32) word &= ~(UINT32_MAX << (t->n_tokens - i));
+        for (; word; word &= word - 1) {
+            uint32_t token = (uint32_t)t->tokens[i + (uint32_t)__builtin_ctz(word)];
+            s->bits[token / 32] ^= 1u << (token % 32);
+        }
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------------ expressions */
 
 /* Of an expression that ends with a quote: what its automaton makes of a token's beginning. */
@@ -207,7 +236,7 @@ static bool ends_expression(const void *user, uint32_t i) {
 
 /* A state that a text is read to, with so many characters since the place where it stands now. */
 static void note_lengths(const grammar_node *node, uint64_t characters, uint32_t begun, uint32_t next,
-                         kinds_lengths *lengths) {
+                         reach_lengths *lengths) {
     uint64_t extra = characters + node->shortest[next] + 1;
     uint32_t own = extra > begun ? (uint32_t)(extra - begun) : 0;
     if (own < lengths->least_extra) lengths->least_extra = own;
@@ -218,58 +247,71 @@ static void note_lengths(const grammar_node *node, uint64_t characters, uint32_t
 /* Tokens that stay inside of the expression, into space->bits; with counted lengths those that do from here, otherwise
  * all, and what counting makes of them. False: it may end other than by its last letter, the quote of a string that is
  * read like one, so that its tokens are to be walked. */
-static bool find_inside(const expression *e, bool counted, kinds_lengths *lengths) {
+static bool find_inside(const expression *e, bool counted, reach_lengths *lengths) {
     const token_table *tokens = e->m->g->tokens;
     const token_trie *t = &tokens->all;
     const token_set *set = &tokens->sets[TOKEN_JSON_STRING];
     const grammar_node *node = e->node;
     const dfa *d = &node->dfa;
-    const kinds_reader reader = {.dfa = d,
+    const reach_reader reader = {.dfa = d,
                                  .wanted = DFA_GOES_ON,
                                  .unwanted = e->alone ? 0 : DFA_ACCEPTS,
                                  .shortest = node->shortest,
                                  .longest = node->longest};
     mask_space *s = e->m->space;
-    memset(s->bits, 0, token_set_words(tokens->vocab) * sizeof *s->bits);
-    *lengths = (kinds_lengths){UINT32_MAX, 0, UINT32_MAX};
-    kinds_begin(s->kinds);
+    uint32_t taken = 0; /* alphabets */
+    *lengths = REACH_NO_LENGTHS;
+    begin_ranks(e->m);
+    character_reach_begin(s->reach, &reader);
     const uint32_t read = counted ? e->own.seen : 0;
     for (uint32_t i = 0; i < t->n;) {
         const token_trie_node *byte = &t->nodes[i];
         uint32_t from = byte->depth ? s->at[byte->depth - 1] : e->own.at;
         uint16_t next = dfa_next(d, from, byte->byte);
         if (next == DFA_REFUSED) {
+            refuse_ranks(e->m, byte->first, t->nodes[byte->end].first);
             i = byte->end;
             continue;
         }
+        const character_kinds *below = &tokens->below[i];
         bool ends = !(d->flags[next] & DFA_GOES_ON);
         uint64_t room = UINT64_MAX, missing = 0;
         if (node->shortest) {
             automaton_frame own = {.at = from, .seen = byte->depth ? s->seen[byte->depth - 1] : read};
             if (counted && !automaton_count_character(node, &own, next)) {
+                refuse_ranks(e->m, byte->first, t->nodes[byte->end].first);
                 i = byte->end;
                 continue;
             }
             if (!counted) {
                 own.seen += own.at && (d->flags[next] & DFA_CHARACTER);
-                if (!ends) note_lengths(node, own.seen, tokens->below[i].begun, next, lengths);
+                if (!ends) note_lengths(node, own.seen, below->begun, next, lengths);
             }
             s->seen[byte->depth] = own.seen;
             room = counted ? node->maximum - (uint64_t)own.seen : UINT64_MAX;
             missing = counted && node->minimum > own.seen ? node->minimum - own.seen : 0;
         }
         if (!ends && !e->alone && (d->flags[next] & DFA_ACCEPTS)) return false;
-        for (uint32_t k = byte->first; k < t->nodes[i + 1].first; k++)
-            s->bits[t->tokens[k] / 32] |= 1u << (t->tokens[k] % 32);
         if (ends) {
             for (uint32_t k = byte->first; !e->alone && k < t->nodes[byte->end].first; k++)
                 if (set->closes[t->tokens[k]] != byte->depth + 1) return false;
+            refuse_ranks(e->m, t->nodes[i + 1].first, t->nodes[byte->end].first);
             i = byte->end;
             continue;
         }
         s->at[byte->depth] = next;
-        i = take_below(e->m, &reader, next, i, room, missing, lengths) ? byte->end : i + 1;
+        i++;
+        if (below->bytes == 0 || !character_reach_takes(s->reach, next, below)) continue;
+        if (node->shortest) {
+            const reach_lengths *own = character_reach_lengths(s->reach, below->alphabet);
+            if (below->characters + (uint64_t)own->most_extra > room || own->longest < missing) continue;
+            taken |= UINT32_C(1) << below->alphabet;
+        }
+        i = byte->end;
     }
+    for (uint32_t i = 0; i < ALPHABETS; i++)
+        if (taken >> i & 1) reach_lengths_widen(lengths, character_reach_lengths(s->reach, i));
+    end_ranks(e->m);
     return true;
 }
 
@@ -288,7 +330,7 @@ static bool counts_token(const expression *e, int32_t token) {
 
 /* Of the tokens in space->bits that stay inside, allows those that lengths leave: of most the number of their
  * characters tells. False: it does not, and they must be found with counted lengths. */
-static bool allow_counted(const expression *e, const kinds_lengths *lengths) {
+static bool allow_counted(const expression *e, const reach_lengths *lengths) {
     const mask *m = e->m;
     const grammar_node *node = e->node;
     const token_set *set = &m->g->tokens->sets[TOKEN_JSON_STRING];
@@ -316,7 +358,7 @@ static bool allow_counted(const expression *e, const kinds_lengths *lengths) {
 static bool allow_inside_expression(const mask *m, const expression *e) {
     mask_cache *cache = m->g->tokens->cache;
     mask_key key = {m->g->number, e->own.node, e->own.at};
-    kinds_lengths lengths;
+    reach_lengths lengths;
     uint8_t flags = e->node->dfa.flags[e->own.at];
     bool counted = e->node->shortest != NULL;
     if (!e->alone && (flags & DFA_ACCEPTS)) return false;
@@ -416,29 +458,25 @@ static bool find_inside_key(const mask *m, const grammar_node *node, uint32_t te
     const token_trie *t = &m->g->tokens->all;
     mask_space *s = m->space;
     const bool item = node->kind != NODE_OBJECT; /* which the quote ends that is a part of it */
-    const kinds_reader reader = {
+    const reach_reader reader = {
         .dfa = &node->dfa, .unwanted = item ? DFA_ACCEPTS : 0, .completions = node->completions};
-    kinds_lengths lengths = {0};
-    kinds_begin(s->kinds);
-    memset(s->bits, 0, token_set_words(m->g->tokens->vocab) * sizeof *s->bits);
+    begin_ranks(m);
+    character_reach_begin(s->reach, &reader);
     for (uint32_t i = 0; i < t->n;) {
         const token_trie_node *byte = &t->nodes[i];
         uint16_t next = dfa_next(&node->dfa, byte->depth ? s->at[byte->depth - 1] : text, byte->byte);
-        if (next == DFA_REFUSED) {
-            i = byte->end;
-            continue;
-        }
-        bool ends = item && (node->dfa.flags[next] & DFA_ACCEPTS);
-        if (ends && byte->byte == '"') { /* read as what has a quote */
+        bool ends = next != DFA_REFUSED && item && (node->dfa.flags[next] & DFA_ACCEPTS);
+        if (next == DFA_REFUSED || (ends && byte->byte == '"')) { /* the latter is read as what has a quote */
+            refuse_ranks(m, byte->first, t->nodes[byte->end].first);
             i = byte->end;
             continue;
         }
         if (ends || node->completions[next] != DFA_ENDLESS) return false;
-        for (uint32_t k = byte->first; k < t->nodes[i + 1].first; k++)
-            s->bits[t->tokens[k] / 32] |= 1u << (t->tokens[k] % 32);
         s->at[byte->depth] = next;
-        i = take_below(m, &reader, next, i, UINT64_MAX, 0, &lengths) ? byte->end : i + 1;
+        const character_kinds *below = &m->g->tokens->below[i];
+        i = below->bytes && character_reach_takes(s->reach, next, below) ? byte->end : i + 1;
     }
+    end_ranks(m);
     return true;
 }
 
@@ -461,7 +499,7 @@ static bool allow_inside_key(const mask *m, const automaton_configuration *c) {
     mask_key key = {m->g->number, own->node, c->key.text};
     if (mask_cache_add_bits(tokens->cache, key, m->allowed, m->n_words)) return true;
     if (!find_inside_key(m, node, c->key.text)) return false;
-    mask_cache_put(tokens->cache, key, &(kinds_lengths){0}, m->space->bits);
+    mask_cache_put(tokens->cache, key, &(reach_lengths){0}, m->space->bits);
     allow_set(m, m->space->bits);
     return true;
 }

@@ -4,7 +4,7 @@
 
 #include "base/alloc.h"
 #include "grammar/automaton_inner.h"
-#include "grammar/character_kinds.h"
+#include "grammar/character_reach.h"
 #include "grammar/grammar.h"
 
 /* Memory in which tokens are tried. Nothing in it outlives a call. */
@@ -15,7 +15,8 @@ typedef struct mask_space {
     uint16_t *at;             /* [n_levels] */
     uint32_t *seen;           /* [n_levels] */
     uint32_t *bits, *parts;   /* [words] */
-    kinds_memory *kinds;
+    uint32_t *ranks;          /* [words] */
+    character_reach *reach;
     uint32_t most_ways; /* of a state that was walked to */
     size_t n_levels, words;
 } mask_space;

@@ -37,7 +37,9 @@ static bool fill(token_table *t) {
     }
     done = done && token_trie_make(entries, n, &t->all);
     t->below = done ? malloc(((size_t)t->all.n + 1) * sizeof *t->below) : NULL;
-    done = t->below && character_kinds_of_trie(&t->all, t->below);
+    t->texts = done ? calloc(token_set_words(t->vocab) + 1, sizeof *t->texts) : NULL;
+    done = t->below && t->texts && character_kinds_of_trie(&t->all, t->below);
+    for (size_t i = 0; done && i < n; i++) t->texts[entries[i].token / 32] |= 1u << (entries[i].token % 32);
     for (int kind = 0; done && kind < TOKEN_TEXTS; kind++)
         done = token_set_make(&texts, (token_text_kind)kind, entries, &t->sets[kind]);
     for (size_t i = 0; done && i < t->all.n_tokens; i++) {
@@ -103,6 +105,7 @@ void token_table_destroy(token_table *t) {
     free(t->bytes);
     token_trie_free(&t->all);
     free(t->below);
+    free(t->texts);
     token_trie_free(&t->quoted);
     for (int kind = 0; kind < TOKEN_TEXTS; kind++) token_set_free(&t->sets[kind]);
     mask_cache_destroy(t->cache);

@@ -17,6 +17,7 @@ typedef struct token_table {
     size_t longest; /* bytes of a token */
     token_trie all;
     character_kinds *below; /* [all.n] */
+    uint32_t *texts;        /* bits: tokens in `all` */
     token_trie quoted;      /* those with a quote (") */
     token_set sets[TOKEN_TEXTS];
     mask_cache *cache;                                                 /* of its grammars */
