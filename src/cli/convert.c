@@ -1,4 +1,4 @@
-/* kakeya convert: weights in floating point to a quantised file or directory, and quantised ones to tiles. */
+/* kakeya convert: weights in floating point to a quantised file or directory, and quantised ones to tiles, or back. */
 #include <stdio.h>
 
 #include "cli/cli.h"
@@ -7,16 +7,18 @@
 
 static const cli_command command = {
     .name = "convert",
-    .summary = "Quantises a model: to a GGUF file, or to a directory in MLX's affine form.",
+    .summary = "Writes a model in another format: quantised, or in floating point.",
     .operands = "MODEL OUT",
     .details =
         "MODEL is a directory or a GGUF file with weights in F32, F16 or BF16. OUT must not exist; it appears when\n"
-        "it is complete. 'tiles' are for a model that is quantised already: what a CPU otherwise arranges in memory\n"
-        "each time it loads the model is kept in a file, and mapped: FILE.gguf.tiles, or model.tiles in a directory.\n",
+        "it is complete. 'f32', 'f16' and 'bf16' make a directory of any model, also of a quantised one. 'tiles'\n"
+        "are for a model that is quantised already: what a CPU otherwise arranges in memory each time it loads the\n"
+        "model is kept in a file, and mapped: FILE.gguf.tiles, or model.tiles in a directory.\n",
     .examples =
         "  kakeya convert google/gemma-4-26B-A4B-it gemma-4-26b-q4_k_m.gguf --to q4_k_m\n"
         "  kakeya convert ~/models/gemma-4-E4B-it gemma-4-e4b-4bit --to affine4\n"
         "  kakeya convert ~/models/gemma-4-26B-A4B-it out.gguf --to q4_0 --head q8_0 --importance imatrix.gguf\n"
+        "  kakeya convert gemma-3-270m-q4_k_m.gguf gemma-3-270m --to bf16\n"
         "  kakeya convert gemma-4-26b-q4_0.gguf gemma-4-26b-q4_0.gguf.tiles --to tiles\n",
 };
 
@@ -28,9 +30,11 @@ int cli_convert(int argc, char **argv) {
     const char *head = NULL, *attention = NULL;
     cli_texts keep = {.n = 0}, importance = {.n = 0};
     const cli_option own[] = {
-        CLI_OPTION(.name = "to", .argument = "FORMAT", .kind = CLI_CHOICE, .target = &to,
-                   .choices = convert_target_names,
-                   .help = "q4_0, q8_0, q4_k, q5_k, q6_k, q4_k_m: a GGUF file; affine4, affine8: a directory; tiles"),
+        CLI_OPTION(
+                .name = "to", .argument = "FORMAT", .kind = CLI_CHOICE, .target = &to, .choices = convert_target_names,
+                .help =
+                    "q4_0, q8_0, q4_k, q5_k, q6_k, q4_k_m: a GGUF file; affine4, affine8, f32, f16, bf16: a directory; "
+                    "tiles"),
         CLI_OPTION(.name = "grid", .kind = CLI_FLAG, .target = &grid,
                    .help = "q4_0: put weights of quantisation-aware training on the grid that it saw, exactly"),
         CLI_OPTION(.name = "importance", .argument = "FILE", .kind = CLI_TEXTS, .target = &importance,

@@ -1,7 +1,7 @@
-/* Weights in floating point to quantised files: GGUF, or a directory in MLX's affine form; and quantised ones to a file
- * of what the CPU backend otherwise arranges while a model is loaded. Tensor by tensor: the memory
- * that it takes does not grow with the model. The same bytes for any number of threads. What is written appears under
- * its name when it is complete, and never over anything that is there. */
+/* Weights in floating point to quantised files: GGUF, or a directory in MLX's affine form; any weights to a directory
+ * in floating point; and quantised ones to a file of what the CPU backend otherwise arranges while a model is loaded.
+ * Tensor by tensor: the memory that it takes does not grow with the model. The same bytes for any number of threads.
+ * What is written appears under its name when it is complete, and never over anything that is there. */
 #ifndef KAKEYA_CONVERT_CONVERT_H
 #define KAKEYA_CONVERT_CONVERT_H
 
@@ -18,9 +18,15 @@ typedef enum convert_target {
     CONVERT_Q4_K_M, /* llama.cpp's recipe: attention's values and down projections of some layers in Q6_K */
     CONVERT_AFFINE4,
     CONVERT_AFFINE8,
+    CONVERT_F32, /* a directory of the values, also of quantised models: exactly in F32, rounded in the others */
+    CONVERT_F16,
+    CONVERT_BF16,
     CONVERT_TILES, /* of a quantised model: FILE.gguf.tiles or DIRECTORY/model.tiles, which the CPU backend maps */
     CONVERT_TARGETS
 } convert_target;
+
+static inline bool convert_is_plain(convert_target to) { return to >= CONVERT_F32 && to <= CONVERT_BF16; }
+static inline bool convert_is_directory(convert_target to) { return to >= CONVERT_AFFINE4 && to <= CONVERT_BF16; }
 
 /* "q4_0", ...; NULL at the end. */
 extern const char *const convert_target_names[CONVERT_TARGETS + 1];
@@ -53,8 +59,8 @@ typedef struct convert_report {
 } convert_report;
 
 /* `model`: a directory or a GGUF file, or a name in the local Hugging Face cache, with weights in F32, F16 or BF16; for
- * CONVERT_TILES a quantised model. `out` must not exist. KAKEYA_UNSUPPORTED for weights that are quantised already,
- * KAKEYA_CANCELLED where progress said so; nothing is left behind then. */
+ * CONVERT_TILES a quantised model, for CONVERT_F32, F16 and BF16 any. `out` must not exist. KAKEYA_UNSUPPORTED for
+ * weights that are quantised already, KAKEYA_CANCELLED where progress said so; nothing is left behind then. */
 kakeya_status convert_model(const char *model, const char *out, const convert_options *options, convert_report *report,
                             kakeya_error *error);
 

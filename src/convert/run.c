@@ -7,7 +7,7 @@
 #include "convert/source.h"
 
 const char *const convert_target_names[CONVERT_TARGETS + 1] = {
-    "q4_0", "q8_0", "q4_k", "q5_k", "q6_k", "q4_k_m", "affine4", "affine8", "tiles", NULL,
+    "q4_0", "q8_0", "q4_k", "q5_k", "q6_k", "q4_k_m", "affine4", "affine8", "f32", "f16", "bf16", "tiles", NULL,
 };
 
 static kakeya_status check_free(const char *out, kakeya_error *error) {
@@ -43,14 +43,15 @@ kakeya_status convert_model(const char *model, const char *out, const convert_op
     if (status == KAKEYA_OK) status = check_options(options, error);
     if (status == KAKEYA_OK && options->to == CONVERT_TILES)
         return convert_to_tiles(model, out, options, report, error);
-    if (status == KAKEYA_OK) status = source_open(model, &from, error);
+    if (status == KAKEYA_OK) status = source_open(model, options->to, &from, error);
     if (status == KAKEYA_OK) status = thread_pool_create(options->threads, &c.pool, error);
     for (size_t i = 0; i < from.n; i++) {
         c.values_total += from.tensors[i].w ? (uint64_t)from.tensors[i].rows * (uint64_t)from.tensors[i].in : 0;
         report->parameters += (uint64_t)from.tensors[i].rows * (uint64_t)from.tensors[i].in;
     }
     if (status == KAKEYA_OK)
-        status = options->to >= CONVERT_AFFINE4 ? convert_to_mlx(&c, out, error) : convert_to_gguf(&c, out, error);
+        status =
+            convert_is_directory(options->to) ? convert_to_directory(&c, out, error) : convert_to_gguf(&c, out, error);
     thread_pool_destroy(c.pool);
     source_close(&from);
     return status;

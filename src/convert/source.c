@@ -4,13 +4,27 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/float16.h"
+#include "backend/weight_values.h"
 #include "convert/quantise.h"
 #include "formats/checkpoint.h"
+#include "model/gemma4_gguf.h"
 
 enum { PIECE_BYTES = 8 << 20 };
 
 /* ------------------------------------------------------------------------------------------------------ the list */
+
+/* Files of Gemma 3 hold what norms multiply with (GGUF), or what is added to 1 (directories). A scale of attention that
+ * no key of a GGUF file can say becomes part of the queries' norm. */
+static void settle_norms(const source *s, const tensor_slot *slot, float *values) {
+    const gemma4_config *c = &s->model->config;
+    const bool directory = convert_is_directory(s->to);
+    if (c->generation != GEMMA_3) return;
+    for (int64_t i = 0; i < slot->shape[0]; i++) {
+        if (directory != (s->model->checkpoint != NULL)) values[i] += directory ? -1.0f : 1.0f;
+        if (!directory && strstr(slot->name, "self_attn.q_norm"))
+            values[i] *= c->query_scale / gemma4_gguf_query_scale(c);
+    }
+}
 
 static kakeya_status add_tensor(void *context, const tensor_slot *slot, kakeya_error *error) {
     source *s = context;
@@ -24,7 +38,11 @@ static kakeya_status add_tensor(void *context, const tensor_slot *slot, kakeya_e
     const char *binding = (const char *)&s->model->weights + slot->offset;
     *t = (source_tensor){.slot = *slot, .layer = -1, .rows = 1, .in = (int)tensor_slot_elements(slot)};
     if (sscanf(slot->name, "layers.%d.", &t->layer) != 1) t->layer = -1;
-    if (slot->kind == SLOT_VECTOR) t->values = *(const float *const *)(const void *)binding;
+    if (slot->kind == SLOT_VECTOR) {
+        float *values = *(float *const *)(const void *)binding;
+        settle_norms(s, slot, values);
+        t->values = values;
+    }
     if (slot->kind == SLOT_SCALAR) t->values = (const float *)(const void *)binding;
     if (slot->kind != SLOT_MATRIX) return KAKEYA_OK;
     t->w = (const weight *)(const void *)binding;
@@ -37,7 +55,7 @@ static kakeya_status add_tensor(void *context, const tensor_slot *slot, kakeya_e
     s->layers_with_v += strstr(slot->name, "v_proj") != NULL;
     const weight *both[] = {t->w, t->second};
     for (int i = 0; i < 2 && both[i]; i++) {
-        if (weight_format_is_plain(both[i]->format)) continue;
+        if (weight_format_is_plain(both[i]->format) || convert_is_plain(s->to)) continue;
         return error_set(error, KAKEYA_UNSUPPORTED,
                          "%s: tensor %s is quantised already (%s): convert the original, in F32, F16 or BF16", s->path,
                          slot->name, weight_format_name(both[i]->format));
@@ -45,15 +63,11 @@ static kakeya_status add_tensor(void *context, const tensor_slot *slot, kakeya_e
     return KAKEYA_OK;
 }
 
-kakeya_status source_open(const char *name, source *out, kakeya_error *error) {
-    *out = (source){0};
+kakeya_status source_open(const char *name, convert_target to, source *out, kakeya_error *error) {
+    *out = (source){.to = to};
     mem_account_init(&out->account, NULL, 0);
     kakeya_status status = checkpoint_resolve(name, &out->path, error);
-    if (status == KAKEYA_OK) status = gemma4_model_open(out->path, &out->account, &out->model, error);
-    if (status == KAKEYA_OK && out->model->config.generation == GEMMA_3)
-        status = error_set(error, KAKEYA_UNSUPPORTED,
-                           "%s: a Gemma 3, of which no files are written: llama.cpp's converter makes GGUF files of it",
-                           out->path);
+    if (status == KAKEYA_OK) status = gemma4_model_open_stored(out->path, &out->account, &out->model, error);
     if (status == KAKEYA_OK) status = gemma4_walk(&out->model->config, add_tensor, out, error);
     return status;
 }
@@ -66,31 +80,18 @@ void source_close(source *s) {
 
 /* -------------------------------------------------------------------------------------------------------- values */
 
-static void widen(const weight *w, int row, float *out) {
-    const unsigned char *from = weight_row(w, 0, row);
-    for (int i = 0; i < w->in; i++) {
-        uint16_t half;
-        if (w->format == WEIGHT_F32) {
-            memcpy(&out[i], from + (size_t)i * sizeof *out, sizeof *out);
-        } else {
-            memcpy(&half, from + (size_t)i * sizeof half, sizeof half);
-            out[i] = w->format == WEIGHT_F16 ? f16_to_f32(half) : bf16_to_f32(half);
-        }
-    }
-}
-
 void source_row(const source_tensor *t, int row, float *out) {
     if (t->half) {
         int half_rows = (int)t->slot.shape[1];
         row = row / half_rows * 2 * half_rows + (t->half - 1) * half_rows + row % half_rows;
     }
     if (!t->second) {
-        widen(t->w, row, out);
+        weight_values(t->w, row, 0, t->in, out);
         return;
     }
     /* Of each expert the rows of the first matrix, then those of the second. */
     int expert_rows = (int)t->slot.shape[1], half = expert_rows / 2, expert = row / expert_rows, at = row % expert_rows;
-    widen(at < half ? t->w : t->second, expert * half + at % half, out);
+    weight_values(at < half ? t->w : t->second, expert * half + at % half, 0, t->in, out);
 }
 
 /* -------------------------------------------------------------------------------------------------------- pieces */

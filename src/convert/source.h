@@ -24,9 +24,12 @@ typedef struct source {
     source_tensor *tensors;
     size_t n;
     int layers_with_v;
+    convert_target to;
 } source;
 
-kakeya_status source_open(const char *name, source *out, kakeya_error *error);
+/* Opens what is to be written as `to`. Norms of a Gemma 3 are what files of that kind hold: less by one in
+ * directories. KAKEYA_UNSUPPORTED for weights that are quantised already, but where `to` is in floating point. */
+kakeya_status source_open(const char *name, convert_target to, source *out, kakeya_error *error);
 void source_close(source *s);
 
 /* Values of row `row` of a matrix. */
@@ -49,7 +52,7 @@ kakeya_status conversion_rows(conversion *c, const source_tensor *t, size_t row_
                               piece_writer write, void *context, kakeya_error *error);
 
 kakeya_status convert_to_gguf(conversion *c, const char *out, kakeya_error *error);
-kakeya_status convert_to_mlx(conversion *c, const char *out, kakeya_error *error);
+kakeya_status convert_to_directory(conversion *c, const char *out, kakeya_error *error);
 /* Of a quantised model, which is no source of values. */
 kakeya_status convert_to_tiles(const char *model, const char *out, const convert_options *options,
                                convert_report *report, kakeya_error *error);

@@ -9,8 +9,10 @@
 #include "convert/quantise.h"
 #include "convert/recipe.h"
 #include "convert/source.h"
+#include "convert/vocabulary.h"
 #include "formats/checkpoint.h"
 #include "formats/gguf_output.h"
+#include "model/gemma4_facts.h"
 #include "model/gemma4_gguf.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
@@ -57,6 +59,13 @@ static int32_t token_type(const tokenizer *t, int32_t id, const char *piece) {
     return strcmp(piece, "<unk>") == 0 ? TYPE_UNKNOWN : is_printed(piece) ? TYPE_USER_DEFINED : TYPE_CONTROL;
 }
 
+/* Of Gemma 3, whose added tokens that are not special are text. */
+static int32_t ranked_type(const tokenizer *t, int32_t id, const char *piece) {
+    if (!piece) return TYPE_UNUSED;
+    if (tokenizer_byte(t, id) >= 0) return TYPE_BYTE;
+    return !tokenizer_is_added(t, id) ? TYPE_NORMAL : tokenizer_is_special(t, id) ? TYPE_CONTROL : TYPE_USER_DEFINED;
+}
+
 /* A piece of a merge; a space inside is written as the character 256 code points above. */
 static size_t put_piece(char *to, const char *piece) {
     size_t n = 0;
@@ -93,8 +102,9 @@ static kakeya_status add_merges(gguf_output *o, const char *path, const cJSON *m
     return KAKEYA_OK;
 }
 
+/* With `ranked`, scores by which pieces merge; else merges follow. */
 static kakeya_status add_pieces(gguf_output *o, const tokenizer *t, const char *path, const gemma4_config *config,
-                                kakeya_error *error) {
+                                const float *ranked, kakeya_error *error) {
     int known = tokenizer_vocab_size(t), n = config->vocab;
     if (known > n)
         return error_set(error, KAKEYA_FORMAT, "%s: the vocabulary has %d tokens, the embedding %d rows", path, known,
@@ -111,16 +121,27 @@ static kakeya_status add_pieces(gguf_output *o, const tokenizer *t, const char *
         char padding[32];
         size_t bytes = 0;
         const char *piece = i < known ? tokenizer_piece(t, i, &bytes) : NULL;
-        kinds[i] = token_type(t, i, piece);
-        scores[i] = -1000; /* of no meaning; readers want as many as tokens */
+        kinds[i] = ranked ? ranked_type(t, i, piece) : token_type(t, i, piece);
+        scores[i] = ranked && piece ? ranked[i] : -1000; /* without ranks of no meaning; readers want one for each */
         if (!piece) bytes = (size_t)snprintf(padding, sizeof padding, "[PAD%d]", i);
-        gguf_output_string(o, piece ? piece : padding, bytes);
+        char *spaced = ranked && kinds[i] == TYPE_USER_DEFINED ? vocabulary_spaced(piece, &bytes) : NULL;
+        gguf_output_string(o, spaced ? spaced : piece ? piece : padding, bytes);
+        free(spaced);
     }
     gguf_output_array(o, "tokenizer.ggml.scores", GGUF_F32, (uint64_t)n, scores, (size_t)n * sizeof *scores);
     gguf_output_array(o, "tokenizer.ggml.token_type", GGUF_I32, (uint64_t)n, kinds, (size_t)n * sizeof *kinds);
     free(scores);
     free(kinds);
     return KAKEYA_OK;
+}
+
+static void add_named_tokens(gguf_output *o, const gemma4_config *config) {
+    if (config->bos_token >= 0) gguf_output_u32(o, "tokenizer.ggml.bos_token_id", (uint32_t)config->bos_token);
+    static const char *const ends[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+                                       "tokenizer.ggml.eom_token_id"};
+    for (int i = 0; i < 3 && i < config->n_stop_tokens; i++)
+        gguf_output_u32(o, ends[i], (uint32_t)config->stop_tokens[i]);
+    if (config->pad_token >= 0) gguf_output_u32(o, "tokenizer.ggml.padding_token_id", (uint32_t)config->pad_token);
 }
 
 /* What is put around a text is found by asking. */
@@ -131,13 +152,8 @@ static kakeya_status add_surroundings(gguf_output *o, const tokenizer *t, const 
     kakeya_status status = tokenizer_encode(t, "", 0, (tokenizer_encode_options){.add_special = true}, &ids, &n, error);
     if (status != KAKEYA_OK) return status;
     int32_t unknown = tokenizer_id(t, "<unk>");
-    if (config->bos_token >= 0) gguf_output_u32(o, "tokenizer.ggml.bos_token_id", (uint32_t)config->bos_token);
-    static const char *const ends[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
-                                       "tokenizer.ggml.eom_token_id"};
-    for (int i = 0; i < 3 && i < config->n_stop_tokens; i++)
-        gguf_output_u32(o, ends[i], (uint32_t)config->stop_tokens[i]);
+    add_named_tokens(o, config);
     if (unknown >= 0) gguf_output_u32(o, "tokenizer.ggml.unknown_token_id", (uint32_t)unknown);
-    if (config->pad_token >= 0) gguf_output_u32(o, "tokenizer.ggml.padding_token_id", (uint32_t)config->pad_token);
     gguf_output_bool(o, "tokenizer.ggml.add_bos_token", n > 0 && ids[0] == config->bos_token);
     gguf_output_bool(o, "tokenizer.ggml.add_eos_token", n > 1 && ids[n - 1] == config->stop_tokens[0]);
     gguf_output_bool(o, "tokenizer.ggml.add_space_prefix", false);
@@ -154,22 +170,48 @@ static kakeya_status add_template(gguf_output *o, const char *directory, kakeya_
     return status;
 }
 
+/* Scores in the place of merges, as files of Gemma 3 have them. *out stays NULL where merges have no such order, and no
+ * added token is text, which only scores can tell. */
+static kakeya_status find_scores(const tokenizer *t, const char *path, float **out, kakeya_error *error) {
+    bool ranked = false, text = false;
+    float *scores = malloc((size_t)tokenizer_vocab_size(t) * sizeof *scores);
+    if (!scores) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for its scores", path);
+    kakeya_status status = vocabulary_scores(t, scores, &ranked, error);
+    for (int id = 0; id < tokenizer_vocab_size(t); id++)
+        text = text || (tokenizer_is_added(t, id) && !tokenizer_is_special(t, id));
+    if (status == KAKEYA_OK && !ranked && text)
+        status = error_set(error, KAKEYA_UNSUPPORTED,
+                           "%s: its merges are not in the order of the pieces that they make, so that a GGUF file of "
+                           "Gemma 3 has no scores for them",
+                           path);
+    if (status == KAKEYA_OK && ranked)
+        *out = scores;
+    else
+        free(scores);
+    return status;
+}
+
 static kakeya_status add_vocabulary(gguf_output *o, const char *path, const gemma4_config *config,
                                     kakeya_error *error) {
     char *text = NULL;
     size_t bytes = 0;
     cJSON *json = NULL;
     tokenizer *t = NULL;
+    float *scores = NULL;
     kakeya_status status = file_read_regular(path, MAX_TOKENIZER_BYTES, &text, &bytes, error);
     if (status == KAKEYA_OK) status = tokenizer_open_memory(path, text, bytes, &t, error);
-    if (status == KAKEYA_OK) status = json_parse_object(path, text, bytes, &json, error);
+    if (status == KAKEYA_OK && config->generation == GEMMA_3) status = find_scores(t, path, &scores, error);
+    if (status == KAKEYA_OK && !scores) status = json_parse_object(path, text, bytes, &json, error);
     free(text);
-    gguf_output_text(o, "tokenizer.ggml.model", "gemma4", 6);
-    if (status == KAKEYA_OK) status = add_pieces(o, t, path, config, error);
-    if (status == KAKEYA_OK) status = add_merges(o, path, json_get(json_get(json, "model"), "merges"), error);
+    gguf_output_text(o, "tokenizer.ggml.model", scores ? "llama" : "gemma4", scores ? 5 : 6);
+    if (scores) gguf_output_text(o, "tokenizer.ggml.pre", "default", 7);
+    if (status == KAKEYA_OK) status = add_pieces(o, t, path, config, scores, error);
+    if (status == KAKEYA_OK && !scores)
+        status = add_merges(o, path, json_get(json_get(json, "model"), "merges"), error);
     if (status == KAKEYA_OK) status = add_surroundings(o, t, config, error);
     cJSON_Delete(json);
     tokenizer_close(t);
+    free(scores);
     return status;
 }
 
@@ -195,7 +237,7 @@ static kakeya_status add_tokenizer(gguf_output *o, const source *s, kakeya_error
         if (status == KAKEYA_OK) status = add_template(o, s->path, error);
     } else {
         gguf_output_text(o, "tokenizer.ggml.model", "none", 4);
-        gguf_output_u32(o, "tokenizer.ggml.eos_token_id", (uint32_t)config->stop_tokens[0]);
+        add_named_tokens(o, config);
         gguf_output_u32(o, "gemma4.vocab_size", (uint32_t)config->vocab);
     }
     if (status == KAKEYA_OK && config->n_suppress_tokens)
@@ -217,6 +259,38 @@ static void add_per_layer(gguf_output *o, const char *key, const int *values, in
         gguf_output_array(o, key, GGUF_I32, (uint64_t)n, values, (size_t)n * sizeof *values);
 }
 
+/* Layers of Gemma 3 are alike, but for what they see: one number where every n-th sees everything. */
+static void add_gemma3_attention(gguf_output *o, const gemma4_config *c, const bool *sliding) {
+    int period = 0, n = 0;
+    for (int i = 0; i < c->layers; i++) {
+        n += sliding[i];
+        if (!sliding[i] && !period) period = i + 1;
+    }
+    bool regular = true;
+    for (int i = 0; i < c->layers; i++) regular = regular && sliding[i] == (!period || (i + 1) % period != 0);
+    if (n) gguf_output_u32(o, "gemma4.attention.sliding_window", (uint32_t)c->sliding_window);
+    if (n && regular)
+        gguf_output_u32(o, "gemma4.attention.sliding_window_pattern", (uint32_t)period);
+    else if (n)
+        gguf_output_array(o, "gemma4.attention.sliding_window_pattern", GGUF_BOOL, (uint64_t)c->layers, sliding,
+                          (size_t)c->layers);
+    if (c->rope[GEMMA4_FULL].factor != 1) {
+        gguf_output_text(o, "gemma4.rope.scaling.type", "linear", 6);
+        gguf_output_f32(o, "gemma4.rope.scaling.factor", c->rope[GEMMA4_FULL].factor);
+    }
+}
+
+static void add_gemma4_attention(gguf_output *o, const gemma4_config *c, const int *dims, const bool *sliding) {
+    gguf_output_u32(o, "gemma4.attention.key_length_swa", (uint32_t)dims[GEMMA4_SLIDING]);
+    gguf_output_u32(o, "gemma4.attention.value_length_swa", (uint32_t)dims[GEMMA4_SLIDING]);
+    gguf_output_u32(o, "gemma4.attention.sliding_window", (uint32_t)c->sliding_window);
+    gguf_output_array(o, "gemma4.attention.sliding_window_pattern", GGUF_BOOL, (uint64_t)c->layers, sliding,
+                      (size_t)c->layers);
+    gguf_output_u32(o, "gemma4.attention.shared_kv_layers", (uint32_t)c->shared_kv_layers);
+    gguf_output_u32(o, "gemma4.rope.dimension_count", (uint32_t)dims[GEMMA4_FULL]);
+    gguf_output_u32(o, "gemma4.rope.dimension_count_swa", (uint32_t)dims[GEMMA4_SLIDING]);
+}
+
 static void add_attention(gguf_output *o, const gemma4_config *c) {
     int kv_heads[GEMMA4_MAX_LAYERS], dims[2] = {0};
     bool sliding[GEMMA4_MAX_LAYERS];
@@ -225,29 +299,26 @@ static void add_attention(gguf_output *o, const gemma4_config *c) {
         sliding[i] = c->layer[i].type == GEMMA4_SLIDING;
         dims[c->layer[i].type] = c->layer[i].head_dim;
     }
-    if (!dims[GEMMA4_SLIDING]) dims[GEMMA4_SLIDING] = dims[GEMMA4_FULL];
+    for (int type = 0; type < 2; type++) dims[type] = dims[type] ? dims[type] : dims[!type];
     gguf_output_u32(o, "gemma4.attention.head_count", (uint32_t)c->heads);
     add_per_layer(o, "gemma4.attention.head_count_kv", kv_heads, c->layers);
     gguf_output_u32(o, "gemma4.attention.key_length", (uint32_t)dims[GEMMA4_FULL]);
     gguf_output_u32(o, "gemma4.attention.value_length", (uint32_t)dims[GEMMA4_FULL]);
-    gguf_output_u32(o, "gemma4.attention.key_length_swa", (uint32_t)dims[GEMMA4_SLIDING]);
-    gguf_output_u32(o, "gemma4.attention.value_length_swa", (uint32_t)dims[GEMMA4_SLIDING]);
-    gguf_output_u32(o, "gemma4.attention.sliding_window", (uint32_t)c->sliding_window);
-    gguf_output_array(o, "gemma4.attention.sliding_window_pattern", GGUF_BOOL, (uint64_t)c->layers, sliding,
-                      (size_t)c->layers);
-    gguf_output_u32(o, "gemma4.attention.shared_kv_layers", (uint32_t)c->shared_kv_layers);
     gguf_output_f32(o, "gemma4.attention.layer_norm_rms_epsilon", c->rms_eps);
     gguf_output_f32(o, "gemma4.rope.freq_base", c->rope[GEMMA4_FULL].theta);
     gguf_output_f32(o, "gemma4.rope.freq_base_swa", c->rope[GEMMA4_SLIDING].theta);
-    gguf_output_u32(o, "gemma4.rope.dimension_count", (uint32_t)dims[GEMMA4_FULL]);
-    gguf_output_u32(o, "gemma4.rope.dimension_count_swa", (uint32_t)dims[GEMMA4_SLIDING]);
+    if (c->generation == GEMMA_3)
+        add_gemma3_attention(o, c, sliding);
+    else
+        add_gemma4_attention(o, c, dims, sliding);
 }
 
 static void add_configuration(gguf_output *o, const source *s, uint32_t file_type) {
     const gemma4_config *c = &s->model->config;
     int widths[GEMMA4_MAX_LAYERS];
     for (int i = 0; i < c->layers; i++) widths[i] = c->layer[i].intermediate;
-    gguf_output_text(o, "general.architecture", "gemma4", 6);
+    if (c->generation == GEMMA_3) gguf_output_rename(o, GEMMA4_GGUF_PREFIX, "gemma3.");
+    gguf_output_text(o, "general.architecture", c->generation == GEMMA_3 ? "gemma3" : "gemma4", 6);
     gguf_output_text(o, "general.type", "model", 5);
     gguf_output_text(o, "general.name", c->variant, strlen(c->variant));
     gguf_output_text(o, "general.quantized_by", "kakeya", 6);
@@ -256,7 +327,7 @@ static void add_configuration(gguf_output *o, const source *s, uint32_t file_typ
     gguf_output_u32(o, "gemma4.embedding_length", (uint32_t)c->hidden);
     add_per_layer(o, "gemma4.feed_forward_length", widths, c->layers);
     add_attention(o, c);
-    gguf_output_u32(o, "gemma4.embedding_length_per_layer_input", (uint32_t)c->ple_width);
+    if (c->generation == GEMMA_4) gguf_output_u32(o, "gemma4.embedding_length_per_layer_input", (uint32_t)c->ple_width);
     if (c->logit_softcap > 0) gguf_output_f32(o, "gemma4.final_logit_softcapping", c->logit_softcap);
     if (c->moe) {
         gguf_output_u32(o, "gemma4.expert_count", (uint32_t)c->experts);
@@ -267,10 +338,12 @@ static void add_configuration(gguf_output *o, const source *s, uint32_t file_typ
     gguf_output_u32(o, "general.file_type", file_type);
 }
 
-/* Divisors of the frequencies of full attention: 1 (or the factor) for pairs that turn, 1e30 for the others. */
+/* Divisors of the frequencies of full attention in Gemma 4: 1 (or the factor) for pairs that turn, 1e30 for the others.
+ */
 static size_t rope_divisors(const gemma4_config *c, float **out) {
     int pairs = 0;
-    for (int i = 0; i < c->layers; i++) pairs = c->layer[i].type == GEMMA4_FULL ? c->layer[i].head_dim / 2 : pairs;
+    for (int i = 0; c->generation == GEMMA_4 && i < c->layers; i++)
+        pairs = c->layer[i].type == GEMMA4_FULL ? c->layer[i].head_dim / 2 : pairs;
     *out = malloc(((size_t)pairs + 1) * sizeof **out);
     for (int i = 0; *out && i < pairs; i++)
         (*out)[i] = i < c->rope[GEMMA4_FULL].rotated_pairs ? c->rope[GEMMA4_FULL].factor : 1e30f;

@@ -15,7 +15,8 @@ struct gguf_output {
     uint64_t n_values, n_tensors;
     size_t *sizes; /* of tensors */
     uint64_t offset;
-    bool failed; /* out of memory */
+    bool failed;                             /* out of memory */
+    const char *begin_asked, *begin_written; /* of keys; NULL: as they are given */
     file_writer *file;
     uint64_t at;    /* the tensor whose bytes come next */
     size_t written; /* of it */
@@ -65,8 +66,18 @@ static void put_text(gguf_output *o, byte_list *list, const char *text, size_t b
 
 /* ---------------------------------------------------------------------------------------------------------- keys */
 
+void gguf_output_rename(gguf_output *o, const char *asked, const char *written) {
+    o->begin_asked = asked;
+    o->begin_written = written;
+}
+
 void gguf_output_value(gguf_output *o, const char *key, gguf_value_type type, const void *value, size_t bytes) {
-    put_text(o, &o->values, key, strlen(key));
+    const size_t asked =
+        o->begin_asked && strncmp(key, o->begin_asked, strlen(o->begin_asked)) == 0 ? strlen(o->begin_asked) : 0;
+    const size_t begin = asked ? strlen(o->begin_written) : 0, rest = strlen(key) - asked;
+    put_u64(o, &o->values, begin + rest);
+    put(o, &o->values, o->begin_written, begin);
+    put(o, &o->values, key + asked, rest);
     put_u32(o, &o->values, (uint32_t)type);
     put(o, &o->values, value, bytes);
     o->n_values++;

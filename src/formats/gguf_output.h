@@ -11,6 +11,10 @@ gguf_output *gguf_output_create(void);  /* NULL: out of memory, which later call
 void gguf_output_abort(gguf_output *o); /* NULL is fine; leaves no file */
 
 /* Keys. Nothing fails here: a lack of memory is reported by gguf_output_open. */
+
+/* Keys from here on that begin with `asked` begin with `written` in its place: architectures say the same under their
+ * own names. Both texts stay the caller's. */
+void gguf_output_rename(gguf_output *o, const char *asked, const char *written);
 void gguf_output_value(gguf_output *o, const char *key, gguf_value_type type, const void *value, size_t bytes);
 void gguf_output_u32(gguf_output *o, const char *key, uint32_t value);
 void gguf_output_f32(gguf_output *o, const char *key, float value);

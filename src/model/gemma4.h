@@ -118,6 +118,11 @@ kakeya_status gemma4_config_parse(const char *name, const char *json, size_t jso
  * and checks every tensor. Norm vectors and scalars are copied as float32 into `account` (MEM_WEIGHTS). */
 kakeya_status gemma4_model_open(const char *directory, mem_account *account, gemma4_model **out, kakeya_error *error);
 
+/* The same with the norms' weights as the file has them, for those who write other files: of a Gemma 3 they are less by
+ * one in a directory, and q_norm's are without the scale of attention. Nothing is computed with such a model. */
+kakeya_status gemma4_model_open_stored(const char *directory, mem_account *account, gemma4_model **out,
+                                       kakeya_error *error);
+
 /* Weights made in memory in the exact shapes of a published variant: "26b-a4b", "31b", "12b", "e2b", "e4b",
  * "gemma3-270m", "gemma3-1b", "gemma3-4b", "gemma3-12b", "gemma3-27b", optionally
  * ":layers=N" (a prefix of the layer pattern) and ":dtype=f32", or ":fp8" (a scale for each output), ":affine4",

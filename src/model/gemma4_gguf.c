@@ -143,11 +143,10 @@ static void read_attention(gemma4_reading *r) {
 
 /* Gemma 3 divides scores by the root of the head dimension, but for its largest model, whose heads are narrower than
  * the width of a query. Files do not say it. */
-static void read_query_scale(gemma4_config *c) {
-    if (c->generation != GEMMA_3) return;
+float gemma4_gguf_query_scale(const gemma4_config *c) {
     bool largest = c->layers == 62 || (c->layer[0].head_dim == 128 && c->heads == 32);
     int width = largest ? c->hidden / c->heads : c->layer[0].head_dim;
-    c->query_scale = (float)(1 / sqrt((double)width));
+    return (float)(1 / sqrt((double)width));
 }
 
 /* Which layers have no V of their own, once it is known where K comes from. */
@@ -402,7 +401,7 @@ static void read_config(gguf_keys *keys, gemma4_config *c, bool own_kv, char *no
     c->tied_head = gguf_find_tensor(keys->file, "output.weight") < 0;
     c->checkpoint_format = main_format(keys->file);
     if (keys->status == KAKEYA_OK) gemma4_settle_layers(r, widths, false);
-    if (keys->status == KAKEYA_OK) read_query_scale(c);
+    if (keys->status == KAKEYA_OK && c->generation == GEMMA_3) c->query_scale = gemma4_gguf_query_scale(c);
     if (keys->status == KAKEYA_OK) check_fixed_choices(keys, c);
     if (keys->status == KAKEYA_OK) read_rope(r);
     if (keys->status == KAKEYA_OK && r->value[FACT_PLE] > 0) {

@@ -22,6 +22,9 @@ kakeya_status gemma4_gguf_open(const char *path, mem_account *account, gemma4_mo
  * false where there is none. */
 bool gemma4_gguf_name(const char *name, char *out, size_t out_bytes);
 
+/* The scale of attention that a file of a Gemma 3 of this shape means; no key says it. */
+float gemma4_gguf_query_scale(const gemma4_config *c);
+
 /* The format of a tensor's type; false for types without kernels. */
 bool gemma4_gguf_format(const gguf_type *type, weight_format *out);
 

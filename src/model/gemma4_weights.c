@@ -133,7 +133,8 @@ static kakeya_status open_checkpoint(const char *directory, mem_account *account
     return status;
 }
 
-kakeya_status gemma4_model_open(const char *directory, mem_account *account, gemma4_model **out, kakeya_error *error) {
+static kakeya_status open_model(const char *directory, bool as_stored, mem_account *account, gemma4_model **out,
+                                kakeya_error *error) {
     *out = NULL;
     gemma4_model *model = calloc(1, sizeof *model);
     if (!model) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for the model", directory);
@@ -146,7 +147,7 @@ kakeya_status gemma4_model_open(const char *directory, mem_account *account, gem
         gemma4_model_close(model);
         return status;
     }
-    if (model->config.generation == GEMMA_3) {
+    if (model->config.generation == GEMMA_3 && !as_stored) {
         norms_pass pass = {model, model->checkpoint != NULL};
         (void)gemma4_walk(&model->config, settle_norm, &pass, NULL);
     }
@@ -155,6 +156,15 @@ kakeya_status gemma4_model_open(const char *directory, mem_account *account, gem
         model->config.checkpoint_format = model->weights.embed.format;
     *out = model;
     return KAKEYA_OK;
+}
+
+kakeya_status gemma4_model_open(const char *directory, mem_account *account, gemma4_model **out, kakeya_error *error) {
+    return open_model(directory, false, account, out, error);
+}
+
+kakeya_status gemma4_model_open_stored(const char *directory, mem_account *account, gemma4_model **out,
+                                       kakeya_error *error) {
+    return open_model(directory, true, account, out, error);
 }
 
 static kakeya_status synthesize(const char *description, bool outline, mem_account *account, gemma4_model **out,

@@ -42,6 +42,11 @@ bool tokenizer_is_special(const tokenizer *t, int32_t id) {
     return p && (p->flags & PIECE_SPECIAL);
 }
 
+bool tokenizer_is_added(const tokenizer *t, int32_t id) {
+    const piece *p = tokenizer_piece_at(t, id);
+    return p && (p->flags & PIECE_ADDED);
+}
+
 int tokenizer_byte(const tokenizer *t, int32_t id) {
     const piece *p = tokenizer_piece_at(t, id);
     return p ? p->byte : -1;

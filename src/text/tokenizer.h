@@ -51,6 +51,8 @@ const char *tokenizer_piece(const tokenizer *t, int32_t id, size_t *bytes);
 int32_t tokenizer_id(const tokenizer *t, const char *piece);
 /* Whether the id is an added token marked special: control, not text. False for ids outside the vocabulary. */
 bool tokenizer_is_special(const tokenizer *t, int32_t id);
+/* Whether it is an added token at all: one that is not special is text, found before everything else. */
+bool tokenizer_is_added(const tokenizer *t, int32_t id);
 /* The byte that a "<0xNN>" piece stands for, -1 for other pieces. */
 int tokenizer_byte(const tokenizer *t, int32_t id);
 

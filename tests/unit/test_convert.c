@@ -297,7 +297,7 @@ static void check_model(const char *from, const char *to, const char *what) {
 static void test_directories(void **state) {
     (void)state;
     for (size_t m = 0; m < COUNT(tiny_models); m++) {
-        for (int target = 0; target < CONVERT_TILES; target++) {
+        for (int target = 0; target < CONVERT_F32; target++) {
             char what[64];
             snprintf(what, sizeof what, "%s to %s", tiny_models[m], convert_target_names[target]);
             convert(tiny(tiny_models[m]), "out", (convert_target)target, 1 + target % 3);

@@ -8,6 +8,7 @@
 #include "gguf_writer.h"
 #include "scratch.h"
 
+#include "convert/vocabulary.h"
 #include "model/gemma4.h"
 #include "model/gemma4_gguf.h"
 #include "text/chat_gemma3.h"
@@ -354,32 +355,41 @@ static size_t encode_slowly(const vocabulary *v, const char *text, int32_t *ids)
     }
 }
 
+static tokenizer *open_vocabulary(const vocabulary *v) {
+    const char *texts[PIECES + 256];
+    for (int i = 0; i < v->n; i++) texts[i] = v->text[i];
+    gguf_writer w = gw_begin();
+    gw_key_text(&w, "general.architecture", "gemma3");
+    gw_key_text(&w, "tokenizer.ggml.model", "llama");
+    gw_key_text(&w, "tokenizer.ggml.pre", "default");
+    gw_key_bool(&w, "tokenizer.ggml.add_space_prefix", false);
+    gw_key_texts(&w, "tokenizer.ggml.tokens", texts, (uint64_t)v->n);
+    gw_key_array(&w, "tokenizer.ggml.scores", GGUF_F32, v->score, (uint64_t)v->n, sizeof v->score[0]);
+    gw_key_array(&w, "tokenizer.ggml.token_type", GGUF_I32, v->type, (uint64_t)v->n, sizeof v->type[0]);
+    gguf *file = open_made(&w);
+    tokenizer *t = NULL;
+    assert_ok(tokenizer_open_gguf(file, &t, &error));
+    gguf_close(file);
+    return t;
+}
+
+static const char *const parts[] = {"a", "b", "\xC3\xA9", " ", "c", "  ", "\n", "<b>", "<eos>", "ab", "<", "\xC3\xBC"};
+
+static void random_text(char *text, size_t least, uint32_t *random) {
+    *text = '\0';
+    while (strlen(text) < least) strcat(text, parts[next_random(random) % (sizeof parts / sizeof parts[0])]);
+}
+
 static void test_pieces_with_scores(void **state) {
     (void)state;
-    static const char *const parts[] = {"a",  "b",   "\xC3\xA9", " ",  "c", "  ",
-                                        "\n", "<b>", "<eos>",    "ab", "<", "\xC3\xBC"};
     uint32_t random = 7;
     for (int round = 0; round < 20; round++) {
         static vocabulary v;
         make_vocabulary(&v, &random);
-        const char *texts[PIECES + 256];
-        for (int i = 0; i < v.n; i++) texts[i] = v.text[i];
-        gguf_writer w = gw_begin();
-        gw_key_text(&w, "general.architecture", "gemma3");
-        gw_key_text(&w, "tokenizer.ggml.model", "llama");
-        gw_key_text(&w, "tokenizer.ggml.pre", "default");
-        gw_key_bool(&w, "tokenizer.ggml.add_space_prefix", false);
-        gw_key_texts(&w, "tokenizer.ggml.tokens", texts, (uint64_t)v.n);
-        gw_key_array(&w, "tokenizer.ggml.scores", GGUF_F32, v.score, (uint64_t)v.n, sizeof v.score[0]);
-        gw_key_array(&w, "tokenizer.ggml.token_type", GGUF_I32, v.type, (uint64_t)v.n, sizeof v.type[0]);
-        gguf *file = open_made(&w);
-        tokenizer *t = NULL;
-        assert_ok(tokenizer_open_gguf(file, &t, &error));
-        gguf_close(file);
+        tokenizer *t = open_vocabulary(&v);
         for (int c = 0; c < 100; c++) {
-            char text[2 * LONGEST] = "";
-            while (strlen(text) < (size_t)(c % LONGEST))
-                strcat(text, parts[next_random(&random) % (sizeof parts / sizeof parts[0])]);
+            char text[2 * LONGEST];
+            random_text(text, (size_t)(c % LONGEST), &random);
             int32_t expected[4 * LONGEST], *ids;
             size_t n_expected = encode_slowly(&v, text, expected), n;
             tokenizer_encode_options options = {.parse_special = true};
@@ -392,6 +402,88 @@ static void test_pieces_with_scores(void **state) {
         }
         assert_false(tokenizer_is_special(t, tokenizer_id(t, "\n")));
         assert_true(tokenizer_is_special(t, tokenizer_id(t, "<eos>")));
+        tokenizer_close(t);
+    }
+}
+
+/* Scores to merges and back are the scores' order: the same ids. */
+static void test_scores_and_merges(void **state) {
+    (void)state;
+    uint32_t random = 11;
+    for (int round = 0; round < 20; round++) {
+        static vocabulary v, again;
+        make_vocabulary(&v, &random);
+        for (int i = 0; i < v.n; i++) /* of one piece each: no two are alike */
+            if (v.type[i] == 1 && v.score[i] > -900) v.score[i] -= (float)i / 512;
+        tokenizer *scored = open_vocabulary(&v), *merged = NULL;
+        char *json = NULL;
+        size_t bytes;
+        bool ranked = false;
+        assert_ok(vocabulary_json(scored, "made", &json, &bytes, &error));
+        assert_ok(tokenizer_open_memory("tokenizer.json", json, bytes, &merged, &error));
+        free(json);
+        assert_int_equal(tokenizer_vocab_size(merged), v.n);
+        again = v;
+        assert_ok(vocabulary_scores(merged, again.score, &ranked, &error));
+        assert_true(ranked);
+        for (int i = 0; i < v.n; i++) {
+            assert_string_equal(tokenizer_piece(merged, i, NULL), v.text[i]);
+            assert_int_equal(tokenizer_is_special(merged, i), v.type[i] == 3);
+            assert_int_equal(tokenizer_is_added(merged, i), v.type[i] == 3 || v.type[i] == 4);
+            if (v.type[i] == 1) continue;
+            assert_true(again.score[i] == v.score[i]);
+        }
+        tokenizer *back = open_vocabulary(&again);
+        for (int c = 0; c < 100; c++) {
+            char text[2 * LONGEST];
+            random_text(text, (size_t)(c % LONGEST), &random);
+            int32_t *ids, *expected;
+            size_t n, n_expected;
+            const tokenizer_encode_options options = {.parse_special = true};
+            assert_ok(tokenizer_encode(scored, text, strlen(text), options, &expected, &n_expected, &error));
+            assert_ok(tokenizer_encode(back, text, strlen(text), options, &ids, &n, &error));
+            assert_int_equal(n, n_expected);
+            if (memcmp(ids, expected, n * sizeof *ids) != 0) fail_msg("\"%s\"", text);
+            free(ids);
+            free(expected);
+        }
+        tokenizer_close(back);
+        tokenizer_close(merged);
+        tokenizer_close(scored);
+    }
+}
+
+/* Merges that no scores say: one of two ways to a piece is missing, or another piece's merge lies between them. */
+static void test_merges_without_scores(void **state) {
+    (void)state;
+    static const struct {
+        const char *merges;
+        bool ranked;
+    } cases[] = {
+        {"[\"a\", \"b\"], [\"b\", \"c\"], [\"ab\", \"c\"], [\"a\", \"bc\"]", true},
+        {"[\"b\", \"c\"], [\"ab\", \"c\"], [\"a\", \"bc\"], [\"a\", \"b\"]", true},
+        {"[\"a\", \"b\"], [\"b\", \"c\"], [\"ab\", \"c\"]", false},
+        {"[\"a\", \"b\"], [\"ab\", \"c\"], [\"b\", \"c\"], [\"a\", \"bc\"]", false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char json[16384], pieces[8192] = "";
+        for (int byte = 0; byte < 256; byte++)
+            snprintf(pieces + strlen(pieces), 32, ", \"<0x%02X>\": %d", (unsigned)byte, 6 + byte);
+        snprintf(json, sizeof json,
+                 "{\"version\": \"1.0\", \"normalizer\": {\"type\": \"Replace\", \"pattern\": {\"String\": \" \"}, "
+                 "\"content\": \"\xE2\x96\x81\"}, \"decoder\": {\"type\": \"Sequence\", \"decoders\": [{\"type\": "
+                 "\"Replace\", \"pattern\": {\"String\": \"\xE2\x96\x81\"}, \"content\": \" \"}, {\"type\": "
+                 "\"ByteFallback\"}, {\"type\": \"Fuse\"}]}, \"model\": {\"type\": \"BPE\", \"byte_fallback\": true, "
+                 "\"vocab\": {\"a\": 0, \"b\": 1, \"c\": 2, \"ab\": 3, \"bc\": 4, \"abc\": 5%s}, \"merges\": [%s]}}",
+                 pieces, cases[i].merges);
+        tokenizer *t = NULL;
+        float scores[262];
+        bool ranked;
+        assert_ok(tokenizer_open_memory("tokenizer.json", json, strlen(json), &t, &error));
+        assert_ok(vocabulary_scores(t, scores, &ranked, &error));
+        assert_int_equal(ranked, cases[i].ranked);
+        if (ranked) assert_true(scores[5] < scores[4] && scores[0] == -3 && scores[2] == -5);
+        if (ranked) assert_int_equal(scores[3] > scores[4], i == 0);
         tokenizer_close(t);
     }
 }
@@ -424,6 +516,8 @@ int main(void) {
         cmocka_unit_test(test_gguf_keys),
         cmocka_unit_test(test_turns),
         cmocka_unit_test(test_pieces_with_scores),
+        cmocka_unit_test(test_scores_and_merges),
+        cmocka_unit_test(test_merges_without_scores),
         cmocka_unit_test(test_bad_vocabularies),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);

@@ -6,6 +6,7 @@
 
 #include <math.h>
 
+#include "convert/vocabulary.h"
 #include "formats/gguf.h"
 #include "kakeya.h"
 #include "text/detokenizer.h"
@@ -44,10 +45,28 @@ static void assert_encodes(const tokenizer *t, const cJSON *item, const char *ke
     free(text);
 }
 
+/* The same vocabulary as a tokenizer.json, which `convert` writes: with merges in the place of scores. */
+static tokenizer *rewrite(const tokenizer *t) {
+    kakeya_error error = {0};
+    tokenizer *merged = NULL;
+    char *json = NULL;
+    size_t bytes;
+    bool ranked = false;
+    if (vocabulary_json(t, "real", &json, &bytes, &error)) fail_msg("%s", error.message);
+    if (tokenizer_open_memory("tokenizer.json", json, bytes, &merged, &error)) fail_msg("%s", error.message);
+    free(json);
+    float *scores = malloc((size_t)tokenizer_vocab_size(merged) * sizeof *scores);
+    if (vocabulary_scores(merged, scores, &ranked, &error)) fail_msg("%s", error.message);
+    assert_true(ranked);
+    free(scores);
+    return merged;
+}
+
 static void test_ids(void **state) {
     (void)state;
-    tokenizer *t = open_real_tokenizer();
+    tokenizer *t = open_real_tokenizer(), *merged = rewrite(t);
     assert_int_equal(tokenizer_vocab_size(t), 262144);
+    assert_int_equal(tokenizer_vocab_size(merged), 262144);
     cJSON *vectors = load_json(KAKEYA_TEST_DATA "/real/vectors.json.gz");
     const cJSON *item;
     int compared = 0;
@@ -55,6 +74,8 @@ static void test_ids(void **state) {
         kakeya_error error = {0};
         assert_encodes(t, item, "ids", true);
         assert_encodes(t, item, "literal", false);
+        assert_encodes(merged, item, "ids", true);
+        assert_encodes(merged, item, "literal", false);
         size_t n, bytes, expected_bytes;
         char *text, *expected = from_hex(cJSON_GetObjectItem(item, "decoded"), &expected_bytes);
         int32_t *ids = ids_of(cJSON_GetObjectItem(item, "ids"), &n);
@@ -68,6 +89,7 @@ static void test_ids(void **state) {
     }
     assert_true(compared >= 164);
     cJSON_Delete(vectors);
+    tokenizer_close(merged);
     tokenizer_close(t);
 }
 

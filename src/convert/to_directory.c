@@ -1,5 +1,5 @@
-/* Directories in MLX's affine form, with mlx-lm's names: experts' gate and up apart, the router in 8 bits, the
- * embedding quantised, and what a group does not divide left as it was. */
+/* Directories: in MLX's affine form, with mlx-lm's names: experts' gate and up apart, the router in 8 bits, the
+ * embedding quantised, and what a group does not divide left as it was; or in floating point, with Hugging Face's. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -15,7 +15,9 @@
 #include "base/json.h"
 #include "convert/quantise.h"
 #include "convert/source.h"
+#include "convert/text_files.h"
 #include "formats/checkpoint.h"
+#include "model/gemma4_modules.h"
 
 enum { GROUP = 64, ROUTER_BITS = 8, NAME_BYTES = SLOT_NAME_BYTES + 64, MAX_TEXT_BYTES = 512 << 20, OUTPUT_FILES = 8 };
 
@@ -26,22 +28,22 @@ static const char *const output_files[OUTPUT_FILES] = {
 };
 
 /* A tensor of the model's list, or half of one, as a module. */
-typedef struct mlx_module {
+typedef struct out_module {
     source_tensor from;
     char name[NAME_BYTES]; /* without ".weight" where it is quantised */
     int bits;              /* 0: plain */
     tensor_type type;      /* of a plain one, or of the scales */
-} mlx_module;
+} out_module;
 
-typedef struct mlx_plan {
-    mlx_module *modules;
+typedef struct out_plan {
+    out_module *modules;
     size_t n;
     safetensors_entry *entries;
     size_t n_entries;
     char (*names)[NAME_BYTES + 16]; /* of entries */
     const char *prefix;
     bool nested;
-} mlx_plan;
+} out_plan;
 
 static kakeya_status no_memory(const char *out, kakeya_error *error) {
     return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for its plan", out);
@@ -63,9 +65,17 @@ static tensor_type vector_type(const source_tensor *t) {
     return TENSOR_BF16;
 }
 
-static void add_module(mlx_plan *p, const conversion *c, const source_tensor *t, const char *name) {
-    mlx_module *m = &p->modules[p->n++];
-    *m = (mlx_module){.from = *t};
+static void add_plain(out_plan *p, const conversion *c, const source_tensor *t) {
+    static const tensor_type types[] = {TENSOR_F32, TENSOR_F16, TENSOR_BF16};
+    out_module *m = &p->modules[p->n++];
+    *m = (out_module){.from = *t, .type = types[c->options->to - CONVERT_F32]};
+    if (!t->w && m->type != TENSOR_F32) m->type = vector_type(t);
+    snprintf(m->name, sizeof m->name, "%s%s", t->slot.unprefixed ? "" : p->prefix, t->slot.name);
+}
+
+static void add_module(out_plan *p, const conversion *c, const source_tensor *t, const char *name) {
+    out_module *m = &p->modules[p->n++];
+    *m = (out_module){.from = *t};
     bool router = t->slot.group == PARAMETERS_ROUTER, left = strstr(name, "per_layer_model_projection") != NULL;
     if (t->w && t->in % GROUP == 0 && !left) m->bits = router ? ROUTER_BITS : c->options->to == CONVERT_AFFINE8 ? 8 : 4;
     m->type = t->w ? type_of(t->w->format) : vector_type(t);
@@ -77,7 +87,7 @@ static void add_module(mlx_plan *p, const conversion *c, const source_tensor *t,
 }
 
 /* The experts' gate and up as modules of their own. */
-static void add_halves(mlx_plan *p, const conversion *c, const source_tensor *t) {
+static void add_halves(out_plan *p, const conversion *c, const source_tensor *t) {
     for (int half = 0; half < 2; half++) {
         source_tensor part = *t;
         char name[NAME_BYTES];
@@ -93,7 +103,7 @@ static void add_halves(mlx_plan *p, const conversion *c, const source_tensor *t)
     }
 }
 
-static void add_entry(mlx_plan *p, const mlx_module *m, const char *suffix, tensor_type type, int64_t columns) {
+static void add_entry(out_plan *p, const out_module *m, const char *suffix, tensor_type type, int64_t columns) {
     safetensors_entry *e = &p->entries[p->n_entries];
     char *name = p->names[p->n_entries++];
     const tensor_slot *slot = &m->from.slot;
@@ -103,7 +113,7 @@ static void add_entry(mlx_plan *p, const mlx_module *m, const char *suffix, tens
     e->shape[slot->dims - 1] = columns;
 }
 
-static kakeya_status make_plan(mlx_plan *p, const conversion *c, const char *out, kakeya_error *error) {
+static kakeya_status make_plan(out_plan *p, const conversion *c, const char *out, kakeya_error *error) {
     size_t most = 2 * c->from->n + 1;
     p->modules = calloc(most, sizeof *p->modules);
     p->entries = calloc(3 * most, sizeof *p->entries);
@@ -112,6 +122,10 @@ static kakeya_status make_plan(mlx_plan *p, const conversion *c, const char *out
     for (size_t i = 0; i < c->from->n; i++) {
         const source_tensor *t = &c->from->tensors[i];
         char name[NAME_BYTES];
+        if (convert_is_plain(c->options->to)) {
+            add_plain(p, c, t);
+            continue;
+        }
         if (strstr(t->slot.name, "experts.gate_up_proj")) {
             add_halves(p, c, t);
             continue;
@@ -122,7 +136,7 @@ static kakeya_status make_plan(mlx_plan *p, const conversion *c, const char *out
         add_module(p, c, t, name);
     }
     for (size_t i = 0; i < p->n; i++) {
-        const mlx_module *m = &p->modules[i];
+        const out_module *m = &p->modules[i];
         if (!m->bits) {
             add_entry(p, m, "", m->type, m->from.slot.shape[m->from.slot.dims - 1]);
             continue;
@@ -134,7 +148,7 @@ static kakeya_status make_plan(mlx_plan *p, const conversion *c, const char *out
     return KAKEYA_OK;
 }
 
-static void plan_free(mlx_plan *p) {
+static void plan_free(out_plan *p) {
     free(p->modules);
     free(p->entries);
     free(p->names);
@@ -144,7 +158,7 @@ static void plan_free(mlx_plan *p) {
 
 typedef struct writing {
     safetensors_writer *writer;
-    const mlx_module *m;
+    const out_module *m;
     unsigned char *scales, *biases; /* of all rows: written behind the codes */
     conversion *c;
 } writing;
@@ -199,11 +213,11 @@ static kakeya_status write_affine(writing *w, kakeya_error *error) {
     return status;
 }
 
-static kakeya_status write_weights(const mlx_plan *p, conversion *c, const char *path, kakeya_error *error) {
+static kakeya_status write_weights(const out_plan *p, conversion *c, const char *path, kakeya_error *error) {
     safetensors_writer *writer = NULL;
     kakeya_status status = safetensors_writer_open(path, p->entries, p->n_entries, &writer, error);
     for (size_t i = 0; status == KAKEYA_OK && i < p->n; i++) {
-        const mlx_module *m = &p->modules[i];
+        const out_module *m = &p->modules[i];
         writing w = {.writer = writer, .m = m, .c = c};
         if (m->bits)
             status = write_affine(&w, error);
@@ -221,7 +235,7 @@ static kakeya_status write_weights(const mlx_plan *p, conversion *c, const char 
 
 /* --------------------------------------------------------------------------------------------------- other files */
 
-static cJSON *quantisation_of(const mlx_plan *p, const conversion *c) {
+static cJSON *quantisation_of(const out_plan *p, const conversion *c) {
     const int bits = c->options->to == CONVERT_AFFINE8 ? 8 : 4;
     cJSON *json = cJSON_CreateObject();
     cJSON_AddNumberToObject(json, "group_size", GROUP);
@@ -246,8 +260,7 @@ static kakeya_status write_text(const char *path, const char *text, size_t bytes
     return status;
 }
 
-static kakeya_status write_configuration(const mlx_plan *p, const conversion *c, cJSON *config, const char *path,
-                                         kakeya_error *error) {
+static void describe_affine(const out_plan *p, const conversion *c, cJSON *config) {
     static const char *const keys[] = {"quantization", "quantization_config"}; /* mlx-lm writes both */
     for (int i = 0; i < 2; i++) {
         cJSON_DeleteItemFromObjectCaseSensitive(config, keys[i]);
@@ -256,6 +269,27 @@ static kakeya_status write_configuration(const mlx_plan *p, const conversion *c,
     /* mlx-lm reads the size of the vocabulary at the top. */
     if (p->nested && !cJSON_GetObjectItemCaseSensitive(config, "vocab_size"))
         cJSON_AddNumberToObject(config, "vocab_size", c->from->model->config.vocab);
+}
+
+/* Nothing is quantised any more, and the type is another, wherever it was said. */
+static void describe_plain(const conversion *c, cJSON *config) {
+    static const char *const gone[] = {"quantization", "quantization_config", "compression_config", "dtype",
+                                       "torch_dtype"},
+                             *const types[] = {"float32", "float16", "bfloat16"};
+    cJSON *objects[] = {config, cJSON_GetObjectItemCaseSensitive(config, "text_config")};
+    for (int i = 0; i < 2; i++) {
+        for (size_t k = 0; k < sizeof gone / sizeof gone[0]; k++)
+            cJSON_DeleteItemFromObjectCaseSensitive(objects[i], gone[k]);
+    }
+    for (int i = 3; i < 5; i++) cJSON_AddStringToObject(config, gone[i], types[c->options->to - CONVERT_F32]);
+}
+
+static kakeya_status write_configuration(const out_plan *p, const conversion *c, cJSON *config, const char *path,
+                                         kakeya_error *error) {
+    if (convert_is_plain(c->options->to))
+        describe_plain(c, config);
+    else
+        describe_affine(p, c, config);
     char *text = cJSON_Print(config);
     if (!text) return no_memory(path, error);
     kakeya_status status = write_text(path, text, strlen(text), error);
@@ -272,10 +306,21 @@ static kakeya_status copy_file(const char *from, const char *to, kakeya_error *e
     return status;
 }
 
-static kakeya_status write_files(const mlx_plan *p, conversion *c, cJSON *config, const char *folder,
+/* A file of text that a GGUF file's keys stand for. */
+static kakeya_status make_file(const gemma4_model *model, const char *name, const char *to, kakeya_error *error) {
+    char *text = NULL;
+    size_t bytes = 0;
+    kakeya_status status = text_file_of_gguf(model, name, &text, &bytes, error);
+    if (status == KAKEYA_OK && text) status = write_text(to, text, bytes, error);
+    free(text);
+    return status;
+}
+
+static kakeya_status write_files(const out_plan *p, conversion *c, cJSON *config, const char *folder,
                                  kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
     for (int i = OUTPUT_FILES - 1; status == KAKEYA_OK && i >= 0; i--) { /* the long work last */
+        const bool file = c->from->model->file != NULL;
         char *to = path_join(folder, output_files[i]), *from = path_join(c->from->path, output_files[i]);
         if (!to || !from)
             status = no_memory(folder, error);
@@ -283,6 +328,8 @@ static kakeya_status write_files(const mlx_plan *p, conversion *c, cJSON *config
             status = write_weights(p, c, to, error);
         else if (i == 1)
             status = write_configuration(p, c, config, to, error);
+        else if (file)
+            status = make_file(c->from->model, output_files[i], to, error);
         else
             status = copy_file(from, to, error);
         free(to);
@@ -346,20 +393,17 @@ static void remove_left_overs(const char *out) {
     free(parent);
 }
 
-kakeya_status convert_to_mlx(conversion *c, const char *out, kakeya_error *error) {
+kakeya_status convert_to_directory(conversion *c, const char *out, kakeya_error *error) {
     const checkpoint *ck = c->from->model->checkpoint;
-    mlx_plan plan = {0};
+    out_plan plan = {0};
     cJSON *config = NULL;
     char *folder = NULL;
-    if (!ck)
-        return error_set(
-            error, KAKEYA_UNSUPPORTED,
-            "%s: MLX directories are made from directories, whose config.json they keep; a GGUF file has none",
-            c->from->path);
-    kakeya_status status = json_parse_object(ck->config_path, ck->config, ck->config_bytes, &config, error);
+    kakeya_status status = ck ? json_parse_object(ck->config_path, ck->config, ck->config_bytes, &config, error)
+                              : configuration_of_gguf(c->from->model, &config, error);
     if (status == KAKEYA_OK) {
         plan.nested = json_get(config, "text_config") != NULL;
         plan.prefix = plan.nested ? "language_model.model." : "model.";
+        if (ck && convert_is_plain(c->options->to)) plan.prefix = gemma4_prefix(ck);
         status = make_plan(&plan, c, out, error);
     }
     if (status == KAKEYA_OK) remove_left_overs(out);
