@@ -174,22 +174,27 @@ static const char *const values[] = {
     "{\"type\":\"object\",\"propertyNames\":{\"pattern\":\"^[ab]{1,2}$\"},\"minProperties\":1}",
     "{\"type\":\"object\",\"propertyNames\":{\"enum\":[\"a\",\"b\",\"a\\\"\"]},\"maxProperties\":2}",
     /* what masks once took long for */
-    "{\"type\":\"string\",\"oneOf\":[{\"pattern\":\"customer\"},{\"pattern\":\"maker\"},{\"pattern\":\"admin\"},{\"pattern\":"
+    "{\"type\":\"string\",\"oneOf\":[{\"pattern\":\"customer\"},{\"pattern\":\"maker\"},{\"pattern\""
+    ":\"admin\"},{\"pattern\":"
     "\"key\"}]}",
     "{\"type\":\"string\",\"pattern\":\"int|float|vec2|vec3|texture|key\"}",
     "{\"type\":\"string\",\"pattern\":\"^((?!(k|K)(e|E)(y|Y)).)*$\",\"maxLength\":80}",
-    "{\"type\":\"string\",\"pattern\":\"^[A-Za-z\\u00aa\\u00b5\\u00c0-\\u00d6\\u0370-\\u0374\\u20ac-\\u20af][a-z\\u00e9]*$\","
+    "{\"type\":\"string\",\"pattern\""
+    ":\"^[A-Za-z\\u00aa\\u00b5\\u00c0-\\u00d6\\u0370-\\u0374\\u20ac-\\u20af][a-z\\u00e9]*$\","
     "\"minLength\":1,\"maxLength\":200}",
     "{\"type\":\"string\",\"pattern\":\"^([a-z]{1,12} ){0,3}[0-9A-Z]{1,200}$\"}",
     "{\"type\":\"object\",\"additionalProperties\":false,\"patternProperties\":{\"ab|Red|Blue|key\":{\"type\":"
     "\"integer\"}}}",
     "{\"type\":\"object\",\"additionalProperties\":false,\"patternProperties\":{\"^[0-9a-zA-Z_-]{1,255}$\":{\"type\":"
     "\"string\",\"minLength\":1}}}",
-    "{\"type\":\"object\",\"additionalProperties\":false,\"patternProperties\":{\"^(\\\\.[^/\\\\\\\\]+|[*]|a?b?)$\":{\"type\":"
+    "{\"type\":\"object\",\"additionalProperties\":false,\"patternProperties\":"
+    "{\"^(\\\\.[^/\\\\\\\\]+|[*]|a?b?)$\":{\"type\":"
     "\"string\"}}}",
-    "{\"type\":\"array\",\"uniqueItems\":true,\"maxItems\":4,\"items\":{\"enum\":[\"PSEdition_Core\",\"PSEdition_Desk\","
+    "{\"type\":\"array\",\"uniqueItems\":true,\"maxItems\":4,\"items\":{\"enum\""
+    ":[\"PSEdition_Core\",\"PSEdition_Desk\","
     "\"abba\",\"key1\",\"key12\",\"12\",\"true\",\"null\"]}}",
-    "{\"type\":\"string\",\"anyOf\":[{\"pattern\":\"[a-zA-Z]{3}\",\"maxLength\":3},{\"pattern\":\"[a-z]{3}\",\"minLength\":3,"
+    "{\"type\":\"string\",\"anyOf\":[{\"pattern\":\"[a-zA-Z]{3}\",\"maxLength\":3},{\"pattern\":\"[a-z]"
+    "{3}\",\"minLength\":3,"
     "\"maxLength\":5},{\"pattern\":\"[a-zA-Z]{3}\",\"maxLength\":3}]}",
     "{\"type\":\"object\",\"properties\":{\"a\\\"b\":{},\"a\":{\"type\":\"integer\"},\"\xC3\xA9\":{}},"
     "\"required\":[\"a\"]}",
