@@ -315,10 +315,15 @@ KAKEYA_API void kakeya_session_clear_cancel(kakeya_session *session); /* forgets
  * on the session. */
 KAKEYA_API const int32_t *kakeya_session_tokens(const kakeya_session *session, size_t *n);
 
-/* How many of tokens[0..n) the timeline begins with and could be truncated to; 0 where its memory cannot go back so
- * far. They are not computed again, but for an answer's newest token: one that nothing has followed yet does not count,
- * and under the bounded policies, or on a backend with kernels of its own for prompts, that of an answer that is cut is
- * computed with what follows. */
+/* The keys (kakeya_prompt_keys) of these tokens; keys: [n] of kakeya_session_tokens, of the caller. */
+KAKEYA_API void kakeya_session_keys(const kakeya_session *session, int32_t *keys);
+/* How many pictures there are among them. With 0, tokens and keys are the same. */
+KAKEYA_API size_t kakeya_session_images(const kakeya_session *session);
+
+/* How many of the keys tokens[0..n), which are tokens where there are no pictures, the timeline begins with and could
+ * be truncated to, none of its pictures cut; 0 where its memory cannot go back so far. They are not computed again, but
+ * for an answer's newest token: one that nothing has followed yet does not count, and under the bounded policies, or on
+ * a backend with kernels of its own for prompts, that of an answer that is cut is computed with what follows. */
 KAKEYA_API size_t kakeya_session_reachable(const kakeya_session *session, const int32_t *tokens, size_t n);
 /* The timeline becomes its first n tokens, and goes on as when it had so many, under every attention policy: an answer
  * that is cut is one that ended there. Nothing is computed. KAKEYA_INVALID_ARGUMENT, with nothing changed, where the
@@ -482,6 +487,9 @@ typedef struct kakeya_request_options {
     uint64_t arrival; /* kakeya_request_arrival of an earlier request, whose place in the order this one takes: an
                          answer that goes on after its client stood still comes before all that have not begun. 0: it
                          arrives now */
+    /* Pictures of the prompt, as in kakeya_session_sync_media, but not copied: they stay until the request is done. */
+    const kakeya_media *media;
+    size_t n_media;
 } kakeya_request_options;
 
 KAKEYA_API void kakeya_request_options_init_sized(kakeya_request_options *options, size_t size);

@@ -72,6 +72,26 @@ KAKEYA_API int32_t kakeya_engine_image_token(const kakeya_engine *engine);
 KAKEYA_API kakeya_status kakeya_engine_image_tokens(const kakeya_engine *engine, const kakeya_media *media, int *tokens,
                                                     kakeya_error *error);
 
+/* The pixels of a patch's side, and the patches of a token's side. False: the model, or its backend, reads no pictures.
+ */
+KAKEYA_API bool kakeya_engine_image_grid(const kakeya_engine *engine, int *patch, int *pooling);
+
+/* A picture that was fitted elsewhere, such as in a process of its own, for this engine or one of the same grid: facts
+ * of the file, the budget, and width x height pixels, [height][width][3] in RGB, which are copied. In a prompt it has
+ * this budget alone. KAKEYA_INVALID_ARGUMENT where a picture of these facts is fitted to another size. */
+KAKEYA_API kakeya_status kakeya_image_of_fit(const kakeya_engine *engine, const kakeya_image_facts *facts, int budget,
+                                             int width, int height, const unsigned char *rgb, kakeya_image **out,
+                                             kakeya_error *error);
+/* What it was fitted to. False, and all zeros: it was not. */
+KAKEYA_API bool kakeya_image_fitted(const kakeya_image *image, kakeya_image_fit *out);
+
+/* Keys of a prompt's tokens: the tokens themselves, but in a picture's run numbers below 0 that hold its digest.
+ * Prompts that begin with the same keys have the same rows there, which tokens alone do not say. media: as in
+ * kakeya_session_sync_media. keys: [n], of the caller. */
+KAKEYA_API kakeya_status kakeya_prompt_keys(const kakeya_engine *engine, const int32_t *tokens, size_t n,
+                                            const kakeya_media *media, size_t n_media, int32_t *keys,
+                                            kakeya_error *error);
+
 #ifdef __cplusplus
 }
 #endif

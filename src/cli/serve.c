@@ -34,7 +34,8 @@ typedef struct serve_options {
     float drain, ping, save, max_wait, keep_alive, request_timeout, idle_unload, wake_wait;
     const char *session_directory, *spill_directory;
     const char *kv_events, *kv_events_topic, *kv_events_replay;
-    size_t cache_ram, cache_disk, max_bodies;
+    size_t cache_ram, cache_disk, max_bodies, image_bytes;
+    int image_budget, image_megapixels, image_count;
     int memory_warn, memory_refuse; /* percent */
     int reuse;                      /* index of reuse_names */
     int metrics_names;              /* index of metrics_choices */
@@ -110,6 +111,10 @@ static void fill(serve_options *o, const kakeya_engine_options *engine, serve_se
         .max_queue = o->max_queue,
         .max_tokens = o->max_tokens,
         .max_tool_calls = o->max_tool_calls,
+        .image_budget = o->image_budget,
+        .image_bytes = o->image_bytes,
+        .image_pixels = (uint64_t)o->image_megapixels * 1000000,
+        .image_count = o->image_count,
         .thinking = o->thinking == 1,
         .drain_seconds = (double)o->drain,
         .ping_seconds = (double)o->ping,
@@ -196,6 +201,12 @@ static int serve(const serve_settings *settings) {
     return number > 0 ? CLI_DONE : cli_fail(command.name, &error);
 }
 
+static bool is_image_budget(int budget) {
+    size_t i = 0;
+    while (kakeya_image_budget(i) && kakeya_image_budget(i) != budget) i++;
+    return kakeya_image_budget(i) != 0;
+}
+
 int cli_serve(int argc, char **argv) {
     serve_options o = {.host = environment("KAKEYA_HOST", "127.0.0.1"),
                        .port = environment_int("KAKEYA_PORT", 8080, 65535),
@@ -203,6 +214,7 @@ int cli_serve(int argc, char **argv) {
                        .max_tool_calls = 32,
                        .max_connections = 16384,
                        .max_bodies = (size_t)256 << 20,
+                       .image_budget = KAKEYA_DEFAULT_IMAGE_BUDGET,
                        .exact_replay = 1,
                        .memory_warn = 90,
                        .cache_ram = SIZE_MAX,
@@ -263,6 +275,15 @@ int cli_serve(int argc, char **argv) {
                    .max = 1 << 24, .help = "of an answer whose request sets no limit (0: to the end of the context)"),
         CLI_OPTION(.name = "max-tool-calls", .argument = "N", .kind = CLI_INT, .target = &o.max_tool_calls, .min = 1,
                    .max = 1024, .help = "that one answer may make (32)"),
+        CLI_OPTION(.name = "image-budget", .argument = "TOKENS", .kind = CLI_INT, .target = &o.image_budget, .min = 70,
+                   .max = 1120,
+                   .help = "of a picture at most, where requests say nothing: 70, 140, 280, 560 or 1120 (280)"),
+        CLI_OPTION(.name = "image-bytes", .argument = "BYTES", .kind = CLI_BYTES, .target = &o.image_bytes,
+                   .help = "of a picture's file; larger ones get 400 (20M)"),
+        CLI_OPTION(.name = "image-pixels", .argument = "MILLIONS", .kind = CLI_INT, .target = &o.image_megapixels,
+                   .min = 1, .max = 64, .help = "of a picture; larger ones get 400 (64)"),
+        CLI_OPTION(.name = "image-count", .argument = "N", .kind = CLI_INT, .target = &o.image_count, .min = 1,
+                   .max = 1024, .help = "pictures of one request; more get 400 (64)"),
         CLI_OPTION(.name = "thinking", .argument = "off|on", .kind = CLI_CHOICE, .target = &o.thinking,
                    .choices = switch_names, .help = "whether the model reasons where a request does not say (off)"),
         CLI_OPTION(.name = "session-dir", .argument = "DIR", .kind = CLI_TEXT, .target = &o.session_directory,
@@ -328,6 +349,8 @@ int cli_serve(int argc, char **argv) {
     if (operand < argc) return cli_usage_error(&command, "unexpected operand '%s'", argv[operand]);
     if (!o.kv_events && (o.kv_events_topic || o.kv_events_replay))
         return cli_usage_error(&command, "--kv-events-topic and --kv-events-replay need --kv-events");
+    if (!is_image_budget(o.image_budget))
+        return cli_usage_error(&command, "--image-budget %d is not 70, 140, 280, 560 or 1120", o.image_budget);
     if (!o.tls_certificate != !o.tls_key) return cli_usage_error(&command, "--tls-cert and --tls-key need each other");
     if (o.memory_refuse && o.memory_refuse < o.memory_warn)
         return cli_usage_error(&command, "--memory-refuse %d is less than --memory-warn %d", o.memory_refuse,

@@ -12,6 +12,10 @@ enum { ANSWER_MAX_CHOICES = 128, ANSWER_MAX_STOPS = 16, ANSWER_MAX_STOP_TOKENS =
 typedef struct answer_options {
     int32_t *ids; /* the prompt; owned by the answer, freed with kakeya_free */
     size_t n_ids;
+    /* Pictures of the prompt, which are the call's; the list is owned by the answer. */
+    kakeya_media *media;
+    size_t n_media;
+    int32_t *keys;     /* [n_ids] with pictures, by which the prompt is known (kakeya_prompt_keys); malloc'ed, owned */
     const char *param; /* the field that the prompt comes from; NULL: "messages" */
     size_t n_stable;   /* ids that the next request of the conversation begins with; 0: not known */
     /* The conversation that the ids in front of n_stable say: its answers are remembered. Lives as long as the call's
@@ -54,7 +58,12 @@ typedef struct answer_options {
 } answer_options;
 
 void answer_options_init(answer_options *options);
-void answer_options_free(answer_options *options); /* what was not given to an answer */
+void answer_options_free(answer_options *options);         /* what was not given to an answer */
+const int32_t *answer_keys(const answer_options *options); /* [n_ids]: keys, or ids where there are no pictures */
+/* Pictures of the first n ids. */
+size_t answer_media_before(const answer_options *options, size_t n);
+/* n, or, where it lies inside of a picture, the picture's begin. */
+size_t answer_outside_media(const answer_options *options, size_t n);
 
 /* A prompt of more tokens than the first is refused by the second before all of it has been read: it would take long,
  * and would not fit by far. least: it has so many at least. Returns false. */

@@ -115,7 +115,7 @@ static kakeya_status take_up_some(answer *a, kakeya_error *why) {
         kakeya_session *empty;
         kakeya_status status = KAKEYA_OK;
         if (!c->session) {
-            status = store_take(a->server->store, o->salt, o->ids, o->n_ids, false, &empty, NULL, why);
+            status = store_take(a->server->store, o->salt, answer_keys(o), o->n_ids, false, &empty, NULL, why);
             if (status == KAKEYA_OK) (void)choice_set_session(c, empty);
         }
         any |= status == KAKEYA_OK;

@@ -12,6 +12,8 @@ void answer_options_free(answer_options *o) {
     kakeya_free(o->ids);
     free(o->bias);
     free(o->begun);
+    free(o->media);
+    free(o->keys);
     grammar_cache_give(o->grammar);
     o->grammar = NULL;
     kakeya_free(o->prediction);
@@ -19,4 +21,19 @@ void answer_options_free(answer_options *o) {
     o->ids = NULL;
     o->bias = NULL;
     o->begun = NULL;
+    o->media = NULL;
+    o->keys = NULL;
+}
+
+const int32_t *answer_keys(const answer_options *o) { return o->keys ? o->keys : o->ids; }
+
+size_t answer_media_before(const answer_options *o, size_t n) {
+    size_t pictures = 0;
+    for (size_t i = 0; o->keys && i < n; i++) pictures += o->keys[i] < 0 && (i == 0 || o->keys[i - 1] >= 0);
+    return pictures;
+}
+
+size_t answer_outside_media(const answer_options *o, size_t n) {
+    while (o->keys && n && n < o->n_ids && o->keys[n] < 0 && o->keys[n - 1] < 0) n--;
+    return n;
 }

@@ -90,6 +90,8 @@ static kakeya_status submit(answer *a, answer_choice *c, const int32_t *ids, siz
     kakeya_request_options_init(&options);
     options.tokens = ids;
     options.n_tokens = n;
+    if (ids) options.n_media = answer_media_before(&a->options, n);
+    options.media = a->options.media;
     options.generate = generate;
     options.progress = on_progress;
     options.progress_user = a;
@@ -209,7 +211,8 @@ static bool take_session(answer *a) {
     const answer_options *o = &a->options;
     kakeya_session *session = NULL;
     a->begun_prompt = clock_seconds();
-    kakeya_status status = store_take(a->server->store, o->salt, o->ids, o->n_ids, !o->fresh, &session, &hit, &why);
+    kakeya_status status =
+        store_take(a->server->store, o->salt, answer_keys(o), o->n_ids, !o->fresh, &session, &hit, &why);
     if (status == KAKEYA_OK)
         (void)choice_set_session(&a->choices[0], session);
     else if (status != KAKEYA_OUT_OF_MEMORY || !answer_memory_find(a, &why))
@@ -237,7 +240,7 @@ static bool wants_file(answer *a) {
     if (o->max_tokens != 1 || o->n_ids < 2) return false;
     bool stable = o->n_stable < o->n_ids && o->n_stable + MOST_CUT >= o->n_ids;
     size_t end = stable ? o->n_stable : o->n_ids - 1;
-    if (!store_wants_file(a->server->store, o->salt, o->ids, end)) return false;
+    if (!store_wants_file(a->server->store, o->salt, answer_keys(o), end)) return false;
     a->copy_at = end;
     return true;
 }
@@ -251,12 +254,16 @@ static bool compute_checkpoints(answer *a) {
     size_t known = a->usage.cached_tokens, end = o->n_stable < o->n_ids ? o->n_stable : 0;
     if (end < known + CHECKPOINT_LEAST_ADDED) end = 0;
     a->files = wants_file(a);
-    if (!a->files && end && store_wants(a->server->store, o->salt, o->ids, end, STORE_PROMPT_END)) a->copy_at = end;
+    if (!a->files && end && store_wants(a->server->store, o->salt, answer_keys(o), end, STORE_PROMPT_END))
+        a->copy_at = end;
     checkpoint points[ANSWER_MAX_CHECKPOINTS];
     size_t n = answer_checkpoints(kakeya_engine_tokenizer(a->server->engine), o->ids, o->n_ids, end, known, points);
     for (size_t i = 0; i < n; i++) {
-        if (!store_wants(a->server->store, o->salt, o->ids, points[i].position, points[i].reason)) continue;
-        if (!compute_prompt(a, &a->choices[0], points[i].position)) return false;
+        const size_t position = answer_outside_media(o, points[i].position);
+        if (position <= known || !store_wants(a->server->store, o->salt, answer_keys(o), position, points[i].reason))
+            continue;
+        if (!compute_prompt(a, &a->choices[0], position)) return false;
+        known = position;
         store_checkpoint(a->server->store, o->salt, a->choices[0].session, points[i].reason);
     }
     return true;
@@ -653,8 +660,9 @@ static answer *begin(call *c, answer_options *options, const answer_sink *sink, 
     *place = GATE_CANCELLED;
     if (!answer_has_room(a->server, &a->options, &a->error)) return a;
     if (a->options.least_cached > 0) { /* told at once, also where there is no place */
-        size_t cached =
-            a->options.fresh ? 0 : store_look(a->server->store, a->options.salt, a->options.ids, a->options.n_ids);
+        size_t cached = a->options.fresh
+                            ? 0
+                            : store_look(a->server->store, a->options.salt, answer_keys(&a->options), a->options.n_ids);
         if (is_below(a, cached)) {
             decline(a, cached);
             return a;

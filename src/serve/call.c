@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/platform.h"
+#include "serve/call_images.h"
 #include "serve/life.h"
 
 void random_id(char out[RANDOM_ID_BYTES]) {
@@ -81,6 +82,7 @@ static void free_call(call *c) {
     if (c->has_model) life_release(c->server->life);
     if (c->begun) atomic_fetch_sub(&c->server->calls, 1);
     cJSON_Delete(c->body);
+    call_images_free(c->images);
     cJSON_free(c->rewritten);
     text_free(&c->ignored);
     text_free(&c->log);
@@ -94,6 +96,8 @@ static void add_headers(call *c) {
     http_add_header(x, "x-request-id", c->id);
     if (is_anthropic(c)) http_add_header(x, "request-id", c->id);
     if (c->ignored.n && !c->ignored.failed) http_add_header(x, "x-kakeya-ignored", c->ignored.data);
+    const char *smaller = call_images_smaller(c->images);
+    if (smaller) http_add_header(x, "x-kakeya-images-resized", smaller);
     char number[32];
     if (c->retry_after) {
         snprintf(number, sizeof number, "%d", c->retry_after);
@@ -109,7 +113,8 @@ static void add_headers(call *c) {
     if (!origin) return;
     http_add_header(x, "access-control-allow-origin", origin);
     if (strcmp(origin, "*") != 0) http_add_header(x, "vary", "Origin");
-    http_add_header(x, "access-control-expose-headers", "x-request-id, x-kakeya-ignored, retry-after");
+    http_add_header(x, "access-control-expose-headers",
+                    "x-request-id, x-kakeya-ignored, x-kakeya-images-resized, retry-after");
 }
 
 static void send_reply(void *user) {

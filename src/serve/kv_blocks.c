@@ -126,8 +126,10 @@ static void tell(kv_blocks *blocks, const kv_block_event *event) {
 }
 
 kv_path *kv_blocks_add(kv_blocks *blocks, kv_medium medium, const char *salt, const int32_t *ids, size_t n) {
-    size_t n_blocks = n / KV_BLOCK_TOKENS;
-    if (!blocks || n_blocks == 0) return NULL;
+    size_t text = 0;
+    while (blocks && text < n && ids[text] >= 0) text++;
+    size_t n_blocks = text / KV_BLOCK_TOKENS;
+    if (n_blocks == 0) return NULL;
     double begin = processor_seconds();
     kv_path *path = malloc(sizeof *path + n_blocks * sizeof *path->hashes);
     if (!path) return NULL;

@@ -43,8 +43,9 @@ typedef struct kv_path kv_path;
 kv_blocks *kv_blocks_open(kv_block_sink sink, void *user);
 void kv_blocks_close(kv_blocks *blocks); /* whose paths have been removed; NULL is fine */
 
-/* The whole blocks of ids[0..n). NULL where there is none, where blocks is NULL, or when out of memory: nothing is told
- * then. salt may be NULL: texts of different salts share nothing. */
+/* The whole blocks of ids[0..n), as far as they are text: pictures, whose keys are below 0, are not told of. NULL where
+ * there is none, where blocks is NULL, or when out of memory: nothing is told then. salt may be NULL: texts of
+ * different salts share nothing. */
 kv_path *kv_blocks_add(kv_blocks *blocks, kv_medium medium, const char *salt, const int32_t *ids, size_t n);
 void kv_blocks_remove(kv_blocks *blocks, kv_path *path); /* frees it; NULL is fine */
 /* Says KV_BLOCKS_CLEARED; the sink hears nothing more where `last`. */

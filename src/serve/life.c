@@ -93,6 +93,7 @@ static kakeya_status describe(server_context *s, kakeya_error *error) {
     snprintf(facts->backend, sizeof facts->backend, "%s", kakeya_engine_backend(s->engine));
     facts->chat_template = strdup(kakeya_engine_chat_template(s->engine));
     if (!facts->chat_template) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: chat template");
+    facts->vision = kakeya_engine_image_token(s->engine) >= 0;
     facts->weight_bytes = kakeya_engine_memory(s->engine, KAKEYA_MEMORY_WEIGHTS);
     kakeya_kv_bytes_init(&facts->kv_of_one);
     kakeya_kv_bytes_init(&facts->kv_of_context);

@@ -1,5 +1,6 @@
 /* What the server says about itself: health, properties, slots. */
 #include "serve/answer.h"
+#include "serve/images.h"
 #include "serve/pressure.h"
 #include "serve/routes.h"
 
@@ -48,6 +49,19 @@ void health_call(call *c) {
 /* -----------------------------------------------------------------------------------------------------------
  * properties */
 
+/* What pictures a request may bring; null: none. */
+static void put_images(const server_context *s, text_buffer *out) {
+    const images_limited most = images_limits(s->settings);
+    if (!s->model.vision) {
+        text_add(out, "null");
+        return;
+    }
+    text_add(out, "{\"budgets\":[");
+    for (size_t i = 0; kakeya_image_budget(i); i++) text_format(out, "%s%d", i ? "," : "", kakeya_image_budget(i));
+    text_format(out, "],\"budget\":%d,\"max_bytes\":%zu,\"max_pixels\":%llu,\"max_side\":%d,\"max_count\":%d}",
+                most.budget, most.bytes, (unsigned long long)most.pixels, IMAGE_MAX_SIDE, most.count);
+}
+
 void props_call(call *c) {
     server_context *s = c->server;
     const serve_settings *settings = s->settings;
@@ -67,17 +81,20 @@ void props_call(call *c) {
     text_add(&out, ",\"chat_template\":");
     text_json_string(&out, model->chat_template ? model->chat_template : "");
     text_format(&out,
-                ",\"modalities\":{\"vision\":false,\"audio\":false},\"build_info\":\"kakeya %s\","
+                ",\"modalities\":{\"vision\":%s,\"audio\":false},\"build_info\":\"kakeya %s\","
                 "\"is_sleeping\":%s,\"kakeya\":{\"backend\":",
-                kakeya_version(), state == SERVER_SLEEPING || state == SERVER_WAKING ? "true" : "false");
+                model->vision ? "true" : "false", kakeya_version(),
+                state == SERVER_SLEEPING || state == SERVER_WAKING ? "true" : "false");
     text_json_string(&out, model->backend);
     text_format(&out,
                 ",\"attention\":\"%s\",\"sink\":%d,\"window\":%d,\"kv_bytes_per_token\":%zu,"
                 "\"kv_bytes_per_session\":%zu,\"kv_bytes_of_a_full_context\":%zu,\"memory_limit\":%zu,"
-                "\"thinking\":%s}}",
+                "\"thinking\":%s,\"images\":",
                 kakeya_attention_name(o->attention), o->sink, o->window, model->kv_of_one.each_token,
                 model->kv_of_one.total, model->kv_of_context.total, settings->engine.memory_limit_bytes,
                 settings->thinking ? "true" : "false");
+    put_images(s, &out);
+    text_add(&out, "}}");
     call_reply_json(c, &out);
 }
 

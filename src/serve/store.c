@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "serve/store_rules.h"
 #include "serve/store_saver.h"
 
 struct prefix_store {
@@ -285,8 +286,11 @@ static kakeya_status fork_entry(prefix_store *store, const store_entry *entry, k
 /* The session becomes what it has in common with the ids, of which at most n - 1 count as found. Returns how many. */
 static size_t keep_common(kakeya_session *session, const int32_t *ids, size_t n) {
     size_t held, common = 0;
-    const int32_t *tokens = kakeya_session_tokens(session, &held);
-    while (common < held && common < n && tokens[common] == ids[common]) common++;
+    int32_t *owned;
+    const int32_t *keys = store_keys(session, &held, &owned);
+    while (keys && common < held && common < n && keys[common] == ids[common]) common++;
+    while (common && common < held && keys[common] < 0 && keys[common - 1] < 0) common--; /* no picture is cut */
+    free(owned);
     if (kakeya_session_truncate(session, common, NULL) != KAKEYA_OK) return 0;
     size_t found = kakeya_session_reachable(session, ids, n);
     return found < n ? found : n - 1;
@@ -450,9 +454,12 @@ static size_t known_prompt_rows(const prefix_store *store, size_t prompt_tokens)
 /* Under bounded policies the rows that a prompt would need have often left with the answer. */
 static bool can_serve(const prefix_store *store, const kakeya_session *session, size_t prompt_tokens) {
     size_t n;
-    const int32_t *ids = kakeya_session_tokens(session, &n);
+    int32_t *owned;
     if (!store->entries.prompt_rows_only) return true;
-    return kakeya_session_reachable(session, ids, prompt_tokens < n ? prompt_tokens : n) > 0;
+    const int32_t *keys = store_keys(session, &n, &owned);
+    bool can = keys && kakeya_session_reachable(session, keys, prompt_tokens < n ? prompt_tokens : n) > 0;
+    free(owned);
+    return can;
 }
 
 void store_give(prefix_store *store, const char *salt, kakeya_session *session, size_t prompt_tokens) {
@@ -512,10 +519,12 @@ void store_keep_in_file(prefix_store *store, const char *salt, kakeya_session *c
 
 void store_checkpoint(prefix_store *store, const char *salt, const kakeya_session *session, store_reason reason) {
     size_t n;
-    const int32_t *ids = kakeya_session_tokens(session, &n);
+    int32_t *owned;
+    const int32_t *keys = store_keys(session, &n, &owned);
     kakeya_session *copy = NULL;
-    if (store_wants(store, salt, ids, n, reason) && kakeya_session_fork(session, &copy, NULL) == KAKEYA_OK)
+    if (keys && store_wants(store, salt, keys, n, reason) && kakeya_session_fork(session, &copy, NULL) == KAKEYA_OK)
         store_keep(store, salt, copy, reason);
+    free(owned);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- counts */

@@ -4,6 +4,8 @@
  * stored timeline serves. Under the bounded policies decode rows and prompt rows differ: there only entries that hold
  * nothing but prompt rows serve, unless reuse_any says that answers may depend on what came before.
  *
+ * Ids, here and below, are keys where a prompt has pictures (kakeya_prompt_keys).
+ *
  * Entries are live (the idle session of a conversation, which the next request takes) or checkpoints (forks at
  * positions that other requests will pass, which requests fork again). All functions may be called by several threads
  * at a time. Those that give or take sessions copy memory and may read a file: they are not for a network thread. */

@@ -402,8 +402,13 @@ static kakeya_status load_from(store_file *file, const int32_t *ids, size_t n, k
     status = store_file_load(file, session, error);
     if (status != KAKEYA_OK) return status;
     size_t held;
-    const int32_t *loaded = kakeya_session_tokens(session, &held);
-    if (held == tokens && memcmp(loaded, store_file_ids(file), tokens * sizeof *loaded) == 0) return KAKEYA_OK;
+    int32_t *owned;
+    const int32_t *loaded = store_keys(session, &held, &owned);
+    bool equal = loaded && held == tokens && memcmp(loaded, store_file_ids(file), tokens * sizeof *loaded) == 0;
+    bool lost = !loaded && held;
+    free(owned);
+    if (equal) return KAKEYA_OK;
+    if (lost) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%zu tokens: out of memory", held);
     (void)kakeya_session_truncate(session, 0, NULL);
     return error_set(error, KAKEYA_FORMAT, "the file's session has other ids than the file");
 }
@@ -559,8 +564,10 @@ kakeya_status store_disk_save(store_disk *disk, const kakeya_session *session, c
                               size_t prompt_tokens, store_reason reason, const char *metadata, kakeya_error *error) {
     if (paused(disk)) return error_set(error, KAKEYA_CANCELLED, "sessions: writing waits after a failure");
     size_t n;
-    const int32_t *ids = kakeya_session_tokens(session, &n);
+    int32_t *owned;
+    const int32_t *ids = store_keys(session, &n, &owned);
     char own[STORE_NAME_BYTES];
+    if (!ids && n) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%zu tokens: out of memory", n);
     name_of(key_of(disk, salt, ids, n), own);
     if (!name) name = own;
     const store_file_content content = {
@@ -579,8 +586,10 @@ kakeya_status store_disk_save(store_disk *disk, const kakeya_session *session, c
     kakeya_error failure = {0};
     int why = 0;
     double begin = clock_seconds();
-    if (!make_room(disk, name, store_file_bytes(&content)))
+    if (!make_room(disk, name, store_file_bytes(&content))) {
+        free(owned);
         return error_set(error, KAKEYA_CANCELLED, "sessions: the budget has no room for %zu tokens", n);
+    }
     kakeya_status status = store_file_write(disk->fd, name, &content, &info, &why, &failure);
     if (status == KAKEYA_IO) {
         enter(disk);
@@ -594,6 +603,7 @@ kakeya_status store_disk_save(store_disk *disk, const kakeya_session *session, c
     else if (status == KAKEYA_IO)
         note_failure(disk, why, &failure);
     leave(disk);
+    free(owned);
     return status == KAKEYA_OK ? status : error_set(error, status, "%s", failure.message);
 }
 

@@ -31,13 +31,18 @@ void store_entries_close(store_entries *all) {
 store_entry *store_entry_open(kakeya_session *session, const char *salt, size_t prompt_tokens, store_reason reason,
                               bool live) {
     size_t n;
-    const int32_t *ids = kakeya_session_tokens(session, &n);
-    if (n == 0 || kakeya_session_reachable(session, ids, n) == 0) return NULL;
+    int32_t *keys;
+    const int32_t *ids = store_keys(session, &n, &keys);
+    if (!ids || n == 0 || kakeya_session_reachable(session, ids, n) == 0) {
+        free(keys);
+        return NULL;
+    }
     store_entry *entry = calloc(1, sizeof *entry);
     char *copy = salt ? strdup(salt) : NULL;
     if (!entry || (salt && !copy)) {
         free(entry);
         free(copy);
+        free(keys);
         return NULL;
     }
     kakeya_kv_bytes bytes = kakeya_session_kv_bytes(session);
@@ -45,6 +50,7 @@ store_entry *store_entry_open(kakeya_session *session, const char *salt, size_t 
     *entry = (store_entry){
         .session = session,
         .ids = ids,
+        .keys = keys,
         .n = n,
         .salt = copy,
         .prompt_tokens = prompt_tokens < n ? prompt_tokens : n,
@@ -61,6 +67,7 @@ void store_entry_close(store_entry *entry) {
     if (!entry) return;
     kakeya_session_close(entry->session);
     free(entry->salt);
+    free(entry->keys);
     free(entry);
 }
 

@@ -13,7 +13,8 @@
 typedef struct store_entry {
     store_index_entry index; /* first, so that one is the other */
     kakeya_session *session;
-    const int32_t *ids; /* [n], the session's own */
+    const int32_t *ids; /* [n] by which it is known: the session's own, */
+    int32_t *keys;      /* or these (store_rules.h); malloc'ed, NULL: there are no pictures */
     size_t n;
     char *salt;           /* texts of other salts share nothing with it; NULL: none */
     kv_path *path;        /* what routers know of it, while it is in the table */

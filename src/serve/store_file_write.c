@@ -86,8 +86,12 @@ static kakeya_status failed(const char *name, int why, kakeya_error *error) {
 
 static kakeya_status write_body(file_output *o, const char *name, const store_file_info *info, kakeya_error *error) {
     size_t n;
-    const int32_t *ids = kakeya_session_tokens(o->content->session, &n);
-    if (!put(o, ids, n * sizeof *ids) || !put_kinds(o, n, o->content->prompt_tokens) ||
+    int32_t *owned;
+    const int32_t *ids = store_keys(o->content->session, &n, &owned);
+    if (!ids && n) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: %zu tokens: out of memory", name, n);
+    bool wrote = put(o, ids, n * sizeof *ids);
+    free(owned);
+    if (!wrote || !put_kinds(o, n, o->content->prompt_tokens) ||
         !put(o, o->content->metadata, (size_t)info->metadata_bytes))
         return failed(name, o->failed, error);
     kakeya_status status = kakeya_session_save(o->content->session, put, o, error);
@@ -137,12 +141,14 @@ static kakeya_status write_temporary(file_output *o, const char *name, store_fil
 
 static store_file_info info_of(const store_file_content *content) {
     size_t n;
-    const int32_t *ids = kakeya_session_tokens(content->session, &n);
+    int32_t *owned;
+    const int32_t *ids = store_keys(content->session, &n, &owned);
+    if (!ids) n = 0; /* no file has so few */
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     const store_key seed = store_file_seed(content->fingerprint, content->policy, content->salt);
     const size_t whole = store_blocks_end(content->session, ids, n);
-    return (store_file_info){
+    const store_file_info info = {
         .fingerprint = content->fingerprint,
         .policy = content->policy,
         .key = store_key_of(seed, ids, n),
@@ -157,6 +163,8 @@ static store_file_info info_of(const store_file_content *content) {
         .block_key = whole ? store_key_of(seed, ids, whole) : (store_key){0},
         .blocks = whole / STORE_BLOCK_TOKENS,
     };
+    free(owned);
+    return info;
 }
 
 uint64_t store_file_bytes(const store_file_content *content) {

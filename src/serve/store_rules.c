@@ -1,6 +1,7 @@
 #include "serve/store_rules.h"
 
 #include <openssl/sha.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "serve/store_index.h"
@@ -15,6 +16,15 @@ uint64_t store_salt(const char *salt) {
 }
 
 bool store_salts_equal(const char *a, const char *b) { return a && b ? strcmp(a, b) == 0 : a == b; }
+
+const int32_t *store_keys(const kakeya_session *session, size_t *n, int32_t **owned) {
+    const int32_t *tokens = kakeya_session_tokens(session, n);
+    *owned = NULL;
+    if (!kakeya_session_images(session)) return tokens;
+    *owned = malloc(*n * sizeof **owned + 1);
+    if (*owned) kakeya_session_keys(session, *owned);
+    return *owned;
+}
 
 /* Rings reach back by more than a block. */
 size_t store_blocks_end(const kakeya_session *session, const int32_t *ids, size_t n) {

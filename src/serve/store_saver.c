@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/platform.h"
+#include "serve/store_rules.h"
 #include "serve/store_told.h"
 
 enum { MOST_OUTGOING = 4 }; /* entries that wait to be written while their memory is wanted */
@@ -55,8 +56,11 @@ static bool worth_saving(const store_saver *saver, const store_entry *entry) {
 static kakeya_status save_session(const store_saver *saver, const char *salt, const kakeya_session *session,
                                   size_t prompt_tokens, store_reason reason, double hits) {
     size_t n;
-    const int32_t *ids = kakeya_session_tokens(session, &n);
-    if (store_disk_has(saver->disk, salt, ids, n)) return KAKEYA_OK;
+    int32_t *owned;
+    const int32_t *ids = kakeya_session_tokens(session, &n), *keys = store_keys(session, &n, &owned);
+    bool there = !keys || store_disk_has(saver->disk, salt, keys, n);
+    free(owned);
+    if (there) return KAKEYA_OK;
     char *metadata = store_saver_metadata(saver, salt, ids, n, reason, hits);
     if (!metadata) return KAKEYA_OUT_OF_MEMORY;
     kakeya_status status = store_disk_save(saver->disk, session, salt, NULL, prompt_tokens, reason, metadata, NULL);

@@ -7,6 +7,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* Of a part of a message that is a picture: its digest. */
+#define TURN_PICTURE_MEMBER "kakeya_digest"
+
 typedef struct turn_digest {
     uint64_t low, high;
 } turn_digest;

@@ -57,9 +57,29 @@ static bool can_keep(const kakeya_session *session, size_t n) {
            (size_t)t->ops->cache_min_truncate(t->cache) <= kept_of(session, n);
 }
 
+/* As common_prefix, of keys, where it cuts no picture. */
+static size_t common_keys(const decode_timeline *t, const int32_t *keys, size_t n) {
+    const size_t held = cached(t);
+    const timeline_image *next = t->images, *end = next + t->n_images;
+    size_t common = 0;
+    while (common < n && common < t->n && common < held) {
+        if (next == end || common < next->begin) {
+            if (keys[common] != t->tokens[common]) break;
+            common++;
+            continue;
+        }
+        if (n < next->begin + next->n) break;
+        for (size_t k = 0; k < next->n; k++)
+            if (keys[next->begin + k] != prompt_image_key(next, k)) return common;
+        common += next->n;
+        next++;
+    }
+    return common;
+}
+
 size_t kakeya_session_reachable(const kakeya_session *session, const int32_t *tokens, size_t n) {
     const decode_timeline *t = &session->timeline;
-    size_t common = common_prefix(t, tokens, n);
+    size_t common = common_keys(t, tokens, n);
     bool newest = common < n && common < t->n && tokens[common] == t->tokens[common]; /* what follows is computed */
     bool reachable = newest ? (size_t)t->ops->cache_min_truncate(t->cache) <= common : can_keep(session, common);
     return reachable ? common : 0;

@@ -6,6 +6,7 @@
 #include "media/resize.h"
 #include "model/gemma4_vision.h"
 #include "session/image.h"
+#include "session/session.h"
 
 static kakeya_status need_vision(const kakeya_engine *engine, kakeya_error *error) {
     if (!engine->verifier->vision)
@@ -17,12 +18,15 @@ static kakeya_status need_vision(const kakeya_engine *engine, kakeya_error *erro
 
 static kakeya_status target_size(const gemma4_vision *v, const kakeya_media *media, int *width, int *height,
                                  kakeya_error *error) {
-    const int budget = media->budget ? media->budget : v->budget;
+    const kakeya_image *picture = media->image;
+    const int budget = media->budget ? media->budget : picture->budget ? picture->budget : v->budget;
     if (!image_budget_is_known(budget))
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "an image budget of %d tokens: 70, 140, 280, 560 or 1120",
                          budget);
-    return image_target_size(media->image->pixels.width, media->image->pixels.height, budget, v->patch, v->pooling,
-                             width, height, error);
+    if (picture->budget && picture->budget != budget)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "an image budget of %d tokens, but it was fitted into %d",
+                         budget, picture->budget);
+    return image_target_size(picture->width, picture->height, budget, v->patch, v->pooling, width, height, error);
 }
 
 static int rows_of(const gemma4_vision *v, int width, int height) {
@@ -32,6 +36,13 @@ static int rows_of(const gemma4_vision *v, int width, int height) {
 
 int32_t kakeya_engine_image_token(const kakeya_engine *engine) {
     return need_vision(engine, NULL) == KAKEYA_OK ? engine->verifier->vision->image_token : -1;
+}
+
+bool kakeya_engine_image_grid(const kakeya_engine *engine, int *patch, int *pooling) {
+    const bool reads = need_vision(engine, NULL) == KAKEYA_OK;
+    *patch = reads ? engine->verifier->vision->patch : 0;
+    *pooling = reads ? engine->verifier->vision->pooling : 0;
+    return reads;
 }
 
 kakeya_status kakeya_engine_image_tokens(const kakeya_engine *engine, const kakeya_media *media, int *tokens,
@@ -58,20 +69,31 @@ static size_t count_runs(const int32_t *tokens, size_t n, int32_t token) {
     return runs;
 }
 
-static kakeya_status fit(const gemma4_vision *v, const kakeya_media *media, size_t index, prompt_image *out,
-                         kakeya_error *error) {
+static kakeya_status fit(const gemma4_vision *v, const kakeya_media *media, size_t index, bool borrow,
+                         prompt_image *out, kakeya_error *error) {
+    const kakeya_image *picture = media->image;
     int width, height;
     kakeya_status status = target_size(v, media, &width, &height, error);
     if (status != KAKEYA_OK) return error_prefix(error, status, "image %zu", index);
     if ((size_t)rows_of(v, width, height) != out->place.n)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "image %zu is %d tokens, but the prompt has room for %zu",
                          index, rows_of(v, width, height), out->place.n);
-    status = image_resize(&media->image->pixels, width, height, &out->pixels, error);
-    return status == KAKEYA_OK ? image_digest(&out->pixels, out->place.digest, error) : status;
+    const bool fits = picture->budget && picture->patch == v->patch && picture->pooling == v->pooling;
+    if (picture->budget && !fits)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "image %zu was fitted for another model", index);
+    if (fits) memcpy(out->place.digest, picture->digest, sizeof out->place.digest);
+    if (fits && borrow) {
+        out->pixels = picture->pixels;
+        out->borrowed = true;
+        return KAKEYA_OK;
+    }
+    status = image_resize(&picture->pixels, width, height, &out->pixels, error);
+    return status == KAKEYA_OK && !fits ? image_digest(&out->pixels, out->place.digest, error) : status;
 }
 
 kakeya_status prompt_images_create(const kakeya_engine *engine, const int32_t *tokens, size_t n,
-                                   const kakeya_media *media, size_t n_media, prompt_images *out, kakeya_error *error) {
+                                   const kakeya_media *media, size_t n_media, bool borrow, prompt_images *out,
+                                   kakeya_error *error) {
     *out = (prompt_images){0};
     if (!n_media) return KAKEYA_OK;
     kakeya_status status = need_vision(engine, error);
@@ -89,20 +111,51 @@ kakeya_status prompt_images_create(const kakeya_engine *engine, const int32_t *t
         prompt_image *made = &out->image[out->n];
         made->place = next_run(tokens, n, at, v->image_token);
         at = made->place.begin + made->place.n;
-        status = fit(v, &media[out->n], out->n, made, error);
+        status = fit(v, &media[out->n], out->n, borrow, made, error);
     }
     return status;
 }
 
 void prompt_images_free(prompt_images *images) {
     for (size_t i = 0; i < images->n; i++) {
-        image_free(&images->image[i].pixels);
+        if (!images->image[i].borrowed) image_free(&images->image[i].pixels);
         mem_free(images->image[i].rows);
     }
     free(images->image);
     free(images->given);
     *images = (prompt_images){0};
 }
+
+int32_t prompt_image_key(const timeline_image *place, size_t offset) {
+    enum { BITS = 31, KEYS = (8 * IMAGE_DIGEST_BYTES + BITS - 1) / BITS };
+    const size_t bit = offset % KEYS * BITS;
+    uint64_t bits = 0;
+    for (size_t i = 0; i < 5 && bit / 8 + i < IMAGE_DIGEST_BYTES; i++)
+        bits |= (uint64_t)place->digest[bit / 8 + i] << 8 * i;
+    return -1 - (int32_t)(bits >> bit % 8 & INT32_MAX);
+}
+
+kakeya_status kakeya_prompt_keys(const kakeya_engine *engine, const int32_t *tokens, size_t n,
+                                 const kakeya_media *media, size_t n_media, int32_t *keys, kakeya_error *error) {
+    prompt_images images;
+    kakeya_status status = prompt_images_create(engine, tokens, n, media, n_media, true, &images, error);
+    if (n) memcpy(keys, tokens, n * sizeof *keys);
+    for (size_t i = 0; status == KAKEYA_OK && i < images.n; i++) {
+        const timeline_image *place = &images.image[i].place;
+        for (size_t k = 0; k < place->n; k++) keys[place->begin + k] = prompt_image_key(place, k);
+    }
+    prompt_images_free(&images);
+    return status;
+}
+
+void kakeya_session_keys(const kakeya_session *session, int32_t *keys) {
+    const decode_timeline *t = &session->timeline;
+    if (t->n) memcpy(keys, t->tokens, t->n * sizeof *keys);
+    for (size_t i = 0; i < t->n_images; i++)
+        for (size_t k = 0; k < t->images[i].n; k++) keys[t->images[i].begin + k] = prompt_image_key(&t->images[i], k);
+}
+
+size_t kakeya_session_images(const kakeya_session *session) { return session->timeline.n_images; }
 
 size_t prompt_images_end(const prompt_images *images, size_t from, size_t end) {
     for (size_t i = 0; i < images->n; i++) {

@@ -7,8 +7,9 @@
 
 typedef struct prompt_image {
     timeline_image place;
-    image pixels; /* as the model reads them */
-    float *rows;  /* [place.n][hidden], MEM_WORKSPACE; NULL: not made yet */
+    image pixels;  /* as the model reads them */
+    bool borrowed; /* the pixels are the caller's */
+    float *rows;   /* [place.n][hidden], MEM_WORKSPACE; NULL: not made yet */
 } prompt_image;
 
 typedef struct prompt_images {
@@ -17,11 +18,16 @@ typedef struct prompt_images {
     size_t n;
 } prompt_images;
 
+/* Key `offset` of a picture's run (kakeya_prompt_keys): 31 bits of its digest, so that nine hold all of it. */
+int32_t prompt_image_key(const timeline_image *place, size_t offset);
+
 /* Fits the pictures into their budgets and finds their places: runs of the model's image token in tokens[0..n), in this
  * order. KAKEYA_INVALID_ARGUMENT where their numbers or lengths disagree; KAKEYA_UNSUPPORTED where the model, or the
- * backend, reads no pictures. *out is freed by prompt_images_free, also on failure. */
+ * backend, reads no pictures. borrow: pictures that have been fitted already stay until *out is freed, and are not
+ * copied. *out is freed by prompt_images_free, also on failure. */
 kakeya_status prompt_images_create(const kakeya_engine *engine, const int32_t *tokens, size_t n,
-                                   const kakeya_media *media, size_t n_media, prompt_images *out, kakeya_error *error);
+                                   const kakeya_media *media, size_t n_media, bool borrow, prompt_images *out,
+                                   kakeya_error *error);
 void prompt_images_free(prompt_images *images); /* a zeroed one too */
 
 /* Where a chunk that begins at `from`, which is inside of no picture, and would end at `end` ends, so that it cuts

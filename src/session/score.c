@@ -215,7 +215,7 @@ static kakeya_status score_tokens(kakeya_session *session, const int32_t *tokens
     scoring s = {
         .session = session, .tokens = tokens, .n = n, .nll = o.nll, .logits = o.logits, .hidden = o.hidden_states};
     const kakeya_kv_bytes before = kakeya_session_kv_bytes(session);
-    status = prompt_images_create(session->engine, tokens, n, o.media, o.n_media, &s.images, error);
+    status = prompt_images_create(session->engine, tokens, n, o.media, o.n_media, false, &s.images, error);
     for (size_t i = 0; i < s.images.n && status == KAKEYA_OK; i++)
         if (s.images.image[i].place.begin + s.images.image[i].place.n > prompt_length)
             status = error_set(error, KAKEYA_INVALID_ARGUMENT,

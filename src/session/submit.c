@@ -64,6 +64,9 @@ static kakeya_status prepare(kakeya_request *r, const kakeya_request_options *o,
                                   .user = o->progress_user,
                                   .cancellable = true};
         status = session_check_tokens(session, o->tokens, o->n_tokens, error);
+        if (status == KAKEYA_OK)
+            status = prompt_images_create(session->engine, o->tokens, o->n_tokens, o->media, o->n_media, true,
+                                          &r->prompt.images, error);
     }
     if (status == KAKEYA_OK && r->answers) status = answer_prepare(session, o->generate, &r->answer, error);
     return status == KAKEYA_OK ? own_arrays(r, error) : status;
@@ -120,7 +123,7 @@ kakeya_status kakeya_session_sync_media(kakeya_session *session, const int32_t *
     };
     kakeya_status status = session_check_tokens(session, tokens, n, error);
     if (status == KAKEYA_OK)
-        status = prompt_images_create(session->engine, tokens, n, media, n_media, &request.prompt.images, error);
+        status = prompt_images_create(session->engine, tokens, n, media, n_media, false, &request.prompt.images, error);
     if (status == KAKEYA_OK) status = scheduler_run(&request, error);
     if (reused) *reused = request.prompt.reused;
     prompt_images_free(&request.prompt.images);

@@ -62,7 +62,7 @@ static void put_response(chat_writer *w, const char *tool, const cJSON *response
     chat_put_control(w, "<tool_response|>");
 }
 
-/* A "tool" message: its texts joined, or null where it has no content. */
+/* A "tool" message: its texts joined, or null where it has no content; pictures follow it. */
 static void put_tool_message(chat_writer *w, const char *tool, const chat_message *message) {
     chat_put_control(w, "<|tool_response>");
     chat_puts(w, "response:");
@@ -77,6 +77,8 @@ static void put_tool_message(chat_writer *w, const char *tool, const chat_messag
     }
     chat_puts(w, "}");
     chat_put_control(w, "<tool_response|>");
+    for (size_t i = 0; message->pictures && i < message->n_parts; i++)
+        if (message->pictures[i].n_ids) chat_put_ids(w, message->pictures[i].ids, message->pictures[i].n_ids);
 }
 
 /* Clients send back what the model wrote, also where an answer was cut short: what is no JSON object is one text, since

@@ -117,7 +117,8 @@ static kakeya_status read_content(struct chat_request_storage *storage, const cJ
             const cJSON *type = cJSON_GetObjectItemCaseSensitive(part, "type");
             if (!cJSON_IsString(type)) return wrong(at, "content", "a text or a list of parts with a type", error);
             const char *key = text_key(type->valuestring);
-            if (!key && storage->given && has_role(message, "user") && is_picture(type->valuestring)) {
+            const bool shows = has_role(message, "user") || has_role(message, "tool");
+            if (!key && storage->given && shows && is_picture(type->valuestring)) {
                 const size_t i = storage->n_taken++;
                 if (i < storage->n_given) storage->pictures[storage->n_parts + message->n_parts] = storage->given[i];
                 parts[message->n_parts++] = "";

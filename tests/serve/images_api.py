@@ -1,0 +1,284 @@
+"""Pictures in requests: what arrives as what, what is refused, and what is not computed twice."""
+
+import base64
+import json
+import os
+import random
+import struct
+import subprocess
+import tempfile
+import zlib
+
+import openai
+from harness import *  # noqa: F403
+
+MODEL = "tests/data/vision/tiny-tower"
+PICTURES = "tests/data/images"
+COMPUTE = ("--backend", "cpu", "--precision", "f32")
+QUESTION = "What is this?"
+_server = []
+
+
+def server():
+    if not _server:
+        _server.append(Server(*COMPUTE, "--image-budget", "70", model=MODEL))
+    return _server[0]
+
+
+def content_of(name):
+    with open(f"{PICTURES}/{name}", "rb") as file:
+        return file.read()
+
+
+def png(width, height, changed=None):
+    """A picture of noise; `changed` is a pixel that is another one."""
+    noise = random.Random(f"{width} {height}")
+    rows = bytearray()
+    for y in range(height):
+        row = bytearray(noise.randbytes(3 * width))
+        if changed and changed[1] == y:
+            row[3 * changed[0]] ^= 255
+        rows += b"\0" + row
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)) +
+            chunk(b"IDAT", zlib.compress(bytes(rows), 1)) + chunk(b"IEND", b""))
+
+
+def uri(data, kind="image/png"):
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def picture(data, **more):
+    return {"type": "image_url", "image_url": {"url": uri(data), **more}}
+
+
+def text(words):
+    return {"type": "text", "text": words}
+
+
+def user(*parts):
+    return {"role": "user", "content": list(parts)}
+
+
+def chat(messages, to=None, status=200, **more):
+    body = {"model": "tiny-tower", "messages": messages, "max_tokens": 12, "temperature": 0, "ignore_eos": True,
+            "return_token_ids": True, **more}
+    reply = (to or server()).post("/v1/chat/completions", body)
+    equal(reply.status, status, reply.body)
+    return reply
+
+
+def tokens_of(reply):
+    return reply.json["choices"][0]["token_ids"]
+
+
+def cached(reply):
+    return reply.json["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def run(names, *arguments):
+    """What `kakeya run` answers about the same pictures."""
+    command = [KAKEYA, "run", *COMPUTE, "--model", MODEL, "--max-tokens", "12", "--temperature", "0", "--ignore-eos", "--json"]
+    for name in names:
+        command += ["--image", name]
+    made = subprocess.run([*command, *arguments], capture_output=True, text=True)
+    equal(made.returncode, 0, made.stderr)
+    return json.loads(made.stdout)["token_ids"]
+
+
+def refused(code, where, *messages, says="", to=None, **more):
+    error = chat(list(messages), to=to, status=400, **more).error
+    equal((error["code"], error["param"]), (code, where), error["message"])
+    holds(where in error["message"] and says in error["message"], error["message"])
+
+
+@test("a picture's answer is that of the program, in all four formats and by OpenAI's client")
+def _():
+    client = openai.OpenAI(base_url=server().url + "/v1", api_key="none", max_retries=0)
+    for name in ("photo.jpg", "exact.png", "photo.webp", "two-frames.gif"):
+        wanted = run([f"{PICTURES}/{name}"], "--image-budget", "70", QUESTION)
+        answer = client.chat.completions.create(
+            model="tiny-tower", max_tokens=8, temperature=0, extra_body={"ignore_eos": True, "return_token_ids": True},
+            messages=[user(picture(content_of(name)), text(QUESTION))])
+        equal(answer.choices[0].token_ids, wanted[:8], name)  # behind them it would call a tool
+
+
+@test("parts keep their order over several messages, and a picture's type is that of its bytes")
+def _():
+    parts = [text("A thing:"), {"type": "image"}, text("is this a thing?")]
+    more = [text("and"), {"type": "image"}, {"type": "image"}, text("differ?")]
+    names = [f"{PICTURES}/{name}" for name in ("gradient.png", "text.png", "photo.jpg")]
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump([user(*parts), {"role": "assistant", "content": "This is a line."}, user(*more)], file)
+        file.flush()
+        wanted = run(names, "--image-budget", "70", "--messages", file.name)
+    sent = [picture(open(name, "rb").read()) for name in names]  # the last one says that it is a PNG
+    parts[1], more[1], more[2] = sent
+    reply = chat([user(*parts), {"role": "assistant", "content": "This is a line."}, user(*more)])
+    equal(tokens_of(reply), wanted)
+
+
+@test("the same picture again is not computed; one pixel that differs is, and all behind it")
+def _():
+    one, other = png(160, 120), png(160, 120, changed=(80, 60))
+    first = chat([user(picture(one), text(QUESTION))])
+    n = first.json["usage"]["prompt_tokens"]
+    equal(cached(first), 0)
+    again = chat([user(picture(one), text(QUESTION))])
+    equal((cached(again), tokens_of(again)), (n - 1, tokens_of(first)))
+    # a text in front of the picture, which both prompts begin with
+    begin = text("a word " * 40)
+    chat([user(begin, picture(one), text(QUESTION))])
+    changed = chat([user(begin, picture(other), text(QUESTION))])
+    at = changed.json["prompt_token_ids"].index(19)
+    holds(cached(changed) <= at, f"{cached(changed)} of {at} tokens in front of the picture")
+    fresh = chat([user(begin, picture(other), text(QUESTION))], cache_prompt=False)
+    equal(tokens_of(changed), tokens_of(fresh))
+    # the next turn finds both the picture and the answer
+    said = {"role": "assistant", "content": first.json["choices"][0]["message"]["content"]}
+    turn = chat([user(picture(one), text(QUESTION)), said, user(text("And now?"))])
+    ids = first.json["prompt_token_ids"]
+    holds(cached(turn) > len(ids) - ids[::-1].index(19), cached(turn))
+
+
+@test("several answers to one picture, and several conversations at a time")
+def _():
+    data = [png(96 + 8 * i, 96) for i in range(4)]
+    alone = [tokens_of(chat([user(picture(d), text(QUESTION))], cache_prompt=False)) for d in data]
+    both = in_threads([lambda d=d: tokens_of(chat([user(picture(d), text(QUESTION))])) for d in data])
+    equal(both, alone)
+    many = chat([user(picture(data[0]), text(QUESTION))], n=3, temperature=1, seed=7).json["choices"]
+    equal(len(many), 3)
+    single = chat([user(picture(data[0]), text(QUESTION))], temperature=1, seed=7, cache_prompt=False)
+    equal(many[0]["token_ids"], tokens_of(single))
+
+
+@test("budgets: detail, the part's own, the request's, the server's")
+def _():
+    data = png(200, 150)
+
+    def length(request=None, **part):
+        message = user({**picture(data, **({"detail": part.pop("detail")} if "detail" in part else {})), **part}, text("x"))
+        body = {"model": "tiny-tower", "messages": [message], **(request or {})}
+        return server().post("/v1/chat/completions/render", body).json["token_ids"].count(19)
+
+    low, middle = length(), length(image_budget=280)
+    holds(35 <= low <= 70 and 140 < middle <= 280, (low, middle))
+    equal(length(detail="low"), low)
+    equal(length(detail="auto"), low)
+    high = length(detail="high")
+    holds(560 < high <= 1120, high)
+    equal(length({"image_budget": 280}), middle)
+    equal(length({"mm_processor_kwargs": {"max_soft_tokens": 280}}), middle)
+    equal(length({"image_budget": 1120}, image_budget=280), middle)
+    refused("invalid_value", "messages[0].content[0].image_budget", user({**picture(data), "image_budget": 100}), says="1120")
+    refused("invalid_value", "messages[0].content[0].detail", user(picture(data, detail="best")))
+    error = chat([user(picture(data))], status=400, image_budget=71).error
+    equal((error["code"], error["param"]), ("invalid_value", "image_budget"))
+
+
+@test("a picture that is made smaller is named in a header")
+def _():
+    equal(chat([user(picture(png(40, 30)), text("x"))]).headers.get("x-kakeya-images-resized"), None)
+    said = chat([user(text("x"), picture(png(400, 300)))]).headers["x-kakeya-images-resized"]
+    holds(said.startswith("messages[0].content[1] 400x300 to "), said)
+
+
+@test("addresses, broken files and what is no picture are refused, with the place")
+def _():
+    good, place = picture(png(40, 30)), "messages[1].content[1]"
+    first = [user(good), ]
+    for address in ("https://example.org/a.png", "http://127.0.0.1/", "file:///etc/passwd", "ftp://a/b"):
+        bad = user(text("x"), {"type": "image_url", "image_url": {"url": address}})
+        refused("unsupported_content", place, *first, bad, says="data: URI")
+        refused("unsupported_content", place, *first, user(text("x"), {"type": "image_url", "image_url": address}))
+    for data in ("data:image/png;base64,", "data:image/png;base64,iVBOR w0", "data:image/png;base64,AA=A", "data:image/png,abc",
+                 "data:image/png;base64,A", "data:"):
+        refused("invalid_image_url", place, *first, user(text("x"), {"type": "image_url", "image_url": {"url": data}}))
+    for data in (b"hello there", b"<svg></svg>", b"BM" + bytes(60)):
+        refused("image_parse_error", place, *first, user(text("x"), picture(data)), says="neither PNG")
+    whole = content_of("photo.jpg")
+    refused("image_parse_error", place, *first, user(text("x"), picture(whole[:len(whole) // 2])))
+    refused("invalid_type", place, *first, user(text("x"), {"type": "image_url"}))
+    refused("unsupported_content", place, *first, user(text("x"), {"type": "input_image", "file_id": "file-1"}))
+    for name in sorted(os.listdir(f"{PICTURES}/bad")):
+        error = chat([user(picture(content_of(f"bad/{name}")))], status=400).error
+        equal(error["param"], "messages[0].content[0]", name)
+    refused("unsupported_content", "messages[0].content[0]", {"role": "system", "content": [good]}, user(text("x")))
+
+
+@test("limits: bytes, pixels and pictures, all in /props")
+def _():
+    small = Server(*COMPUTE, "--image-bytes", "20K", "--image-pixels", "1", "--image-count", "2", "--image-budget", "140", model=MODEL)
+    props = small.get("/props").json
+    equal(props["modalities"]["vision"], True)
+    equal(props["kakeya"]["images"], {"budgets": [70, 140, 280, 560, 1120], "budget": 140, "max_bytes": 20480, "max_pixels": 1000000,
+                                      "max_side": 32768, "max_count": 2})
+    equal(small.get("/v1/models").json["data"][0]["architecture"]["input_modalities"], ["text", "image"])
+    one = picture(png(20, 20))
+    chat([user(one, one, text("x"))], to=small)
+    refused("too_many_images", "messages[1].content[0]", user(one, one), user(one), to=small)
+    refused("image_too_large", "messages[0].content[0]", user(picture(png(100, 100))), to=small, says="20480 bytes")
+    flat = png(2, 2)
+    header = flat[:16] + struct.pack(">II", 1001, 1000) + flat[24:29]
+    big = header + struct.pack(">I", zlib.crc32(header[12:])) + flat[33:]
+    refused("image_too_large", "messages[0].content[0]", user(picture(big)), to=small)
+    small.stop()
+
+
+@test("a model without a tower says so")
+def _():
+    other = Server()
+    equal(other.get("/props").json["kakeya"]["images"], None)
+    equal(other.get("/props").json["modalities"]["vision"], False)
+    body = {"model": other.get("/v1/models").json["data"][0]["id"], "messages": [user(text("x"), picture(png(40, 30)))]}
+    reply = other.post("/v1/chat/completions", body)
+    equal((reply.status, reply.error["code"], reply.error["param"]), (400, "unsupported_content", "messages[0].content[1]"))
+    holds("reads no images" in reply.error["message"], reply.error["message"])
+    other.stop()
+
+
+@test("a tool's picture stands behind its result")
+def _():
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+    result = {"role": "tool", "tool_call_id": "c1", "content": [text("seen"), picture(png(64, 64))]}
+    reply = chat([user(text("Look.")), {"role": "assistant", "tool_calls": [call]}, result], tools=tools)
+    ids = reply.json["prompt_token_ids"]
+    holds(35 <= ids.count(19) <= 70, ids)
+    equal(reply.headers.get("x-kakeya-ignored"), None)
+    other = {**result, "content": [text("seen"), picture(png(64, 64, changed=(3, 3)))]}
+    changed = chat([user(text("Look.")), {"role": "assistant", "tool_calls": [call]}, other], tools=tools)
+    holds(cached(changed) < ids.index(19), cached(changed))
+
+
+@test("tokens are counted with pictures, and rendered")
+def _():
+    messages = [user(picture(png(160, 120)), text(QUESTION))]
+    n = chat(messages).json["usage"]["prompt_tokens"]
+    reply = server().post("/v1/chat/completions/input_tokens", {"model": "tiny-tower", "messages": messages})
+    equal(reply.json["input_tokens"], n)
+
+
+@test("a saved conversation is found again with its picture by the next server, and with no other")
+def _():
+    one, other = png(160, 120), png(160, 120, changed=(0, 0))
+    begin = text("a word " * 300)
+    with tempfile.TemporaryDirectory() as directory:
+        options = (*COMPUTE, "--image-budget", "140", "--session-dir", directory)
+        before = Server(*options, model=MODEL)
+        first = chat([user(picture(one), begin)], to=before)
+        equal(before.stop(), 0)
+        after = Server(*options, model=MODEL)
+        again = chat([user(picture(one), begin)], to=after)
+        holds(cached(again) > 500, cached(again))
+        equal(tokens_of(again), tokens_of(first))
+        holds(cached(chat([user(picture(other), begin)], to=after)) < 30, "another picture")
+        after.stop()
+
+
+if __name__ == "__main__":
+    run_tests()
