@@ -1,5 +1,13 @@
 /* kakeya: a Gemma 4 inference engine with bounded K/V memory and lossless speculative decoding.
  *
+ * A complete program makes five calls; examples/generate.c is one of a page:
+ *
+ *     kakeya_engine_open(&model, &engine, &error);                          weights
+ *     kakeya_session_open(engine, NULL, &session, &error);                  one timeline of tokens
+ *     kakeya_session_sync(session, ids, n_ids, NULL, NULL, NULL, &error);   becomes the prompt (kakeya_tokenize)
+ *     kakeya_session_generate(session, &answer, &stats, &error);            goes on; tokens come as events
+ *     kakeya_session_close(session), kakeya_engine_close(engine);
+ *
  * Two nouns. A kakeya_engine holds weights on one backend; it is immutable after opening and may be shared by sessions.
  * A kakeya_session is one mutable timeline of tokens (a conversation). One session is used by one thread at a time;
  * calls on different sessions from different threads are safe, and what several sessions of one engine want at the same

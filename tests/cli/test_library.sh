@@ -33,6 +33,24 @@ STATUS=0
 check "the example program reports a failure" test "$STATUS" -eq 1
 check "the failure names the model" grep -q '/no/such/model' "$WORK/err"
 
+STATUS=0
+"$BUILD/examples/batch" "$MODELS/demo" >"$WORK/out" 2>"$WORK/err" </dev/null || STATUS=$?
+check "sixteen sessions answer together" test "$STATUS" -eq 0 -a "$(grep -c -x -e '--- [0-9]*' "$WORK/out")" -eq 16
+"$KAKEYA" run --model "$MODELS/demo" --raw --attention native --max-tokens 24 "def add_7(numbers):
+    " >"$WORK/run7" 2>/dev/null </dev/null || STATUS=$?
+check "one of them as it answers alone" sh -c '
+    sed -n "/^--- 7$/,/^--- 8$/p" "$1" | sed "1d;\$d" >"$1.seven"; test "$(cat "$1.seven")" = "$(cat "$2")"' - "$WORK/out" "$WORK/run7"
+STATUS=0
+"$BUILD/examples/chat" "$MODELS/demo" >"$WORK/out" 2>"$WORK/err" </dev/null || STATUS=$?
+check "a conversation calls a tool and goes on" sh -c '
+    test "$1" -eq 0 && head -1 "$2" | grep -q -x -E "temperature\(\{\"city\":\"(Oslo|Rome)\"\}\)" && test "$(wc -l <"$2")" -gt 1' - \
+    "$STATUS" "$WORK/out"
+for example in batch chat; do
+    STATUS=0
+    "$BUILD/examples/$example" /no/such/model >"$WORK/out" 2>"$WORK/err" </dev/null || STATUS=$?
+    check "$example reports a failure" sh -c 'test "$1" -eq 1 && grep -q /no/such/model "$2"' - "$STATUS" "$WORK/err"
+done
+
 # libkakeya.so and libkakeya.a: kakeya_* and nothing else, and the example against each of them in every language
 foreign() { # nm's output: names that are not ours
     awk 'NF >= 3 && $2 ~ /[A-TV-Z]/ && $3 !~ /^kakeya_/ { print $3 }' | head
@@ -56,6 +74,14 @@ done
 check "the header declares functions" test "$(wc -l <"$WORK/declared")" -gt 60
 readelf -d "$objects.so" >"$WORK/out" 2>"$WORK/err"
 check "the soname carries the version of the interface" grep -q 'SONAME.*\[libkakeya\.so\.0\.2\]' "$WORK/out"
+
+c++ -std=c++17 -Wall -Wextra -Wpedantic -Werror -Iinclude examples/embed.cpp -o "$WORK/embed" -L"$BUILD/lib" -lkakeya \
+    -Wl,-rpath,"$BUILD/lib" >"$WORK/err" 2>&1 && STATUS=0 || STATUS=$?
+check "the example in C++ compiles" test "$STATUS" -eq 0
+"$WORK/embed" "$MODELS/demo" "def f(x):" "def f(x):" "the code" >"$WORK/out" 2>"$WORK/err" </dev/null || STATUS=$?
+check "a text is as like itself as can be, and another less" sh -c '
+    test "$1" -eq 0 && awk "NR == 1 { same = \$1 } NR == 2 { other = \$1 } END { exit !(same > 0.999 && other < 0.999) }" "$2"' - \
+    "$STATUS" "$WORK/out"
 
 private=$(sed -n 's/^Libs.private: //p' "$BUILD/kakeya.pc")
 for language in c11 c17 c++17; do
