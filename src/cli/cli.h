@@ -26,7 +26,7 @@ int cli_train(int argc, char **argv);
 
 /* Values of the options that every verb with a model understands. */
 typedef struct cli_shared {
-    const char *model, *synthetic, *f_theta, *backend, *isa, *devices;
+    const char *model, *synthetic, *f_theta, *mmproj, *backend, *isa, *devices;
     cli_texts drafter;
     bool drafter_scaled_embedding, drafter_block_bidirectional;
     int attention, restore_layers, precision, kv_format; /* indices of choices = values of the public enums */

@@ -1,9 +1,11 @@
 /* kakeya convert: weights in floating point to a quantised file or directory, and quantised ones to tiles, or back. */
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "cli/cli.h"
 #include "cli/terminal.h"
 #include "convert/convert.h"
+#include "convert/vision.h"
 
 static const cli_command command = {
     .name = "convert",
@@ -11,9 +13,10 @@ static const cli_command command = {
     .operands = "MODEL OUT",
     .details =
         "MODEL is a directory or a GGUF file with weights in F32, F16 or BF16. OUT must not exist; it appears when\n"
-        "it is complete. 'f32', 'f16' and 'bf16' make a directory of any model, also of a quantised one. 'tiles'\n"
-        "are for a model that is quantised already: what a CPU otherwise arranges in memory each time it loads the\n"
-        "model is kept in a file, and mapped: FILE.gguf.tiles, or model.tiles in a directory.\n",
+        "it is complete. What reads pictures keeps its form; of a GGUF file it is beside it, in mmproj-OUT. 'f32',\n"
+        "'f16' and 'bf16' make a directory of any model, also of a quantised one. 'tiles' are for a model that is\n"
+        "quantised already: what a CPU otherwise arranges in memory each time it loads the model is kept in a file,\n"
+        "and mapped: FILE.gguf.tiles, or model.tiles in a directory.\n",
     .examples =
         "  kakeya convert google/gemma-4-26B-A4B-it gemma-4-26b-q4_k_m.gguf --to q4_k_m\n"
         "  kakeya convert ~/models/gemma-4-E4B-it gemma-4-e4b-4bit --to affine4\n"
@@ -81,6 +84,12 @@ int cli_convert(int argc, char **argv) {
     }
     printf("%s: %s tensors, %s, %.2f bits per weight\n", argv[first + 1], format_count(tensors, report.tensors),
            format_bytes(bytes, (double)report.bytes), 8 * (double)report.bytes / (double)report.parameters);
+    char *vision =
+        report.vision_bytes && !convert_is_directory((convert_target)to) ? vision_path(argv[first + 1]) : NULL;
+    if (report.vision_bytes)
+        printf("  %s%s: what reads pictures, %s, as it is\n", vision ? "and " : "with it", vision ? vision : "",
+               format_bytes(bytes, (double)report.vision_bytes));
+    free(vision);
     if (importance.n) printf("  importances of %zu matrices were used\n", report.important);
     if (grid)
         printf("  %.2f %% of the blocks of Q4_0 lie on a grid, %.2f %% on one that the plain rule finds too\n",

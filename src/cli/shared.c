@@ -65,6 +65,8 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
                 .help =
                     "f_theta for restored attention (MODEL-f-theta beside the model); 'none' goes without, 'synthetic' "
                     "makes one for a synthetic model, 'synthetic:128,256' with these ranks of keys and values"),
+        CLI_OPTION(.name = "mmproj", .argument = "FILE", .kind = CLI_TEXT, .target = &shared->mmproj,
+                   .help = "what reads pictures for a GGUF file (in the file itself, or mmproj-*.gguf beside it)"),
         CLI_OPTION(.name = "drafter-scaled-embedding", .kind = CLI_FLAG, .target = &shared->drafter_scaled_embedding,
                    .help = "multiply the drafter's block embeddings by sqrt(hidden size)"),
         CLI_OPTION(.name = "drafter-block-bidirectional", .kind = CLI_FLAG,
@@ -175,6 +177,7 @@ kakeya_status cli_shared_engine_options(cli_shared *shared, kakeya_engine_option
     if (shared->drafter.n > 0) options->drafter = shared->drafter.text[0];
     if (shared->drafter.n > 1) options->second_drafter = shared->drafter.text[1];
     options->f_theta = shared->f_theta;
+    options->mmproj = shared->mmproj;
     options->backend = shared->backend;
     options->cpu_isa = shared->isa;
     options->precision = (kakeya_precision)shared->precision;

@@ -1,10 +1,12 @@
 #include "convert/convert.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 
 #include "base/error.h"
 #include "convert/source.h"
+#include "convert/vision.h"
 
 const char *const convert_target_names[CONVERT_TARGETS + 1] = {
     "q4_0", "q8_0", "q4_k", "q5_k", "q6_k", "q4_k_m", "affine4", "affine8", "f32", "f16", "bf16", "tiles", NULL,
@@ -15,6 +17,14 @@ static kakeya_status check_free(const char *out, kakeya_error *error) {
     if (lstat(out, &status) != 0 && errno == ENOENT) return KAKEYA_OK;
     return error_set(error, KAKEYA_INVALID_ARGUMENT,
                      "%s is there already, and is not overwritten: name another, or remove it", out);
+}
+
+static kakeya_status check_vision_free(const char *out, kakeya_error *error) {
+    char *path = vision_path(out);
+    kakeya_status status = path ? check_free(path, error)
+                                : error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for a path beside it", out);
+    free(path);
+    return status;
 }
 
 static kakeya_status check_options(const convert_options *o, kakeya_error *error) {
@@ -44,6 +54,8 @@ kakeya_status convert_model(const char *model, const char *out, const convert_op
     if (status == KAKEYA_OK && options->to == CONVERT_TILES)
         return convert_to_tiles(model, out, options, report, error);
     if (status == KAKEYA_OK) status = source_open(model, options->to, &from, error);
+    if (status == KAKEYA_OK && from.model->vision && !convert_is_directory(options->to))
+        status = check_vision_free(out, error);
     if (status == KAKEYA_OK) status = thread_pool_create(options->threads, &c.pool, error);
     for (size_t i = 0; i < from.n; i++) {
         c.values_total += from.tensors[i].w ? (uint64_t)from.tensors[i].rows * (uint64_t)from.tensors[i].in : 0;

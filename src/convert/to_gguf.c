@@ -3,12 +3,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/json.h"
 #include "convert/importance.h"
 #include "convert/quantise.h"
 #include "convert/recipe.h"
 #include "convert/source.h"
+#include "convert/vision.h"
 #include "convert/vocabulary.h"
 #include "formats/checkpoint.h"
 #include "formats/gguf_output.h"
@@ -455,6 +457,26 @@ static kakeya_status write_tensors(gguf_output *o, conversion *c, const planned 
     return KAKEYA_OK;
 }
 
+/* Both files, or none. */
+static kakeya_status commit(gguf_output *o, conversion *c, const char *out, kakeya_error *error) {
+    const gemma4_model *model = c->from->model;
+    if (!model->vision) return gguf_output_commit(o, error);
+    gguf_output *vision = NULL;
+    char *path = vision_path(out);
+    kakeya_status status =
+        path ? vision_to_gguf(model->vision, model->config.variant, path, &vision, &c->report->vision_bytes, error)
+             : error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for a path beside it", out);
+    if (status == KAKEYA_OK) status = gguf_output_commit(vision, error);
+    if (status != KAKEYA_OK) {
+        gguf_output_abort(o);
+    } else {
+        status = gguf_output_commit(o, error);
+        if (status != KAKEYA_OK) (void)unlink(path);
+    }
+    free(path);
+    return status;
+}
+
 kakeya_status convert_to_gguf(conversion *c, const char *out, kakeya_error *error) {
     const gemma4_config *config = &c->from->model->config;
     gguf_output *o = gguf_output_create();
@@ -481,7 +503,7 @@ kakeya_status convert_to_gguf(conversion *c, const char *out, kakeya_error *erro
     if (status == KAKEYA_OK && pairs) status = gguf_output_write(o, divisors, pairs * sizeof *divisors, error);
     if (status == KAKEYA_OK) status = write_tensors(o, c, plan, error);
     if (status == KAKEYA_OK)
-        status = gguf_output_commit(o, error);
+        status = commit(o, c, out, error);
     else
         gguf_output_abort(o);
     for (size_t i = 0; plan && i < c->from->n; i++) free(plan[i].importance);

@@ -154,3 +154,57 @@ kakeya_status gguf_choose(const char *directory, const char *tag, char **file, k
     candidates_free(&c);
     return status;
 }
+
+/* -------------------------------------------------------------------------------------------------- vision parts */
+
+void gguf_names_free(gguf_names *names) {
+    for (size_t i = 0; i < names->n; i++) free(names->names[i]);
+    free(names->names);
+    *names = (gguf_names){0};
+}
+
+/* mmproj-MODEL.gguf, MODEL-mmproj.gguf, MODEL.mmproj.gguf */
+static bool is_named_after(const char *part, const char *model) {
+    static const char mark[] = "mmproj";
+    const size_t n = strlen(mark), length = strlen(part) - strlen(gguf_ending);
+    const size_t stem = strlen(model) - (has_ending(model, gguf_ending) ? strlen(gguf_ending) : 0);
+    if (length != stem + n + 1) return false;
+    return (strncasecmp(part, mark, n) == 0 && strncasecmp(part + n + 1, model, stem) == 0) ||
+           (strncasecmp(part, model, stem) == 0 && strncasecmp(part + stem + 1, mark, n) == 0);
+}
+
+static int rank_of(const char *part, const char *model) {
+    static const char *const types[] = {"bf16", "f32", "f16"};
+    int rank = 1;
+    if (is_named_after(part, model)) return 0;
+    while (rank <= 3 && !has_part(part, types[rank - 1])) rank++;
+    return rank;
+}
+
+kakeya_status gguf_vision_parts(const char *model, gguf_names *out, kakeya_error *error) {
+    const char *slash = strrchr(model, '/'), *name = slash ? slash + 1 : model;
+    char *folder = !slash ? strdup(".") : slash == model ? strdup("/") : strndup(model, (size_t)(slash - model));
+    DIR *listing = folder ? opendir(folder) : NULL;
+    candidates found = {.out_of_memory = !folder};
+    *out = (gguf_names){0};
+    for (struct dirent *entry; listing && (entry = readdir(listing));)
+        if (has_ending(entry->d_name, gguf_ending) && strcasestr(entry->d_name, "mmproj"))
+            add(&found, "", entry->d_name);
+    if (listing) closedir(listing);
+    if (found.n) qsort(found.names, found.n, sizeof *found.names, compare_names);
+    out->names = calloc(found.n + 1, sizeof *out->names);
+    found.out_of_memory |= !out->names;
+    for (int rank = 0; rank <= 4 && !found.out_of_memory; rank++) {
+        for (size_t i = 0; i < found.n; i++) {
+            if (rank_of(found.names[i], name) != rank) continue;
+            char *path = path_join(folder, found.names[i]);
+            found.out_of_memory |= !path;
+            if (path) out->names[out->n++] = path;
+        }
+    }
+    free(folder);
+    candidates_free(&found);
+    if (!found.out_of_memory) return KAKEYA_OK;
+    gguf_names_free(out);
+    return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for the files beside it", model);
+}

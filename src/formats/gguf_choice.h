@@ -12,4 +12,15 @@
  * (imatrix) do not count. *file is malloc'ed. */
 kakeya_status gguf_choose(const char *directory, const char *tag, char **file, kakeya_error *error);
 
+/* Paths, malloc'ed one by one. */
+typedef struct gguf_names {
+    char **names;
+    size_t n;
+} gguf_names;
+void gguf_names_free(gguf_names *names);
+
+/* The vision parts (mmproj-*.gguf and the like) in the folder of a GGUF file, the one to be tried first at first: what
+ * is named after the model, then BF16, F32, F16, then others by name. */
+kakeya_status gguf_vision_parts(const char *model, gguf_names *out, kakeya_error *error);
+
 #endif

@@ -122,6 +122,13 @@ kakeya_status gemma4_model_open(const char *directory, mem_account *account, gem
  * one in a directory, and q_norm's are without the scale of attention. Nothing is computed with such a model. */
 kakeya_status gemma4_model_open_stored(const char *directory, mem_account *account, gemma4_model **out,
                                        kakeya_error *error);
+/* What is read beside the text model. */
+typedef struct gemma4_parts {
+    const char *mmproj; /* of a GGUF file: its vision part; NULL: in the file, or beside it (gemma4_mmproj.h) */
+    bool no_vision;     /* as if there were none */
+} gemma4_parts;
+kakeya_status gemma4_model_open_parts(const char *directory, const gemma4_parts *parts, mem_account *account,
+                                      gemma4_model **out, kakeya_error *error);
 
 /* Weights made in memory in the exact shapes of a published variant: "26b-a4b", "31b", "12b", "e2b", "e4b",
  * "gemma3-270m", "gemma3-1b", "gemma3-4b", "gemma3-12b", "gemma3-27b", optionally

@@ -85,9 +85,11 @@ bool gemma4_gguf_name(const char *name, char *out, size_t out_bytes) {
     return true;
 }
 
+static bool is_audio(const char *name) { return strncmp(name, "a.", 2) == 0 || strncmp(name, "mm.a.", 5) == 0; }
+
 /* Vision and audio, which some publishers keep in the same file. */
 static bool is_other_modality(const char *name) {
-    return strncmp(name, "v.", 2) == 0 || strncmp(name, "a.", 2) == 0 || strncmp(name, "mm.", 3) == 0;
+    return is_audio(name) || strncmp(name, "v.", 2) == 0 || strncmp(name, "mm.", 3) == 0;
 }
 
 /* ------------------------------------------------------------------------------------------------------- binding */
@@ -242,8 +244,10 @@ kakeya_status gemma4_gguf_open(const char *path, mem_account *account, gemma4_mo
     if (status != KAKEYA_OK) return status;
     if (model->config.tied_head) model->weights.head = model->weights.embed;
     size_t used = strlen(model->note);
-    if (memory.skipped)
-        snprintf(model->note + used, sizeof model->note - used, "%s%zu vision and audio tensors skipped: text only",
-                 used ? "; " : "", memory.skipped);
+    size_t audio = 0;
+    for (size_t i = 0; memory.skipped && i < model->file->n_tensors; i++)
+        audio += is_audio(model->file->tensors[i]->name);
+    if (audio)
+        snprintf(model->note + used, sizeof model->note - used, "%s%zu audio tensors skipped", used ? "; " : "", audio);
     return KAKEYA_OK;
 }

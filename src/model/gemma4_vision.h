@@ -1,10 +1,10 @@
 /* What makes rows for a text model out of pictures: the towers of 26B, 31B, E2B and E4B, and the 12B's embedder.
- * Configuration and weight binding; no arithmetic. Source of every rule: published configuration keys and transformers
+ * What it consists of; no arithmetic. Source of every rule: published configuration keys and transformers
  * 5.23 (modeling_gemma4.py, modeling_gemma4_unified.py). */
 #ifndef KAKEYA_MODEL_GEMMA4_VISION_H
 #define KAKEYA_MODEL_GEMMA4_VISION_H
 
-#include "formats/checkpoint.h"
+#include "base/alloc.h"
 #include "model/gemma4.h"
 
 /* A weight's place: of the model, or of a layer. */
@@ -66,14 +66,39 @@ typedef struct gemma4_vision {
     vision_weights *weights;                 /* [1 + layers]: the model's, then each layer's */
     void **owned;                            /* MEM_WEIGHTS blocks */
     size_t n_owned;
+    struct gguf *file; /* where it came from a file of its own (mmproj); closed with it */
 } gemma4_vision;
 
-/* What a checkpoint directory holds for pictures. *out becomes NULL where it has none: a text model, or one without
- * vision_config. KAKEYA_OK with *out NULL and a `reason` (of reason_bytes, "" otherwise) where it has one that cannot
- * be used: a tensor that is missing, of another shape or quantised. Matrices are mapped; vectors are copied as float32
- * into `account` (MEM_WEIGHTS). */
-kakeya_status gemma4_vision_open(checkpoint *ck, const gemma4_config *text, mem_account *account, gemma4_vision **out,
-                                 char *reason, size_t reason_bytes, kakeya_error *error);
+/* How the order of a tensor's values in GGUF files differs. */
+typedef enum vision_order {
+    VISION_AS_IS = 0,
+    VISION_PIXELS,     /* of a patch: (row, column, channel), there (channel, row, column) */
+    VISION_PLACE_PAIRS /* rows of the embedder's table: [positions][2], there [2][positions] */
+} vision_order;
+
+enum { VISION_NAME_BYTES = 112, VISION_BOUNDS = 4 };
+
+/* A tensor of the list. */
+typedef struct vision_slot {
+    vision_role role;
+    int layer;                     /* -1: the model's */
+    char name[VISION_NAME_BYTES];  /* in safetensors, behind "model." or nothing: "vision_tower.std_bias" */
+    char again[VISION_NAME_BYTES]; /* "" or another place of it */
+    char gguf[64];
+    bool matrix;
+    bool clipped;          /* bounds lie beside it (vision_bound_name) */
+    int64_t rows, columns; /* columns of a vector: 1 */
+    vision_order order;
+} vision_slot;
+
+typedef kakeya_status (*vision_visit)(void *context, const vision_slot *slot, kakeya_error *error);
+/* Every tensor that a vision part of these sizes has. Stops at the first failure and returns it. */
+kakeya_status gemma4_vision_walk(const gemma4_vision *v, vision_visit visit, void *context, kakeya_error *error);
+/* The name of bound `i` (input_min, input_max, output_min, output_max) beside slot->name, or beside slot->gguf. */
+void vision_bound_name(const vision_slot *slot, int i, bool in_gguf, char out[VISION_NAME_BYTES]);
+/* Where GGUF files have value `column` of row `row`: an index into the whole tensor. */
+size_t vision_gguf_index(const gemma4_vision *v, const vision_slot *slot, int64_t row, int64_t column);
+
 void gemma4_vision_close(gemma4_vision *vision); /* NULL is fine */
 
 /* The number of values of a patch. */

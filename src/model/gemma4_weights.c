@@ -4,8 +4,10 @@
 #include <string.h>
 
 #include "model/gemma4_gguf.h"
+#include "model/gemma4_mmproj.h"
 #include "model/gemma4_modules.h"
 #include "model/gemma4_vision.h"
+#include "model/gemma4_vision_open.h"
 #include "model/tensors.h"
 
 static bool has_ending(const char *name, const char *ending) {
@@ -93,6 +95,19 @@ static size_t count_audio(const checkpoint *ck) {
     return n;
 }
 
+/* The same of a GGUF file. */
+static kakeya_status open_mmproj(const gemma4_parts *parts, mem_account *account, gemma4_model *model,
+                                 kakeya_error *error) {
+    char reason[160];
+    kakeya_status status = gemma4_mmproj_open(model->file, &model->config, parts->mmproj, account, &model->vision,
+                                              reason, sizeof reason, error);
+    if (status == KAKEYA_OK && model->vision) suppress(&model->config, model->vision->image_token);
+    size_t used = strlen(model->note);
+    if (status == KAKEYA_OK && *reason)
+        snprintf(model->note + used, sizeof model->note - used, "%sno pictures: %s", used ? "; " : "", reason);
+    return status;
+}
+
 static kakeya_status open_vision(mem_account *account, gemma4_model *model, kakeya_error *error) {
     char reason[160];
     kakeya_status status =
@@ -109,8 +124,8 @@ static kakeya_status open_vision(mem_account *account, gemma4_model *model, kake
     return status;
 }
 
-static kakeya_status open_checkpoint(const char *directory, mem_account *account, gemma4_model *model,
-                                     kakeya_error *error) {
+static kakeya_status open_checkpoint(const char *directory, const gemma4_parts *parts, mem_account *account,
+                                     gemma4_model *model, kakeya_error *error) {
     quantisation *quantised = NULL;
     kakeya_status status = checkpoint_open(directory, "config.json", "model.safetensors", &model->checkpoint, error);
     const checkpoint *ck = model->checkpoint;
@@ -128,21 +143,26 @@ static kakeya_status open_checkpoint(const char *directory, mem_account *account
         adopt(model, &memory);
         if (status == KAKEYA_OK && modules.quantised_bytes) model->config.checkpoint_format = modules.main_format;
     }
-    if (status == KAKEYA_OK) status = open_vision(account, model, error);
+    if (status == KAKEYA_OK && !parts->no_vision) status = open_vision(account, model, error);
     quantisation_free(quantised);
     return status;
 }
 
-static kakeya_status open_model(const char *directory, bool as_stored, mem_account *account, gemma4_model **out,
-                                kakeya_error *error) {
+static kakeya_status open_model(const char *directory, bool as_stored, const gemma4_parts *parts, mem_account *account,
+                                gemma4_model **out, kakeya_error *error) {
     *out = NULL;
     gemma4_model *model = calloc(1, sizeof *model);
     if (!model) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for the model", directory);
-    kakeya_status status;
-    if (gguf_is_file(directory))
+    kakeya_status status = KAKEYA_OK;
+    const bool is_gguf = gguf_is_file(directory);
+    if (is_gguf)
         status = gemma4_gguf_open(directory, account, model, error);
+    else if (parts->mmproj)
+        status = error_set(error, KAKEYA_INVALID_ARGUMENT,
+                           "--mmproj is for GGUF files: %s is a directory, which holds its own vision part", directory);
     else
-        status = open_checkpoint(directory, account, model, error);
+        status = open_checkpoint(directory, parts, account, model, error);
+    if (is_gguf && status == KAKEYA_OK && !parts->no_vision) status = open_mmproj(parts, account, model, error);
     if (status != KAKEYA_OK) {
         gemma4_model_close(model);
         return status;
@@ -159,12 +179,17 @@ static kakeya_status open_model(const char *directory, bool as_stored, mem_accou
 }
 
 kakeya_status gemma4_model_open(const char *directory, mem_account *account, gemma4_model **out, kakeya_error *error) {
-    return open_model(directory, false, account, out, error);
+    return open_model(directory, false, &(gemma4_parts){0}, account, out, error);
 }
 
 kakeya_status gemma4_model_open_stored(const char *directory, mem_account *account, gemma4_model **out,
                                        kakeya_error *error) {
-    return open_model(directory, true, account, out, error);
+    return open_model(directory, true, &(gemma4_parts){0}, account, out, error);
+}
+
+kakeya_status gemma4_model_open_parts(const char *directory, const gemma4_parts *parts, mem_account *account,
+                                      gemma4_model **out, kakeya_error *error) {
+    return open_model(directory, false, parts, account, out, error);
 }
 
 static kakeya_status synthesize(const char *description, bool outline, mem_account *account, gemma4_model **out,

@@ -141,7 +141,8 @@ static kakeya_status open_parts(kakeya_engine *engine, const kakeya_engine_optio
     if (status == KAKEYA_OK && options->synthetic)
         status = synthetic_verifier(parts->ops, options->synthetic, &engine->account, &parts->verifier, error);
     else if (status == KAKEYA_OK)
-        status = gemma4_model_open(directory, &engine->account, &parts->verifier, error);
+        status = gemma4_model_open_parts(directory, &(gemma4_parts){.mmproj = options->mmproj}, &engine->account,
+                                         &parts->verifier, error);
     if (status == KAKEYA_OK && parts->verifier->config.raw_values && !parts->ops->raw_values)
         status = error_set(error, KAKEYA_UNSUPPORTED,
                            "%s is a Gemma 3, which backend %s does not compute: choose backend cpu",
@@ -169,6 +170,9 @@ static kakeya_status check_options(const kakeya_engine_options *options, kakeya_
                          "drafter '%s' and '%s': two are a DFlash drafter and an MTP "
                          "assistant",
                          options->drafter ? options->drafter : "", options->second_drafter);
+    if (options->mmproj && !options->model)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "mmproj '%s' is for a GGUF file, not for synthetic '%s'",
+                         options->mmproj, options->synthetic);
     if (options->threads < 0)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "threads is %d, must be at least 0", options->threads);
     if (options->max_batch < 0 || options->max_batch > BACKEND_MAX_SEGMENTS)

@@ -84,5 +84,27 @@ END
     refuses "a picture needs turns or ids" "not with --raw" run $tiny --raw --image $IMAGES/photo.jpg hello
     refuses "score has no turns" "needs --ids-file" score $tiny --text-file README.md --image $IMAGES/photo.jpg
 }
+# --- GGUF files, with what reads pictures beside them
+mkdir "$WORK/g" "$WORK/part"
+works "a model is converted with what reads pictures" convert $VISION/tiny-tower "$WORK/g/tiny.gguf" --to q8_0 --keep '.*=bf16' --head bf16
+check "which becomes a file" test -s "$WORK/g/mmproj-tiny.gguf"
+# shellcheck disable=SC2086
+{
+    works "the GGUF file answers a question about a picture" run $model "$WORK/g/tiny.gguf" --image $IMAGES/photo.jpg --image-budget 70 \
+        --max-tokens 12 --ignore-eos --json 'What is this?'
+    json_holds "as the directory does" '.token_ids == $wanted[0]' --slurpfile wanted "$WORK/tiny-tower.one.greedy"
+    mv "$WORK/g/mmproj-tiny.gguf" "$WORK/part/part.gguf"
+    refused "without that file it says so" "reads no images: no pictures: no vision part (mmproj-\*.gguf)" run $model "$WORK/g/tiny.gguf" \
+        --image $IMAGES/photo.jpg hello
+    works "and text works" run $model "$WORK/g/tiny.gguf" --max-tokens 1 --ignore-eos hello
+    check "with a note" grep -q "note: no pictures: no vision part" "$WORK/err"
+    works "a named file is taken" run $model "$WORK/g/tiny.gguf" --mmproj "$WORK/part/part.gguf" --image $IMAGES/photo.jpg \
+        --image-budget 70 --max-tokens 12 --ignore-eos --json 'What is this?'
+    json_holds "with the same answer" '.token_ids == $wanted[0]' --slurpfile wanted "$WORK/tiny-tower.one.greedy"
+    refused "one that is none is refused" "mmproj.*general.architecture is gemma4" run $model "$WORK/g/tiny.gguf" \
+        --mmproj "$WORK/g/tiny.gguf" hello
+    refused "so it is beside a directory" "mmproj is for GGUF files" run $tiny --mmproj "$WORK/part/part.gguf" hello
+}
+
 fails_with "a model without a tower says so" "the model reads no images" run --backend cpu --image $IMAGES/photo.jpg hello
 finish

@@ -1,0 +1,272 @@
+#include "convert/vision.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/float16.h"
+
+static kakeya_status no_memory(const char *name, kakeya_error *error) {
+    return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for tensor %s", name);
+}
+
+static const weight *matrix_of(const gemma4_vision *v, const vision_slot *slot) {
+    return &v->weights[1 + slot->layer].matrix[slot->role];
+}
+
+static const float *vector_of(const gemma4_vision *v, const vision_slot *slot) {
+    return v->weights[1 + slot->layer].vector[slot->role];
+}
+
+static float bound_of(const gemma4_vision *v, const vision_slot *slot, int i) {
+    const vision_bounds *b = &v->weights[1 + slot->layer].bounds[slot->role];
+    const float bounds[VISION_BOUNDS] = {b->input_min, b->input_max, b->output_min, b->output_max};
+    return bounds[i];
+}
+
+static float value_at(const weight *w, int64_t row, int64_t column) {
+    const size_t at = (size_t)row * (size_t)w->in + (size_t)column;
+    if (w->format == WEIGHT_F32) return ((const float *)w->stream[0])[at];
+    const uint16_t bits = ((const uint16_t *)w->stream[0])[at];
+    return w->format == WEIGHT_BF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- GGUF */
+
+char *vision_path(const char *out) {
+    const char *slash = strrchr(out, '/'), *name = slash ? slash + 1 : out, *ending = strrchr(name, '.');
+    const bool named = ending && strcmp(ending, ".gguf") == 0;
+    char *path = NULL;
+    if (asprintf(&path, "%.*smmproj-%s%s", (int)(name - out), out, name, named ? "" : ".gguf") < 0) return NULL;
+    return path;
+}
+
+typedef struct gguf_writing {
+    const gemma4_vision *v;
+    gguf_output *o;
+    uint64_t bytes;
+} gguf_writing;
+
+/* Readers expect the patches' matrix and the table of places in float32. */
+static bool is_wide(const vision_slot *slot) {
+    return !slot->matrix || slot->role == VISION_PATCH || slot->role == VISION_PLACES;
+}
+
+static kakeya_status plan_gguf(void *context, const vision_slot *slot, kakeya_error *error) {
+    (void)error;
+    gguf_writing *w = context;
+    const gemma4_vision *v = w->v;
+    const int64_t matrix[] = {slot->columns, slot->rows}, vector[] = {slot->rows}, one[] = {1};
+    const int64_t places[] = {v->hidden, v->positions, 2}, patch[] = {v->patch, v->patch, 3, v->hidden};
+    const weight_format format = slot->matrix ? matrix_of(v, slot)->format : WEIGHT_F32;
+    const uint32_t type = is_wide(slot) || format == WEIGHT_F32 ? GGUF_TENSOR_F32
+                          : format == WEIGHT_F16                ? GGUF_TENSOR_F16
+                                                                : GGUF_TENSOR_BF16;
+    const size_t bytes = (size_t)(slot->rows * slot->columns) * (type == GGUF_TENSOR_F32 ? 4 : 2);
+    if (slot->role == VISION_PLACES)
+        gguf_output_tensor(w->o, slot->gguf, type, 3, places, bytes);
+    else if (slot->role == VISION_PATCH && v->tower)
+        gguf_output_tensor(w->o, slot->gguf, type, 4, patch, bytes);
+    else
+        gguf_output_tensor(w->o, slot->gguf, type, slot->matrix ? 2 : 1, slot->matrix ? matrix : vector, bytes);
+    w->bytes += bytes;
+    for (int i = 0; slot->clipped && i < VISION_BOUNDS; i++) {
+        char name[VISION_NAME_BYTES];
+        if (isinf(bound_of(v, slot, i))) continue;
+        vision_bound_name(slot, i, true, name);
+        gguf_output_tensor(w->o, name, GGUF_TENSOR_F32, 1, one, sizeof(float));
+        w->bytes += sizeof(float);
+    }
+    return KAKEYA_OK;
+}
+
+static kakeya_status write_gguf(void *context, const vision_slot *slot, kakeya_error *error) {
+    const gguf_writing *w = context;
+    const gemma4_vision *v = w->v;
+    const size_t n = (size_t)(slot->rows * slot->columns);
+    kakeya_status status;
+    if (is_wide(slot)) {
+        float *values = malloc(n * sizeof *values);
+        if (!values) return no_memory(slot->gguf, error);
+        for (int64_t row = 0; row < slot->rows; row++)
+            for (int64_t column = 0; column < slot->columns; column++)
+                values[vision_gguf_index(v, slot, row, column)] =
+                    slot->matrix ? value_at(matrix_of(v, slot), row, column) : vector_of(v, slot)[row];
+        status = gguf_output_write(w->o, values, n * sizeof *values, error);
+        free(values);
+    } else {
+        const weight *from = matrix_of(v, slot);
+        status = gguf_output_write(w->o, from->stream[0], weight_bytes(from), error);
+    }
+    for (int i = 0; slot->clipped && i < VISION_BOUNDS && !status; i++) {
+        const float bound = bound_of(v, slot, i);
+        if (!isinf(bound)) status = gguf_output_write(w->o, &bound, sizeof bound, error);
+    }
+    return status;
+}
+
+static void add_keys(gguf_output *o, const gemma4_vision *v, const char *model_name) {
+    static const float mean[3] = {0, 0, 0}, deviation[3] = {1, 1, 1};
+    enum { DEFAULT_BUDGET = 280, IMAGE_SIZE = 224 /* has no meaning, but readers want one */ };
+    /* The embedder's patches are known as those of a tower that are taken together. */
+    const int pooling = v->tower ? v->pooling : v->patch % 3 == 0 ? 3 : 1;
+    const int patch = v->tower ? v->patch : v->patch / pooling;
+    const char *type = v->tower ? "gemma4v" : "gemma4uv";
+    gguf_output_text(o, "general.architecture", "clip", 4);
+    gguf_output_text(o, "general.type", "mmproj", 6);
+    gguf_output_text(o, "general.name", model_name, strlen(model_name));
+    gguf_output_bool(o, "clip.has_vision_encoder", true);
+    gguf_output_text(o, "clip.vision.projector_type", type, strlen(type));
+    gguf_output_u32(o, "clip.vision.image_size", IMAGE_SIZE);
+    gguf_output_u32(o, "clip.vision.patch_size", (uint32_t)patch);
+    gguf_output_u32(o, "clip.vision.projector.scale_factor", (uint32_t)pooling);
+    gguf_output_u32(o, "clip.vision.embedding_length", (uint32_t)v->hidden);
+    gguf_output_u32(o, "clip.vision.feed_forward_length", (uint32_t)v->intermediate);
+    gguf_output_u32(o, "clip.vision.block_count", (uint32_t)v->layers);
+    gguf_output_u32(o, "clip.vision.attention.head_count", (uint32_t)v->heads);
+    gguf_output_f32(o, "clip.vision.attention.layer_norm_epsilon", v->rms_eps);
+    gguf_output_u32(o, "clip.vision.projection_dim", (uint32_t)v->text_hidden);
+    gguf_output_array(o, "clip.vision.image_mean", GGUF_F32, 3, mean, sizeof mean);
+    gguf_output_array(o, "clip.vision.image_std", GGUF_F32, 3, deviation, sizeof deviation);
+    const int side = v->patch * v->pooling;
+    if (v->budget != DEFAULT_BUDGET)
+        gguf_output_u32(o, "clip.vision.image_max_pixels", (uint32_t)v->budget * (uint32_t)side * (uint32_t)side);
+}
+
+kakeya_status vision_to_gguf(const gemma4_vision *v, const char *model_name, const char *path, gguf_output **out,
+                             uint64_t *bytes, kakeya_error *error) {
+    gguf_writing w = {.v = v, .o = gguf_output_create()};
+    *out = NULL;
+    if (!w.o) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for its plan", path);
+    add_keys(w.o, v, model_name);
+    kakeya_status status = gemma4_vision_walk(v, plan_gguf, &w, error);
+    if (status == KAKEYA_OK) status = gguf_output_open(w.o, path, error);
+    if (status == KAKEYA_OK) status = gemma4_vision_walk(v, write_gguf, &w, error);
+    *bytes = w.bytes;
+    if (status == KAKEYA_OK)
+        *out = w.o;
+    else
+        gguf_output_abort(w.o);
+    return status;
+}
+
+/* --------------------------------------------------------------------------------------------------- safetensors */
+
+/* Vectors are float32 in memory; those that bf16 holds exactly came from it. */
+static tensor_type vector_type(const float *values, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &values[i], sizeof bits);
+        if (bits & 0xffff) return TENSOR_F32;
+    }
+    return TENSOR_BF16;
+}
+
+static kakeya_status count_entries(void *context, const vision_slot *slot, kakeya_error *error) {
+    (void)error;
+    *(size_t *)context += slot->clipped ? 1 + VISION_BOUNDS : 1;
+    return KAKEYA_OK;
+}
+
+typedef struct planning {
+    const gemma4_vision *v;
+    const char *prefix;
+    vision_entries *to;
+} planning;
+
+static safetensors_entry *add_entry(const planning *p, const char *name, tensor_type type, int dims) {
+    safetensors_entry *e = &p->to->entries[p->to->n];
+    char *own = p->to->names[p->to->n++];
+    snprintf(own, sizeof *p->to->names, "%s%s", p->prefix, name);
+    *e = (safetensors_entry){.name = own, .type = type, .dims = dims};
+    return e;
+}
+
+static kakeya_status plan_entry(void *context, const vision_slot *slot, kakeya_error *error) {
+    (void)error;
+    const planning *p = context;
+    const gemma4_vision *v = p->v;
+    if (slot->matrix) {
+        const weight_format format = matrix_of(v, slot)->format;
+        const tensor_type type = format == WEIGHT_F32 ? TENSOR_F32 : format == WEIGHT_F16 ? TENSOR_F16 : TENSOR_BF16;
+        const bool places = slot->role == VISION_PLACES;
+        safetensors_entry *e = add_entry(p, slot->name, type, places ? 3 : 2);
+        e->shape[0] = places ? v->tower ? 2 : v->positions : slot->rows;
+        e->shape[1] = places ? v->tower ? v->positions : 2 : slot->columns;
+        if (places) e->shape[2] = slot->columns;
+    } else {
+        const size_t n = (size_t)slot->rows;
+        add_entry(p, slot->name, vector_type(vector_of(v, slot), n), 1)->shape[0] = slot->rows;
+    }
+    for (int i = 0; slot->clipped && i < VISION_BOUNDS; i++) {
+        const float bound = bound_of(v, slot, i);
+        char name[VISION_NAME_BYTES];
+        vision_bound_name(slot, i, false, name);
+        if (!isinf(bound)) add_entry(p, name, vector_type(&bound, 1), 0);
+    }
+    return KAKEYA_OK;
+}
+
+kakeya_status vision_entries_make(const gemma4_vision *v, const char *prefix, vision_entries *out,
+                                  kakeya_error *error) {
+    *out = (vision_entries){0};
+    size_t n = 0;
+    if (!v) return KAKEYA_OK;
+    (void)gemma4_vision_walk(v, count_entries, &n, error);
+    out->entries = calloc(n, sizeof *out->entries);
+    out->names = calloc(n, sizeof *out->names);
+    if (!out->entries || !out->names)
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for the names of %zu tensors", n);
+    planning p = {v, prefix, out};
+    return gemma4_vision_walk(v, plan_entry, &p, error);
+}
+
+void vision_entries_free(vision_entries *entries) {
+    free(entries->entries);
+    free(entries->names);
+    *entries = (vision_entries){0};
+}
+
+typedef struct safetensors_writing {
+    const gemma4_vision *v;
+    safetensors_writer *writer;
+    uint64_t *bytes;
+} safetensors_writing;
+
+static kakeya_status put(const safetensors_writing *w, const void *data, size_t bytes, kakeya_error *error) {
+    *w->bytes += bytes;
+    return safetensors_writer_write(w->writer, data, bytes, error);
+}
+
+static kakeya_status put_values(const safetensors_writing *w, const float *values, size_t n, kakeya_error *error) {
+    if (vector_type(values, n) == TENSOR_F32) return put(w, values, n * sizeof *values, error);
+    kakeya_status status = KAKEYA_OK;
+    for (size_t i = 0; i < n && !status; i++) {
+        const uint16_t narrow = f32_to_bf16(values[i]);
+        status = put(w, &narrow, sizeof narrow, error);
+    }
+    return status;
+}
+
+static kakeya_status write_entry(void *context, const vision_slot *slot, kakeya_error *error) {
+    const safetensors_writing *w = context;
+    kakeya_status status;
+    if (slot->matrix) {
+        const weight *from = matrix_of(w->v, slot);
+        status = put(w, from->stream[0], weight_bytes(from), error);
+    } else {
+        status = put_values(w, vector_of(w->v, slot), (size_t)slot->rows, error);
+    }
+    for (int i = 0; slot->clipped && i < VISION_BOUNDS && !status; i++) {
+        const float bound = bound_of(w->v, slot, i);
+        if (!isinf(bound)) status = put_values(w, &bound, 1, error);
+    }
+    return status;
+}
+
+kakeya_status vision_to_safetensors(const gemma4_vision *v, safetensors_writer *writer, uint64_t *bytes,
+                                    kakeya_error *error) {
+    safetensors_writing w = {v, writer, bytes};
+    return v ? gemma4_vision_walk(v, write_entry, &w, error) : KAKEYA_OK;
+}

@@ -1,0 +1,30 @@
+/* Tensors of a file, of whatever kind, to a gemma4_vision. */
+#ifndef KAKEYA_MODEL_GEMMA4_VISION_BIND_H
+#define KAKEYA_MODEL_GEMMA4_VISION_BIND_H
+
+#include "base/dtype.h"
+#include "model/gemma4_vision.h"
+
+/* A tensor as a file has it. */
+typedef struct vision_stored {
+    const char *name;      /* as messages call it; NULL: the file has no such tensor */
+    int64_t values, last;  /* all of them, and those of the fastest dimension */
+    const char *type_name; /* of one whose type no weight can have; else NULL */
+    dtype type;
+    const void *data; /* NULL with a status of the finder's */
+} vision_stored;
+
+/* Finds a slot's tensor (bound -1), or one of its bounds. */
+typedef kakeya_status (*vision_find)(void *file, const vision_slot *slot, int bound, vision_stored *out,
+                                     kakeya_error *error);
+
+/* Binds all tensors of a vision part whose sizes are known. KAKEYA_OK with a `reason` where the file cannot be used: a
+ * tensor that is missing, of another shape or quantised. gguf: the file has them in the order of GGUF files. What was
+ * made is v's also on failure. */
+kakeya_status vision_bind(gemma4_vision *v, mem_account *account, vision_find find, void *file, bool gguf,
+                          kakeya_error *reason, kakeya_error *error);
+
+/* Value i. */
+float vision_value(const void *data, dtype type, size_t i);
+
+#endif

@@ -1,0 +1,15 @@
+/* What reads pictures, from a checkpoint directory. */
+#ifndef KAKEYA_MODEL_GEMMA4_VISION_OPEN_H
+#define KAKEYA_MODEL_GEMMA4_VISION_OPEN_H
+
+#include "formats/checkpoint.h"
+#include "model/gemma4_vision.h"
+
+/* What a checkpoint directory holds for pictures. *out becomes NULL where it has none: a text model, or one without
+ * vision_config. KAKEYA_OK with *out NULL and a `reason` (of reason_bytes, "" otherwise) where it has one that cannot
+ * be used: a tensor that is missing, of another shape or quantised. Matrices are mapped; vectors are copied as float32
+ * into `account` (MEM_WEIGHTS). */
+kakeya_status gemma4_vision_open(checkpoint *ck, const gemma4_config *text, mem_account *account, gemma4_vision **out,
+                                 char *reason, size_t reason_bytes, kakeya_error *error);
+
+#endif
