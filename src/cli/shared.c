@@ -57,8 +57,8 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
         CLI_OPTION(
                 .name = "drafter", .argument = "PATH", .kind = CLI_TEXTS, .target = &shared->drafter,
                 .help =
-                    "DFlash drafter or MTP assistant, a directory or a GGUF file; given twice, one of each (MODEL-dflash and "
-                    "MODEL-assistant beside the model, where they exist); 'none' goes without, 'synthetic' and "
+                    "DFlash drafter or MTP assistant, a directory or a GGUF file; given twice, one of each (MODEL-dflash "
+                    "and MODEL-assistant beside the model, where they exist); 'none' goes without, 'synthetic' and "
                     "'synthetic:mtp' make one for a synthetic model"),
         CLI_OPTION(
                 .name = "f-theta", .argument = "DIR", .kind = CLI_TEXT, .target = &shared->f_theta,
