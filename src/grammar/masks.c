@@ -23,9 +23,10 @@ kakeya_status mask_space_reserve(mask_space *space, const token_table *tokens, m
     space->bits = mem_alloc(account, MEM_WORKSPACE, words * sizeof *space->bits);
     space->parts = mem_alloc(account, MEM_WORKSPACE, words * sizeof *space->parts);
     space->ranks = mem_alloc(account, MEM_WORKSPACE, words * sizeof *space->ranks);
+    space->unsure = mem_alloc(account, MEM_WORKSPACE, words * sizeof *space->unsure);
     space->reach = mem_alloc(account, MEM_WORKSPACE, character_reach_bytes());
     if (!space->levels || !space->inner || !space->scratch || !space->at || !space->seen || !space->bits ||
-        !space->parts || !space->ranks || !space->reach) {
+        !space->parts || !space->ranks || !space->unsure || !space->reach) {
         mask_space_free(space);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "grammar workspace of %zu bytes: out of memory",
                          levels * sizeof *space->levels);
@@ -45,6 +46,7 @@ void mask_space_free(mask_space *space) {
     mem_free(space->bits);
     mem_free(space->parts);
     mem_free(space->ranks);
+    mem_free(space->unsure);
     mem_free(space->reach);
     *space = (mask_space){0};
 }
@@ -78,16 +80,31 @@ static bool spells_declared_key(const automaton_inner *inner) {
     return false;
 }
 
+/* The first bit that is set from `at` on, or end. */
+static uint32_t next_bit(const uint32_t *bits, uint32_t at, uint32_t end) {
+    while (at < end) {
+        uint32_t word = bits[at / 32] >> at % 32;
+        if (word) return at + (uint32_t)__builtin_ctz(word);
+        at = (at / 32 + 1) * 32;
+    }
+    return end;
+}
+
 /* Tokens that the automaton takes from a state, which is none of the levels. declared: only those that, inside of a
- * key, spell a declared one or its beginning. */
+ * key, spell a declared one or its beginning. only: NULL, or bits of tokens, by their places in the trie; others may be
+ * left out. */
 static void walk_some(const mask *m, const token_trie *t, const automaton_state *from, bool declared,
-                      token_filter *filter, const void *user) {
+                      const uint32_t *only, token_filter *filter, const void *user) {
     mask_space *s = m->space;
     automaton_inner_begin(from, &s->inner[0]);
     for (uint32_t i = 0; i < t->nodes[0].first; i++)
         if (!filter || filter(user, i)) allow(m, t->tokens[i]);
     for (uint32_t i = 0; i < t->n;) {
         const token_trie_node *node = &t->nodes[i];
+        if (only && next_bit(only, node->first, t->nodes[node->end].first) >= t->nodes[node->end].first) {
+            i = node->end;
+            continue;
+        }
         const automaton_inner *here = &s->inner[node->depth];
         automaton_inner *next = &s->inner[node->depth + 1];
         inner_result result = automaton_inner_step(m->p, here, node->byte, next);
@@ -113,7 +130,7 @@ static void walk_some(const mask *m, const token_trie *t, const automaton_state 
 
 static void walk(const mask *m, const token_trie *t, const automaton_state *from, token_filter *filter,
                  const void *user) {
-    walk_some(m, t, from, false, filter, user);
+    walk_some(m, t, from, false, NULL, filter, user);
 }
 
 /* The only way, without its innermost value, which has ended. */
@@ -354,15 +371,56 @@ static bool allow_counted(const expression *e, const reach_lengths *lengths) {
     return true;
 }
 
+/* Whether a token stays inside of the expression; *walked: it may end other than by its quote. */
+static bool stays_inside(const expression *e, int32_t token, bool *walked) {
+    const token_table *tokens = e->m->g->tokens;
+    size_t bytes;
+    const char *text = token_table_text(tokens, token, &bytes);
+    automaton_frame own = e->own;
+    for (size_t i = 0; i < bytes; i++) {
+        uint16_t next = dfa_next(&e->node->dfa, own.at, (unsigned char)text[i]);
+        if (next == DFA_REFUSED || !count_letter(e->node, &own, next)) return false;
+        if (!(e->node->dfa.flags[next] & DFA_GOES_ON)) {
+            *walked |= !e->alone && tokens->sets[TOKEN_JSON_STRING].closes[token] != i + 1;
+            return i + 1 == bytes;
+        }
+        *walked |= !e->alone && (e->node->dfa.flags[next] & DFA_ACCEPTS);
+        own.at = next;
+    }
+    return true;
+}
+
+enum { FEW_TOKENS = 4096 }; /* that are read one by one */
+
+/* Where other ways allow nearly all tokens, the few that are left are read. False: they are more, or are to be walked.
+ */
+static bool allow_few_inside(const expression *e) {
+    const mask *m = e->m;
+    const token_table *tokens = m->g->tokens;
+    size_t words = token_set_words(tokens->vocab), left = 0;
+    bool walked = false;
+    if (words > m->n_words) return false;
+    for (size_t i = 0; i < words; i++) left += (size_t)__builtin_popcount(tokens->texts[i] & ~m->allowed[i]);
+    if (left > FEW_TOKENS) return false;
+    for (size_t i = 0; i < words; i++) {
+        for (uint32_t word = tokens->texts[i] & ~m->allowed[i]; word; word &= word - 1) {
+            int32_t token = (int32_t)(32 * i) + __builtin_ctz(word);
+            if (stays_inside(e, token, &walked)) allow(m, token);
+        }
+    }
+    return !walked;
+}
+
 /* Allows tokens that stay inside of the expression. */
 static bool allow_inside_expression(const mask *m, const expression *e) {
     mask_cache *cache = m->g->tokens->cache;
-    mask_key key = {m->g->number, e->own.node, e->own.at};
+    mask_key key = {m->g->number, e->node->twin, e->own.at};
     reach_lengths lengths;
     uint8_t flags = e->node->dfa.flags[e->own.at];
     bool counted = e->node->shortest != NULL;
     if (!e->alone && (flags & DFA_ACCEPTS)) return false;
     if (!counted && mask_cache_add_bits(cache, key, m->allowed, m->n_words)) return true;
+    if (allow_few_inside(e)) return true;
     if (!counted || (flags & DFA_CHARACTER)) { /* the vocabulary's characters are those of the text */
         if (!counted || !mask_cache_get(cache, key, m->space->bits, &lengths)) {
             if (!find_inside(e, false, &lengths)) return false;
@@ -452,15 +510,16 @@ static bool mask_key_text(const mask *m, const automaton_state *from) {
 }
 
 /* Of a key that patterns tell apart, an item of a set, or a part that tells items apart: tokens that stay inside, into
- * space->bits, as far as there are always new ones that begin so. False: they may run out, or an item may end other
- * than by its quote. */
-static bool find_inside_key(const mask *m, const grammar_node *node, uint32_t text) {
+ * space->bits, as far as there are always new ones that begin so. Those where they may run out, or where an item ends
+ * other than by its quote, into space->unsure, by their places in the tree. */
+static void find_inside_key(const mask *m, const grammar_node *node, uint32_t text) {
     const token_trie *t = &m->g->tokens->all;
     mask_space *s = m->space;
     const bool item = node->kind != NODE_OBJECT; /* which the quote ends that is a part of it */
     const reach_reader reader = {
         .dfa = &node->dfa, .unwanted = item ? DFA_ACCEPTS : 0, .completions = node->completions};
     begin_ranks(m);
+    memset(s->unsure, 0, token_set_words(m->g->tokens->vocab) * sizeof *s->unsure);
     character_reach_begin(s->reach, &reader);
     for (uint32_t i = 0; i < t->n;) {
         const token_trie_node *byte = &t->nodes[i];
@@ -471,16 +530,24 @@ static bool find_inside_key(const mask *m, const grammar_node *node, uint32_t te
             i = byte->end;
             continue;
         }
-        if (ends || node->completions[next] != DFA_ENDLESS) return false;
+        if (ends || node->completions[next] != DFA_ENDLESS) {
+            uint32_t end = t->nodes[byte->end].first;
+            for (uint32_t k = byte->first; k < end; k++) s->unsure[k / 32] |= 1u << k % 32;
+            refuse_ranks(m, byte->first, end);
+            i = byte->end;
+            continue;
+        }
         s->at[byte->depth] = next;
         const character_kinds *below = &m->g->tokens->below[i];
         i = below->bytes && character_reach_takes(s->reach, next, below) ? byte->end : i + 1;
     }
     end_ranks(m);
-    return true;
 }
 
-static bool allow_inside_key(const mask *m, const automaton_configuration *c) {
+#define UNSURE (UINT32_C(1) << 31) /* in a state's place of a key of the cache */
+
+/* from: the state that has the way. */
+static bool allow_inside_key(const mask *m, const automaton_state *from, const automaton_configuration *c) {
     const automaton_frame *own = &c->open[c->depth - 1];
     const grammar_node *node = &m->p->nodes[own->node];
     const token_table *tokens = m->g->tokens;
@@ -496,11 +563,16 @@ static bool allow_inside_key(const mask *m, const automaton_configuration *c) {
         allow_set(m, token_set_inside(&tokens->sets[TOKEN_JSON_KEY], tokens->vocab, UINT64_MAX));
         return true;
     }
-    mask_key key = {m->g->number, own->node, c->key.text};
-    if (mask_cache_add_bits(tokens->cache, key, m->allowed, m->n_words)) return true;
-    if (!find_inside_key(m, node, c->key.text)) return false;
-    mask_cache_put(tokens->cache, key, &(reach_lengths){0}, m->space->bits);
-    allow_set(m, m->space->bits);
+    mask_key key = {m->g->number, own->node, c->key.text}, unsure = {key.grammar, key.node, key.at | UNSURE};
+    reach_lengths lengths = REACH_NO_LENGTHS;
+    if (!mask_cache_add_bits(tokens->cache, key, m->allowed, m->n_words) ||
+        !mask_cache_get(tokens->cache, unsure, m->space->unsure, &lengths)) {
+        find_inside_key(m, node, c->key.text);
+        mask_cache_put(tokens->cache, key, &lengths, m->space->bits);
+        mask_cache_put(tokens->cache, unsure, &lengths, m->space->unsure);
+        allow_set(m, m->space->bits);
+    }
+    walk_some(m, &tokens->all, from, false, m->space->unsure, NULL, NULL);
     return true;
 }
 
@@ -523,7 +595,7 @@ static bool mask_beside_string(const mask *m, const automaton_state *s) {
     return false;
 }
 
-static bool allow_inside(const mask *m, const automaton_configuration *c) {
+static bool allow_inside(const mask *m, const automaton_state *from, const automaton_configuration *c) {
     const automaton_frame *own = &c->open[c->depth - 1];
     const grammar_node *node = &m->p->nodes[own->node];
     if (node->form != GRAMMAR_JSON) return false;
@@ -531,10 +603,25 @@ static bool allow_inside(const mask *m, const automaton_configuration *c) {
         const expression e = {m, node, *own, c->depth == 1};
         return allow_inside_expression(m, &e);
     }
-    if (node->kind != NODE_STRING) return allow_inside_key(m, c);
+    if (node->kind != NODE_STRING) return allow_inside_key(m, from, c);
     const uint32_t *inside = inside_string(m, c);
     if (inside) allow_set(m, inside);
     return inside != NULL;
+}
+
+/* Whether an earlier way is in the same state of the same expression. */
+static bool is_repeated(const mask *m, const automaton_state *from, uint32_t way) {
+    const automaton_configuration *c = &from->ways[way];
+    const automaton_frame *own = &c->open[c->depth - 1];
+    const grammar_node *node = &m->p->nodes[own->node];
+    for (uint32_t i = 0; node->kind == NODE_DFA && i < way; i++) {
+        const automaton_configuration *other = &from->ways[i];
+        const automaton_frame *before = &other->open[other->depth - 1];
+        if (m->p->nodes[before->node].kind == NODE_DFA && m->p->nodes[before->node].twin == node->twin &&
+            before->at == own->at && before->seen == own->seen && (other->depth == 1) == (c->depth == 1))
+            return true;
+    }
+    return false;
 }
 
 /* Every way is inside of a string or of a key, which a quote ends: what stays inside of one of them, what has a quote,
@@ -546,12 +633,13 @@ static bool mask_several(const mask *m, const automaton_state *from) {
         if (kind != NODE_OBJECT && kind != NODE_SET && kind != NODE_DISTINCT) return false;
     }
     for (uint32_t i = 0; i < from->n; i++) {
-        if (from->ways[i].depth == 0 || !allow_inside(m, &from->ways[i])) return false;
+        if (from->ways[i].depth == 0) return false;
+        if (!is_repeated(m, from, i) && !allow_inside(m, from, &from->ways[i])) return false;
         const automaton_frame *own = &from->ways[i].open[from->ways[i].depth - 1];
         declared |= m->p->nodes[own->node].kind == NODE_OBJECT && from->ways[i].key.word != TRIE_NONE;
     }
     walk(m, &m->g->tokens->quoted, from, NULL, NULL);
-    if (declared) walk_some(m, &m->g->tokens->all, from, true, NULL, NULL);
+    if (declared) walk_some(m, &m->g->tokens->all, from, true, NULL, NULL, NULL);
     return true;
 }
 

@@ -15,7 +15,7 @@ typedef struct mask_space {
     uint16_t *at;             /* [n_levels] */
     uint32_t *seen;           /* [n_levels] */
     uint32_t *bits, *parts;   /* [words] */
-    uint32_t *ranks;          /* [words] */
+    uint32_t *ranks, *unsure; /* [words]: by places in the tree */
     character_reach *reach;
     uint32_t most_ways; /* of a state that was walked to */
     size_t n_levels, words;

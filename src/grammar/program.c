@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
+
 enum { NO_DEPTH = 255 };
 
 uint32_t program_add(grammar_program *p, node_kind kind, grammar_form form, kakeya_error *error) {
@@ -349,6 +351,41 @@ static void find_empty_texts(grammar_program *p) {
     }
 }
 
+static uint64_t dfa_hash(const grammar_node *node) {
+    const dfa *d = &node->dfa;
+    hash_stream hash = HASH_STREAM_START;
+    hash_stream_add(&hash, d->class_of, sizeof d->class_of);
+    hash_stream_add(&hash, d->next, (size_t)d->n_states * d->n_classes * sizeof *d->next);
+    return hash_stream_value(&hash);
+}
+
+static bool reads_the_same(const grammar_node *a, const grammar_node *b) {
+    const dfa *x = &a->dfa, *y = &b->dfa;
+    return a->form == b->form && a->minimum == b->minimum && a->maximum == b->maximum &&
+           (a->shortest != NULL) == (b->shortest != NULL) && x->n_states == y->n_states &&
+           x->n_classes == y->n_classes && memcmp(x->class_of, y->class_of, sizeof x->class_of) == 0 &&
+           memcmp(x->next, y->next, (size_t)x->n_states * x->n_classes * sizeof *x->next) == 0 &&
+           memcmp(x->flags, y->flags, x->n_states * sizeof *x->flags) == 0;
+}
+
+/* False where memory ends. */
+static bool find_twins(grammar_program *p) {
+    size_t room = 2 * (size_t)p->n + 1;
+    uint32_t *first = malloc(room * sizeof *first);
+    if (!first) return false;
+    for (size_t i = 0; i < room; i++) first[i] = GRAMMAR_NOTHING;
+    for (uint32_t i = 0; i < p->n; i++) {
+        grammar_node *node = &p->nodes[i];
+        if (node->kind != NODE_DFA) continue;
+        size_t at = dfa_hash(node) % room;
+        while (first[at] != GRAMMAR_NOTHING && !reads_the_same(&p->nodes[first[at]], node)) at = (at + 1) % room;
+        if (first[at] == GRAMMAR_NOTHING) first[at] = i;
+        node->twin = first[at];
+    }
+    free(first);
+    return true;
+}
+
 kakeya_status program_finish(grammar_program *p, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
     if (!flatten_unions(p) || !finish_words(p))
@@ -360,6 +397,8 @@ kakeya_status program_finish(grammar_program *p, kakeya_error *error) {
             status = check_branches(p, &p->nodes[i], error);
     }
     if (status == KAKEYA_OK) find_empty_texts(p);
+    if (status == KAKEYA_OK && !find_twins(p))
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "%u nodes: out of memory", p->n);
     return status;
 }
 

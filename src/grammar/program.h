@@ -75,7 +75,8 @@ typedef struct grammar_node {
     uint16_t *completions; /* NODE_OBJECT with rests, NODE_SET, NODE_DISTINCT: dfa_completions */
     uint32_t *shortest;    /* NODE_DFA: dfa_lengths, or NULL: lengths are not counted */
     uint32_t *longest;
-    char *where; /* NODE_UNION: its place in the schema, for messages; malloc'ed, may be NULL */
+    uint32_t twin; /* NODE_DFA: the first node that reads the same texts by the same automaton */
+    char *where;   /* NODE_UNION: its place in the schema, for messages; malloc'ed, may be NULL */
     dfa dfa;
     trie words;
 } grammar_node;
