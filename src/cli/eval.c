@@ -239,11 +239,13 @@ static int run_code(int argc, char **argv, const eval_again *again) {
 
 static const cli_command acceptance_command = {
     .name = "eval acceptance",
-    .summary = "How many drafts are accepted, by position, with both embedding forms of the drafter.",
+    .summary =
+        "How many drafts are accepted, by position: of each drafter, a DFlash drafter in both forms, and of n-grams.",
     .operands = "[FILE]",
-    .details = "The file holds JSON lines with \"prompt\" (the HumanEval form), plain or gzip. Public engines\n"
-               "disagree whether the drafter's block embeddings are scaled by sqrt(hidden size); the form with more\n"
-               "tokens per forward is the right one.\n",
+    .details =
+        "The file holds JSON lines with \"prompt\" (the HumanEval form) or \"turns\", plain or gzip; prompts with a\n"
+        "\"category\" are also counted by it. Public engines disagree whether a DFlash drafter's block embeddings\n"
+        "are scaled by sqrt(hidden size); the form with more tokens per forward is the right one.\n",
     .examples = "  kakeya eval acceptance --jsonl HumanEval.jsonl.gz --report a.json\n",
 };
 

@@ -101,8 +101,9 @@ static void print_speedups(const cJSON *summary) {
     const cJSON *speedups = part(summary, "speedups");
     if (!speedups || !speedups->child) return;
     printf("\nDecoding against ar, median over samples:\n");
-    PRINT(speedups, {"policy", "policy", TEXT}, {"mode", "mode", TEXT}, {"draft", "draft_length", COUNT},
-          {"draft window", "draft_window", COUNT}, {"samples", "samples", COUNT}, {"x ar", "ratio_to_ar", FIXED2});
+    PRINT(speedups, {"policy", "policy", TEXT}, {"mode", "mode", TEXT}, {"drafter", "source", TEXT},
+          {"draft", "draft_length", COUNT}, {"draft window", "draft_window", COUNT}, {"samples", "samples", COUNT},
+          {"x ar", "ratio_to_ar", FIXED2});
 }
 
 static void print_niah(const cJSON *summary) {
@@ -129,10 +130,10 @@ static void print_fidelity(const cJSON *summary) {
 }
 
 static void print_code(const cJSON *summary) {
-    PRINT(part(summary, "arms"), {"policy", "policy", TEXT}, {"mode", "mode", TEXT}, {"draft", "draft_length", COUNT},
-          {"files", "samples", COUNT}, {"runs", "rows", COUNT}, {"tokens", "completion_tokens", COUNT},
-          {"tokens/forward", "tokens_per_forward", FIXED2}, {"decode t/s", "decode_tokens_per_second_median", COUNT},
-          {"spread", "decode_spread", PERCENT});
+    PRINT(part(summary, "arms"), {"policy", "policy", TEXT}, {"mode", "mode", TEXT}, {"drafter", "source", TEXT},
+          {"draft", "draft_length", COUNT}, {"files", "samples", COUNT}, {"runs", "rows", COUNT},
+          {"tokens", "completion_tokens", COUNT}, {"tokens/forward", "tokens_per_forward", FIXED2},
+          {"decode t/s", "decode_tokens_per_second_median", COUNT}, {"spread", "decode_spread", PERCENT});
     print_speedups(summary);
     printf("\nOver the fixed draft lengths:\n");
     PRINT(part(summary, "sweeps"), {"policy", "policy", TEXT}, {"best length", "best_draft_length", COUNT},
@@ -141,26 +142,54 @@ static void print_code(const cJSON *summary) {
     print_lossless(summary);
 }
 
-/* One line per form, positions side by side. */
+/* "unscaled" and "scaled" of DFlash, "assistant", "ngram". */
+static const char *source_of(const cJSON *arm) {
+    const char *source = cJSON_GetStringValue(part(arm, "source"));
+    if (source) return source;
+    const char *mode = cJSON_GetStringValue(part(arm, "mode"));
+    if (mode && strcmp(mode, "ngram") == 0) return mode;
+    return cJSON_IsTrue(part(arm, "drafter_scaled_embedding")) ? "scaled" : "unscaled";
+}
+
+/* One line per arm, positions side by side. */
 static void print_positions(const cJSON *arms, const char *title, const char *key, const char *format) {
     const cJSON *arm, *value;
     printf("\n%s\n", title);
     cJSON_ArrayForEach(arm, arms) {
-        printf("  %-9s", cJSON_IsTrue(part(arm, "drafter_scaled_embedding")) ? "scaled" : "unscaled");
+        printf("  %-9s", source_of(arm));
         cJSON_ArrayForEach(value, part(arm, key)) printf(format, value->valuedouble);
         putchar('\n');
     }
 }
 
+/* A category after the other, each arm's positions below. */
+static void print_categories(const cJSON *arms) {
+    const cJSON *arm, *of, *value, *first;
+    int n = 0;
+    cJSON_ArrayForEach(first, part(arms->child, "categories")) {
+        printf("\nAccepted by draft position, %s, %.0f prompts:\n", part(first, "category")->valuestring,
+               part(first, "samples")->valuedouble);
+        cJSON_ArrayForEach(arm, arms) {
+            of = cJSON_GetArrayItem(part(arm, "categories"), n);
+            printf("  %-9s %5.2f a forward", source_of(arm), part(of, "tokens_per_forward")->valuedouble);
+            cJSON_ArrayForEach(value, part(of, "acceptance_by_position")) printf("%7.3f", value->valuedouble);
+            putchar('\n');
+        }
+        n++;
+    }
+}
+
 static void print_acceptance(const cJSON *summary) {
     const cJSON *arms = part(summary, "arms");
-    PRINT(arms, {"scaled embedding", "drafter_scaled_embedding", TEXT}, {"draft", "draft_length", COUNT},
+    PRINT(arms, {"mode", "mode", TEXT}, {"drafter", "source", TEXT},
+          {"scaled embedding", "drafter_scaled_embedding", TEXT}, {"draft", "draft_length", COUNT},
           {"prompts", "samples", COUNT}, {"tokens", "completion_tokens", COUNT},
           {"forwards", "verifier_forwards", COUNT}, {"tokens/forward", "tokens_per_forward", FIXED2},
           {"drafted", "drafted_tokens", COUNT}, {"accepted", "accepted_tokens", COUNT},
           {"decode t/s", "decode_tokens_per_second_median", COUNT});
     print_positions(arms, "Accepted by draft position:", "acceptance_by_position", "%7.3f");
     print_positions(arms, "Blocks by accepted drafts, from 0:", "blocks_by_accepted_length", "%7.0f");
+    if (arms->child) print_categories(arms);
     print_lossless(summary);
 }
 

@@ -116,7 +116,7 @@ kakeya_status eval_code(const eval_setup *setup, const eval_code_options *option
                         kakeya_error *error);
 
 typedef struct eval_acceptance_options {
-    const char *jsonl; /* objects with "prompt" and, if wanted, "task_id"; plain or gzip */
+    const char *jsonl; /* prompts, perhaps with categories (measure/jsonl.h); plain or gzip */
     int prompts;       /* 0: all */
     int max_tokens;
     int draft_length; /* 0: the drafter's block */

@@ -70,8 +70,8 @@ static const char *const kind_row_keys[EVAL_KIND_COUNT] = {
         "scored_tokens nll kl_from_identity top1_agreements seconds top1_ids token_nll token_kl format lines "
         "expected text correct stored_vectors stored_values stored_bytes store_seconds load_seconds "
         "layer_error layer_energy as_stored kl_from_bf16 verifier_forwards decode_seconds",
-    [EVAL_CODE] = "",
-    [EVAL_ACCEPTANCE] = "",
+    [EVAL_CODE] = "source",
+    [EVAL_ACCEPTANCE] = "source category",
     [EVAL_LOSSLESS] = "prompt_kind truncated dropped_tokens",
     [EVAL_BATCH] = "prompt_kind together forked cancel_after log_probability_hash",
     [EVAL_VERIFY] = "prompt_kind comparison kv_format together dropped_tokens log_probability_hash",

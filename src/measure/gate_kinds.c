@@ -209,10 +209,15 @@ void gate_rule_code_prompts(gate_context *context) {
 /* ----------------------------------------------------------------------------------------------- acceptance */
 
 void gate_rule_forms(gate_context *context) {
-    bool form[2] = {false, false};
-    for (size_t i = 0; i < context->rows.n; i++)
-        if (gate_measured(&context->rows.row[i])) form[context->rows.row[i].arm.scaled_embedding] = true;
-    if (!form[0] || !form[1])
+    const cJSON *sources = cJSON_GetObjectItemCaseSensitive(context->options, "sources"), *source;
+    bool form[2] = {false, false}, wanted = !sources;
+    cJSON_ArrayForEach(source, sources) wanted |= cJSON_IsString(source) && strcmp(source->valuestring, "dflash") == 0;
+    for (size_t i = 0; i < context->rows.n; i++) {
+        const eval_arm *arm = &context->rows.row[i].arm;
+        if (gate_measured(&context->rows.row[i]) && strcmp(arm->mode, "speculative") == 0 && !arm->source[0])
+            form[arm->scaled_embedding] = true;
+    }
+    if (wanted && (!form[0] || !form[1]))
         gate_violate(context, "FORM_MISSING", "the drafter's %s embedding form was not run",
                      form[0] ? "scaled" : "unscaled");
 }

@@ -338,6 +338,8 @@ static const option_rule rules[] = {
     {"mode", "mode", NIAH, NAME, 0, 0, mode_words, equal},
     {"draft_length", "draft-length", NIAH, COUNT, 0, MOST_DRAFTS, NULL, equal},
     {"draft_length", "draft-length", ACCEPTANCE, COUNT, 0, MOST_DRAFTS, NULL, equal_or_own},
+    {"sources", NULL, CODE | ACCEPTANCE, NAMES, 0, 0, "dflash assistant ngram", NULL},
+    {"categories", NULL, ACCEPTANCE, TEXTS, 0, 0, NULL, NULL},
     {"draft_lengths", "draft-lengths", CODE, COUNTS, 1, MOST_DRAFTS, NULL, equal},
     {"mix_alpha", "mix-alpha", NIAH, SHARES, 0, 1, NULL, are_shares},
     {"mix_alpha", "identity-restore", NIAH, FLAG, 0, 0, NULL, own_restored},
@@ -443,7 +445,8 @@ static void check_promises(gate_context *context) {
 }
 
 void gate_check_options(gate_context *context) {
-    static const char optional_options[] = "turns as_stored facts"; /* where they are not there: 1, false */
+    static const char optional_options[] =
+        "turns as_stored facts sources categories"; /* where they are not there: 1, false, ... */
     char list[400] = "";
     if (!cJSON_IsObject(context->options)) {
         gate_violate(context, "MISSING_OPTIONS", "no \"options\" object");

@@ -165,19 +165,35 @@ static void plan_fidelity(plan *p) {
     }
 }
 
+/* Draft lengths of a source, of n-grams one arm. */
+static void add_source(plan *p, const char *policy, const char *source, eval_arm arms[MAX_ARMS], size_t *n) {
+    const cJSON *length;
+    eval_arm arm = arm_of(p, policy, "speculative");
+    eval_arm_source(&arm, source);
+    if (strcmp(source, "ngram") == 0) {
+        if (*n < MAX_ARMS) arms[(*n)++] = arm;
+        return;
+    }
+    cJSON_ArrayForEach(length, option(p, "draft_lengths")) {
+        if (*n == MAX_ARMS) return;
+        arms[*n] = arm;
+        arms[(*n)++].draft_length = (int)length->valuedouble;
+    }
+}
+
+/* Reports without `sources` are of one drafter, and without n-grams. */
 static void plan_code(plan *p) {
     eval_arm arms[MAX_ARMS];
     size_t n = 0, turn = 0;
-    const cJSON *policy, *length, *file;
+    const cJSON *policy, *source, *file;
     cJSON_ArrayForEach(policy, option(p, "policies")) {
-        if (n + 2 > MAX_ARMS) break;
+        if (n == MAX_ARMS) break;
         arms[n++] = arm_of(p, policy->valuestring, "ar");
-        cJSON_ArrayForEach(length, option(p, "draft_lengths")) {
-            if (!environment_flag(p, "drafter") || n + 1 >= MAX_ARMS) break;
-            arms[n] = arm_of(p, policy->valuestring, "speculative");
-            arms[n++].draft_length = (int)length->valuedouble;
-        }
-        arms[n++] = arm_of(p, policy->valuestring, "auto");
+        if (!option(p, "sources") && environment_flag(p, "drafter"))
+            add_source(p, policy->valuestring, "dflash", arms, &n);
+        cJSON_ArrayForEach(source, option(p, "sources"))
+            add_source(p, policy->valuestring, source->valuestring, arms, &n);
+        if (n < MAX_ARMS) arms[n++] = arm_of(p, policy->valuestring, "auto");
     }
     for (size_t a = 0; a < n; a++) add(p, "warmup", &arms[a], true);
     for (int r = 0; r < gate_option(p->context, "repetitions"); r++) {
@@ -193,20 +209,34 @@ static void plan_code(plan *p) {
     }
 }
 
+/* A source's arms, of DFlash both forms. */
+static size_t source_arms(const plan *p, const char *source, eval_arm *arms) {
+    const bool forms = strcmp(source, "dflash") == 0;
+    arms[0] = arm_of(p, "native", "speculative");
+    eval_arm_source(&arms[0], source);
+    arms[0].draft_length = gate_option(p->context, "draft_length");
+    arms[1] = arms[0];
+    if (!forms) return 1;
+    arms[0].scaled_embedding = false;
+    arms[1].scaled_embedding = true;
+    return 2;
+}
+
+/* Reports without `sources` are of DFlash alone. */
 static void plan_acceptance(plan *p) {
-    enum { FORMS = 2 };
-    eval_arm arm = arm_of(p, "native", "speculative");
-    arm.draft_length = gate_option(p->context, "draft_length");
-    const cJSON *sample;
-    for (int form = 0; form < FORMS; form++) {
-        arm.scaled_embedding = form == 1;
-        add(p, "warmup", &arm, true);
-    }
+    eval_arm arms[8];
+    size_t n = 0;
+    const cJSON *sample, *source;
+    if (!option(p, "sources")) n = source_arms(p, "dflash", arms);
+    cJSON_ArrayForEach(source, option(p, "sources")) n += source_arms(p, source->valuestring, arms + n);
+    for (size_t a = 0; a < n; a++) add(p, "warmup", &arms[a], true);
+    const cJSON *category = option(p, "categories") ? option(p, "categories")->child : NULL;
     cJSON_ArrayForEach(sample, option(p, "samples")) {
-        for (int form = 0; form < FORMS; form++) {
-            arm.scaled_embedding = form == 1;
-            add(p, sample->valuestring, &arm, false);
+        for (size_t a = 0; a < n; a++) {
+            eval_row *row = add(p, sample->valuestring, &arms[a], false);
+            if (row && category) snprintf(row->category, sizeof row->category, "%s", category->valuestring);
         }
+        if (category) category = category->next;
     }
 }
 
@@ -333,9 +363,10 @@ static void plan_verify(plan *p) {
 
 bool gate_same_run(const eval_row *a, const eval_row *b) {
     return a->warmup == b->warmup && a->repetition == b->repetition && a->lines == b->lines &&
-           strcmp(a->sample, b->sample) == 0 && strcmp(a->prompt_kind, b->prompt_kind) == 0 && a->forked == b->forked &&
-           a->truncated == b->truncated && a->cancel_after == b->cancel_after &&
-           a->has_log_probabilities == b->has_log_probabilities && eval_arm_equal(&a->arm, &b->arm);
+           strcmp(a->sample, b->sample) == 0 && strcmp(a->prompt_kind, b->prompt_kind) == 0 &&
+           strcmp(a->category, b->category) == 0 && a->forked == b->forked && a->truncated == b->truncated &&
+           a->cancel_after == b->cancel_after && a->has_log_probabilities == b->has_log_probabilities &&
+           eval_arm_equal(&a->arm, &b->arm);
 }
 
 static void describe(const eval_row *row, char *out, size_t bytes) {

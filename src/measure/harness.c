@@ -152,6 +152,14 @@ kakeya_status harness_policies(const eval_harness *harness, const eval_policies 
     return KAKEYA_OK;
 }
 
+size_t harness_sources(const eval_harness *harness, const char *out[HARNESS_SOURCES]) {
+    size_t n = 0;
+    if (harness->engine->drafter) out[n++] = "dflash";
+    if (harness->engine->assistant) out[n++] = "assistant";
+    out[n++] = "ngram";
+    return n;
+}
+
 void harness_arm(const eval_harness *harness, const char *policy, kakeya_mode mode, eval_arm *out) {
     const kakeya_session_options *session = &harness->setup->session;
     *out = (eval_arm){
@@ -379,7 +387,7 @@ kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prom
     snprintf(row->sample, sizeof row->sample, "%s", prompt->sample);
     const eval_row *before = replayed(harness, row);
     block_record record = {{0}, false};
-    session_trace trace = {.reference = run->reference};
+    session_trace trace = {.reference = run->reference, .assistant = strcmp(row->arm.source, "assistant") == 0};
     row->has_blocks = strcmp(row->arm.mode, "auto") == 0;
     if (row->has_blocks) {
         trace.block = record_block;

@@ -33,6 +33,9 @@ enum { HARNESS_POLICIES = 4 };
 kakeya_status harness_policies(const eval_harness *harness, const eval_policies *given, bool native_only,
                                const char *out[HARNESS_POLICIES], size_t *n, kakeya_error *error);
 
+/* Who can draft: "dflash" and "assistant", as far as the engine has them, and "ngram". */
+enum { HARNESS_SOURCES = 3 };
+size_t harness_sources(const eval_harness *harness, const char *out[HARNESS_SOURCES]);
 /* Fills policy, mode and sizes from the setup. */
 void harness_arm(const eval_harness *harness, const char *policy, kakeya_mode mode, eval_arm *out);
 

@@ -37,12 +37,25 @@ static kakeya_status read_line(gzFile file, const char *path, char **line, size_
     return KAKEYA_OK;
 }
 
+/* A text, or a whole number as text, cut to its place. */
+static bool put_name(const cJSON *item, char *out, size_t bytes) {
+    if (cJSON_IsString(item) && item->valuestring[0]) {
+        snprintf(out, bytes, "%s", item->valuestring);
+        return true;
+    }
+    if (!json_is_integer(item, 0, INT32_MAX)) return false;
+    snprintf(out, bytes, "%.0f", item->valuedouble);
+    return true;
+}
+
 static kakeya_status add_prompt(const char *path, size_t line_number, const char *line, size_t bytes,
                                 jsonl_prompts *out, kakeya_error *error) {
     cJSON *object = NULL;
     kakeya_status status = json_parse_object(path, line, bytes, &object, error);
     if (status != KAKEYA_OK) return error_prefix(error, status, "line %zu", line_number);
     const cJSON *prompt = json_get(object, "prompt"), *id = json_get(object, "task_id");
+    if (!prompt) prompt = cJSON_GetArrayItem(json_get(object, "turns"), 0);
+    if (!id) id = json_get(object, "question_id");
     jsonl_prompt *grown = NULL;
     if (!cJSON_IsString(prompt) || !prompt->valuestring[0]) {
         status = error_set(error, KAKEYA_FORMAT, "%s: line %zu has no \"prompt\"", path, line_number);
@@ -52,11 +65,9 @@ static kakeya_status add_prompt(const char *path, size_t line_number, const char
         out->prompt = grown;
         jsonl_prompt *added = &grown[out->n];
         added->text = strdup(prompt->valuestring);
-        if (cJSON_IsString(id)) {
-            snprintf(added->name, sizeof added->name, "%s", id->valuestring);
-        } else {
+        if (!put_name(id, added->name, sizeof added->name))
             snprintf(added->name, sizeof added->name, "line-%zu", line_number);
-        }
+        if (!put_name(json_get(object, "category"), added->category, sizeof added->category)) added->category[0] = '\0';
         if (added->text) {
             out->n++;
         } else {

@@ -1,4 +1,5 @@
-/* Prompts from JSON lines, plain or gzip: one object a line with "prompt" and, if it has one, "task_id". */
+/* Prompts from JSON lines, plain or gzip: one object a line with "prompt", or "turns" of which the first is taken, and
+ * if it has them "task_id" or "question_id", and "category". */
 #ifndef KAKEYA_MEASURE_JSONL_H
 #define KAKEYA_MEASURE_JSONL_H
 
@@ -7,7 +8,8 @@
 #include "base/error.h"
 
 typedef struct jsonl_prompt {
-    char name[64]; /* the task_id, or "line-N" */
+    char name[64];     /* the task_id or question_id, or "line-N" */
+    char category[32]; /* "": it has none */
     char *text;
 } jsonl_prompt;
 

@@ -67,13 +67,20 @@ void eval_rows_free(eval_rows *rows) {
 
 const char *eval_reference_format(bool as_stored) { return as_stored ? "bf16" : "identity"; }
 
+void eval_arm_source(eval_arm *arm, const char *source) {
+    const bool looked_up = strcmp(source, "ngram") == 0;
+    snprintf(arm->mode, sizeof arm->mode, "%s", looked_up ? "ngram" : "speculative");
+    snprintf(arm->source, sizeof arm->source, "%s", strcmp(source, "assistant") == 0 ? source : "");
+}
+
 bool eval_arm_equal(const eval_arm *a, const eval_arm *b) {
     return strcmp(a->policy, b->policy) == 0 && strcmp(a->mode, b->mode) == 0 && a->sink == b->sink &&
            a->window == b->window && a->draft_window == b->draft_window && a->draft_length == b->draft_length &&
            a->threads == b->threads && a->prompt_chunk == b->prompt_chunk && a->together == b->together &&
            fabs(a->temperature - b->temperature) < 1e-9 && a->scaled_embedding == b->scaled_embedding &&
            fabs(a->mix_alpha - b->mix_alpha) < 1e-9 && strcmp(a->kv_format, b->kv_format) == 0 &&
-           a->as_stored == b->as_stored && strcmp(a->comparison, b->comparison) == 0;
+           a->as_stored == b->as_stored && strcmp(a->source, b->source) == 0 &&
+           strcmp(a->comparison, b->comparison) == 0;
 }
 
 void eval_arm_label(const eval_arm *arm, char *out, size_t bytes) {
@@ -84,6 +91,7 @@ void eval_arm_label(const eval_arm *arm, char *out, size_t bytes) {
     }
     if (arm->comparison[0]) fprintf(stream, "%s: ", arm->comparison);
     fprintf(stream, "%s %s", arm->policy, arm->mode);
+    if (arm->source[0]) fprintf(stream, " %s", arm->source);
     if (arm->kv_format[0]) fprintf(stream, " %s%s", arm->kv_format, arm->as_stored ? " as stored" : "");
     if (arm->draft_length) fprintf(stream, " L=%d", arm->draft_length);
     if (strcmp(arm->mode, "ar") != 0) fprintf(stream, " draft-window=%d", arm->draft_window);
@@ -174,6 +182,8 @@ static bool put_generation(eval_kind kind, const eval_row *row, cJSON *object) {
     put_number(object, "prompt_chunk", row->arm.prompt_chunk);
     put_number(object, "temperature", row->arm.temperature);
     cJSON_AddBoolToObject(object, "drafter_scaled_embedding", row->arm.scaled_embedding);
+    if (row->arm.source[0]) cJSON_AddStringToObject(object, "source", row->arm.source);
+    if (row->category[0]) cJSON_AddStringToObject(object, "category", row->category);
     put_number(object, "repetition", row->repetition);
     put_number(object, "completion_tokens", (double)row->n_token_ids);
     cJSON_AddStringToObject(object, "finish_reason", row->finish);
@@ -348,6 +358,7 @@ static uint64_t get_hash(row_reader *reader, const char *name) {
 }
 
 static const char *const policy_names[] = {"native", "sink-window", "restored", "restored-all"};
+static const char *const source_names[] = {"assistant"};
 static const char *const mode_names[] = {"ar", "speculative", "ngram", "auto", "reforward", "unfused", "score"};
 
 /* KAKEYA_INVALID_ARGUMENT tells a name that nobody knows from a field that is not there. */
@@ -483,6 +494,11 @@ static void get_generation(eval_kind kind, row_reader *reader, eval_row *row) {
     row->arm.prompt_chunk = get_int(reader, "prompt_chunk");
     row->arm.temperature = get_number(reader, "temperature");
     row->arm.scaled_embedding = get_bool(reader, "drafter_scaled_embedding");
+    if (cJSON_HasObjectItem(reader->object, "source"))
+        get_known(reader, "source", source_names, sizeof source_names / sizeof *source_names, row->arm.source,
+                  sizeof row->arm.source);
+    if (cJSON_HasObjectItem(reader->object, "category"))
+        get_name(reader, "category", row->category, sizeof row->category);
     row->repetition = get_int(reader, "repetition");
     get_name(reader, "finish_reason", row->finish, sizeof row->finish);
     row->prefill_seconds = get_number(reader, "prefill_seconds");

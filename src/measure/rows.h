@@ -48,6 +48,7 @@ typedef struct eval_arm {
     char kv_format[16];    /* kv-format: what K/V of full-attention layers pass (kv_codec.h); verify: what sessions
                               keep; otherwise "" */
     bool as_stored;        /* sessions keep K/V in it; else (kv-format) they keep float32 and nothing is stored */
+    char source[16];       /* code, acceptance: who drafts in mode speculative: "assistant", or "" for DFlash */
     char comparison[16];   /* verify: how the stream was computed (verify_plan.h); otherwise "" */
 } eval_arm;
 
@@ -55,6 +56,7 @@ typedef struct eval_arm {
 typedef struct eval_row {
     char sample[96];      /* unique within the report; measured and warm-up samples never share one */
     char prompt_kind[16]; /* lossless, batch: "needle", "code", "random"; verify: "text", "random"; otherwise "" */
+    char category[32];    /* acceptance: of the prompt, where it has one */
     eval_arm arm;
     bool warmup;
     int repetition;
@@ -114,6 +116,8 @@ void eval_rows_free(eval_rows *rows);
 
 /* The format that the others of kv-format are compared with. */
 const char *eval_reference_format(bool as_stored);
+/* The arm's drafts come from "dflash", "assistant" or "ngram": its mode, and who is asked. */
+void eval_arm_source(eval_arm *arm, const char *source);
 bool eval_arm_equal(const eval_arm *a, const eval_arm *b);
 /* "restored auto", with draft length, draft window, ... where they are not the common case. */
 void eval_arm_label(const eval_arm *arm, char *out, size_t bytes);

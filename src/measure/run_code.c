@@ -11,26 +11,34 @@ typedef struct code_run {
     const eval_code_options *options;
     eval_sequences prompts;
     eval_sequence warmup;
+    const char *sources[HARNESS_SOURCES];
+    size_t n_sources;
     eval_arm arms[MAX_ARMS];
     size_t n_arms;
 } code_run;
 
-/* Every policy one token at a time, with every draft length, and with the length chosen by itself. */
+/* Every policy one token at a time, with every draft length of each drafter, with n-grams, and with source and length
+ * chosen by themselves. */
 static kakeya_status choose_arms(code_run *run, const char *const *policies, size_t n, kakeya_error *error) {
     const eval_code_options *o = run->options;
-    bool drafter = kakeya_engine_has_drafter(run->harness.engine);
+    run->n_sources = harness_sources(&run->harness, run->sources);
+    const size_t each = 3 + (run->n_sources - 1) * o->n_draft_lengths;
     kakeya_status status = harness_distinct("draft lengths", o->draft_lengths, o->n_draft_lengths, error);
     if (status != KAKEYA_OK) return status;
-    if (n * (2 + o->n_draft_lengths) > MAX_ARMS)
+    if (n * each > MAX_ARMS)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "%zu policies with %zu draft lengths make more than %d arms",
                          n, o->n_draft_lengths, MAX_ARMS);
     for (size_t p = 0; p < n; p++) {
         harness_arm(&run->harness, policies[p], KAKEYA_MODE_AR, &run->arms[run->n_arms++]);
-        for (size_t l = 0; drafter && l < o->n_draft_lengths; l++) {
-            eval_arm *arm = &run->arms[run->n_arms++];
-            harness_arm(&run->harness, policies[p], KAKEYA_MODE_SPECULATIVE, arm);
-            arm->draft_length = o->draft_lengths[l];
+        for (size_t s = 0; s + 1 < run->n_sources; s++) {
+            for (size_t l = 0; l < o->n_draft_lengths; l++) {
+                eval_arm *arm = &run->arms[run->n_arms++];
+                harness_arm(&run->harness, policies[p], KAKEYA_MODE_SPECULATIVE, arm);
+                eval_arm_source(arm, run->sources[s]);
+                arm->draft_length = o->draft_lengths[l];
+            }
         }
+        harness_arm(&run->harness, policies[p], KAKEYA_MODE_NGRAM, &run->arms[run->n_arms++]);
         harness_arm(&run->harness, policies[p], KAKEYA_MODE_AUTO, &run->arms[run->n_arms++]);
     }
     return KAKEYA_OK;
@@ -80,6 +88,7 @@ static cJSON *options_json(const code_run *run, const char *const *policies, siz
     cJSON_AddNumberToObject(object, "repetitions", o->repetitions);
     cJSON_AddItemToObject(object, "policies", harness_names(policies, n));
     cJSON_AddItemToObject(object, "draft_lengths", cJSON_CreateIntArray(o->draft_lengths, (int)o->n_draft_lengths));
+    cJSON_AddItemToObject(object, "sources", harness_names(run->sources, run->n_sources));
     harness_add_sizes(&run->harness, object);
     return object;
 }

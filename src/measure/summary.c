@@ -13,6 +13,7 @@ static double ratio(double a, double b) { return b > 0 ? a / b : 0; }
 static void put_arm(cJSON *object, const eval_arm *arm) {
     cJSON_AddStringToObject(object, "policy", arm->policy);
     cJSON_AddStringToObject(object, "mode", arm->mode);
+    if (arm->source[0]) cJSON_AddStringToObject(object, "source", arm->source);
     put(object, "sink", arm->sink);
     put(object, "window", arm->window);
     put(object, "draft_window", arm->draft_window);
@@ -257,12 +258,14 @@ static bool summarise_code(cJSON *summary, const eval_rows *rows, double *scratc
     return true;
 }
 
-/* Acceptance of a draft position is counted over the blocks that drafted it. Acceptance is a prefix, so the number of
- * blocks that accepted exactly k drafts follows from the counts by position. */
-static void put_acceptance(cJSON *entry, const eval_rows *rows, size_t of) {
+/* Acceptance of a draft position is counted over the blocks that drafted it, of one category or (NULL) of all.
+ * Acceptance is a prefix, so the number of blocks that accepted exactly k drafts follows from the counts by position.
+ */
+static void put_acceptance(cJSON *entry, const eval_rows *rows, size_t of, const char *category) {
     double drafted[EVAL_DRAFT_POSITIONS] = {0}, accepted[EVAL_DRAFT_POSITIONS + 1] = {0};
     for (size_t i = of; i < rows->n; i++) {
         if (!same_cell(&rows->row[i], &rows->row[of])) continue;
+        if (category && strcmp(rows->row[i].category, category) != 0) continue;
         for (int p = 0; p < EVAL_DRAFT_POSITIONS; p++) {
             drafted[p] += (double)rows->row[i].drafted_at[p];
             accepted[p] += (double)rows->row[i].accepted_at[p];
@@ -279,6 +282,35 @@ static void put_acceptance(cJSON *entry, const eval_rows *rows, size_t of) {
     }
 }
 
+/* The same by category of the prompts, where they have any, in the order in which they come. */
+static bool put_categories(cJSON *entry, const eval_rows *rows, size_t of) {
+    if (!rows->row[of].category[0]) return true;
+    cJSON *array = cJSON_AddArrayToObject(entry, "categories");
+    for (size_t i = of; i < rows->n; i++) {
+        const char *category = rows->row[i].category;
+        bool counts = same_cell(&rows->row[i], &rows->row[of]);
+        for (size_t j = of; j < i && counts; j++)
+            counts = !same_cell(&rows->row[j], &rows->row[of]) || strcmp(rows->row[j].category, category) != 0;
+        if (!counts) continue;
+        double prompts = 0, tokens = 0, forwards = 0;
+        for (size_t j = i; j < rows->n; j++) {
+            const eval_row *row = &rows->row[j];
+            if (!same_cell(row, &rows->row[of]) || strcmp(row->category, category) != 0) continue;
+            prompts++;
+            tokens += (double)row->n_token_ids;
+            forwards += (double)row->verifier_forwards;
+        }
+        cJSON *one = cJSON_CreateObject();
+        if (!one) return false;
+        cJSON_AddStringToObject(one, "category", category);
+        put(one, "samples", prompts);
+        put(one, "tokens_per_forward", ratio(tokens, forwards));
+        put_acceptance(one, rows, of, category);
+        cJSON_AddItemToArray(array, one);
+    }
+    return true;
+}
+
 static bool summarise_acceptance(cJSON *summary, const eval_rows *rows, double *scratch) {
     put_lossless(summary, rows);
     cJSON *array = cJSON_AddArrayToObject(summary, "arms");
@@ -289,7 +321,8 @@ static bool summarise_acceptance(cJSON *summary, const eval_rows *rows, double *
         if (!entry) return false;
         put_arm(entry, &rows->row[i].arm);
         put_cell(entry, &c);
-        put_acceptance(entry, rows, i);
+        put_acceptance(entry, rows, i, NULL);
+        if (!put_categories(entry, rows, i)) return false;
         cJSON_AddItemToArray(array, entry);
     }
     return true;

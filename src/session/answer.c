@@ -164,6 +164,7 @@ kakeya_status answer_prepare(const kakeya_session *session, const kakeya_generat
     if (status == KAKEYA_OK) status = resolve_mode(session, o, &answer->decode, error);
     if (status != KAKEYA_OK) return status;
     const sampler_constraints constraints = constraints_of(session, o, NULL);
+    if (answer->trace.assistant) answer->decode.drafter = BACKEND_ASSISTANT;
     answer->decode.trace = answer->trace.block;
     answer->decode.trace_user = answer->trace.user;
     answer->decode.follow = answer->trace.follow;

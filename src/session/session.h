@@ -34,6 +34,7 @@ typedef struct session_trace {
     session_reference reference;
     decode_trace_fn block; /* may be NULL */
     void *user;
+    bool assistant;            /* mode speculative asks the MTP assistant, also where there is a DFlash drafter */
     const draft_block *follow; /* [n_follow] as in decode_options; NULL: none */
     size_t n_follow;
 } session_trace;

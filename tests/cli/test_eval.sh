@@ -131,10 +131,14 @@ fails_with "a format named twice" "formats: q8 is named twice" eval kv-format --
 fails_with "texts that are too short" "the texts hold" eval kv-format examples/code/events.py --prompt-length 4000
 works "eval code on a named file" eval code examples/code/events.py --repetitions 1 --max-tokens 8 --prompt-tokens 40 \
     --draft-lengths 3 --json
-json_holds "its arms" '.summary.arms | map(.mode) == ["ar", "speculative", "auto"]'
-printf '{"prompt": "def add(a, b):\\n"}\n' | gzip >"$WORK/prompts.jsonl.gz"
+json_holds "its arms" '.summary.arms | map(.mode) == ["ar", "speculative", "ngram", "auto"]'
+printf '{"prompt": "def add(a, b):\\n", "category": "code"}\n{"prompt": "int"}\n' | gzip >"$WORK/prompts.jsonl.gz"
 works "eval acceptance on compressed lines" eval acceptance "$WORK/prompts.jsonl.gz" --max-tokens 8 --json
-json_holds "both embedding forms" '.summary.arms | map(.drafter_scaled_embedding) == [false, true]'
+json_holds "both embedding forms, and n-grams" \
+    '.summary.arms | map([.mode, .drafter_scaled_embedding]) == [["speculative", false], ["speculative", true], ["ngram", false]]'
+json_holds "by category" '.summary.arms[0].categories | map(.category) == ["code", "none"]'
+works "in words" eval acceptance "$WORK/prompts.jsonl.gz" --max-tokens 8
+check "category by category" test "$(grep -c '^Accepted by draft position, [cn]o[dn]e, 1 prompts:' "$WORK/out")" = 2
 
 # A recording measures blocks of every length, which takes half a minute.
 if ! short_sweeps; then

@@ -15,8 +15,10 @@
 #include "base/files.h"
 #include "measure/eval.h"
 #include "measure/gate.h"
+#include "measure/harness.h"
 #include "measure/lossless_batch_plan.h"
 #include "measure/summary.h"
+#include "packed.h"
 #include "scratch.h"
 #include "sweep.h"
 
@@ -259,17 +261,18 @@ static void code_and_acceptance_leave_sound_reports(void **state) {
     eval_report *report;
     kakeya_error error;
     if (eval_code(&setup, &code, &report, &error) != KAKEYA_OK) fail_msg("%s", error.message);
-    assert_int_equal(report->rows.n, 3 * (2 + n_lengths));
+    assert_int_equal(report->rows.n, 3 * (3 + n_lengths));
     assert_only(report, "SAMPLE_COUNT SPEED");
     eval_report_close(report);
 
-    static const char lines[] =
-        "{\"task_id\":\"A\",\"prompt\":\"def add(a, b):\\n\"}\n{\"prompt\":\"int main(void) {\\n\"}\n";
+    static const char lines[] = "{\"task_id\":\"A\",\"prompt\":\"def add(a, b):\\n\",\"category\":\"python\"}\n"
+                                "{\"question_id\":7,\"turns\":[\"int main(void) {\\n\",\"more\"],\"category\":\"c\"}\n";
     eval_acceptance_options acceptance = {.jsonl = scratch_write("prompts.jsonl", lines, sizeof lines - 1),
                                           .max_tokens = sweep_short() ? 8 : 16};
     setup = setup_for("acceptance", KAKEYA_PRECISION_AUTO);
     if (eval_acceptance(&setup, &acceptance, &report, &error) != KAKEYA_OK) fail_msg("%s", error.message);
-    assert_int_equal(report->rows.n, 2 * (1 + 2));
+    assert_int_equal(report->rows.n, 3 * (1 + 2)); /* both forms of DFlash, and n-grams */
+    assert_string_equal(report->rows.row[8].sample, "7");
     assert_only(report, "SAMPLE_COUNT");
     cJSON *summary = eval_summary_derive(EVAL_ACCEPTANCE, &report->rows);
     const cJSON *arm;
@@ -281,11 +284,62 @@ static void code_and_acceptance_leave_sound_reports(void **state) {
             blocks += count->valuedouble;
             accepted += count->valuedouble * length++;
         }
-        assert_true(by_position > 0);
+        const bool looked_up = strcmp(cJSON_GetObjectItem(arm, "mode")->valuestring, "ngram") == 0;
+        assert_true(by_position > 0 || looked_up);
+        const cJSON *categories = cJSON_GetObjectItem(arm, "categories"), *category;
+        double in_categories = 0;
+        assert_int_equal(cJSON_GetArraySize(categories), 2);
+        assert_string_equal(cJSON_GetObjectItem(categories->child, "category")->valuestring, "python");
+        cJSON_ArrayForEach(category, categories) in_categories += number(category, "blocks");
+        assert_true(fabs(in_categories - number(arm, "blocks")) < 0.5);
         assert_true(fabs(blocks - number(arm, "blocks")) < 0.5);
         assert_true(fabs(accepted - number(arm, "accepted_tokens")) < 0.5);
     }
     cJSON_Delete(summary);
+    eval_report_close(report);
+}
+
+/* Each drafter of an engine that has two drafts by itself, and its row says which one. */
+static void all_sources_are_compared(void **state) {
+    (void)state;
+    static const char model[] = KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense";
+    eval_setup setup = setup_for("acceptance", KAKEYA_PRECISION_AUTO);
+    setup.engine.model = model;
+    setup.engine.drafter = unpacked_folder(KAKEYA_TEST_DATA "/golden/dflash-tiny");
+    setup.engine.second_drafter = unpacked_folder(KAKEYA_TEST_DATA "/golden/mtp/dense");
+    kakeya_error error;
+    eval_harness harness;
+    const char *sources[HARNESS_SOURCES];
+    assert_int_equal(harness_open(&harness, &setup, 0, &error), KAKEYA_OK);
+    assert_int_equal(harness_sources(&harness, sources), 3);
+    assert_string_equal(sources[1], "assistant");
+    int32_t ids[40], said[2][20];
+    for (int i = 0; i < 40; i++) ids[i] = 3 + i * 7 % 11;
+    const harness_prompt prompt = {"sample", ids, 40};
+    assert_int_equal(harness_report(&harness, EVAL_ACCEPTANCE, cJSON_CreateObject(), &error), KAKEYA_OK);
+    for (int i = 0; i < 2; i++) {
+        eval_row row;
+        eval_row_init(&row);
+        harness_arm(&harness, "native", KAKEYA_MODE_SPECULATIVE, &row.arm);
+        eval_arm_source(&row.arm, sources[i]);
+        row.arm.draft_length = 3;
+        const harness_run how = {.max_tokens = 20};
+        if (harness_generate(&harness, &prompt, &how, &row, &error) != KAKEYA_OK) fail_msg("%s", error.message);
+        assert_int_equal(row.n_token_ids, 20);
+        assert_true(row.drafted_tokens > 0);
+        assert_string_equal(row.arm.source, i ? "assistant" : "");
+        memcpy(said[i], row.token_ids, sizeof said[i]);
+        cJSON *json = eval_row_to_json(EVAL_ACCEPTANCE, &row);
+        eval_row again;
+        assert_int_equal(eval_row_from_json(EVAL_ACCEPTANCE, json, &again, &error), KAKEYA_OK);
+        assert_true(eval_arm_equal(&row.arm, &again.arm));
+        cJSON_Delete(json);
+        eval_row_free(&again);
+        eval_row_free(&row);
+    }
+    assert_memory_equal(said[0], said[1], sizeof said[0]);
+    eval_report *report = NULL;
+    assert_int_equal(harness_close(&harness, KAKEYA_OK, &report, &error), KAKEYA_OK);
     eval_report_close(report);
 }
 
@@ -421,6 +475,7 @@ int main(void) {
         cmocka_unit_test(batches_give_the_same_tokens),
         cmocka_unit_test(batches_are_drawn_by_seed),
         cmocka_unit_test(code_and_acceptance_leave_sound_reports),
+        cmocka_unit_test(all_sources_are_compared),
         cmocka_unit_test(interrupted_runs_leave_their_finished_rows),
         cmocka_unit_test(wrong_requests_are_named),
         cmocka_unit_test(nothing_counts_twice),

@@ -518,9 +518,9 @@ static void the_stated_probability_is_the_draws(void **state) {
     const replay_options options = {.rows = ROWS, .seed = 1};
     replay_outcome outcome;
     assert_none(replayed(json, &s, &options, &outcome), "honest");
-    /* 9 rows in three arms, three of them decisive: 3 of 6 */
-    assert_true(fabs(outcome.found_one - 0.5) < 1e-9);
-    assert_true(fabs(outcome.found_half - (1 - 3.0 / 6 * 2 / 5)) < 1e-9);
+    /* 12 rows in four arms, four of them decisive: 3 of 8 */
+    assert_true(fabs(outcome.found_one - 3.0 / 8) < 1e-9);
+    assert_true(fabs(outcome.found_half - (1 - 5.0 / 8 * 4 / 7)) < 1e-9);
     double share = (double)times_chosen / DRAWS;
     if (fabs(share - outcome.found_one) > 0.05) fail_msg("found in %.3f of the draws", share);
     eval_row_free(&row);
