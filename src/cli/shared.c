@@ -54,12 +54,11 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
                     "weights made in memory instead: 26b-a4b, 31b, 12b, e2b, e4b, gemma3-270m, gemma3-1b, gemma3-4b, "
                     "gemma3-12b, gemma3-27b; ':layers=6' shortens it, ':q4_0', ':q8_0', ':q4_k_m', ':affine4', "
                     "':affine8', ':int4', ':fp8', ':mxfp4' or ':nvfp4' quantises it"),
-        CLI_OPTION(
-                .name = "drafter", .argument = "PATH", .kind = CLI_TEXTS, .target = &shared->drafter,
-                .help =
-                    "DFlash drafter or MTP assistant, a directory or a GGUF file; given twice, one of each (MODEL-dflash "
-                    "and MODEL-assistant beside the model, where they exist); 'none' goes without, 'synthetic' and "
-                    "'synthetic:mtp' make one for a synthetic model"),
+        CLI_OPTION(.name = "drafter", .argument = "PATH", .kind = CLI_TEXTS, .target = &shared->drafter,
+                   .help =
+                       "DFlash drafter or MTP assistant, a directory or a GGUF file; given twice, one of each "
+                       "(MODEL-dflash and MODEL-assistant beside the model, where they exist); 'none' goes without, "
+                       "'synthetic' and 'synthetic:mtp' make one for a synthetic model"),
         CLI_OPTION(
                 .name = "f-theta", .argument = "DIR", .kind = CLI_TEXT, .target = &shared->f_theta,
                 .help =
