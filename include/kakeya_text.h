@@ -86,7 +86,7 @@ typedef struct kakeya_chat_options {
     /* The last message is the model's, and the answer goes on with its text: the model's turn is opened, with that text
      * in it, letter by letter, whatever without_turn says; its reasoning is left out. *n_stable ends before it. */
     bool continue_last;
-    /* More are KAKEYA_CONTEXT_FULL, with *n_ids what there are at least. 0: no limit. */
+    /* Exceeding it returns KAKEYA_CONTEXT_FULL and sets *n_ids to a lower bound of the true count. 0: no limit. */
     size_t most_tokens;
     /* Lengths of pictures (kakeya_engine_image_tokens): the i-th part of type image, image_url or input_image in a
      * user's message becomes a run of image_tokens[i] image tokens between those that begin and end a picture, whatever

@@ -79,7 +79,10 @@ shells)
     need_command zsh zsh
     need_command fish fish
     ;;
-style) need_command clang-format clang-format ;;
+style)
+    need_command clang-format clang-format
+    need_command codespell codespell
+    ;;
 pip) python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip" ;;
 mlx)
     python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
