@@ -619,9 +619,8 @@ bool automaton_takes(const grammar_program *p, const automaton_state *from, cons
 }
 
 bool automaton_step(const grammar_program *p, const automaton_state *from, unsigned letter, automaton_state *to) {
-    automaton_inner inner, next;
-    automaton_inner_begin(from, &inner);
-    inner_result result = automaton_inner_step(p, &inner, letter, &next);
+    automaton_inner next;
+    inner_result result = automaton_inner_read(p, from, letter, &next);
     if (result == INNER_LEAVES) return automaton_read(p, from, letter, to);
     to->n = 0;
     if (result == INNER_GOES_ON) automaton_inner_state(&next, to);

@@ -5,17 +5,21 @@
 #include "grammar/automaton_keys.h"
 #include "grammar/string_text.h"
 
+static automaton_inner_way way_of(const automaton_state *base, uint32_t i) {
+    const automaton_configuration *c = &base->ways[i];
+    const automaton_frame *own = &c->open[c->depth - 1];
+    return (automaton_inner_way){c->key, own->at, own->seen, (uint16_t)(own->members != 0), (uint16_t)i};
+}
+
 void automaton_inner_begin(const automaton_state *base, automaton_inner *out) {
     out->base = base;
     out->n = base->n;
     for (uint32_t i = 0; i < out->n; i++) {
-        const automaton_configuration *c = &base->ways[i];
-        if (c->depth == 0) {
+        if (base->ways[i].depth == 0) {
             out->n = 0;
             return;
         }
-        const automaton_frame *own = &c->open[c->depth - 1];
-        out->ways[i] = (automaton_inner_way){c->key, own->at, own->seen, (uint16_t)(own->members != 0), (uint16_t)i};
+        out->ways[i] = way_of(base, i);
     }
 }
 
@@ -209,5 +213,20 @@ inner_result automaton_inner_step(const grammar_program *p, const automaton_inne
     }
     to->base = from->base;
     to->n = n;
+    return n ? INNER_GOES_ON : INNER_REFUSED;
+}
+
+inner_result automaton_inner_read(const grammar_program *p, const automaton_state *base, unsigned letter,
+                                  automaton_inner *out) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < base->n; i++) {
+        if (base->ways[i].depth == 0) return INNER_LEAVES;
+        out->ways[n] = way_of(base, i);
+        inner_result result = step_way(p, base, &out->ways[n], letter);
+        if (result == INNER_LEAVES) return INNER_LEAVES;
+        n += result == INNER_GOES_ON;
+    }
+    out->base = base;
+    out->n = n;
     return n ? INNER_GOES_ON : INNER_REFUSED;
 }

@@ -29,6 +29,9 @@ typedef enum inner_result {
 void automaton_inner_begin(const automaton_state *base, automaton_inner *out);
 inner_result automaton_inner_step(const grammar_program *p, const automaton_inner *from, unsigned letter,
                                   automaton_inner *to);
+/* The same from a state, which out->base is then. */
+inner_result automaton_inner_read(const grammar_program *p, const automaton_state *base, unsigned letter,
+                                  automaton_inner *out);
 /* The state that it stands for. */
 void automaton_inner_state(const automaton_inner *inner, automaton_state *out);
 

@@ -223,6 +223,8 @@ static void end_ranks(const mask *m) {
 
 /* ------------------------------------------------------------------------------------------------------ expressions */
 
+enum { FEW_TOKENS = 4096 }; /* that are read one by one */
+
 /* Of an expression that ends with a quote: what its automaton makes of a token's beginning. */
 typedef struct expression {
     const mask *m;
@@ -332,17 +334,19 @@ static bool find_inside(const expression *e, bool counted, reach_lengths *length
     return true;
 }
 
-/* Whether the token can be read with what has been counted so far. */
+/* Whether a token that stays inside can be read with what has been counted so far. What completes a text becomes
+ * neither shorter nor longer than was thought before, so its end tells. */
 static bool counts_token(const expression *e, int32_t token) {
+    const dfa *d = &e->node->dfa;
     size_t bytes;
     const char *text = token_table_text(e->m->g->tokens, token, &bytes);
-    automaton_frame own = e->own;
+    uint64_t seen = e->own.seen;
+    uint16_t at = (uint16_t)e->own.at;
     for (size_t i = 0; i < bytes; i++) {
-        uint16_t next = dfa_next(&e->node->dfa, own.at, (unsigned char)text[i]);
-        if (next == DFA_REFUSED || !automaton_count_character(e->node, &own, next)) return false;
-        own.at = next;
+        at = dfa_next(d, at, (unsigned char)text[i]);
+        seen += (d->flags[at] & DFA_CHARACTER) != 0;
     }
-    return true;
+    return seen + e->node->shortest[at] <= e->node->maximum && seen + e->node->longest[at] >= e->node->minimum;
 }
 
 /* Of the tokens in space->bits that stay inside, allows those that lengths leave: of most the number of their
@@ -352,6 +356,8 @@ static bool allow_counted(const expression *e, const reach_lengths *lengths) {
     const grammar_node *node = e->node;
     const token_set *set = &m->g->tokens->sets[TOKEN_JSON_STRING];
     const int32_t vocab = m->g->tokens->vocab;
+    const size_t words = token_set_words(vocab);
+    size_t unsure = 0;
     if (node->minimum > e->own.seen + (uint64_t)lengths->longest) return false;
     const uint32_t *all = token_set_inside(set, vocab, UINT64_MAX), *sure = all, *may = NULL;
     if (node->maximum != GRAMMAR_NO_LIMIT) {
@@ -361,12 +367,19 @@ static bool allow_counted(const expression *e, const reach_lengths *lengths) {
         may = more ? token_set_inside(set, vocab, room - lengths->least_extra) : NULL;
         if ((some && !sure) || (more && !may)) return false;
     }
-    for (size_t i = 0; i < token_set_words(vocab); i++) {
+    for (size_t i = 0; i < words; i++) {
         uint32_t bits = m->space->bits[i], left = sure ? bits & ~sure[i] : bits;
         if (i < m->n_words) m->allowed[i] |= bits & ~left;
-        left &= ~all[i] | (may ? may[i] : 0);
-        for (int32_t token = (int32_t)(32 * i); left; left >>= 1, token++)
-            if (left & 1 && counts_token(e, token)) allow(m, token);
+        m->space->bits[i] = left & (~all[i] | (may ? may[i] : 0));
+        unsure += (size_t)__builtin_popcount(m->space->bits[i]);
+    }
+    /* with hardly any room, walking comes to an end soon */
+    if (unsure > FEW_TOKENS && e->own.seen + (uint64_t)node->shortest[e->own.at] + 2 > node->maximum) return false;
+    for (size_t i = 0; i < words; i++) {
+        for (uint32_t left = m->space->bits[i]; left; left &= left - 1) {
+            int32_t token = (int32_t)(32 * i) + __builtin_ctz(left);
+            if (counts_token(e, token)) allow(m, token);
+        }
     }
     return true;
 }
@@ -389,8 +402,6 @@ static bool stays_inside(const expression *e, int32_t token, bool *walked) {
     }
     return true;
 }
-
-enum { FEW_TOKENS = 4096 }; /* that are read one by one */
 
 /* Where other ways allow nearly all tokens, the few that are left are read. False: they are more, or are to be walked.
  */
