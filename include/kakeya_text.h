@@ -39,7 +39,8 @@ enum {
 /* Text to ids. *ids is freed with kakeya_free. how: KAKEYA_TEXT_*. A tokenizer of NULL (a model without) is refused. */
 KAKEYA_API kakeya_status kakeya_tokenize(const kakeya_tokenizer *tokenizer, const char *text, size_t text_bytes,
                                          int how, int32_t **ids, size_t *n_ids, kakeya_error *error);
-/* The same; more than `most` tokens are KAKEYA_CONTEXT_FULL, with *n_ids what there are at least. 0: no limit. */
+/* The same. More than `most` tokens return KAKEYA_CONTEXT_FULL and set *n_ids to a lower bound of the true count. 0: no
+ * limit. */
 KAKEYA_API kakeya_status kakeya_tokenize_at_most(const kakeya_tokenizer *tokenizer, const char *text, size_t text_bytes,
                                                  int how, size_t most, int32_t **ids, size_t *n_ids,
                                                  kakeya_error *error);
