@@ -7,6 +7,7 @@
 #include "base/hash.h"
 #include "base/json_text.h"
 #include "serve/body.h"
+#include "serve/images.h"
 #include "text/chat_parts.h"
 
 /* Agents tell here, in a text that is another one in every request, who pays. No prompt would be found again with it.
@@ -31,11 +32,13 @@ typedef struct id_set {
 typedef struct writer {
     messages_out *out;
     const reasoning_seal *seal;
+    bool pictures;
     api_error *error;
     /* --- the turn that goes on; it is not in the list yet */
     turn_role role;
     text_buffer content, reasoning;
     cJSON *calls;
+    cJSON *parts; /* of a user's turn with pictures: what stands before `content`; NULL: there are none */
     id_set call_ids;
     bool said;     /* there was a text, be it an empty one */
     bool answered; /* there was a result */
@@ -73,6 +76,29 @@ static void join_apart(text_buffer *text, const char *line) {
     text_add(text, line);
 }
 
+/* The text becomes a part, if there is one. */
+static bool add_text_part(writer *w, cJSON *parts, text_buffer *text) {
+    if (text->failed) return out_of_memory(w);
+    if (!text->n) return true;
+    cJSON *part = cJSON_CreateObject();
+    bool good = part && cJSON_AddStringToObject(part, "type", "text") &&
+                cJSON_AddStringToObject(part, "text", text->data) && cJSON_AddItemToArray(parts, part);
+    if (!good) cJSON_Delete(part);
+    text_clear(text);
+    return good || out_of_memory(w);
+}
+
+/* A picture behind the text, which becomes a part too. */
+static bool add_picture(writer *w, cJSON **parts, text_buffer *text, const cJSON *block, const place *at) {
+    if (!*parts) *parts = cJSON_CreateArray();
+    if (!*parts) return out_of_memory(w);
+    if (text && !add_text_part(w, *parts, text)) return false;
+    cJSON *quoted = images_quote(block, at->name);
+    if (quoted && cJSON_AddItemToArray(*parts, quoted)) return true;
+    cJSON_Delete(quoted);
+    return out_of_memory(w);
+}
+
 static bool too_many(writer *w, size_t n, const char *what) {
     if (n <= MOST) return false;
     api_fail(w->error, 400, "invalid_value", "messages", "messages: more than %d %s", MOST, what);
@@ -91,11 +117,27 @@ static cJSON *add_message(writer *w, cJSON *list, const char *role, const char *
     return NULL;
 }
 
-/* A message of a user or a system. */
-static bool add_said(writer *w, const char *role, const char *content) {
+/* A message of a user or a system. NULL: as by add_message. */
+static cJSON *add_said(writer *w, const char *role, const char *content) {
     if (w->caller && !w->later) w->later = cJSON_CreateArray();
-    if (w->caller && !w->later) return out_of_memory(w);
-    return add_message(w, w->caller ? w->later : w->out->messages, role, content) != NULL;
+    if (w->caller && !w->later) {
+        out_of_memory(w);
+        return NULL;
+    }
+    return add_message(w, w->caller ? w->later : w->out->messages, role, content);
+}
+
+/* A list of parts as the content of a message, which takes it. */
+static bool set_parts(writer *w, cJSON *message, cJSON **parts) {
+    if (!cJSON_AddItemToObject(message, "content", *parts)) return out_of_memory(w);
+    *parts = NULL;
+    return true;
+}
+
+static bool end_user(writer *w) {
+    if (!w->parts) return add_said(w, "user", w->content.n ? w->content.data : "") != NULL;
+    cJSON *message = add_text_part(w, w->parts, &w->content) ? add_said(w, "user", NULL) : NULL;
+    return message && set_parts(w, message, &w->parts);
 }
 
 static void add_later(writer *w) {
@@ -147,6 +189,8 @@ static void clear_turn(writer *w) {
     text_clear(&w->reasoning);
     cJSON_Delete(w->calls);
     w->calls = NULL;
+    cJSON_Delete(w->parts);
+    w->parts = NULL;
     w->said = w->answered = false;
     w->role = TURN_NONE;
 }
@@ -175,7 +219,7 @@ static bool end_turn(writer *w) {
     } else if (w->role == TURN_ASSISTANT) {
         good = end_assistant(w);
     } else if (w->role == TURN_USER && (w->said || !w->answered)) {
-        good = add_said(w, "user", w->content.n ? w->content.data : "");
+        good = end_user(w);
     }
     clear_turn(w);
     return good;
@@ -215,9 +259,11 @@ static bool add_call(writer *w, const cJSON *block, const place *at) {
 
 static bool was_called(const writer *w, const char *id) { return w->caller && has_id(&w->caller_ids, id); }
 
-static bool add_result(writer *w, const char *id, const text_buffer *text) {
+/* parts: pictures, which the text comes before; *parts is NULL where there are none. */
+static bool add_result(writer *w, const char *id, text_buffer *text, cJSON **parts) {
     if (text->failed) return out_of_memory(w);
-    cJSON *message = add_message(w, w->out->messages, "tool", text->n ? text->data : "");
+    cJSON *message = add_message(w, w->out->messages, "tool", *parts ? NULL : text->n ? text->data : "");
+    if (message && *parts && !(add_text_part(w, *parts, text) && set_parts(w, message, parts))) return false;
     return message && (cJSON_AddStringToObject(message, "tool_call_id", id) || out_of_memory(w));
 }
 
@@ -250,9 +296,11 @@ static void put_other_block(writer *w, const cJSON *block, const char *type, con
     if (!texts) ignored_add(w->out->ignored, "%s(%.64s)", at->name, type);
 }
 
-/* The texts of a list of blocks, or a text; a system's without what is nobody's business. */
-static bool read_texts(writer *w, const cJSON *content, bool system, const place *at, const char *key,
+/* The texts of a list of blocks, or a text; a system's without what is nobody's business. parts, where pictures are
+ * read: those go there; NULL: a system has none. */
+static bool read_texts(writer *w, const cJSON *content, cJSON **parts, const place *at, const char *key,
                        text_buffer *text) {
+    const bool system = !parts;
     if (cJSON_IsString(content)) {
         text_add(text, content->valuestring);
         return true;
@@ -267,6 +315,10 @@ static bool read_texts(writer *w, const cJSON *content, bool system, const place
         if (!type) return wrong(w, &its, "type", "a string");
         i++;
         note_cache_control(w, block);
+        if (parts && w->pictures && images_is_part(block)) {
+            if (!add_picture(w, parts, NULL, block, &its)) return false;
+            continue;
+        }
         if (strcmp(type, "text") != 0 && !system) {
             put_other_block(w, block, type, &its, text);
             continue;
@@ -295,9 +347,11 @@ static bool put_result(writer *w, const cJSON *block, const place *at) {
                         "%s: the assistant's message in front of it has no tool_use with the id %.64s", param, id);
     }
     text_buffer text = {0};
+    cJSON *parts = NULL;
     if (cJSON_IsTrue(failed)) text_add(&text, "Error: ");
-    bool good = !content || cJSON_IsNull(content) || read_texts(w, content, false, at, "content", &text);
-    good = good && add_result(w, id, &text);
+    bool good = !content || cJSON_IsNull(content) || read_texts(w, content, &parts, at, "content", &text);
+    good = good && add_result(w, id, &text, &parts);
+    cJSON_Delete(parts);
     text_free(&text);
     w->answered = true;
     return good;
@@ -319,7 +373,8 @@ static bool put_foreign_result(writer *w, const cJSON *block, const place *at) {
     text_buffer text = {0};
     text.failed = content && !json;
     if (json) text_add(&text, json);
-    bool good = add_result(w, id, &text);
+    cJSON *none = NULL;
+    bool good = add_result(w, id, &text, &none);
     cJSON_free(json);
     text_free(&text);
     return good;
@@ -367,6 +422,10 @@ static bool put_assistant_block(writer *w, const cJSON *block, const char *type,
 
 static bool put_user_block(writer *w, const cJSON *block, const char *type, const place *at) {
     if (strcmp(type, "tool_result") == 0) return put_result(w, block, at);
+    if (w->pictures && images_is_part(block)) {
+        w->said = true;
+        return add_picture(w, &w->parts, &w->content, block, at);
+    }
     if (strcmp(type, "text") != 0) return refuse(w, at, type);
     const char *text = body_string(block, "text");
     if (!text) return wrong(w, at, "text", "a string");
@@ -409,9 +468,9 @@ static bool put_turn(writer *w, const cJSON *content, size_t message, turn_role 
 /* A system's text, from the request's field or between messages. */
 static bool put_system(writer *w, const cJSON *content, const place *at, const char *key) {
     text_buffer text = {0};
-    bool good = read_texts(w, content, true, at, key, &text);
+    bool good = read_texts(w, content, NULL, at, key, &text);
     if (good && text.failed) good = out_of_memory(w);
-    if (good && text.n) good = end_turn(w) && add_said(w, "system", text.data);
+    if (good && text.n) good = end_turn(w) && add_said(w, "system", text.data) != NULL;
     text_free(&text);
     return good;
 }
@@ -445,7 +504,7 @@ static bool end_conversation(writer *w) {
 }
 
 bool anthropic_messages(const messages_in *in, messages_out *out, api_error *error) {
-    writer w = {.out = out, .seal = in->seal, .error = error};
+    writer w = {.out = out, .seal = in->seal, .pictures = in->pictures, .error = error};
     const cJSON *message;
     size_t i = 0;
     bool good = !in->system || put_system(&w, in->system, &(place){""}, "system");

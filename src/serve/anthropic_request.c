@@ -7,6 +7,7 @@
 #include "base/json.h"
 #include "base/json_text.h"
 #include "serve/anthropic_messages.h"
+#include "serve/images.h"
 #include "serve/openai_chat.h"
 #include "serve/openai_request.h"
 
@@ -48,7 +49,11 @@ static void end_fields(reader *k, fields *f) { fields_end(f, k->call->server->se
 static void read_conversation(reader *k) {
     fields *f = k->f;
     const cJSON *messages = fields_array(f, "messages");
-    messages_in in = {.system = fields_get(f, "system"), .messages = messages, .seal = &k->call->server->seal};
+    size_t found;
+    messages_in in = {.system = fields_get(f, "system"),
+                      .messages = messages,
+                      .pictures = images_are_read(k->call->server),
+                      .seal = &k->call->server->seal};
     messages_out out = {.messages = cJSON_AddArrayToObject(k->r->chat, "messages"), .ignored = &k->call->ignored};
     if (!out.messages) {
         api_out_of_memory(f->error);
@@ -58,6 +63,8 @@ static void read_conversation(reader *k) {
         api_fail(f->error, 400, "invalid_value", "messages", "messages: there is no message");
     } else if (anthropic_messages(&in, &out, f->error) && cJSON_GetArraySize(out.messages) <= out.continues) {
         api_fail(f->error, 400, "invalid_prompt", "messages", "messages: there is nothing that an answer could follow");
+    } else if (f->error->status == 0 && !images_take(k->call, out.messages, true, &found, f->error)) {
+        /* told */
     } else if (out.continues && !cJSON_AddTrueToObject(k->r->chat, "continue_final_message")) {
         api_out_of_memory(f->error);
     }
@@ -314,6 +321,7 @@ bool anthropic_request_read(call *c, bool counting, anthropic_request *r, api_er
     fields_begin(&f, c->body, "", error);
     r->model = openai_read_model(c, &f);
     read_sampling(&k, counting);
+    images_read_budget(c, &f);
     read_conversation(&k);
     read_tools(&k);
     read_tool_choice(&k);

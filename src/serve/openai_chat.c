@@ -554,7 +554,7 @@ static void write_count(const answer_options *o, text_buffer *out) {
     text_format(out, "{\"object\":\"response.input_tokens\",\"input_tokens\":%zu}", o->n_ids);
 }
 
-static void write_prompt(const answer_options *o, text_buffer *out) { openai_rendered(out, o->ids, o->n_ids); }
+static void write_prompt(const answer_options *o, text_buffer *out) { openai_rendered_prompt(out, o); }
 
 /* What is to be told of the prompt alone. question: one that the context has no room for is refused. */
 static void prompt_call(call *c, bool question, void (*write)(const answer_options *o, text_buffer *out)) {

@@ -266,13 +266,41 @@ void openai_chat_logprobs(text_buffer *out, const kakeya_tokenizer *t, const ans
     }
 }
 
-void openai_rendered(text_buffer *out, const int32_t *ids, size_t n) {
+static void put_ids(text_buffer *out, const int32_t *ids, size_t n) {
     text_add(out, "{\"token_ids\":[");
     for (size_t i = 0; i < n; i++) {
         if (i) text_bytes(out, ",", 1);
         text_unsigned(out, (uint64_t)ids[i]);
     }
-    text_add(out, "],\"features\":null}");
+    text_add(out, "],\"features\":");
+}
+
+void openai_rendered(text_buffer *out, const int32_t *ids, size_t n) {
+    put_ids(out, ids, n);
+    text_add(out, "null}");
+}
+
+void openai_rendered_prompt(text_buffer *out, const answer_options *o) {
+    if (!o->n_media) {
+        openai_rendered(out, o->ids, o->n_ids);
+        return;
+    }
+    put_ids(out, o->ids, o->n_ids);
+    text_add(out, "{\"mm_hashes\":{\"image\":[");
+    for (size_t i = 0; i < o->n_media; i++) {
+        kakeya_image_fit fit;
+        kakeya_image_fit_init(&fit);
+        (void)kakeya_image_fitted(o->media[i].image, &fit);
+        text_format(out, "%s\"%s\"", i ? "," : "", fit.digest);
+    }
+    text_add(out, "]},\"mm_placeholders\":{\"image\":[");
+    for (size_t i = 0, end, n = 0; i < o->n_ids; i = end) {
+        end = i + 1;
+        if (o->keys[i] >= 0) continue;
+        while (end < o->n_ids && o->keys[end] < 0) end++;
+        text_format(out, "%s{\"offset\":%zu,\"length\":%zu}", n++ ? "," : "", i, end - i);
+    }
+    text_add(out, "]}}}");
 }
 
 void openai_fingerprint(const server_context *s, char out[96]) {

@@ -29,8 +29,10 @@ void openai_token_bytes(text_buffer *out, const kakeya_tokenizer *tokenizer, int
 /* The same, or "token_id:N" where the model has no tokenizer. */
 void openai_token_name(text_buffer *out, const kakeya_tokenizer *tokenizer, int32_t token);
 /* {"token_ids":[..],"features":null}: a prompt as routers read it, which have no engine of their own to make ids.
- * features: of images. */
+ * features: of its pictures, as vLLM has them: {"mm_hashes":{"image":[digest..]},
+ * "mm_placeholders":{"image":[{"offset":..,"length":..}..]}}. */
 void openai_rendered(text_buffer *out, const int32_t *ids, size_t n);
+void openai_rendered_prompt(text_buffer *out, const answer_options *options);
 /* What vllm-router and SGLang's gateway add to requests, at the values that are true of every answer here. */
 void openai_accept_routers_fields(fields *f);
 /* metadata has no effect, but is an object of at most 16 pairs. */

@@ -6,6 +6,7 @@
 
 #include "base/json_text.h"
 #include "serve/call.h"
+#include "serve/images.h"
 #include "text/chat_parts.h"
 
 typedef struct item_place {
@@ -32,8 +33,9 @@ static bool is_text_part(const char *type) {
     return false;
 }
 
-/* A list of parts that are texts; of what tools have brought and a model has said, any parts. */
-static bool check_parts(const cJSON *parts, const char *key, bool any, const item_place *at, api_error *error) {
+/* A list of parts that are texts, and a user's pictures; of what tools have brought and a model has said, any parts. */
+static bool check_parts(const cJSON *parts, const char *key, bool any, bool pictures, const item_place *at,
+                        api_error *error) {
     const cJSON *part;
     size_t i = 0;
     cJSON_ArrayForEach(part, parts) {
@@ -41,7 +43,7 @@ static bool check_parts(const cJSON *parts, const char *key, bool any, const ite
         snprintf(its.name, sizeof its.name, "%.60s.%.16s[%zu]", at->name, key, i++);
         const char *type = body_string(part, "type");
         if (!type) return wrong(&its, "type", "a string", error);
-        if (!is_text_part(type) && any) continue;
+        if (!is_text_part(type) && (any || (pictures && images_is_part(part)))) continue;
         if (!is_text_part(type))
             return api_fail(error, 400, "unsupported_content", its.name,
                             "%s is a part of type %.64s; only text is supported", its.name, type);
@@ -68,7 +70,7 @@ static bool complete_message(cJSON *item, const item_place *at, api_error *error
         return api_fail(error, 400, "invalid_value", param, "%s is not user, system, developer or assistant", param);
     }
     bool output = strcmp(role, "assistant") == 0;
-    if (cJSON_IsArray(content)) return check_parts(content, "content", output, at, error);
+    if (cJSON_IsArray(content)) return check_parts(content, "content", output, strcmp(role, "user") == 0, at, error);
     if (!cJSON_IsString(content)) return wrong(at, "content", "a text or a list of parts", error);
     cJSON *parts = cJSON_CreateArray(), *part = cJSON_CreateObject();
     bool good = parts && part && cJSON_AddStringToObject(part, "type", output ? "output_text" : "input_text") &&
@@ -95,7 +97,7 @@ static bool check_call(const cJSON *item, const item_place *at, api_error *error
 static bool check_output(const cJSON *item, const item_place *at, api_error *error) {
     const cJSON *output = cJSON_GetObjectItemCaseSensitive(item, "output");
     if (!body_string(item, "call_id")) return wrong(at, "call_id", "a string", error);
-    if (cJSON_IsArray(output)) return check_parts(output, "output", true, at, error);
+    if (cJSON_IsArray(output)) return check_parts(output, "output", true, false, at, error);
     return cJSON_IsString(output) || wrong(at, "output", "a text or a list of parts", error);
 }
 
@@ -291,6 +293,9 @@ typedef struct writer {
     cJSON *messages;
     const item_source *source;
     call_table table;
+    /* --- the item that is put: */
+    size_t index;     /* in the request; SIZE_MAX: in an earlier one */
+    const char *key;  /* of its parts */
     cJSON *assistant; /* the message that goes on; NULL: a new one begins */
     text_buffer *ignored;
     bool failed; /* out of memory */
@@ -309,6 +314,22 @@ static cJSON *add_message(writer *w, const char *role) {
 static cJSON *assistant(writer *w) {
     if (!w->assistant) w->assistant = add_message(w, "assistant");
     return w->assistant;
+}
+
+/* A picture of a user's, or a tool's where the model reads pictures. */
+static bool is_shown(const writer *w, const cJSON *message, const cJSON *part) {
+    const char *role = body_string(message, "role");
+    if (!images_is_part(part)) return false;
+    return strcmp(role, "user") == 0 || (strcmp(role, "tool") == 0 && w->source->pictures);
+}
+
+static void add_picture(writer *w, cJSON *parts, const cJSON *part, size_t i) {
+    char place[80] = "previous_response_id";
+    if (w->index != SIZE_MAX) snprintf(place, sizeof place, "input[%zu].%s[%zu]", w->index, w->key, i);
+    cJSON *quoted = images_quote(part, place);
+    if (quoted && cJSON_AddItemToArray(parts, quoted)) return;
+    cJSON_Delete(quoted);
+    w->failed = true;
 }
 
 static void add_text(writer *w, cJSON *parts, const char *text) {
@@ -333,7 +354,8 @@ static void note_parts(writer *w, size_t index, const char *key, const cJSON *pa
     size_t i = 0;
     cJSON_ArrayForEach(part, parts) {
         const char *type = body_string(part, "type");
-        if (index != SIZE_MAX && type && !body_string(part, "text") && !body_string(part, "refusal"))
+        bool shown = w->source->pictures && images_is_part(part);
+        if (index != SIZE_MAX && type && !shown && !body_string(part, "text") && !body_string(part, "refusal"))
             ignored_add(w->ignored, "input[%zu].%s[%zu](%.64s)", index, key, i, type);
         i++;
     }
@@ -346,7 +368,8 @@ static void add_content(writer *w, cJSON *message, const cJSON *parts) {
     char line[CHAT_LINE_BYTES];
     cJSON *content = cJSON_GetObjectItemCaseSensitive(message, "content");
     const cJSON *part;
-    if (!content && cJSON_GetArraySize(parts) == 1) {
+    size_t i = 0;
+    if (!content && cJSON_GetArraySize(parts) == 1 && !is_shown(w, message, parts->child)) {
         if (!cJSON_AddStringToObject(message, "content", text_of(parts->child, line))) w->failed = true;
         return;
     }
@@ -361,7 +384,13 @@ static void add_content(writer *w, cJSON *message, const cJSON *parts) {
         }
         content = list;
     }
-    cJSON_ArrayForEach(part, parts) add_text(w, content, text_of(part, line));
+    cJSON_ArrayForEach(part, parts) {
+        if (is_shown(w, message, part))
+            add_picture(w, content, part, i);
+        else
+            add_text(w, content, text_of(part, line));
+        i++;
+    }
 }
 
 static void put_message(writer *w, const cJSON *item) {
@@ -482,6 +511,19 @@ static char *foreign_arguments(const cJSON *item) {
     return copy;
 }
 
+/* A picture that is the whole output. */
+static void put_screenshot(writer *w, const char *id, const cJSON *output) {
+    cJSON *message = add_message(w, "tool");
+    cJSON *parts = message ? cJSON_AddArrayToObject(message, "content") : NULL;
+    char place[80] = "previous_response_id";
+    if (w->index != SIZE_MAX) snprintf(place, sizeof place, "input[%zu].output", w->index);
+    cJSON *quoted = parts ? images_quote(output, place) : NULL;
+    w->assistant = NULL;
+    if (quoted && cJSON_AddStringToObject(message, "tool_call_id", id) && cJSON_AddItemToArray(parts, quoted)) return;
+    cJSON_Delete(quoted);
+    w->failed = true;
+}
+
 /* What a tool of another kind brought: parts as those of functions, a picture as its line, anything else as JSON. */
 static void put_any_output(writer *w, const char *id, const cJSON *output) {
     const cJSON *part;
@@ -490,6 +532,10 @@ static void put_any_output(writer *w, const char *id, const cJSON *output) {
     char *json = cJSON_IsArray(output) && !parts ? json_text_print(output) : NULL;
     char line[CHAT_LINE_BYTES];
     bool picture = cJSON_IsObject(output) && body_string(output, "image_url");
+    if (picture && w->source->pictures) {
+        put_screenshot(w, id, output);
+        return;
+    }
     cJSON *text = json || picture ? cJSON_CreateString(json ? json : chat_part_line(output, line)) : NULL;
     put_output(w, id, text ? text : output);
     cJSON_Delete(text);
@@ -532,6 +578,8 @@ static bool put_item(writer *w, const cJSON *item, size_t place, size_t n_earlie
     bool output, own = place >= n_earlier;
     size_t index = own ? place - n_earlier : place;
     const char *id = call_of(item, &output);
+    w->index = own ? index : SIZE_MAX;
+    w->key = id && output ? "output" : "content";
     note_parts(w, own ? index : SIZE_MAX, "content",
                strcmp(type, "message") == 0 ? cJSON_GetObjectItemCaseSensitive(item, "content") : NULL);
     note_parts(w, own ? index : SIZE_MAX, "output",

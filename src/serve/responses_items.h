@@ -14,6 +14,7 @@ typedef struct item_source {
     /* What a sealed reasoning says, malloc'ed; NULL: it was not sealed here, or has been changed since. */
     char *(*unseal)(void *user, const char *sealed);
     void *user;
+    bool pictures; /* the model reads them: also those that tools have brought */
 } item_source;
 
 /* The `input` of a request, a text or a list, as a list of items that have ids, types and lists of parts; references

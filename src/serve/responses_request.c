@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/json_text.h"
+#include "serve/images.h"
 #include "serve/openai_request.h"
 #include "serve/reasoning_seal.h"
 #include "serve/responses_items.h"
@@ -131,7 +132,8 @@ static void read_conversation(reader *k) {
     const cJSON *input = fields_get(f, "input");
     const char *previous = fields_string(f, "previous_response_id", NULL);
     const char *instructions = fields_string(f, "instructions", NULL);
-    const item_source source = {.find = find_item, .unseal = unseal, .user = k};
+    const item_source source = {
+        .find = find_item, .unseal = unseal, .user = k, .pictures = images_are_read(k->call->server)};
     cJSON *own = NULL, *item, *messages = cJSON_AddArrayToObject(k->r->chat, "messages");
     k->items = cJSON_CreateArray();
     if (!k->items || !messages) {
@@ -168,7 +170,9 @@ static void read_conversation(reader *k) {
         add_string(system, "role", "system", f->error);
         add_string(system, "content", instructions, f->error);
     }
-    items_to_messages(k->items, k->n_earlier, &source, messages, &k->call->ignored, f->error);
+    size_t found;
+    if (items_to_messages(k->items, k->n_earlier, &source, messages, &k->call->ignored, f->error))
+        images_take(k->call, messages, true, &found, f->error);
     bool empty = cJSON_IsArray(input) && !input->child; /* an empty list says what an empty text does */
     if (f->error->status == 0 && empty && !messages->child) {
         cJSON *user = cJSON_CreateObject();
@@ -494,6 +498,7 @@ bool responses_request_read(call *c, bool counting, responses_request *r, api_er
     r->model = counting && !fields_get(&f, "model") ? c->server->settings->names[0] : openai_read_model(c, &f);
     text_add(echo, "\"model\":");
     text_json_string(echo, r->model);
+    images_read_budget(c, &f);
     read_conversation(&k);
     read_include(&k);
     read_sampling(&k, echo);

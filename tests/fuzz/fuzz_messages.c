@@ -44,7 +44,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!body_parse((const char *)data, size, &body, &error)) return 0;
     if (!body_keep_numbers(body, (const char *)data, size, spelled)) abort();
     text_buffer ignored = {0};
-    messages_in in = {.system = cJSON_GetObjectItemCaseSensitive(body, "system"),
+    messages_in in = {.pictures = true,
+                      .system = cJSON_GetObjectItemCaseSensitive(body, "system"),
                       .messages = cJSON_GetObjectItemCaseSensitive(body, "messages"),
                       .seal = &seal};
     messages_out out = {.messages = cJSON_CreateArray(), .ignored = &ignored};

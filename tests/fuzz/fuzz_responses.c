@@ -35,7 +35,7 @@ static char *messages_of(const cJSON *items, size_t n_earlier, const item_source
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     reasoning_seal seal = {{1}};
-    const item_source source = {.find = find, .unseal = unseal, .user = &seal};
+    const item_source source = {.find = find, .unseal = unseal, .user = &seal, .pictures = true};
     if (size < 1) return 0;
     cJSON *input = cJSON_ParseWithLength((const char *)data + 1, size - 1), *items, *again;
     if (!input) return 0;

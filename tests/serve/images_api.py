@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import zlib
 
+import anthropic
 import openai
 from harness import *  # noqa: F403
 
@@ -261,6 +262,79 @@ def _():
     n = chat(messages).json["usage"]["prompt_tokens"]
     reply = server().post("/v1/chat/completions/input_tokens", {"model": "tiny-tower", "messages": messages})
     equal(reply.json["input_tokens"], n)
+    made = server().post("/v1/chat/completions/render", {"model": "tiny-tower", "messages": messages}).json
+    place = made["features"]["mm_placeholders"]["image"][0]
+    equal(place, {"offset": made["token_ids"].index(19), "length": made["token_ids"].count(19)})
+    holds(len(made["features"]["mm_hashes"]["image"][0]) == 64, made["features"])
+
+
+@test("Responses: a user's picture, a tool's, and a conversation that goes on without sending it again")
+def _():
+    client = openai.OpenAI(base_url=server().url + "/v1", api_key="none", max_retries=0)
+    common = {"model": "tiny-tower", "max_output_tokens": 12, "temperature": 0}
+
+    def ask(*parts, **more):
+        return client.responses.create(input=[{"role": "user", "content": list(parts)}], **common, **more)
+
+    one, other = uri(png(160, 120)), uri(png(160, 120, changed=(9, 9)))
+    words = {"type": "input_text", "text": QUESTION}
+    first = ask({"type": "input_image", "image_url": one, "detail": "auto"}, words)
+    n = chat([user(picture(png(160, 120)), text(QUESTION))]).json["usage"]["prompt_tokens"]
+    equal(first.usage.input_tokens, n)
+    turn = ask({"type": "input_text", "text": "And now?"}, previous_response_id=first.id)
+    holds(turn.usage.input_tokens_details.cached_tokens > n - 20, turn.usage)
+    changed = ask({"type": "input_image", "image_url": other, "detail": "auto"}, words)
+    holds(changed.usage.input_tokens_details.cached_tokens < 20, changed.usage)
+    counted = server().post("/v1/responses/input_tokens", {**common, "input": [
+        {"role": "user", "content": [{"type": "input_image", "image_url": one}, words]}]})
+    equal(counted.json["input_tokens"], n)
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    for brought, place in (([{"type": "input_text", "text": "seen"}, {"type": "input_image", "image_url": one}], "input[2].output[1]"),
+                           ({"type": "computer_screenshot", "image_url": one}, "input[2].output")):
+        kind = "function_call_output" if isinstance(brought, list) else "computer_call_output"
+        items = [{"role": "user", "content": "Look."}, call, {"type": kind, "call_id": "c", "output": brought}]
+        ids = server().post("/v1/responses/render", {**common, "input": items}).json["token_ids"]
+        holds(35 <= ids.count(19) <= 70, (kind, ids))
+        (brought[1] if isinstance(brought, list) else brought)["image_url"] = "https://example.org/a.png"
+        error = server().post("/v1/responses", {**common, "input": items}).error
+        equal((error["code"], error["param"]), ("unsupported_content", place))
+    bad = {**common, "input": [{"role": "user", "content": [words, {"type": "input_image", "file_id": "file-1"}]}]}
+    equal(server().post("/v1/responses", bad).error["param"], "input[0].content[1]")
+    equal(ask({"type": "input_image", "image_url": one}, words, extra_body={"image_budget": 140}).usage.input_tokens > n, True)
+
+
+@test("Messages: pictures in turns and in results, counted, and by Anthropic's client")
+def _():
+    client = anthropic.Anthropic(base_url=server().url, api_key="none", max_retries=0)
+    common = {"model": "tiny-tower"}
+
+    def block(data, kind="image/png"):
+        return {"type": "image", "source": {"type": "base64", "media_type": kind, "data": base64.b64encode(data).decode()}}
+
+    one = png(160, 120)
+    messages = [{"role": "user", "content": [block(one, "image/jpeg"), text(QUESTION)]}]
+    n = chat([user(picture(one), text(QUESTION))]).json["usage"]["prompt_tokens"]
+    answer = client.messages.create(max_tokens=12, messages=messages, **common)
+    usage = answer.usage
+    equal(usage.input_tokens + (usage.cache_read_input_tokens or 0), n)
+    again = client.messages.create(max_tokens=12, messages=messages, **common)
+    equal(again.usage.cache_read_input_tokens, n - 1)
+    equal(client.messages.count_tokens(messages=messages, **common).input_tokens, n)
+    use = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [block(one), text("seen"), block(png(96, 96))]}
+    turns = [{"role": "user", "content": "Look."}, {"role": "assistant", "content": [use]},
+             {"role": "user", "content": [result, text("Between."), block(png(64, 64)), text("And that?")]}]
+    tools = [{"name": "look", "input_schema": {"type": "object"}}]
+    made = server().post("/v1/messages/render", {**common, "max_tokens": 5, "messages": turns, "tools": tools}).json
+    equal(len(made["features"]["mm_hashes"]["image"]), 3)
+    client.messages.create(max_tokens=5, messages=turns, tools=tools, **common)
+    for broken in (block(b"x"), {"type": "image", "source": {"type": "url", "url": "https://a/b"}}, {"type": "image"}):
+        reply = server().post("/v1/messages", {**common, "max_tokens": 5, "messages": [user(text("x"), broken)]})
+        equal(reply.status, 400)
+        holds("messages[0].content[1]" in reply.json["error"]["message"], reply.body)
+    turns[2]["content"][0]["content"][2] = block(one[:90])
+    reply = server().post("/v1/messages", {**common, "max_tokens": 5, "messages": turns, "tools": tools})
+    holds("messages[2].content[0].content[2]" in reply.json["error"]["message"], reply.body)
 
 
 @test("a saved conversation is found again with its picture by the next server, and with no other")
