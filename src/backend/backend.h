@@ -102,8 +102,9 @@ typedef struct backend_given {
 
 /* One stretch of new tokens of one cache. Decode segments hold at most min(BACKEND_MAX_DECODE_ROWS, window) rows under
  * the bounded policies. One forward takes 1 to BACKEND_MAX_FORWARD segments of different caches with one K/V format:
- * BACKEND_MAX_SEGMENTS of decode rows and BACKEND_MAX_PROMPTS of prompts at most, model_prompt_chunk rows in all. A
- * row's results do not depend on what else is in the call, nor on the order of the segments. */
+ * BACKEND_MAX_SEGMENTS of decode rows and BACKEND_MAX_PROMPTS of prompts at most, model_prompt_chunk rows in all (with
+ * given rows model_most_rows). A row's results do not depend on what else is in the call, nor on the order of the
+ * segments. */
 typedef struct backend_segment {
     backend_cache *cache;
     const int32_t *tokens; /* [n] ids inside the vocabulary */
@@ -177,7 +178,9 @@ struct backend_ops {
     const char *(*model_note)(
         const backend_model *model); /* "" or one line that the user should know; NULL: never any */
     int (*model_prompt_chunk)(const backend_model *model); /* preferred (and largest) tokens per prompt segment, and the
-                                                              most rows of a forward */
+                                                              most rows of a forward, but for pictures */
+    /* The most rows of a forward with given rows, which may need memory that the model keeps then; NULL: the same. */
+    int (*model_most_rows)(const backend_model *model);
 
     kakeya_status (*cache_create)(backend_model *model, const backend_cache_options *options, backend_cache **out,
                                   kakeya_error *error);

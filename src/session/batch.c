@@ -152,13 +152,22 @@ static int prompt_budget(const step *s) {
     return budget < room ? budget : room;
 }
 
+/* Rows that a prompt may have beside what the step has. The first one may have more than a forward of text: a picture
+ * that is longer. */
+static int room_for_prompt(const step *s) {
+    const kakeya_engine *engine = s->batch->engine;
+    const backend_ops *ops = engine->ops;
+    const bool more = s->n == s->answers && ops->model_most_rows;
+    return (more ? ops->model_most_rows(engine->model) : ops->model_prompt_chunk(engine->model)) - s->rows;
+}
+
 static void add_prompt(step *s, kakeya_request *r, int tokens) {
     decode_first *first = r->answers ? &r->answer.first : NULL;
     if (first) answer_choose_first(r->session, &r->answer, &s->batch->buffers);
-    const kakeya_engine *engine = s->batch->engine;
-    size_t room = (size_t)(engine->ops->model_prompt_chunk(engine->model) - s->rows);
+    const int room = room_for_prompt(s);
+    if (room < 1) return;
     kakeya_status status =
-        prompt_segment(r->session, &r->prompt, (size_t)tokens, room, first, &s->segment[s->n], &r->error);
+        prompt_segment(r->session, &r->prompt, (size_t)tokens, (size_t)room, first, &s->segment[s->n], &r->error);
     if (status != KAKEYA_OK) {
         r->status = prompt_failed(r->session, &r->prompt, status, &r->error);
         r->failing = true;

@@ -8,6 +8,8 @@
 
 #include "vision_support.h"
 
+#include "backend/backend.h"
+
 /* Embeddings of the picture's tokens are the rows that were made of it. */
 static void check_rows(const fixture *f, const prompt *p, const float *hidden) {
     size_t n, begin = 0;
@@ -224,6 +226,122 @@ static void test_truncation(void **state) {
     close_model(&f);
 }
 
+/* Pictures of more rows than a forward of text has make the workspace grow, text and shorter ones do not; nothing is
+ * different then. */
+static void test_the_workspace_grows_for_a_long_picture(void **state) {
+    (void)state;
+    enum { LONG = 560, TEXT_ROWS = 512, MOST = 700 };
+    fixture f = open_model("tiny-tower");
+    prompt p = open_prompt(&f, 0), longer = {0};
+    kakeya_session *session = open_session(&f, 0);
+    kakeya_media media = {p.media[0].image, LONG};
+    int rows;
+    int32_t ids[MOST], got[GREEDY], wanted[GREEDY];
+    const size_t before = kakeya_engine_memory(f.engine, KAKEYA_MEMORY_WORKSPACE);
+    sync_prompt(session, &p, NULL);
+    answer(session, p.n, KAKEYA_MODE_AR, wanted);
+    check_answer(&f, 0, wanted);
+    const size_t with_short = kakeya_engine_memory(f.engine, KAKEYA_MEMORY_WORKSPACE);
+    assert_true(with_short < before + (1 << 20));
+
+    ok(kakeya_engine_image_tokens(f.engine, &media, &rows, &failure));
+    assert_in_range(rows, TEXT_ROWS + 1, LONG);
+    size_t n = 0, begin = 0;
+    while (p.ids[begin] != kakeya_engine_image_token(f.engine)) begin++;
+    for (; n < begin; n++) ids[n] = p.ids[n];
+    for (int i = 0; i < rows; i++) ids[n++] = kakeya_engine_image_token(f.engine);
+    for (size_t i = begin; i < p.n; i++)
+        if (p.ids[i] != kakeya_engine_image_token(f.engine)) ids[n++] = p.ids[i];
+    longer = (prompt){.ids = ids, .n = n, .n_media = 1, .media = {media}};
+    sync_prompt(session, &longer, NULL);
+    answer(session, n, KAKEYA_MODE_AR, got);
+    const size_t with_long = kakeya_engine_memory(f.engine, KAKEYA_MEMORY_WORKSPACE);
+    assert_true(with_long > with_short + with_short / 10);
+    sync_prompt(session, &longer, NULL);
+    answer(session, n, KAKEYA_MODE_NGRAM, wanted);
+    assert_memory_equal(got, wanted, sizeof got);
+    assert_true(kakeya_engine_memory(f.engine, KAKEYA_MEMORY_WORKSPACE) < with_long + (1 << 16)); /* it grows once */
+
+    sync_prompt(session, &p, NULL);
+    answer(session, p.n, KAKEYA_MODE_AR, got);
+    check_answer(&f, 0, got);
+    kakeya_session_close(session);
+    close_prompt(&p);
+    close_model(&f);
+}
+
+typedef struct machine {
+    mem_account account;
+    gemma4_model *verifier;
+    const backend_ops *ops;
+    backend_model *model;
+    backend_cache *cache;
+} machine;
+
+static machine *open_machine(void) {
+    machine *m = calloc(1, sizeof *m);
+    mem_account_init(&m->account, NULL, 0);
+    m->ops = backend_find("cpu", NULL);
+    ok(gemma4_model_open(VISION "/tiny-tower", &m->account, &m->verifier, &failure));
+    const backend_model_options options = {.verifier = m->verifier, .threads = 1, .account = &m->account};
+    ok(m->ops->model_create(&options, &m->model, &failure));
+    const backend_cache_options cache = {
+        .context_tokens = 1000, .window = 64, .sink = 4, .draft_window = 64, .account = &m->account};
+    ok(m->ops->cache_create(m->model, &cache, &m->cache, &failure));
+    return m;
+}
+
+static void close_machine(machine *m) {
+    m->ops->cache_destroy(m->cache);
+    m->ops->model_destroy(m->model);
+    gemma4_model_close(m->verifier);
+    assert_int_equal(mem_total(&m->account), 0);
+    free(m);
+}
+
+/* Where memory for more rows is lacking nothing has changed, and what comes later has the bits that it has otherwise.
+ */
+static void test_no_memory_for_more_rows(void **state) {
+    (void)state;
+    enum { FIRST = 20, ROWS = 600 };
+    machine *m[2] = {open_machine(), open_machine()};
+    const size_t vocab = (size_t)m[0]->verifier->config.vocab, hidden = (size_t)m[0]->verifier->config.hidden;
+    float *rows = calloc(ROWS * hidden, sizeof *rows), *logits[2];
+    int32_t tokens[ROWS] = {2};
+    for (size_t i = 0; i < ROWS * hidden; i++) rows[i] = sinf((float)i);
+    for (int i = 0; i < 2; i++) {
+        const backend_given given = {.n = ROWS, .rows = rows, .both_ways = true};
+        logits[i] = calloc(vocab, sizeof *logits[i]);
+        backend_segment first = {.cache = m[i]->cache, .tokens = tokens, .n = FIRST, .first_logit_row = FIRST};
+        backend_segment more = {.cache = m[i]->cache,
+                                .tokens = tokens,
+                                .n = ROWS,
+                                .first_logit_row = ROWS - 1,
+                                .logits = logits[i],
+                                .given = &given,
+                                .n_given = 1};
+        ok(m[i]->ops->forward(m[i]->model, &first, 1, &failure));
+        ok(m[i]->ops->cache_commit(m[i]->cache, FIRST, &failure));
+        for (int at = 0; i == 0 && at < 100; at++) { /* allocations one after the other */
+            const size_t before = mem_total(&m[0]->account);
+            m[0]->account.limit_bytes = before + 64 + (size_t)at * 16384;
+            if (m[0]->ops->forward(m[0]->model, &more, 1, &failure) != KAKEYA_OUT_OF_MEMORY)
+                fail_msg("no refusal at %d", at);
+            assert_int_equal(m[0]->ops->cache_length(m[0]->cache), FIRST);
+            assert_int_equal(m[0]->ops->cache_pending(m[0]->cache), 0);
+            assert_true(mem_total(&m[0]->account) <= before); /* less: what can be done without */
+            m[0]->account.limit_bytes = 0;
+        }
+        ok(m[i]->ops->forward(m[i]->model, &more, 1, &failure));
+    }
+    assert_memory_equal(logits[0], logits[1], vocab * sizeof(float));
+    for (int i = 0; i < 2; i++) {
+        close_machine(m[i]);
+        free(logits[i]);
+    }
+    free(rows);
+}
+
 static void refuse(kakeya_status status, kakeya_status wanted, const char *words) {
     if (status != wanted || !strstr(failure.message, words))
         fail_msg("status %d, not %d with \"%s\": %s", status, wanted, words, failure.message);
@@ -264,6 +382,8 @@ int main(void) {
         cmocka_unit_test(test_what_is_reused),
         cmocka_unit_test(test_copies_know_their_pictures),
         cmocka_unit_test(test_truncation),
+        cmocka_unit_test(test_the_workspace_grows_for_a_long_picture),
+        cmocka_unit_test(test_no_memory_for_more_rows),
         cmocka_unit_test(test_what_does_not_fit_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -31,7 +31,7 @@
 
 enum {
     CPU_PROMPT_ROWS = 512, /* rows of one forward: compute-bound on wide models, bounded by the workspace they cost */
-    CPU_MAX_ROWS = 1152,   /* the same of models that read pictures, which are at most 1,120 rows and never cut */
+    CPU_MAX_ROWS = 1152,   /* the same with pictures, which are at most 1,120 rows and never cut */
     CPU_HEAD_ROWS = BACKEND_MAX_SEGMENTS, /* rows whose greedy choices are made in one go */
     CPU_ROPE_GROWTH = 1024,               /* positions by which RoPE tables grow */
     CPU_PARTITION_FULL = 256,             /* key positions of one independent flash state in full-attention layers */
@@ -97,7 +97,8 @@ struct backend_model {
     cpu_input input; /* what happens to activations before a product */
     char description[64];
 
-    int max_rows;       /* rows of one forward */
+    int max_rows;       /* rows of one forward that the workspace has room for */
+    int most_rows;      /* to which it can grow */
     rope_table rope[2]; /* by gemma4_layer_type */
     rope_table draft_rope;
     float embed_scale;

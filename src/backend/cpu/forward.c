@@ -16,6 +16,7 @@
 #include "backend/cpu/rope.h"
 #include "backend/cpu/row_program.h"
 #include "backend/cpu/watch.h"
+#include "backend/cpu/workspace.h"
 #include "backend/measure.h"
 #include "backend/segments.h"
 #include "base/float16.h"
@@ -476,7 +477,7 @@ static void run_list(forward_step *f) {
 /* --------------------------------------------------------------------------------------------------- driver */
 
 static kakeya_status check_segments(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error) {
-    kakeya_status status = backend_check_segments(m->config, segments, n_segments, m->max_rows, error);
+    kakeya_status status = backend_check_segments(m->config, segments, n_segments, m->most_rows, error);
     for (int s = 0; s < n_segments && !status; s++) {
         const backend_segment *r = &segments[s];
         if (r->cache->model != m)
@@ -568,6 +569,9 @@ static void mark_segments(forward_step *f) {
 
 kakeya_status cpu_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error) {
     kakeya_status status = check_segments(m, segments, n_segments, error);
+    int rows = 0;
+    for (int s = 0; s < n_segments && !status; s++) rows += segments[s].n;
+    if (!status && rows > m->max_rows) status = workspace_grow(m, rows, error);
     if (status) return status;
     forward_step f = {.model = m, .requests = segments, .n_segments = n_segments};
     status = plan_and_reserve(&f, error);

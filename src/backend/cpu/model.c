@@ -79,7 +79,8 @@ static kakeya_status cpu_model_create(const backend_model_options *options, back
         m->threads = thread_pool_size(m->pool);
         snprintf(m->description, sizeof m->description, "cpu/%s, %d thread%s", m->kernels->name, m->threads,
                  m->threads == 1 ? "" : "s");
-        m->max_rows = options->verifier->vision ? CPU_MAX_ROWS : CPU_PROMPT_ROWS;
+        m->max_rows = CPU_PROMPT_ROWS;
+        m->most_rows = options->verifier->vision ? CPU_MAX_ROWS : CPU_PROMPT_ROWS;
         /* sqrt(hidden), rounded to the weight type as the reference does when it computes in bf16 */
         m->embed_scale = sqrtf((float)m->config->hidden);
         if (m->input == INPUT_BF16) m->embed_scale = bf16_to_f32(f32_to_bf16(m->embed_scale));
@@ -101,7 +102,11 @@ static kakeya_status cpu_model_create(const backend_model_options *options, back
 
 static const char *cpu_description(const backend_model *m) { return m->description; }
 static const char *cpu_note(const backend_model *m) { return m->note; }
-static int cpu_prompt_chunk(const backend_model *m) { return m->max_rows; }
+static int cpu_prompt_chunk(const backend_model *m) {
+    (void)m;
+    return CPU_PROMPT_ROWS;
+}
+static int cpu_most_rows(const backend_model *m) { return m->most_rows; }
 
 const backend_ops *cpu_backend(void) {
     static const backend_ops ops = {
@@ -115,6 +120,7 @@ const backend_ops *cpu_backend(void) {
         .model_description = cpu_description,
         .model_note = cpu_note,
         .model_prompt_chunk = cpu_prompt_chunk,
+        .model_most_rows = cpu_most_rows,
         .cache_create = cpu_cache_create,
         .cache_destroy = host_cache_destroy,
         .cache_length = host_cache_length,

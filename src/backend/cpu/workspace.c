@@ -1,5 +1,7 @@
 #include "backend/cpu/workspace.h"
 
+#include <string.h>
+
 #include "backend/cpu/attention.h"
 #include "backend/cpu/experts.h"
 #include "backend/cpu/latents.h"
@@ -262,58 +264,125 @@ kakeya_status workspace_create(backend_model *m, kakeya_error *error) {
     return status;
 }
 
-void workspace_destroy(backend_model *m) {
-    void *buffers[] = {m->h,
-                       m->x,
-                       m->q,
-                       m->k,
-                       m->v,
-                       m->branch,
-                       m->gate_up,
-                       m->x_experts,
-                       m->ple,
-                       m->ple_gate,
-                       m->router_logits,
-                       m->expert_of,
-                       m->expert_weight,
-                       m->expert_rows,
-                       m->expert_slot,
-                       m->expert_begin,
-                       m->expert_gate_up,
-                       m->expert_out,
-                       m->aux,
-                       m->partial,
-                       m->chunk_k,
-                       m->chunk_v,
-                       m->shared_k,
-                       m->shared_v,
-                       m->ops,
-                       m->launch,
-                       m->jobs,
-                       m->d_state,
-                       m->d_x,
-                       m->d_q,
-                       m->d_k,
-                       m->d_v,
-                       m->d_gate_up,
-                       m->d_context,
-                       m->d_block_k,
-                       m->d_block_v,
-                       m->head_logits,
-                       m->latent_in,
-                       m->latent_out};
-    for (int i = 0; i < COUNT(buffers); i++) mem_free(buffers[i]);
-    packed_rows *packed[] = {&m->packed,       &m->packed_moe,       &m->packed_slots,
-                             &m->packed_act,   &m->packed_act_slots, &m->d_packed,
-                             &m->d_packed_aux, &m->d_packed_act,     &m->packed_latent_in};
-    for (int i = 0; i < COUNT(packed); i++) packed_rows_destroy(packed[i]);
-    for (int t = 0; m->scratch && t < m->threads; t++) {
-        thread_scratch *x = &m->scratch[t];
-        void *parts[] = {x->q_packed[0],   x->q_packed[1], x->key_block, x->value_block, x->latent_block,
-                         x->latent_packed, x->lo,          x->hi,        x->state[0],    x->state[1],
-                         x->state[2],      x->state[3],    x->row};
-        for (int i = 0; i < COUNT(parts); i++) mem_free(parts[i]);
+/* ------------------------------------------------------------------------------------------------ moving, release */
+
+enum { BUFFERS = 39, PACKED = 9 };
+
+typedef struct workspace_parts {
+    void *buffer[BUFFERS];
+    packed_rows packed[PACKED];
+    thread_scratch *scratch;
+} workspace_parts;
+
+static void addresses(backend_model *m, void **buffer[BUFFERS], packed_rows *packed[PACKED]) {
+#define AT(field) (void **)(void *)&m->field
+    void **const buffers[] = {AT(h),
+                              AT(x),
+                              AT(q),
+                              AT(k),
+                              AT(v),
+                              AT(branch),
+                              AT(gate_up),
+                              AT(x_experts),
+                              AT(ple),
+                              AT(ple_gate),
+                              AT(router_logits),
+                              AT(expert_of),
+                              AT(expert_weight),
+                              AT(expert_rows),
+                              AT(expert_slot),
+                              AT(expert_begin),
+                              AT(expert_gate_up),
+                              AT(expert_out),
+                              AT(aux),
+                              AT(partial),
+                              AT(chunk_k),
+                              AT(chunk_v),
+                              AT(shared_k),
+                              AT(shared_v),
+                              AT(ops),
+                              AT(launch),
+                              AT(jobs),
+                              AT(d_state),
+                              AT(d_x),
+                              AT(d_q),
+                              AT(d_k),
+                              AT(d_v),
+                              AT(d_gate_up),
+                              AT(d_context),
+                              AT(d_block_k),
+                              AT(d_block_v),
+                              AT(head_logits),
+                              AT(latent_in),
+                              AT(latent_out)};
+#undef AT
+    packed_rows *const all[] = {&m->packed,       &m->packed_moe,       &m->packed_slots,
+                                &m->packed_act,   &m->packed_act_slots, &m->d_packed,
+                                &m->d_packed_aux, &m->d_packed_act,     &m->packed_latent_in};
+    _Static_assert(sizeof buffers / sizeof *buffers == BUFFERS && sizeof all / sizeof *all == PACKED, "all of them");
+    memcpy(buffer, buffers, sizeof buffers);
+    memcpy(packed, all, sizeof all);
+}
+
+/* Moves the workspace out of the model, which then has none. */
+static void take(backend_model *m, workspace_parts *out) {
+    void **buffer[BUFFERS];
+    packed_rows *packed[PACKED];
+    addresses(m, buffer, packed);
+    for (int i = 0; i < BUFFERS; i++) {
+        out->buffer[i] = *buffer[i];
+        *buffer[i] = NULL;
     }
-    mem_free(m->scratch);
+    for (int i = 0; i < PACKED; i++) {
+        out->packed[i] = *packed[i];
+        *packed[i] = (packed_rows){0};
+    }
+    out->scratch = m->scratch;
+    m->scratch = NULL;
+}
+
+static void put(backend_model *m, const workspace_parts *parts) {
+    void **buffer[BUFFERS];
+    packed_rows *packed[PACKED];
+    addresses(m, buffer, packed);
+    for (int i = 0; i < BUFFERS; i++) *buffer[i] = parts->buffer[i];
+    for (int i = 0; i < PACKED; i++) *packed[i] = parts->packed[i];
+    m->scratch = parts->scratch;
+}
+
+static void release(const backend_model *m, workspace_parts *parts) {
+    for (int i = 0; i < BUFFERS; i++) mem_free(parts->buffer[i]);
+    for (int i = 0; i < PACKED; i++) packed_rows_destroy(&parts->packed[i]);
+    for (int t = 0; parts->scratch && t < m->threads; t++) {
+        thread_scratch *x = &parts->scratch[t];
+        void *of_thread[] = {x->q_packed[0],   x->q_packed[1], x->key_block, x->value_block, x->latent_block,
+                             x->latent_packed, x->lo,          x->hi,        x->state[0],    x->state[1],
+                             x->state[2],      x->state[3],    x->row};
+        for (int i = 0; i < COUNT(of_thread); i++) mem_free(of_thread[i]);
+    }
+    mem_free(parts->scratch);
+}
+
+kakeya_status workspace_grow(backend_model *m, int rows, kakeya_error *error) {
+    enum { STEP = 128 };
+    const int before = m->max_rows, rounded = (rows + STEP - 1) / STEP * STEP;
+    workspace_parts old, fresh;
+    take(m, &old);
+    m->max_rows = rounded < m->most_rows ? rounded : m->most_rows;
+    kakeya_status status = workspace_create(m, error);
+    take(m, &fresh);
+    put(m, status ? &old : &fresh);
+    release(m, status ? &fresh : &old);
+    if (status)
+        m->max_rows = before;
+    else
+        m->launches = 0; /* the list lay in what is gone */
+    return status;
+}
+
+void workspace_destroy(backend_model *m) {
+    workspace_parts all;
+    take(m, &all);
+    release(m, &all);
     restored_keys_destroy(m);
 }
