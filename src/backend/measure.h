@@ -74,6 +74,8 @@ typedef struct backend_measure_ops {
     bool makes_weights;
     /* Bytes of the head that a greedy choice reads, where it needs no whole head. NULL: always the whole. */
     size_t (*greedy_head_bytes)(const backend_model *model);
+    /* The same of a draft of an assistant whose head has no clusters. */
+    size_t (*assistant_head_bytes)(const backend_model *model);
     /* Devices that share the model: to each its K/V heads, while latents and the drafter's context are held by all.
      * NULL: one. */
     int (*devices)(const backend_model *model);

@@ -116,12 +116,20 @@ static int draft_context(const dflash_config *c, const kakeya_session_options *s
     return min_int(context, own ? min_int(own, session->draft_window) : session->draft_window);
 }
 
+/* Weights that one draft of the assistant reads. */
+static double assistant_bytes(const kakeya_engine *engine) {
+    const assistant_model *a = engine->assistant;
+    const backend_measure_ops *measure = backend_measure_find(engine->ops);
+    double bytes = (double)assistant_draft_bytes(a);
+    if (a->config.clusters || !measure || !measure->assistant_head_bytes) return bytes;
+    return bytes - (double)weight_bytes(&a->weights.stack.head) + (double)measure->assistant_head_bytes(engine->model);
+}
+
 double bench_draft_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int context) {
     const dflash_model *d = engine->drafter;
     timeline t = timeline_at(engine, session, context);
     if (!d) /* one draft after the other */
-        return ASSISTANT_LONGEST_DRAFT *
-               ((double)assistant_draft_bytes(engine->assistant) + (double)kv_assistant_read_bytes(&t));
+        return ASSISTANT_LONGEST_DRAFT * (assistant_bytes(engine) + (double)kv_assistant_read_bytes(&t));
     double bytes = head_bytes(engine) + (double)kv_draft_read_bytes(&t);
     for (int i = 0; i < d->config.layers; i++) {
         const weight *matrices[DRAFT_MATRICES];

@@ -149,15 +149,22 @@ static int check_choices(fixture *f, const char *what, const int *excluded, int 
     size_t vocab = (size_t)f->config.vocab;
     float *logits = malloc(MAX_ROWS * vocab * sizeof *logits);
     int enough = 0;
+    head_screen second = {0};
     compute_logits(f, MAX_ROWS, logits);
+    head_screen_create(f->m, &f->weights.head, &second);
     for (int count = 0; count < ROW_COUNTS; count++) {
-        int32_t choice[MAX_ROWS], own[MAX_ROWS];
+        int32_t choice[MAX_ROWS], own[MAX_ROWS], again[MAX_ROWS];
         int rows = row_counts[count];
         for (int r = 0; r < MAX_ROWS; r++) own[r] = -1;
         for (int with_own = 1; with_own >= 0; with_own--) { /* every other row excludes what it would choose */
             for (int r = 1; r < rows && with_own; r += 2)
                 own[r] = expected_choice(f, logits + (size_t)r * vocab, excluded, n_excluded, -1);
             head_choose(f->m, &f->packed, f->x, rows, excluded, n_excluded, with_own ? own : NULL, choice);
+            for (int screened = 0; screened < 2; screened++) { /* as another head, such as an assistant's */
+                const greedy_head by = {&f->weights.head, screened ? &second : NULL, f->config.logit_softcap};
+                head_choose_by(f->m, &by, &f->packed, f->x, rows, excluded, n_excluded, with_own ? own : NULL, again);
+                assert_memory_equal(again, choice, (size_t)rows * sizeof *choice);
+            }
             for (int r = 0; r < rows; r++) {
                 int32_t expected =
                     expected_choice(f, logits + (size_t)r * vocab, excluded, n_excluded, with_own ? own[r] : -1);
@@ -169,6 +176,7 @@ static int check_choices(fixture *f, const char *what, const int *excluded, int 
         }
         enough += f->m->screen.bounds && f->m->screen.pause == 0 && f->m->screen.backoff == 0;
     }
+    head_screen_destroy(f->m, &second);
     free(logits);
     return enough;
 }

@@ -6,6 +6,7 @@
 
 #include "backend/cpu/attention.h"
 #include "backend/cpu/experts.h"
+#include "backend/cpu/head.h"
 #include "backend/cpu/matrix.h"
 #include "backend/cpu/rope.h"
 #include "backend/cpu/row_program.h"
@@ -24,6 +25,7 @@ struct assistant_space {
     int *chosen;            /* [chosen clusters] */
     float *cluster_logits;  /* [chosen clusters * tokens of one] */
     packed_rows in, act_in; /* inputs of products; of those that read act */
+    head_screen screen;     /* of a head without clusters */
 };
 
 /* A pass in work. */
@@ -116,12 +118,25 @@ kakeya_status assistant_create(backend_model *m, kakeya_error *error) {
     return status;
 }
 
+void assistant_screen(backend_model *m) {
+    const assistant_model *a = m->options.assistant;
+    if (a && !a->config.clusters &&
+        a->config.stack.hidden <= m->config->hidden) /* what the pool's threads have room for */
+        head_screen_create(m, &a->weights.stack.head, &m->assistant->screen);
+}
+
+size_t assistant_head_bytes(const backend_model *m) {
+    const weight *head = &m->options.assistant->weights.stack.head;
+    return head_screen_bytes(m, head, &m->assistant->screen);
+}
+
 void assistant_destroy(backend_model *m) {
     struct assistant_space *s = m->assistant;
     if (!s) return;
     void *buffers[] = {s->ops, s->pair, s->h,         s->x,      s->branch,        s->normed,
                        s->q,   s->act,  s->centroids, s->chosen, s->cluster_logits};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) mem_free(buffers[i]);
+    head_screen_destroy(m, &s->screen);
     packed_rows_destroy(&s->in);
     packed_rows_destroy(&s->act_in);
     mem_free(s);
@@ -249,24 +264,18 @@ static bool is_suppressed(const backend_model *m, int32_t token) {
     return false;
 }
 
-static void trace_all(const pass *p, const float *logits) {
-    size_t vocab = (size_t)p->config->stack.vocab;
-    if (p->trace && p->trace->logits)
-        memcpy(p->trace->logits + (size_t)p->draft * vocab, logits, vocab * sizeof *logits);
-}
-
-static void choose_of_all(pass *p, const weight *head) {
+/* Through the int8 bounds of the head, as the model's own greedy choices: the drafts are the same. */
+static void choose_of_all(pass *p, const weight *head, const float *x) {
     backend_model *m = p->m;
-    int vocab = p->config->stack.vocab;
-    matrix_job job = matrix_product(&m->assistant->in, p->rows, head, m->head_logits, (size_t)m->head_stride);
-    matrix_run(m, &job, 1);
-    trace_all(p, m->head_logits);
-    for (int row = 0; row < p->rows; row++) {
-        float *logits = m->head_logits + (size_t)row * (size_t)m->head_stride;
-        for (int i = 0; i < m->config->n_suppress_tokens; i++) logits[m->config->suppress_tokens[i]] = -FLT_MAX;
-        float largest = m->kernels->maximum(logits, vocab);
-        p->choice[row] = isfinite(largest) ? m->kernels->first_at_least(logits, vocab, largest) : -1;
+    const greedy_head by = {.head = head, .screen = &m->assistant->screen};
+    if (p->trace && p->trace->logits) {
+        size_t vocab = (size_t)p->config->stack.vocab;
+        pack(m, &m->assistant->in, x, (size_t)head->in, 1, head->in, packing_of(m, head));
+        matrix_job job = matrix_product(&m->assistant->in, 1, head, p->trace->logits + (size_t)p->draft * vocab, vocab);
+        matrix_run(m, &job, 1);
     }
+    head_choose_by(m, &by, &m->assistant->in, x, p->rows, m->config->suppress_tokens, m->config->n_suppress_tokens,
+                   NULL, p->choice);
 }
 
 typedef struct cluster_job {
@@ -300,13 +309,14 @@ static void trace_clusters(const pass *p) {
         to[p->m->options.assistant->weights.token_of[s->chosen[i / size] * size + i % size]] = s->cluster_logits[i];
 }
 
-static void choose_of_clusters(pass *p, const weight *head) {
+static void choose_of_clusters(pass *p, const weight *head, const float *x) {
     backend_model *m = p->m;
     const struct assistant_space *s = m->assistant;
     const assistant_config *c = p->config;
     const int32_t *token_of = m->options.assistant->weights.token_of;
     int size = tokens_of_cluster(c);
     cluster_job job = {p, head};
+    pack(m, &m->assistant->in, x, (size_t)head->in, p->rows, head->in, packing_of(m, head));
     thread_pool_for(m->pool, (size_t)(p->rows * c->chosen_clusters), 1, cluster_products, &job);
     trace_clusters(p);
     for (int row = 0; row < p->rows; row++) {
@@ -329,9 +339,7 @@ static void choose_of_clusters(pass *p, const weight *head) {
 static void run_choose(pass *p, const program_op *o) {
     backend_model *m = p->m;
     const weight *head = program_assistant_matrix(&m->options.assistant->weights, o->slot[0]);
-    pack(m, &m->assistant->in, item_of(m, (program_item)o->in[0]), (size_t)head->in, p->rows, head->in,
-         packing_of(m, head));
-    (p->config->clusters ? choose_of_clusters : choose_of_all)(p, head);
+    (p->config->clusters ? choose_of_clusters : choose_of_all)(p, head, item_of(m, (program_item)o->in[0]));
 }
 
 /* ----------------------------------------------------------------------------------------------------------- chain */

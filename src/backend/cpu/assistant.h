@@ -9,6 +9,10 @@
  * assistant_destroy gives back what there is. */
 kakeya_status assistant_create(backend_model *m, kakeya_error *error);
 void assistant_destroy(backend_model *m);
+/* Makes the int8 copy of a whole head where it is of use and there is memory for it. The pool must be there. */
+void assistant_screen(backend_model *m);
+/* Bytes of the head that a draft reads where it has no clusters. */
+size_t assistant_head_bytes(const backend_model *m);
 
 /* Requests that have been checked (backend_check_drafts). Fails before the first draft or not at all. */
 kakeya_status assistant_draft(backend_model *m, backend_draft_request *requests, int n, kakeya_error *error);

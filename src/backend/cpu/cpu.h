@@ -69,8 +69,9 @@ typedef struct thread_scratch {
     float *row;          /* [max row length] */
 } thread_scratch;
 
-/* The head's int8 copy and what a greedy choice through it needs. */
+/* A head's int8 copy and what a greedy choice through it needs. */
 typedef struct head_screen {
+    bool ready; /* the lock is made */
     mem_spare spare;
     pthread_mutex_t lock; /* held while the copy is used, or given back to a session that needs its memory */
     screen_bounds bounds; /* NULL: not used */
@@ -117,7 +118,6 @@ struct backend_model {
     float *head_logits;
     int head_stride; /* vocab, rounded up to SCREEN_OUTPUTS */
     head_screen screen;
-    bool screen_ready;     /* its lock is made */
     float *router_logits;  /* [experts] */
     int *expert_of;        /* [experts_per_token] */
     float *expert_weight;  /* [experts_per_token] */

@@ -20,19 +20,22 @@ enum {
     LOGIT_PIECE = 96,          /* outputs: a multiple of the kernels' tiles */
 };
 
-static void pack_head(backend_model *m, packed_rows *packed, const float *x, int rows) {
-    const weight *head = &m->weights->head;
+static void pack_head(backend_model *m, const weight *head, packed_rows *packed, const float *x, int rows) {
     pack(m, packed, x, (size_t)head->in, rows, head->in, packing_of(m, head));
 }
 
 /* logits [rows][ldy] of packed rows. */
-static void head_product(backend_model *m, const packed_rows *packed, int rows, float *logits, size_t ldy) {
-    matrix_job job = matrix_product(packed, rows, &m->weights->head, logits, ldy);
+static void head_product(backend_model *m, const weight *head, const packed_rows *packed, int rows, float *logits,
+                         size_t ldy) {
+    matrix_job job = matrix_product(packed, rows, head, logits, ldy);
     matrix_run(m, &job, 1);
 }
 
 typedef struct row_context {
     backend_model *model;
+    const weight *head;
+    head_screen *screen; /* of greedy choices; NULL: there is none */
+    float cap;           /* of the head's logits; 0: none */
     packed_rows *packed;
     const float *x;
     int rows;
@@ -52,12 +55,12 @@ static void cap_rows(void *context, size_t begin, size_t end, int thread) {
     row_context *c = context;
     size_t vocab = (size_t)c->model->config->vocab;
     for (size_t row = begin; row < end; row++) {
-        c->model->kernels->soft_cap(c->model->config->logit_softcap, (int)vocab, c->logits + row * vocab);
+        c->model->kernels->soft_cap(c->cap, (int)vocab, c->logits + row * vocab);
     }
 }
 
-static float soft_capped(const backend_model *m, float logit) {
-    m->kernels->soft_cap(m->config->logit_softcap, 1, &logit);
+static float soft_capped(const row_context *c, float logit) {
+    c->model->kernels->soft_cap(c->cap, 1, &logit);
     return logit;
 }
 
@@ -71,14 +74,14 @@ static float near_largest(float largest, float cap) {
 /* The index of the first of n logits that is the largest when capped, -1 where one is not finite. The cap never changes
  * the order of two logits, but rounding may make them equal: those within reach of the largest are capped and
  * compared. */
-static int32_t greedy_choice(const backend_model *m, const float *logits, int n) {
-    const cpu_kernels *kernels = m->kernels;
-    float largest = kernels->maximum(logits, n), cap = m->config->logit_softcap;
+static int32_t greedy_choice(const row_context *c, const float *logits, int n) {
+    const cpu_kernels *kernels = c->model->kernels;
+    float largest = kernels->maximum(logits, n), cap = c->cap;
     if (!isfinite(largest)) return -1;
     if (!(cap > 0)) return kernels->first_at_least(logits, n, largest);
-    float near = near_largest(largest, cap), capped = soft_capped(m, largest);
+    float near = near_largest(largest, cap), capped = soft_capped(c, largest);
     int at = kernels->first_at_least(logits, n, near);
-    while (soft_capped(m, logits[at]) != capped) {
+    while (soft_capped(c, logits[at]) != capped) {
         at++;
         at += kernels->first_at_least(logits + at, n - at, near);
     }
@@ -99,7 +102,7 @@ static void choose_rows(void *context, size_t begin, size_t end, int thread) {
     for (size_t row = begin; row < end; row++) {
         float *logits = m->head_logits + row * (size_t)m->head_stride;
         exclude(c, row, logits);
-        c->choice[row] = greedy_choice(m, logits, m->config->vocab);
+        c->choice[row] = greedy_choice(c, logits, m->config->vocab);
     }
 }
 
@@ -107,6 +110,8 @@ static void choose_rows(void *context, size_t begin, size_t end, int thread) {
 
 typedef struct split_context {
     backend_model *model;
+    const weight *head;
+    screen_matrix *matrix;
     float *values; /* [threads][in] */
     int8_t *codes; /* [threads][in] */
     bool *finite;  /* [threads] */
@@ -115,8 +120,8 @@ typedef struct split_context {
 static void split_blocks(void *context, size_t begin, size_t end, int thread) {
     split_context *c = context;
     backend_model *m = c->model;
-    const weight *head = &m->weights->head;
-    screen_matrix *matrix = &m->screen.matrix;
+    const weight *head = c->head;
+    screen_matrix *matrix = c->matrix;
     size_t in = (size_t)head->in, block_bytes = (size_t)matrix->steps * SCREEN_OUTPUTS * SCREEN_DEPTH;
     float *values = c->values + (size_t)thread * in;
     int8_t *codes = c->codes + (size_t)thread * in;
@@ -159,21 +164,23 @@ static bool give_back(void *owner) {
     return held;
 }
 
-void head_destroy(backend_model *m) {
-    if (!m->screen_ready) return;
-    mem_account_unspare(m->account, &m->screen.spare);
-    screen_free(&m->screen);
-    pthread_mutex_destroy(&m->screen.lock);
-    m->screen_ready = false;
+void head_screen_destroy(backend_model *m, head_screen *s) {
+    if (!s->ready) return;
+    mem_account_unspare(m->account, &s->spare);
+    screen_free(s);
+    pthread_mutex_destroy(&s->lock);
+    s->ready = false;
 }
 
-void head_create(backend_model *m) {
-    const weight *head = &m->weights->head;
-    head_screen *s = &m->screen;
+void head_destroy(backend_model *m) { head_screen_destroy(m, &m->screen); }
+
+void head_create(backend_model *m) { head_screen_create(m, &m->weights->head, &m->screen); }
+
+void head_screen_create(backend_model *m, const weight *head, head_screen *s) {
     size_t in = (size_t)head->in, threads = (size_t)m->threads, rows = CPU_HEAD_ROWS;
     screen_bounds bounds = screen_bounds_beside(m->kernels);
-    m->screen_ready = pthread_mutex_init(&s->lock, NULL) == 0;
-    if (!m->screen_ready || !bounds || !weight_present(head)) return;
+    s->ready = pthread_mutex_init(&s->lock, NULL) == 0;
+    if (!s->ready || !bounds || !weight_present(head)) return;
     /* Of a head in blocks the copy would be larger than the head, and would bound products with other activations. */
     if (!weight_format_is_plain(head->format)) return;
     s->matrix.blocks = m->head_stride / SCREEN_OUTPUTS;
@@ -189,7 +196,12 @@ void head_create(backend_model *m) {
     s->codes = mem_alloc(m->account, MEM_WORKSPACE, rows * depth);
     s->candidate = mem_alloc(m->account, MEM_WORKSPACE, rows * (size_t)s->limit * sizeof *s->candidate);
     s->logit = mem_alloc(m->account, MEM_WORKSPACE, rows * (size_t)s->limit * sizeof *s->logit);
-    split_context c = {m, malloc(threads * in * sizeof(float)), malloc(threads * in), malloc(threads * sizeof(bool))};
+    split_context c = {m,
+                       head,
+                       &s->matrix,
+                       malloc(threads * in * sizeof(float)),
+                       malloc(threads * in),
+                       malloc(threads * sizeof(bool))};
     bool held = s->matrix.codes && s->matrix.scale && s->matrix.rest && s->matrix.norm && s->codes && s->candidate &&
                 s->logit && c.values && c.codes && c.finite;
     if (held) {
@@ -211,10 +223,11 @@ void head_create(backend_model *m) {
     }
 }
 
-size_t cpu_greedy_head_bytes(const backend_model *m) {
-    const weight *head = &m->weights->head;
-    const screen_matrix *s = &m->screen.matrix;
-    if (!m->screen.bounds) return weight_bytes(head);
+size_t cpu_greedy_head_bytes(const backend_model *m) { return head_screen_bytes(m, &m->weights->head, &m->screen); }
+
+size_t head_screen_bytes(const backend_model *m, const weight *head, const head_screen *screen) {
+    const screen_matrix *s = &screen->matrix;
+    if (!screen->bounds) return weight_bytes(head);
     return (size_t)m->head_stride * ((size_t)s->steps * SCREEN_DEPTH + 3 * sizeof(float));
 }
 
@@ -222,14 +235,15 @@ size_t cpu_greedy_head_bytes(const backend_model *m) {
 static void split_rows(void *context, size_t begin, size_t end, int thread) {
     row_context *c = context;
     backend_model *m = c->model;
-    int k = m->weights->head.in;
-    size_t depth = (size_t)m->screen.matrix.steps * SCREEN_DEPTH;
+    head_screen *s = c->screen;
+    int k = c->head->in;
+    size_t depth = (size_t)s->matrix.steps * SCREEN_DEPTH;
     float gamma = (float)(k + 64) * 0x1p-23f, *values = m->scratch[thread].row;
     for (size_t r = begin; r < end; r++) {
         const float *in = c->x + r * (size_t)k;
-        int8_t *codes = m->screen.codes + r * depth;
+        int8_t *codes = s->codes + r * depth;
         for (int i = 0; i < k; i++) values[i] = m->input == INPUT_BF16 ? bf16_to_f32(f32_to_bf16(in[i])) : in[i];
-        screen_row *row = &m->screen.row[r];
+        screen_row *row = &s->row[r];
         float norm, rest;
         memset(codes, 0, depth);
         *row = (screen_row){.codes = codes};
@@ -247,7 +261,7 @@ static void bound_pieces(void *context, size_t begin, size_t end, int thread) {
     (void)thread;
     row_context *c = context;
     backend_model *m = c->model;
-    const head_screen *s = &m->screen;
+    const head_screen *s = c->screen;
     int groups = (c->rows + SCREEN_ROWS - 1) / SCREEN_ROWS;
     for (size_t piece = begin; piece < end; piece++) {
         int first = (int)piece * SCREEN_PIECE, left = s->matrix.blocks - first;
@@ -260,38 +274,37 @@ static void bound_pieces(void *context, size_t begin, size_t end, int thread) {
     }
 }
 
-static float one_logit(const backend_model *m, const packed_rows *packed, size_t row, int32_t id) {
-    const weight *head = &m->weights->head;
-    weight output = weight_rows(head, id, 1);
+static float one_logit(const row_context *c, size_t row, int32_t id) {
+    weight output = weight_rows(c->head, id, 1);
     float logit;
-    multiply_packed(m, &output, packed, (int)row, 1, &logit, 1);
+    multiply_packed(c->model, &output, c->packed, (int)row, 1, &logit, 1);
     return logit;
 }
 
 /* Computes the logits that can be the largest: one of them to know what that takes, then all that may reach it. */
 static bool decide(const row_context *c, size_t row) {
     const backend_model *m = c->model;
-    const head_screen *s = &m->screen;
+    const head_screen *s = c->screen;
     const cpu_kernels *kernels = m->kernels;
     int vocab = m->config->vocab, n = 0;
-    float *upper = m->head_logits + row * (size_t)m->head_stride, cap = m->config->logit_softcap;
+    float *upper = m->head_logits + row * (size_t)m->head_stride, cap = c->cap;
     int32_t *ids = s->candidate + row * (size_t)s->limit;
     float *logits = s->logit + row * (size_t)s->limit;
     exclude(c, row, upper);
     float highest = kernels->maximum(upper, vocab);
     if (!isfinite(highest)) return false;
-    float reached = one_logit(m, c->packed, row, kernels->first_at_least(upper, vocab, highest));
+    float reached = one_logit(c, row, kernels->first_at_least(upper, vocab, highest));
     if (!isfinite(reached)) return false;
     float near = near_largest(reached, cap);
     if (cap > 0 && near > 3.9f * cap) near = 3.9f * cap; /* the largest may lie where the cap is flat */
     for (int at = kernels->first_at_least(upper, vocab, near); at < vocab;) {
         if (n == s->limit) return false;
         ids[n] = at;
-        logits[n++] = one_logit(m, c->packed, row, at);
+        logits[n++] = one_logit(c, row, at);
         at++;
         at += kernels->first_at_least(upper + at, vocab - at, near);
     }
-    int best = greedy_choice(m, logits, n);
+    int best = greedy_choice(c, logits, n);
     c->choice[row] = best < 0 ? -1 : ids[best];
     return true;
 }
@@ -309,7 +322,7 @@ static void choose_with(head_screen *s, row_context *c) {
         s->pause--;
         return;
     }
-    rows_run(m, c->rows, m->weights->head.in, split_rows, c);
+    rows_run(m, c->rows, c->head->in, split_rows, c);
     thread_pool_for(m->pool, (size_t)((s->matrix.blocks + SCREEN_PIECE - 1) / SCREEN_PIECE), 1, bound_pieces, c);
     rows_run(m, c->rows, m->config->vocab / 8, decide_rows, c); /* a pass of comparisons: cheap values */
     int missed = 0;
@@ -320,12 +333,12 @@ static void choose_with(head_screen *s, row_context *c) {
 }
 
 /* Sets c->chosen, and the choice of those rows. Rows that need all their logits are left; without a copy, all are. */
-static void choose_screened(backend_model *m, row_context *c) {
+static void choose_screened(row_context *c) {
     for (int row = 0; row < c->rows; row++) c->chosen[row] = false;
-    if (!m->screen_ready) return;
-    pthread_mutex_lock(&m->screen.lock);
-    choose_with(&m->screen, c);
-    pthread_mutex_unlock(&m->screen.lock);
+    if (!c->screen || !c->screen->ready) return;
+    pthread_mutex_lock(&c->screen->lock);
+    choose_with(c->screen, c);
+    pthread_mutex_unlock(&c->screen->lock);
 }
 
 /* ------------------------------------------------------------------------------------------------------ the face */
@@ -337,16 +350,16 @@ static void choose_some(row_context *c) {
     int left[CPU_HEAD_ROWS], n = 0;
     int32_t choice[CPU_HEAD_ROWS], own[CPU_HEAD_ROWS];
     c->chosen = chosen;
-    pack_head(m, c->packed, c->x, c->rows);
-    choose_screened(m, c);
+    pack_head(m, c->head, c->packed, c->x, c->rows);
+    choose_screened(c);
     for (int row = 0; row < c->rows; row++) {
         if (chosen[row]) continue;
-        if (row != n) packed_row_copy(m, &m->weights->head, c->packed, row, c->packed, n);
+        if (row != n) packed_row_copy(m, c->head, c->packed, row, c->packed, n);
         own[n] = c->own ? c->own[row] : -1;
         left[n++] = row;
     }
     if (n == 0) return;
-    head_product(m, c->packed, n, m->head_logits, (size_t)m->head_stride);
+    head_product(m, c->head, c->packed, n, m->head_logits, (size_t)m->head_stride);
     row_context rest = *c;
     rest.rows = n;
     rest.own = own;
@@ -357,10 +370,19 @@ static void choose_some(row_context *c) {
 
 void head_choose(backend_model *m, packed_rows *packed, const float *x, int rows, const int *excluded, int n_excluded,
                  const int32_t *own, int32_t *choice) {
+    const greedy_head head = {&m->weights->head, &m->screen, m->config->logit_softcap};
+    head_choose_by(m, &head, packed, x, rows, excluded, n_excluded, own, choice);
+}
+
+void head_choose_by(backend_model *m, const greedy_head *by, packed_rows *packed, const float *x, int rows,
+                    const int *excluded, int n_excluded, const int32_t *own, int32_t *choice) {
     for (int first = 0; first < rows; first += CPU_HEAD_ROWS) {
         row_context c = {.model = m,
+                         .head = by->head,
+                         .screen = by->screen,
+                         .cap = by->cap,
                          .packed = packed,
-                         .x = x + (size_t)first * (size_t)m->weights->head.in,
+                         .x = x + (size_t)first * (size_t)by->head->in,
                          .rows = rows - first < CPU_HEAD_ROWS ? rows - first : CPU_HEAD_ROWS,
                          .excluded = excluded,
                          .n_excluded = n_excluded,
@@ -375,10 +397,10 @@ static void logit_pieces(void *context, size_t begin, size_t end, int thread) {
     (void)thread;
     const row_context *c = context;
     const backend_model *m = c->model;
-    float cap = m->config->logit_softcap;
+    float cap = c->cap;
     for (size_t piece = begin; piece < end; piece++) {
         int o = (int)piece * LOGIT_PIECE, left = m->config->vocab - o, n = left < LOGIT_PIECE ? left : LOGIT_PIECE;
-        weight outputs = weight_rows(&m->weights->head, o, n);
+        weight outputs = weight_rows(c->head, o, n);
         float *tile = m->head_logits + o;
         for (int first = 0; first < c->rows; first += CPU_HEAD_ROWS) {
             int rows = c->rows - first < CPU_HEAD_ROWS ? c->rows - first : CPU_HEAD_ROWS;
@@ -396,12 +418,19 @@ void head_logits(backend_model *m, packed_rows *packed, const float *x, int rows
     size_t vocab = (size_t)m->config->vocab;
     bool together = true;
     for (int row = 1; row < rows; row++) together &= to[row] == to[row - 1] + vocab;
-    pack_head(m, packed, x, rows);
-    row_context c = {.model = m, .packed = packed, .rows = rows, .logits = to[0], .to = to};
+    const weight *head = &m->weights->head;
+    pack_head(m, head, packed, x, rows);
+    row_context c = {.model = m,
+                     .head = head,
+                     .cap = m->config->logit_softcap,
+                     .packed = packed,
+                     .rows = rows,
+                     .logits = to[0],
+                     .to = to};
     if (!together) {
         thread_pool_for(m->pool, (vocab + LOGIT_PIECE - 1) / LOGIT_PIECE, 1, logit_pieces, &c);
         return;
     }
-    head_product(m, packed, rows, to[0], vocab);
+    head_product(m, head, packed, rows, to[0], vocab);
     if (m->config->logit_softcap > 0) rows_run(m, rows, m->config->vocab, cap_rows, &c);
 }

@@ -7,7 +7,12 @@
 /* Makes the int8 copy where it is of use and there is memory for it. The pool must be there. */
 void head_create(backend_model *m);
 void head_destroy(backend_model *m);
-/* Bytes of the head that greedy choices read as long as few logits are close to the largest. */
+/* The same of any head over the model's vocabulary that is no wider than the model: an assistant's. */
+void head_screen_create(backend_model *m, const weight *head, head_screen *screen);
+/* Bytes of the head that a greedy choice reads as long as few logits are close to the largest. */
+size_t head_screen_bytes(const backend_model *m, const weight *head, const head_screen *screen);
+void head_screen_destroy(backend_model *m, head_screen *screen); /* one of zeros is fine */
+/* The same of the model's own. */
 size_t cpu_greedy_head_bytes(const backend_model *m);
 /* x [rows][hidden] after the final norm; `packed`, which has room for them, is overwritten. */
 /* Soft-capped logits; those of row r [vocab] go to to[r]. */
@@ -16,5 +21,13 @@ void head_logits(backend_model *m, packed_rows *packed, const float *x, int rows
  * has one; -1: this one has none); -1 where a logit is not finite. */
 void head_choose(backend_model *m, packed_rows *packed, const float *x, int rows, const int *excluded, int n_excluded,
                  const int32_t *own, int32_t *choice);
+/* The same through another head. */
+typedef struct greedy_head {
+    const weight *head;
+    head_screen *screen; /* NULL: whole products */
+    float cap;           /* of its logits; 0: none */
+} greedy_head;
+void head_choose_by(backend_model *m, const greedy_head *by, packed_rows *packed, const float *x, int rows,
+                    const int *excluded, int n_excluded, const int32_t *own, int32_t *choice);
 
 #endif

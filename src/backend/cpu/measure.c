@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cpu/assistant.h"
 #include "backend/cpu/forward.h"
 #include "backend/cpu/head.h"
 #include "backend/cpu/int8.h"
@@ -198,6 +199,7 @@ const backend_measure_ops *cpu_measure(void);
 const backend_measure_ops *cpu_measure(void) {
     static const backend_measure_ops ops = {
         .greedy_head_bytes = cpu_greedy_head_bytes,
+        .assistant_head_bytes = assistant_head_bytes,
         .free_bytes = cpu_free_bytes,
         .input_bytes = input_bytes,
         .restored_key_bytes = restored_keys_bytes,

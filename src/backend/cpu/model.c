@@ -91,6 +91,7 @@ static kakeya_status cpu_model_create(const backend_model_options *options, back
         if (!status) status = create_rope_tables(m, error);
         if (!status) status = repack_weights(m, error);
         if (!status) head_create(m);
+        if (!status) assistant_screen(m);
     }
     if (status) {
         cpu_model_destroy(m);
