@@ -119,14 +119,18 @@ typedef struct subject {
     kakeya_attention attention;
     kakeya_restore_layers layers;
     int threads;
+    const char *dflash; /* that drafts beside the assistant, or NULL */
 } subject;
 
 static const subject subjects[] = {
-    {"moe", GOLDEN "gemma4-tiny-moe", NULL, KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, 2},
-    {"ple", GOLDEN "gemma4-tiny-ple", NULL, KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 1},
-    {"assisted", GOLDEN "gemma4-tiny-ple", GOLDEN "mtp/ple", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 2},
-    {"drafted", NULL, NULL, KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, 1},
-    {"restored", NULL, NULL, KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 2},
+    {"moe", GOLDEN "gemma4-tiny-moe", NULL, KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, 2, NULL},
+    {"ple", GOLDEN "gemma4-tiny-ple", NULL, KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 1, NULL},
+    {"assisted", GOLDEN "gemma4-tiny-ple", GOLDEN "mtp/ple", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 2,
+     NULL},
+    {"both drafters", GOLDEN "gemma4-tiny-dense", GOLDEN "mtp/dense", KAKEYA_ATTENTION_SINK_WINDOW,
+     KAKEYA_RESTORE_SLIDING, 1, GOLDEN "dflash-tiny"},
+    {"drafted", NULL, NULL, KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, 1, NULL},
+    {"restored", NULL, NULL, KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 2, NULL},
 };
 enum { SUBJECTS = sizeof subjects / sizeof subjects[0] };
 
@@ -175,6 +179,7 @@ static kakeya_status open_engine(run *r, kakeya_error *error) {
     kakeya_engine_options_init(&options);
     options.model = r->subject->model ? r->subject->model : scratch_path("family");
     if (r->subject->assistant) options.drafter = unpacked_folder(r->subject->assistant);
+    if (r->subject->dflash) options.second_drafter = unpacked_folder(r->subject->dflash);
     options.threads = r->subject->threads;
     kakeya_status status = kakeya_engine_open(&options, &r->engine, error);
     assert_true((status == KAKEYA_OK) == (r->engine != NULL));
@@ -319,6 +324,7 @@ static void sweep(const subject *s, bool rest) {
     for (int i = 0; i < MOST_TOKENS; i++) r.prompt[i] = (i * 37 + 11) % 300;
     size_t n_expected = 0;
     if (s->assistant) (void)unpacked_folder(s->assistant); /* found again without memory from here on */
+    if (s->dflash) (void)unpacked_folder(s->dflash);
     allocation_sites_begin();
     attempt(&r, "opening the engine", open_engine);
     allocation_sites_end();
