@@ -1,26 +1,31 @@
 #!/usr/bin/env python3
-"""What the costliest schemas of 100 kB take to be compiled, or refused: processor time and memory.
+"""What the costliest schemas, rules, expressions and tools of 100 kB take to be compiled, or refused: processor time and memory.
 
     bench/grammar_limits.py [--build build] [--megabytes 64] [--every N] [NAME]...
 
-Needs `ninja -C build grammar_texts`. Each schema has a process of its own; memory is what its peak rises by. Exits 1 where a schema takes
-more than --megabytes, or gets no answer."""
+Needs `ninja -C build grammar_texts`. Each has a process of its own; memory is what its peak rises by. Exits 1 where one takes more than
+--megabytes, or gets no answer in --seconds of processor time, which are many."""
 import argparse
 import json
+import resource
 import subprocess
 import sys
 
 SIZE = 100_000
 
 
+def spell(given):
+    return given if isinstance(given, str) else json.dumps(given)
+
+
 def fill(make, size=SIZE):
-    """As many parts as fit: make(n) -> schema."""
+    """As many parts as fit: make(n) -> schema, or text."""
     low, high = 1, 1
-    while len(json.dumps(make(high))) < size:
+    while len(spell(make(high))) < size:
         low, high = high, 2 * high
     while high - low > max(1, low // 100):
         middle = (low + high) // 2
-        if len(json.dumps(make(middle))) < size:
+        if len(spell(make(middle))) < size:
             low = middle
         else:
             high = middle
@@ -132,6 +137,81 @@ SCHEMAS = {
         "properties": members(n, lambda i: {"minLength": i, "maxLength": 10**6, "pattern": "^a|b$"})}),
     "long numbers": lambda: {"minimum": int("1" * 4000), "maximum": int("9" * 4000)},
     "keys alike": lambda: fill(lambda n: {"properties": {"k" * 200 + str(i): {} for i in range(n)}}),
+    "patterns without a text": lambda: fill(lambda n: {
+        "type": "string", "allOf": [{"not": {"pattern": f"{HARD}$a{i}"}} for i in range(n)]}),
+    "oneOf that doubles": lambda: {"$ref": "#/$defs/d0", "$defs": {**{f"d{i}": {"oneOf": [
+        {"$ref": f"#/$defs/d{i + 1}"}, {"type": "object", "properties": {"x": {"$ref": f"#/$defs/d{i + 1}"}}, "required": ["x"]}]}
+        for i in range(500)}, "d500": {"type": "null"}}},
+    "oneOf in oneOf": lambda: nested(25, lambda s: {"oneOf": [
+        s, {"type": "object", "required": ["b"], "properties": {"b": {}}}, {"allOf": [{"properties": {"a": {}}}]}]}, {"type": "object"}),
+    "oneOf of constants": lambda: {"allOf": [{"oneOf": [
+        {"type": "object", "properties": {f"p{i}": {"const": k}}, "required": [f"p{i}"]} for k in range(50)]} for i in range(20)]},
+    "unevaluated, through references": lambda: fill(lambda n: {"unevaluatedProperties": False, "$ref": "#/$defs/d0", "$defs": {
+        **{f"d{i}": {"properties": {f"m{i}": {}}, "anyOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"properties": {f"n{i}": {}}}]}
+           for i in range(n)}, f"d{n}": {}}}),
+    "unevaluatedItems": lambda: fill(lambda n: {"unevaluatedItems": False, "allOf": [
+        {"anyOf": [{"prefixItems": [{"const": i}] * 5}, {"contains": {"const": i}}]} for i in range(n)]}),
+    "sets of sets": lambda: {"$ref": "#/$defs/d0", "$defs": {f"d{i}": {"properties": {
+        "a": {"allOf": [{"$ref": f"#/$defs/d{(2 * i + 1) % 600}"}, {"$ref": f"#/$defs/d{(3 * i + 2) % 600}"}]},
+        "b": {"allOf": [{"$ref": f"#/$defs/d{(i + 1) % 600}"}, {"$ref": f"#/$defs/d{(5 * i + 2) % 600}"}]}}} for i in range(600)}},
+    "references to members": lambda: fill(lambda n: {"properties": members(n, lambda i: {"$ref": f"#/properties/member{(i + 1) % n}"})}),
+    "unique texts": lambda: fill(lambda n: {"properties": members(n, lambda i: {
+        "type": "array", "uniqueItems": True, "items": {"type": "string", "pattern": f"^[a-z]{{{i % 30 + 1}}}{i}$"}})}),
+    "enum of lists": lambda: {"enum": [[0] * k for k in range(300)]},
+}
+
+HARD = "(a|b)*a" + "(a|b)" * 14
+
+
+def rules(n, rule, head):
+    return head + "".join(rule(i) + "\n" for i in range(n))
+
+
+RULES = {
+    "rules that may be empty": lambda: rules(1500, lambda i: f"r{i} ::= r{i + 1} [a-z]*", 'root ::= r0 "x" root | "y"\nr1500 ::= ""\n'),
+    "hard expressions": lambda: 'start: (X "(" start ")")*\nX: ' + " | ".join(f"/{HARD}{i}/" for i in range(1000)),
+    "hard rules": lambda: fill(lambda n: rules(n, lambda i: f'x{i}: /{HARD}{i}/ | "z" start',
+                                               'start: "(" start ")" ' + "".join(f"| x{i} start\n" for i in range(n)) + "\n")),
+    "groups in groups": lambda: fill(lambda n: 'root ::= "x" root | ' + "(" * 50 + "[a-z]{1,99} " * n + ")" * 50),
+    "rules that double": lambda: rules(1000, lambda i: f'r{i} ::= r{i + 1} r{i + 1} | "(" root ")"', 'root ::= r0\nr1000 ::= "a"\n'),
+    "unions of unions": lambda: rules(1900, lambda i: f'r{i} ::= "(" r{i + 1} ")" | r{i + 1} "+" root', 'root ::= r0\nr1900 ::= "a"\n'),
+    "ambiguous rules": lambda: fill(lambda n: rules(n, lambda i: f"r{i} ::= " + " | ".join(
+        f"r{(i * 7 + k) % n} r{(i * 3 + k) % n}" for k in range(4)) + ' | "a"', "root ::= r0\n")),
+    "rules that begin with others": lambda: rules(
+        60, lambda i: f"r{i} ::= " + " | ".join(f'r{k} "a{i}"' for k in range(60)) + ' | "a"', "root ::= r0\n"),
+    "rules of many rules": lambda: fill(lambda n: rules(n, lambda i: f"r{i} ::= " + " ".join(
+        f"r{(i + k) % n}" for k in range(1, 12)) + f' | "a{i}" root', "root ::= r0\n")),
+    "counts of counts": lambda: 'root ::= ((([a-z] "b"?){1,999}){1,999}){1,999} | "x" root',
+    "counted alternatives": lambda: fill(lambda n: 'root ::= "x" root' + "".join(f' | ([a-z]{{1,{i + 400}}} "{i}")' for i in range(n))),
+    "what is ignored": lambda: fill(lambda n: "start: " + " ".join(f'"a{i}" [start]' for i in range(n)) + "\n%ignore /[ab]{1,300}/\n"),
+    "long texts": lambda: fill(lambda n: 'root ::= "x" root' + "".join(f' | "{text(3000, i)}"' for i in range(n))),
+}
+EXPRESSIONS = {
+    "look-behinds": lambda: "".join(f"(?<=(a|b)*a(a|b){{12}}{c})" for c in "abcdefgh") + "x",
+    "look-aheads": lambda: "".join(f"(?=.*{c}.{{14}}{c})" for c in "abcdefghijkl") + ".*",
+    "look-aheads in a repetition": lambda: "(" + "|".join(f"(?={text(6, i)}.*{text(3, i)}).{i % 10}" for i in range(300)) + ")*",
+    "classes of Unicode": lambda: "\\p{L}?\\p{Lu}?\\P{N}?" * 600,
+    "stars in stars": lambda: "(.*" * 90 + ")*" * 90,
+}
+
+
+def tools(n, parameters):
+    return [{"type": "function", "function": {"name": f"f{i}", "parameters": parameters(i)}} for i in range(n)]
+
+
+TOOLS = {
+    "patterns left out": lambda: tools(1, lambda i: fill(lambda n: {
+        "type": "object", "properties": members(n, lambda k: {"type": "string", "pattern": f"({k}|b)*a(a|b){{18}}"})})),
+    "patterns left out of tools": lambda: fill(lambda n: tools(n, lambda i: {
+        "type": "object", "properties": {"a": {"type": "string", "pattern": f"({i}|b)*a(a|b){{18}}"}}})),
+    "tools left out": lambda: fill(lambda n: tools(n, lambda i: {
+        "allOf": [{"anyOf": [{"required": [f"r{k}"]}, {"required": [f"s{k}"]}]} for k in range(12)]})),
+    "multiples left out": lambda: tools(1, lambda i: fill(lambda n: {
+        "type": "object", "properties": members(n, lambda k: {"type": "number", "multipleOf": 0.0009973 + k * 1e-5})})),
+    "formats left out": lambda: tools(1, lambda i: fill(lambda n: {
+        "type": "object", "properties": members(n, lambda k: {"format": f"x{k}"})})),
+    "rules of tools": lambda: fill(lambda n: [{"type": "function", "function": {"name": f"f{i}"}, "custom": {
+        "syntax": "lark", "definition": f'start: /{HARD}{i}/ | "z" start'}} for i in range(n)]),
 }
 
 
@@ -142,16 +222,17 @@ def resident_kb(process):
     return 0
 
 
-def measure(build, schema, any_order):
-    process = subprocess.Popen([f"{build}/tools/grammar_texts", "models/demo"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def measure(options, kind, given, any_order):
+    process = subprocess.Popen([f"{options.build}/tools/grammar_texts", "models/demo"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (options.seconds, options.seconds)))
 
     def ask(line):
         process.stdin.write(json.dumps(line).encode() + b"\n")
         process.stdin.flush()
-        return json.loads(process.stdout.readline())
-    ask({"schema": "{\"type\": \"null\"}", "texts": [], "padding": json.dumps(schema)})
+        return json.loads(process.stdout.readline() or '{"us": 0}')
+    ask({"schema": "{\"type\": \"null\"}", "texts": [], "padding": spell(given)})
     before = resident_kb(process)
-    result = ask({"schema": json.dumps(schema), "any_order": any_order, "texts": []})
+    result = ask({kind: spell(given), "any_order": any_order, "texts": []})
     after = resident_kb(process)
     process.stdin.close()
     process.wait()
@@ -163,21 +244,25 @@ def main():
     parser.add_argument("names", nargs="*")
     parser.add_argument("--build", default="build")
     parser.add_argument("--megabytes", type=float, default=64)
-    parser.add_argument("--every", type=int, default=1, help="only every so many schemas")
+    parser.add_argument("--seconds", type=int, default=100)
+    parser.add_argument("--every", type=int, default=1, help="only every so many")
     options = parser.parse_args()
     sys.setrecursionlimit(10000)
+    kinds = {"schema": SCHEMAS, "grammar": RULES, "regex": EXPRESSIONS, "tools": TOOLS}
+    cases = [(kind, name, make) for kind, group in kinds.items() for name, make in group.items()]
     worst, over = (0, 0), False
-    for number, (name, make) in enumerate(SCHEMAS.items()):
+    for number, (kind, name, make) in enumerate(cases):
         if number % options.every or (options.names and name not in options.names):
             continue
-        schema = make()
-        for any_order in (False, True):
-            result, megabytes = measure(options.build, schema, any_order)
+        given = make()
+        for any_order in (False, True) if kind == "schema" else (False,):
+            result, megabytes = measure(options, kind, given, any_order)
             seconds = result["us"] / 1e6
             worst = max(worst[0], seconds), max(worst[1], megabytes)
-            over = over or megabytes > options.megabytes
-            print(f"{seconds:6.3f} s {megabytes:6.1f} MB {len(json.dumps(schema)):7} bytes  {name}{', any order' if any_order else ''}: "
-                  f"{(result['message'] or 'compiled')[:130]}", flush=True)
+            over = over or megabytes > options.megabytes or "message" not in result
+            message = result.get("message", f"NO ANSWER in {options.seconds} s")
+            print(f"{seconds:6.3f} s {megabytes:6.1f} MB {len(spell(given)):7} bytes  {name}{', any order' if any_order else ''}: "
+                  f"{(message or 'compiled')[:130]}", flush=True)
     print(f"at most {worst[0]:.2f} s, {worst[1]:.0f} MB")
     return over
 

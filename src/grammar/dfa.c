@@ -3,7 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_LOOKS = 50000000 }; /* at transitions, where states are looked through in rounds: some 50 ms */
+enum {
+    MAX_LOOKS = 50000000, /* at transitions, where states are looked through in rounds: some 50 ms */
+    LOOKS_A_STEP = 4,     /* that are as costly as a look at a state while it is made */
+};
 
 void dfa_free(dfa *d) {
     free(d->next);
@@ -84,7 +87,7 @@ static dfa_result explore(dfa_source *source, const uint16_t *representative, df
 
 /* Removes the states from which no accepting one can be reached. Marks go round until nothing new is marked: few
  * rounds, because successors mostly have higher numbers. */
-static dfa_result trim(dfa *d) {
+static dfa_result trim(dfa *d, size_t *looks) {
     uint16_t n = d->n_states, kept = 0;
     size_t work = 0;
     uint16_t *number = malloc(n * sizeof *number);
@@ -117,6 +120,7 @@ static dfa_result trim(dfa *d) {
     }
     d->n_states = kept;
     free(number);
+    *looks = work;
     return work > MAX_LOOKS ? DFA_TOO_LARGE : empty ? DFA_EMPTY : DFA_OK;
 }
 
@@ -130,12 +134,14 @@ dfa_result dfa_make(dfa_source *source, dfa *out) {
         representative[class] = (uint16_t)letter;
         if (class >= out->n_classes) out->n_classes = class + 1;
     }
+    size_t looks = 0;
     dfa_result result = explore(source, representative, out, &e);
-    out->cost = e.n * out->n_classes;
-    if (result == DFA_OK) result = trim(out);
+    uint32_t cost = e.n * out->n_classes;
+    if (result == DFA_OK) result = trim(out, &looks);
     free(e.keys);
     free(e.slots);
     if (result != DFA_OK) dfa_free(out);
+    out->cost = cost + (uint32_t)(looks / LOOKS_A_STEP);
     return result;
 }
 

@@ -19,7 +19,7 @@ typedef struct dfa {
     uint16_t class_of[LETTERS];   /* letters of one class lead to the same state, wherever they are read */
     uint16_t *next;               /* [n_states][n_classes]: a state, or DFA_REFUSED */
     uint8_t *flags;               /* [n_states]: DFA_ACCEPTS, DFA_GOES_ON */
-    uint32_t cost;                /* looks at states that making it took: some nanoseconds each */
+    uint32_t cost;                /* looks at states that making it took, or trying to: some nanoseconds each */
 } dfa;
 
 enum {
@@ -53,7 +53,7 @@ typedef struct dfa_source {
     dfa_result failure;
 } dfa_source;
 
-/* On failure *out is all zero. */
+/* On failure *out is all zero but for the cost. */
 dfa_result dfa_make(dfa_source *source, dfa *out);
 void dfa_free(dfa *d);
 
@@ -92,8 +92,10 @@ dfa_result dfa_in_json_key(const dfa *a, dfa *out);
 /* Of a string in quotes, by state: how many characters are still read at least, and (with a minimum) at most, as far as
  * `minimum`. malloc'ed. A text of minimum..maximum characters can be completed where the ones that were read and the
  * shortest rest are at most the maximum, and those and the longest rest at least the minimum. DFA_EMPTY: there is none;
- * DFA_TOO_LARGE: both limits are given and not every length between the shortest and the longest is there. */
-dfa_result dfa_lengths(const dfa *d, uint32_t minimum, uint32_t maximum, uint32_t **shortest, uint32_t **longest);
+ * DFA_TOO_LARGE: both limits are given and not every length between the shortest and the longest is there. *cost: as of
+ * an automaton. */
+dfa_result dfa_lengths(const dfa *d, uint32_t minimum, uint32_t maximum, uint32_t **shortest, uint32_t **longest,
+                       uint32_t *cost);
 /* By state: how many texts complete it; DFA_ENDLESS: any number. malloc'ed; NULL where memory ends. */
 uint16_t *dfa_completions(const dfa *d);
 #define DFA_ENDLESS UINT16_MAX

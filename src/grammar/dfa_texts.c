@@ -8,14 +8,18 @@
 
 static uint32_t weight(const dfa *d, uint32_t from, uint32_t to) { return from != 0 && (d->flags[to] & DFA_CHARACTER); }
 
-enum { MAX_LOOKS = 20000000 }; /* at transitions: some 20 ms */
+enum {
+    MAX_LOOKS = 20000000, /* at transitions: some 20 ms */
+    LOOKS_A_STEP = 4,     /* that are as costly as a look at a state while an automaton is made */
+};
 
 /* Rounds until nothing changes: few, because successors mostly have higher numbers. False: too much work. */
-static bool find_shortest(const dfa *d, uint32_t *shortest) {
+static bool find_shortest(const dfa *d, uint32_t *shortest, size_t *looks) {
     size_t work = 0;
     for (uint32_t s = 0; s < d->n_states; s++) shortest[s] = d->flags[s] & DFA_ACCEPTS ? 0 : UINT32_MAX;
     for (bool more = true; more; work += (size_t)d->n_states * d->n_classes) {
         more = false;
+        *looks += (size_t)d->n_states * d->n_classes;
         if (work > MAX_LOOKS) return false;
         for (uint32_t s = d->n_states; s-- > 0;) {
             for (uint32_t c = 0; c < d->n_classes; c++) {
@@ -32,11 +36,12 @@ static bool find_shortest(const dfa *d, uint32_t *shortest) {
 }
 
 /* As far as `most`. False: too much work. */
-static bool find_longest(const dfa *d, uint32_t most, uint32_t *longest) {
+static bool find_longest(const dfa *d, uint32_t most, uint32_t *longest, size_t *looks) {
     size_t work = 0;
     memset(longest, 0, d->n_states * sizeof *longest);
     for (bool more = true; more; work += (size_t)d->n_states * d->n_classes) {
         more = false;
+        *looks += (size_t)d->n_states * d->n_classes;
         if (work > MAX_LOOKS) return false;
         for (uint32_t s = d->n_states; s-- > 0;) {
             for (uint32_t c = 0; c < d->n_classes && longest[s] < most; c++) {
@@ -70,12 +75,16 @@ static bool has_every_length(const dfa *d, uint32_t s, const uint32_t *shortest,
     return reach >= longest[s];
 }
 
-dfa_result dfa_lengths(const dfa *d, uint32_t minimum, uint32_t maximum, uint32_t **shortest, uint32_t **longest) {
+dfa_result dfa_lengths(const dfa *d, uint32_t minimum, uint32_t maximum, uint32_t **shortest, uint32_t **longest,
+                       uint32_t *cost) {
     bool exact = true, done = true;
+    size_t looks = 0;
+    *cost = 0;
     *shortest = malloc(d->n_states * sizeof **shortest);
     *longest = malloc(d->n_states * sizeof **longest);
     if (!*shortest || !*longest) goto failed;
-    done = find_shortest(d, *shortest) && find_longest(d, minimum, *longest);
+    done = find_shortest(d, *shortest, &looks) && find_longest(d, minimum, *longest, &looks);
+    *cost = (uint32_t)(looks / LOOKS_A_STEP);
     for (uint32_t s = 0; s < d->n_states && done && exact && minimum && maximum != UINT32_MAX; s++)
         exact = has_every_length(d, s, *shortest, *longest);
     if (done && exact && (*shortest)[0] <= maximum && (minimum == 0 || (*longest)[0] >= minimum)) return DFA_OK;

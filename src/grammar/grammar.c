@@ -75,6 +75,18 @@ static kakeya_status compile_rules(compilation *c, const char *text, size_t byte
     return status;
 }
 
+/* A node of what an expression matches as a whole. */
+static kakeya_status add_expression(compilation *c, const char *text, size_t bytes, grammar_form form, uint32_t *node) {
+    grammar_program *p = &c->g->program;
+    kakeya_status status = add_node(c, NODE_DFA, form, node);
+    if (status == KAKEYA_OK) status = regex_compile(text, bytes, REGEX_WHOLE, &p->nodes[*node].dfa, c->error);
+    if (status != KAKEYA_OK) return status;
+    const dfa *made = &p->nodes[*node].dfa;
+    if (!program_spend(p, program_steps(made)) || !program_count_states(p, made))
+        return error_set(c->error, KAKEYA_UNSUPPORTED, "regular expression: too large together with the others");
+    return KAKEYA_OK;
+}
+
 static kakeya_status look_for_halves(compilation *c) {
     char *mended;
     size_t bytes;
@@ -102,9 +114,7 @@ static kakeya_status compile_content(compilation *c) {
         schema_set_halves(c->schemas, false); /* of tools, another text */
         break;
     case KAKEYA_GRAMMAR_REGEX:
-        status = add_node(c, NODE_DFA, GRAMMAR_JSON, &node);
-        if (status == KAKEYA_OK)
-            status = regex_compile(o->text, o->text_bytes, REGEX_WHOLE, &c->g->program.nodes[node].dfa, c->error);
+        status = add_expression(c, o->text, o->text_bytes, GRAMMAR_JSON, &node);
         break;
     case KAKEYA_GRAMMAR_CHOICE:
         status = compile_choice(c, &node);
@@ -149,9 +159,7 @@ static kakeya_status compile_custom(compilation *c, const cJSON *custom, size_t 
     if (status == KAKEYA_OK) status = add_node(c, NODE_LITERAL, GRAMMAR_CALL, &parts[2]);
     if (status == KAKEYA_OK) status = add_node(c, NODE_ROW, GRAMMAR_CALL, arguments);
     if (status == KAKEYA_OK && syntax && strcmp(syntax, "regex") == 0) {
-        status = add_node(c, NODE_DFA, GRAMMAR_CALL, &parts[1]);
-        if (status == KAKEYA_OK)
-            status = regex_compile(definition, strlen(definition), REGEX_WHOLE, &p->nodes[parts[1]].dfa, c->error);
+        status = add_expression(c, definition, strlen(definition), GRAMMAR_CALL, &parts[1]);
     } else if (status == KAKEYA_OK) {
         status = compile_rules(c, definition, strlen(definition), &parts[1]);
     }
@@ -175,7 +183,7 @@ static kakeya_status compile_tool(compilation *c, uint32_t calls, const cJSON *t
     const cJSON *parameters = cJSON_GetObjectItemCaseSensitive(function, "parameters");
     const cJSON *strict = cJSON_GetObjectItemCaseSensitive(function, "strict");
     char where[80], word[160];
-    uint32_t arguments, own = c->g->program.nodes[calls].n_children;
+    uint32_t arguments, own = c->g->program.nodes[calls].n_children, n_nodes = c->g->program.n;
     if (!is_name(name))
         return error_set(c->error, KAKEYA_FORMAT, "tools[%zu]: the name is not made of letters, digits, _ - and .",
                          index);
@@ -192,7 +200,11 @@ static kakeya_status compile_tool(compilation *c, uint32_t calls, const cJSON *t
     else if (parameters && !cJSON_IsNull(parameters))
         status = schema_compile(c->schemas, parameters, where, GRAMMAR_CALL, &arguments, c->error);
     if (status != KAKEYA_OK && (!loosen || status == KAKEYA_OUT_OF_MEMORY)) return status;
-    if (status != KAKEYA_OK) status = loosen_tool(c, parameters, where, &arguments);
+    if (status != KAKEYA_OK) {
+        program_cut(&c->g->program, n_nodes);
+        schema_forget_nodes(c->schemas, n_nodes);
+        status = loosen_tool(c, parameters, where, &arguments);
+    }
     if (status == KAKEYA_OK && loosen) c->loose[own] = parameters;
     int n = snprintf(word, sizeof word, "call:%s", name->valuestring);
     uint32_t number = own;

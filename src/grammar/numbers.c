@@ -195,10 +195,12 @@ kakeya_status number_dfa(const number_limits *l, dfa *out, kakeya_error *error) 
         status = compile_limit(l->maximum, false, l->below_maximum, l->integer, &high, error);
     if (status == KAKEYA_OK && l->minimum && l->maximum) {
         status = regex_error(dfa_combine(&low, &high, DFA_AND, out), "a number between these limits", error);
+        out->cost += low.cost + high.cost;
     } else if (status == KAKEYA_OK) {
         *out = l->minimum ? low : high;
         *(l->minimum ? &low : &high) = (dfa){0};
     }
+    if (status != KAKEYA_OK && out->cost == 0) out->cost = low.cost + high.cost;
     dfa_free(&low);
     dfa_free(&high);
     return status;

@@ -5,7 +5,10 @@
 
 #include "base/hash.h"
 
-enum { NO_DEPTH = 255 };
+enum {
+    NO_DEPTH = 255,
+    MAX_GATHERED = 200000, /* alternatives of all unions, those of unions in them included */
+};
 
 uint32_t program_add(grammar_program *p, node_kind kind, grammar_form form, kakeya_error *error) {
     if (p->n == GRAMMAR_MAX_NODES) {
@@ -44,8 +47,18 @@ bool program_add_child(grammar_node *node, uint32_t child) {
     return true;
 }
 
-void program_free(grammar_program *p) {
-    for (uint32_t i = 0; i < p->n; i++) {
+bool program_spend(grammar_program *p, size_t steps) {
+    p->work += steps;
+    return p->work < GRAMMAR_MAX_WORK;
+}
+
+bool program_count_states(grammar_program *p, const dfa *made) {
+    p->states += made->n_states;
+    return p->states <= GRAMMAR_MAX_STATES;
+}
+
+void program_cut(grammar_program *p, uint32_t n) {
+    for (uint32_t i = n; i < p->n; i++) {
         grammar_node *node = &p->nodes[i];
         free(node->children);
         free(node->required);
@@ -60,6 +73,11 @@ void program_free(grammar_program *p) {
         dfa_free(&node->dfa);
         trie_free(&node->words);
     }
+    if (n < p->n) p->n = n;
+}
+
+void program_free(grammar_program *p) {
+    program_cut(p, 0);
     free(p->nodes);
     *p = (grammar_program){0};
 }
@@ -67,24 +85,28 @@ void program_free(grammar_program *p) {
 /* --------------------------------------------------------------------------------------------------------- unions */
 
 /* The alternatives behind a union and the unions in it, each once. */
-static bool gather(const grammar_program *p, uint32_t at, uint32_t *mark, uint32_t stamp, grammar_node *out) {
-    if (mark[at] == stamp) return true;
+static kakeya_status gather(const grammar_program *p, uint32_t at, uint32_t *mark, uint32_t stamp, uint32_t *left,
+                            grammar_node *out) {
+    if (mark[at] == stamp) return KAKEYA_OK;
     mark[at] = stamp;
     const grammar_node *node = &p->nodes[at];
-    if (node->kind == NODE_NEVER) return true;
-    if (node->kind != NODE_UNION) return program_add_child(out, at);
-    for (uint32_t i = 0; i < node->n_children; i++)
-        if (!gather(p, node->children[i], mark, stamp, out)) return false;
-    return true;
+    if (node->kind == NODE_NEVER) return KAKEYA_OK;
+    if (*left == 0) return KAKEYA_UNSUPPORTED;
+    --*left;
+    if (node->kind != NODE_UNION) return program_add_child(out, at) ? KAKEYA_OK : KAKEYA_OUT_OF_MEMORY;
+    kakeya_status status = KAKEYA_OK;
+    for (uint32_t i = 0; i < node->n_children && status == KAKEYA_OK; i++)
+        status = gather(p, node->children[i], mark, stamp, left, out);
+    return status;
 }
 
-static bool flatten_unions(grammar_program *p) {
-    uint32_t *mark = calloc(p->n + 1, sizeof *mark);
-    bool done = mark != NULL;
+static kakeya_status flatten_unions(grammar_program *p, kakeya_error *error) {
+    uint32_t *mark = calloc(p->n + 1, sizeof *mark), left = MAX_GATHERED;
     grammar_node *flat = calloc(p->n + 1, sizeof *flat);
-    done = done && flat;
-    for (uint32_t i = 0; i < p->n && done; i++)
-        if (p->nodes[i].kind == NODE_UNION) done = gather(p, i, mark, i + 1, &flat[i]);
+    kakeya_status status = mark && flat ? KAKEYA_OK : KAKEYA_OUT_OF_MEMORY;
+    for (uint32_t i = 0; i < p->n && status == KAKEYA_OK; i++)
+        if (p->nodes[i].kind == NODE_UNION) status = gather(p, i, mark, i + 1, &left, &flat[i]);
+    bool done = status == KAKEYA_OK;
     for (uint32_t i = 0; i < p->n && flat; i++) {
         if (p->nodes[i].kind != NODE_UNION || !done) {
             free(flat[i].children);
@@ -96,7 +118,10 @@ static bool flatten_unions(grammar_program *p) {
     }
     free(flat);
     free(mark);
-    return done;
+    if (status == KAKEYA_OUT_OF_MEMORY) error_set(error, status, "%u nodes: out of memory", p->n);
+    if (status == KAKEYA_UNSUPPORTED)
+        error_set(error, status, "too large: more than %d alternatives, through others", (int)MAX_GATHERED);
+    return status;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- depth */
@@ -304,7 +329,7 @@ static kakeya_status check_branches(const grammar_program *p, const grammar_node
         if (n > GRAMMAR_MAX_BRANCHES)
             return error_set(error, KAKEYA_UNSUPPORTED,
                              "%s: %u alternatives begin with the same character, at most %d may",
-                             node->where ? node->where : "", n, (int)GRAMMAR_MAX_BRANCHES);
+                             node->where ? node->where : "grammar", n, (int)GRAMMAR_MAX_BRANCHES);
     }
     return KAKEYA_OK;
 }
@@ -387,19 +412,21 @@ static bool find_twins(grammar_program *p) {
 }
 
 kakeya_status program_finish(grammar_program *p, kakeya_error *error) {
-    kakeya_status status = KAKEYA_OK;
-    if (!flatten_unions(p) || !finish_words(p))
-        return error_set(error, KAKEYA_OUT_OF_MEMORY, "%u nodes: out of memory", p->n);
+    kakeya_status status = flatten_unions(p, error);
+    if (status != KAKEYA_OK) return status;
+    if (!finish_words(p)) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%u nodes: out of memory", p->n);
     find_depths(p);
     for (uint32_t i = 0; i < p->n && status == KAKEYA_OK; i++) {
         status = prune(p, &p->nodes[i], error);
         if (status == KAKEYA_OK && p->nodes[i].kind == NODE_UNION && !p->lenient)
             status = check_branches(p, &p->nodes[i], error);
     }
-    if (status == KAKEYA_OK) find_empty_texts(p);
-    if (status == KAKEYA_OK && !find_twins(p))
-        return error_set(error, KAKEYA_OUT_OF_MEMORY, "%u nodes: out of memory", p->n);
-    return status;
+    if (status != KAKEYA_OK || p->n == 0) return status;
+    find_empty_texts(p);
+    grammar_node *nodes = realloc(p->nodes, p->n * sizeof *nodes);
+    if (nodes) p->nodes = nodes, p->capacity = p->n;
+    if (!nodes || !find_twins(p)) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%u nodes: out of memory", p->n);
+    return KAKEYA_OK;
 }
 
 kakeya_status program_check_value(const grammar_program *p, uint32_t node, kakeya_error *error) {

@@ -19,6 +19,8 @@ enum {
     GRAMMAR_MAX_BRANCHES = 16,    /* alternatives that have a beginning in common */
     GRAMMAR_COUNTED_OTHERS = 48,  /* members that are not declared, of those that minProperties asks for */
     GRAMMAR_MAX_ANY_ORDER = 1024, /* keys of an object; more of them come in their own order */
+    GRAMMAR_MAX_WORK = 6000000,   /* steps of compiling: less than half a second */
+    GRAMMAR_MAX_STATES = 60000,   /* of the automata of all strings, numbers and expressions */
 };
 
 /* No enumerators: those are ints. */
@@ -85,14 +87,27 @@ typedef struct grammar_program {
     grammar_node *nodes;
     uint32_t n, capacity;
     bool lenient; /* of many alternatives that begin alike the last ones may be lost */
+    size_t work;  /* program_spend */
+    size_t states;
 } grammar_program;
+
+/* Says what compiling has cost, in steps of some tens of nanoseconds: callers wait for it. False: it has become too
+ * much. */
+bool program_spend(grammar_program *p, size_t steps);
+/* What making the automaton took, or trying to, in such steps. */
+static inline size_t program_steps(const dfa *made) { return 8 + made->cost / 4; }
+/* Counts the states of an automaton that stays. False: all of them have become too many. */
+bool program_count_states(grammar_program *p, const dfa *made);
+/* Only the first n nodes stay. Nothing that stays may lead to the others. */
+void program_cut(grammar_program *p, uint32_t n);
 
 /* An index into nodes, or GRAMMAR_NOTHING with *error set: too many nodes, or no memory. Pointers into nodes do not
  * outlive it. */
 uint32_t program_add(grammar_program *p, node_kind kind, grammar_form form, kakeya_error *error);
 /* Appends a child. False where memory ends. */
 bool program_add_child(grammar_node *node, uint32_t child);
-/* Once everything is there. KAKEYA_UNSUPPORTED where more than GRAMMAR_MAX_BRANCHES alternatives begin alike. */
+/* Once everything is there. KAKEYA_UNSUPPORTED where more than GRAMMAR_MAX_BRANCHES alternatives begin alike, and where
+ * unions of unions have become too many. */
 kakeya_status program_finish(grammar_program *p, kakeya_error *error);
 /* Of a finished program: KAKEYA_INVALID_ARGUMENT where the node has no value. */
 kakeya_status program_check_value(const grammar_program *p, uint32_t node, kakeya_error *error);

@@ -13,6 +13,7 @@ enum {
 #else
     MAX_WORK = 20000000, /* looks at NFA states while subsets are made: some 50 ms */
 #endif
+    TABLE_COST = 64, /* of a table of bytes, in looks */
 };
 
 /* ------------------------------------------------------------------------------------------------- configurations */
@@ -456,7 +457,9 @@ static dfa_result determine(looking *l, uint32_t start, uint32_t context, bool a
         result = dfa_make(&d.source, out);
     }
     if (l->failure) {
+        uint32_t cost = out->cost;
         dfa_free(out);
+        out->cost = cost;
         result = l->failure;
     }
     free(s->mark);
@@ -498,9 +501,9 @@ static dfa_result determine_all(const nfa *a, const regex_tree *tree, uint32_t s
     }
     (void)number_of(&l, &l.contexts, &begin);
     result = l.failure ? l.failure : determine(&l, start, 0, true, false, out);
-    out->cost += (uint32_t)l.work;
-    for (uint32_t i = 0; i < l.n_aheads; i++) dfa_free(&l.aheads[i].dfa);
-    for (uint32_t i = 0; i < a->n_behind; i++) dfa_free(&l.behind[i]);
+    out->cost += (uint32_t)l.work + a->n + TABLE_COST * a->bytes.n;
+    for (uint32_t i = 0; i < l.n_aheads; i++) out->cost += l.aheads[i].dfa.cost, dfa_free(&l.aheads[i].dfa);
+    for (uint32_t i = 0; i < a->n_behind; i++) out->cost += l.behind[i].cost, dfa_free(&l.behind[i]);
     free(l.aheads);
     distinct *const lists[] = {&l.contexts, &l.obligations, &l.configurations};
     for (size_t i = 0; i < 3; i++) {

@@ -15,7 +15,8 @@ typedef enum regex_match {
 } regex_match;
 
 /* KAKEYA_FORMAT: not an expression. KAKEYA_UNSUPPORTED: not one that this understands, or its automaton is too large.
- * KAKEYA_INVALID_ARGUMENT: no text matches. Messages begin with "regular expression". */
+ * KAKEYA_INVALID_ARGUMENT: no text matches. Messages begin with "regular expression". On failure *out is all zero but
+ * for the cost. */
 kakeya_status regex_compile(const char *text, size_t bytes, regex_match match, dfa *out, kakeya_error *error);
 
 /* REGEX_SEARCH. Where the expression is one character of a set, so many times, the automaton takes any number of them

@@ -20,16 +20,31 @@ typedef struct compiler {
     char *text; /* of an expression: [REGEX_BYTES] */
     size_t n;
     bool too_long;
-    bool *out_of_memory; /* while rules are looked at */
+    bool *nullable;   /* [r->n_nodes]: expressions that match the empty text */
+    size_t visits;    /* of nodes, while it is found out what leads to what */
+    uint32_t ignored; /* the node of any number of what is ignored; GRAMMAR_NOTHING: not made yet */
     kakeya_status status;
     kakeya_error *error;
 } compiler;
 
-enum { REGEX_BYTES = 16000, MAX_STATES = 4000, MAX_LEVELS = 200 };
+enum { REGEX_BYTES = 16000, MAX_STATES = 4000, MAX_LEVELS = 200, VISITS_A_STEP = 2, LETTERS_A_STEP = 16 };
 
 static uint32_t fail(compiler *c, kakeya_status status, const char *what, const char *name, unsigned line) {
     if (!c->status) c->status = error_set(c->error, status, "grammar, line %u: %s %.60s", line, what, name);
     return 0;
+}
+
+static bool spend(compiler *c, size_t steps) {
+    if (program_spend(c->program, steps)) return true;
+    if (!c->status)
+        c->status = error_set(c->error, KAKEYA_UNSUPPORTED, "grammar: too large: compiling it takes too long");
+    return false;
+}
+
+static bool spend_visits(compiler *c) {
+    size_t visits = c->visits;
+    c->visits = 0;
+    return spend(c, 1 + visits / VISITS_A_STEP);
 }
 
 static const rule_node *at(const compiler *c, uint32_t node) { return &c->r->nodes[node]; }
@@ -37,8 +52,9 @@ static const rule_node *at(const compiler *c, uint32_t node) { return &c->r->nod
 /* ------------------------------------------------------------------------------------------- what leads to what */
 
 /* Whether the node leads to the rule. */
-static bool reaches(const compiler *c, uint32_t node, uint32_t rule, bool *seen) {
+static bool reaches(compiler *c, uint32_t node, uint32_t rule, bool *seen) {
     const rule_node *own = at(c, node);
+    c->visits++;
     if (own->kind == RULE_NAME) {
         if (own->rule == rule) return true;
         if (seen[own->rule]) return false;
@@ -51,21 +67,14 @@ static bool reaches(const compiler *c, uint32_t node, uint32_t rule, bool *seen)
     return false;
 }
 
-static bool may_be_empty(const compiler *c, uint32_t node) {
+static bool may_be_empty(compiler *c, uint32_t node) {
     const rule_node *own = at(c, node);
-    dfa made;
-    bool empty;
-    kakeya_status status;
+    c->visits++;
     switch (own->kind) {
     case RULE_TEXT:
         return own->bytes == 0;
     case RULE_REGEX:
-        status = regex_compile(own->text, own->bytes, REGEX_WHOLE, &made, NULL);
-        if (status == KAKEYA_OUT_OF_MEMORY) *c->out_of_memory = true;
-        if (status != KAKEYA_OK) return false;
-        empty = made.flags[0] & DFA_ACCEPTS;
-        dfa_free(&made);
-        return empty;
+        return c->nullable[node];
     case RULE_NAME:
         return c->states[own->rule].may_be_empty;
     case RULE_REPEAT:
@@ -83,8 +92,9 @@ static bool may_be_empty(const compiler *c, uint32_t node) {
 }
 
 /* Whether the node may begin with the rule, with nothing read before. */
-static bool begins_with(const compiler *c, uint32_t node, uint32_t rule, bool *seen) {
+static bool begins_with(compiler *c, uint32_t node, uint32_t rule, bool *seen) {
     const rule_node *own = at(c, node);
+    c->visits++;
     if (own->kind == RULE_NAME) {
         if (own->rule == rule) return true;
         if (seen[own->rule]) return false;
@@ -99,21 +109,43 @@ static bool begins_with(const compiler *c, uint32_t node, uint32_t rule, bool *s
     return false;
 }
 
+/* Whether the empty text matches, of an expression without look-around. */
+static bool is_nullable(const regex_tree *t, uint32_t node) {
+    const regex_node *own = &t->nodes[node];
+    bool all = true, any = false;
+    for (uint32_t i = own->child; i != REGEX_NONE; i = t->nodes[i].sibling) {
+        bool one = is_nullable(t, i);
+        all = all && one;
+        any = any || one;
+    }
+    switch (own->kind) {
+    case REGEX_SET:
+        return false;
+    case REGEX_ONE_OF:
+        return any;
+    case REGEX_REPEAT:
+        return own->minimum == 0 || all;
+    default:
+        return all;
+    }
+}
+
 /* Expressions are joined to larger ones, in which look-around would look at what another rule made. */
-static void refuse_look_around(compiler *c) {
+static void look_at_expressions(compiler *c) {
     for (uint32_t i = 0; i < c->r->n_nodes && !c->status; i++) {
         const rule_node *own = at(c, i);
         regex_tree tree;
         if (own->kind != RULE_REGEX) continue;
         kakeya_status status = regex_parse(own->text, own->bytes, &tree, NULL);
-        if (status == KAKEYA_OUT_OF_MEMORY) *c->out_of_memory = true;
+        if (status == KAKEYA_OUT_OF_MEMORY) c->status = error_set(c->error, status, "grammar: out of memory");
         if (status != KAKEYA_OK) continue; /* which is said where it is compiled */
-        bool looks = tree.looks;
-        regex_tree_free(&tree);
-        if (looks)
+        if (tree.looks)
             c->status =
                 error_set(c->error, KAKEYA_UNSUPPORTED,
                           "grammar: /%.60s/: look-around and word boundaries are not supported in rules", own->text);
+        else
+            c->nullable[i] = is_nullable(&tree, tree.root);
+        regex_tree_free(&tree);
     }
 }
 
@@ -124,14 +156,14 @@ static void analyse(compiler *c) {
         c->status = error_set(c->error, KAKEYA_OUT_OF_MEMORY, "grammar: out of memory");
         return;
     }
-    for (bool more = true; more;) {
+    for (bool more = true; more && spend_visits(c);) {
         more = false;
         for (uint32_t i = 0; i < n; i++) {
             if (c->states[i].may_be_empty || !may_be_empty(c, c->r->rules[i].body)) continue;
             more = c->states[i].may_be_empty = true;
         }
     }
-    for (uint32_t i = 0; i < n && !c->status; i++) {
+    for (uint32_t i = 0; i < n && spend_visits(c) && !c->status; i++) {
         memset(seen, 0, n * sizeof *seen);
         c->states[i].recursive = reaches(c, c->r->rules[i].body, i, seen);
         memset(seen, 0, n * sizeof *seen);
@@ -238,8 +270,14 @@ static bool compile_regular(compiler *c, uint32_t node, bool ignoring, uint32_t 
     dfa made = {0};
     c->n = 0;
     c->too_long = false;
-    if (!put_node(c, node, ignoring, 0) || c->too_long) return false;
+    bool regular = put_node(c, node, ignoring, 0) && !c->too_long;
+    if (!spend(c, c->n / LETTERS_A_STEP)) return true;
+    if (!regular) return false;
     kakeya_status status = regex_compile(c->text, c->n, REGEX_WHOLE, &made, &error);
+    if (!spend(c, program_steps(&made))) {
+        dfa_free(&made);
+        return true;
+    }
     bool alone = at(c, node)->kind == RULE_REGEX || at(c, node)->kind == RULE_TEXT;
     if (status == KAKEYA_OK && made.n_states > MAX_STATES && !alone) {
         dfa_free(&made);
@@ -252,6 +290,9 @@ static bool compile_regular(compiler *c, uint32_t node, bool ignoring, uint32_t 
         return true;
     }
     *out = add(c, NODE_DFA);
+    if (!c->status && !program_count_states(c->program, &made))
+        c->status = error_set(c->error, KAKEYA_UNSUPPORTED,
+                              "grammar: too large: the automata of all expressions have too many states");
     if (c->status)
         dfa_free(&made);
     else
@@ -270,11 +311,19 @@ static uint32_t compile_rule(compiler *c, uint32_t rule, bool ignoring, int dept
     return own->node;
 }
 
+/* Any number of what is ignored. */
+static uint32_t compile_ignored(compiler *c, int depth) {
+    if (c->ignored != GRAMMAR_NOTHING) return c->ignored;
+    uint32_t repeat = add(c, NODE_REPEAT);
+    add_child(c, repeat, compile(c, c->r->ignored, false, depth + 1));
+    if (!c->status) c->ignored = repeat;
+    return repeat;
+}
+
 /* Something, and then what is ignored. */
 static uint32_t with_ignored(compiler *c, uint32_t node, bool ignoring, int depth) {
     if (!ignoring || c->r->ignored == RULE_NONE || c->status) return node;
-    uint32_t row = add(c, NODE_ROW), repeat = add(c, NODE_REPEAT), what = compile(c, c->r->ignored, false, depth + 1);
-    add_child(c, repeat, what);
+    uint32_t row = add(c, NODE_ROW), repeat = compile_ignored(c, depth);
     add_child(c, row, node);
     add_child(c, row, repeat);
     return row;
@@ -315,22 +364,21 @@ static uint32_t compile(compiler *c, uint32_t node, bool ignoring, int depth) {
 }
 
 kakeya_status rules_compile(const rule_set *rules, grammar_program *program, uint32_t *node, kakeya_error *error) {
-    bool out_of_memory = false;
-    compiler c = {.r = rules, .program = program, .error = error, .out_of_memory = &out_of_memory};
+    compiler c = {.r = rules, .program = program, .error = error, .ignored = GRAMMAR_NOTHING};
     c.states = calloc(rules->n_rules + 1, sizeof *c.states);
     c.text = malloc(REGEX_BYTES);
+    c.nullable = calloc(rules->n_nodes + 1, sizeof *c.nullable);
     for (uint32_t i = 0; i < rules->n_rules && c.states; i++) c.states[i].node = GRAMMAR_NOTHING;
-    if (!c.states || !c.text) c.status = error_set(error, KAKEYA_OUT_OF_MEMORY, "grammar: out of memory");
-    if (!c.status) refuse_look_around(&c);
+    if (!c.states || !c.text || !c.nullable)
+        c.status = error_set(error, KAKEYA_OUT_OF_MEMORY, "grammar: out of memory");
+    if (!c.status) look_at_expressions(&c);
     if (!c.status) analyse(&c);
-    if (out_of_memory) c.status = error_set(error, KAKEYA_OUT_OF_MEMORY, "grammar: out of memory");
     if (!c.status) {
         bool ignoring = !rules->rules[rules->start].terminal;
         uint32_t text = compile_rule(&c, rules->start, ignoring, 0);
         *node = text;
         if (ignoring && rules->ignored != RULE_NONE) { /* in front of everything, too */
-            uint32_t row = add(&c, NODE_ROW), repeat = add(&c, NODE_REPEAT);
-            add_child(&c, repeat, compile(&c, rules->ignored, false, 0));
+            uint32_t row = add(&c, NODE_ROW), repeat = compile_ignored(&c, 0);
             add_child(&c, row, repeat);
             add_child(&c, row, text);
             *node = row;
@@ -338,5 +386,6 @@ kakeya_status rules_compile(const rule_set *rules, grammar_program *program, uin
     }
     free(c.states);
     free(c.text);
+    free(c.nullable);
     return c.status;
 }

@@ -298,6 +298,11 @@ static void begin(schema_compiler *c, const cJSON *root, const char *where, gram
     c->last_one_of = NULL;
 }
 
+void schema_forget_nodes(schema_compiler *c, uint32_t n) {
+    for (int i = 0; i < GRAMMAR_FORMS; i++)
+        if (c->any[i] != GRAMMAR_NOTHING && c->any[i] >= n) c->any[i] = GRAMMAR_NOTHING;
+}
+
 void schema_set_strict_order(schema_compiler *c, bool strict_order) { c->strict_order = strict_order; }
 void schema_set_halves(schema_compiler *c, bool halves) { c->halves = halves; }
 void schema_set_loosen(schema_compiler *c, bool loosen) { c->loosen = loosen; }

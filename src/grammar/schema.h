@@ -19,8 +19,6 @@ enum {
     SCHEMA_MAX_TRIED = 3000,       /* alternatives of one set */
     SCHEMA_MAX_TRIED_ALL = 30000,  /* of a program */
     SCHEMA_MAX_DIFFERENT = 256,    /* characters of strings that must all be different, where their length is limited */
-    SCHEMA_MAX_WORK = 3000000,     /* steps of compiling: less than half a second */
-    SCHEMA_MAX_STATES = 60000,     /* of the automata of all strings and numbers */
 };
 
 typedef struct schema_compiler schema_compiler;
@@ -48,6 +46,8 @@ const cJSON *schema_notes(const schema_compiler *c);
 kakeya_status schema_leave_out(schema_compiler *c, const cJSON *root, const char *where, kakeya_error *error);
 /* Where no value is possible because of a keyword that cannot be negated, the error says so. `status`: as it is. */
 kakeya_status schema_explain(const schema_compiler *c, kakeya_status status, kakeya_error *error);
+/* The first n nodes of the program are left: others were of a schema that could not be compiled. */
+void schema_forget_nodes(schema_compiler *c, uint32_t n);
 /* Any JSON object. */
 kakeya_status schema_any_object(schema_compiler *c, grammar_form form, uint32_t *node, kakeya_error *error);
 

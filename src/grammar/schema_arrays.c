@@ -33,7 +33,7 @@ static bool rule_of(const schema_claim *claim, item_rule *out) {
 static item_rule unevaluated(const schema_branch *b, const schema_claim *claim, uint32_t *first) {
     item_rule own, none = {0};
     *first = 0;
-    for (uint32_t i = 0; i < b->n_claims; i++) {
+    for (uint32_t i = 0; i < b->n_claims && !b->c->status; i++) {
         if (!schema_comes_from(b, b->claims[i].origin, claim->origin)) continue;
         if (is_keyword(&b->claims[i], "unevaluatedItems") && &b->claims[i] != claim) return none;
         if (!rule_of(&b->claims[i], &own)) continue;

@@ -284,6 +284,7 @@ static void follow(schema_branch *b, const cJSON *schema, bool negated, uint32_t
         schema_cannot(c, schema, KAKEYA_FORMAT, "not a schema");
         return;
     }
+    if (!schema_spend(c, schema, 1 + b->n_steps / 16)) return;
     for (uint32_t at = parent; at != GRAMMAR_NOTHING; at = b->steps[at].parent) {
         if (b->steps[at].term.schema != schema || b->steps[at].term.negated != negated) continue;
         b->types = 0; /* it leads to itself: no value comes of that */
@@ -549,8 +550,10 @@ static bool is_contradictory(schema_branch *b, uint32_t first) {
 }
 
 bool schema_comes_from(const schema_branch *b, uint32_t step, uint32_t origin) {
-    for (; step != GRAMMAR_NOTHING && step != origin; step = b->steps[step].parent)
-        if (b->steps[step].term.negated) return false;
+    uint32_t hops = 0;
+    for (; step != GRAMMAR_NOTHING && step != origin && !b->steps[step].term.negated; step = b->steps[step].parent)
+        hops++;
+    (void)schema_spend(b->c, b->set->terms[0].schema, hops / 8);
     return step == origin;
 }
 
@@ -592,7 +595,7 @@ static void explore_choice(schema_branch *b, branch_choice choice) {
 static void explore(schema_branch *b) {
     if (b->c->status || !b->types) return;
     if (b->made == b->n_choices || lists_values(b)) {
-        b->emit(b);
+        if (schema_spend(b->c, b->set->n ? b->set->terms[0].schema : NULL, b->n_claims / 8)) b->emit(b);
         return;
     }
     branch_choice choice = b->choices[b->made++];

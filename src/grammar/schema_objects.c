@@ -143,8 +143,8 @@ static bool is_declared(object *o, const cJSON *owner, key k) {
 /* unevaluatedProperties: members that the schemas it came to say nothing about. */
 static bool is_unevaluated(object *o, const schema_claim *claim, key k) {
     const schema_branch *b = o->b;
-    if (!schema_spend(b->c, claim->owner, 1 + b->n_claims / 8)) return false;
-    for (uint32_t i = 0; i < b->n_claims; i++) {
+    if (!schema_spend(b->c, claim->owner, 1 + b->n_claims / 2)) return false;
+    for (uint32_t i = 0; i < b->n_claims && !b->c->status; i++) {
         const schema_claim *other = &b->claims[i];
         if (other == claim || other->kind != CLAIM_KEYWORD || !schema_comes_from(b, other->origin, claim->origin))
             continue;
@@ -170,7 +170,7 @@ static void follow_pattern(object *o, schema_set *set, const schema_claim *claim
 static void follow_key(object *o, key k, schema_set *set) {
     schema_branch *b = o->b;
     schema_compiler *c = b->c;
-    if (!schema_spend(c, b->set->terms[0].schema, 1 + b->n_claims / 8)) return;
+    if (!schema_spend(c, b->set->terms[0].schema, 1 + b->n_claims / 4)) return;
     for (uint32_t i = 0; i < b->n_claims && !c->status && !set->never; i++) {
         const schema_claim *claim = &b->claims[i];
         const cJSON *own = NULL;
@@ -239,6 +239,8 @@ static bool names_of(object *o, const schema_claim *claim, dfa *out) {
     for (uint32_t i = 0; i < names.n_values && !c->status; i++) schema_add_word(c, &words, names.values[i]);
     dfa_result result = words.n && !c->status ? dfa_of_trie(&words, &listed) : DFA_OK;
     if (listed.n_states && names.names.n_states) result = dfa_combine(&names.names, &listed, DFA_OR, &both);
+    schema_spend_on(c, claim->item, &listed);
+    schema_spend_on(c, claim->item, &both);
     if (words.n && !c->status) names.no_name = false;
     if (result == DFA_OUT_OF_MEMORY)
         schema_out_of_memory(c);
@@ -338,6 +340,7 @@ static void add_others(object *o, uint32_t node, key_language *keys, bool open) 
         return;
     }
     dfa_result result = c->form == GRAMMAR_JSON ? dfa_in_json_key(&keys->dfa, &spelled) : DFA_OK;
+    schema_spend_on(c, NULL, &spelled);
     if (c->form == GRAMMAR_JSON) replace(o, keys, NULL, result, &spelled);
     uint32_t *rests = calloc(keys->n_labels, sizeof *rests);
     uint16_t *completions = c->status || keys->none ? NULL : dfa_completions(&keys->dfa);

@@ -27,11 +27,10 @@ const struct schema_pattern *schema_pattern(schema_compiler *c, const cJSON *at,
     dfa_free(&c->spare.dfa);
     c->spare = (struct schema_pattern){.text = text, .format = format};
     kakeya_status status = make(&c->spare, &error);
-    if (status != KAKEYA_OK && status != KAKEYA_INVALID_ARGUMENT) {
-        schema_cannot(c, at, status, "%s", error.message);
-        return NULL;
-    }
+    bool made = status == KAKEYA_OK || status == KAKEYA_INVALID_ARGUMENT;
+    if (!made) schema_cannot(c, at, status, "%s", error.message);
     schema_spend_on(c, at, &c->spare.dfa);
+    if (!made) return NULL;
     c->n_pattern_states += c->spare.dfa.n_states;
     if (c->n_patterns > SCHEMA_MAX_PATTERNS / 2 || c->n_pattern_states > MAX_KEPT_STATES) return &c->spare;
     *own = c->spare;

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "grammar/schema.h"
 #include "grammar/schema_private.h"
 
@@ -65,14 +66,13 @@ kakeya_status schema_out_of_memory(schema_compiler *c) {
 }
 
 bool schema_spend(schema_compiler *c, const cJSON *at, size_t steps) {
-    c->n_work += steps;
-    if (c->n_work < SCHEMA_MAX_WORK) return true;
+    if (program_spend(c->program, steps)) return true;
     schema_fail(c, at, KAKEYA_UNSUPPORTED, "too large: compiling it takes too long");
     return false;
 }
 
 void schema_spend_on(schema_compiler *c, const cJSON *at, const dfa *made) {
-    (void)schema_spend(c, at, 8 + made->cost / 4);
+    (void)schema_spend(c, at, program_steps(made));
 }
 
 void schema_note(schema_compiler *c, const cJSON *at) {
@@ -86,8 +86,10 @@ void schema_note(schema_compiler *c, const cJSON *at) {
     point(c, at, &p);
     char *space = strchr(p.text, ' '); /* in front of the pointer: names of fields have none */
     if (space && space[1] == '#') memmove(space, space + 1, strlen(space));
-    cJSON_ArrayForEach(note, c->notes) if (strcmp(note->valuestring, p.text) == 0) return;
+    double hash = (double)(uint32_t)hash_fnv1a(HASH_FNV1A_START, p.text, strlen(p.text));
+    cJSON_ArrayForEach(note, c->notes) if (note->valuedouble == hash && strcmp(note->valuestring, p.text) == 0) return;
     cJSON *made = cJSON_CreateString(p.text);
+    if (made) made->valuedouble = hash; /* most notes differ, and there may be thousands of them */
     if (cJSON_AddItemToArray(c->notes, made)) return;
     cJSON_Delete(made);
     schema_out_of_memory(c);

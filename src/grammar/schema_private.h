@@ -148,10 +148,9 @@ struct schema_compiler {
     bool strict_order; /* members in the order of the schema; others only where they are allowed expressly */
     schema_known *known;
     uint32_t n_known, n_slots;
-    uint32_t n_sets, n_states, n_tried;
+    uint32_t n_sets, n_tried;
     int depth;                   /* sets in one another that are being compiled */
     uint32_t any[GRAMMAR_FORMS]; /* GRAMMAR_NOTHING: not made yet */
-    size_t n_work;               /* schema_spend */
     uint32_t n_large;            /* patterns that were too large, and left out */
     const cJSON *last_one_of;    /* the list that schema_told_apart was asked about last, */
     bool told_apart;             /* and the answer */
@@ -193,8 +192,7 @@ kakeya_status schema_out_of_memory(schema_compiler *c);
 /* The keyword cannot be followed: it is left out and noted where that is allowed, otherwise the compiler fails. */
 void schema_cannot(schema_compiler *c, const cJSON *at, kakeya_status status, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
-/* Says what compiling has cost, in steps of some tens of nanoseconds: callers wait for it. False: it has become too
- * much, and the compiler fails. */
+/* program_spend. False: it has become too much, and the compiler fails. */
 bool schema_spend(schema_compiler *c, const cJSON *at, size_t steps);
 void schema_spend_on(schema_compiler *c, const cJSON *at, const dfa *made);
 /* Says that the item was left out. */

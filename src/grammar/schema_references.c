@@ -27,7 +27,7 @@ static const char *next_step(const char *at, char *step, size_t room) {
     return at;
 }
 
-static const cJSON *walk(const cJSON *at, const char *pointer) {
+static const cJSON *walk(schema_compiler *c, const char *pointer, const cJSON *at) {
     char step[256];
     for (const char *rest = pointer; at && *rest;) {
         rest = next_step(rest, step, sizeof step);
@@ -35,7 +35,7 @@ static const cJSON *walk(const cJSON *at, const char *pointer) {
         if (cJSON_IsArray(at) && step[0] >= '0' && step[0] <= '9' && strlen(step) < 6)
             at = cJSON_GetArrayItem(at, atoi(step));
         else
-            at = cJSON_IsObject(at) ? cJSON_GetObjectItemCaseSensitive(at, step) : NULL;
+            at = schema_member(c, at, step);
     }
     return at;
 }
@@ -168,9 +168,9 @@ static const cJSON *resolve_named(schema_compiler *c, const cJSON *reference) {
     if (!join(s.base, text, document)) return NULL;
     bool named = fragment && fragment[1] && fragment[1] != '/';
     search other = {.document = document, .anchor = named ? fragment + 1 : NULL, .old = s.old};
-    if (!named && strcmp(document, root) == 0) return fragment ? walk(c->root, fragment + 1) : c->root;
+    if (!named && strcmp(document, root) == 0) return fragment ? walk(c, fragment + 1, c->root) : c->root;
     if (!visit(&other, c->root, "", 0)) return NULL;
-    return fragment && !named ? walk(other.found, fragment + 1) : other.found;
+    return fragment && !named ? walk(c, fragment + 1, other.found) : other.found;
 }
 
 /* A reference in a document that has a name as a whole. */
@@ -181,7 +181,7 @@ static const cJSON *resolve_root(schema_compiler *c, const char *text) {
     rename_base(&s, c->root, "", root);
     if (!root[0] || !join(root, text, document) || strcmp(root, document) != 0) return NULL;
     if (!fragment || !fragment[1]) return c->root;
-    return fragment[1] == '/' ? walk(c->root, fragment + 1) : NULL;
+    return fragment[1] == '/' ? walk(c, fragment + 1, c->root) : NULL;
 }
 
 /* References that were followed before, since looking for names takes a walk through the document. */
@@ -225,7 +225,7 @@ const cJSON *schema_resolve(schema_compiler *c, const cJSON *reference) {
     if (c->names > 0)
         found = resolve_named(c, reference);
     else
-        found = whole ? c->root : pointer ? walk(c->root, text + 1) : resolve_root(c, text);
+        found = whole ? c->root : pointer ? walk(c, text + 1, c->root) : resolve_root(c, text);
     if (found && c->names > 0) know_target(c, reference, found);
     if (found) return found;
     if (text[0] == '#')

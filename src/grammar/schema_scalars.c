@@ -12,8 +12,7 @@
 enum { MAX_LENGTH = 1000000000, MULTIPLIED_LENGTH = 256, MAX_LARGE = 8, MAX_EXCLUDED = 200 };
 
 void schema_count_states(schema_compiler *c, const cJSON *at, const dfa *made) {
-    c->n_states += made->n_states;
-    if (c->n_states > SCHEMA_MAX_STATES)
+    if (!program_count_states(c->program, made))
         schema_fail(c, at, KAKEYA_UNSUPPORTED,
                     "too large: the automata of all strings and numbers have too many states");
 }
@@ -40,6 +39,9 @@ static void take(language *l, dfa_result result, dfa *made) {
     l->dfa = *made;
     *made = (dfa){0};
 }
+
+/* An automaton that the value shall follow, however it went. */
+static void spend(language *l, const dfa *made) { schema_spend_on(l->c, l->at, made); }
 
 /* Only what `other` accepts, or only what it does not; frees it. */
 static void restrict_to(language *l, dfa *other, bool negated) {
@@ -144,6 +146,7 @@ static void take_multiple(schema_branch *b, language *l, const cJSON *item) {
         error_set(&error, KAKEYA_FORMAT, "not a number above 0");
     else
         status = number_multiples(item->valuestring, &made, &error);
+    spend(l, &made);
     if (status != KAKEYA_OK) {
         schema_cannot(b->c, item, status, "%s", error.message);
         return;
@@ -172,6 +175,7 @@ static void exclude_numbers(schema_branch *b, language *l, const cJSON *item) {
         }
         number_limits one = {.minimum = value->valuestring, .maximum = value->valuestring};
         kakeya_status status = number_dfa(&one, &made, &error);
+        spend(l, &made);
         if (status == KAKEYA_INVALID_ARGUMENT) continue; /* it is none of those that are given anyway */
         if (status != KAKEYA_OK)
             schema_cannot(b->c, item, status, "%s", error.message);
@@ -211,6 +215,7 @@ static uint32_t add_number(schema_branch *b, uint8_t types) {
     limits.below_maximum = high.exclusive;
     kakeya_error error = {0};
     kakeya_status status = c->status ? c->status : number_dfa(&limits, &l.dfa, &error);
+    spend(&l, &l.dfa);
     l.empty = status == KAKEYA_INVALID_ARGUMENT;
     if (status != KAKEYA_OK && !l.empty) schema_fail(c, l.at, status, "%s", error.message);
     for (uint32_t i = 0; i < b->n_claims && !l.empty && !c->status; i++) {
@@ -282,14 +287,12 @@ static void take_pattern(text *t, const cJSON *item, const char *pattern, bool n
                                    : regex_compile_counted(pattern, strlen(pattern), &made, &minimum, &maximum, &error);
     if (status == KAKEYA_INVALID_ARGUMENT) {
         t->l.empty = t->l.empty || !negated; /* nothing matches */
-        return;
-    }
-    if (status != KAKEYA_OK) {
+    } else if (status != KAKEYA_OK) {
         t->l.c->n_large += status == KAKEYA_UNSUPPORTED;
         schema_cannot(t->l.c, item, status, "%s", error.message);
-        return;
     }
     schema_spend_on(t->l.c, item, &made);
+    if (status != KAKEYA_OK) return;
     at_least(t, minimum);
     at_most(t, maximum);
     if (negated && !everything(&t->l))
@@ -308,11 +311,9 @@ static void take_format(text *t, const cJSON *item) {
         return;
     }
     kakeya_status status = format_dfa(item->valuestring, &made, &most, &error);
-    if (status != KAKEYA_OK) {
-        schema_cannot(t->l.c, item, status, "%s", error.message);
-        return;
-    }
+    if (status != KAKEYA_OK) schema_cannot(t->l.c, item, status, "%s", error.message);
     schema_spend_on(t->l.c, item, &made);
+    if (status != KAKEYA_OK) return;
     at_most(t, most);
     restrict_to(&t->l, &made, false);
 }
@@ -373,10 +374,18 @@ static bool spell_text(text *t, dfa *made) {
     schema_compiler *c = t->l.c;
     kakeya_error error = {0};
     dfa_result result = c->form == GRAMMAR_JSON ? dfa_in_json_string(&t->l.dfa, made) : dfa_in_quotes(&t->l.dfa, made);
+    spend(&t->l, made);
     if (result == DFA_EMPTY) t->l.empty = true;
     if (result == DFA_OK || result == DFA_EMPTY) return true;
     schema_cannot(c, t->l.at, regex_error(result, "the string", &error), "%s", error.message);
     return false;
+}
+
+static dfa_result find_lengths(text *t, const dfa *made, uint32_t **shortest, uint32_t **longest) {
+    uint32_t cost;
+    dfa_result result = dfa_lengths(made, t->minimum, t->maximum, shortest, longest, &cost);
+    spend(&t->l, &(dfa){.cost = cost});
+    return result;
 }
 
 /* Lengths are counted while a text is read. A minimum of which that cannot be told becomes a part of the automaton. */
@@ -384,15 +393,18 @@ static bool count_lengths(text *t, dfa *made, uint32_t **shortest, uint32_t **lo
     schema_compiler *c = t->l.c;
     dfa limited = {0};
     if (!is_limited(t) || t->l.empty || c->status) return true;
-    dfa_result result = dfa_lengths(made, t->minimum, t->maximum, shortest, longest);
-    if (result == DFA_TOO_LARGE && t->minimum <= MULTIPLIED_LENGTH &&
-        dfa_limit_characters(&t->l.dfa, t->minimum, UINT32_MAX, &limited) == DFA_OK) {
-        dfa_free(made);
-        dfa_free(&t->l.dfa);
-        t->l.dfa = limited;
-        t->minimum = 0;
-        if (!spell_text(t, made)) return false;
-        result = dfa_lengths(made, 0, t->maximum, shortest, longest);
+    dfa_result result = find_lengths(t, made, shortest, longest);
+    if (result == DFA_TOO_LARGE && t->minimum <= MULTIPLIED_LENGTH) {
+        bool multiplied = dfa_limit_characters(&t->l.dfa, t->minimum, UINT32_MAX, &limited) == DFA_OK;
+        spend(&t->l, &limited);
+        if (multiplied) {
+            dfa_free(made);
+            dfa_free(&t->l.dfa);
+            t->l.dfa = limited;
+            t->minimum = 0;
+            if (!spell_text(t, made)) return false;
+            result = find_lengths(t, made, shortest, longest);
+        }
     }
     if (result == DFA_OUT_OF_MEMORY) schema_out_of_memory(c);
     if (result == DFA_EMPTY) t->l.empty = true;
@@ -410,7 +422,6 @@ static uint32_t add_string(text *t) {
     if (!t->l.empty && !c->status && !plain)
         plain = !spell_text(t, &made) || !count_lengths(t, &made, &shortest, &longest);
     dfa_free(&t->l.dfa);
-    schema_spend_on(c, t->l.at, &made);
     schema_count_states(c, t->l.at, &made);
     uint32_t node = schema_add_node(c, t->l.empty ? NODE_NEVER : plain ? NODE_STRING : NODE_DFA);
     if (c->status) {
@@ -453,6 +464,7 @@ void schema_name_branch(schema_branch *b) {
         b->no_name = false;
         if (b->names.n_states && t.l.dfa.n_states) {
             dfa_result result = dfa_combine(&b->names, &t.l.dfa, DFA_OR, &made);
+            spend(&t.l, &made);
             if (result != DFA_OK)
                 schema_cannot(c, t.l.at, KAKEYA_UNSUPPORTED, "too large");
             else

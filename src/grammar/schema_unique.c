@@ -20,8 +20,9 @@ typedef struct items {
     bool other; /* some are lists or objects, or not known yet */
 } items;
 
-static bool works(items *m, dfa_result result) {
+static bool works(items *m, dfa_result result, const dfa *made) {
     kakeya_error error = {0};
+    schema_spend_on(m->c, m->at, made);
     if (result == DFA_OK || result == DFA_EMPTY) return true;
     if (!m->c->status) schema_cannot(m->c, m->at, regex_error(result, "the items", &error), "%s", error.message);
     return false;
@@ -30,12 +31,11 @@ static bool works(items *m, dfa_result result) {
 /* Frees `one`. */
 static void add(items *m, dfa *one) {
     dfa both = {0};
-    schema_spend_on(m->c, m->at, one);
     if (m->all.n_states == 0) {
         m->all = *one;
         return;
     }
-    if (one->n_states && works(m, dfa_combine(&m->all, one, DFA_OR, &both))) {
+    if (one->n_states && works(m, dfa_combine(&m->all, one, DFA_OR, &both), &both)) {
         dfa_free(&m->all);
         m->all = both;
     }
@@ -48,7 +48,7 @@ static void add_common(items *m, const dfa *given, const char *expression, size_
     kakeya_error error = {0};
     if (regex_compile(expression, bytes, REGEX_WHOLE, &canonical, &error) != KAKEYA_OK)
         schema_fail(m->c, m->at, error.status, "%s", error.message);
-    else if (works(m, dfa_combine(given, &canonical, DFA_AND, &both)))
+    else if (works(m, dfa_combine(given, &canonical, DFA_AND, &both), &both))
         add(m, &both);
     dfa_free(&canonical);
 }
@@ -58,7 +58,7 @@ static void add_strings(items *m, const dfa *given, uint32_t minimum, uint32_t m
     dfa limited = {0};
     bool limits = minimum || maximum != GRAMMAR_NO_LIMIT;
     if (maximum != GRAMMAR_NO_LIMIT && maximum > SCHEMA_MAX_DIFFERENT) maximum = SCHEMA_MAX_DIFFERENT;
-    if (limits && !works(m, dfa_limit_spelled(given, minimum, maximum, &limited))) return;
+    if (limits && !works(m, dfa_limit_spelled(given, minimum, maximum, &limited), &limited)) return;
     if (limits && limited.n_states == 0) return;
     if (m->c->form == GRAMMAR_JSON)
         add_common(m, limits ? &limited : given, ONE_STRING, sizeof ONE_STRING - 1);
@@ -72,7 +72,8 @@ static void add_any_string(items *m, uint32_t minimum, uint32_t maximum) {
     kakeya_error error = {0};
     if (regex_compile("[^]*", 4, REGEX_WHOLE, &any, &error) != KAKEYA_OK)
         schema_fail(m->c, m->at, error.status, "%s", error.message);
-    else if (works(m, m->c->form == GRAMMAR_JSON ? dfa_in_json_string(&any, &spelled) : dfa_in_quotes(&any, &spelled)))
+    else if (works(m, m->c->form == GRAMMAR_JSON ? dfa_in_json_string(&any, &spelled) : dfa_in_quotes(&any, &spelled),
+                   &spelled))
         add_strings(m, &spelled, minimum, maximum);
     dfa_free(&any);
     dfa_free(&spelled);
@@ -95,7 +96,7 @@ static void add_node(items *m, uint32_t at) {
         add_any_string(m, node->minimum, node->maximum);
         break;
     case NODE_LITERAL:
-        if (works(m, dfa_of_trie(&node->words, &words))) add(m, &words);
+        if (works(m, dfa_of_trie(&node->words, &words), &words)) add(m, &words);
         break;
     case NODE_DFA:
         if (dfa_next(&node->dfa, 0, quote) == DFA_REFUSED)

@@ -5,7 +5,8 @@
  *         "texts": [whether each is accepted], "read": [how many bytes of each were], "random": [texts that were
  * drawn], "dead": text behind which nothing may follow, or null}
  *
- * Instead of schema: "regex", "grammar". The vocabulary plays no part; MODEL-DIRECTORY is any with a tokenizer. */
+ * Instead of schema: "regex", "grammar", "tools" (calls of them, loosened where they cannot be followed; no texts). The
+ * vocabulary plays no part; MODEL-DIRECTORY is any with a tokenizer. */
 #include <cjson/cJSON.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -102,12 +103,19 @@ static void answer(const kakeya_tokenizer *t, const cJSON *line, cJSON *out) {
     kakeya_error error = {0};
     struct timespec begin, end;
     const cJSON *schema = cJSON_GetObjectItem(line, "schema"), *regex = cJSON_GetObjectItem(line, "regex"), *text;
-    const cJSON *rules = cJSON_GetObjectItem(line, "grammar");
+    const cJSON *rules = cJSON_GetObjectItem(line, "grammar"), *tools = cJSON_GetObjectItem(line, "tools");
     const char *source = cJSON_GetStringValue(schema ? schema : regex ? regex : rules);
     kakeya_grammar_options_init(&o);
     o.kind = schema ? KAKEYA_GRAMMAR_JSON_SCHEMA : regex ? KAKEYA_GRAMMAR_REGEX : KAKEYA_GRAMMAR_RULES;
     o.text = source;
     o.text_bytes = source ? strlen(source) : 0;
+    if (tools) {
+        o.kind = KAKEYA_GRAMMAR_TEXT;
+        o.calls = KAKEYA_CALLS_REQUIRED;
+        o.tools = cJSON_GetStringValue(tools);
+        o.tools_bytes = o.tools ? strlen(o.tools) : 0;
+        o.loosen = true;
+    }
     o.any_order = cJSON_IsTrue(cJSON_GetObjectItem(line, "any_order"));
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begin);
     kakeya_status status = kakeya_grammar_open(t, &o, &g, &error);
