@@ -74,9 +74,13 @@ static bool finds_new_key(const grammar_program *p, const grammar_node *node, co
     return false;
 }
 
+uint32_t automaton_known_keys(const grammar_node *node, const automaton_configuration *c, uint32_t depth) {
+    return c->n_words - c->open[depth - 1].base - automaton_key_words(node) + node->n_children;
+}
+
 bool automaton_may_become_new(const grammar_program *p, const grammar_node *node, const automaton_configuration *c,
                               uint32_t depth, automaton_key key) {
-    uint32_t most = c->n_words - c->open[depth - 1].base - automaton_key_words(node) + node->n_children;
+    uint32_t most = automaton_known_keys(node, c, depth);
     if (key.text == AUTOMATON_NO_TEXT) return false;
     if ((node->kind == NODE_OBJECT && node->n_rests == 0) || node->completions[key.text] == DFA_ENDLESS ||
         node->completions[key.text] > most)

@@ -33,6 +33,8 @@ bool automaton_key_is_open(const grammar_program *p, const grammar_node *node, c
                            uint32_t key, uint32_t depth);
 bool automaton_is_remembered(const grammar_node *node, const automaton_configuration *c, uint32_t depth, uint64_t hash);
 uint64_t automaton_hash_letter(uint64_t hash, unsigned letter);
+/* How many keys have come that are not declared, or are declared: one that is none of them is new. */
+uint32_t automaton_known_keys(const grammar_node *node, const automaton_configuration *c, uint32_t depth);
 /* Whether a key that is not declared may go on like this. */
 bool automaton_may_become_new(const grammar_program *p, const grammar_node *node, const automaton_configuration *c,
                               uint32_t depth, automaton_key key);

@@ -29,28 +29,32 @@ typedef struct group {
     uint32_t n, n_edges;
 } group;
 
-struct character_reach {
-    const reach_reader *reader;
+typedef struct reach_search {
     uint32_t work;
-    uint8_t reach[ALPHABETS][DFA_MAX_STATES]; /* 1 + bytes, REACH_ALWAYS, or NOT_KNOWN */
-    uint8_t inside[DFA_MAX_STATES];           /* 1 + where in a character; 0: not known */
-    reach_lengths lengths[ALPHABETS];
     steps first[ALPHABETS], more[INSIDES];
     group group;
-};
+} reach_search;
 
-size_t character_reach_bytes(void) { return sizeof(character_reach); }
+/* One allocation: the search lies behind what callers see. */
+typedef struct reach_memory {
+    character_reach reach;
+    reach_search search;
+} reach_memory;
+
+size_t character_reach_bytes(void) { return sizeof(reach_memory); }
 
 void character_reach_begin(character_reach *reach, const reach_reader *reader) {
+    reach_search *search = &((reach_memory *)reach)->search;
     reach->reader = reader;
-    reach->work = 0;
+    reach->search = search;
+    search->work = 0;
     memset(reach->inside, 0, reader->dfa->n_states);
     for (uint32_t i = 0; i < ALPHABETS; i++) {
         memset(reach->reach[i], NOT_KNOWN, reader->dfa->n_states);
         reach->lengths[i] = REACH_NO_LENGTHS;
-        reach->first[i].n = 0;
+        search->first[i].n = 0;
     }
-    for (uint32_t i = 0; i < INSIDES; i++) reach->more[i].n = 0;
+    for (uint32_t i = 0; i < INSIDES; i++) search->more[i].n = 0;
 }
 
 void reach_lengths_widen(reach_lengths *lengths, const reach_lengths *more) {
@@ -59,14 +63,10 @@ void reach_lengths_widen(reach_lengths *lengths, const reach_lengths *more) {
     if (more->longest < lengths->longest) lengths->longest = more->longest;
 }
 
-const reach_lengths *character_reach_lengths(const character_reach *reach, uint32_t alphabet) {
-    return &reach->lengths[alphabet];
-}
-
 bool character_reach_is_good(const reach_reader *r, uint32_t state) {
     uint8_t flags = r->dfa->flags[state];
     if ((flags & r->wanted) != r->wanted || (flags & r->unwanted)) return false;
-    return !r->completions || r->completions[state] == DFA_ENDLESS;
+    return !r->completions || r->completions[state] >= r->least_completions;
 }
 
 /* ------------------------------------------------------------------------------------------------------------ steps */
@@ -79,7 +79,7 @@ static void add_step(steps *s, uint16_t class, uint32_t inside) {
 
 /* What may follow between characters of the alphabet, or inside of one. */
 static const steps *steps_of(character_reach *reach, uint32_t alphabet, uint32_t inside) {
-    steps *s = inside == BETWEEN ? &reach->first[alphabet] : &reach->more[inside];
+    steps *s = inside == BETWEEN ? &reach->search->first[alphabet] : &reach->search->more[inside];
     if (s->n) return s;
     for (unsigned byte = 0; byte < 256; byte++) {
         uint32_t to = text_step(inside, byte, false);
@@ -105,13 +105,13 @@ static uint32_t number_of(group *g, uint32_t state) {
 
 /* What leads on from a state; false: a character may be refused. *left_out: or there is no room. */
 static bool look(character_reach *reach, uint32_t alphabet, uint32_t from, bool *left_out) {
-    group *g = &reach->group;
+    group *g = &reach->search->group;
     const reach_reader *r = reach->reader;
     const uint32_t state = g->of[from], before = g->n_edges;
     const steps *s = steps_of(reach, alphabet, reach->inside[state] - 1u);
     for (uint32_t i = 0; i < s->n; i++) {
         uint16_t next = r->dfa->next[state * r->dfa->n_classes + s->of[i].class];
-        reach->work++;
+        reach->search->work++;
         if (next == DFA_REFUSED || !character_reach_is_good(r, next)) return false;
         if (reach->inside[next] == 0) reach->inside[next] = (uint8_t)(1 + s->of[i].inside);
         if (reach->inside[next] != 1 + s->of[i].inside) return false;
@@ -170,7 +170,7 @@ static void add_lengths(const reach_reader *r, uint32_t state, reach_lengths *le
 }
 
 static void find_reach(character_reach *reach, uint32_t alphabet, uint32_t state) {
-    group *g = &reach->group;
+    group *g = &reach->search->group;
     const reach_reader *r = reach->reader;
     g->n = g->n_edges = 0;
     number_of(g, state);
@@ -181,9 +181,9 @@ static void find_reach(character_reach *reach, uint32_t alphabet, uint32_t state
         if (r->shortest) add_lengths(r, g->of[i], &reach->lengths[alphabet]);
         if (known != NOT_KNOWN)
             g->reach[i] = known == REACH_ALWAYS ? known : known - 1;
-        else if (counted_inside || reach->work > REACH_WORK || !look(reach, alphabet, i, &g->left_out[i]))
+        else if (counted_inside || reach->search->work > REACH_WORK || !look(reach, alphabet, i, &g->left_out[i]))
             g->reach[i] = 0;
-        g->left_out[i] |= reach->work > REACH_WORK;
+        g->left_out[i] |= reach->search->work > REACH_WORK;
     }
     sort_edges(g);
     spread(g);
@@ -191,13 +191,8 @@ static void find_reach(character_reach *reach, uint32_t alphabet, uint32_t state
         if (!g->left_out[i]) reach->reach[alphabet][g->of[i]] = (uint8_t)(g->reach[i] + (g->reach[i] != REACH_ALWAYS));
 }
 
-bool character_reach_takes(character_reach *reach, uint32_t state, const character_kinds *below) {
-    if (below->alphabet == ALPHABETS) return false;
-    uint8_t *known = &reach->reach[below->alphabet][state];
-    if (*known == NOT_KNOWN) {
-        if (reach->work > REACH_WORK) return false;
-        if (reach->inside[state] == 0) reach->inside[state] = (uint8_t)(1 + below->inside);
-        find_reach(reach, below->alphabet, state);
-    }
-    return *known > below->bytes && reach->inside[state] == 1 + below->inside;
+void character_reach_find(character_reach *reach, uint32_t state, const character_kinds *below) {
+    if (reach->search->work > REACH_WORK) return;
+    if (reach->inside[state] == 0) reach->inside[state] = (uint8_t)(1 + below->inside);
+    find_reach(reach, below->alphabet, state);
 }

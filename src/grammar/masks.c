@@ -84,7 +84,8 @@ static bool spells_declared_key(const automaton_inner *inner) {
 static uint32_t next_bit(const uint32_t *bits, uint32_t at, uint32_t end) {
     while (at < end) {
         uint32_t word = bits[at / 32] >> at % 32;
-        if (word) return at + (uint32_t)__builtin_ctz(word);
+        if (word) at += (uint32_t)__builtin_ctz(word);
+        if (word) return at < end ? at : end;
         at = (at / 32 + 1) * 32;
     }
     return end;
@@ -101,7 +102,7 @@ static void walk_some(const mask *m, const token_trie *t, const automaton_state 
         if (!filter || filter(user, i)) allow(m, t->tokens[i]);
     for (uint32_t i = 0; i < t->n;) {
         const token_trie_node *node = &t->nodes[i];
-        if (only && next_bit(only, node->first, t->nodes[node->end].first) >= t->nodes[node->end].first) {
+        if (only && next_bit(only, node->first, t->nodes[node->end].first) == t->nodes[node->end].first) {
             i = node->end;
             continue;
         }
@@ -322,14 +323,14 @@ static bool find_inside(const expression *e, bool counted, reach_lengths *length
         i++;
         if (below->bytes == 0 || !character_reach_takes(s->reach, next, below)) continue;
         if (node->shortest) {
-            const reach_lengths *own = character_reach_lengths(s->reach, below->alphabet);
+            const reach_lengths *own = &s->reach->lengths[below->alphabet];
             if (below->characters + (uint64_t)own->most_extra > room || own->longest < missing) continue;
             taken |= UINT32_C(1) << below->alphabet;
         }
         i = byte->end;
     }
     for (uint32_t i = 0; i < ALPHABETS; i++)
-        if (taken >> i & 1) reach_lengths_widen(lengths, character_reach_lengths(s->reach, i));
+        if (taken >> i & 1) reach_lengths_widen(lengths, &s->reach->lengths[i]);
     end_ranks(e->m);
     return true;
 }
@@ -521,14 +522,16 @@ static bool mask_key_text(const mask *m, const automaton_state *from) {
 }
 
 /* Of a key that patterns tell apart, an item of a set, or a part that tells items apart: tokens that stay inside, into
- * space->bits, as far as there are always new ones that begin so. Those where they may run out, or where an item ends
+ * space->bits, as far as at least so many begin so. Those where they may run out, or where an item ends
  * other than by its quote, into space->unsure, by their places in the tree. */
-static void find_inside_key(const mask *m, const grammar_node *node, uint32_t text) {
+static void find_inside_key(const mask *m, const grammar_node *node, uint32_t text, uint16_t least) {
     const token_trie *t = &m->g->tokens->all;
     mask_space *s = m->space;
     const bool item = node->kind != NODE_OBJECT; /* which the quote ends that is a part of it */
-    const reach_reader reader = {
-        .dfa = &node->dfa, .unwanted = item ? DFA_ACCEPTS : 0, .completions = node->completions};
+    const reach_reader reader = {.dfa = &node->dfa,
+                                 .unwanted = item ? DFA_ACCEPTS : 0,
+                                 .completions = node->completions,
+                                 .least_completions = least};
     begin_ranks(m);
     memset(s->unsure, 0, token_set_words(m->g->tokens->vocab) * sizeof *s->unsure);
     character_reach_begin(s->reach, &reader);
@@ -541,7 +544,7 @@ static void find_inside_key(const mask *m, const grammar_node *node, uint32_t te
             i = byte->end;
             continue;
         }
-        if (ends || node->completions[next] != DFA_ENDLESS) {
+        if (ends || node->completions[next] < least) {
             uint32_t end = t->nodes[byte->end].first;
             for (uint32_t k = byte->first; k < end; k++) s->unsure[k / 32] |= 1u << k % 32;
             refuse_ranks(m, byte->first, end);
@@ -555,7 +558,37 @@ static void find_inside_key(const mask *m, const grammar_node *node, uint32_t te
     end_ranks(m);
 }
 
-#define UNSURE (UINT32_C(1) << 31) /* in a state's place of a key of the cache */
+/* Of an object's key: which of the tokens in space->unsure lead to a new one. Where the end does, all before it do. */
+static void allow_new_keys(const mask *m, const automaton_configuration *c, const grammar_node *node) {
+    const token_trie *t = &m->g->tokens->all;
+    automaton_inner *levels = m->space->inner; /* a key each */
+    levels[0].ways[0].key = c->key;
+    for (uint32_t i = 0; i < t->n;) {
+        const token_trie_node *byte = &t->nodes[i];
+        const uint32_t end = t->nodes[byte->end].first, own_end = t->nodes[i + 1].first;
+        const automaton_key *before = &levels[byte->depth].ways[0].key;
+        automaton_key *key = &levels[byte->depth + 1].ways[0].key;
+        key->text = dfa_next(&node->dfa, before->text, byte->byte);
+        if (key->text == DFA_REFUSED || next_bit(m->space->unsure, byte->first, end) == end) {
+            i = byte->end;
+            continue;
+        }
+        key->hash = automaton_hash_letter(before->hash, byte->byte);
+        key->word = before->word == TRIE_NONE ? TRIE_NONE : trie_next(&node->words, before->word, byte->byte);
+        bool own = byte->first < own_end;
+        if (own && !automaton_may_become_new(m->p, node, c, c->depth, *key)) {
+            i = byte->end;
+            continue;
+        }
+        for (uint32_t k = byte->first; k < own_end; k++) allow(m, t->tokens[k]);
+        i++;
+    }
+}
+
+/* In a state's place of a key of the cache. */
+#define UNSURE   (UINT32_C(1) << 31)
+#define FEW_KEYS (UINT32_C(1) << 30) /* at most SOME_KEYS are known */
+enum { SOME_KEYS = 15 };
 
 /* from: the state that has the way. */
 static bool allow_inside_key(const mask *m, const automaton_state *from, const automaton_configuration *c) {
@@ -574,16 +607,22 @@ static bool allow_inside_key(const mask *m, const automaton_state *from, const a
         allow_set(m, token_set_inside(&tokens->sets[TOKEN_JSON_KEY], tokens->vocab, UINT64_MAX));
         return true;
     }
-    mask_key key = {m->g->number, own->node, c->key.text}, unsure = {key.grammar, key.node, key.at | UNSURE};
+    uint32_t depth = node->kind == NODE_DISTINCT ? c->depth - node->level : c->depth;
+    bool few = automaton_known_keys(node, c, depth) <= SOME_KEYS;
+    mask_key key = {m->g->number, own->node, c->key.text | (few ? FEW_KEYS : 0)}, unsure = key;
+    unsure.at |= UNSURE;
     reach_lengths lengths = REACH_NO_LENGTHS;
     if (!mask_cache_add_bits(tokens->cache, key, m->allowed, m->n_words) ||
         !mask_cache_get(tokens->cache, unsure, m->space->unsure, &lengths)) {
-        find_inside_key(m, node, c->key.text);
+        find_inside_key(m, node, c->key.text, few ? SOME_KEYS + 1 : DFA_ENDLESS);
         mask_cache_put(tokens->cache, key, &lengths, m->space->bits);
         mask_cache_put(tokens->cache, unsure, &lengths, m->space->unsure);
         allow_set(m, m->space->bits);
     }
-    walk_some(m, &tokens->all, from, false, m->space->unsure, NULL, NULL);
+    if (item)
+        walk_some(m, &tokens->all, from, false, m->space->unsure, NULL, NULL);
+    else
+        allow_new_keys(m, c, node);
     return true;
 }
 
