@@ -6,6 +6,7 @@
 #include "kakeya.h"
 #include "measure/draft_blocks.h"
 #include "session/session.h"
+#include "session/step_costs.h"
 #include "sweep.h"
 
 enum { PROMPT = 48, NEW = 60, CONTEXT = 160, SESSIONS = 6 };
@@ -236,6 +237,35 @@ static void snapshots_hold_both(void **state) {
     kakeya_engine_close(both);
 }
 
+/* What drafts cost in a batch is remembered by drafter and by how many drafted together; where a number was not
+ * measured, the nearest that was tells. */
+static void prices_follow_the_batch(void **state) {
+    (void)state;
+    step_costs costs = {0};
+    assert_true(step_costs_prices(&costs, 4).drafts[BACKEND_ASSISTANT] > 1e9); /* nothing is known: no drafts */
+    for (int i = 0; i < 40; i++) step_costs_add(&costs, 4 + i % 5, 4, 1e-3 * (1 + 0.25 * (4 + i % 5)));
+    const draft_prices unknown = step_costs_prices(&costs, 4);
+    const double token = costs.seconds / costs.tokens;
+    assert_true(fabs(unknown.row * token - 0.25e-3) < 1e-6);
+    for (int d = 0; d < BACKEND_DRAFTERS; d++) /* as dear as a row, until it was asked */
+        assert_true(fabs(unknown.drafts[d] - unknown.row) < 1e-9);
+    step_costs_add_drafts(&costs, BACKEND_DFLASH, 4, 28, 4e-3);      /* 1 ms for a session's block */
+    step_costs_add_drafts(&costs, BACKEND_ASSISTANT, 4, 8, 4e-3);    /* 0.5 ms for a draft */
+    step_costs_add_drafts(&costs, BACKEND_ASSISTANT, 64, 128, 8e-3); /* and less where many draft together */
+    static const struct {
+        int sessions;
+        double dflash, assistant;
+    } expected[] = {
+        {4, 1e-3, 0.5e-3}, {5, 1e-3, 0.5e-3}, {2, 1e-3, 0.5e-3}, {64, 1e-3, 0.0625e-3}, {40, 1e-3, 0.0625e-3}};
+    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+        const draft_prices prices = step_costs_prices(&costs, expected[i].sessions);
+        const double dflash = prices.drafts[BACKEND_DFLASH] * token;
+        const double assistant = prices.drafts[BACKEND_ASSISTANT] * token;
+        if (fabs(dflash - expected[i].dflash) > 1e-9 || fabs(assistant - expected[i].assistant) > 1e-9)
+            fail_msg("%d sessions: %g s a block and %g s a draft", expected[i].sessions, dflash, assistant);
+    }
+}
+
 /* Reports name each block's source. */
 static void blocks_are_words(void **state) {
     (void)state;
@@ -285,6 +315,7 @@ int main(void) {
         cmocka_unit_test(snapshots_hold_both),
         cmocka_unit_test(blocks_are_words),
         cmocka_unit_test(one_of_each_kind),
+        cmocka_unit_test(prices_follow_the_batch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
