@@ -219,6 +219,8 @@ typedef struct kakeya_engine_options {
     const char *spill_directory; /* for unnamed files of sessions that wait for memory; NULL: $TMPDIR, else /var/tmp */
     const char *second_drafter;  /* NULL, or beside `drafter` one of the other kind: DFlash and an MTP assistant */
     const char *mmproj; /* of a GGUF file: the file of what reads pictures; NULL: in the model's own, else beside it */
+    size_t image_rows_bytes; /* of rows that pictures have become, kept for prompts with the same pictures; beside
+                                memory_limit_bytes. 0: none */
 } kakeya_engine_options;
 
 KAKEYA_API void kakeya_engine_options_init_sized(kakeya_engine_options *options, size_t size);

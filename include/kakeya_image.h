@@ -85,6 +85,21 @@ KAKEYA_API kakeya_status kakeya_image_of_fit(const kakeya_engine *engine, const 
 /* What it was fitted to. False, and all zeros: it was not. */
 KAKEYA_API bool kakeya_image_fitted(const kakeya_image *image, kakeya_image_fit *out);
 
+/* What became of the pictures of prompts, since the engine was opened. */
+typedef struct kakeya_image_counts {
+    size_t size;
+    uint64_t computed, computed_rows; /* by the tower */
+    uint64_t found;                   /* whose rows were kept (image_rows_bytes) */
+    size_t kept, kept_bytes;          /* now */
+} kakeya_image_counts;
+KAKEYA_API void kakeya_engine_image_counts_sized(const kakeya_engine *engine, kakeya_image_counts *out);
+static inline kakeya_image_counts kakeya_engine_image_counts(const kakeya_engine *engine) {
+    kakeya_image_counts counts;
+    counts.size = sizeof counts;
+    kakeya_engine_image_counts_sized(engine, &counts);
+    return counts;
+}
+
 /* Keys of a prompt's tokens: the tokens themselves, but in a picture's run numbers below 0 that hold its digest.
  * Prompts that begin with the same keys have the same rows there, which tokens alone do not say. media: as in
  * kakeya_session_sync_media. keys: [n], of the caller. */

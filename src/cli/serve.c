@@ -1,4 +1,5 @@
 /* kakeya serve: the options of the server, its first line, its signals. */
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -15,6 +16,7 @@
 #ifdef KAKEYA_SERVE
 
 #include "cli/serve_capacity.h"
+#include "serve/image_child.h"
 #include "serve/serve.h"
 
 enum { INTERRUPTED_TWICE = 130 };
@@ -34,7 +36,7 @@ typedef struct serve_options {
     float drain, ping, save, max_wait, keep_alive, request_timeout, idle_unload, wake_wait;
     const char *session_directory, *spill_directory;
     const char *kv_events, *kv_events_topic, *kv_events_replay;
-    size_t cache_ram, cache_disk, max_bodies, image_bytes;
+    size_t cache_ram, cache_disk, max_bodies, image_bytes, image_cache;
     int image_budget, image_megapixels, image_count;
     int memory_warn, memory_refuse; /* percent */
     int reuse;                      /* index of reuse_names */
@@ -145,6 +147,7 @@ static void fill(serve_options *o, const kakeya_engine_options *engine, serve_se
         .engine = *engine,
         .bytes_lost = &bytes_lost,
     };
+    s->engine.image_rows_bytes = o->image_cache;
     s->engine.max_batch = o->max_batch;
     s->engine.max_stall_ms = o->max_stall_ms;
     cli_shared_session_options(&o->shared, &s->session);
@@ -208,6 +211,7 @@ static bool is_image_budget(int budget) {
 }
 
 int cli_serve(int argc, char **argv) {
+    if (argc == 2 && strcmp(argv[1], IMAGE_CHILD_ARGUMENT) == 0) return image_child_run();
     serve_options o = {.host = environment("KAKEYA_HOST", "127.0.0.1"),
                        .port = environment_int("KAKEYA_PORT", 8080, 65535),
                        .max_tokens = environment_int("KAKEYA_MAX_NEW_TOKENS", 0, 1 << 24),
@@ -215,6 +219,7 @@ int cli_serve(int argc, char **argv) {
                        .max_connections = 16384,
                        .max_bodies = (size_t)256 << 20,
                        .image_budget = KAKEYA_DEFAULT_IMAGE_BUDGET,
+                       .image_cache = (size_t)256 << 20,
                        .exact_replay = 1,
                        .memory_warn = 90,
                        .cache_ram = SIZE_MAX,
@@ -284,6 +289,8 @@ int cli_serve(int argc, char **argv) {
                    .min = 1, .max = 64, .help = "of a picture; larger ones get 400 (64)"),
         CLI_OPTION(.name = "image-count", .argument = "N", .kind = CLI_INT, .target = &o.image_count, .min = 1,
                    .max = 1024, .help = "pictures of one request; more get 400 (64)"),
+        CLI_OPTION(.name = "image-cache", .argument = "BYTES", .kind = CLI_BYTES, .target = &o.image_cache,
+                   .help = "for rows that pictures have become, beside --memory-limit; 0: none (256M)"),
         CLI_OPTION(.name = "thinking", .argument = "off|on", .kind = CLI_CHOICE, .target = &o.thinking,
                    .choices = switch_names, .help = "whether the model reasons where a request does not say (off)"),
         CLI_OPTION(.name = "session-dir", .argument = "DIR", .kind = CLI_TEXT, .target = &o.session_directory,
@@ -363,6 +370,8 @@ int cli_serve(int argc, char **argv) {
         status = cli_fail(command.name, &error);
     } else {
         fill(&o, &engine, &settings, &name);
+        char program[PATH_MAX];
+        if (platform_program(program, sizeof program)) settings.image_program = program;
         const bool json = o.dry_run ? o.shared.json : o.log_json;
         const serve_capacity_form forms[2][2] = {{SERVE_CAPACITY_LINES, SERVE_CAPACITY_LOG},
                                                  {SERVE_CAPACITY_TABLE, SERVE_CAPACITY_JSON}};

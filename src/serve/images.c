@@ -6,7 +6,7 @@
 
 #include "serve/base64.h"
 #include "serve/call_images.h"
-#include "serve/image_reader.h"
+#include "serve/image_child.h"
 #include "serve/turn_digest.h"
 
 static const char number_key[] = "kakeya_image", digest_key[] = TURN_PICTURE_MEMBER, quote_key[] = "kakeya_part",
@@ -190,7 +190,9 @@ static bool read_picture(call *c, const cJSON *part, const char *place, kakeya_i
     image_info info;
     image pixels;
     (void)kakeya_engine_image_grid(c->server->engine, &wish.patch, &wish.pooling);
-    kakeya_status status = image_reader_read(place, data, bytes, &wish, &info, &pixels, &why);
+    const char *program = c->server->settings->image_program;
+    kakeya_status status = program ? image_child_read(program, place, data, bytes, &wish, &info, &pixels, &why)
+                                   : image_reader_read(place, data, bytes, &wish, &info, &pixels, &why);
     free(data);
     if (status == KAKEYA_OK) {
         const kakeya_image_facts facts = {.format = image_format_name(info.format),

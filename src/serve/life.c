@@ -561,3 +561,12 @@ void life_close(life *l) {
     pthread_mutex_destroy(&l->lock);
     free(l);
 }
+
+kakeya_image_counts life_image_counts(life *l) {
+    const server_context *s = l->server;
+    kakeya_image_counts counts = {.size = sizeof counts};
+    pthread_mutex_lock(&l->engine_lock);
+    if (s->engine) counts = kakeya_engine_image_counts(s->engine);
+    pthread_mutex_unlock(&l->engine_lock);
+    return counts;
+}

@@ -38,6 +38,8 @@ void life_touch(life *life);
 /* Network thread, now and then. No call of that thread may use what a call has released. */
 void life_tick(life *life, double now);
 
+/* What its engine has done with pictures; zeros while there is none. Any thread. */
+kakeya_image_counts life_image_counts(life *life);
 /* What the engine has allocated, and what its K/V memory may take; 0 while there is none. Any thread. */
 size_t life_layer_memory(life *life, kakeya_memory_kind kind, int layer); /* K/V of one layer */
 size_t life_memory(life *life, kakeya_memory_kind kind);

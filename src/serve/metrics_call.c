@@ -117,6 +117,16 @@ static void write_oddities(const metrics *m, metrics_page *p) {
                 "Positions at which a grammar looked at the whole vocabulary.", value_of(&m->grammar_masks));
 }
 
+static void write_images(server_context *s, metrics_page *p) {
+    const kakeya_image_counts c = life_image_counts(s->life);
+    metrics_one(p, "images_computed_total", NULL, "counter", "Pictures of prompts that the tower computed.",
+                (double)c.computed);
+    metrics_one(p, "image_rows_computed_total", NULL, "counter", "Rows that these became.", (double)c.computed_rows);
+    metrics_one(p, "image_cache_hits_total", NULL, "counter", "Pictures whose rows were kept.", (double)c.found);
+    metrics_one(p, "image_cache_images", NULL, "gauge", "Pictures whose rows are kept.", (double)c.kept);
+    metrics_one(p, "image_cache_bytes", NULL, "gauge", "Bytes of these rows.", (double)c.kept_bytes);
+}
+
 static void write_grammars(server_context *s, metrics_page *p) {
     grammar_cache_counts c;
     metrics_one(p, "grammar_keywords_ignored_total", NULL, "counter",
@@ -333,6 +343,7 @@ void metrics_call(call *c) {
     write_finished(m, &page);
     write_tokens(m, &page);
     write_oddities(m, &page);
+    write_images(s, &page);
     write_grammars(s, &page);
     write_times(m, &page);
     write_requests(s, &page);

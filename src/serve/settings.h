@@ -26,11 +26,13 @@ typedef struct serve_settings {
     size_t max_bodies_bytes; /* of all bodies of requests that are in memory, with the trees made of them */
     int max_tokens;          /* of an answer that names no limit; 0: to the end of the context */
     int max_tool_calls;
-    int image_budget;      /* tokens of a picture at most, where nothing else is said */
-    size_t image_bytes;    /* of a picture's file */
-    uint64_t image_pixels; /* of a picture before it is resized */
-    int image_count;       /* pictures of a request */
-    bool thinking;         /* where a request does not say */
+    const char *image_program; /* this program, whose children decode pictures (image_child.h); NULL: it does so itself
+                                */
+    int image_budget;          /* tokens of a picture at most, where nothing else is said */
+    size_t image_bytes;        /* of a picture's file */
+    uint64_t image_pixels;     /* of a picture before it is resized */
+    int image_count;           /* pictures of a request */
+    bool thinking;             /* where a request does not say */
     double drain_seconds, ping_seconds;
     double max_wait;            /* seconds; a request that is likely to wait longer is refused; 0: no limit */
     double keep_alive_seconds;  /* of a connection between requests */

@@ -6,6 +6,7 @@
 
 #include "backend/measure.h"
 #include "base/hash.h"
+#include "session/image_rows.h"
 
 static void destroy_locks(kakeya_engine *engine) {
     pthread_mutex_destroy(&engine->scheduler_lock);
@@ -197,6 +198,7 @@ void engine_free(kakeya_engine *engine) {
     if (engine->drafter) dflash_model_close(engine->drafter);
     assistant_model_close(engine->assistant);
     if (engine->verifier) gemma4_model_close(engine->verifier);
+    image_rows_close(engine->image_rows);
     free(engine->spill_directory);
     free(engine->drafter_sought);
     free(engine->f_theta_sought);

@@ -51,7 +51,9 @@ struct kakeya_engine {
     pthread_mutex_t scheduler_lock; /* of the pointer */
     int max_batch, max_stall_ms;    /* of the scheduler, resolved */
     atomic_uint cancels;            /* of its sessions, so far */
-    kakeya_step_fn on_step;         /* may be NULL */
+    struct image_rows *image_rows;  /* session/image_rows.h; NULL: none are kept */
+    _Atomic uint64_t images_computed, image_rows_computed;
+    kakeya_step_fn on_step; /* may be NULL */
     void *step_user;
     const volatile int *bytes_lost;               /* may be NULL */
     draft_experience experience[ENGINE_POLICIES]; /* by attention policy */

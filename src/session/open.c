@@ -12,6 +12,7 @@
 #include "model/gemma4_facts.h"
 #include "session/companion.h"
 #include "session/engine.h"
+#include "session/image_rows.h"
 #include "session/scheduler.h"
 
 enum { LOADING_STEPS = 4 }; /* verifier, drafter, f_theta, backend */
@@ -235,6 +236,10 @@ static kakeya_status open_engine(const kakeya_engine_options *options, kakeya_en
     if (status == KAKEYA_OK && options->model) status = checkpoint_resolve(options->model, &directory, error);
     if (status == KAKEYA_OK) status = engine_create(options->memory_limit_bytes, &engine, error);
     if (status == KAKEYA_OK) status = set_spill_directory(engine, options->spill_directory, error);
+    if (status == KAKEYA_OK && options->image_rows_bytes) {
+        engine->image_rows = image_rows_open(options->image_rows_bytes);
+        if (!engine->image_rows) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "engine: out of memory");
+    }
     if (status == KAKEYA_OK) {
         status = open_parts(engine, options, directory, &parts, error);
         if (status == KAKEYA_OK) {

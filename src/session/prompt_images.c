@@ -3,9 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/sized.h"
 #include "media/resize.h"
 #include "model/gemma4_vision.h"
 #include "session/image.h"
+#include "session/image_rows.h"
 #include "session/session.h"
 
 static kakeya_status need_vision(const kakeya_engine *engine, kakeya_error *error) {
@@ -52,6 +54,13 @@ kakeya_status kakeya_engine_image_tokens(const kakeya_engine *engine, const kake
     if (status == KAKEYA_OK) status = target_size(engine->verifier->vision, media, &width, &height, error);
     if (status == KAKEYA_OK) *tokens = rows_of(engine->verifier->vision, width, height);
     return status;
+}
+
+void kakeya_engine_image_counts_sized(const kakeya_engine *engine, kakeya_image_counts *out) {
+    kakeya_image_counts counts = {.computed = atomic_load(&engine->images_computed),
+                                  .computed_rows = atomic_load(&engine->image_rows_computed)};
+    image_rows_count(engine->image_rows, &counts);
+    sized_write(out, &counts, sizeof counts);
 }
 
 /* The next run of the image token from `at` on; begin is n where there is none. */
@@ -170,8 +179,11 @@ static kakeya_status make_rows(prompt_image *picture, kakeya_engine *engine, mem
                                kakeya_error *error) {
     const gemma4_vision *v = engine->verifier->vision;
     const size_t values = 3 * (size_t)picture->pixels.width * (size_t)picture->pixels.height;
+    const size_t row_values = picture->place.n * (size_t)v->text_hidden;
+    picture->rows = mem_alloc(account, MEM_WORKSPACE, row_values * sizeof(float));
+    if (picture->rows && image_rows_find(engine->image_rows, picture->place.digest, picture->rows, row_values))
+        return KAKEYA_OK;
     float *patches = mem_alloc(account, MEM_WORKSPACE, values * sizeof *patches);
-    picture->rows = mem_alloc(account, MEM_WORKSPACE, picture->place.n * (size_t)v->text_hidden * sizeof(float));
     kakeya_status status = KAKEYA_OK;
     if (!patches || !picture->rows) {
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "an image of %zu tokens: out of memory", picture->place.n);
@@ -184,7 +196,11 @@ static kakeya_status make_rows(prompt_image *picture, kakeya_engine *engine, mem
         status = engine->ops->embed_image(engine->model, &given, picture->rows, error);
     }
     mem_free(patches);
-    if (status != KAKEYA_OK) {
+    if (status == KAKEYA_OK) {
+        atomic_fetch_add(&engine->images_computed, 1);
+        atomic_fetch_add(&engine->image_rows_computed, picture->place.n);
+        image_rows_keep(engine->image_rows, picture->place.digest, picture->rows, row_values);
+    } else {
         mem_free(picture->rows);
         picture->rows = NULL;
     }

@@ -337,6 +337,66 @@ def _():
     holds("messages[2].content[0].content[2]" in reply.json["error"]["message"], reply.body)
 
 
+def tower(to):
+    return to.metric("kakeya_images_computed_total"), to.metric("kakeya_image_cache_hits_total")
+
+
+@test("rows are kept for prompts that begin otherwise, within a bound, and told in /metrics")
+def _():
+    kept = Server(*COMPUTE, "--image-budget", "70", "--image-cache", "20K", model=MODEL)  # one picture of 63 rows of 48 values
+    one, other, third = png(160, 120), png(160, 120, changed=(1, 1)), png(160, 120, changed=(2, 2))
+    first = chat([user(picture(one), text(QUESTION))], to=kept)
+    equal(tower(kept), (1, 0))
+    rows = kept.metric("kakeya_image_rows_computed_total")
+    equal(rows, first.json["prompt_token_ids"].count(19))
+    equal(kept.metric("kakeya_image_cache_images"), 1)
+    chat([user(picture(one), text(QUESTION))], to=kept)  # found in the prefix store
+    equal(tower(kept), (1, 0))
+    again = chat([user(picture(one), text(QUESTION))], to=kept, cache_prompt=False)
+    equal((tower(kept), tokens_of(again)), ((1, 1), tokens_of(first)))
+    chat([user(text("Look:"), picture(one), picture(other))], to=kept)
+    equal(tower(kept), (2, 2))
+    chat([user(picture(third))], to=kept)
+    holds(kept.metric("kakeya_image_cache_bytes") <= 20480, "the bound")
+    chat([user(picture(one), text(QUESTION))], to=kept, cache_prompt=False)
+    equal(tower(kept)[0], 4)  # it was used least lately
+    kept.stop()
+
+
+@test("decoders run in a process of their own, and many at a time do no harm")
+def _():
+    good, bad = png(64, 64), content_of("photo.jpg")[:5000]
+
+    def ask(data, status):
+        return lambda: chat([user(picture(data), text("x"))], status=status).status
+
+    equal(in_threads([ask(good, 200), ask(bad, 400)] * 8), [200, 400] * 8)
+    children = subprocess.run(["ps", "-o", "stat=", "--ppid", str(server().process.pid)], capture_output=True, text=True).stdout
+    equal(children.split(), [], "no child is left")
+
+
+@test("a body of twenty pictures and 32 MB grows the server by less than 200 MB")
+def _():
+    alone = Server(*COMPUTE, "--image-budget", "70", model=MODEL)
+    noise = png(1150, 360)  # 1.24 MB
+    messages = [user(*[picture(noise)] * 20, text("x"))]
+    body = json.dumps({"model": "tiny-tower", "messages": messages, "max_tokens": 1}).encode()
+    holds(30 << 20 < len(body) <= 32 << 20, len(body))
+
+    def resident(key):
+        with open(f"/proc/{alone.process.pid}/status") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith(key))
+
+    chat([user(picture(png(64, 64)))], to=alone)
+    before = resident("VmRSS")
+    equal(alone.post("/v1/chat/completions", body).status, 200)
+    grown = resident("VmHWM") - before
+    print(f"# {grown / 1e6:.0f} MB")
+    if not os.environ.get("KAKEYA_SANITIZED"):
+        holds(grown < 200e6, f"{grown / 1e6:.0f} MB")
+    alone.stop()
+
+
 @test("a saved conversation is found again with its picture by the next server, and with no other")
 def _():
     one, other = png(160, 120), png(160, 120, changed=(0, 0))

@@ -1,0 +1,239 @@
+#include "serve/image_child.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "serve/image_filter.h"
+
+enum { AT_A_TIME = 4, SECONDS = 30, MOST_DATA = 800 << 20, NAME_BYTES = 160 };
+
+/* What goes over the socket, both ways, before bytes of a file and before pixels. */
+typedef struct child_request {
+    image_wish wish;
+    uint64_t bytes;
+    char name[NAME_BYTES];
+} child_request;
+
+typedef struct child_reply {
+    int status; /* kakeya_status */
+    image_info info;
+    int width, height;
+    char message[sizeof((kakeya_error *)0)->message];
+} child_reply;
+
+/* ----------------------------------------------------------------------------------------------------- the child */
+
+static bool receive_all(int fd, void *data, size_t n) {
+    for (size_t done = 0; done < n;) {
+        ssize_t got = read(fd, (char *)data + done, n - done);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return false;
+        done += (size_t)got;
+    }
+    return true;
+}
+
+static bool send_all(int fd, const void *data, size_t n) {
+    for (size_t done = 0; done < n;) {
+        ssize_t sent = write(fd, (const char *)data + done, n - done);
+        if (sent < 0 && errno == EINTR) continue;
+        if (sent <= 0) return false;
+        done += (size_t)sent;
+    }
+    return true;
+}
+
+static void limit(int what, rlim_t most) {
+    const struct rlimit both = {most, most};
+    (void)setrlimit(what, &both);
+}
+
+int image_child_run(void) {
+    child_request request;
+    child_reply reply = {0};
+    kakeya_error why = {0};
+    image pixels = {0};
+    limit(RLIMIT_CORE, 0);
+    limit(RLIMIT_FSIZE, 0);
+    limit(RLIMIT_CPU, SECONDS);
+    if (!image_filter_is_slack()) limit(RLIMIT_DATA, MOST_DATA);
+    if (!receive_all(STDIN_FILENO, &request, sizeof request) || request.bytes > (uint64_t)MOST_DATA) return 1;
+    request.name[NAME_BYTES - 1] = '\0';
+    unsigned char *data = malloc((size_t)request.bytes + 1);
+    if (!data || !receive_all(STDIN_FILENO, data, (size_t)request.bytes)) return 1;
+    if (!image_filter_install()) return 1;
+    reply.status =
+        image_reader_read(request.name, data, (size_t)request.bytes, &request.wish, &reply.info, &pixels, &why);
+    reply.width = pixels.width;
+    reply.height = pixels.height;
+    memcpy(reply.message, why.message, sizeof reply.message);
+    bool sent = send_all(STDIN_FILENO, &reply, sizeof reply);
+    if (sent && reply.status == KAKEYA_OK)
+        sent = send_all(STDIN_FILENO, pixels.rgb, 3 * (size_t)pixels.width * (size_t)pixels.height);
+    _exit(!sent); /* what runs at the end of a program is more than the filter lets pass */
+}
+
+/* ---------------------------------------------------------------------------------------------------- the parent */
+
+static pthread_mutex_t places_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t place_free = PTHREAD_COND_INITIALIZER;
+static int places_taken;
+
+static void take_place(void) {
+    pthread_mutex_lock(&places_lock);
+    while (places_taken == AT_A_TIME) pthread_cond_wait(&place_free, &places_lock);
+    places_taken++;
+    pthread_mutex_unlock(&places_lock);
+}
+
+static void give_place(void) {
+    pthread_mutex_lock(&places_lock);
+    places_taken--;
+    pthread_cond_signal(&place_free);
+    pthread_mutex_unlock(&places_lock);
+}
+
+typedef struct child {
+    pid_t pid;
+    int fd;
+    double end; /* of its time */
+} child;
+
+/* The child's end of the socket becomes its stdin; its stdout and stderr lead nowhere. */
+static int spawn(const char *program, int theirs, pid_t *pid) {
+    char verb[] = "serve", argument[] = IMAGE_CHILD_ARGUMENT, name[] = "kakeya", *none[] = {NULL};
+    char *argv[] = {name, verb, argument, NULL};
+    sigset_t set;
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attributes;
+    int why = posix_spawn_file_actions_init(&actions);
+    if (why) return why;
+    why = posix_spawnattr_init(&attributes);
+    if (why == 0) {
+        sigemptyset(&set);
+        posix_spawnattr_setsigmask(&attributes, &set);
+        sigfillset(&set);
+        posix_spawnattr_setsigdefault(&attributes, &set);
+        posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+        why = posix_spawn_file_actions_adddup2(&actions, theirs, STDIN_FILENO);
+        if (!why) why = posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", 1 /* O_WRONLY */, 0);
+        if (!why) why = posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
+        if (!why) why = posix_spawn(pid, program, &actions, &attributes, argv, none);
+        posix_spawnattr_destroy(&attributes);
+    }
+    posix_spawn_file_actions_destroy(&actions);
+    return why;
+}
+
+static kakeya_status start(const char *program, child *out, kakeya_error *error) {
+    int pair[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
+        return error_set(error, KAKEYA_IO, "decoding an image: %s", strerror(errno));
+    int why = spawn(program, pair[1], &out->pid);
+    close(pair[1]);
+    if (why) {
+        close(pair[0]);
+        return error_set(error, KAKEYA_IO, "decoding an image: %s: %s", program, strerror(why));
+    }
+    out->fd = pair[0];
+    out->end = clock_seconds() + SECONDS;
+    return KAKEYA_OK;
+}
+
+static bool wait_until_ready(const child *c, short events) {
+    for (;;) {
+        const double left = c->end - clock_seconds();
+        struct pollfd one = {.fd = c->fd, .events = events};
+        if (left <= 0) return false;
+        int ready = poll(&one, 1, (int)(left * 1000) + 1);
+        if (ready > 0) return true;
+        if (ready == 0 || errno != EINTR) return false;
+    }
+}
+
+static bool tell(const child *c, const void *data, size_t n) {
+    for (size_t done = 0; done < n;) {
+        if (!wait_until_ready(c, POLLOUT)) return false;
+        ssize_t sent = send(c->fd, (const char *)data + done, n - done, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+        if (sent <= 0) return false;
+        done += (size_t)sent;
+    }
+    return true;
+}
+
+static bool hear(const child *c, void *data, size_t n) {
+    for (size_t done = 0; done < n;) {
+        if (!wait_until_ready(c, POLLIN)) return false;
+        ssize_t got = recv(c->fd, (char *)data + done, n - done, MSG_DONTWAIT);
+        if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+        if (got <= 0) return false;
+        done += (size_t)got;
+    }
+    return true;
+}
+
+/* Its pixels are as many as a budget allows, whatever it says. */
+static kakeya_status take_pixels(const child *c, const child_reply *reply, const char *name, const image_wish *wish,
+                                 image *out, kakeya_error *error) {
+    const int64_t side = (int64_t)wish->patch * wish->pooling, most = wish->budget * side * side;
+    if (reply->width < 1 || reply->height < 1 || (int64_t)reply->width * reply->height > most)
+        return error_set(error, KAKEYA_FORMAT, "%s: the image cannot be decoded", name);
+    const size_t bytes = 3 * (size_t)reply->width * (size_t)reply->height;
+    *out = (image){reply->width, reply->height, malloc(bytes)};
+    if (!out->rgb) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", name);
+    if (hear(c, out->rgb, bytes)) return KAKEYA_OK;
+    image_free(out);
+    return error_set(error, KAKEYA_FORMAT, "%s: the image cannot be decoded", name);
+}
+
+static kakeya_status ask(const child *c, const char *name, const void *data, size_t bytes, const image_wish *wish,
+                         image_info *info, image *out, kakeya_error *error) {
+    child_request request;
+    child_reply reply;
+    memset(&request, 0, sizeof request);
+    request.wish = *wish;
+    request.bytes = bytes;
+    snprintf(request.name, sizeof request.name, "%s", name);
+    if (!tell(c, &request, sizeof request) || !tell(c, data, bytes) || !hear(c, &reply, sizeof reply))
+        return error_set(error, KAKEYA_FORMAT, "%s: the image cannot be decoded%s", name,
+                         clock_seconds() > c->end ? " in time" : "");
+    reply.message[sizeof reply.message - 1] = '\0';
+    if (reply.status != KAKEYA_OK) {
+        const bool known = reply.status == KAKEYA_INVALID_ARGUMENT || reply.status == KAKEYA_UNSUPPORTED ||
+                           reply.status == KAKEYA_OUT_OF_MEMORY;
+        return error_set(error, known ? (kakeya_status)reply.status : KAKEYA_FORMAT, "%s", reply.message);
+    }
+    *info = reply.info;
+    if (info->format < 0 || info->format >= IMAGE_FORMATS)
+        return error_set(error, KAKEYA_FORMAT, "%s: the image cannot be decoded", name);
+    return take_pixels(c, &reply, name, wish, out, error);
+}
+
+kakeya_status image_child_read(const char *program, const char *name, const void *data, size_t bytes,
+                               const image_wish *wish, image_info *info, image *out, kakeya_error *error) {
+    child c;
+    *out = (image){0};
+    take_place();
+    kakeya_status status = start(program, &c, error);
+    if (status == KAKEYA_OK) {
+        status = ask(&c, name, data, bytes, wish, info, out, error);
+        close(c.fd);
+        kill(c.pid, SIGKILL); /* it has ended, or is not to go on */
+        while (waitpid(c.pid, NULL, 0) < 0 && errno == EINTR) {
+        }
+    }
+    give_place();
+    return status;
+}
