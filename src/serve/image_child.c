@@ -26,7 +26,7 @@ typedef struct child_request {
 } child_request;
 
 typedef struct child_reply {
-    int status; /* kakeya_status */
+    kakeya_status status;
     image_info info;
     int width, height;
     char message[sizeof((kakeya_error *)0)->message];
@@ -54,20 +54,17 @@ static bool send_all(int fd, const void *data, size_t n) {
     return true;
 }
 
-static void limit(int what, rlim_t most) {
-    const struct rlimit both = {most, most};
-    (void)setrlimit(what, &both);
-}
+#define LIMIT(what, most) (void)setrlimit(what, &(const struct rlimit){most, most})
 
 int image_child_run(void) {
     child_request request;
     child_reply reply = {0};
     kakeya_error why = {0};
     image pixels = {0};
-    limit(RLIMIT_CORE, 0);
-    limit(RLIMIT_FSIZE, 0);
-    limit(RLIMIT_CPU, SECONDS);
-    if (!image_filter_is_slack()) limit(RLIMIT_DATA, MOST_DATA);
+    LIMIT(RLIMIT_CORE, 0);
+    LIMIT(RLIMIT_FSIZE, 0);
+    LIMIT(RLIMIT_CPU, SECONDS);
+    if (!image_filter_is_slack()) LIMIT(RLIMIT_DATA, MOST_DATA);
     if (!receive_all(STDIN_FILENO, &request, sizeof request) || request.bytes > (uint64_t)MOST_DATA) return 1;
     request.name[NAME_BYTES - 1] = '\0';
     unsigned char *data = malloc((size_t)request.bytes + 1);
@@ -213,7 +210,7 @@ static kakeya_status ask(const child *c, const char *name, const void *data, siz
     if (reply.status != KAKEYA_OK) {
         const bool known = reply.status == KAKEYA_INVALID_ARGUMENT || reply.status == KAKEYA_UNSUPPORTED ||
                            reply.status == KAKEYA_OUT_OF_MEMORY;
-        return error_set(error, known ? (kakeya_status)reply.status : KAKEYA_FORMAT, "%s", reply.message);
+        return error_set(error, known ? reply.status : KAKEYA_FORMAT, "%s", reply.message);
     }
     *info = reply.info;
     if (info->format < 0 || info->format >= IMAGE_FORMATS)
