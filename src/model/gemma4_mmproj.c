@@ -180,9 +180,10 @@ static kakeya_status find(void *file, const vision_slot *slot, int bound, vision
 
 /* ------------------------------------------------------------------------------------------------------- opening */
 
-/* Of a file that is open; *out stays NULL, with a reason, where it cannot be used. */
-static kakeya_status read_file(const gguf *file, bool own, const gguf *model, const gemma4_config *text,
-                               mem_account *account, gemma4_vision **out, kakeya_error *reason, kakeya_error *error) {
+kakeya_status gemma4_mmproj_read(const gguf *file, const gguf *model, const gemma4_config *text, mem_account *account,
+                                 gemma4_vision **out, kakeya_error *reason, kakeya_error *error) {
+    const bool own = file == model;
+    *out = NULL;
     gemma4_vision *v = calloc(1, sizeof *v);
     if (!v) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", gguf_path(file));
     kakeya_status status = KAKEYA_OK;
@@ -201,7 +202,7 @@ static kakeya_status read_named(const char *path, const gguf *model, const gemma
     gguf *file = NULL;
     kakeya_status status = gguf_open(path, &file, reason);
     if (status) return status == KAKEYA_OUT_OF_MEMORY ? error_set(error, status, "%s", reason->message) : KAKEYA_OK;
-    status = read_file(file, false, model, text, account, out, reason, error);
+    status = gemma4_mmproj_read(file, model, text, account, out, reason, error);
     if (*out)
         (*out)->file = file;
     else
@@ -238,7 +239,7 @@ kakeya_status gemma4_mmproj_open(const gguf *model, const gemma4_config *text, c
     }
     if (text->generation != GEMMA_4 || find_token(model, text->vocab, "<|image|>") < 0) return KAKEYA_OK;
     if (tensor_of(model, "v.patch_embd.weight"))
-        status = read_file(model, true, model, text, account, out, &why, error);
+        status = gemma4_mmproj_read(model, model, text, account, out, &why, error);
     else
         status = look_beside(model, text, account, out, &why, error);
     if (!status && !*out) snprintf(reason, reason_bytes, "%s", why.message);

@@ -13,4 +13,9 @@
 kakeya_status gemma4_mmproj_open(const gguf *model, const gemma4_config *text, const char *mmproj, mem_account *account,
                                  gemma4_vision **out, char *reason, size_t reason_bytes, kakeya_error *error);
 
+/* Of a file that is open and outlives *out: a vision part, or the model's own file. *out becomes NULL, with a reason,
+ * where it cannot be used; what is returned says whether something else has failed. */
+kakeya_status gemma4_mmproj_read(const gguf *file, const gguf *model, const gemma4_config *text, mem_account *account,
+                                 gemma4_vision **out, kakeya_error *reason, kakeya_error *error);
+
 #endif

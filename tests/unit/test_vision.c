@@ -342,6 +342,45 @@ static void test_no_memory_for_more_rows(void **state) {
     free(rows);
 }
 
+/* Rows of pictures are prompt rows: under sink and window an answer is what it is when every row is computed in other
+ * chunks, with drafts, in a copy, and after a second turn; and with a picture that is longer than window and sink. */
+static void test_bounded_policies(void **state) {
+    (void)state;
+    static const int windows[] = {8, 24, 64};
+    for (int m = 0; m < MODELS; m++) {
+        fixture f = open_model(model_names[m]);
+        prompt p = open_prompt(&f, 1);
+        for (size_t w = 0; w < sizeof windows / sizeof *windows; w++) {
+            int32_t wanted[GREEDY], got[GREEDY];
+            for (int way = 0; way < 4; way++) {
+                kakeya_session_options options;
+                kakeya_session_options_init(&options);
+                options.attention = KAKEYA_ATTENTION_SINK_WINDOW;
+                options.sink = 4;
+                options.window = windows[w];
+                options.prompt_chunk_tokens = way == 1 ? 13 : 0;
+                kakeya_session *session, *fork = NULL;
+                size_t reused;
+                ok(kakeya_session_open(f.engine, &options, &session, &failure));
+                sync_prompt(session, &p, NULL);
+                if (way == 3) ok(kakeya_session_fork(session, &fork, &failure));
+                answer(fork ? fork : session, p.n, way == 2 ? KAKEYA_MODE_NGRAM : KAKEYA_MODE_AR, way ? got : wanted);
+                if (way && memcmp(got, wanted, sizeof got) != 0)
+                    fail_msg("%s, window %d: another answer in way %d", model_names[m], windows[w], way);
+                sync_prompt(session, &p, &reused);
+                if (way != 3) assert_true(reused == 0 || reused >= p.n - 1); /* never a part of a picture */
+                answer(session, p.n, KAKEYA_MODE_AR, got);
+                if (memcmp(got, wanted, sizeof got) != 0)
+                    fail_msg("%s, window %d: another answer the second time, way %d", model_names[m], windows[w], way);
+                if (fork) kakeya_session_close(fork);
+                kakeya_session_close(session);
+            }
+        }
+        close_prompt(&p);
+        close_model(&f);
+    }
+}
+
 static void refuse(kakeya_status status, kakeya_status wanted, const char *words) {
     if (status != wanted || !strstr(failure.message, words))
         fail_msg("status %d, not %d with \"%s\": %s", status, wanted, words, failure.message);
@@ -384,6 +423,7 @@ int main(void) {
         cmocka_unit_test(test_truncation),
         cmocka_unit_test(test_the_workspace_grows_for_a_long_picture),
         cmocka_unit_test(test_no_memory_for_more_rows),
+        cmocka_unit_test(test_bounded_policies),
         cmocka_unit_test(test_what_does_not_fit_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

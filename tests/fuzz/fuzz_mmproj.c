@@ -1,0 +1,84 @@
+/* Any bytes as an mmproj file: what is refused says why in one line, of what is taken every value can be read, and
+ * nothing is left behind. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "model/gemma4_mmproj.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+/* A language model as far as it is asked: its vocabulary. */
+static gguf *vocabulary(void) {
+    static const char *const pieces[] = {"a", "<|image|>", "<|image>", "<image|>"};
+    static unsigned char bytes[512];
+    size_t n = 0;
+    const uint32_t version = 3, array = 9, text = 8;
+    const uint64_t none = 0, one = 1, count = 4;
+    static const char key[] = "tokenizer.ggml.tokens";
+    const uint64_t key_bytes = sizeof key - 1;
+#define PUT(data, size)                                                                                                \
+    do {                                                                                                               \
+        memcpy(bytes + n, data, size);                                                                                 \
+        n += (size);                                                                                                   \
+    } while (0)
+    PUT("GGUF", 4);
+    PUT(&version, sizeof version);
+    PUT(&none, sizeof none);
+    PUT(&one, sizeof one);
+    PUT(&key_bytes, sizeof key_bytes);
+    PUT(key, sizeof key - 1);
+    PUT(&array, sizeof array);
+    PUT(&text, sizeof text);
+    PUT(&count, sizeof count);
+    for (size_t i = 0; i < count; i++) {
+        const uint64_t length = strlen(pieces[i]);
+        PUT(&length, sizeof length);
+        PUT(pieces[i], length);
+    }
+#undef PUT
+    gguf *file = NULL;
+    kakeya_error error;
+    if (gguf_parse("vocabulary", bytes, sizeof bytes, &file, &error)) abort();
+    return file;
+}
+
+typedef struct sum {
+    const gemma4_vision *v;
+    double all;
+} sum;
+
+static kakeya_status add(void *context, const vision_slot *slot, kakeya_error *error) {
+    (void)error;
+    sum *s = context;
+    const vision_weights *w = &s->v->weights[1 + slot->layer];
+    if (slot->matrix) {
+        const unsigned char *bytes = w->matrix[slot->role].stream[0];
+        for (size_t i = 0; i < weight_bytes(&w->matrix[slot->role]); i++) s->all += bytes[i];
+    } else {
+        for (int64_t i = 0; i < slot->rows; i++) s->all += w->vector[slot->role][i] > 0;
+    }
+    return KAKEYA_OK;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static gguf *model;
+    static const gemma4_config text = {.hidden = 48, .vocab = 4};
+    if (!model) model = vocabulary();
+    gguf *file = NULL;
+    kakeya_error error = {0}, reason = {0};
+    if (gguf_parse("fuzz", data, size, &file, &error)) return 0;
+    mem_account account;
+    mem_account_init(&account, NULL, 1 << 28);
+    gemma4_vision *v = NULL;
+    kakeya_status status = gemma4_mmproj_read(file, model, &text, &account, &v, &reason, &error);
+    if (!v && !status && (!reason.status || !*reason.message || strchr(reason.message, '\n'))) abort();
+    if (v && (status || reason.status)) abort();
+    if (v) {
+        sum s = {.v = v};
+        if (gemma4_vision_walk(v, add, &s, &error) || !(s.all >= 0)) abort();
+    }
+    gemma4_vision_close(v);
+    gguf_close(file);
+    if (mem_total(&account)) abort();
+    return 0;
+}
