@@ -20,7 +20,7 @@ void dfa_free(dfa *d) {
 typedef struct explored {
     uint64_t *keys;  /* [capacity] */
     uint32_t *slots; /* [2 * capacity]: state + 1 of a key, 0: empty; capacity is a power of two */
-    uint32_t n, capacity;
+    uint32_t n, capacity, most;
 } explored;
 
 static uint32_t slot_of(const explored *e, uint64_t key) {
@@ -50,7 +50,7 @@ static dfa_result state_of(explored *e, uint64_t key, uint16_t *state) {
     if (e->n == e->capacity && !explored_grow(e)) return DFA_OUT_OF_MEMORY;
     uint32_t slot = slot_of(e, key);
     if (!e->slots[slot]) {
-        if (e->n == DFA_MAX_STATES) return DFA_TOO_LARGE;
+        if (e->n == e->most) return DFA_TOO_LARGE;
         e->keys[e->n++] = key;
         e->slots[slot] = e->n;
     }
@@ -61,6 +61,7 @@ static dfa_result state_of(explored *e, uint64_t key, uint16_t *state) {
 static dfa_result explore(dfa_source *source, const uint16_t *representative, dfa *d, explored *e) {
     uint32_t rows = 0;
     uint16_t state;
+    e->most = source->most_states ? source->most_states : DFA_MAX_STATES;
     dfa_result result = state_of(e, source->start, &state);
     for (uint32_t at = 0; result == DFA_OK && at < e->n; at++) {
         if (at == rows) {

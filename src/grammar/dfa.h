@@ -46,6 +46,7 @@ static inline uint16_t dfa_next(const dfa *d, unsigned state, unsigned letter) {
 typedef struct dfa_source {
     void *user;
     uint64_t start;
+    uint32_t most_states;       /* 0: DFA_MAX_STATES */
     uint16_t class_of[LETTERS]; /* classes 0, 1, ... */
     /* False: refused, or (with *failure set) impossible to say. */
     bool (*step)(void *user, uint64_t state, unsigned letter, uint64_t *to);

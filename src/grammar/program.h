@@ -19,7 +19,7 @@ enum {
     GRAMMAR_MAX_BRANCHES = 16,    /* alternatives that have a beginning in common */
     GRAMMAR_COUNTED_OTHERS = 48,  /* members that are not declared, of those that minProperties asks for */
     GRAMMAR_MAX_ANY_ORDER = 1024, /* keys of an object; more of them come in their own order */
-    GRAMMAR_MAX_WORK = 6000000,   /* steps of compiling: less than half a second */
+    GRAMMAR_MAX_WORK = 8000000,   /* steps of compiling: less than half a second */
     GRAMMAR_MAX_STATES = 60000,   /* of the automata of all strings, numbers and expressions */
 };
 

@@ -452,7 +452,8 @@ static dfa_result determine(looking *l, uint32_t start, uint32_t context, bool a
     }
     uint64_t name = l->failure ? 0 : name_of_set(s, context, at_begin);
     if (!l->failure) {
-        d.source = (dfa_source){.user = &d, .start = name, .step = subset_step, .flags = subset_flags};
+        d.source = (dfa_source){
+            .user = &d, .start = name, .most_states = l->a->most_states, .step = subset_step, .flags = subset_flags};
         classes_of(l, d.source.class_of);
         result = dfa_make(&d.source, out);
     }
@@ -530,8 +531,9 @@ kakeya_status regex_error(dfa_result result, const char *what, kakeya_error *err
     return KAKEYA_OK;
 }
 
-static kakeya_status compile_tree(const regex_tree *tree, regex_match match, dfa *out, kakeya_error *error) {
-    nfa a = {.any_rest = REGEX_NONE};
+static kakeya_status compile_tree(const regex_tree *tree, regex_match match, uint32_t most_states, dfa *out,
+                                  kakeya_error *error) {
+    nfa a = {.any_rest = REGEX_NONE, .most_states = most_states};
     uint32_t end = nfa_add_match(&a);
     if (match != REGEX_WHOLE || tree->looks) a.any_rest = nfa_add_anything(&a, end);
     if (match != REGEX_WHOLE) end = a.any_rest;
@@ -554,7 +556,8 @@ static void cut_last_repetition(regex_tree *tree, uint32_t at) {
     if (node->kind == REGEX_REPEAT) node->maximum = node->minimum;
 }
 
-kakeya_status regex_compile(const char *text, size_t bytes, regex_match match, dfa *out, kakeya_error *error) {
+static kakeya_status compile_text(const char *text, size_t bytes, regex_match match, uint32_t most_states, dfa *out,
+                                  kakeya_error *error) {
     regex_tree tree;
     *out = (dfa){0};
     kakeya_status status = regex_parse(text, bytes, &tree, error);
@@ -562,9 +565,17 @@ kakeya_status regex_compile(const char *text, size_t bytes, regex_match match, d
     if (match != REGEX_WHOLE) cut_last_repetition(&tree, tree.root);
     for (uint32_t i = 0; i < tree.n_nodes; i++)
         if (tree.nodes[i].kind == REGEX_LOOK && !tree.nodes[i].behind) cut_last_repetition(&tree, tree.nodes[i].child);
-    status = compile_tree(&tree, match, out, error);
+    status = compile_tree(&tree, match, most_states, out, error);
     regex_tree_free(&tree);
     return status;
+}
+
+kakeya_status regex_compile(const char *text, size_t bytes, regex_match match, dfa *out, kakeya_error *error) {
+    return compile_text(text, bytes, match, 0, out, error);
+}
+
+kakeya_status regex_compile_small(const char *text, size_t bytes, uint32_t most_states, dfa *out) {
+    return compile_text(text, bytes, REGEX_WHOLE, most_states, out, NULL);
 }
 
 /* ^(set){m,n}$, with or without groups: the node that repeats; REGEX_NONE: it is something else. */
@@ -599,7 +610,7 @@ kakeya_status regex_compile_counted(const char *text, size_t bytes, dfa *out, ui
         tree.nodes[repeat].minimum = 0;
         tree.nodes[repeat].maximum = REGEX_NONE;
         *out = (dfa){0};
-        status = compile_tree(&tree, REGEX_WHOLE, out, error);
+        status = compile_tree(&tree, REGEX_WHOLE, 0, out, error);
     }
     regex_tree_free(&tree);
     return repeat != REGEX_NONE ? status : regex_compile(text, bytes, REGEX_SEARCH, out, error);

@@ -19,6 +19,10 @@ typedef enum regex_match {
  * for the cost. */
 kakeya_status regex_compile(const char *text, size_t bytes, regex_match match, dfa *out, kakeya_error *error);
 
+/* REGEX_WHOLE, of an automaton that is wanted only if it is made of no more states, before those are taken out that
+ * lead to nothing. */
+kakeya_status regex_compile_small(const char *text, size_t bytes, uint32_t most_states, dfa *out);
+
 /* REGEX_SEARCH. Where the expression is one character of a set, so many times, the automaton takes any number of them
  * and *minimum..*maximum receive how many; otherwise they stay as they are. */
 kakeya_status regex_compile_counted(const char *text, size_t bytes, dfa *out, uint32_t *minimum, uint32_t *maximum,

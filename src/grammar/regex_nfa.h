@@ -40,8 +40,9 @@ typedef struct nfa {
     uint32_t n_looks, look_capacity;
     uint32_t behind[NFA_MAX_BEHIND]; /* the looks that an automaton is asked for */
     uint32_t n_behind;
-    uint32_t any_rest;  /* from here any text matches; REGEX_NONE: there is no such state */
-    dfa_result failure; /* the first one sticks */
+    uint32_t most_states; /* of its automaton; 0: DFA_MAX_STATES */
+    uint32_t any_rest;    /* from here any text matches; REGEX_NONE: there is no such state */
+    dfa_result failure;   /* the first one sticks */
 } nfa;
 
 /* The state before a node that leads to `to` behind it. */

@@ -27,7 +27,7 @@ typedef struct compiler {
     kakeya_error *error;
 } compiler;
 
-enum { REGEX_BYTES = 16000, MAX_STATES = 4000, MAX_LEVELS = 200, VISITS_A_STEP = 2, LETTERS_A_STEP = 16 };
+enum { REGEX_BYTES = 16000, MAX_STATES = 2000, MAX_LEVELS = 200, VISITS_A_STEP = 2, LETTERS_A_STEP = 16 };
 
 static uint32_t fail(compiler *c, kakeya_status status, const char *what, const char *name, unsigned line) {
     if (!c->status) c->status = error_set(c->error, status, "grammar, line %u: %s %.60s", line, what, name);
@@ -273,20 +273,17 @@ static bool compile_regular(compiler *c, uint32_t node, bool ignoring, uint32_t 
     bool regular = put_node(c, node, ignoring, 0) && !c->too_long;
     if (!spend(c, c->n / LETTERS_A_STEP)) return true;
     if (!regular) return false;
-    kakeya_status status = regex_compile(c->text, c->n, REGEX_WHOLE, &made, &error);
+    bool alone = at(c, node)->kind == RULE_REGEX || at(c, node)->kind == RULE_TEXT;
+    kakeya_status status = alone ? regex_compile(c->text, c->n, REGEX_WHOLE, &made, &error)
+                                 : regex_compile_small(c->text, c->n, MAX_STATES, &made);
     if (!spend(c, program_steps(&made))) {
         dfa_free(&made);
         return true;
     }
-    bool alone = at(c, node)->kind == RULE_REGEX || at(c, node)->kind == RULE_TEXT;
-    if (status == KAKEYA_OK && made.n_states > MAX_STATES && !alone) {
-        dfa_free(&made);
-        return false;
-    }
     if (status == KAKEYA_INVALID_ARGUMENT) return *out = add(c, NODE_NEVER), true;
     if (status == KAKEYA_UNSUPPORTED && !alone) return false;
     if (status != KAKEYA_OK) {
-        c->status = error_set(c->error, status, "grammar: %s", error.message);
+        c->status = error_set(c->error, status, "grammar: %s", alone ? error.message : "out of memory");
         return true;
     }
     *out = add(c, NODE_DFA);
@@ -329,9 +326,19 @@ static uint32_t with_ignored(compiler *c, uint32_t node, bool ignoring, int dept
     return row;
 }
 
+/* What a row or a choice of one part is. */
+static uint32_t only_part(const compiler *c, uint32_t node) {
+    for (const rule_node *own = at(c, node); own->kind == RULE_ROW || own->kind == RULE_CHOICE; own = at(c, node)) {
+        if (own->child == RULE_NONE || at(c, own->child)->sibling != RULE_NONE) break;
+        node = own->child;
+    }
+    return node;
+}
+
 static uint32_t compile(compiler *c, uint32_t node, bool ignoring, int depth) {
-    const rule_node *own = at(c, node);
     uint32_t made = 0;
+    node = only_part(c, node);
+    const rule_node *own = at(c, node);
     if (c->status) return 0;
     if (depth > MAX_LEVELS) {
         c->status = error_set(c->error, KAKEYA_UNSUPPORTED, "grammar: more than %d parts in one another", MAX_LEVELS);

@@ -268,6 +268,12 @@ static void take_quoted(parser *p, buffer *b) {
     if (!take(p, "\"")) fail(p, KAKEYA_FORMAT, "\" without another");
 }
 
+/* The end of a range: a character. */
+static void put_end(parser *p, buffer *b, const buffer *end) {
+    parser own = {.text = end->data, .bytes = end->n};
+    put_escaped(p, b, take_plain(&own));
+}
+
 static uint32_t parse_text(parser *p) {
     buffer b = {0}, end = {0};
     take_quoted(p, &b);
@@ -281,12 +287,13 @@ static uint32_t parse_text(parser *p) {
     if (!take(p, "\"")) fail(p, KAKEYA_FORMAT, ".. without a text behind it");
     take_quoted(p, &end);
     buffer range = {0};
-    if (!p->status && (b.n != 1 || end.n != 1)) fail(p, KAKEYA_UNSUPPORTED, "ranges are supported of single bytes");
+    bool single = b.n && end.n && utf8_length(b.data, b.n) == b.n && utf8_length(end.data, end.n) == end.n;
+    if (!p->status && !single) fail(p, KAKEYA_FORMAT, "a range is of one character to another");
     if (!p->status) {
         put(p, &range, "[", 1);
-        put_escaped(p, &range, (unsigned char)b.data[0]);
+        put_end(p, &range, &b);
         put(p, &range, "-", 1);
-        put_escaped(p, &range, (unsigned char)end.data[0]);
+        put_end(p, &range, &end);
         put(p, &range, "]", 1);
     }
     free(b.data);
@@ -418,6 +425,7 @@ static uint32_t parse_choice(parser *p, bool nested) {
     uint32_t first = parse_row(p, nested), last = first;
     if (p->status || here(p) != '|') return first;
     while (!p->status && take(p, "|")) {
+        if (!p->lark) skip_space(p, true);
         uint32_t row = parse_row(p, nested);
         if (p->status) return RULE_NONE;
         p->out->nodes[last].sibling = row;
@@ -458,7 +466,11 @@ static void import_common(parser *p, const char *name, size_t bytes, const char 
                   {"WS", "[ \\t\\f\\r\\n]+"},
                   {"CR", "\\r"},
                   {"LF", "\\n"},
-                  {"NEWLINE", "(\\r?\\n)+"}};
+                  {"NEWLINE", "(\\r?\\n)+"},
+                  {"SH_COMMENT", "#[^\\n]*"},
+                  {"CPP_COMMENT", "//[^\\n]*"},
+                  {"C_COMMENT", "/\\*([^*]|\\*+[^*/])*\\*+/"},
+                  {"SQL_COMMENT", "--[^\\n]*"}};
     for (size_t i = 0; i < sizeof common / sizeof *common; i++) {
         if (strlen(common[i].name) != bytes || memcmp(common[i].name, name, bytes) != 0) continue;
         uint32_t rule = rule_named(p, as, as_bytes);

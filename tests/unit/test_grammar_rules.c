@@ -47,6 +47,13 @@ static const struct {
      "funccall: atom \"(\" [args] \")\"\nargs: expr (\",\" expr)*\nNAME: /[a-z]+/\n%ignore \" \"",
      {"a.b(c, d).e", "(a+b)*c", "a+b-c*d.e()", "f()()(x)", "a+b+c+d+e+f+g+h+i+j+k+l+m+n+o+p+q+r+s+t+u+v"},
      {"", "a.", "+a", "a(", "a b", "f(,)"}},
+    {"root ::= (\n  ( \"a\" ) |\n\n  \"b\" | # or\n  \"c\"\n)\n  | \"d\" |\n  \"e\"\nother ::= \"x\"",
+     {"a", "b", "c", "d", "e"},
+     {"", "x", "ax"}},
+    {"start: (\"α\"..\"γ\" | \"\U0001F600\" .. \"\U0001F602\")+ [C_COMMENT] [SH_COMMENT]\n"
+     "%import common (C_COMMENT, SH_COMMENT)",
+     {"αγ", "β/* * / */", "\U0001F601#x", "α/***/#"},
+     {"", "δ", "α/*", "α/* */ */", "α#\n"}},
     {"root ::= [\\é\\漢]+ \"\\é\"", {"漢é", "éé"}, {"é", "a"}},
     {"start: start | start \"a\" | \"b\"", {"b", "baa"}, {"", "a", "ab"}},
     {"start: list\nlist: list \",\" item | item\nitem: NUMBER\n%ignore \" \"\n%import common.INT -> NUMBER",
