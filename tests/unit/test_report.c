@@ -332,7 +332,7 @@ static void check_good_lines(const char *path) {
     assert_string_equal(prompts.prompt[0].name, "T/0");
     assert_string_equal(prompts.prompt[0].text, "def a():\n");
     assert_string_equal(prompts.prompt[1].name, "line-3");
-    assert_string_equal(prompts.prompt[2].name, "line-4");
+    assert_string_equal(prompts.prompt[2].name, "7");
     assert_string_equal(prompts.prompt[2].text, "last");
     jsonl_prompts_free(&prompts);
     assert_int_equal(jsonl_read_prompts(path, 2, &prompts, &error), KAKEYA_OK);
