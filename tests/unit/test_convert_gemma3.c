@@ -12,7 +12,7 @@
 static kakeya_error error;
 
 static const char *source_of(const char *name) {
-    char path[512];
+    static char path[512]; /* what is not packed is returned as it is */
     snprintf(path, sizeof path, KAKEYA_TEST_DATA "/golden/%s", name);
     return unpacked_folder(path);
 }
