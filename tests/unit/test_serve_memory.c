@@ -24,6 +24,7 @@
 #include "sweep.h"
 
 static server_context *server;
+static bool reads_pictures;
 static int port;
 
 static void *event_realloc(void *block, size_t bytes) { return realloc(block, bytes); }
@@ -44,7 +45,7 @@ static int start(void **state) {
     cJSON_InitHooks(&(cJSON_Hooks){plain_malloc, plain_free});
     kakeya_engine_options_init(&settings.engine);
     kakeya_session_options_init(&settings.session);
-    settings.engine.model = KAKEYA_MODELS "/demo";
+    settings.engine.model = reads_pictures ? KAKEYA_TEST_DATA "/vision/tiny-tower" : KAKEYA_MODELS "/demo";
     settings.engine.threads = 1;
     settings.engine.max_batch = 4;
     settings.session.context_tokens = 512;
@@ -125,6 +126,10 @@ static void settle(void) {
 #define CUSTOM                                                                                                         \
     "\"parallel_tool_calls\":false,\"tools\":[{\"type\":\"custom\",\"custom\":{\"name\":\"c\",\"format\":"             \
     "{\"type\":\"grammar\",\"grammar\":{\"syntax\":\"lark\",\"definition\":\"start: \\\"ab\\\"\"}}}}]"
+
+#define PICTURE                                                                                                        \
+    "iVBORw0KGgoAAAANSUhEUgAAAAMAAAACCAAAAAC4HznGAAAAGmVYSWZJSSoACAAAAAEAEgEDAAEAAAABAAAAAAAAAL"                       \
+    "2NGDAAAAAQSURBVHicY2BgZGJgZmEFAAAuABAS2WiDAAAAAElFTkSuQmCC"
 
 static const struct {
     const char *name, *method, *path, *body;
@@ -236,6 +241,27 @@ static const struct {
           "\"additionalProperties\":false}}]}",
      {"\"type\":\"tool_use\"", "\"input\":{\"a\":", "\"stop_reason\":\"tool_use\""}},
     {"message count", "POST", "/v1/messages/count_tokens", USER "}", {"\"input_tokens\":"}},
+    {"pictures",
+     "POST",
+     "/v1/chat/completions",
+     "{\"model\":\"m\",\"temperature\":0,\"max_tokens\":2,\"image_budget\":70,\"cache_prompt\":false,\"messages\":[{\"role\":\"user\","
+     "\"content\":[{\"type\":\"image_url\",\"image_url\":{\"url\":\"data:image/png;base64," PICTURE "\"}},"
+     "{\"type\":\"text\",\"text\":\"x\"}]}]}",
+     {"\"completion_tokens\":2,"}},
+    {"response with a picture",
+     "POST",
+     "/v1/responses/render",
+     "{\"model\":\"m\",\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_image\",\"detail\":\"low\","
+     "\"image_url\":\"data:image/png;base64," PICTURE "\"}]}]}",
+     {"\"mm_hashes\":"}},
+    {"message with pictures",
+     "POST",
+     "/v1/messages/render",
+     "{\"model\":\"m\",\"max_tokens\":2,\"image_budget\":70,\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\","
+     "\"content\":[{\"type\":\"tool_use\",\"id\":\"t\",\"name\":\"f\",\"input\":{}}]},{\"role\":\"user\",\"content\":["
+     "{\"type\":\"tool_result\",\"tool_use_id\":\"t\",\"content\":[{\"type\":\"image\",\"source\":{\"type\":\"base64\",\"data\":\"" PICTURE
+     "\"}}]},{\"type\":\"text\",\"text\":\"y\"}]}]}",
+     {"\"mm_hashes\":"}},
 };
 enum { REQUESTS = sizeof requests / sizeof *requests };
 
@@ -257,6 +283,7 @@ static void test_sweep(void **state) {
     static reply r;
     for (size_t i = 0; i < REQUESTS; i++) {
         long most = 0, failed = 0;
+        if (!strstr(requests[i].body, PICTURE) == reads_pictures) continue;
         for (int warm = 0; warm < 3; warm++) { /* the first of its kind may allocate what stays */
             failing_allocations_arm(0, false);
             allocation_sites_begin();
@@ -288,5 +315,7 @@ static void test_sweep(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_sweep)};
-    return cmocka_run_group_tests(tests, start, stop);
+    int failed = cmocka_run_group_tests(tests, start, stop);
+    reads_pictures = true;
+    return failed + cmocka_run_group_tests(tests, start, stop);
 }
