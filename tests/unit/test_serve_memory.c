@@ -244,7 +244,8 @@ static const struct {
     {"pictures",
      "POST",
      "/v1/chat/completions",
-     "{\"model\":\"m\",\"temperature\":0,\"max_tokens\":2,\"image_budget\":70,\"cache_prompt\":false,\"messages\":[{\"role\":\"user\","
+     "{\"model\":\"m\",\"temperature\":0,\"max_tokens\":2,\"image_budget\":70,\"cache_prompt\":false,"
+     "\"messages\":[{\"role\":\"user\","
      "\"content\":[{\"type\":\"image_url\",\"image_url\":{\"url\":\"data:image/png;base64," PICTURE "\"}},"
      "{\"type\":\"text\",\"text\":\"x\"}]}]}",
      {"\"completion_tokens\":2,"}},
@@ -257,10 +258,11 @@ static const struct {
     {"message with pictures",
      "POST",
      "/v1/messages/render",
-     "{\"model\":\"m\",\"max_tokens\":2,\"image_budget\":70,\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\","
+     "{\"model\":\"m\",\"max_tokens\":2,\"image_budget\":70,\"messages\":[{\"role\":\"user\","
+     "\"content\":\"x\"},{\"role\":\"assistant\","
      "\"content\":[{\"type\":\"tool_use\",\"id\":\"t\",\"name\":\"f\",\"input\":{}}]},{\"role\":\"user\",\"content\":["
-     "{\"type\":\"tool_result\",\"tool_use_id\":\"t\",\"content\":[{\"type\":\"image\",\"source\":{\"type\":\"base64\",\"data\":\"" PICTURE
-     "\"}}]},{\"type\":\"text\",\"text\":\"y\"}]}]}",
+     "{\"type\":\"tool_result\",\"tool_use_id\":\"t\",\"content\":[{\"type\":\"image\",\"source\":{"
+     "\"type\":\"base64\",\"data\":\"" PICTURE "\"}}]},{\"type\":\"text\",\"text\":\"y\"}]}]}",
      {"\"mm_hashes\":"}},
 };
 enum { REQUESTS = sizeof requests / sizeof *requests };
