@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/platform.h"
 #include "serve/image_filter.h"
 
 enum { AT_A_TIME = 4, SECONDS = 30, MOST_DATA = 800 << 20, NAME_BYTES = 160 };
@@ -135,8 +136,7 @@ static int spawn(const char *program, int theirs, pid_t *pid) {
 
 static kakeya_status start(const char *program, child *out, kakeya_error *error) {
     int pair[2];
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
-        return error_set(error, KAKEYA_IO, "decoding an image: %s", strerror(errno));
+    if (platform_socket_pair(pair) != 0) return error_set(error, KAKEYA_IO, "decoding an image: %s", strerror(errno));
     int why = spawn(program, pair[1], &out->pid);
     close(pair[1]);
     if (why) {
