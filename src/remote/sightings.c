@@ -58,6 +58,13 @@ static sighting *find(sightings *s, const char *oid, double first) {
     return &s->item[at];
 }
 
+/* Of the calendar, since 1970. */
+static double today(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
 /* Lines "OID SECONDS-SINCE-1970". The clock of the calendar may have been set meanwhile: what lies in the future is
  * now. */
 kakeya_status sightings_open(const char *folder, sightings **out, kakeya_error *error) {
@@ -73,13 +80,12 @@ kakeya_status sightings_open(const char *folder, sightings **out, kakeya_error *
     if (!folder_has(folder, file_name) ||
         folder_read(folder, file_name, MAX_SEEN_BYTES, &text, &bytes, NULL) != KAKEYA_OK)
         return KAKEYA_OK;
-    double now = clock_seconds();
-    long long today = (long long)time(NULL);
+    double now = clock_seconds(), day = today();
     for (char *rest = text, *line; (line = strsep(&rest, "\n")) != NULL;) {
         char oid[BUS_OID];
-        long long at;
-        if (sscanf(line, "%64[0-9a-f] %lld", oid, &at) != 2 || at < 0) continue;
-        double ago = at < today ? (double)(today - at) : 0;
+        double at;
+        if (sscanf(line, "%64[0-9a-f] %lf", oid, &at) != 2 || !(at >= 0)) continue;
+        double ago = at < day ? day - at : 0;
         find(s, oid, now > ago ? now - ago : 0);
     }
     free(text);
@@ -137,9 +143,8 @@ kakeya_status sightings_keep(sightings *s, const bus_ref *refs, size_t n, kakeya
     size_t bytes = 0;
     FILE *out = open_memstream(&text, &bytes);
     if (!out) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
-    double now = clock_seconds();
-    for (size_t i = 0; i < s->n; i++)
-        fprintf(out, "%s %lld\n", s->item[i].oid, (long long)time(NULL) - (long long)(now - s->item[i].first));
+    double now = clock_seconds(), day = today();
+    for (size_t i = 0; i < s->n; i++) fprintf(out, "%s %.3f\n", s->item[i].oid, day - (now - s->item[i].first));
     fclose(out);
     kakeya_status status = folder_write(s->folder, file_name, text ? text : "", bytes, error);
     free(text);
