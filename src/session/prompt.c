@@ -60,10 +60,10 @@ static bool can_keep(const kakeya_session *session, size_t n) {
 /* As common_prefix, of keys, where it cuts no picture. */
 static size_t common_keys(const decode_timeline *t, const int32_t *keys, size_t n) {
     const size_t held = cached(t);
-    const timeline_image *next = t->images, *end = next + t->n_images;
-    size_t common = 0;
+    size_t common = 0, passed = 0;
     while (common < n && common < t->n && common < held) {
-        if (next == end || common < next->begin) {
+        const timeline_image *next = passed < t->n_images ? &t->images[passed] : NULL;
+        if (!next || common < next->begin) {
             if (keys[common] != t->tokens[common]) break;
             common++;
             continue;
@@ -72,7 +72,7 @@ static size_t common_keys(const decode_timeline *t, const int32_t *keys, size_t 
         for (size_t k = 0; k < next->n; k++)
             if (keys[next->begin + k] != prompt_image_key(next, k)) return common;
         common += next->n;
-        next++;
+        passed++;
     }
     return common;
 }

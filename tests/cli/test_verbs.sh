@@ -268,7 +268,7 @@ json_holds "all tokens, and when they came" '
     .requests == 6 and .answer_tokens == 18 and .prompt_tokens >= 48 and .prompt_tokens < 144 and .seconds.median > 0 and
     .first_token_seconds.p50 > 0 and .first_token_seconds.p99 >= .first_token_seconds.p50 and .gap_seconds.longest > 0'
 json_holds "the ideal, and the speeds that it is made of" '
-    .ideal.seconds == .ideal.prompt_seconds + .ideal.answer_seconds and .ideal.sessions == 6 and
+    ((.ideal.prompt_seconds + .ideal.answer_seconds) / .ideal.seconds - 1 | fabs) < 1e-6 and .ideal.sessions == 6 and
     (.ideal.ratio * .ideal.seconds / .seconds.median - 1 | fabs) < 1e-6 and .ideal.speeds.prompt_tokens_per_second > 0'
 json_holds "steps of a run of its own" '.steps.steps > 2 and .steps.host_seconds.p50 > 0 and .steps.graphs == 0'
 jq '.ideal.speeds |= map_values(. * 1000)' "$WORK/out" >"$WORK/recorded.json"

@@ -18,7 +18,7 @@ STRING = {"type": "object", "properties": {"text": {"type": "string", "minLength
 BYTES_PER_TOKEN = 2 * 2 * 16 * 4 + 8  # keys and values of the model's one layer, and what a session keeps beside them
 
 
-GRAMMAR = 1 << 20  # what the first answer under a schema takes beside K/V
+GRAMMAR = 5 << 19  # what the first answer under a schema takes beside K/V
 
 
 def room_for(tokens, beside=0):
