@@ -24,7 +24,7 @@
 #define COUNTED       "followed, up to %u"
 #define DIFFERENT                                                                                                      \
     "followed where items are strings, numbers and words, which have one spelling each then, numbers up to "           \
-    "15 digits (6 of them behind the point), strings of limited "                                                      \
+    "15 digits (6 of them after the point), strings of limited "                                                       \
     "length up to %u characters; lists then differ in their first item and objects in one member, the first one that " \
     "must be there and may have any number of values, and are refused where there is no such part"
 #define CONTAINING     "followed once for an array"
