@@ -82,7 +82,8 @@ def main():
                      for _ in range(options.rounds)]
             columns = {"schema": [a for a, _ in pairs], "none": [b for _, b in pairs], "ratio": [a / b for a, b in pairs]}
             for what, values in columns.items():
-                print(f"{clients:3} clients  {what:6}  {statistics.median(values):8.2f} ({min(values):.2f} to {max(values):.2f})", flush=True)
+                middle = statistics.median(values)
+                print(f"{clients:3} clients  {what:6}  {middle:8.2f} ({min(values):.2f} to {max(values):.2f})", flush=True)
     finally:
         server.terminate()
         server.wait()
