@@ -60,6 +60,8 @@ typedef struct answer_options {
 void answer_options_init(answer_options *options);
 void answer_options_free(answer_options *options);         /* what was not given to an answer */
 const int32_t *answer_keys(const answer_options *options); /* [n_ids]: keys, or ids where there are no pictures */
+/* Ids of the prompt that stand for rows of pictures. */
+size_t answer_image_tokens(const answer_options *options);
 /* Pictures of the first n ids. */
 size_t answer_media_before(const answer_options *options, size_t n);
 /* n, or, where it lies inside of a picture, the picture's begin. */
@@ -98,6 +100,7 @@ typedef enum answer_event_type {
 /* What it took. Times in seconds. */
 typedef struct answer_usage {
     size_t prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens; /* completion: of all choices */
+    size_t image_tokens; /* of prompt_tokens: rows of pictures, without the two tokens around each */
     size_t first_tokens; /* of completion_tokens: those that come with the prompt, one of every choice */
     double queue_seconds, prefill_seconds, first_token_seconds;
     double decode_seconds; /* behind the first token */

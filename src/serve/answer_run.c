@@ -543,6 +543,7 @@ static answer *open_answer(call *c, answer_options *options, const answer_sink *
     a->call = c;
     a->sink = *sink;
     a->options = *options;
+    a->usage.image_tokens = answer_image_tokens(options);
     a->entry = (gate_entry){.client = c->client, .told = on_place};
     a->begun = a->last_said = clock_seconds();
     a->id_channel = t ? kakeya_tokenizer_find(t, "<|channel>") : -1;

@@ -45,6 +45,7 @@ static void write_log(const call *c, int status) {
     const serve_settings *s = c->server->settings;
     const http_head *head = http_request(c->exchange);
     double ms = (clock_seconds() - http_received(c->exchange)) * 1000;
+    const char *smaller = call_images_smaller(c->images);
     text_buffer line = {0};
     if (s->log_json) {
         text_add(&line, "{\"id\":");
@@ -56,11 +57,16 @@ static void write_log(const call *c, int status) {
         text_format(&line, ",\"status\":%d,\"ms\":%.1f", status, ms);
         if (c->gone) text_add(&line, ",\"client_left\":true");
         if (c->log.n) text_format(&line, ",%s", c->log.data);
+        if (smaller) {
+            text_add(&line, ",\"images_resized\":");
+            text_json_string(&line, smaller);
+        }
         text_add(&line, "}\n");
     } else {
         text_format(&line, "%s %s %s %d %.1f ms%s", c->id, head->method, c->route ? c->route->path : "-", status, ms,
                     c->gone ? ", client left" : "");
         if (c->log.n) text_format(&line, ", %s", c->log.data);
+        if (smaller) text_format(&line, ", images resized: %s", smaller);
         text_add(&line, "\n");
     }
     if (!line.failed) fwrite(line.data, 1, line.n, stderr);

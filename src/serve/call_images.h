@@ -14,7 +14,7 @@ typedef struct call_images {
 
 /* The picture is theirs from now on. False: out of memory, and it is not. *images may be NULL at first. */
 bool call_images_add(call_images **images, kakeya_image *picture);
-/* For a header; NULL: nothing was made smaller. images may be NULL. */
+/* For a header and the log; NULL: nothing was made smaller. images may be NULL. */
 const char *call_images_smaller(const call_images *images);
 void call_images_free(call_images *images); /* NULL is fine */
 

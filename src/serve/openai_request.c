@@ -193,9 +193,12 @@ const char *openai_read_model(call *c, fields *f) {
 void openai_usage(text_buffer *out, const answer_usage *u) {
     text_format(out,
                 "\"usage\":{\"prompt_tokens\":%zu,\"completion_tokens\":%zu,\"total_tokens\":%zu,"
-                "\"prompt_tokens_details\":{\"cached_tokens\":%zu},\"completion_tokens_details\":{"
-                "\"reasoning_tokens\":%zu,\"accepted_prediction_tokens\":%llu,\"rejected_prediction_tokens\":%llu}}",
-                u->prompt_tokens, u->completion_tokens, u->prompt_tokens + u->completion_tokens, u->cached_tokens,
+                "\"prompt_tokens_details\":{\"cached_tokens\":%zu",
+                u->prompt_tokens, u->completion_tokens, u->prompt_tokens + u->completion_tokens, u->cached_tokens);
+    if (u->image_tokens) text_format(out, ",\"image_tokens\":%zu", u->image_tokens);
+    text_format(out,
+                "},\"completion_tokens_details\":{\"reasoning_tokens\":%zu,\"accepted_prediction_tokens\":%llu,"
+                "\"rejected_prediction_tokens\":%llu}}",
                 u->reasoning_tokens, (unsigned long long)u->predicted_accepted,
                 (unsigned long long)(u->predicted - u->predicted_accepted));
 }

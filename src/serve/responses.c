@@ -30,11 +30,12 @@ static void free_job(responses_job *job) {
  */
 
 static void add_usage(text_buffer *out, const answer_usage *u) {
+    text_format(out, "{\"input_tokens\":%zu,\"input_tokens_details\":{\"cached_tokens\":%zu,\"cache_write_tokens\":0",
+                u->prompt_tokens, u->cached_tokens);
+    if (u->image_tokens) text_format(out, ",\"image_tokens\":%zu", u->image_tokens);
     text_format(out,
-                "{\"input_tokens\":%zu,\"input_tokens_details\":{\"cached_tokens\":%zu,\"cache_write_tokens\":0},"
-                "\"output_tokens\":%zu,\"output_tokens_details\":{\"reasoning_tokens\":%zu},\"total_tokens\":%zu}",
-                u->prompt_tokens, u->cached_tokens, u->completion_tokens, u->reasoning_tokens,
-                u->prompt_tokens + u->completion_tokens);
+                "},\"output_tokens\":%zu,\"output_tokens_details\":{\"reasoning_tokens\":%zu},\"total_tokens\":%zu}",
+                u->completion_tokens, u->reasoning_tokens, u->prompt_tokens + u->completion_tokens);
 }
 
 /* Codes that clients of this API know. */

@@ -181,11 +181,53 @@ def _():
     equal((error["code"], error["param"]), ("invalid_value", "image_budget"))
 
 
-@test("a picture that is made smaller is named in a header")
+def log_line(to, reply):
+    """The log's line of this request."""
+    name = reply.headers["x-request-id"]
+    return eventually(lambda: next((line for line in to.log().splitlines() if name in line), None), f"a line of {name}")
+
+
+@test("a picture that is made smaller is named in a header and in the log")
 def _():
-    equal(chat([user(picture(png(40, 30)), text("x"))]).headers.get("x-kakeya-images-resized"), None)
-    said = chat([user(text("x"), picture(png(400, 300)))]).headers["x-kakeya-images-resized"]
+    fits = chat([user(picture(png(40, 30)), text("x"))])
+    equal(fits.headers.get("x-kakeya-images-resized"), None)
+    holds("resized" not in log_line(server(), fits), "no picture was made smaller")
+    large = chat([user(text("x"), picture(png(400, 300)))])
+    said = large.headers["x-kakeya-images-resized"]
     holds(said.startswith("messages[0].content[1] 400x300 to "), said)
+    holds(log_line(server(), large).endswith(f", images resized: {said}"), log_line(server(), large))
+    other = Server(*COMPUTE, "--image-budget", "70", "--log-json", model=MODEL)
+    equal(json.loads(log_line(other, chat([user(text("x"), picture(png(400, 300)))], to=other)))["images_resized"], said)
+    holds("images_resized" not in json.loads(log_line(other, chat([user(text("x"))], to=other))), "no picture at all")
+    other.stop()
+
+
+@test("usage tells the prompt's tokens of pictures, where there are any")
+def _():
+    one, two = png(160, 120), png(96, 96)
+    alone = chat([user(text(QUESTION))]).json["usage"]["prompt_tokens_details"]
+    holds("image_tokens" not in alone, alone)
+    messages = [user(picture(one), text("and"), picture(two), text(QUESTION))]
+    for _ in range(2):  # computed, and found again
+        reply = chat(messages).json
+        equal(reply["usage"]["prompt_tokens_details"]["image_tokens"], reply["prompt_token_ids"].count(19))
+    n = reply["prompt_token_ids"].count(19)
+    holds(70 < n <= 140, n)
+    client = openai.OpenAI(base_url=server().url + "/v1", api_key="none", max_retries=0)
+    for timings in (False, True):
+        chunks = list(client.chat.completions.create(
+            model="tiny-tower", messages=messages, max_tokens=4, stream=True, stream_options={"include_usage": True},
+            extra_body={"timings_per_token": timings}))
+        equal(chunks[-1].usage.prompt_tokens_details.image_tokens, n)
+    parts = [{"type": "input_image", "image_url": uri(data), "detail": "auto"} for data in (one, two)]
+    words = [{"type": "input_text", "text": "and"}, {"type": "input_text", "text": QUESTION}]
+    asked = {"model": "tiny-tower", "max_output_tokens": 4, "temperature": 0}
+    first = client.responses.create(input=[{"role": "user", "content": [parts[0], words[0], parts[1], words[1]]}], **asked)
+    equal(first.usage.input_tokens_details.image_tokens, n)
+    turn = client.responses.create(input="And now?", previous_response_id=first.id, **asked)
+    equal(turn.usage.input_tokens_details.image_tokens, n, "pictures of earlier turns are the prompt's")
+    plain = client.responses.create(input="And now?", **asked)
+    holds("image_tokens" not in plain.usage.input_tokens_details.model_dump(), plain.usage)
 
 
 @test("addresses, broken files and what is no picture are refused, with the place")
