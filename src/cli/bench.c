@@ -13,21 +13,19 @@
 
 static const cli_command command = {
     .name = "bench",
-    .summary =
-        "Measures prompt and decode speed, the cost of verifying L tokens, and of drafting, at several contexts.",
+    .summary = "Measures prompt and decode speed and the cost of verifying and drafting, at several contexts.",
     .operands = "",
-    .details =
-        "Before every measurement the same threads read memory far larger than the caches and run the\n"
-        "product's inner instruction on registers. The share says how much of what these two probes allow was\n"
-        "reached: bytes that must be read over read bandwidth, or operations over FLOP/s, whichever takes\n"
-        "longer. Figures are medians; in brackets the lowest and the highest. A small model that stays in the\n"
-        "caches can pass 100 %.\n"
-        "--profile adds, on backends cuda and mlx, a table of one decode step's kernels, each measured alone.\n"
-        "--sessions measures many sessions instead: each decodes one token in a step, first among themselves,\n"
-        "then with a new session's prompt beside them, so much of it in a step as --stall-ms allows.\n"
-        "--requests measures a busy engine instead: so many requests, each with a random text of its own of\n"
-        "half to one and a half times --prompt-tokens, beside the ideal: their prompts at the speed of one long\n"
-        "prompt, their answers at that of a full batch in step. With --url they go to a server, as streams.\n",
+    .details = "Two probes precede every measurement: the same threads read memory far larger than the caches, and\n"
+               "run the product's inner instruction on registers. The share compares the measured speed with the\n"
+               "bound from these probes: bytes that must be read over read bandwidth, or operations over FLOP/s,\n"
+               "whichever takes longer. Figures are medians, with the lowest and the highest in brackets. A small\n"
+               "model that stays in the caches can exceed 100 %.\n"
+               "--profile adds, on backends cuda and mlx, a table of one decode step's kernels, each measured alone.\n"
+               "--sessions measures many sessions instead. Each decodes one token per step: first by themselves,\n"
+               "then with a new session's prompt beside them, of which a step takes as much as --stall-ms allows.\n"
+               "--requests measures a busy engine instead. Each request has a random text of half to one and a half\n"
+               "times --prompt-tokens. The ideal beside it has all prompts at the speed of one long prompt, and all\n"
+               "answers at that of a full batch in step. With --url the requests go to a server, as streams.\n",
     .examples = "  kakeya bench --context-frontiers 0,1024,4096\n"
                 "  kakeya bench --synthetic 26b-a4b:layers=6 --threads 2 --csv bench.csv\n"
                 "  kakeya bench --sessions 1,4,8 --context-frontiers 1238\n"
@@ -219,46 +217,48 @@ int cli_bench(int argc, char **argv) {
     cli_shared_init(&arguments.shared, shared);
     const cli_option own[] = {
         CLI_OPTION(.name = "context-frontiers", .argument = "N,N,...", .kind = CLI_INTS, .target = &arguments.contexts,
-                   .min = 0, .max = INT_MAX, .help = "contexts behind which to measure (0,1024,4096)"),
+                   .min = 0, .max = INT_MAX, .help = "context lengths at which to measure (0,1024,4096)"),
         CLI_OPTION(.name = "prompt-tokens", .argument = "N", .kind = CLI_INT, .target = &arguments.prompt_tokens,
-                   .min = 1, .max = 1 << 20, .help = "length of the measured prompt, or of requests' on average (512)"),
+                   .min = 1, .max = 1 << 20,
+                   .help = "length of the measured prompt, or the average length with --requests (512)"),
         CLI_OPTION(.name = "decode-tokens", .argument = "N", .kind = CLI_INT, .target = &arguments.decode_tokens,
-                   .min = 1, .max = 1 << 16, .help = "tokens of one decode measurement (32)"),
+                   .min = 1, .max = 1 << 16, .help = "tokens per decode measurement (32)"),
         CLI_OPTION(.name = "verify-rows", .argument = "N,N,...", .kind = CLI_INTS, .target = &arguments.verify_rows,
                    .min = 1, .max = BACKEND_MAX_DECODE_ROWS,
                    .help = "rows verified in one forward; costs are relative to 1 (1,2,4,8,16)"),
         CLI_OPTION(.name = "sessions", .argument = "N,N,...", .kind = CLI_INTS, .target = &arguments.sessions, .min = 1,
                    .max = BENCH_MAX_SESSIONS,
-                   .help = "measure so many sessions that decode together instead, and a prompt beside them"),
+                   .help = "measure this many sessions that decode together, and a prompt beside them, instead"),
         CLI_OPTION(.name = "stall-ms", .argument = "N", .kind = CLI_INT, .target = &arguments.stall_ms, .min = 0,
                    .max = 10000,
-                   .help = "prompt work in a step beside the decodes of --sessions or --requests (0: the scheduler's "
-                           "own, 200, on a GPU 60)"),
+                   .help = "prompt work in a step beside the decodes of --sessions or --requests "
+                           "(0: the scheduler's default, 200, on a GPU 60)"),
         CLI_OPTION(.name = "requests", .argument = "N", .kind = CLI_INT, .target = &arguments.requests, .min = 1,
-                   .max = BENCH_MAX_REQUESTS, .help = "measure so many requests for prompt and answer instead"),
+                   .max = BENCH_MAX_REQUESTS,
+                   .help = "measure a busy engine with this many requests for prompt and answer instead"),
         CLI_OPTION(.name = "answer-tokens", .argument = "N", .kind = CLI_INT, .target = &arguments.answer_tokens,
-                   .min = 1, .max = 1 << 20, .help = "with --requests: of every answer (128)"),
+                   .min = 1, .max = 1 << 20, .help = "with --requests: length of every answer (128)"),
         CLI_OPTION(.name = "rate", .argument = "R", .kind = CLI_FLOAT, .target = &arguments.rate, .min = 0, .max = 1e6,
-                   .help = "with --requests: so many a second (0: all at once)"),
+                   .help = "with --requests: requests per second (0: all at once)"),
         CLI_OPTION(.name = "outstanding", .argument = "N", .kind = CLI_INT, .target = &arguments.outstanding, .min = 0,
                    .max = BENCH_MAX_REQUESTS,
-                   .help = "with --requests: at most so many under way, the others wait (0: no limit)"),
+                   .help = "with --requests: maximum number under way; the others wait (0: no limit)"),
         CLI_OPTION(.name = "max-batch", .argument = "N", .kind = CLI_INT, .target = &arguments.shared.max_batch,
                    .min = 1, .max = BACKEND_MAX_SEGMENTS,
-                   .help = "with --requests: answers that are computed at the same time (64)"),
+                   .help = "with --requests: maximum number of answers computed at the same time (64)"),
         CLI_OPTION(.name = "mode", .argument = "MODE", .kind = CLI_CHOICE, .target = &arguments.mode,
                    .choices = cli_mode_names, .help = "with --requests: ar, ngram, speculative or auto (ar)"),
         CLI_OPTION(.name = "recorded", .argument = "FILE", .kind = CLI_TEXT, .target = &arguments.recorded,
-                   .help = "with --requests: what an earlier run printed with --json; the ideal takes the faster of "
-                           "its speeds and this run's"),
+                   .help = "with --requests: output of an earlier run with --json; the ideal uses "
+                           "the faster of the speeds of both"),
         CLI_OPTION(.name = "url", .argument = "URL", .kind = CLI_TEXT, .target = &arguments.url,
-                   .help = "with --requests: send them to this server, which has OpenAI's /v1/completions"),
+                   .help = "with --requests: send them to this server's /v1/completions (OpenAI's API)"),
         CLI_OPTION(.name = "api-key", .argument = "KEY", .kind = CLI_TEXT, .target = &arguments.key,
-                   .help = "with --url: one of the server's keys (the first of $KAKEYA_API_KEYS)"),
+                   .help = "with --url: key of the server (the first of $KAKEYA_API_KEYS)"),
         CLI_OPTION(.name = "repeats", .argument = "N", .kind = CLI_INT, .target = &arguments.repeats, .min = 1,
                    .max = BENCH_MAX_REPEATS - 1, .help = "repetitions of every measurement (5, with --requests 3)"),
         CLI_OPTION(.name = "profile", .kind = CLI_FLAG, .target = &arguments.profile,
-                   .help = "also where one decode step spends its time, kernel by kernel (cuda, mlx)"),
+                   .help = "also print where one decode step spends its time, kernel by kernel (cuda, mlx)"),
         CLI_OPTION(.name = "csv", .argument = "FILE", .kind = CLI_TEXT, .target = &arguments.csv,
                    .help = "write the rows as CSV too"),
         {.name = NULL},

@@ -11,12 +11,12 @@ static const cli_command command = {
     .name = "convert",
     .summary = "Writes a model in another format: quantised, or in floating point.",
     .operands = "MODEL OUT",
-    .details =
-        "MODEL is a directory or a GGUF file with weights in F32, F16 or BF16. OUT must not exist; it appears when\n"
-        "it is complete. What reads pictures keeps its form; of a GGUF file it is beside it, in mmproj-OUT. 'f32',\n"
-        "'f16' and 'bf16' make a directory of any model, also of a quantised one. 'tiles' are for a model that is\n"
-        "quantised already: what a CPU otherwise arranges in memory each time it loads the model is kept in a file,\n"
-        "and mapped: FILE.gguf.tiles, or model.tiles in a directory.\n",
+    .details = "MODEL is a directory or a GGUF file with weights in F32, F16 or BF16. OUT must not exist; it\n"
+               "appears when it is complete. What reads pictures keeps its form; of a GGUF file it is beside it,\n"
+               "in mmproj-OUT. 'f32', 'f16' and 'bf16' make a directory of any model, also of a quantised one.\n"
+               "'tiles' are for a model that is quantised already: what a CPU otherwise arranges in memory each\n"
+               "time it loads the model is kept in a file, and mapped: FILE.gguf.tiles, or model.tiles in a\n"
+               "directory.\n",
     .examples =
         "  kakeya convert google/gemma-4-26B-A4B-it gemma-4-26b-q4_k_m.gguf --to q4_k_m\n"
         "  kakeya convert ~/models/gemma-4-E4B-it gemma-4-e4b-4bit --to affine4\n"

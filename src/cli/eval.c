@@ -19,7 +19,7 @@ static const char all_policies[] = "native, sink-window and, with an f_theta, re
 
 static const cli_command niah_command = {
     .name = "eval niah",
-    .summary = "Needle in a haystack: recall, resident K/V and speed of attention policies side by side.",
+    .summary = "Needle in a haystack: recall, resident K/V and speed of attention policies.",
     .operands = "",
     .details = "Every policy runs one token at a time and in --mode on the same prompts. --mix-alpha and\n"
                "--identity-restore add diagnostic rows in which evicted K/V are alpha * own + (1 - alpha) * f_theta\n"
@@ -103,7 +103,7 @@ static int run_niah(int argc, char **argv, const eval_again *again) {
 
 static const cli_command fidelity_command = {
     .name = "eval fidelity",
-    .summary = "Perplexity, top-1 agreement and KL divergence against native attention, teacher-forced.",
+    .summary = "Perplexity, top-1 agreement and KL divergence against native attention.",
     .operands = "[FILE]...",
     .details = "Text files are cut into sequences of --prompt-length + --score-tokens tokens. A file of ids is a\n"
                "JSON object with \"sequences\", an array of id arrays or of objects with \"input_ids\", and\n"
@@ -123,12 +123,11 @@ static int run_fidelity(int argc, char **argv, const eval_again *again) {
     eval_fidelity_options o = {.score_tokens = 64, .turns = 1};
     const cli_option own[] = {
         CLI_OPTION(.name = "text", .argument = "FILE", .kind = CLI_TEXTS, .target = &texts,
-                   .help = "a text file; may be given again (without any: the bundled sources)"),
+                   .help = "a text file; may be repeated (without any: the bundled sources)"),
         CLI_OPTION(.name = "ids-json", .argument = "FILE", .kind = CLI_TEXT, .target = &o.ids_json,
                    .help = "sequences of token ids"),
         CLI_OPTION(.name = "prompt-length", .argument = "N", .kind = CLI_INT, .target = &o.prompt_length, .min = 0,
-                   .max = 1 << 24,
-                   .help = "tokens of prompt in front of the scored ones (as the ids file says, else 600)"),
+                   .max = 1 << 24, .help = "prompt tokens before the scored ones (as the ids file says, else 600)"),
         CLI_OPTION(.name = "score-tokens", .argument = "N", .kind = CLI_INT, .target = &o.score_tokens, .min = 1,
                    .max = 1 << 24, .help = "scored tokens per sequence of a text (64)"),
         CLI_OPTION(.name = "max-sequences", .argument = "N", .kind = CLI_INT, .target = &o.max_sequences, .min = 0,
@@ -212,7 +211,7 @@ static int run_code(int argc, char **argv, const eval_again *again) {
         CLI_OPTION(.name = "repetitions", .argument = "N", .kind = CLI_INT, .target = &o.repetitions, .min = 1,
                    .max = 1000, .help = "runs of every arm on every file (5)"),
         CLI_OPTION(.name = "prompt-tokens", .argument = "N", .kind = CLI_INT, .target = &o.prompt_tokens, .min = 16,
-                   .max = 1 << 24, .help = "taken from the start of each file (512)"),
+                   .max = 1 << 24, .help = "prompt tokens, from the start of each file (512)"),
         MAX_TOKENS_OPTION(o, "96"),
         POLICIES_OPTION(c, "native"),
         REPORT_OPTION(c),
@@ -239,13 +238,12 @@ static int run_code(int argc, char **argv, const eval_again *again) {
 
 static const cli_command acceptance_command = {
     .name = "eval acceptance",
-    .summary =
-        "How many drafts are accepted, by position: of each drafter, a DFlash drafter in both forms, and of n-grams.",
+    .summary = "Accepted drafts by position: each drafter, both DFlash forms, and n-grams.",
     .operands = "[FILE]",
-    .details =
-        "The file holds JSON lines with \"prompt\" (the HumanEval form) or \"turns\", plain or gzip; prompts with a\n"
-        "\"category\" are also counted by it. Public engines disagree whether a DFlash drafter's block embeddings\n"
-        "are scaled by sqrt(hidden size); the form with more tokens per forward is the right one.\n",
+    .details = "The file holds JSON lines with \"prompt\" (the HumanEval form) or \"turns\", plain or gzip; prompts\n"
+               "with a \"category\" are also counted by it. Public engines disagree whether a DFlash drafter's block\n"
+               "embeddings are scaled by sqrt(hidden size); the form with more tokens per forward is the right\n"
+               "one.\n",
     .examples = "  kakeya eval acceptance --jsonl HumanEval.jsonl.gz --report a.json\n",
 };
 
@@ -287,17 +285,17 @@ static int run_acceptance(int argc, char **argv, const eval_again *again) {
 
 static const cli_command lossless_command = {
     .name = "eval lossless",
-    .summary = "Compares the tokens of every decode mode with plain autoregression: the streams must be equal.",
+    .summary = "Checks that every decode mode gives the tokens of plain autoregression.",
     .operands = "[FILE]...",
-    .details =
-        "Prompts are needles, stretches of the source files (without any: the bundled ones) and random ids;\n"
-        "temperatures 0, 0.7 and 1; draft lengths 1 to 16; several prompt chunkings; 1 and 2 threads; native\n"
-        "and restored attention. Under every policy an answer is also cut and said again. The first few prompts\n"
-        "also run the slow references: every token by a whole new forward, every block from a new drafter\n"
-        "context.\n"
-        "--batch compares sessions that are computed together with the same sessions alone instead, and their\n"
-        "log-probabilities to the bit: compositions of up to --sessions sessions, drawn by seed, with prompts\n"
-        "beside answers, forks, answers that are cancelled, every mode and policy, temperatures 0 and 1.\n",
+    .details = "Prompts are needles, stretches of the source files (without any: the bundled ones) and random ids;\n"
+               "temperatures 0, 0.7 and 1; draft lengths 1 to 16; several prompt chunkings; 1 and 2 threads;\n"
+               "native and restored attention. Under every policy an answer is also cut and said again. The first\n"
+               "few prompts also run the slow references: every token by a whole new forward, every block from a\n"
+               "new drafter context.\n"
+               "--batch compares sessions that are computed together with the same sessions alone instead, and\n"
+               "their log-probabilities to the bit: compositions of up to --sessions sessions, drawn by seed, with\n"
+               "prompts beside answers, forks, answers that are cancelled, every mode and policy, temperatures 0\n"
+               "and 1.\n",
     .examples = "  kakeya eval lossless --prompts 200 --report l.json\n"
                 "  kakeya eval lossless --batch --compositions 100 --report b.json\n",
 };
@@ -320,9 +318,10 @@ static int run_lossless(int argc, char **argv, const eval_again *again) {
         CLI_OPTION(.name = "batch", .kind = CLI_FLAG, .target = &batch,
                    .help = "compare sessions together with the same sessions alone instead"),
         CLI_OPTION(.name = "compositions", .argument = "N", .kind = CLI_INT, .target = &b.compositions, .min = 1,
-                   .max = 1 << 20, .help = "with --batch: how many, of 1 to --sessions sessions each (40)"),
+                   .max = 1 << 20,
+                   .help = "with --batch: number of compositions, of 1 to --sessions sessions each (40)"),
         CLI_OPTION(.name = "sessions", .argument = "N", .kind = CLI_INT, .target = &b.sessions, .min = 2,
-                   .max = LOSSLESS_BATCH_SESSIONS, .help = "with --batch: of the largest composition (32)"),
+                   .max = LOSSLESS_BATCH_SESSIONS, .help = "with --batch: sessions of the largest composition (32)"),
         POLICIES_OPTION(c, "--batch: all"),
         REPORT_OPTION(c),
         {.name = NULL},
@@ -353,12 +352,11 @@ static int run_lossless(int argc, char **argv, const eval_again *again) {
 
 static const cli_command draft_policy_command = {
     .name = "eval draft-policy",
-    .summary = "What the choice of draft lengths is worth, and how much each of its constants matters.",
+    .summary = "Benefit of choosing draft lengths, and the influence of each of its constants.",
     .operands = "[FILE]...",
-    .details =
-        "Texts are recorded once: code (the files; without any, the bundled ones), needles and random text, each with\n"
-        "the drafts and the times of blocks. Then they are decoded again from the recording, on its own clock, under\n"
-        "other policies.\n",
+    .details = "Texts are recorded once: code (the files; without any, the bundled ones), needles and random text,\n"
+               "each with the drafts and the times of blocks. Then they are decoded again from the recording, on\n"
+               "its own clock, under other policies.\n",
     .examples = "  kakeya eval draft-policy --trace t.json\n  kakeya eval draft-policy --replay t.json\n",
 };
 
@@ -422,7 +420,7 @@ static int run_draft_policy(int argc, char **argv, const eval_again *again) {
 
 static const cli_command kv_format_command = {
     .name = "eval kv-format",
-    .summary = "Formats for K/V of full-attention layers: bytes, error, divergence, recall and speed side by side.",
+    .summary = "K/V formats of full-attention layers: bytes, error, divergence, recall and speed.",
     .operands = "[FILE]...",
     .details = "Sessions keep float32, and every vector of K and V is packed, unpacked and attended as the format\n"
                "under test gives it back. With --as-stored, and on backends other than cpu, sessions keep the\n"
@@ -447,7 +445,7 @@ static int run_kv_format(int argc, char **argv, const eval_again *again) {
         CLI_OPTION(.name = "formats", .argument = "LIST", .kind = CLI_TEXT, .target = &formats,
                    .help = "with commas (all of them); identity is always compared with"),
         CLI_OPTION(.name = "prompt-length", .argument = "N", .kind = CLI_INT, .target = &o.prompt_length, .min = 1,
-                   .max = 1 << 24, .help = "tokens of prompt in front of the scored ones (256)"),
+                   .max = 1 << 24, .help = "prompt tokens before the scored ones (256)"),
         CLI_OPTION(.name = "score-tokens", .argument = "N", .kind = CLI_INT, .target = &o.score_tokens, .min = 1,
                    .max = 1 << 24, .help = "scored tokens per sequence (64)"),
         CLI_OPTION(.name = "sequences", .argument = "N", .kind = CLI_INT, .target = &o.sequences, .min = 1,
@@ -484,12 +482,12 @@ static int run_kv_format(int argc, char **argv, const eval_again *again) {
 
 static const cli_command mac_command = {
     .name = "eval mac-acceptance",
-    .summary = "Whether the MLX backend does on this machine what it should, in one report to be sent back.",
+    .summary = "Acceptance test of the MLX backend on this machine, with one report to send back.",
     .operands = "[FILE]...",
-    .details = "Tokens row by row, greedy answers and sessions that move, against the CPU backend; every decode mode;\n"
-               "memory along a session of 7,000 tokens; speed beside what the device allows; then eval lossless and\n"
-               "eval niah. One engine is open at a time. --backend is mlx and --precision bf16, unless others are\n"
-               "named.\n",
+    .details = "Tokens row by row, greedy answers and sessions that move, against the CPU backend; every decode\n"
+               "mode; memory along a session of 7,000 tokens; speed beside what the device allows; then eval\n"
+               "lossless and eval niah. One engine is open at a time. --backend is mlx and --precision bf16,\n"
+               "unless others are named.\n",
     .examples = "  kakeya eval mac-acceptance --report mac.json && kakeya gate mac.json\n"
                 "  kakeya eval mac-acceptance --quick --precision f32 --report quick.json\n",
 };
@@ -520,7 +518,7 @@ static int run_mac(int argc, char **argv, const eval_again *again) {
         CLI_OPTION(.name = "quick", .kind = CLI_FLAG, .target = &o.quick,
                    .help = "without lossless and niah, and with a session of 700 tokens: minutes"),
         CLI_OPTION(.name = "memory-tokens", .argument = "N", .kind = CLI_INT, .target = &o.memory_tokens, .min = 70,
-                   .max = 1 << 20, .help = "of the session whose memory is looked at (7000; quick: 700)"),
+                   .max = 1 << 20, .help = "tokens of the session whose memory is measured (7000; quick: 700)"),
         REPORT_OPTION(c),
         {.name = NULL},
     };

@@ -76,6 +76,6 @@ int eval_finish(eval_command *c, const char *name, kakeya_status status, eval_re
                .max = 1 << 20, .help = "generated tokens per run, at most (" default_text ")")
 #define SEED_OPTION(o)                                                                                                 \
     CLI_OPTION(.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &(o).seed,                               \
-               .help = "of prompts and sampling (42)")
+               .help = "random seed for prompts and sampling (42)")
 
 #endif

@@ -12,12 +12,12 @@ static const cli_command command = {
     .name = "explain",
     .summary = "Prints the list of operations that a step consists of, as a backend would run it, with bounds.",
     .operands = "",
-    .details =
-        "A step computes --rows tokens of one session behind --position others, which are decoded or verified,\n"
-        "and beside them --prompt tokens of another session's text, as far as a forward takes so many. Nothing\n"
-        "is computed and no weight is read: bytes are those of weights and K/V that the operation cannot avoid,\n"
-        "the bound is what reading them, or the operations, take at the rates of this machine, which are\n"
-        "measured first, or are stated. Rows marked + run in one kernel with the row before.\n",
+    .details = "A step computes --rows tokens of one session after --position others, which are decoded or\n"
+               "verified, and beside them --prompt tokens of another session's text, as far as a forward takes so\n"
+               "many. Nothing is computed and no weight is read: bytes are those of weights and K/V that the\n"
+               "operation cannot avoid, the bound is what reading them, or the operations, take at the rates of\n"
+               "this machine, which are measured first, or are stated. Rows marked + run in one kernel with the\n"
+               "row before.\n",
     .examples = "  kakeya explain\n"
                 "  kakeya explain --synthetic 26b-a4b --rows 8 --position 16000\n"
                 "  kakeya explain --model gemma-4-e2b --prompt 512 --read-gb 40 --gflops 1500 --json\n",

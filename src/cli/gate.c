@@ -20,13 +20,13 @@ static const cli_command command = {
     .name = "gate",
     .summary = "Checks reports of `kakeya eval` and `kakeya verify`: derives every verdict again from the raw rows.",
     .operands = "FILE...",
-    .details = "Exit status 0 if every report passes, 1 otherwise, with one line '[CODE] what is wrong' per violation. "
-               "The codes are\n"
-               "explained in docs/reports.md.\n"
+    .details = "Exit status 0 if every report passes, 1 otherwise, with one line '[CODE] what is wrong' per\n"
+               "violation. The codes are explained in docs/reports.md.\n"
                "\n"
-               "With --replay, the report's evaluation runs again, all but some of its rows left out: tokens, drafts,\n"
-               "likelihoods and divergences are compared on bits, and the probability is printed with which a change\n"
-               "of the report is found. The model is the one that the report's command names, or --model.\n",
+               "With --replay, the report's evaluation runs again, all but some of its rows left out: tokens,\n"
+               "drafts, likelihoods and divergences are compared on bits, and the probability is printed with\n"
+               "which a change of the report is found. The model is the one that the report's command names, or\n"
+               "--model.\n",
     .examples = "  kakeya eval niah --report r.json && kakeya gate r.json\n"
                 "  kakeya gate r.json --replay 10 --model models/demo\n",
 };

@@ -10,13 +10,13 @@
 
 static const cli_command command = {
     .name = "info",
-    .summary =
-        "Describes a model before anything is loaded: architecture, parameters, bytes per token and per session.",
+    .summary = "Describes a model without loading it: architecture, parameters, bytes per token and session.",
     .operands = "[MODEL]",
-    .details =
-        "--sessions adds how many sessions fit at once beside weights and workspace into this machine's free\n"
-        "memory, or into --memory: that of a GPU, which need not be here, or with --backend cpu of a machine.\n"
-        "--image describes a picture instead: how a model resizes it, and the tokens that it takes, at each budget.\n",
+    .details = "--sessions adds how many sessions fit at once beside weights and workspace into this machine's\n"
+               "free memory, or into --memory: that of a GPU, which need not be here, or with --backend cpu of a\n"
+               "machine.\n"
+               "--image describes a picture instead: how a model resizes it, and the tokens that it takes, at each\n"
+               "budget.\n",
     .examples = "  kakeya info --context 7300\n"
                 "  kakeya info --synthetic 26b-a4b --context 62000 --json\n"
                 "  kakeya info gemma-4-26b-q4_k_m.gguf --stored\n"
@@ -326,7 +326,7 @@ int cli_info(int argc, char **argv) {
         CLI_OPTION(.name = "check", .kind = CLI_FLAG, .target = &arguments.check,
                    .help = "the same, and that every scale and value in them is a finite number"),
         CLI_OPTION(.name = "memory", .argument = "BYTES", .kind = CLI_BYTES, .target = &arguments.memory_bytes,
-                   .help = "with --sessions: into so much memory (what is free here; K, M, G may follow)"),
+                   .help = "with --sessions: memory that they must fit into (what is free here; K, M, G may follow)"),
         CLI_OPTION(.name = "image", .argument = "FILE", .kind = CLI_TEXT, .target = &arguments.image,
                    .help = "a picture ('-': standard input) instead of a model: its size and tokens at each budget"),
         {.name = NULL},

@@ -20,8 +20,8 @@ typedef struct verb {
 static const verb verbs[] = {
     {"run", "answer a prompt, or chat", cli_run},
     {"serve", "answer HTTP clients", cli_serve},
-    {"top", "what a running server does", cli_top},
-    {"sessions", "what a server has saved", cli_sessions},
+    {"top", "watch a running server", cli_top},
+    {"sessions", "list, show and remove saved sessions", cli_sessions},
     {"tokenize", "text to token ids and back", cli_tokenize},
     {"score", "log-likelihood of given tokens, logits and hidden states", cli_score},
     {"info", "architecture, parameters and memory of a model, before loading it", cli_info},
@@ -29,10 +29,10 @@ static const verb verbs[] = {
     {"convert", "quantise a model: to a GGUF file or an MLX directory", cli_convert},
     {"bench", "speed beside what the hardware allows", cli_bench},
     {"eval", "recall, fidelity, speed and losslessness, with a report", cli_eval},
-    {"verify", "a certificate: the same tokens however they are computed", cli_verify},
+    {"verify", "certify that tokens do not depend on how they are computed", cli_verify},
     {"gate", "check reports of eval and verify by their raw rows", cli_gate},
     {"train", "an f_theta for restored attention, or a drafter, from text", cli_train},
-    {"remote", "evaluations on a machine that is not here", cli_remote},
+    {"remote", "run evaluations on another machine", cli_remote},
 };
 
 enum { VERB_COUNT = sizeof verbs / sizeof verbs[0] };

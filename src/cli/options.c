@@ -15,6 +15,7 @@ enum {
     LIST_CODE,
     FIRST_CODE, /* getopt codes of the tables' entries */
     HELP_COLUMN = 30,
+    HELP_WIDTH = 100, /* columns of a line */
 };
 
 static void print_usage_line(FILE *out, const cli_command *command) {
@@ -32,16 +33,33 @@ int cli_usage_error(const cli_command *command, const char *format, ...) {
     return CLI_USAGE;
 }
 
+/* Prints text from HELP_COLUMN on, where the cursor is, and breaks it between words. */
+static void print_wrapped(const char *text) {
+    for (const size_t room = HELP_WIDTH - HELP_COLUMN;;) {
+        size_t length = strlen(text);
+        if (length > room) {
+            for (length = room; length > 0 && text[length] != ' ';) length--;
+            if (!length) length = strcspn(text, " "); /* a word that is longer than a line */
+        }
+        printf("%.*s\n", (int)length, text);
+        text += length;
+        if (!*text) return;
+        text++;
+        printf("%*s", HELP_COLUMN, "");
+    }
+}
+
 static void print_table(const cli_option *table) {
     for (const cli_option *option = table; option->name; option++) {
         char left[64];
         snprintf(left, sizeof left, "  --%s%s%s", option->name, option->argument ? " " : "",
                  option->argument ? option->argument : "");
         if (strlen(left) < HELP_COLUMN) {
-            printf("%-*s%s\n", HELP_COLUMN, left, option->help);
+            printf("%-*s", HELP_COLUMN, left);
         } else {
-            printf("%s\n%*s%s\n", left, HELP_COLUMN, "", option->help);
+            printf("%s\n%*s", left, HELP_COLUMN, "");
         }
+        print_wrapped(option->help);
     }
 }
 
@@ -51,7 +69,7 @@ static void print_help(const cli_command *command, const cli_option *own, const 
     if (command->details) printf("\n%s", command->details);
     printf("\nOptions:\n");
     print_table(own);
-    printf("%-*s%s\n", HELP_COLUMN, "  --help", "this text");
+    printf("%-*s%s\n", HELP_COLUMN, "  --help", "print this help");
     if (shared) {
         printf("\nShared options:\n");
         print_table(shared);

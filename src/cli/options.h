@@ -36,7 +36,7 @@ typedef struct cli_ints {
 typedef struct cli_option {
     const char *name;     /* "max-tokens"; NULL ends the table */
     const char *argument; /* "N", shown in the help; NULL for flags */
-    const char *help;     /* one line */
+    const char *help;     /* one line; --help wraps it */
     cli_kind kind;
     void *target;
     double min, max;            /* CLI_INT, CLI_FLOAT, CLI_INTS */

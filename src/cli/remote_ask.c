@@ -17,7 +17,7 @@
 
 #define POLL_OPTION(TARGET)                                                                                            \
     CLI_OPTION(.name = "poll", .argument = "SECONDS", .kind = CLI_INT, .target = &(TARGET), .min = 1, .max = 3600,     \
-               .help = "between two looks at the bus (10)")
+               .help = "interval between two polls of the bus (10)")
 #define JSON_OPTION(TARGET)                                                                                            \
     CLI_OPTION(.name = "json", .kind = CLI_FLAG, .target = &(TARGET), .help = "one JSON object on stdout")
 #define REPORT_OPTION(TARGET)                                                                                          \
@@ -234,14 +234,15 @@ int remote_run(int argc, char **argv) {
     int seconds = 10;
     const cli_option own[] = {
         CLI_OPTION(.name = "param", .argument = "NAME=VALUE", .kind = CLI_TEXTS, .target = &params,
-                   .help = "a parameter of the preset (kakeya remote presets); may be given again"),
+                   .help = "a parameter of the preset (kakeya remote presets); may be repeated"),
         CLI_OPTION(.name = "input", .argument = "NAME=FILE", .kind = CLI_TEXTS, .target = &inputs,
-                   .help = "a file that goes with the request, at most 1 MB; may be given again"),
+                   .help = "a file that goes with the request, at most 1 MB; may be repeated"),
         CLI_OPTION(.name = "model", .argument = "NAME", .kind = CLI_TEXT, .target = &wish.model,
-                   .help = "as the worker calls it (demo)"),
+                   .help = "the model, as the worker calls it (demo)"),
         CLI_OPTION(.name = "worker", .argument = "NAME", .kind = CLI_TEXT, .target = &wish.worker,
-                   .help = "the one that is to run it (any)"),
-        CLI_OPTION(.name = "wait", .kind = CLI_FLAG, .target = &wait, .help = "until there is a result, and fetch it"),
+                   .help = "worker that runs it (any)"),
+        CLI_OPTION(.name = "wait", .kind = CLI_FLAG, .target = &wait,
+                   .help = "wait until there is a result, and fetch it"),
         REPORT_OPTION(report),
         REPLAY_OPTIONS(replay),
         POLL_OPTION(seconds),
@@ -325,8 +326,7 @@ static kakeya_status print_status_json(client *c, const char *nonce, client_stat
 
 static const cli_command status_command = {
     .name = "remote status",
-    .summary =
-        "Says where a request is: waiting, claimed by whom and until when, with the end of its log, or answered.",
+    .summary = "Shows the state of a request: waiting, claimed (by whom, until when, end of the log) or answered.",
     .operands = "[NONCE]",
     .details = "Without a nonce: the newest request that was made here.\n",
     .examples = "  kakeya remote status --follow\n",
@@ -337,7 +337,7 @@ int remote_status(int argc, char **argv) {
     bool follow = false, as_json = false;
     int seconds = 10;
     const cli_option own[] = {
-        CLI_OPTION(.name = "follow", .kind = CLI_FLAG, .target = &follow, .help = "until there is a result"),
+        CLI_OPTION(.name = "follow", .kind = CLI_FLAG, .target = &follow, .help = "wait until there is a result"),
         POLL_OPTION(seconds),
         JSON_OPTION(as_json),
         REMOTE_PLACE_OPTIONS(place),
@@ -420,8 +420,8 @@ static const cli_command fetch_command = {
     .name = "remote fetch",
     .summary = "Takes a result: verifies who made it and for what, and lets the gate judge its report here.",
     .operands = "[NONCE]",
-    .details = "Prints the outcome, the gate's verdicts there and here, and where the files lie. Exit status 0 if the\n"
-               "run was done and the gate does not refuse its report. Without a nonce: the newest request.\n",
+    .details = "Prints the outcome, the gate's verdicts there and here, and where the files lie. Exit status 0 if\n"
+               "the run was done and the gate does not refuse its report. Without a nonce: the newest request.\n",
     .examples = "  kakeya remote fetch 20261121T203012Z-9f3c2ab1 --report r.json\n",
 };
 
@@ -486,8 +486,7 @@ int remote_cancel(int argc, char **argv) {
 
 static const cli_command clean_command = {
     .name = "remote clean",
-    .summary =
-        "Deletes requests, claims and results that are old, of everybody, from the bus, and their files from here.",
+    .summary = "Deletes everybody's old requests, claims and results from the bus, and their files from here.",
     .operands = "",
     .examples = "  kakeya remote clean --days 30\n",
 };
@@ -497,7 +496,7 @@ int remote_clean(int argc, char **argv) {
     int days = 30;
     const cli_option own[] = {
         CLI_OPTION(.name = "days", .argument = "N", .kind = CLI_INT, .target = &days, .min = 0, .max = 100000,
-                   .help = "what is older goes (30)"),
+                   .help = "delete what is older than this many days (30)"),
         REMOTE_PLACE_OPTIONS(place),
         {.name = NULL},
     };

@@ -46,7 +46,7 @@ int remote_init(int argc, char **argv) {
                    .help = "sign with this SSH key, or with the one in ssh-agent whose public half it is (a new one)"),
         CLI_OPTION(.name = "worker", .kind = CLI_FLAG, .target = &worker, .help = "this end runs evaluations"),
         CLI_OPTION(.name = "model", .argument = "NAME=DIR", .kind = CLI_TEXTS, .target = &models,
-                   .help = "with --worker: a model that requests may name; may be given again"),
+                   .help = "with --worker: a model that requests may name; may be repeated"),
         REMOTE_PLACE_OPTIONS(place),
         {.name = NULL},
     };
@@ -75,11 +75,10 @@ int remote_init(int argc, char **argv) {
 
 static const cli_command allow_command = {
     .name = "remote allow",
-    .summary =
-        "Takes requests of somebody (on a worker), or believes the results of a worker (where requests are made).",
+    .summary = "Allows a requester (on a worker), or trusts the results of a worker (on a requester).",
     .operands = "requester|worker NAME KEY",
-    .details = "KEY is the text of a public SSH key, 'ssh-ed25519 AAAA...', or the file that holds it. A name that is\n"
-               "there already gets the new key and the new limits.\n",
+    .details = "KEY is the text of a public SSH key, 'ssh-ed25519 AAAA...', or the file that holds it. A name that\n"
+               "is there already gets the new key and the new limits.\n",
     .examples = "  kakeya remote allow requester alice 'ssh-ed25519 AAAA...' --preset niah --preset env --minutes 240\n"
                 "  kakeya remote allow worker mini mini.pub\n",
 };
@@ -91,9 +90,9 @@ int remote_allow(int argc, char **argv) {
     int minutes = 0;
     const cli_option own[] = {
         CLI_OPTION(.name = "preset", .argument = "NAME", .kind = CLI_TEXTS, .target = &presets,
-                   .help = "that a requester may ask for; may be given again (all)"),
+                   .help = "preset that a requester may ask for; may be repeated (all)"),
         CLI_OPTION(.name = "minutes", .argument = "N", .kind = CLI_INT, .target = &minutes, .min = 0, .max = 1440,
-                   .help = "of runs a day that a requester may use; 0: no limit (0)"),
+                   .help = "minutes of runs per day that a requester may use; 0: no limit (0)"),
         REMOTE_PLACE_OPTIONS(place),
         {.name = NULL},
     };
@@ -171,7 +170,7 @@ int remote_serve(int argc, char **argv) {
     const cli_option own[] = {
         CLI_OPTION(.name = "once", .kind = CLI_FLAG, .target = &once, .help = "end when there is nothing more to do"),
         CLI_OPTION(.name = "poll", .argument = "SECONDS", .kind = CLI_INT, .target = &poll, .min = 1, .max = 3600,
-                   .help = "between two looks at the bus (30)"),
+                   .help = "interval between two polls of the bus (30)"),
         CLI_OPTION(.name = "install", .kind = CLI_FLAG, .target = &to_install,
                    .help = "write a unit for the user's systemd (on a Mac: a launchd agent) instead, and end"),
         REMOTE_PLACE_OPTIONS(place),

@@ -17,12 +17,12 @@ static const cli_command command = {
     .name = "run",
     .summary = "Answers a prompt. With no prompt on a terminal: a chat.",
     .operands = "[PROMPT]",
-    .details =
-        "The prompt is PROMPT, --prompt-file, --messages, --ids-file or standard input ('-', or a pipe). The answer\n"
-        "streams to stdout, thoughts and a line of figures go to stderr. Without --temperature the answer is greedy.\n"
-        "Prompts and chats run under restored attention where the model has an f_theta, under sink-window where its\n"
-        "report says that restoring is worse than dropping; --raw and --ids-file, which are for exact work, and\n"
-        "models without an f_theta run native. --attention decides otherwise.\n",
+    .details = "The prompt is PROMPT, --prompt-file, --messages, --ids-file or standard input ('-', or a pipe).\n"
+               "The answer streams to stdout, thoughts and a line of figures go to stderr. Without --temperature\n"
+               "the answer is greedy. Prompts and chats run under restored attention where the model has an\n"
+               "f_theta, under sink-window where its report says that restoring is worse than dropping; --raw and\n"
+               "--ids-file, which are for exact work, and models without an f_theta run native. --attention\n"
+               "decides otherwise.\n",
     .examples = "  kakeya run --prompt-file examples/needle-60.txt\n"
                 "  kakeya run --raw --max-tokens 64 --json 'def fibonacci(n):' | jq .stats\n"
                 "  kakeya run --messages conversation.json --tools tools.json --json | jq .message\n"
@@ -423,7 +423,7 @@ int cli_run(int argc, char **argv) {
         CLI_OPTION(.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &options.answer.sampling.seed,
                    .help = "same seed, same answer (0)"),
         CLI_OPTION(.name = "stop", .argument = "TEXT", .kind = CLI_TEXTS, .target = &options.answer.stop,
-                   .help = "end the answer before TEXT; may be given several times"),
+                   .help = "end the answer before TEXT; may be repeated"),
         CLI_OPTION(.name = "json-schema", .argument = "FILE", .kind = CLI_TEXT, .target = &options.schema_file,
                    .help = "the answer is JSON that is valid under the JSON Schema in FILE"),
         CLI_OPTION(.name = "json-object", .kind = CLI_FLAG, .target = &options.json_object,
@@ -436,7 +436,7 @@ int cli_run(int argc, char **argv) {
         CLI_OPTION(.name = "regex", .argument = "TEXT", .kind = CLI_TEXT, .target = &options.regex,
                    .help = "the answer is what the regular expression TEXT matches as a whole"),
         CLI_OPTION(.name = "ignore-eos", .kind = CLI_FLAG, .target = &options.answer.ignore_eos,
-                   .help = "go on after stop tokens"),
+                   .help = "continue after stop tokens"),
         CLI_IMAGE_OPTIONS(&options.images, &options.image_budget),
         {.name = NULL},
     };

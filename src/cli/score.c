@@ -25,16 +25,19 @@ static const cli_command command = {
     .name = "score",
     .summary = "Scores given tokens: row t predicts token t + 1.",
     .operands = "",
-    .details =
-        "JSON: tokens (how many were scored), nll (their summed negative log-likelihood, natural logarithm),\n"
-        "perplexity (exp(nll / tokens)) and token_nll (one by one). With --prompt-length C the first C tokens are a\n"
-        "prompt: only the tokens behind them are scored, and rows t >= C are decode rows under --attention.\n"
-        "--out holds logits (F32 [tokens, vocabulary], after soft-capping) and, with --hidden-states, hidden_states\n"
-        "(F32 [layers + 1, tokens, hidden]: embeddings, each layer's output, the last one after the final norm).\n"
-        "--against compares every row with the logits of such a file, made from the same tokens with other weights,\n"
-        "another precision or another attention: kl (mean KL divergence of this model from the file's), top1 (share\n"
-        "of rows in which both hold the same token likeliest), against_perplexity, token_kl.\n"
-        "--image gives pictures to the runs of the model's image token in --ids-file, one to each, in this order.\n",
+    .details = "JSON: tokens (how many were scored), nll (their summed negative log-likelihood, natural\n"
+               "logarithm), perplexity (exp(nll / tokens)) and token_nll (one by one). With --prompt-length C the\n"
+               "first C tokens are a prompt: only the tokens after them are scored, and rows t >= C are decode\n"
+               "rows under --attention.\n"
+               "--out holds logits (F32 [tokens, vocabulary], after soft-capping) and, with --hidden-states,\n"
+               "hidden_states (F32 [layers + 1, tokens, hidden]: embeddings, each layer's output, the last one\n"
+               "after the final norm).\n"
+               "--against compares every row with the logits of such a file, made from the same tokens with other\n"
+               "weights, another precision or another attention: kl (mean KL divergence of this model from the\n"
+               "file's), top1 (share of rows in which both hold the same token likeliest), against_perplexity,\n"
+               "token_kl.\n"
+               "--image gives pictures to the runs of the model's image token in --ids-file, one to each, in this\n"
+               "order.\n",
     .examples = "  kakeya score --text-file README.md\n"
                 "  kakeya score --ids-file ids.json --prompt-length 600 --attention restored --json\n"
                 "  kakeya score --ids-file ids.json --out logits.safetensors --hidden-states\n"
@@ -208,7 +211,7 @@ int cli_score(int argc, char **argv) {
         CLI_OPTION(.name = "ids-file", .argument = "FILE", .kind = CLI_TEXT, .target = &options.ids_file,
                    .help = "token ids as they are, a JSON array ('-': standard input)"),
         CLI_OPTION(.name = "text-file", .argument = "FILE", .kind = CLI_TEXT, .target = &options.text_file,
-                   .help = "text, tokenised with <bos> in front ('-': standard input)"),
+                   .help = "text, tokenised with <bos> before it ('-': standard input)"),
         CLI_OPTION(.name = "prompt-length", .argument = "C", .kind = CLI_INT, .target = &options.prompt_length,
                    .min = 0, .max = 1 << 30,
                    .help = "the first C tokens are a prompt (0: all rows are prompt rows, all tokens are scored)"),

@@ -65,7 +65,7 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
                     "f_theta for restored attention (MODEL-f-theta beside the model); 'none' goes without, 'synthetic' "
                     "makes one for a synthetic model, 'synthetic:128,256' with these ranks of keys and values"),
         CLI_OPTION(.name = "mmproj", .argument = "FILE", .kind = CLI_TEXT, .target = &shared->mmproj,
-                   .help = "what reads pictures for a GGUF file (in the file itself, or mmproj-*.gguf beside it)"),
+                   .help = "vision encoder of a GGUF file (in the file itself, or mmproj-*.gguf beside it)"),
         CLI_OPTION(.name = "drafter-scaled-embedding", .kind = CLI_FLAG, .target = &shared->drafter_scaled_embedding,
                    .help = "multiply the drafter's block embeddings by sqrt(hidden size)"),
         CLI_OPTION(.name = "drafter-block-bidirectional", .kind = CLI_FLAG,
@@ -88,11 +88,10 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
         CLI_OPTION(.name = "restore-layers", .argument = "WHICH", .kind = CLI_CHOICE, .target = &shared->restore_layers,
                    .choices = restore_layers_names,
                    .help = "sliding (full-attention layers stay exact) or all (sliding)"),
-        CLI_OPTION(
-                .name = "precision", .argument = "TYPE", .kind = CLI_CHOICE, .target = &shared->precision,
-                .choices = precision_names,
-                .help =
-                    "what enters matrix products: auto, f32, bf16, int8 or fp8 (auto: as the checkpoint, never fp8)"),
+        CLI_OPTION(.name = "precision", .argument = "TYPE", .kind = CLI_CHOICE, .target = &shared->precision,
+                   .choices = precision_names,
+                   .help = "type of the inputs of matrix products: auto, f32, bf16, int8 or fp8 "
+                           "(auto: as the checkpoint, never fp8)"),
         CLI_OPTION(.name = "kv-format", .argument = "TYPE", .kind = CLI_CHOICE, .target = &shared->kv_format,
                    .choices = kv_format_names,
                    .help = "resident K/V: auto, f32, bf16, q8 or q4 (auto: f32 at precision f32, else bf16)"),

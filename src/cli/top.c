@@ -23,10 +23,9 @@ static const cli_command command = {
     .name = "top",
     .summary = "Shows what a running server does: answers, tokens per second and per forward, K/V memory, the queue.",
     .operands = "[URL]",
-    .details =
-        "URL is http://127.0.0.1:8080 ($KAKEYA_HOST, $KAKEYA_PORT) unless given. On a terminal the view is drawn\n"
-        "anew at every interval, and q ends it; elsewhere views follow each other. What is told per second is\n"
-        "over the last interval, so the first view has none; --once waits for one interval.\n",
+    .details = "URL is http://127.0.0.1:8080 ($KAKEYA_HOST, $KAKEYA_PORT) unless given. On a terminal the view is\n"
+               "drawn anew at every interval, and q ends it; elsewhere views follow each other. What is told per\n"
+               "second is over the last interval, so the first view has none; --once waits for one interval.\n",
     .examples = "  kakeya top\n"
                 "  kakeya top https://models.example:8080 --api-key \"$KEY\" --once\n",
 };
@@ -200,14 +199,14 @@ static const char *default_url(char buffer[URL_BYTES + 256]) {
 int cli_top(int argc, char **argv) {
     top_options o = {.interval = 2};
     const cli_option own[] = {
-        CLI_OPTION(.name = "once", .kind = CLI_FLAG, .target = &o.once, .help = "one view, and end"),
+        CLI_OPTION(.name = "once", .kind = CLI_FLAG, .target = &o.once, .help = "print one view and exit"),
         CLI_OPTION(.name = "interval", .argument = "SECONDS", .kind = CLI_FLOAT, .target = &o.interval, .min = 0.1,
-                   .max = 3600, .help = "between two looks (2)"),
+                   .max = 3600, .help = "refresh interval (2)"),
         CLI_OPTION(.name = "api-key", .argument = "KEY", .kind = CLI_TEXT, .target = &o.key,
                    .help = "one of the server's keys (the first of $KAKEYA_API_KEYS)"),
         CLI_OPTION(.name = "tls-ca", .argument = "FILE", .kind = CLI_TEXT, .target = &o.ca_file,
-                   .help = "certificates that are trusted, PEM (the system's)"),
-        CLI_OPTION(.name = "tls-insecure", .kind = CLI_FLAG, .target = &o.insecure, .help = "believe any certificate"),
+                   .help = "trusted certificates, PEM (the system's)"),
+        CLI_OPTION(.name = "tls-insecure", .kind = CLI_FLAG, .target = &o.insecure, .help = "accept any certificate"),
         {.name = NULL},
     };
     int operand, status;

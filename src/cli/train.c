@@ -87,18 +87,18 @@ static const cli_command command = {
     .name = "train",
     .summary = "Trains what a model needs: f-theta, for restored attention; drafter, for speculative decoding.",
     .operands = "f-theta --data FILE [FILE]...",
-    .details =
-        "drafter: kakeya train drafter --help says more.\n"
-        "f-theta: the low-rank map that gives evicted K/V back, from the model's own hidden states: no drafter is\n"
-        "needed, but --input drafter can read one. A closed form, out of sums over forwards of the text; no gradient.\n"
-        "--out gets the f_theta, a folder rank-N with the same solution for each other rank, and report.json: what\n"
-        "they are worth on sequences that were held out, beside dropping. Without --rank that text chooses the rank.\n"
-        "What is worse than dropping is not written: without --even-if-worse the command fails. Ctrl-C leaves the\n"
-        "sums in --out; the same command goes on from there.\n"
-        "--distill goes on by gradient descent: rows are decoded with restored K/V and compared with native ones, and\n"
-        "f_theta learns from the difference through the whole model. DIR/start keeps what it began with. It is the\n"
-        "default where a GPU can.\n"
-        "Files are text, or conversations in OpenAI's form, one in a line (.jsonl), or token ids (.json).\n",
+    .details = "For a drafter see kakeya train drafter --help.\n"
+               "f-theta trains the low-rank map that restores evicted K/V from the model's own hidden states. It\n"
+               "needs no drafter, but can read one with --input drafter. The solution has a closed form, computed\n"
+               "from statistics over forwards of the text, without a gradient. --out receives the f_theta, a folder\n"
+               "rank-N with the solution of each other rank, and report.json, which compares restoring with\n"
+               "dropping on held-out sequences. Without --rank these sequences also choose the rank. If the f_theta\n"
+               "is worse than dropping, the command writes none and fails, unless --even-if-worse is given. After\n"
+               "Ctrl-C the statistics remain in --out, and the same command continues from them.\n"
+               "--distill continues by gradient descent: rows decode with restored K/V and are compared with native\n"
+               "ones, and f_theta learns from the difference through the whole model. DIR/start keeps the initial\n"
+               "f_theta. This is the default on a GPU that can do it.\n"
+               "Files are text, conversations in OpenAI's form with one per line (.jsonl), or token ids (.json).\n",
     .examples = "  kakeya train f-theta --data *.py --out my-f-theta\n"
                 "  kakeya train f-theta --data prompts.jsonl --self 256 --temperature 1 --out my-f-theta\n"
                 "  kakeya train f-theta --model M --data chats.jsonl --rank-k 96 --rank-v 160 --out M-f-theta\n"
@@ -664,45 +664,46 @@ int cli_train(int argc, char **argv) {
     cli_shared_init(&c.shared, shared);
     const cli_option closed[] = {
         CLI_OPTION(.name = "data", .argument = "FILE", .kind = CLI_TEXTS, .target = &c.data,
-                   .help = "text (.jsonl: conversations, .json: token ids); may be given again, and as operands"),
+                   .help = "text (.jsonl: conversations, .json: token ids); may be repeated, operands are added"),
         CLI_OPTION(.name = "out", .argument = "DIR", .kind = CLI_TEXT, .target = &c.out,
-                   .help = "where the f_theta goes, and the sums while it is in work"),
+                   .help = "folder for the f_theta, and for the accumulated sums during training"),
         CLI_OPTION(.name = "self", .argument = "N", .kind = CLI_INT, .target = &c.self, .min = 1, .max = 1 << 20,
-                   .help = "data are prompts: train on them and the model's own answers, up to N tokens each"),
+                   .help = "treat the data as prompts; train on them and the model's own answers of up to N tokens"),
         CLI_OPTION(.name = "temperature", .argument = "T", .kind = CLI_FLOAT, .target = &c.temperature, .min = 0,
-                   .max = 100, .help = "of these answers; 0 is greedy (0)"),
+                   .max = 100, .help = "sampling temperature of these answers; 0 is greedy (0)"),
         CLI_OPTION(.name = "input", .argument = "TYPE", .kind = CLI_CHOICE, .target = &c.input, .choices = input_names,
-                   .help = "what is read: aux, the model's hidden states, or drafter, its context (aux)"),
-        CLI_OPTION(.name = "rank", .argument = "N", .kind = CLI_INT, .target = &c.rank, .min = 1, .max = 1 << 16,
                    .help =
-                       "values of one latent for keys and values; of each of two with a drafter (up to 512 and 256:\n"
-                       "chosen by held-out text; 256 and 128 with --distill)"),
+                       "what f_theta reads: aux, the model's hidden states, or drafter, the drafter's context (aux)"),
+        CLI_OPTION(.name = "rank", .argument = "N", .kind = CLI_INT, .target = &c.rank, .min = 1, .max = 1 << 16,
+                   .help = "size of the latent that keys and values share, or with a drafter of "
+                           "each of the two (chosen by held-out text, up to 512 and 256; 256 and 128 with --distill)"),
         CLI_OPTION(.name = "rank-k", .argument = "N", .kind = CLI_INT, .target = &c.rank_k, .min = 1, .max = 1 << 16,
-                   .help = "two latents instead: values of that of keys, which decoding pays for"),
+                   .help = "use two latents; size of the latent of keys, which decoding pays for"),
         CLI_OPTION(.name = "rank-v", .argument = "N", .kind = CLI_INT, .target = &c.rank_v, .min = 1, .max = 1 << 16,
-                   .help = "and of that of values"),
+                   .help = "use two latents; size of the latent of values"),
         CLI_OPTION(.name = "latent-format", .argument = "TYPE", .kind = CLI_CHOICE, .target = &c.latents,
                    .choices = latents_names,
-                   .help = "how sessions keep latents: kv, bf16, q8 or q4 (kv: as their K/V)"),
+                   .help = "format in which sessions keep latents: kv, bf16, q8 or q4 (kv: that of their K/V)"),
         CLI_OPTION(.name = "aux-layers", .argument = "LIST", .kind = CLI_INTS, .target = &c.taps, .min = 0,
                    .max = GEMMA4_MAX_LAYERS - 1,
-                   .help = "layers whose outputs are read (as many as the drafter reads, else 6, evenly spaced)"),
+                   .help = "layers whose outputs f_theta reads (as many as the drafter reads, else 6, evenly spaced)"),
         CLI_OPTION(.name = "tokens", .argument = "N", .kind = CLI_INT, .target = &c.tokens, .min = 1, .max = 1 << 30,
-                   .help = "tokens to train on, at most (400000)"),
+                   .help = "maximum number of tokens to train on (400000)"),
         CLI_OPTION(.name = "sequence", .argument = "N", .kind = CLI_INT, .target = &c.sequence, .min = 64,
-                   .max = 1 << 20, .help = "tokens of a sequence, twice the sliding window or more (1024)"),
+                   .max = 1 << 20, .help = "tokens per sequence, at least twice the sliding window (1024)"),
         CLI_OPTION(.name = "metric-tokens", .argument = "N", .kind = CLI_INT, .target = &c.metric_tokens, .min = 1,
-                   .max = 1 << 30, .help = "tokens whose attention weighs errors (10000)"),
+                   .max = 1 << 30, .help = "number of tokens whose attention weights the errors (10000)"),
         CLI_OPTION(.name = "held-out", .argument = "N", .kind = CLI_INT, .target = &c.held_out, .min = 1,
-                   .max = 1 << 16, .help = "sequences that the report is about (16)"),
+                   .max = 1 << 16, .help = "number of held-out sequences, on which the report is based (16)"),
         CLI_OPTION(.name = "ranks", .argument = "N", .kind = CLI_INT, .target = &c.ranks, .min = 1,
-                   .max = REPORTED_RANKS, .help = "ranks that are written and compared: this one, its half, ... (4)"),
+                   .max = REPORTED_RANKS,
+                   .help = "number of ranks to write and compare: this one, half of it, and so on (4)"),
         CLI_OPTION(.name = "even-if-worse", .kind = CLI_FLAG, .target = &c.even_if_worse,
-                   .help = "write an f_theta that is worse than dropping, too"),
+                   .help = "write the f_theta even if it is worse than dropping"),
         CLI_OPTION(.name = "closed-form", .kind = CLI_FLAG, .target = &c.closed_form,
-                   .help = "no distillation where a GPU would do it unasked"),
+                   .help = "do not distill, even on a GPU, where distillation is the default"),
         CLI_OPTION(.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &c.seed,
-                   .help = "of the order of files, what is held out, sampled answers, steps (0)"),
+                   .help = "random seed for the order of files, held-out sequences, sampled answers and steps (0)"),
     };
     enum { CLOSED = sizeof closed / sizeof *closed };
     cli_option own[CLOSED + TRAIN_DISTILL_OPTIONS + 1] = {0};

@@ -66,12 +66,11 @@ static const cli_command command = {
     .name = "train drafter",
     .summary = "Trains a DFlash drafter, for speculative decoding, on the model's own answers.",
     .operands = "--data FILE [FILE]...",
-    .details =
-        "The files are prompts: text, conversations in OpenAI's form, one in a line (.jsonl), or token ids (.json).\n"
-        "The model answers them, and the drafter learns to draft what it has said: blocks at random places of the\n"
-        "answers. Embedding and head are the model's and stay as they are. --out gets the drafter and report.json:\n"
-        "tokens per forward on prompts that were held out. Ctrl-C leaves answers and weights in --out; the same\n"
-        "command goes on from there to the same drafter.\n",
+    .details = "The files are prompts: text, conversations in OpenAI's form with one per line (.jsonl), or token\n"
+               "ids (.json). The model answers them, and the drafter learns to draft these answers, in blocks at\n"
+               "random places. The drafter shares the model's embedding and head, which are not trained. The\n"
+               "drafter and report.json (tokens per forward on held-out prompts) are written to --out. After\n"
+               "Ctrl-C answers and weights remain there, and the same command continues to the same drafter.\n",
     .examples =
         "  kakeya train drafter --model M --data chats.jsonl --out M-dflash\n"
         "  kakeya train drafter --model M-Q4_0.gguf --init-from M-dflash --scope fc-norms --data *.py --out aligned\n",
@@ -541,62 +540,68 @@ int cli_train_drafter(int argc, char **argv) {
     cli_option shared[CLI_SHARED_OPTIONS];
     cli_shared_init(&c.shared, shared);
     const cli_option own[] = {
-        CLI_OPTION(.name = "data", .argument = "FILE", .kind = CLI_TEXTS, .target = &c.data,
-                   .help = "prompts: text, conversations (.jsonl), token ids (.json); again, or as operands"),
+        CLI_OPTION(
+                .name = "data", .argument = "FILE", .kind = CLI_TEXTS, .target = &c.data,
+                .help =
+                    "prompts: text, conversations (.jsonl) or token ids (.json); may be repeated, operands are added"),
         CLI_OPTION(.name = "out", .argument = "DIR", .kind = CLI_TEXT, .target = &c.out,
-                   .help = "where the drafter goes, and answers and weights while it is in work"),
+                   .help = "folder for the drafter, and for answers and weights during training"),
         CLI_OPTION(.name = "init-from", .argument = "DIR", .kind = CLI_TEXT, .target = &c.init_from,
-                   .help = "begin with this drafter and its shape, not with random weights"),
-        CLI_OPTION(.name = "scope", .argument = "WHICH", .kind = CLI_CHOICE, .target = &c.scope, .choices = scope_names,
-                   .help = "full, or fc-norms: what reads hidden states, and the norms outside of layers (full)"),
+                   .help = "start from this drafter and its shape instead of random weights"),
+        CLI_OPTION(
+                .name = "scope", .argument = "WHICH", .kind = CLI_CHOICE, .target = &c.scope, .choices = scope_names,
+                .help =
+                    "weights to train: full, or fc-norms for the input projection and the norms outside layers (full)"),
         CLI_OPTION(.name = "layers", .argument = "N", .kind = CLI_INT, .target = &c.layers, .min = 1,
-                   .max = DFLASH_MAX_LAYERS, .help = "of a drafter from nothing (5)"),
+                   .max = DFLASH_MAX_LAYERS, .help = "layers of a new drafter (5)"),
         CLI_OPTION(.name = "block", .argument = "N", .kind = CLI_INT, .target = &c.block, .min = 2,
                    .max = LEARNER_MAX_BLOCK,
-                   .help = "a token and the drafts behind it, of a drafter from nothing (16)"),
+                   .help = "block size of a new drafter: one token and the drafts after it (16)"),
         CLI_OPTION(.name = "taps", .argument = "N", .kind = CLI_INT, .target = &c.taps, .min = 1,
-                   .max = DFLASH_MAX_TARGETS, .help = "hidden states that it reads, of a drafter from nothing (6)"),
+                   .max = DFLASH_MAX_TARGETS, .help = "number of hidden states that a new drafter reads (6)"),
         CLI_OPTION(.name = "mask-token", .argument = "ID", .kind = CLI_INT, .target = &c.mask, .min = 0, .max = 1 << 24,
-                   .help = "what stands in a block where a draft is to be, of a drafter from nothing (4)"),
+                   .help = "token that marks the places of drafts in a block of a new drafter (4)"),
         CLI_OPTION(.name = "sequence", .argument = "N", .kind = CLI_INT, .target = &c.sequence, .min = 16,
-                   .max = 1 << 20, .help = "tokens of a prompt and its answer, at most (512)"),
+                   .max = 1 << 20, .help = "maximum length of a prompt with its answer, in tokens (512)"),
         CLI_OPTION(.name = "answer", .argument = "N", .kind = CLI_INT, .target = &c.answer, .min = 2, .max = 1 << 20,
-                   .help = "tokens of an answer, at most (192)"),
+                   .help = "maximum length of an answer, in tokens (192)"),
         CLI_OPTION(.name = "prompts", .argument = "N", .kind = CLI_INT, .target = &c.prompts, .min = 1, .max = 1 << 24,
-                   .help = "that are answered and trained on, at most (1000)"),
+                   .help = "maximum number of prompts to answer and train on (1000)"),
         CLI_OPTION(.name = "answers", .argument = "FILE", .kind = CLI_TEXT, .target = &c.answers_path,
-                   .help = "where answers are kept for other runs with the same data (in --out, while it is in work)"),
+                   .help = "file that keeps answers for other runs with the same data (in --out, during training)"),
         CLI_OPTION(.name = "temperature", .argument = "T", .kind = CLI_FLOAT, .target = &c.temperature, .min = 0,
-                   .max = 100, .help = "of answers; 0 is greedy (0)"),
+                   .max = 100, .help = "sampling temperature of answers; 0 is greedy (0)"),
         CLI_OPTION(.name = "needles", .argument = "X", .kind = CLI_FLOAT, .target = &c.needles, .min = 0, .max = 0.9,
-                   .help = "share of prompts that ask for a code in a long text (0.2; 0 without tokenizer)"),
+                   .help = "share of prompts that ask for a code in a long text (0.2; 0 without a tokenizer)"),
         CLI_OPTION(.name = "held-out", .argument = "N", .kind = CLI_INT, .target = &c.held_out, .min = 1,
-                   .max = 1 << 16, .help = "prompts that the report is about (16)"),
+                   .max = 1 << 16, .help = "number of held-out prompts, on which the report is based (16)"),
         CLI_OPTION(.name = "steps", .argument = "N", .kind = CLI_INT, .target = &c.steps, .min = 1, .max = 1 << 24,
-                   .help = "of the optimiser (500)"),
+                   .help = "number of optimiser steps (500)"),
         CLI_OPTION(.name = "batch", .argument = "N", .kind = CLI_INT, .target = &c.batch, .min = 1, .max = 1 << 12,
-                   .help = "sequences of a step (8)"),
+                   .help = "sequences per step (8)"),
         CLI_OPTION(.name = "blocks", .argument = "N", .kind = CLI_INT, .target = &c.blocks, .min = 1, .max = 1 << 12,
-                   .help = "of a sequence, at random places of its answer (32)"),
+                   .help = "blocks per sequence, at random places of its answer (32)"),
         CLI_OPTION(.name = "prompt-blocks", .argument = "N", .kind = CLI_INT, .target = &c.prompt_blocks, .min = 0,
                    .max = 1 << 12,
-                   .help = "of these, at random places of the prompt instead; one or more stay in the answer (0)"),
+                   .help =
+                       "number of these at random places of the prompt instead; at least one stays in the answer (0)"),
         CLI_OPTION(.name = "decay", .argument = "X", .kind = CLI_FLOAT, .target = &c.decay, .min = 0, .max = 1e6,
-                   .help = "draft i of a block counts exp(-(i-1)/X); 0: all the same (half a block)"),
+                   .help = "weight of draft i of a block is exp(-(i-1)/X); 0: equal weights (half a block)"),
         CLI_OPTION(.name = "rate", .argument = "X", .kind = CLI_FLOAT, .target = &c.rate, .min = 0, .max = 1,
-                   .help = "learning rate at its peak (0.001; 0.0002 with --init-from)"),
+                   .help = "peak learning rate (0.001; 0.0002 with --init-from)"),
         CLI_OPTION(.name = "warm-up", .argument = "N", .kind = CLI_INT, .target = &c.warm_up, .min = 0, .max = 1 << 24,
-                   .help = "steps until the peak (40, or 2/5 of all)"),
+                   .help = "steps until the peak learning rate (40, or 2/5 of all)"),
         CLI_OPTION(.name = "schedule", .argument = "NAME", .kind = CLI_CHOICE, .target = &c.schedule,
-                   .choices = schedule_names, .help = "of the learning rate: cosine or constant (cosine)"),
+                   .choices = schedule_names, .help = "learning rate schedule: cosine or constant (cosine)"),
         CLI_OPTION(.name = "weight-decay", .argument = "X", .kind = CLI_FLOAT, .target = &c.weight_decay, .min = 0,
-                   .max = 1, .help = "of the weights that are trained (0)"),
+                   .max = 1, .help = "weight decay of the trained weights (0)"),
         CLI_OPTION(.name = "store", .argument = "TYPE", .kind = CLI_CHOICE, .target = &c.store, .choices = store_names,
-                   .help = "weights in the file: bf16 or f32 (bf16)"),
+                   .help = "format of the weights in the file: bf16 or f32 (bf16)"),
         CLI_OPTION(.name = "keep", .argument = "BYTES", .kind = CLI_BYTES, .target = &c.keep,
-                   .help = "memory for hidden states of answers, which else are computed again (1G)"),
+                   .help =
+                       "memory for hidden states of answers; those beyond it are computed again in every pass (1G)"),
         CLI_OPTION(.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &c.seed,
-                   .help = "of weights, files, what is held out, sampled answers, places of blocks (0)"),
+                   .help = "random seed for weights, files, held-out prompts, sampled answers and blocks (0)"),
         {.name = NULL},
     };
     int first, status;

@@ -27,15 +27,15 @@ extern char **environ;
 
 static const cli_command command = {
     .name = "verify",
-    .summary = "Certifies that what these weights say on this machine does not depend on how it is computed.",
+    .summary = "Certifies that a model's tokens on this machine do not depend on how they are computed.",
     .operands = "",
-    .details =
-        "Every prompt is answered alone, in one piece, one row at a time, and then again: k + 1 rows at a time,\n"
-        "with drafts of every source that is there, the prompt in pieces, forked, truncated and gone on with, parked,\n"
-        "among other sessions, with other threads, saved and gone on with in another process; at temperature 0 and 1,\n"
-        "under every policy and K/V format that is asked for. Tokens and the bits of their log-probabilities must be\n"
-        "the same. Rounds are begun for --seconds; one is always made. One engine is in memory at a time.\n"
-        "Exit status 0 if nothing differs, 1 otherwise. docs/verify.md explains the page.\n",
+    .details = "Every prompt is answered alone, in one piece, one row at a time, and then again: k + 1 rows at a\n"
+               "time, with drafts of every source that is there, the prompt in pieces, forked, truncated and gone\n"
+               "on with, parked, among other sessions, with other threads, saved and gone on with in another\n"
+               "process; at temperature 0 and 1, under every policy and K/V format that is asked for. Tokens and\n"
+               "the bits of their log-probabilities must be the same. Rounds are begun for --seconds; one is\n"
+               "always made. One engine is in memory at a time. Exit status 0 if nothing differs, 1 otherwise.\n"
+               "docs/verify.md explains the page.\n",
     .examples =
         "  kakeya verify --seconds 60 --report v.json && kakeya gate v.json\n"
         "  kakeya verify --kv-formats bf16,q8 --policies native,restored --report v.json --sign ~/.ssh/id_ed25519\n"
@@ -231,9 +231,9 @@ int cli_verify(int argc, char **argv) {
     eval_drop_option(c.eval.shared_table, "kv-format");
     const cli_option own[] = {
         CLI_OPTION(.name = "seconds", .argument = "N", .kind = CLI_INT, .target = &c.seconds, .min = 1,
-                   .max = MOST_SECONDS, .help = "rounds are begun for so long; more time, more streams (60)"),
+                   .max = MOST_SECONDS, .help = "time during which rounds begin; more time, more streams (60)"),
         CLI_OPTION(.name = "rounds", .argument = "N", .kind = CLI_INT, .target = &o->rounds, .min = 1,
-                   .max = MOST_ROUNDS, .help = "as many rounds, whatever time they take (as --seconds allow)"),
+                   .max = MOST_ROUNDS, .help = "number of rounds, instead of a time (as --seconds allow)"),
         POLICIES_OPTION(c.eval, "native, and restored or sink-window"),
         CLI_OPTION(.name = "kv-formats", .argument = "LIST", .kind = CLI_TEXT, .target = &c.kv_formats,
                    .help = "f32, bf16, q8, q4, with commas (as the precision says)"),

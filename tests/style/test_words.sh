@@ -1,7 +1,21 @@
-# Words: spelling, and phrases that readers stumble over (phrases.txt), in what users read.
+# Words: spelling, and phrases that readers stumble over (phrases.txt), in what users read; help texts within 100 columns.
 . tests/cli/common.sh
 
-ls README.md CONTRIBUTING.md docs/*.md docs/guide/*.md include/*.h python/README.md models/README.md >"$WORK/pages"
+# What every verb says with --help, in a file for each; verbs of verbs have theirs.
+mkdir "$WORK/help"
+"$KAKEYA" --help >"$WORK/help/kakeya"
+for verb in $(sed -n -E 's/^  ([a-z][a-z-]+) .*/\1/p' "$WORK/help/kakeya" | grep -v -x kakeya) "train f-theta" "train drafter" \
+    "remote init" "remote allow" "remote run" "remote status" "remote list" "remote fetch" "remote cancel" "remote clean" "remote serve" \
+    "eval niah" "eval fidelity" "eval code" "eval acceptance" "eval lossless" "eval kv-format" "eval draft-policy" "eval mac-acceptance"; do
+    # shellcheck disable=SC2086
+    "$KAKEYA" $verb --help >"$WORK/help/$(echo "$verb" | tr ' ' -)"
+done
+check "the help texts are found" test "$(cat "$WORK/help"/* | wc -l)" -gt 500
+awk 'length > 100 && !/^usage: / && !/^  kakeya / { print FILENAME ": " $0 }' "$WORK/help"/* >"$WORK/out"
+check "no line of a help text is longer than 100 columns" test ! -s "$WORK/out"
+
+ls README.md CONTRIBUTING.md docs/*.md docs/guide/*.md include/*.h python/README.md models/README.md docs/kakeya.1 \
+    "$WORK/help"/* >"$WORK/pages"
 check "the pages are found" test "$(wc -l <"$WORK/pages")" -gt 30
 grep -v '^#' tests/style/phrases.txt | cut -f1 >"$WORK/phrases"
 xargs grep -n -E -f "$WORK/phrases" <"$WORK/pages" |
