@@ -5,7 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OLDEST_CAPABILITY = 80 }; /* bf16 on tensor cores */
+enum {
+    OLDEST_CAPABILITY = 80, /* bf16 on tensor cores */
+    KEPT_SHARE = 8,         /* at most an eighth of the device's memory is kept for sessions to come */
+};
 
 kakeya_status cuda_check(cudaError_t status, const char *what, kakeya_error *error) {
     if (status == cudaSuccess) return KAKEYA_OK;
@@ -121,11 +124,15 @@ kakeya_status cuda_device_open(cuda_device *device, int index, kakeya_error *err
                          properties.major, properties.minor);
     status = cuda_check(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking), "creating a stream", error);
     if (!status) status = find_virtual_memory(device, error);
+    if (!status) device->blocks = cuda_blocks_create(device->total_bytes / KEPT_SHARE);
+    if (!status && !device->blocks) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a device");
     if (status) cuda_device_close(device);
     return status;
 }
 
 void cuda_device_close(cuda_device *device) {
+    cuda_blocks_destroy(device->blocks);
+    device->blocks = NULL;
     if (device->stream) (void)cudaStreamDestroy(device->stream);
     device->stream = NULL;
 }
@@ -136,6 +143,27 @@ kakeya_status cuda_device_use(const cuda_device *device, kakeya_error *error) {
 
 /* ------------------------------------------------------------------------------------------------- buffers */
 
+/* Memory of sessions comes and goes while others wait; the rest stays. */
+static bool is_of_sessions(mem_tag tag) {
+    return tag == MEM_KV_FULL || tag == MEM_KV_SLIDING || tag == MEM_KV_LATENT || tag == MEM_KV_DRAFT;
+}
+
+/* What is kept and what is counted stay together below the engine's limit. */
+static void keep_limit(const cuda_device *device, const mem_account *account) {
+    while (account->parent) account = account->parent;
+    size_t total = atomic_load(&account->total_bytes), limit = account->limit_bytes;
+    if (limit) (void)cuda_blocks_trim(device->blocks, total < limit ? limit - total : 0);
+}
+
+static cudaError_t take_block(const cuda_device *device, mem_tag tag, size_t bytes, void **out) {
+    *out = is_of_sessions(tag) ? cuda_blocks_take(device->blocks, bytes) : NULL;
+    if (*out) return cudaSuccess;
+    cudaError_t status = cudaMalloc(out, bytes);
+    if (status != cudaErrorMemoryAllocation || !cuda_blocks_trim(device->blocks, 0)) return status;
+    (void)cudaGetLastError();
+    return cudaMalloc(out, bytes);
+}
+
 kakeya_status cuda_buffer_create(cuda_buffer *buffer, const cuda_device *device, mem_account *account, mem_tag tag,
                                  size_t bytes, const char *what, kakeya_error *error) {
     *buffer = (cuda_buffer){0};
@@ -144,7 +172,8 @@ kakeya_status cuda_buffer_create(cuda_buffer *buffer, const cuda_device *device,
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: %s needs another %zu bytes and the limit is %zu",
                          what, counted, account->limit_bytes);
     void *data = NULL;
-    cudaError_t status = cudaMalloc(&data, counted);
+    cudaError_t status = take_block(device, tag, counted, &data);
+    keep_limit(device, account);
     if (status == cudaSuccess) status = cudaMemsetAsync(data, 0, counted, device->stream);
     if (status != cudaSuccess) {
         char text[128];
@@ -153,14 +182,18 @@ kakeya_status cuda_buffer_create(cuda_buffer *buffer, const cuda_device *device,
         if (data) (void)cudaFree(data);
         return cuda_check(status, text, error);
     }
-    *buffer = (cuda_buffer){.data = data, .bytes = counted, .account = account, .tag = tag};
+    *buffer = (cuda_buffer){.data = data, .device = device, .bytes = counted, .account = account, .tag = tag};
     return KAKEYA_OK;
 }
 
 void cuda_buffer_destroy(cuda_buffer *buffer) {
     if (!buffer->data) return;
-    (void)cudaFree(buffer->data);
+    if (is_of_sessions(buffer->tag))
+        cuda_blocks_give(buffer->device->blocks, buffer->data, buffer->bytes);
+    else
+        (void)cudaFree(buffer->data);
     mem_account_remove(buffer->account, buffer->tag, buffer->bytes);
+    if (is_of_sessions(buffer->tag)) keep_limit(buffer->device, buffer->account);
     *buffer = (cuda_buffer){0};
 }
 
@@ -244,6 +277,9 @@ static kakeya_status take(const cuda_extent *e, size_t at, cuda_granule **out, k
                          mem_tag_name(e->tag), m->granule_bytes, e->account->limit_bytes);
     CUmemAllocationProp properties = allocation_properties(e->device);
     CUresult status = m->create(&granule->handle, m->granule_bytes, &properties, 0);
+    if (status == CUDA_ERROR_OUT_OF_MEMORY && cuda_blocks_trim(e->device->blocks, 0))
+        status = m->create(&granule->handle, m->granule_bytes, &properties, 0);
+    keep_limit(e->device, e->account);
     if (status != CUDA_SUCCESS) {
         (void)mem_free(granule);
         return mapping_failed(e, status, error);

@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
 
+#include "backend/cuda/blocks.h"
 #include "base/alloc.h"
 #include "base/error.h"
 
@@ -30,6 +31,7 @@ typedef struct cuda_device {
     size_t total_bytes;
     cudaStream_t stream;
     cuda_virtual_memory memory;
+    cuda_blocks *blocks; /* what sessions of before had */
 } cuda_device;
 
 /* Is there a device that this build can use? Quiet. */
@@ -47,9 +49,10 @@ kakeya_status cuda_finish(const cuda_device *device, const char *what, kakeya_er
 /* Page-locked memory of the host, freed with cudaFreeHost. */
 kakeya_status cuda_pinned(void **out, size_t bytes, const char *what, kakeya_error *error);
 
-/* Device memory counted in an account, zeroed. */
+/* Device memory counted in an account, zeroed. That of sessions is kept for the next ones when it is destroyed. */
 typedef struct cuda_buffer {
     void *data;
+    const cuda_device *device;
     size_t bytes; /* as counted */
     mem_account *account;
     mem_tag tag;
