@@ -671,6 +671,51 @@ static void failing_allocations(void **state) {
     pair_close(&p);
 }
 
+/* The device's allocations that opening two sessions takes; both are closed, the first one under that limit. */
+static int open_two(pair *p, size_t limit_beside_one) {
+    const backend_ops *ops = p->ops[CUDA];
+    backend_cache *one = NULL, *other = NULL;
+    allocations = 0;
+    one = new_cache(p, CUDA, &policies[0], CONTEXT, false);
+    size_t beside = mem_total(&p->account);
+    other = new_cache(p, CUDA, &policies[0], CONTEXT, false);
+    int taken = allocations;
+    ops->cache_destroy(other);
+    if (limit_beside_one) p->account.limit_bytes = beside + limit_beside_one;
+    ops->cache_destroy(one);
+    p->account.limit_bytes = 0;
+    return taken;
+}
+
+/* Memory of closed sessions serves the next ones, which see nothing of what it held, and stays within the limit. */
+static void kept_memory(void **state) {
+    (void)state;
+    static const int windows[3] = {0, 40, 0};
+    gemma4_config form = wide_form();
+    form.sliding_window = 192;
+    pair p;
+    pair_random(&p, &form, windows, false, true);
+    size_t vocab = (size_t)p.verifier->config.vocab;
+    int32_t tokens[LIFE_ROWS];
+    fill_tokens(tokens, LIFE_ROWS, (int)vocab, 98);
+    float *expected = calloc(LIFE_ROWS * vocab, sizeof *expected), *found = calloc(LIFE_ROWS * vocab, sizeof *found);
+    for (int k = 0; k < POLICIES; k++) {
+        live(&p, &policies[k], tokens, expected);
+        live(&p, &policies[k], tokens, found);
+        assert_same_bits("with memory that was kept", found, expected, LIFE_ROWS * vocab);
+    }
+    (void)open_two(&p, 0);
+    int pages = open_two(&p, 1); /* full layers' pages are not kept */
+    /* The limit left one session's memory and one byte: that of the other was freed. */
+    int freed = open_two(&p, 0);
+    print_message("opening two sessions: %d allocations, %d after a limit\n", pages, freed);
+    assert_true(freed > pages);
+    assert_int_equal(open_two(&p, 0), pages);
+    free(expected);
+    free(found);
+    pair_close(&p);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_schedules),
@@ -687,6 +732,7 @@ int main(void) {
         cmocka_unit_test(poisoned_session),
         cmocka_unit_test(fresh_engine),
         cmocka_unit_test(failing_allocations),
+        cmocka_unit_test(kept_memory),
     };
     return cmocka_run_group_tests_name("sessions", tests, NULL, NULL);
 }

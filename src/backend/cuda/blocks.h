@@ -1,5 +1,5 @@
-/* Device memory of closed sessions, kept for the next ones: a session is some fifty allocations, and the device's own
- * allocator takes about 0.1 ms for each, while no forward runs. What is kept is in no account. */
+/* Device memory of closed sessions, kept for the next ones: a session is some fifty allocations, made while no forward
+ * runs (docs/cuda.md, 62b). What is kept is in no account. */
 #ifndef KAKEYA_BACKEND_CUDA_BLOCKS_H
 #define KAKEYA_BACKEND_CUDA_BLOCKS_H
 

@@ -148,7 +148,8 @@ static bool is_of_sessions(mem_tag tag) {
     return tag == MEM_KV_FULL || tag == MEM_KV_SLIDING || tag == MEM_KV_LATENT || tag == MEM_KV_DRAFT;
 }
 
-/* What is kept and what is counted stay together below the engine's limit. */
+/* What a device keeps and what is counted stay together below the engine's limit; several devices do not ask each
+ * other. */
 static void keep_limit(const cuda_device *device, const mem_account *account) {
     while (account->parent) account = account->parent;
     size_t total = atomic_load(&account->total_bytes), limit = account->limit_bytes;

@@ -31,7 +31,7 @@ typedef struct cuda_device {
     size_t total_bytes;
     cudaStream_t stream;
     cuda_virtual_memory memory;
-    cuda_blocks *blocks; /* what sessions of before had */
+    cuda_blocks *blocks; /* memory of closed sessions */
 } cuda_device;
 
 /* Is there a device that this build can use? Quiet. */
