@@ -4,15 +4,15 @@
  *
  *     kakeya_engine_open(&model, &engine, &error);                          weights
  *     kakeya_session_open(engine, NULL, &session, &error);                  one timeline of tokens
- *     kakeya_session_sync(session, ids, n_ids, NULL, NULL, NULL, &error);   becomes the prompt (kakeya_tokenize)
- *     kakeya_session_generate(session, &answer, &stats, &error);            goes on; tokens come as events
+ *     kakeya_session_sync(session, ids, n_ids, NULL, NULL, NULL, &error);   sets the prompt (kakeya_tokenize)
+ *     kakeya_session_generate(session, &answer, &stats, &error);            continues it; tokens come as events
  *     kakeya_session_close(session), kakeya_engine_close(engine);
  *
  * Two nouns. A kakeya_engine holds weights on one backend; it is immutable after opening and may be shared by sessions.
  * A kakeya_session is one mutable timeline of tokens (a conversation). One session is used by one thread at a time;
- * calls on different sessions from different threads are safe, and what several sessions of one engine want at the same
- * time is computed together: the rows of all are one step. No session's tokens depend on the others. One of the threads
- * that wait computes for all of them, or a thread of the engine's where nobody waits. Callbacks of prompts and answers
+ * calls on different sessions from different threads are safe. Sessions of one engine that work at the same time are
+ * batched: their rows form one step. No session's tokens depend on the others. One of the waiting threads computes for
+ * all of them, or a thread of the engine if none waits. Callbacks of prompts and answers
  * are called on the thread that computes, so they may cancel sessions and submit requests, but not wait for one.
  * A kakeya_tokenizer is the text side of a model. It needs no weights, is immutable, and may be shared by threads.
  *
@@ -52,7 +52,7 @@ extern "C" {
 
 typedef enum kakeya_status {
     KAKEYA_OK = 0,
-    KAKEYA_INVALID_ARGUMENT, /* the caller's values make no sense together or are out of range */
+    KAKEYA_INVALID_ARGUMENT, /* the caller's values contradict each other or are out of range */
     KAKEYA_IO,               /* a file cannot be opened, read or written */
     KAKEYA_FORMAT,           /* a file's content is malformed or does not fit the model */
     KAKEYA_UNSUPPORTED,      /* well formed, but not something this build can run */
@@ -88,7 +88,7 @@ typedef enum kakeya_kv_format {
 
 typedef enum kakeya_attention {
     KAKEYA_ATTENTION_NATIVE = 0,  /* the model's own attention, everything exact */
-    KAKEYA_ATTENTION_SINK_WINDOW, /* sliding layers keep sink + window positions, the rest is gone */
+    KAKEYA_ATTENTION_SINK_WINDOW, /* sliding layers keep sink + window positions and drop the rest */
     KAKEYA_ATTENTION_RESTORED,    /* as above, but evicted positions are reconstructed by f_theta when attended */
 } kakeya_attention;
 
@@ -168,7 +168,7 @@ KAKEYA_API void kakeya_free(void *pointer);
 typedef struct kakeya_kv_bytes {
     size_t size;
     size_t full, sliding, latent, draft, total;
-    size_t each_token; /* by which it grows with every token, for good */
+    size_t each_token; /* permanent growth with every token */
     size_t shared;     /* of total: held together with forks, now or once. The engine counts it, once for all of them */
 } kakeya_kv_bytes;
 
@@ -208,8 +208,8 @@ typedef struct kakeya_engine_options {
     size_t memory_limit_bytes;        /* 0: none. Allocations beyond it fail with KAKEYA_OUT_OF_MEMORY */
     kakeya_progress_fn progress;
     void *user;             /* for progress */
-    int max_batch;          /* requests with answers that are under way together, 1 to 64; more wait. 0: 64 */
-    int max_stall_ms;       /* what a prompt may add to a step of running answers, at least 1. 0: 200, on a GPU 60 */
+    int max_batch;          /* maximum number of answers computed together, 1 to 64; more wait. 0: 64 */
+    int max_stall_ms;       /* time a prompt may add to a step of running answers, at least 1. 0: 200, on a GPU 60 */
     kakeya_step_fn on_step; /* may be NULL */
     void *step_user;
     const char *devices; /* GPUs that compute together, by number: "0,1", at most 8; NULL or "": device 0. Tokens are
@@ -542,9 +542,10 @@ static inline kakeya_kv_bytes kakeya_session_kv_bytes(const kakeya_session *sess
  * the two changes them: on a CPU 64 positions, on a GPU 2 MB of a layer's keys or values. The rest is copied now. */
 KAKEYA_API kakeya_status kakeya_session_fork(const kakeya_session *session, kakeya_session **out, kakeya_error *error);
 
-/* The K/V memory goes into a file without a name and is given back. The next request takes it up and has the tokens
- * that it would have had; where there is no memory it fails with KAKEYA_OUT_OF_MEMORY and the session stays parked, as
- * it may after a request that fails so. A parked session can be asked for its tokens, saved and closed, and no more. */
+/* Moves the K/V memory to an unnamed temporary file and frees it. The next request reads it back and gives the same
+ * tokens as without parking; where there is no memory it fails with KAKEYA_OUT_OF_MEMORY and the session stays parked,
+ * as it may after a request that fails so. A parked session can be asked for its tokens, saved and closed, and no more.
+ */
 KAKEYA_API kakeya_status kakeya_session_park(kakeya_session *session, kakeya_error *error);
 KAKEYA_API bool kakeya_session_is_parked(const kakeya_session *session);
 
