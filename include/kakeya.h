@@ -12,22 +12,23 @@
  * A kakeya_session is one mutable timeline of tokens (a conversation). One session is used by one thread at a time;
  * calls on different sessions from different threads are safe. Sessions of one engine that work at the same time are
  * batched: their rows form one step. No session's tokens depend on the others. One of the waiting threads computes for
- * all of them, or a thread of the engine if none waits. Callbacks of prompts and answers
- * are called on the thread that computes, so they may cancel sessions and submit requests, but not wait for one.
- * A kakeya_tokenizer is the text side of a model. It needs no weights, is immutable, and may be shared by threads.
+ * all of them, or a thread of the engine if none waits. Callbacks of prompts and answers are called on the thread that
+ * computes, so they may cancel sessions and submit requests, but not wait for one. A kakeya_tokenizer is the text side
+ * of a model. It needs no weights, is immutable, and may be shared by threads.
  *
  * Every function that can fail returns a kakeya_status and, on failure, writes one line into the caller's kakeya_error
  * (which may be NULL). The library never exits, never prints and has no global state.
- * A thread that calls the library needs KAKEYA_STACK_BYTES of stack; threads that the library makes have that, whatever
- * the system's default is. Models are mapped, not copied: where a file is cut short while it is open, the next read of
- * what is gone raises SIGBUS, on a thread of the caller's or of the library's, which ends the process unless the
- * program handles it (see bytes_lost in kakeya_engine_options). Replace models by renaming. Strings are UTF-8; contents
- * of messages and stop strings spell U+0000 as C0 80. "tokens" and "bytes" count those.
+ * A thread that calls the library needs KAKEYA_STACK_BYTES of stack; the library's own threads have that much, whatever
+ * the system's default. Model files are mapped, not copied. If a file is truncated while it is open, the next read past
+ * its new end raises SIGBUS, on a thread of the caller's or of the library's, which ends the process unless the program
+ * handles the signal (see bytes_lost in kakeya_engine_options); replace a model by renaming a new file over it. Strings
+ * are UTF-8; contents of messages and stop strings encode U+0000 as C0 80. Names with "tokens" or "bytes" count those.
  *
- * Structs that begin with `size` may grow at their end in later versions. `size` says how many bytes the caller knows;
- * the library reads and writes no more. The *_init functions set it, and all defaults: call them first. A program then
- * runs with every later library of the same soname. A library that is older than the program refuses options that it
- * does not know, unless they are zero. kakeya_error, kakeya_message and kakeya_sampling never change. */
+ * Structs that begin with `size` may grow at their end in later versions. `size` is the number of bytes that the caller
+ * knows; the library reads and writes no more. The *_init functions set `size` and all defaults: call them first. A
+ * program then runs with every later library of the same soname. A library that is older than the program refuses
+ * options that it does not know, unless they are zero. kakeya_error, kakeya_message and kakeya_sampling never change.
+ */
 #ifndef KAKEYA_H
 #define KAKEYA_H
 
@@ -71,19 +72,19 @@ typedef struct kakeya_error {
 KAKEYA_API const char *kakeya_version(void); /* "0.2.0"; of the library, which may be newer than this header */
 
 typedef enum kakeya_precision {
-    KAKEYA_PRECISION_AUTO = 0, /* as the checkpoint: bf16 for bf16, int8 for quantised ones on a CPU, otherwise f32 */
+    KAKEYA_PRECISION_AUTO = 0, /* follows the checkpoint: bf16 for bf16, int8 for quantised on a CPU, else f32 */
     KAKEYA_PRECISION_F32,
     KAKEYA_PRECISION_BF16,
-    KAKEYA_PRECISION_INT8, /* CPU only: what meets quantised weights is rounded to 8 bits; the rest is f32 */
-    KAKEYA_PRECISION_FP8,  /* CUDA only: bf16, but prompt rows that meet weights in FP8 are rounded to FP8, too */
+    KAKEYA_PRECISION_INT8, /* CPU only: inputs of quantised weights are rounded to 8 bits; the rest is f32 */
+    KAKEYA_PRECISION_FP8,  /* CUDA only: bf16, but prompt rows are rounded to FP8 where the weights are FP8 */
 } kakeya_precision;
 
 typedef enum kakeya_kv_format {
     KAKEYA_KV_AUTO = 0, /* f32 at precision f32, else bf16 */
     KAKEYA_KV_F32,
     KAKEYA_KV_BF16,
-    KAKEYA_KV_Q8, /* full-attention layers in 8 bits with a scale per head, everything that is bounded in bf16 */
-    KAKEYA_KV_Q4, /* the same in 4 bits, experimental; what it costs in fidelity: docs/formats.md */
+    KAKEYA_KV_Q8, /* full-attention layers in 8 bits with a scale per head; bounded layers in bf16 */
+    KAKEYA_KV_Q4, /* the same in 4 bits, experimental (its loss of fidelity: docs/formats.md) */
 } kakeya_kv_format;
 
 typedef enum kakeya_attention {
@@ -93,13 +94,13 @@ typedef enum kakeya_attention {
 } kakeya_attention;
 
 typedef enum kakeya_restore_layers {
-    KAKEYA_RESTORE_SLIDING = 0, /* S5: full-attention layers stay exact */
+    KAKEYA_RESTORE_SLIDING = 0, /* sliding layers only; full-attention layers stay exact */
     KAKEYA_RESTORE_ALL,         /* full-attention layers are bounded and restored too */
 } kakeya_restore_layers;
 
 typedef enum kakeya_mode {
-    KAKEYA_MODE_AUTO = 0,    /* draft length chosen per block from measured cost and acceptance; AR when none pays */
-    KAKEYA_MODE_AR,          /* one token per verifier forward */
+    KAKEYA_MODE_AUTO = 0, /* draft length chosen per block from measured cost and acceptance; AR if drafts do not pay */
+    KAKEYA_MODE_AR,       /* one token per verifier forward */
     KAKEYA_MODE_SPECULATIVE, /* DFlash blocks of fixed draft length */
     KAKEYA_MODE_NGRAM,       /* drafts looked up in the session's own tokens; needs no drafter */
 } kakeya_mode;
@@ -141,7 +142,7 @@ typedef enum kakeya_memory_kind {
 } kakeya_memory_kind;
 
 /* Names as the command line spells them: "ok", "f32", "sink-window", "speculative", "stop", "kv.full". NULL for a value
- * that this library does not have, so that `for (i = 0; kakeya_mode_name((kakeya_mode)i); i++)` meets them all. */
+ * that this library does not know, so that `for (i = 0; kakeya_mode_name((kakeya_mode)i); i++)` visits them all. */
 KAKEYA_API const char *kakeya_status_name(kakeya_status status);
 KAKEYA_API const char *kakeya_precision_name(kakeya_precision precision);
 KAKEYA_API const char *kakeya_kv_format_name(kakeya_kv_format format);
@@ -164,12 +165,12 @@ KAKEYA_API void kakeya_free(void *pointer);
 
 /* ------------------------------------------------------------------------------------------- K/V memory */
 
-/* Bytes of K/V memory: of a session as it stands, or as it would be. */
+/* Bytes of K/V memory that a session uses, or would use. */
 typedef struct kakeya_kv_bytes {
     size_t size;
     size_t full, sliding, latent, draft, total;
     size_t each_token; /* permanent growth with every token */
-    size_t shared;     /* of total: held together with forks, now or once. The engine counts it, once for all of them */
+    size_t shared;     /* part of total: is, or was, shared with forks. The engine counts it, once for all of them */
 } kakeya_kv_bytes;
 
 static inline void kakeya_kv_bytes_init(kakeya_kv_bytes *bytes) { bytes->size = sizeof *bytes; }
@@ -184,19 +185,19 @@ typedef struct kakeya_step {
     size_t prompt_positions; /* of prompts */
     size_t answer_positions; /* of answers: their tokens and the drafts that were tried */
     double seconds;
-    kakeya_status status; /* else the forward has failed as a whole: no request of it is to blame, and all fail */
+    kakeya_status status; /* KAKEYA_OK, or why the whole forward failed: no single request caused it, and all fail */
 } kakeya_step;
 
-/* Called after each forward by the thread that computes, before anybody hears of its results. It must not wait. */
+/* Called after each forward on the thread that computes, before its results are delivered. It must not block. */
 typedef void (*kakeya_step_fn)(void *user, const kakeya_step *step);
 
 typedef struct kakeya_engine_options {
     size_t size;
     const char *model; /* directory, GGUF file, name in the Hugging Face cache, "DIR:Q4_K_M"; NULL with `synthetic` */
     const char *synthetic; /* "26b-a4b", "26b-a4b:layers=6", "e2b", "e4b", "12b", "31b": weights made in memory */
-    /* Directory, GGUF file or name of a DFlash drafter or an MTP assistant; NULL: what lies beside the model as
-     * "<model>-dflash" and "<model>-assistant"; "none"; "synthetic", "synthetic:mtp": weights made in memory, for a
-     * synthetic model. */
+    /* Directory, GGUF file or name of a DFlash drafter or an MTP assistant; NULL: "<model>-dflash" and
+     * "<model>-assistant" if they exist beside the model; "none"; "synthetic", "synthetic:mtp": weights made in memory,
+     * for a synthetic model. */
     const char *drafter;
     const char *f_theta; /* directory; NULL: none, unless the sibling "<model>-f-theta" exists; "none" */
     const char *backend; /* "auto" (NULL), "cpu", "cuda", "mlx" */
@@ -214,13 +215,13 @@ typedef struct kakeya_engine_options {
     void *step_user;
     const char *devices; /* GPUs that compute together, by number: "0,1", at most 8; NULL or "": device 0. Tokens are
                             the same for the same number of devices */
-    const volatile int *bytes_lost; /* NULL, or not 0 once a handler of SIGBUS has put zeros where bytes of the model
-                                       were: what was computed is dropped then, with KAKEYA_BACKEND */
-    const char *spill_directory; /* for unnamed files of sessions that wait for memory; NULL: $TMPDIR, else /var/tmp */
-    const char *second_drafter;  /* NULL, or beside `drafter` one of the other kind: DFlash and an MTP assistant */
-    const char *mmproj; /* of a GGUF file: the file of what reads pictures; NULL: in the model's own, else beside it */
-    size_t image_rows_bytes; /* of rows that pictures have become, kept for prompts with the same pictures; beside
-                                memory_limit_bytes. 0: none */
+    const volatile int *bytes_lost; /* NULL, or set to non-zero by a SIGBUS handler that has put zeros in place of
+                                       the model's lost bytes: running work then fails with KAKEYA_BACKEND */
+    const char *spill_directory;    /* for the unnamed files of preempted sessions; NULL: $TMPDIR, else /var/tmp */
+    const char *second_drafter;     /* NULL, or one of the other kind than `drafter`: DFlash and an MTP assistant */
+    const char *mmproj;      /* vision tower of a GGUF model; NULL: looked for in the model's file, then beside it */
+    size_t image_rows_bytes; /* cache of picture embeddings for later prompts with the same pictures; in addition to
+                                memory_limit_bytes. 0: no cache */
 } kakeya_engine_options;
 
 KAKEYA_API void kakeya_engine_options_init_sized(kakeya_engine_options *options, size_t size);
@@ -228,7 +229,7 @@ static inline void kakeya_engine_options_init(kakeya_engine_options *options) {
     kakeya_engine_options_init_sized(options, sizeof *options);
 }
 
-/* Opens a model. *out is owned by the caller, released by kakeya_engine_close after its sessions. */
+/* Opens a model. The caller owns *out and releases it with kakeya_engine_close, after closing its sessions. */
 KAKEYA_API kakeya_status kakeya_engine_open(const kakeya_engine_options *options, kakeya_engine **out,
                                             kakeya_error *error);
 KAKEYA_API void kakeya_engine_close(kakeya_engine *engine);
@@ -237,37 +238,37 @@ KAKEYA_API int kakeya_engine_vocab_size(const kakeya_engine *engine);
 KAKEYA_API int kakeya_engine_hidden_size(const kakeya_engine *engine);
 KAKEYA_API int kakeya_engine_layers(const kakeya_engine *engine);
 KAKEYA_API int kakeya_engine_max_context(const kakeya_engine *engine);
-/* What the engine's models are (see "description"); the engine's own, valid as long as the engine. */
+/* Describes the engine's models (kakeya_description.h); owned by the engine and valid as long as it is open. */
 typedef struct kakeya_description kakeya_description;
 KAKEYA_API const kakeya_description *kakeya_engine_description(const kakeya_engine *engine);
-/* The engine's own, valid as long as the engine; NULL where the model (or the engine) is none. */
+/* Owned by the engine and valid as long as it is open; NULL if the model has none, or if `engine` is NULL. */
 KAKEYA_API const kakeya_tokenizer *kakeya_engine_tokenizer(const kakeya_engine *engine);
 KAKEYA_API bool kakeya_engine_has_tokenizer(const kakeya_engine *engine);
 KAKEYA_API bool kakeya_engine_has_drafter(const kakeya_engine *engine);
 KAKEYA_API bool kakeya_engine_has_f_theta(const kakeya_engine *engine);
-/* The f_theta's report says that on held-out text restoring with it is worse than dropping; a note says so, too. */
+/* True if the f_theta's report says that restoring with it is worse than dropping on held-out text; a note says so. */
 KAKEYA_API bool kakeya_engine_f_theta_loses(const kakeya_engine *engine);
 KAKEYA_API int kakeya_engine_drafter_block_size(const kakeya_engine *engine);     /* 0 without drafter */
 KAKEYA_API const char *kakeya_engine_backend(const kakeya_engine *engine);        /* e.g. "cpu/avx512" */
 KAKEYA_API kakeya_precision kakeya_engine_precision(const kakeya_engine *engine); /* never AUTO */
 KAKEYA_API bool kakeya_engine_is_stop_token(const kakeya_engine *engine, int32_t token);
 
-/* The i-th line that the user should know (skipped tensors, a chat template not understood, an f_theta
- * that loses); NULL after the last. */
+/* The i-th note for the user (skipped tensors, a chat template that was not understood, an f_theta that is worse than
+ * dropping); NULL after the last. */
 KAKEYA_API const char *kakeya_engine_note(const kakeya_engine *engine, size_t i);
-KAKEYA_API const char *kakeya_engine_chat_template(const kakeya_engine *engine); /* is never run; "": none */
+KAKEYA_API const char *kakeya_engine_chat_template(const kakeya_engine *engine); /* never executed; "": none */
 
-/* Bytes that are allocated now, by what they hold: the engine's own and those of all its sessions. */
+/* Bytes of this kind that the engine and all its sessions have allocated now. */
 KAKEYA_API size_t kakeya_engine_memory(const kakeya_engine *engine, kakeya_memory_kind kind);
-/* Of these, the bytes of one layer's K/V (0, 1, ...): of the verifier's full-attention and sliding layers, and of the
- * drafter's (KAKEYA_MEMORY_KV_DRAFT). 0 where the layer has none of that kind, and of backends that count by kind alone
- * (GPUs). */
+/* The part of these bytes that is one layer's K/V (0, 1, ...): a full-attention or sliding layer of the verifier, or a
+ * layer of the drafter (KAKEYA_MEMORY_KV_DRAFT). 0 if the layer has none of that kind, and on backends that count by
+ * kind only (GPUs). */
 KAKEYA_API size_t kakeya_engine_layer_memory(const kakeya_engine *engine, kakeya_memory_kind kind, int layer);
-/* Bytes that the K/V memory of all sessions may take, what it takes now included: what a memory limit leaves beside the
- * rest; without one, what the device could still give. 0: it does not say. */
+/* Bytes that the K/V memory of all sessions may occupy in total, including what it occupies now: what the memory limit
+ * leaves after everything else or, without a limit, what the device can still provide. 0: unknown. */
 KAKEYA_API size_t kakeya_engine_kv_room(const kakeya_engine *engine);
 
-KAKEYA_API size_t kakeya_engine_spilled_bytes(const kakeya_engine *engine); /* in files of sessions that wait */
+KAKEYA_API size_t kakeya_engine_spilled_bytes(const kakeya_engine *engine); /* of preempted sessions, in files */
 
 /* ----------------------------------------------------------------------------------------------- session */
 
@@ -283,7 +284,7 @@ typedef struct kakeya_session_options {
     int draft_window; /* positions of drafter context; default 1024 */
     kakeya_kv_format kv_format;
     int prompt_chunk_tokens; /* 0: the backend's choice */
-    bool without_drafter; /* keep no drafter context: saves memory and work; modes ar, ngram and auto without DFlash */
+    bool without_drafter; /* keep no drafter context: saves memory and work; for modes ar, ngram, auto without DFlash */
 } kakeya_session_options;
 
 KAKEYA_API void kakeya_session_options_init_sized(kakeya_session_options *options, size_t size);
@@ -297,48 +298,48 @@ KAKEYA_API kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya
 KAKEYA_API void kakeya_session_close(kakeya_session *session);
 
 /* Makes the session's timeline equal to tokens[0..n): reuses the longest common prefix that its cache can still reach,
- * truncates or extends the rest, rebuilds when it must. *reused (optional) receives the tokens that were not computed
- * again. On failure the session holds a prefix of `tokens` and stays usable.
+ * truncates or extends the rest, rebuilds when it must. *reused (optional) receives the number of tokens that were not
+ * computed again. On failure the session holds a prefix of `tokens` and stays usable.
  *
- * Reused rows stay as they were computed. Under `native` that does not show: they are bit for bit what a new session
- * would compute. Under `sink-window` and `restored` it shows: rows of earlier answers saw less than those of one long
- * prompt do, so later output may differ from a new session's. Where it must not depend on what came before, open a
- * session for each request, or restore a snapshot. */
+ * Reused rows stay as they were computed. Under `native` this makes no difference: they are bit for bit what a new
+ * session would compute. Under `sink-window` and `restored` it does: rows of earlier answers attended to less than rows
+ * of one long prompt do, so later output may differ from a new session's. If output must not depend on what came
+ * before, open a session for each request, or restore a snapshot. */
 KAKEYA_API kakeya_status kakeya_session_sync(kakeya_session *session, const int32_t *tokens, size_t n, size_t *reused,
                                              kakeya_progress_fn progress, void *user, kakeya_error *error);
 
-/* The same with pictures: the i-th of n_media stands in the place of the i-th run of kakeya_engine_image_token in
- * `tokens`. KAKEYA_INVALID_ARGUMENT where their number, or the length of a run, is another. Pictures are copied. The
- * prefix that is reused ends before the first picture that differs in a pixel. */
+/* The same with pictures: the i-th of n_media takes the place of the i-th run of kakeya_engine_image_token in `tokens`.
+ * Returns KAKEYA_INVALID_ARGUMENT if the number of runs, or the length of one, does not match. Pictures are copied. The
+ * reused prefix ends before the first picture that differs in a pixel. */
 KAKEYA_API kakeya_status kakeya_session_sync_media(kakeya_session *session, const int32_t *tokens, size_t n,
                                                    const kakeya_media *media, size_t n_media, size_t *reused,
                                                    kakeya_progress_fn progress, void *user, kakeya_error *error);
 
-/* Ends what the session does: from any thread, at any time between opening and closing, also from a callback. A running
- * sync or score returns KAKEYA_CANCELLED after the prompt chunk that it computes, a running generate ends with
- * KAKEYA_FINISH_CANCELLED after the block that it computes; the session stays usable and goes on from there. While
- * nothing runs, the next sync, score or generate is cancelled before it computes anything, so that no cancel is lost
- * between two calls. A call takes with it all cancels that came before it returned. */
+/* Stops what the session is doing. May be called from any thread, also from a callback, at any time between opening and
+ * closing. A running sync or score returns KAKEYA_CANCELLED after the current prompt chunk; a running generate ends
+ * with KAKEYA_FINISH_CANCELLED after the current block. The session stays usable and continues from there. If nothing
+ * is running, the next sync, score or generate is cancelled before it computes anything, so that no cancel is lost
+ * between two calls. A call consumes all cancels that came before it returned. */
 KAKEYA_API void kakeya_session_cancel(kakeya_session *session);
-KAKEYA_API void kakeya_session_clear_cancel(kakeya_session *session); /* forgets one that no call has taken yet */
+KAKEYA_API void kakeya_session_clear_cancel(kakeya_session *session); /* drops one not consumed yet */
 
-/* Tokens of the timeline: those synced and those generated; may be NULL where there are none. Valid until the next call
- * on the session. */
+/* The timeline's tokens, synced and generated; may be NULL if none. Valid until the next call on the session. */
 KAKEYA_API const int32_t *kakeya_session_tokens(const kakeya_session *session, size_t *n);
 
-/* The keys (kakeya_prompt_keys) of these tokens; keys: [n] of kakeya_session_tokens, of the caller. */
+/* Writes the keys (kakeya_prompt_keys) of these tokens to the caller's `keys`, [n] as in kakeya_session_tokens. */
 KAKEYA_API void kakeya_session_keys(const kakeya_session *session, int32_t *keys);
-/* How many pictures there are among them. With 0, tokens and keys are the same. */
+/* The number of pictures among them. If it is 0, the keys are the tokens. */
 KAKEYA_API size_t kakeya_session_images(const kakeya_session *session);
 
-/* How many of the keys tokens[0..n), which are tokens where there are no pictures, the timeline begins with and could
- * be truncated to, none of its pictures cut; 0 where its memory cannot go back so far. They are not computed again, but
- * for an answer's newest token: one that nothing has followed yet does not count, and under the bounded policies, or on
- * a backend with kernels of its own for prompts, that of an answer that is cut is computed with what follows. */
+/* The length of the longest prefix of tokens[0..n), keys if there are pictures, that the timeline begins with and can
+ * be truncated to without cutting a picture; 0 if its memory cannot go back that far. These tokens are not computed
+ * again, with one exception, the newest token of an answer: if nothing has followed it yet, it does not count; if the
+ * answer is cut there, under a bounded policy or on a backend with separate kernels for prompts, it is computed again
+ * with what follows. */
 KAKEYA_API size_t kakeya_session_reachable(const kakeya_session *session, const int32_t *tokens, size_t n);
-/* The timeline becomes its first n tokens, and goes on as when it had so many, under every attention policy: an answer
- * that is cut is one that ended there. Nothing is computed. KAKEYA_INVALID_ARGUMENT, with nothing changed, where the
- * memory does not hold them or cannot go back so far. 0 is always possible. */
+/* Cuts the timeline to its first n tokens. It continues as it did when it had n tokens, under every attention policy:
+ * an answer that is cut counts as having ended there. Nothing is computed. Returns KAKEYA_INVALID_ARGUMENT and changes
+ * nothing if there are fewer tokens, or if memory cannot go back that far; 0 is always possible. */
 KAKEYA_API kakeya_status kakeya_session_truncate(kakeya_session *session, size_t n, kakeya_error *error);
 
 typedef struct kakeya_stats {
@@ -350,13 +351,13 @@ typedef struct kakeya_stats {
     uint64_t drafted_at[32], accepted_at[32]; /* by draft position, 0 = first draft after the bonus token */
     double draft_seconds, verify_seconds;
     kakeya_finish finish;
-    uint64_t waits;           /* how often the request gave its memory to others and waited for it in a file */
-    uint64_t grammar_redraws; /* tokens that were drawn, but not allowed by the grammar */
-    uint64_t grammar_masks;   /* positions at which the grammar had to look at the whole vocabulary */
-    uint64_t prediction_drafted, prediction_accepted; /* of the drafts: those from options.prediction */
+    uint64_t waits;           /* how often the request was preempted and waited for memory in a file */
+    uint64_t grammar_redraws; /* tokens that were drawn and then rejected by the grammar */
+    uint64_t grammar_masks;   /* positions at which the grammar had to check the whole vocabulary */
+    uint64_t prediction_drafted, prediction_accepted; /* the drafts from options.prediction */
 } kakeya_stats;
 
-/* Before every use as a result: the other fields are then the library's to fill, also on failure. */
+/* Call before every use as a result. The library fills the other fields, also on failure. */
 static inline void kakeya_stats_init(kakeya_stats *stats) { stats->size = sizeof *stats; }
 
 typedef struct kakeya_sampling {
@@ -375,17 +376,16 @@ typedef struct kakeya_log_probability {
     double log_probability; /* natural logarithm, at most 0 but for rounding */
 } kakeya_log_probability;
 
-/* What happens while an answer is generated. `size` says how much of the event the library fills: a program that may
- * meet an older library looks at it before it reads newer fields. Types that a program does not know are to be ignored.
- */
+/* What happens while an answer is generated. `size` is the number of bytes that the library fills; a program that may
+ * run with an older library checks it before reading newer fields. Ignore types that you do not know. */
 typedef struct kakeya_event {
     size_t size;
     kakeya_event_type type;
 
-    /* KAKEYA_EVENT_TOKEN: one generated token, in order. `text` holds the complete UTF-8 characters that became certain
-     * with it, possibly none; NULL without tokenizer; not NUL-terminated. Text that may be the beginning of a stop
-     * string waits for later tokens; a token whose text is undecided is itself delivered only when the next token or
-     * the end is known. A stop token is not delivered. */
+    /* KAKEYA_EVENT_TOKEN: one generated token, in order. `text` holds the UTF-8 characters that it completes, possibly
+     * none; NULL without a tokenizer; not NUL-terminated. Text that may begin a stop string is held back until later
+     * tokens decide; a token whose text is undecided is itself delivered only when the next token or the end is known.
+     * A stop token is not delivered. */
     int32_t token;
     size_t position; /* of the token in the timeline */
     const char *text;
@@ -393,25 +393,26 @@ typedef struct kakeya_event {
 
     /* KAKEYA_EVENT_FINISH: the last event of every generation that began, failures included. */
     kakeya_finish finish;
-    int32_t stop_token;        /* that ended the answer; -1: none did */
+    int32_t stop_token;        /* the token that ended the answer; -1: none did */
     int32_t stop_string;       /* index of the stop string that ended the answer; -1: none did */
     const kakeya_error *error; /* with KAKEYA_FINISH_FAILED: what the call returns; otherwise NULL */
 
-    /* KAKEYA_EVENT_TOKEN, and FINISH with a stop_token, where they were asked for: of the token, and of the likeliest
-     * at its position, largest first, then lowest id. They are the model's own: softmax at temperature 1 of the logits
-     * after soft-capping, whatever penalties, biases, masks and filters did to the choice. Error: at most 4e-6. */
-    double log_probability;            /* NaN where not asked for */
+    /* If requested, with KAKEYA_EVENT_TOKEN, and with FINISH if there is a stop_token: log-probabilities of the token
+     * and of the most likely tokens at its position, highest first, ties by lowest id. They are the model's own:
+     * softmax at temperature 1 of the logits after soft-capping, before penalties, biases, masks and filters. Error: at
+     * most 4e-6. */
+    double log_probability;            /* NaN if not requested */
     const kakeya_log_probability *top; /* n_top entries */
     size_t n_top;
 
-    /* What the answer has taken so far: forwards, drafted and accepted tokens, of the blocks that have ended. The
-     * tokens of a block are delivered before it ends; times come with the answer's end. */
+    /* Counts so far: forwards, drafted and accepted tokens of the completed blocks. A block's tokens are delivered
+     * before it is complete; times are filled in at the answer's end. */
     const kakeya_stats *stats;
 } kakeya_event;
 
-/* Everything that the event points to is valid during the call only. Return false to stop after this token: it is then
- * the timeline's last. The answer to a FINISH event is ignored. The callback must not use the session, but may cancel
- * it. */
+/* Everything that the event points to is valid only during the call. Return false to stop after this token, which is
+ * then the timeline's last; the value returned for a FINISH event is ignored. The callback must not use the session,
+ * but may cancel it. */
 typedef bool (*kakeya_event_fn)(void *user, const kakeya_event *event);
 
 /* Added to the logit of a token before anything else is done to it; -INFINITY: the token is never chosen. */
@@ -420,19 +421,20 @@ typedef struct kakeya_logit_bias {
     float bias; /* finite or -INFINITY */
 } kakeya_logit_bias;
 
-/* Constrained decoding: says which tokens may stand at position n, after tokens[0..n). `allowed` holds n_words words,
- * all zero: bit t % 32 of word t / 32 allows token t; bits past the end of the vocabulary are ignored. Return true when
- * they are set, or false where every token is allowed. Called once for every generated token, in the order of
- * positions, whatever the mode and the draft length. Where no token is left that may be chosen, the generation fails.
- * Must not use the session, but may cancel it. */
+/* Constrained decoding: says which tokens may follow tokens[0..n). `allowed` holds n_words words, all zero on entry;
+ * bit t % 32 of word t / 32 allows token t, and bits past the end of the vocabulary are ignored. Return true after
+ * setting bits, or false if every token is allowed. Called once for every generated token, in order of position,
+ * whatever the mode and the draft length. Generation fails if no token is left to choose. The callback must not use the
+ * session, but may cancel it. */
 typedef bool (*kakeya_token_mask_fn)(void *user, const int32_t *tokens, size_t n, uint32_t *allowed, size_t n_words);
 
 typedef struct kakeya_generate_options {
     size_t size;
     int max_tokens; /* 0: until the context is full */
     kakeya_mode mode;
-    /* Tokens drafted per block after the bonus token, 1..16: their number in the fixed modes, the most in auto. 0: the
-     * drafter's block size - 1; in auto 16, of which the drafter gives block size - 1 at most, the text the rest. */
+    /* Tokens drafted per block after the bonus token, 1..16: the exact number in the fixed modes, the maximum in auto.
+     * 0: the drafter's block size - 1; in auto 16, of which the drafter proposes at most block size - 1, look-up in the
+     * text the rest. */
     int draft_length;
     kakeya_sampling sampling;
     const char *const *stop_strings; /* n_stop_strings texts that end the answer and are not part of it */
@@ -440,23 +442,24 @@ typedef struct kakeya_generate_options {
     bool ignore_stop_tokens;
     kakeya_event_fn on_event;  /* may be NULL */
     void *user;                /* for on_event */
-    bool log_probabilities;    /* events carry them; costs the whole head where a greedy choice needs only half of it */
-    int top_log_probabilities; /* 0..KAKEYA_MAX_TOP_LOG_PROBABILITIES most likely tokens too; implies the above */
-    const kakeya_logit_bias *logit_bias; /* n_logit_bias entries; several of one token add up */
+    bool log_probabilities;    /* report them in events; needs the whole head, a greedy choice only half of it */
+    int top_log_probabilities; /* also of the 0..KAKEYA_MAX_TOP_LOG_PROBABILITIES most likely; implies the above */
+    const kakeya_logit_bias *logit_bias; /* n_logit_bias entries; those of the same token add up */
     size_t n_logit_bias;
     kakeya_token_mask_fn token_mask; /* may be NULL */
     void *token_mask_user;
-    const kakeya_grammar *grammar; /* the answer follows it, from answer_start on; outlives it. NULL: none */
-    /* Subtracted from the logits of tokens that the answer holds already, after the repetition penalty: presence once,
-     * frequency as often as the token occurs. Finite; 0: off. The answer's tokens are those of the timeline from
-     * position answer_start on; 0: those of this call. What was interrupted goes on so, with a grammar too. */
+    const kakeya_grammar *grammar; /* constrains the answer from answer_start on; must outlive it. NULL: none */
+    /* Subtracted from the logits of tokens that already occur in the answer, after the repetition penalty:
+     * presence_penalty once, frequency_penalty once per occurrence. Finite; 0: off. The answer begins at position
+     * answer_start of the timeline, so that an interrupted one can be continued, also under a grammar; 0: with this
+     * call. */
     float presence_penalty, frequency_penalty;
     size_t answer_start;
-    /* n_prediction tokens that the answer is expected to be like: drafts, where the mode has such from texts. Outlive
-     * the answer. */
+    /* n_prediction tokens that the answer is expected to resemble; used as drafts in modes that draft from text. They
+     * must outlive the answer. */
     const int32_t *prediction;
     size_t n_prediction;
-    bool without_calls; /* the token that begins a call of a tool is never chosen: costs nothing, unlike a bias */
+    bool without_calls; /* never choose the token that begins a tool call; unlike a bias, this costs nothing */
 } kakeya_generate_options;
 
 KAKEYA_API void kakeya_generate_options_init_sized(kakeya_generate_options *options, size_t size);
@@ -464,41 +467,42 @@ static inline void kakeya_generate_options_init(kakeya_generate_options *options
     kakeya_generate_options_init_sized(options, sizeof *options);
 }
 
-/* Continues the timeline. Generated tokens join it (stop token included). The token stream is the same for every mode,
- * draft length, chunking and thread count (docs/architecture.md, "Positions, never block borders"). options NULL: all
- * defaults. stats may be NULL. */
+/* Continues the timeline. Generated tokens are appended to it (stop token included). The token stream is the same for
+ * every mode, draft length, chunking and thread count (docs/architecture.md, "Positions, never block borders"). options
+ * NULL: all defaults. stats may be NULL. */
 KAKEYA_API kakeya_status kakeya_session_generate(kakeya_session *session, const kakeya_generate_options *options,
                                                  kakeya_stats *stats, kakeya_error *error);
 
-/* A request: the same without waiting. Many of them, of different sessions, are the way to use a machine well. */
+/* A request does the same without waiting. To use a machine well, submit many at once, for different sessions. */
 typedef struct kakeya_request kakeya_request;
 
-/* The request is done: kakeya_request_wait computes nothing more and does not wait for others. Called once for every
- * request that was submitted, as its last call, on the thread that computes. */
+/* Called once for every submitted request, as its last callback, on the thread that computes. The request is then done:
+ * kakeya_request_wait computes nothing and does not wait for others. */
 typedef void (*kakeya_done_fn)(void *user);
 
-/* Takes a session that is the callee's from now on, on the thread that computes: everybody waits until it returns. */
+/* Receives a session, which the callee then owns. Called on the thread that computes: all requests wait until it
+ * returns. */
 typedef void (*kakeya_session_fn)(void *user, kakeya_session *session);
 
 typedef struct kakeya_request_options {
     size_t size;
-    const int32_t *tokens; /* n_tokens ids that the timeline becomes first, as by kakeya_session_sync; NULL: none */
+    const int32_t *tokens; /* the prompt, n_tokens ids, applied as by kakeya_session_sync; NULL: none */
     size_t n_tokens;
     const kakeya_generate_options *generate; /* the answer after them; NULL: none */
     kakeya_progress_fn progress;             /* of the prompt; may be NULL */
     void *progress_user;
     kakeya_done_fn on_done; /* may be NULL */
     void *done_user;
-    /* A copy of the session (kakeya_session_fork) at the end of the prompt, before the answer's first token, cut to its
-     * first prompt_copy_tokens tokens: for later prompts that begin with them. Best effort: none is made where there is
-     * no memory for it, or where more than 16 tokens would be cut off. 0 or NULL: none. */
+    /* on_prompt_copy receives a copy of the session (kakeya_session_fork) for later prompts that begin alike: made at
+     * the end of the prompt, before the answer's first token, and cut to its first prompt_copy_tokens tokens. Best
+     * effort: no copy is made if memory is short, or if more than 16 tokens would be cut off. 0 or NULL: none. */
     size_t prompt_copy_tokens;
     kakeya_session_fn on_prompt_copy;
     void *prompt_copy_user;
-    uint64_t arrival; /* kakeya_request_arrival of an earlier request, whose place in the order this one takes: an
-                         answer that goes on after its client stood still comes before all that have not begun. 0: it
+    uint64_t arrival; /* kakeya_request_arrival of an earlier request, whose place in the queue this one takes: an
+                         answer that is resumed after its client stalled comes before all that have not begun. 0: it
                          arrives now */
-    /* Pictures of the prompt, as in kakeya_session_sync_media, but not copied: they stay until the request is done. */
+    /* Pictures of the prompt, as in kakeya_session_sync_media, but not copied: keep them until the request is done. */
     const kakeya_media *media;
     size_t n_media;
 } kakeya_request_options;
@@ -508,26 +512,26 @@ static inline void kakeya_request_options_init(kakeya_request_options *options) 
     kakeya_request_options_init_sized(options, sizeof *options);
 }
 
-/* Queues what the options say and returns. The arrays are copied; callbacks and what they point to must live until the
- * request is done. The session has one request at a time (KAKEYA_INVALID_ARGUMENT otherwise), and no other call may be
- * made on it until then but kakeya_session_cancel. Requests begin in the order of their arrival: one that wants an
- * answer when fewer than max_batch such requests have begun and are not done, and any one when its K/V memory fits
- * beside that of those that have begun. One that does not fit holds up those after it; one for which all of max_batch
- * are taken lets requests for prompts alone pass. Where memory runs out later, the one that arrived last waits, in a
- * temporary file, until there is room. *out is freed by kakeya_request_wait, which must be called. */
+/* Queues a request and returns. Arrays are copied; callbacks and what they point to must stay valid until the request
+ * is done. A session has at most one request at a time (KAKEYA_INVALID_ARGUMENT otherwise), and until it is done no
+ * function but kakeya_session_cancel may be called on the session. Requests begin in order of arrival, when their K/V
+ * memory fits beside that of the requests under way; one that wants an answer also needs one of max_batch places. A
+ * request whose memory does not fit holds up all later ones; one that only waits for a place lets requests without an
+ * answer pass. If memory runs out later, the request that arrived last is preempted: it waits in a temporary file until
+ * there is room. kakeya_request_wait must be called and frees *out. */
 KAKEYA_API kakeya_status kakeya_session_submit(kakeya_session *session, const kakeya_request_options *options,
                                                kakeya_request **out, kakeya_error *error);
 KAKEYA_API bool kakeya_request_is_done(kakeya_request *request);
-/* Its place in the order: above those of all requests that had been submitted to the engine before, unless its options
- * gave it one of theirs. Until kakeya_request_wait. */
+/* The request's place in the queue: above those of all requests submitted to the engine before, unless its options gave
+ * it one of theirs. Valid until kakeya_request_wait. */
 KAKEYA_API uint64_t kakeya_request_arrival(const kakeya_request *request);
 KAKEYA_API void kakeya_request_cancel(kakeya_request *request); /* as kakeya_session_cancel */
-/* Waits until the request is done, tells how it went, and frees it. stats may be NULL. From a callback:
- * KAKEYA_INVALID_ARGUMENT, and the request goes on. */
+/* Waits until the request is done, returns its status and frees it. stats may be NULL. Called from a callback, it
+ * returns KAKEYA_INVALID_ARGUMENT and the request continues. */
 KAKEYA_API kakeya_status kakeya_request_wait(kakeya_request *request, kakeya_stats *stats, kakeya_error *error);
 
-/* Bytes that the session has allocated now, by what they hold: what closing it gives back. Memory that it shares with
- * forks is counted with the engine alone. */
+/* Bytes of this kind that the session has allocated now and that closing it frees. Memory that it shares with forks is
+ * counted for the engine only. */
 KAKEYA_API size_t kakeya_session_memory(const kakeya_session *session, kakeya_memory_kind kind);
 
 KAKEYA_API void kakeya_session_kv_bytes_sized(const kakeya_session *session, kakeya_kv_bytes *out);
@@ -538,37 +542,38 @@ static inline kakeya_kv_bytes kakeya_session_kv_bytes(const kakeya_session *sess
     return bytes;
 }
 
-/* An independent copy of the timeline. Of what grows with the text, whole pages are shared and copied before either of
- * the two changes them: on a CPU 64 positions, on a GPU 2 MB of a layer's keys or values. The rest is copied now. */
+/* Makes an independent copy of the timeline. Full pages of K/V memory that grows with the text are shared and copied on
+ * write: 64 positions on a CPU, 2 MB of a layer's keys or values on a GPU. Everything else is copied at once. */
 KAKEYA_API kakeya_status kakeya_session_fork(const kakeya_session *session, kakeya_session **out, kakeya_error *error);
 
 /* Moves the K/V memory to an unnamed temporary file and frees it. The next request reads it back and gives the same
- * tokens as without parking; where there is no memory it fails with KAKEYA_OUT_OF_MEMORY and the session stays parked,
- * as it may after a request that fails so. A parked session can be asked for its tokens, saved and closed, and no more.
- */
+ * tokens as without parking; if there is no memory, it fails with KAKEYA_OUT_OF_MEMORY and the session stays parked. A
+ * session may also be left parked by any other request that fails with KAKEYA_OUT_OF_MEMORY. A parked session can only
+ * be asked for its tokens, saved and closed. */
 KAKEYA_API kakeya_status kakeya_session_park(kakeya_session *session, kakeya_error *error);
 KAKEYA_API bool kakeya_session_is_parked(const kakeya_session *session);
 
-/* Takes the next bytes of a stream. False: it takes no more, which ends the work with KAKEYA_IO. */
+/* Writes the next bytes of a stream. Return false if they cannot be written: the call then fails with KAKEYA_IO. */
 typedef bool (*kakeya_write_fn)(void *user, const void *data, size_t bytes);
-/* Gives at least one of the next `bytes` bytes and returns how many; 0: the stream ends, or cannot be read. */
+/* Reads at least one and at most `bytes` bytes and returns their number; 0 if the stream ends or cannot be read. */
 typedef size_t (*kakeya_read_fn)(void *user, void *data, size_t bytes);
 
-/* The whole state of a session as a stream of kakeya_session_save_bytes bytes: tokens, K/V memory, and what is needed
- * to go on with the same tokens, in this process or another. Nothing is held twice. The functions that take and give
- * bytes are called in the engine's turn: its other sessions wait meanwhile, and must not be used by them. */
+/* Writes the whole state of a session as a stream of kakeya_session_save_bytes bytes: tokens, K/V memory, and whatever
+ * is needed to continue with the same tokens, in this process or another. No second copy is held in memory. While a
+ * callback writes or reads bytes, the engine's other sessions wait; it must not use them. */
 KAKEYA_API kakeya_status kakeya_session_save(const kakeya_session *session, kakeya_write_fn write, void *user,
                                              kakeya_error *error);
 KAKEYA_API uint64_t kakeya_session_save_bytes(const kakeya_session *session);
-/* Makes the session what was saved, by a session with the same model, attention policy and K/V format; its context may
- * be larger or smaller, as long as the tokens fit. Reads exactly the bytes that were written. A stream that is damaged,
- * cut off or of another model leaves the session as it was. Until all has been read, its old memory is held, too. */
+/* Replaces the session's state with one saved by a session with the same model, attention policy and K/V format; the
+ * context may be larger or smaller, as long as the tokens fit. Reads exactly the bytes that were written. If the stream
+ * is damaged, truncated or of another model, the session is left as it was; its old memory is kept until everything has
+ * been read. */
 KAKEYA_API kakeya_status kakeya_session_load(kakeya_session *session, kakeya_read_fn read, void *user,
                                              kakeya_error *error);
 
-/* Numbers by which saved sessions are told apart without reading them: a session loads what was saved by one whose two
- * numbers are the same. Of the models and the precision; of the attention policy, the K/V format and the drafter's
- * context. */
+/* Two numbers that tell whether a session can load a saved one, without reading it: both must be equal to those of the
+ * session that was saved. The fingerprint covers the models and the precision; the policy covers attention, the K/V
+ * format and the drafter's context. */
 KAKEYA_API uint64_t kakeya_engine_fingerprint(const kakeya_engine *engine);
 KAKEYA_API uint64_t kakeya_session_policy(const kakeya_session *session);
 
@@ -592,21 +597,21 @@ typedef struct kakeya_score_options {
                              final norm */
     kakeya_progress_fn progress;
     void *user; /* for progress */
-    /* NULL, or a safetensors file to be written: `logits` (F32 [n, vocab]) and, with file_hidden_states,
-     * `hidden_states` (F32 [layers + 1, n, hidden]). Logits go there as they are computed and need no memory. The file
-     * is there only if scoring succeeds. */
+    /* NULL, or a safetensors file to write: `logits` (F32 [n, vocab]) and, with file_hidden_states, `hidden_states`
+     * (F32 [layers + 1, n, hidden]). Logits are written as they are computed and need no memory. The file appears only
+     * if scoring succeeds. */
     const char *file;
     bool file_hidden_states;
-    /* The number of earlier turns at the prompt's end: each an answer as long as what follows prompt_length, then a
-     * prompt of the same length. Their rows see what they see in a session that answers and goes on: the rows of a
-     * later prompt attend, under the session's policy, to what was evicted before them. */
+    /* The number of earlier turns at the prompt's end, each an answer as long as what follows prompt_length and then a
+     * prompt of the same length. Their rows attend as in a session that answers and continues: rows of a later prompt
+     * attend, under the session's policy, to what was evicted before them. */
     size_t earlier_turns;
-    /* NULL, or a file with the `logits` [n, vocab] of the same tokens under other weights, precision or attention, as
-     * `file` writes it: the reference that every row is compared with. It is mapped, and needs no memory. */
+    /* NULL, or the reference that every row is compared with: a file as written by `file`, with the `logits` [n, vocab]
+     * of the same tokens under other weights, precision or attention. It is mapped and needs no memory. */
     const char *against;
     float *against_nll;        /* NULL, or [n - 1]: -log p(tokens[t + 1] | tokens[0..t]) of the reference */
     float *against_kl;         /* NULL, or [n]: KL(reference || this model) of row t, natural logarithm */
-    uint8_t *against_top_same; /* NULL, or [n]: 1 where both hold the same id likeliest, else 0 */
+    uint8_t *against_top_same; /* NULL, or [n]: 1 if both have the same most likely token, else 0 */
     const kakeya_media *media; /* n_media pictures, as in kakeya_session_sync_media; all inside the prompt */
     size_t n_media;
 } kakeya_score_options;
