@@ -98,6 +98,13 @@ typedef enum kakeya_restore_layers {
     KAKEYA_RESTORE_ALL,         /* full-attention layers are bounded and restored too */
 } kakeya_restore_layers;
 
+/* When the vision tower is loaded. */
+typedef enum kakeya_vision {
+    KAKEYA_VISION_AUTO = 0, /* with the first picture; until then its files are checked and mapped, but not read */
+    KAKEYA_VISION_ON,       /* when the engine is opened, which fails if the model or the backend reads no pictures */
+    KAKEYA_VISION_OFF,      /* never: pictures are refused */
+} kakeya_vision;
+
 typedef enum kakeya_mode {
     KAKEYA_MODE_AUTO = 0, /* draft length chosen per block from measured cost and acceptance; AR if drafts do not pay */
     KAKEYA_MODE_AR,       /* one token per verifier forward */
@@ -148,6 +155,7 @@ KAKEYA_API const char *kakeya_precision_name(kakeya_precision precision);
 KAKEYA_API const char *kakeya_kv_format_name(kakeya_kv_format format);
 KAKEYA_API const char *kakeya_attention_name(kakeya_attention attention);
 KAKEYA_API const char *kakeya_restore_layers_name(kakeya_restore_layers layers);
+KAKEYA_API const char *kakeya_vision_name(kakeya_vision vision);
 KAKEYA_API const char *kakeya_mode_name(kakeya_mode mode);
 KAKEYA_API const char *kakeya_finish_name(kakeya_finish finish);
 KAKEYA_API const char *kakeya_event_name(kakeya_event_type type);
@@ -222,6 +230,7 @@ typedef struct kakeya_engine_options {
     const char *mmproj;      /* vision tower of a GGUF model; NULL: looked for in the model's file, then beside it */
     size_t image_rows_bytes; /* cache of picture embeddings for later prompts with the same pictures; in addition to
                                 memory_limit_bytes. 0: no cache */
+    kakeya_vision vision;
 } kakeya_engine_options;
 
 KAKEYA_API void kakeya_engine_options_init_sized(kakeya_engine_options *options, size_t size);

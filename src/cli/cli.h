@@ -29,7 +29,7 @@ typedef struct cli_shared {
     const char *model, *synthetic, *f_theta, *mmproj, *backend, *isa, *devices;
     cli_texts drafter;
     bool drafter_scaled_embedding, drafter_block_bidirectional;
-    int attention, restore_layers, precision, kv_format; /* indices of choices = values of the public enums */
+    int attention, restore_layers, precision, kv_format, vision; /* indices of choices = values of the public enums */
     int sink, window, draft_window, threads, context;
     size_t memory_limit_bytes;
     bool json;
@@ -37,7 +37,7 @@ typedef struct cli_shared {
     char *model_path;            /* what cli_shared_model found; freed by cli_shared_free */
 } cli_shared;
 
-enum { CLI_SHARED_OPTIONS = 25 };
+enum { CLI_SHARED_OPTIONS = 26 };
 
 /* Sets the defaults and fills `table` with entries that point into *shared. */
 void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]);

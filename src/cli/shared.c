@@ -15,7 +15,7 @@
 /* Choices in the order of the public enums, spelt by the library. */
 enum { MAX_CHOICES = 16 };
 static const char *precision_names[MAX_CHOICES], *kv_format_names[MAX_CHOICES], *restore_layers_names[MAX_CHOICES],
-    *attention_names[MAX_CHOICES], *mode_names[MAX_CHOICES];
+    *attention_names[MAX_CHOICES], *mode_names[MAX_CHOICES], *vision_names[MAX_CHOICES];
 const char *const *const cli_attention_names = attention_names;
 const char *const *const cli_mode_names = mode_names;
 
@@ -35,6 +35,7 @@ static void fill_choices(void) {
     FILL(restore_layers_names, kakeya_restore_layers_name, kakeya_restore_layers);
     FILL(attention_names, kakeya_attention_name, kakeya_attention);
     FILL(mode_names, kakeya_mode_name, kakeya_mode);
+    FILL(vision_names, kakeya_vision_name, kakeya_vision);
 }
 
 void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
@@ -66,6 +67,11 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
                     "makes one for a synthetic model, 'synthetic:128,256' with these ranks of keys and values"),
         CLI_OPTION(.name = "mmproj", .argument = "FILE", .kind = CLI_TEXT, .target = &shared->mmproj,
                    .help = "vision encoder of a GGUF file (in the file itself, or mmproj-*.gguf beside it)"),
+        CLI_OPTION(.name = "vision", .argument = "WHEN", .kind = CLI_CHOICE, .target = &shared->vision,
+                   .choices = vision_names,
+                   .help =
+                       "when the vision encoder is loaded: auto (with the first picture), on (at the start; fails if "
+                       "there is none) or off (never; pictures are refused) (auto)"),
         CLI_OPTION(.name = "drafter-scaled-embedding", .kind = CLI_FLAG, .target = &shared->drafter_scaled_embedding,
                    .help = "multiply the drafter's block embeddings by sqrt(hidden size)"),
         CLI_OPTION(.name = "drafter-block-bidirectional", .kind = CLI_FLAG,
@@ -176,6 +182,7 @@ kakeya_status cli_shared_engine_options(cli_shared *shared, kakeya_engine_option
     if (shared->drafter.n > 1) options->second_drafter = shared->drafter.text[1];
     options->f_theta = shared->f_theta;
     options->mmproj = shared->mmproj;
+    options->vision = (kakeya_vision)shared->vision;
     options->backend = shared->backend;
     options->cpu_isa = shared->isa;
     options->precision = (kakeya_precision)shared->precision;

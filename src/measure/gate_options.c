@@ -359,6 +359,7 @@ static const option_rule rules[] = {
     {NULL, "drafter", ALL, TEXT, 0, 0, NULL, is_part},
     {NULL, "f-theta", ALL, TEXT, 0, 0, NULL, is_part},
     {NULL, "mmproj", ALL, TEXT, 0, 0, NULL, NULL},
+    {NULL, "vision", ALL, NAME, 0, 0, "auto on off", NULL},
     {NULL, "drafter-scaled-embedding", ALL, FLAG, 0, 0, NULL, is_set},
     {NULL, "drafter-block-bidirectional", ALL, FLAG, 0, 0, NULL, NULL},
     {NULL, "backend", ALL, NAME, 0, 0, "auto cpu cuda mlx", is_backend},

@@ -125,7 +125,7 @@ kakeya_status gemma4_model_open_stored(const char *directory, mem_account *accou
 /* What is read beside the text model. */
 typedef struct gemma4_parts {
     const char *mmproj; /* of a GGUF file: its vision part; NULL: in the file, or beside it (gemma4_mmproj.h) */
-    bool no_vision;     /* as if there were none */
+    bool no_vision;     /* as if there were none, but for the token of pictures, which is no answer's either way */
 } gemma4_parts;
 kakeya_status gemma4_model_open_parts(const char *directory, const gemma4_parts *parts, mem_account *account,
                                       gemma4_model **out, kakeya_error *error);

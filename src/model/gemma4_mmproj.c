@@ -180,6 +180,10 @@ static kakeya_status find(void *file, const vision_slot *slot, int bound, vision
 
 /* ------------------------------------------------------------------------------------------------------- opening */
 
+int gemma4_mmproj_token(const gguf *model, const gemma4_config *text) {
+    return text->generation == GEMMA_4 ? find_token(model, text->vocab, "<|image|>") : -1;
+}
+
 kakeya_status gemma4_mmproj_read(const gguf *file, const gguf *model, const gemma4_config *text, mem_account *account,
                                  gemma4_vision **out, kakeya_error *reason, kakeya_error *error) {
     const bool own = file == model;
@@ -237,7 +241,7 @@ kakeya_status gemma4_mmproj_open(const gguf *model, const gemma4_config *text, c
         if (status || *out) return status;
         return error_set(error, why.status, "--mmproj %s: %s", mmproj, why.message);
     }
-    if (text->generation != GEMMA_4 || find_token(model, text->vocab, "<|image|>") < 0) return KAKEYA_OK;
+    if (gemma4_mmproj_token(model, text) < 0) return KAKEYA_OK;
     if (tensor_of(model, "v.patch_embd.weight"))
         status = gemma4_mmproj_read(model, model, text, account, out, &why, error);
     else

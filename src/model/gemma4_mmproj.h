@@ -18,4 +18,7 @@ kakeya_status gemma4_mmproj_open(const gguf *model, const gemma4_config *text, c
 kakeya_status gemma4_mmproj_read(const gguf *file, const gguf *model, const gemma4_config *text, mem_account *account,
                                  gemma4_vision **out, kakeya_error *reason, kakeya_error *error);
 
+/* The token of pictures in the model's vocabulary; -1: it knows none. */
+int gemma4_mmproj_token(const gguf *model, const gemma4_config *text);
+
 #endif

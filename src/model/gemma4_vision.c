@@ -139,6 +139,21 @@ size_t vision_gguf_index(const gemma4_vision *v, const vision_slot *slot, int64_
     return (size_t)(row * slot->columns + column);
 }
 
+enum { PAGE_STEP = 4096 }; /* no system has smaller pages */
+
+static void touch(const weight *w) {
+    const size_t bytes = weight_row_bytes(w, 0) * (size_t)w->out;
+    const volatile unsigned char *data = weight_row(w, 0, 0);
+    for (size_t i = 0; i < bytes; i += PAGE_STEP) (void)data[i];
+    if (bytes) (void)data[bytes - 1];
+}
+
+void gemma4_vision_read(const gemma4_vision *v) {
+    for (int layer = 0; layer <= v->layers; layer++)
+        for (int role = 0; role < VISION_ROLES; role++)
+            if (weight_present(&v->weights[layer].matrix[role])) touch(&v->weights[layer].matrix[role]);
+}
+
 void gemma4_vision_close(gemma4_vision *v) {
     if (!v) return;
     for (size_t i = 0; i < v->n_owned; i++) mem_free(v->owned[i]);

@@ -99,6 +99,9 @@ void vision_bound_name(const vision_slot *slot, int i, bool in_gguf, char out[VI
 /* Where GGUF files have value `column` of row `row`: an index into the whole tensor. */
 size_t vision_gguf_index(const gemma4_vision *v, const vision_slot *slot, int64_t row, int64_t column);
 
+/* Reads all matrices from their files into memory, which the first picture would do. */
+void gemma4_vision_read(const gemma4_vision *vision);
+
 void gemma4_vision_close(gemma4_vision *vision); /* NULL is fine */
 
 /* The number of values of a patch. */

@@ -112,20 +112,30 @@ static kakeya_status find(void *file, const vision_slot *slot, int bound, vision
 
 /* ------------------------------------------------------------------------------------------------------- opening */
 
+kakeya_status gemma4_vision_config(const char *path, const char *json, size_t json_bytes, const gemma4_config *text,
+                                   gemma4_vision *out, bool *there, kakeya_error *reason, kakeya_error *error) {
+    cJSON *top = NULL;
+    *out = (gemma4_vision){0};
+    *there = false;
+    kakeya_status status = json_parse_object(path, json, json_bytes, &top, error);
+    if (status) return status;
+    json_reader reader = {.name = path, .error = reason};
+    *there = read_config(&reader, top, text, out) && !reader.status;
+    cJSON_Delete(top);
+    return KAKEYA_OK;
+}
+
 kakeya_status gemma4_vision_open(checkpoint *ck, const gemma4_config *text, mem_account *account, gemma4_vision **out,
                                  char *reason, size_t reason_bytes, kakeya_error *error) {
     *out = NULL;
     *reason = '\0';
-    cJSON *top = NULL;
     kakeya_error why = {0};
-    kakeya_status status = json_parse_object(ck->config_path, ck->config, ck->config_bytes, &top, error);
-    if (status) return status;
+    bool there = false;
     gemma4_vision *v = calloc(1, sizeof *v);
-    if (!v) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", ck->directory);
-    json_reader reader = {.name = ck->config_path, .error = &why};
-    bool there = v && read_config(&reader, top, text, v);
-    cJSON_Delete(top);
-    if (there && !reader.status) {
+    if (!v) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", ck->directory);
+    kakeya_status status =
+        gemma4_vision_config(ck->config_path, ck->config, ck->config_bytes, text, v, &there, &why, error);
+    if (!status && there) {
         source s = {ck, account};
         status = vision_bind(v, account, find, &s, false, &why, error);
     }
@@ -133,7 +143,7 @@ kakeya_status gemma4_vision_open(checkpoint *ck, const gemma4_config *text, mem_
         *out = v;
         return KAKEYA_OK;
     }
-    if (there && why.status) snprintf(reason, reason_bytes, "%s", why.message);
+    if (why.status) snprintf(reason, reason_bytes, "%s", why.message);
     gemma4_vision_close(v);
     return status;
 }

@@ -12,4 +12,9 @@
 kakeya_status gemma4_vision_open(checkpoint *ck, const gemma4_config *text, mem_account *account, gemma4_vision **out,
                                  char *reason, size_t reason_bytes, kakeya_error *error);
 
+/* The sizes of a vision part as a config.json says them, called `path` in messages. *there becomes false where it says
+ * that there is none, or, with a `reason`, one that cannot be used. */
+kakeya_status gemma4_vision_config(const char *path, const char *json, size_t json_bytes, const gemma4_config *text,
+                                   gemma4_vision *out, bool *there, kakeya_error *reason, kakeya_error *error);
+
 #endif

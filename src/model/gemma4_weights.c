@@ -95,7 +95,28 @@ static size_t count_audio(const checkpoint *ck) {
     return n;
 }
 
-/* The same of a GGUF file. */
+/* The token of pictures in a model whose vision part is left out; -1: there is none. */
+static kakeya_status unread_token(const gemma4_model *model, int *token, kakeya_error *error) {
+    const checkpoint *ck = model->checkpoint;
+    gemma4_vision v;
+    bool there;
+    kakeya_error reason = {0};
+    *token = model->file ? gemma4_mmproj_token(model->file, &model->config) : -1;
+    if (model->file) return KAKEYA_OK;
+    kakeya_status status =
+        gemma4_vision_config(ck->config_path, ck->config, ck->config_bytes, &model->config, &v, &there, &reason, error);
+    if (status == KAKEYA_OK && there) *token = v.image_token;
+    return status;
+}
+
+static kakeya_status leave_vision(gemma4_model *model, kakeya_error *error) {
+    int token;
+    kakeya_status status = unread_token(model, &token, error);
+    if (status == KAKEYA_OK && token >= 0) suppress(&model->config, token);
+    return status;
+}
+
+/* What reads pictures for a GGUF file. */
 static kakeya_status open_mmproj(const gemma4_parts *parts, mem_account *account, gemma4_model *model,
                                  kakeya_error *error) {
     char reason[160];
@@ -143,7 +164,8 @@ static kakeya_status open_checkpoint(const char *directory, const gemma4_parts *
         adopt(model, &memory);
         if (status == KAKEYA_OK && modules.quantised_bytes) model->config.checkpoint_format = modules.main_format;
     }
-    if (status == KAKEYA_OK && !parts->no_vision) status = open_vision(account, model, error);
+    if (status == KAKEYA_OK)
+        status = parts->no_vision ? leave_vision(model, error) : open_vision(account, model, error);
     quantisation_free(quantised);
     return status;
 }
@@ -162,7 +184,8 @@ static kakeya_status open_model(const char *directory, bool as_stored, const gem
                            "--mmproj is for GGUF files: %s is a directory, which holds its own vision part", directory);
     else
         status = open_checkpoint(directory, parts, account, model, error);
-    if (is_gguf && status == KAKEYA_OK && !parts->no_vision) status = open_mmproj(parts, account, model, error);
+    if (is_gguf && status == KAKEYA_OK)
+        status = parts->no_vision ? leave_vision(model, error) : open_mmproj(parts, account, model, error);
     if (status != KAKEYA_OK) {
         gemma4_model_close(model);
         return status;

@@ -422,7 +422,7 @@ static bool put_assistant_block(writer *w, const cJSON *block, const char *type,
 
 static bool put_user_block(writer *w, const cJSON *block, const char *type, const place *at) {
     if (strcmp(type, "tool_result") == 0) return put_result(w, block, at);
-    if (w->pictures && images_is_part(block)) {
+    if (images_is_part(block)) { /* images_take refuses it where none are read, and says why */
         w->said = true;
         return add_picture(w, &w->parts, &w->content, block, at);
     }

@@ -11,7 +11,8 @@
 typedef struct messages_in {
     const cJSON *system;        /* a text or a list of blocks; NULL: none */
     const cJSON *messages;      /* the list */
-    bool pictures;              /* blocks of type image are read, as images_quote shows them */
+    bool pictures;              /* blocks of type image are read in results of tools, as images_quote shows them; those
+                                   of users always are */
     const reasoning_seal *seal; /* with which thoughts were closed that clients give back without their text */
 } messages_in;
 

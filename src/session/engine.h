@@ -51,6 +51,7 @@ struct kakeya_engine {
     pthread_mutex_t scheduler_lock; /* of the pointer */
     int max_batch, max_stall_ms;    /* of the scheduler, resolved */
     atomic_uint cancels;            /* of its sessions, so far */
+    bool vision_off;                /* pictures are refused, whatever the model's files have */
     struct image_rows *image_rows;  /* session/image_rows.h; NULL: none are kept */
     _Atomic uint64_t images_computed, image_rows_computed;
     kakeya_step_fn on_step; /* may be NULL */

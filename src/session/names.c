@@ -27,6 +27,8 @@ const char *kakeya_attention_name(kakeya_attention attention) {
 
 const char *kakeya_restore_layers_name(kakeya_restore_layers layers) { NAME_OF(layers, "sliding", "all"); }
 
+const char *kakeya_vision_name(kakeya_vision vision) { NAME_OF(vision, "auto", "on", "off"); }
+
 const char *kakeya_mode_name(kakeya_mode mode) { NAME_OF(mode, "auto", "ar", "speculative", "ngram"); }
 
 const char *kakeya_finish_name(kakeya_finish finish) {

@@ -13,6 +13,7 @@
 #include "session/companion.h"
 #include "session/engine.h"
 #include "session/image_rows.h"
+#include "session/prompt_images.h"
 #include "session/scheduler.h"
 
 enum { LOADING_STEPS = 4 }; /* verifier, drafter, f_theta, backend */
@@ -142,8 +143,9 @@ static kakeya_status open_parts(kakeya_engine *engine, const kakeya_engine_optio
     if (status == KAKEYA_OK && options->synthetic)
         status = synthetic_verifier(parts->ops, options->synthetic, &engine->account, &parts->verifier, error);
     else if (status == KAKEYA_OK)
-        status = gemma4_model_open_parts(directory, &(gemma4_parts){.mmproj = options->mmproj}, &engine->account,
-                                         &parts->verifier, error);
+        status = gemma4_model_open_parts(
+            directory, &(gemma4_parts){.mmproj = options->mmproj, .no_vision = options->vision == KAKEYA_VISION_OFF},
+            &engine->account, &parts->verifier, error);
     if (status == KAKEYA_OK && parts->verifier->config.raw_values && !parts->ops->raw_values)
         status = error_set(error, KAKEYA_UNSUPPORTED,
                            "%s is a Gemma 3, which backend %s does not compute: choose backend cpu",
@@ -174,6 +176,8 @@ static kakeya_status check_options(const kakeya_engine_options *options, kakeya_
     if (options->mmproj && !options->model)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "mmproj '%s' is for a GGUF file, not for synthetic '%s'",
                          options->mmproj, options->synthetic);
+    if (!kakeya_vision_name(options->vision))
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "vision is %d, none of auto, on, off", (int)options->vision);
     if (options->threads < 0)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "threads is %d, must be at least 0", options->threads);
     if (options->max_batch < 0 || options->max_batch > BACKEND_MAX_SEGMENTS)
@@ -241,6 +245,7 @@ static kakeya_status open_engine(const kakeya_engine_options *options, kakeya_en
         if (!engine->image_rows) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "engine: out of memory");
     }
     if (status == KAKEYA_OK) {
+        engine->vision_off = options->vision == KAKEYA_VISION_OFF;
         status = open_parts(engine, options, directory, &parts, error);
         if (status == KAKEYA_OK) {
             status = engine_complete(engine, &parts, error);
@@ -252,6 +257,7 @@ static kakeya_status open_engine(const kakeya_engine_options *options, kakeya_en
             engine->text = parts.text;
         }
     }
+    if (status == KAKEYA_OK && options->vision == KAKEYA_VISION_ON) status = prompt_images_load(engine, error);
     if (status == KAKEYA_OK) status = loading(options, LOADING_STEPS, error);
     if (status == KAKEYA_OK) status = engine_check(engine, error);
     free(directory);

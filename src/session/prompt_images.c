@@ -11,11 +11,20 @@
 #include "session/session.h"
 
 static kakeya_status need_vision(const kakeya_engine *engine, kakeya_error *error) {
+    if (engine->vision_off)
+        return error_set(error, KAKEYA_UNSUPPORTED, "images are not read here: vision is off (--vision off)");
     if (!engine->verifier->vision)
         return error_set(error, KAKEYA_UNSUPPORTED, "the model reads no images%s%s",
                          *engine->verifier->note ? ": " : "", engine->verifier->note);
     if (engine->ops->embed_image) return KAKEYA_OK;
     return error_set(error, KAKEYA_UNSUPPORTED, "backend %s reads no images: choose backend cpu", engine->ops->name);
+}
+
+kakeya_status prompt_images_load(const kakeya_engine *engine, kakeya_error *error) {
+    kakeya_status status = need_vision(engine, error);
+    if (status) return error_prefix(error, status, "--vision on");
+    gemma4_vision_read(engine->verifier->vision);
+    return KAKEYA_OK;
 }
 
 static kakeya_status target_size(const gemma4_vision *v, const kakeya_media *media, int *width, int *height,

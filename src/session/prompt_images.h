@@ -30,6 +30,9 @@ kakeya_status prompt_images_create(const kakeya_engine *engine, const int32_t *t
                                    kakeya_error *error);
 void prompt_images_free(prompt_images *images); /* a zeroed one too */
 
+/* For kakeya_vision's ON: refused where the model, or the backend, reads no pictures. */
+kakeya_status prompt_images_load(const kakeya_engine *engine, kakeya_error *error);
+
 /* Where a chunk that begins at `from`, which is inside of no picture, and would end at `end` ends, so that it cuts
  * none: before `end`, or behind it where it begins with a picture that is longer. */
 size_t prompt_images_end(const prompt_images *images, size_t from, size_t end);

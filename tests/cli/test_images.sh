@@ -84,6 +84,21 @@ END
     refuses "a picture needs turns or ids" "not with --raw" run $tiny --raw --image $IMAGES/photo.jpg hello
     refuses "score has no turns" "needs --ids-file" score $tiny --text-file README.md --image $IMAGES/photo.jpg
 }
+# --- the switch
+# shellcheck disable=SC2086
+{
+    works "--vision on answers as auto does" run $tiny --vision on --ids-file "$WORK/tiny-tower.one.ids" --image $IMAGES/photo.jpg \
+        --image-budget 70 --max-tokens 12 --ignore-eos --json
+    json_holds "as the reference does" '.token_ids == $wanted[0]' --slurpfile wanted "$WORK/tiny-tower.one.greedy"
+    refused "--vision off refuses a picture" "vision is off (--vision off)" run $tiny --vision off --image $IMAGES/photo.jpg hello
+    works "and answers text" run $tiny --vision off --ids-file "$WORK/tiny-tower.one.ids" --max-tokens 12 --ignore-eos --json
+    mv "$WORK/out" "$WORK/off"
+    works "which auto answers" run $tiny --ids-file "$WORK/tiny-tower.one.ids" --max-tokens 12 --ignore-eos --json
+    check "in the same way" test "$(jq .token_ids "$WORK/off")" = "$(jq .token_ids "$WORK/out")"
+}
+fails_with "--vision on needs a model that reads pictures" "vision on: the model reads no images" run --backend cpu --vision on hello
+refuses "--vision has three values" "auto on off" run --vision maybe hello
+
 # --- GGUF files, with what reads pictures beside them
 mkdir "$WORK/g" "$WORK/part"
 works "a model is converted with what reads pictures" convert $VISION/tiny-tower "$WORK/g/tiny.gguf" --to q8_0 --keep '.*=bf16' --head bf16
@@ -101,6 +116,8 @@ check "which becomes a file" test -s "$WORK/g/mmproj-tiny.gguf"
     works "a named file is taken" run $model "$WORK/g/tiny.gguf" --mmproj "$WORK/part/part.gguf" --image $IMAGES/photo.jpg \
         --image-budget 70 --max-tokens 12 --ignore-eos --json 'What is this?'
     json_holds "with the same answer" '.token_ids == $wanted[0]' --slurpfile wanted "$WORK/tiny-tower.one.greedy"
+    refused "and left out where vision is off" "vision is off" run $model "$WORK/g/tiny.gguf" --mmproj "$WORK/part/part.gguf" --vision off \
+        --image $IMAGES/photo.jpg hello
     refused "one that is none is refused" "mmproj.*general.architecture is gemma4" run $model "$WORK/g/tiny.gguf" \
         --mmproj "$WORK/g/tiny.gguf" hello
     refused "so it is beside a directory" "mmproj is for GGUF files" run $tiny --mmproj "$WORK/part/part.gguf" hello

@@ -284,6 +284,31 @@ def _():
     other.stop()
 
 
+@test("--vision off answers pictures with a 400 that says so, and text as ever; on is as auto")
+def _():
+    off = Server(*COMPUTE, "--vision", "off", "--image-budget", "70", model=MODEL)
+    equal(off.get("/props").json["kakeya"]["images"], None)
+    equal(off.get("/v1/models").json["data"][0]["architecture"]["input_modalities"], ["text"])
+    one = png(40, 30)
+    refused("unsupported_content", "messages[0].content[1]", user(text("x"), picture(one)), says="vision is off (--vision off)", to=off)
+    words = [user(text(QUESTION))]
+    equal(tokens_of(chat(words, to=off)), tokens_of(chat(words)))
+    asked = {"model": "tiny-tower", "max_output_tokens": 4, "input": [{"role": "user", "content": [
+        {"type": "input_image", "image_url": uri(one)}]}]}
+    reply = off.post("/v1/responses", asked)
+    equal(reply.status, 400)
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": base64.b64encode(one).decode()}}
+    said = off.post("/v1/messages", {"model": "tiny-tower", "max_tokens": 4, "messages": [{"role": "user", "content": [block]}]})
+    equal(said.status, 400)
+    for answer in (reply, said):
+        holds("vision is off (--vision off)" in answer.json["error"]["message"], answer.body)
+    off.stop()
+    on = Server(*COMPUTE, "--vision", "on", "--image-budget", "70", model=MODEL)
+    asked = [user(picture(one), text(QUESTION))]
+    equal(tokens_of(chat(asked, to=on)), tokens_of(chat(asked)))
+    on.stop()
+
+
 @test("a tool's picture stands behind its result")
 def _():
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}

@@ -8,7 +8,13 @@
 
 #include "vision_support.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "backend/backend.h"
+#include "formats/checkpoint.h"
+#include "model/gemma4_vision.h"
+#include "session/engine.h"
 
 /* Embeddings of the picture's tokens are the rows that were made of it. */
 static void check_rows(const fixture *f, const prompt *p, const float *hidden) {
@@ -413,6 +419,123 @@ static void test_what_does_not_fit_is_refused(void **state) {
     close_model(&f);
 }
 
+/* Visits the whole pages of the matrices that pictures are read with. False where the system does not tell of them. */
+typedef bool (*visit_pages)(void *user, uintptr_t first, size_t bytes);
+static bool each_matrix(const gemma4_vision *v, visit_pages visit, void *user) {
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    for (int layer = 0; layer <= v->layers; layer++) {
+        for (int role = 0; role < VISION_ROLES; role++) {
+            const weight *w = &v->weights[layer].matrix[role];
+            if (!weight_present(w)) continue;
+            const uintptr_t begin = (uintptr_t)weight_row(w, 0, 0);
+            const uintptr_t end = (begin + weight_row_bytes(w, 0) * (size_t)w->out) / page * page;
+            const uintptr_t first = (begin + page - 1) / page * page;
+            if (first < end && !visit(user, first, end - first)) return false;
+        }
+    }
+    return true;
+}
+
+static bool drop_pages(void *user, uintptr_t first, size_t bytes) {
+    (void)user;
+    return madvise((void *)first, bytes, MADV_DONTNEED) == 0;
+}
+
+typedef struct page_counts {
+    FILE *map;
+    size_t there, missing;
+} page_counts;
+
+static bool count_pages(void *user, uintptr_t first, size_t bytes) {
+    page_counts *counts = user;
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    for (uintptr_t at = first; at < first + bytes; at += page) {
+        uint64_t entry;
+        if (fseek(counts->map, (long)(at / page * sizeof entry), SEEK_SET) ||
+            !fread(&entry, sizeof entry, 1, counts->map))
+            return false;
+        *(entry >> 63 ? &counts->there : &counts->missing) += 1;
+    }
+    return true;
+}
+
+/* What is read at the start is in memory then. */
+static void test_reading_ahead(void **state) {
+    (void)state;
+    fixture f = open_model("tiny-tower");
+    page_counts before = {.map = fopen("/proc/self/pagemap", "rb")}, after = before;
+    const gemma4_vision *v = f.engine->verifier->vision;
+    if (before.map) setvbuf(before.map, NULL, _IONBF, 0); /* each entry is read anew */
+    bool told = before.map && f.engine->verifier->checkpoint->n_copies == 0;
+    told = told && each_matrix(v, drop_pages, NULL) && each_matrix(v, count_pages, &before);
+    gemma4_vision_read(v);
+    told = told && each_matrix(v, count_pages, &after);
+    if (told) {
+        assert_true(before.missing > 0);
+        assert_int_equal(after.missing, 0);
+        assert_int_equal(after.there, before.there + before.missing);
+    } else {
+        print_message("this system does not tell which pages are in memory\n");
+    }
+    if (before.map) fclose(before.map);
+    close_model(&f);
+}
+
+static kakeya_status open_switched(const char *model, kakeya_vision vision, kakeya_engine **out) {
+    kakeya_engine_options options;
+    kakeya_engine_options_init(&options);
+    options.model = model;
+    options.backend = "cpu";
+    options.precision = KAKEYA_PRECISION_F32;
+    options.threads = 2;
+    options.vision = vision;
+    return kakeya_engine_open(&options, out, &failure);
+}
+
+/* What reads pictures is read at the start, or with the first one, or never. Text and the tokens that an answer may
+ * have are the same, and so are answers to pictures where they are read. */
+static void test_the_switch(void **state) {
+    (void)state;
+    fixture f = open_model("tiny-tower");
+    prompt p = open_prompt(&f, 0);
+    int32_t text[GREEDY], got[GREEDY];
+    for (kakeya_vision vision = KAKEYA_VISION_AUTO; kakeya_vision_name(vision); vision++) {
+        kakeya_engine *engine;
+        ok(open_switched(VISION "/tiny-tower", vision, &engine));
+        const gemma4_vision *v = engine->verifier->vision;
+        assert_int_equal(v == NULL, vision == KAKEYA_VISION_OFF);
+        const gemma4_config *c = &engine->verifier->config, *wanted = &f.engine->verifier->config;
+        assert_int_equal(c->n_suppress_tokens, wanted->n_suppress_tokens);
+        assert_memory_equal(c->suppress_tokens, wanted->suppress_tokens,
+                            (size_t)c->n_suppress_tokens * sizeof *c->suppress_tokens);
+        kakeya_session *session;
+        kakeya_session_options options;
+        kakeya_session_options_init(&options);
+        ok(kakeya_session_open(engine, &options, &session, &failure));
+        ok(kakeya_session_sync(session, p.ids, p.n, NULL, NULL, NULL, &failure));
+        answer(session, p.n, KAKEYA_MODE_AR, vision ? got : text);
+        if (vision) assert_memory_equal(got, text, sizeof got);
+        if (vision == KAKEYA_VISION_OFF) {
+            assert_int_equal(kakeya_engine_image_token(engine), -1);
+            refuse(kakeya_session_sync_media(session, p.ids, p.n, p.media, p.n_media, NULL, NULL, NULL, &failure),
+                   KAKEYA_UNSUPPORTED, "vision is off");
+        } else {
+            sync_prompt(session, &p, NULL);
+            answer(session, p.n, KAKEYA_MODE_AR, got);
+            check_answer(&f, 0, got);
+        }
+        kakeya_session_close(session);
+        kakeya_engine_close(engine);
+    }
+    kakeya_engine *none;
+    refuse(open_switched(KAKEYA_MODELS "/demo", KAKEYA_VISION_ON, &none), KAKEYA_UNSUPPORTED,
+           "--vision on: the model reads no images");
+    refuse(open_switched(VISION "/tiny-tower", (kakeya_vision)3, &none), KAKEYA_INVALID_ARGUMENT,
+           "none of auto, on, off");
+    close_prompt(&p);
+    close_model(&f);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_values_are_those_of_the_reference),
@@ -425,6 +548,8 @@ int main(void) {
         cmocka_unit_test(test_no_memory_for_more_rows),
         cmocka_unit_test(test_bounded_policies),
         cmocka_unit_test(test_what_does_not_fit_is_refused),
+        cmocka_unit_test(test_the_switch),
+        cmocka_unit_test(test_reading_ahead),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
