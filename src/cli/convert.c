@@ -11,11 +11,13 @@ static const cli_command command = {
     .name = "convert",
     .summary = "Writes a model in another format: quantised, or in floating point.",
     .operands = "MODEL OUT",
-    .details = "MODEL is a directory or a GGUF file with weights in F32, F16 or BF16. OUT must not exist; it\n"
-               "appears when it is complete. What reads pictures keeps its form; of a GGUF file it is beside it,\n"
-               "in mmproj-OUT. 'f32', 'f16' and 'bf16' make a directory of any model, also of a quantised one.\n"
-               "'tiles' are for a model that is quantised already: what a CPU otherwise arranges in memory each\n"
-               "time it loads the model is kept in a file, and mapped: FILE.gguf.tiles, or model.tiles in a\n"
+    .details = "MODEL is a directory or a GGUF file with weights in F32, F16 or BF16. OUT must not exist; it appears\n"
+               "when it is complete. The vision encoder keeps its format; for a GGUF file it is written beside it,\n"
+               "to mmproj-OUT.\n"
+               "\n"
+               "With 'f32', 'f16' and 'bf16', MODEL may be quantised, and OUT is a directory. 'tiles' is for a model\n"
+               "that is already quantised: the layout that a CPU otherwise prepares in memory whenever it loads the\n"
+               "model is written to a file that is then mapped: FILE.gguf.tiles, or model.tiles in the model's\n"
                "directory.\n",
     .examples =
         "  kakeya convert google/gemma-4-26B-A4B-it gemma-4-26b-q4_k_m.gguf --to q4_k_m\n"
@@ -38,24 +40,27 @@ int cli_convert(int argc, char **argv) {
                 .help =
                     "q4_0, q8_0, q4_k, q5_k, q6_k, q4_k_m: a GGUF file; affine4, affine8, f32, f16, bf16: a directory; "
                     "tiles"),
-        CLI_OPTION(.name = "grid", .kind = CLI_FLAG, .target = &grid,
-                   .help = "q4_0: put weights of quantisation-aware training on the grid that it saw, exactly"),
-        CLI_OPTION(.name = "importance", .argument = "FILE", .kind = CLI_TEXTS, .target = &importance,
-                   .help =
-                       "let errors count by the inputs that weights meet: a GGUF file of llama-imatrix; repeatable"),
+        CLI_OPTION(
+                .name = "grid", .kind = CLI_FLAG, .target = &grid,
+                .help =
+                    "with q4_0: put weights of quantisation-aware training exactly on the grid they were trained for"),
+        CLI_OPTION(
+                .name = "importance", .argument = "FILE", .kind = CLI_TEXTS, .target = &importance,
+                .help =
+                    "weight errors by the importance of their inputs, from a GGUF file of llama-imatrix; repeatable"),
         CLI_OPTION(.name = "head", .argument = "FORMAT", .kind = CLI_TEXT, .target = &head,
                    .help = "format of the embedding and the head: f32, f16, bf16, q4_0, q8_0, q6_k, ..."),
         CLI_OPTION(.name = "attn", .argument = "FORMAT", .kind = CLI_TEXT, .target = &attention,
-                   .help = "format of attention's matrices"),
+                   .help = "format of the attention matrices"),
         CLI_OPTION(.name = "keep", .argument = "REGEX=FORMAT", .kind = CLI_TEXTS, .target = &keep,
-                   .help = "format of tensors whose name matches, such as 'blk.0.=bf16'; may be repeated"),
+                   .help = "format of tensors whose names match, such as 'blk.0.=bf16'; may be repeated"),
         CLI_OPTION(.name = "threads", .argument = "N", .kind = CLI_INT, .target = &threads, .min = 0, .max = 1024,
-                   .help = "threads (0: one per core); the bytes are the same for any number"),
+                   .help = "number of threads, which does not change the output (0: one per core)"),
         {.name = NULL},
     };
     int first, status;
     if (!cli_parse(&command, own, NULL, argc, argv, &first, &status)) return status;
-    if (argc - first != 2) return cli_usage_error(&command, "name the model, and what is to be written");
+    if (argc - first != 2) return cli_usage_error(&command, "name the model and the output");
     if (to < 0) return cli_usage_error(&command, "--to is missing");
 
     kakeya_error error = {0};
@@ -87,12 +92,12 @@ int cli_convert(int argc, char **argv) {
     char *vision =
         report.vision_bytes && !convert_is_directory((convert_target)to) ? vision_path(argv[first + 1]) : NULL;
     if (report.vision_bytes)
-        printf("  %s%s: what reads pictures, %s, as it is\n", vision ? "and " : "with it", vision ? vision : "",
+        printf("  %s%s: the vision encoder, %s, unchanged\n", vision ? "and " : "with it", vision ? vision : "",
                format_bytes(bytes, (double)report.vision_bytes));
     free(vision);
-    if (importance.n) printf("  importances of %zu matrices were used\n", report.important);
+    if (importance.n) printf("  used the importances of %zu matrices\n", report.important);
     if (grid)
-        printf("  %.2f %% of the blocks of Q4_0 lie on a grid, %.2f %% on one that the plain rule finds too\n",
+        printf("  %.2f %% of the Q4_0 blocks lie on a grid, %.2f %% on one that the plain rule also finds\n",
                percent(report.on_grid, report.blocks), percent(report.on_plain_grid, report.blocks));
     return CLI_DONE;
 }

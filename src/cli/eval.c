@@ -21,7 +21,7 @@ static const cli_command niah_command = {
     .name = "eval niah",
     .summary = "Needle in a haystack: recall, resident K/V and speed of attention policies.",
     .operands = "",
-    .details = "Every policy runs one token at a time and in --mode on the same prompts. --mix-alpha and\n"
+    .details = "Every policy answers the same prompts, once one token at a time and once in --mode. --mix-alpha and\n"
                "--identity-restore add diagnostic rows in which evicted K/V are alpha * own + (1 - alpha) * f_theta\n"
                "in all layers.\n",
     .examples = "  kakeya eval niah --lines 12,40,60,150,280 --samples 5 --report r.json --plot r.svg\n"
@@ -54,24 +54,24 @@ static int run_niah(int argc, char **argv, const eval_again *again) {
     eval_niah_options o = {.samples = 5, .seed = 42, .max_tokens = 48, .mix_alpha = alphas};
     const cli_option own[] = {
         CLI_OPTION(.name = "lines", .argument = "LIST", .kind = CLI_INTS, .target = &lines, .min = 10, .max = 100000,
-                   .help = "haystack lines of each rung (12,40,60,150,280)"),
+                   .help = "numbers of haystack lines (12,40,60,150,280)"),
         CLI_OPTION(.name = "samples", .argument = "N", .kind = CLI_INT, .target = &o.samples, .min = 1, .max = 10000,
-                   .help = "prompts per rung (5)"),
+                   .help = "prompts per number of lines (5)"),
         CLI_OPTION(.name = "facts", .kind = CLI_FLAG, .target = &o.facts,
-                   .help = "a list of facts, one of them asked again, as text to continue: for base models"),
+                   .help = "ask for one of a list of facts, as text to continue: for base models"),
         POLICIES_OPTION(c, "native,sink-window,restored"),
         CLI_OPTION(.name = "mode", .argument = "MODE", .kind = CLI_CHOICE, .target = &mode, .choices = cli_mode_names,
-                   .help = "auto, ar, speculative or ngram, beside ar (auto)"),
+                   .help = "mode to compare with ar: auto, ar, speculative or ngram (auto)"),
         CLI_OPTION(.name = "draft-length", .argument = "N", .kind = CLI_INT, .target = &o.draft_length, .min = 0,
                    .max = 16, .help = "drafts per block; 0: the drafter's block size - 1, in auto up to 16 (0)"),
         CLI_OPTION(.name = "draft-window", .argument = "LIST", .kind = CLI_INTS, .target = &draft_windows, .min = 1,
-                   .max = 1 << 24, .help = "positions of context that the drafter keeps, one arm each (1024)"),
+                   .max = 1 << 24, .help = "numbers of positions that the drafter keeps, one arm each (1024)"),
         SEED_OPTION(o),
         MAX_TOKENS_OPTION(o, "48"),
         CLI_OPTION(.name = "identity-restore", .kind = CLI_FLAG, .target = &identity,
-                   .help = "diagnostic: own K/V put back at evicted positions; must equal native"),
+                   .help = "diagnostic: restore the exact K/V at evicted positions; must equal native"),
         CLI_OPTION(.name = "mix-alpha", .argument = "LIST", .kind = CLI_TEXT, .target = &mix_alpha,
-                   .help = "diagnostic: shares of own K/V at evicted positions, e.g. 0,0.25,0.5,0.75,1"),
+                   .help = "diagnostic: shares of exact K/V at evicted positions, e.g. 0,0.25,0.5,0.75,1"),
         REPORT_OPTION(c),
         CLI_OPTION(.name = "plot", .argument = "FILE", .kind = CLI_TEXT, .target = &c.plot,
                    .help = "draw recall, memory and speed against context as SVG"),
@@ -105,10 +105,11 @@ static const cli_command fidelity_command = {
     .name = "eval fidelity",
     .summary = "Perplexity, top-1 agreement and KL divergence against native attention.",
     .operands = "[FILE]...",
-    .details = "Text files are cut into sequences of --prompt-length + --score-tokens tokens. A file of ids is a\n"
-               "JSON object with \"sequences\", an array of id arrays or of objects with \"input_ids\", and\n"
-               "optionally \"prompt_length\". --turns 3 scores the same tokens as the third answer of a conversation:\n"
-               "the prompt's end is then two answers and two prompts, each as long as what is scored.\n",
+    .details =
+        "Text files are cut into sequences of --prompt-length + --score-tokens tokens. A file of ids is a\n"
+        "JSON object with \"sequences\", an array of id arrays or of objects with \"input_ids\", and optionally\n"
+        "\"prompt_length\". With --turns 3, the same tokens are scored as the third answer of a conversation:\n"
+        "the prompt then ends with two answers and two prompts, each as long as the scored part.\n",
     .examples = "  kakeya eval fidelity README.md --windows 32,64,128\n"
                 "  kakeya eval fidelity --ids-json sequences.json --precision f32 --report f.json\n",
 };
@@ -123,11 +124,11 @@ static int run_fidelity(int argc, char **argv, const eval_again *again) {
     eval_fidelity_options o = {.score_tokens = 64, .turns = 1};
     const cli_option own[] = {
         CLI_OPTION(.name = "text", .argument = "FILE", .kind = CLI_TEXTS, .target = &texts,
-                   .help = "a text file; may be repeated (without any: the bundled sources)"),
+                   .help = "text file; may be repeated (the bundled sources)"),
         CLI_OPTION(.name = "ids-json", .argument = "FILE", .kind = CLI_TEXT, .target = &o.ids_json,
-                   .help = "sequences of token ids"),
+                   .help = "file with sequences of token ids"),
         CLI_OPTION(.name = "prompt-length", .argument = "N", .kind = CLI_INT, .target = &o.prompt_length, .min = 0,
-                   .max = 1 << 24, .help = "prompt tokens before the scored ones (as the ids file says, else 600)"),
+                   .max = 1 << 24, .help = "prompt tokens before the scored ones (from the ids file, else 600)"),
         CLI_OPTION(.name = "score-tokens", .argument = "N", .kind = CLI_INT, .target = &o.score_tokens, .min = 1,
                    .max = 1 << 24, .help = "scored tokens per sequence of a text (64)"),
         CLI_OPTION(.name = "max-sequences", .argument = "N", .kind = CLI_INT, .target = &o.max_sequences, .min = 0,
@@ -136,9 +137,9 @@ static int run_fidelity(int argc, char **argv, const eval_again *again) {
                    .help = "score the answer of the N-th turn (1)"),
         POLICIES_OPTION(c, "native,sink-window,restored"),
         CLI_OPTION(.name = "windows", .argument = "LIST", .kind = CLI_INTS, .target = &windows, .min = 1,
-                   .max = 1 << 20, .help = "last positions that stay exact, one arm each (64)"),
+                   .max = 1 << 20, .help = "numbers of last positions that stay exact, one arm each (64)"),
         CLI_OPTION(.name = "window", .argument = "N", .kind = CLI_INTS, .target = &windows, .min = 1, .max = 1 << 20,
-                   .help = "the same with one value"),
+                   .help = "the same with a single value"),
         REPORT_OPTION(c),
         {.name = NULL},
     };
@@ -173,10 +174,10 @@ static int run_fidelity(int argc, char **argv, const eval_again *again) {
 
 static const cli_command code_command = {
     .name = "eval code",
-    .summary = "Continues source files: speculative against autoregressive speed by draft length.",
+    .summary = "Speed of speculative decoding of source files, by draft length.",
     .operands = "[FILE]...",
-    .details = "The start of every file is the prompt; the answer ends by itself or at --max-tokens. Arms take\n"
-               "turns; speeds are medians over repetitions. Without files: the bundled sources.\n",
+    .details = "The start of every file is the prompt; the answer ends at a stop token or at --max-tokens. Arms take\n"
+               "turns, and speeds are medians over repetitions. Without files, the bundled sources are used.\n",
     .examples = "  kakeya eval code --report c.json\n"
                 "  kakeya eval code src/base/alloc.c --draft-lengths 1,3,5,7 --repetitions 9\n",
 };
@@ -196,7 +197,7 @@ static const char *const *files_or_corpus(eval_command *c, int argc, char **argv
 static kakeya_status require_files(size_t n, kakeya_error *error) {
     return n ? KAKEYA_OK
              : error_set(error, KAKEYA_IO,
-                         "no source files: the bundled ones are not beside the executable, name some");
+                         "no source files: the bundled ones are not beside the executable; name some");
 }
 
 static int run_code(int argc, char **argv, const eval_again *again) {
@@ -238,12 +239,13 @@ static int run_code(int argc, char **argv, const eval_again *again) {
 
 static const cli_command acceptance_command = {
     .name = "eval acceptance",
-    .summary = "Accepted drafts by position: each drafter, both DFlash forms, and n-grams.",
+    .summary = "Accepted drafts by position, for each drafter, both DFlash forms, and n-grams.",
     .operands = "[FILE]",
-    .details = "The file holds JSON lines with \"prompt\" (the HumanEval form) or \"turns\", plain or gzip; prompts\n"
-               "with a \"category\" are also counted by it. Public engines disagree whether a DFlash drafter's block\n"
-               "embeddings are scaled by sqrt(hidden size); the form with more tokens per forward is the right\n"
-               "one.\n",
+    .details =
+        "The file has JSON lines with \"prompt\" (as in HumanEval) or \"turns\", plain or compressed with gzip.\n"
+        "Prompts with a \"category\" are also counted by category. Public engines disagree on whether a DFlash\n"
+        "drafter's block embeddings are scaled by sqrt(hidden size); the form with more tokens per forward is\n"
+        "the right one.\n",
     .examples = "  kakeya eval acceptance --jsonl HumanEval.jsonl.gz --report a.json\n",
 };
 
@@ -253,14 +255,14 @@ static int run_acceptance(int argc, char **argv, const eval_again *again) {
     eval_acceptance_options o = {.max_tokens = 96};
     const cli_option own[] = {
         CLI_OPTION(.name = "jsonl", .argument = "FILE", .kind = CLI_TEXT, .target = &o.jsonl,
-                   .help = "prompts, one JSON object a line"),
+                   .help = "prompts, one JSON object per line"),
         CLI_OPTION(.name = "prompts", .argument = "N", .kind = CLI_INT, .target = &o.prompts, .min = 0, .max = 1 << 24,
                    .help = "take only the first N prompts (0: all)"),
         CLI_OPTION(.name = "draft-length", .argument = "N", .kind = CLI_INT, .target = &o.draft_length, .min = 0,
                    .max = 16, .help = "drafts per block; 0: the drafter's block size - 1, in auto up to 16 (0)"),
         MAX_TOKENS_OPTION(o, "96"),
         CLI_OPTION(.name = "chat", .kind = CLI_FLAG, .target = &o.chat,
-                   .help = "prompts as user messages instead of texts to continue"),
+                   .help = "use prompts as user messages instead of as texts to continue"),
         REPORT_OPTION(c),
         {.name = NULL},
     };
@@ -268,7 +270,7 @@ static int run_acceptance(int argc, char **argv, const eval_again *again) {
     if (!cli_parse(&acceptance_command, own, c.shared_table, argc, argv, &first, &status)) return status;
     if (first < argc && !o.jsonl) o.jsonl = argv[first++];
     if (first < argc) return cli_usage_error(&acceptance_command, "unexpected '%s'", argv[first]);
-    if (!o.jsonl) return cli_usage_error(&acceptance_command, "give --jsonl FILE");
+    if (!o.jsonl) return cli_usage_error(&acceptance_command, "--jsonl is missing");
     o.jsonl = eval_input(&c, o.jsonl);
 
     progress_state progress = {0};
@@ -287,15 +289,16 @@ static const cli_command lossless_command = {
     .name = "eval lossless",
     .summary = "Checks that every decode mode gives the tokens of plain autoregression.",
     .operands = "[FILE]...",
-    .details = "Prompts are needles, stretches of the source files (without any: the bundled ones) and random ids;\n"
-               "temperatures 0, 0.7 and 1; draft lengths 1 to 16; several prompt chunkings; 1 and 2 threads;\n"
-               "native and restored attention. Under every policy an answer is also cut and said again. The first\n"
-               "few prompts also run the slow references: every token by a whole new forward, every block from a\n"
-               "new drafter context.\n"
-               "--batch compares sessions that are computed together with the same sessions alone instead, and\n"
-               "their log-probabilities to the bit: compositions of up to --sessions sessions, drawn by seed, with\n"
-               "prompts beside answers, forks, answers that are cancelled, every mode and policy, temperatures 0\n"
-               "and 1.\n",
+    .details = "Prompts are needles, parts of the source files (without files: the bundled ones) and random ids.\n"
+               "They run at temperatures 0, 0.7 and 1, draft lengths 1 to 16, several prompt chunk sizes, 1 and 2\n"
+               "threads, with native and restored attention. Under every policy an answer is also truncated and\n"
+               "generated again. The first few prompts also run the slow references: every token from a whole new\n"
+               "forward, every block from a new drafter context.\n"
+               "\n"
+               "With --batch, sessions that are computed together are compared with the same sessions alone, and so\n"
+               "are their log-probabilities, bit for bit. The seed determines compositions of up to --sessions\n"
+               "sessions, with prompts beside answers, forks, cancelled answers, every mode and policy, and\n"
+               "temperatures 0 and 1.\n",
     .examples = "  kakeya eval lossless --prompts 200 --report l.json\n"
                 "  kakeya eval lossless --batch --compositions 100 --report b.json\n",
 };
@@ -310,19 +313,19 @@ static int run_lossless(int argc, char **argv, const eval_again *again) {
     bool batch = false;
     const cli_option own[] = {
         CLI_OPTION(.name = "prompts", .argument = "N", .kind = CLI_INT, .target = &o.prompts, .min = 1, .max = 1 << 20,
-                   .help = "prompts; every one runs in every mode (200)"),
+                   .help = "number of prompts, each of which runs in every mode (200)"),
         MAX_TOKENS_OPTION(o, "32"),
         SEED_OPTION(o),
         CLI_OPTION(.name = "reference-prompts", .argument = "N", .kind = CLI_INT, .target = &o.reference_prompts,
-                   .min = 0, .max = 1 << 20, .help = "prompts that also run the slow references (2)"),
+                   .min = 0, .max = 1 << 20, .help = "number of prompts that also run the slow references (2)"),
         CLI_OPTION(.name = "batch", .kind = CLI_FLAG, .target = &batch,
-                   .help = "compare sessions together with the same sessions alone instead"),
+                   .help = "instead compare sessions computed together with the same sessions alone"),
         CLI_OPTION(.name = "compositions", .argument = "N", .kind = CLI_INT, .target = &b.compositions, .min = 1,
-                   .max = 1 << 20,
-                   .help = "with --batch: number of compositions, of 1 to --sessions sessions each (40)"),
+                   .max = 1 << 20, .help = "with --batch: number of compositions (40)"),
         CLI_OPTION(.name = "sessions", .argument = "N", .kind = CLI_INT, .target = &b.sessions, .min = 2,
-                   .max = LOSSLESS_BATCH_SESSIONS, .help = "with --batch: sessions of the largest composition (32)"),
-        POLICIES_OPTION(c, "--batch: all"),
+                   .max = LOSSLESS_BATCH_SESSIONS,
+                   .help = "with --batch: maximum number of sessions in a composition (32)"),
+        POLICIES_OPTION(c, "with --batch: all"),
         REPORT_OPTION(c),
         {.name = NULL},
     };
@@ -352,11 +355,11 @@ static int run_lossless(int argc, char **argv, const eval_again *again) {
 
 static const cli_command draft_policy_command = {
     .name = "eval draft-policy",
-    .summary = "Benefit of choosing draft lengths, and the influence of each of its constants.",
+    .summary = "Benefit of adaptive draft lengths, and the influence of each constant.",
     .operands = "[FILE]...",
-    .details = "Texts are recorded once: code (the files; without any, the bundled ones), needles and random text,\n"
-               "each with the drafts and the times of blocks. Then they are decoded again from the recording, on\n"
-               "its own clock, under other policies.\n",
+    .details = "Texts are recorded once with the drafts and times of their blocks: code (the files, or the bundled\n"
+               "ones), needles and random text. The recording is then decoded under other policies, using its\n"
+               "recorded times.\n",
     .examples = "  kakeya eval draft-policy --trace t.json\n  kakeya eval draft-policy --replay t.json\n",
 };
 
@@ -368,13 +371,13 @@ static int run_draft_policy(int argc, char **argv, const eval_again *again) {
     draft_record_options o = {.needles = 12, .random_texts = 8, .max_tokens = 192, .seed = 42};
     const cli_option own[] = {
         CLI_OPTION(.name = "trace", .argument = "FILE", .kind = CLI_TEXT, .target = &trace,
-                   .help = "keep the recording in a file"),
+                   .help = "write the recording to FILE"),
         CLI_OPTION(.name = "replay", .argument = "FILE", .kind = CLI_TEXT, .target = &replay,
-                   .help = "take a recording instead of making one"),
+                   .help = "read the recording from FILE instead of making one"),
         CLI_OPTION(.name = "needles", .argument = "N", .kind = CLI_INT, .target = &o.needles, .min = 0, .max = 1000,
-                   .help = "needle prompts (12)"),
+                   .help = "number of needle prompts (12)"),
         CLI_OPTION(.name = "random-texts", .argument = "N", .kind = CLI_INT, .target = &o.random_texts, .min = 0,
-                   .max = 1000, .help = "random prompts (8)"),
+                   .max = 1000, .help = "number of random prompts (8)"),
         MAX_TOKENS_OPTION(o, "192"),
         SEED_OPTION(o),
         POLICIES_OPTION(c, "native"),
@@ -422,12 +425,13 @@ static const cli_command kv_format_command = {
     .name = "eval kv-format",
     .summary = "K/V formats of full-attention layers: bytes, error, divergence, recall and speed.",
     .operands = "[FILE]...",
-    .details = "Sessions keep float32, and every vector of K and V is packed, unpacked and attended as the format\n"
-               "under test gives it back. With --as-stored, and on backends other than cpu, sessions keep the\n"
-               "format: bf16, with which the others are compared, q8 and q4. Text files (without any: the bundled\n"
-               "sources) are cut into sequences of --prompt-length + --score-tokens tokens; each comes with a needle\n"
-               "prompt. Formats: identity, bf16, fp8, q8, affine8, affine4, q4, the lattices d4-10, d4-38, d4-152,\n"
-               "e8-9, e8-38, e8-151.\n",
+    .details = "Sessions keep float32 K/V, and attention reads every vector as the tested format gives it back after\n"
+               "packing and unpacking. With --as-stored, and on backends other than cpu, sessions keep the format\n"
+               "itself: bf16, which is the reference, q8 and q4. Text files (without any: the bundled sources) are\n"
+               "cut into sequences of --prompt-length + --score-tokens tokens; each comes with a needle prompt.\n"
+               "\n"
+               "Formats: identity, bf16, fp8, q8, affine8, affine4, q4, and the lattices d4-10, d4-38, d4-152, e8-9,\n"
+               "e8-38, e8-151.\n",
     .examples = "  kakeya eval kv-format --report k.json && kakeya gate k.json\n"
                 "  kakeya eval kv-format --formats q8,affine4,d4-10,e8-9 --sequences 10 --lines 60\n",
 };
@@ -443,17 +447,17 @@ static int run_kv_format(int argc, char **argv, const eval_again *again) {
     const char *formats = NULL;
     const cli_option own[] = {
         CLI_OPTION(.name = "formats", .argument = "LIST", .kind = CLI_TEXT, .target = &formats,
-                   .help = "with commas (all of them); identity is always compared with"),
+                   .help = "formats, separated by commas (all); identity is always included"),
         CLI_OPTION(.name = "prompt-length", .argument = "N", .kind = CLI_INT, .target = &o.prompt_length, .min = 1,
                    .max = 1 << 24, .help = "prompt tokens before the scored ones (256)"),
         CLI_OPTION(.name = "score-tokens", .argument = "N", .kind = CLI_INT, .target = &o.score_tokens, .min = 1,
                    .max = 1 << 24, .help = "scored tokens per sequence (64)"),
         CLI_OPTION(.name = "sequences", .argument = "N", .kind = CLI_INT, .target = &o.sequences, .min = 1,
-                   .max = 10000, .help = "sequences, each with a needle prompt (5)"),
+                   .max = 10000, .help = "number of sequences, each with a needle prompt (5)"),
         CLI_OPTION(.name = "lines", .argument = "N", .kind = CLI_INT, .target = &o.lines, .min = 10, .max = 100000,
-                   .help = "haystack lines of the needle prompts (40)"),
+                   .help = "number of haystack lines of the needle prompts (40)"),
         CLI_OPTION(.name = "as-stored", .kind = CLI_FLAG, .target = &o.as_stored,
-                   .help = "formats that sessions keep, through the backend's own cache and kernels"),
+                   .help = "keep K/V in the format itself, in the backend's own cache"),
         SEED_OPTION(o),
         MAX_TOKENS_OPTION(o, "24"),
         REPORT_OPTION(c),
@@ -484,10 +488,10 @@ static const cli_command mac_command = {
     .name = "eval mac-acceptance",
     .summary = "Acceptance test of the MLX backend on this machine, with one report to send back.",
     .operands = "[FILE]...",
-    .details = "Tokens row by row, greedy answers and sessions that move, against the CPU backend; every decode\n"
-               "mode; memory along a session of 7,000 tokens; speed beside what the device allows; then eval\n"
-               "lossless and eval niah. One engine is open at a time. --backend is mlx and --precision bf16,\n"
-               "unless others are named.\n",
+    .details = "Compares tokens row by row, greedy answers and moved sessions with the CPU backend; checks every\n"
+               "decode mode; measures memory over a session of 7,000 tokens, and speed relative to what the device\n"
+               "allows; then runs eval lossless and eval niah. Only one engine is open at a time. The defaults are\n"
+               "--backend mlx and --precision bf16.\n",
     .examples = "  kakeya eval mac-acceptance --report mac.json && kakeya gate mac.json\n"
                 "  kakeya eval mac-acceptance --quick --precision f32 --report quick.json\n",
 };
@@ -516,9 +520,9 @@ static int run_mac(int argc, char **argv, const eval_again *again) {
     eval_mac_options o = {0};
     const cli_option own[] = {
         CLI_OPTION(.name = "quick", .kind = CLI_FLAG, .target = &o.quick,
-                   .help = "without lossless and niah, and with a session of 700 tokens: minutes"),
+                   .help = "skip lossless and niah and use a session of 700 tokens; takes minutes"),
         CLI_OPTION(.name = "memory-tokens", .argument = "N", .kind = CLI_INT, .target = &o.memory_tokens, .min = 70,
-                   .max = 1 << 20, .help = "tokens of the session whose memory is measured (7000; quick: 700)"),
+                   .max = 1 << 20, .help = "length of the session whose memory is measured (7000; with --quick 700)"),
         REPORT_OPTION(c),
         {.name = NULL},
     };
@@ -586,7 +590,7 @@ void eval_run_again(int argc, char **argv, const eval_again *again) {
 
 int cli_eval(int argc, char **argv) {
     if (argc < 2) {
-        fprintf(stderr, "kakeya eval: which evaluation?\n%s", usage);
+        fprintf(stderr, "kakeya eval: name an evaluation\n%s", usage);
         return CLI_USAGE;
     }
     for (int i = 0; i < EVALUATIONS; i++)

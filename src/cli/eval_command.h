@@ -70,10 +70,10 @@ int eval_finish(eval_command *c, const char *name, kakeya_status status, eval_re
                .help = "write raw rows and summary as JSON, for `kakeya gate`")
 #define POLICIES_OPTION(c, defaults)                                                                                   \
     CLI_OPTION(.name = "policies", .argument = "LIST", .kind = CLI_TEXT, .target = &(c).policies,                      \
-               .help = "native, sink-window, restored, restored-all, with commas (" defaults ")")
+               .help = "native, sink-window, restored, restored-all, separated by commas (" defaults ")")
 #define MAX_TOKENS_OPTION(o, default_text)                                                                             \
     CLI_OPTION(.name = "max-tokens", .argument = "N", .kind = CLI_INT, .target = &(o).max_tokens, .min = 1,            \
-               .max = 1 << 20, .help = "generated tokens per run, at most (" default_text ")")
+               .max = 1 << 20, .help = "maximum number of tokens generated per run (" default_text ")")
 #define SEED_OPTION(o)                                                                                                 \
     CLI_OPTION(.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &(o).seed,                               \
                .help = "random seed for prompts and sampling (42)")

@@ -10,14 +10,13 @@
 
 static const cli_command command = {
     .name = "explain",
-    .summary = "Prints the list of operations that a step consists of, as a backend would run it, with bounds.",
+    .summary = "Prints the operations of one step as a backend would run them, each with a bound on its time.",
     .operands = "",
-    .details = "A step computes --rows tokens of one session after --position others, which are decoded or\n"
-               "verified, and beside them --prompt tokens of another session's text, as far as a forward takes so\n"
-               "many. Nothing is computed and no weight is read: bytes are those of weights and K/V that the\n"
-               "operation cannot avoid, the bound is what reading them, or the operations, take at the rates of\n"
-               "this machine, which are measured first, or are stated. Rows marked + run in one kernel with the\n"
-               "row before.\n",
+    .details = "A step decodes or verifies --rows tokens of one session after --position earlier ones. It also\n"
+               "computes --prompt tokens of another session's prompt, as many as one forward takes. Nothing is\n"
+               "computed and no weight is read. Bytes are the weights and K/V that an operation must read. The bound\n"
+               "is the time that reading them, or the arithmetic, takes at this machine's rates, which are measured\n"
+               "first unless given. Rows marked + run in the same kernel as the row before.\n",
     .examples = "  kakeya explain\n"
                 "  kakeya explain --synthetic 26b-a4b --rows 8 --position 16000\n"
                 "  kakeya explain --model gemma-4-e2b --prompt 512 --read-gb 40 --gflops 1500 --json\n",
@@ -72,12 +71,12 @@ static void print_text(const explanation *e, const char *name, const explain_arg
     printf("%s on backend %s, precision %s: %d operations in %d launches\n", name, e->backend,
            kakeya_precision_name(e->precision), e->n, e->launches);
     if (e->decode_rows)
-        printf("%d decode row%s behind %d tokens", e->decode_rows, e->decode_rows == 1 ? "" : "s", arguments->position);
+        printf("%d decode row%s after %d tokens", e->decode_rows, e->decode_rows == 1 ? "" : "s", arguments->position);
     if (e->prompt_rows) printf("%s%d rows of a prompt", e->decode_rows ? ", " : "", e->prompt_rows);
     if (e->prompt_rows < arguments->prompt)
-        printf(", of its %d tokens, as a forward takes %d rows", arguments->prompt, e->most_rows);
+        printf(" (of %d; a forward takes %d rows)", arguments->prompt, e->most_rows);
     printf("\nbounds at %s/s and %.0f GFLOP/s, which %s\n\n", format_bytes(a, e->read_bytes_per_second),
-           e->flops_per_second / 1e9, e->measured ? "this machine has shown now" : "were stated");
+           e->flops_per_second / 1e9, e->measured ? "were measured on this machine" : "were given");
     printf("%5s %-16s %5s %5s   %-22s %-44s %10s %10s %10s\n", "", "operation", "layer", "rows", "kernel",
            "reads -> writes", "bytes", "operations", "bound, us");
     for (int i = 0; i < e->n; i++) print_row(&e->row[i], i, i ? &e->row[i - 1] : NULL);
@@ -181,21 +180,21 @@ int cli_explain(int argc, char **argv) {
     explain_arguments arguments = {.rows = -1, .position = 1024};
     const cli_option own[] = {
         CLI_OPTION(.name = "rows", .argument = "N", .kind = CLI_INT, .target = &arguments.rows, .min = 0,
-                   .max = BACKEND_MAX_DECODE_ROWS, .help = "rows that are decoded or verified (1, with --prompt 0)"),
+                   .max = BACKEND_MAX_DECODE_ROWS, .help = "rows to decode or verify (1; 0 with --prompt)"),
         CLI_OPTION(.name = "prompt", .argument = "N", .kind = CLI_INT, .target = &arguments.prompt, .min = 0,
-                   .max = 1 << 24, .help = "tokens of a prompt that are computed beside them (0)"),
+                   .max = 1 << 24, .help = "tokens of a prompt computed in the same step (0)"),
         CLI_OPTION(.name = "position", .argument = "N", .kind = CLI_INT, .target = &arguments.position, .min = 0,
                    .max = 1 << 24, .help = "tokens before the decoded rows (1024)"),
         CLI_OPTION(.name = "read-gb", .argument = "X", .kind = CLI_FLOAT, .target = &arguments.read_gb, .min = 0.001,
-                   .max = 1e6, .help = "GB/s that memory gives (measured)"),
+                   .max = 1e6, .help = "memory bandwidth in GB/s (measured)"),
         CLI_OPTION(.name = "gflops", .argument = "X", .kind = CLI_FLOAT, .target = &arguments.gflops, .min = 0.001,
-                   .max = 1e9, .help = "GFLOP/s of products (measured)"),
+                   .max = 1e9, .help = "rate of matrix products in GFLOP/s (measured)"),
         {.name = NULL},
     };
     int first, status;
     if (!cli_parse(&command, own, table, argc, argv, &first, &status)) return status;
     if (argc > first) return cli_usage_error(&command, "unexpected '%s'", argv[first]);
-    if (shared.devices) return cli_usage_error(&command, "--devices: what is explained runs on one");
+    if (shared.devices) return cli_usage_error(&command, "--devices: only a single device can be explained");
     if (arguments.rows == 0 && !arguments.prompt) return cli_usage_error(&command, "--rows 0 needs --prompt");
 
     kakeya_error error = {0};

@@ -18,15 +18,14 @@
 
 static const cli_command command = {
     .name = "gate",
-    .summary = "Checks reports of `kakeya eval` and `kakeya verify`: derives every verdict again from the raw rows.",
+    .summary = "Checks reports of `kakeya eval` and `kakeya verify` by deriving every verdict from the raw rows.",
     .operands = "FILE...",
     .details = "Exit status 0 if every report passes, 1 otherwise, with one line '[CODE] what is wrong' per\n"
-               "violation. The codes are explained in docs/reports.md.\n"
+               "violation. docs/reports.md explains the codes.\n"
                "\n"
-               "With --replay, the report's evaluation runs again, all but some of its rows left out: tokens,\n"
-               "drafts, likelihoods and divergences are compared on bits, and the probability is printed with\n"
-               "which a change of the report is found. The model is the one that the report's command names, or\n"
-               "--model.\n",
+               "With --replay, the report's evaluation runs again for some of its rows: tokens, drafts, likelihoods\n"
+               "and divergences are compared bit for bit. The probability of detecting a changed report is printed.\n"
+               "The model is the one named by the report's command, or --model.\n",
     .examples = "  kakeya eval niah --report r.json && kakeya gate r.json\n"
                 "  kakeya gate r.json --replay 10 --model models/demo\n",
 };
@@ -99,15 +98,16 @@ static cJSON *outcome_json(const gate_command *c, const replay_outcome *o) {
 static void print_outcome(const gate_command *c, const replay_outcome *o) {
     printf("  replayed %zu of %zu rows on %s", o->replayed, o->rows, o->backend);
     if (!c->replay.all)
-        printf(": %zu that matter most, %zu drawn with seed %llu, and what those need", o->decisive, o->drawn,
+        printf(": %zu that matter most, %zu drawn with seed %llu, and the rows that these need", o->decisive, o->drawn,
                (unsigned long long)c->replay.seed);
-    printf(";\n  compared %s\n", o->exact ? "on bits" : "within bounds, because the report's backend is another");
+    printf(";\n  compared %s\n",
+           o->exact ? "bit for bit" : "within bounds, because the report was made with another backend");
     printf("  a change%s is found with probability %.3g in one row, %.3g in half of an arm (of %zu rows), %.3g in a "
-           "whole arm,\n  1 in a prompt or in which samples there are\n",
+           "whole arm,\n  1 in a prompt or in the choice of samples\n",
            o->exact ? "" : " beyond the bounds", o->found_one, o->found_half, o->arm_rows, o->found_arm);
     if (o->timed)
         printf("  speed: %.2f times the report's, median of %zu rows: %s (not reproducible, not judged)\n", o->speed,
-               o->timed, is_usual(o) ? "as machines differ" : "far from it, so another machine or other times");
+               o->timed, is_usual(o) ? "a usual difference" : "another machine, or the times are not from it");
 }
 
 /* The report's own kernels, where its backend is the CPU: "cpu/avx512, 2 threads". */
@@ -221,7 +221,7 @@ int cli_gate(int argc, char **argv) {
     gate_command c = {.replay = {.seed = UINT64_MAX}};
     const cli_option own[] = {
         CLI_OPTION(.name = "replay", .argument = "N", .kind = CLI_TEXT, .target = &c.rows,
-                   .help = "compute N rows again, drawn at random, and those that matter most; or 'all'"),
+                   .help = "compute N random rows and those that matter most again, or 'all'"),
         CLI_OPTION(.name = "model", .argument = "DIR", .kind = CLI_TEXT, .target = &c.again.model,
                    .help = "with --replay: the report's model (as its command names it)"),
         CLI_OPTION(.name = "drafter", .argument = "PATH", .kind = CLI_TEXT, .target = &c.again.drafter,
@@ -229,16 +229,15 @@ int cli_gate(int argc, char **argv) {
         CLI_OPTION(.name = "f-theta", .argument = "DIR", .kind = CLI_TEXT, .target = &c.again.f_theta,
                    .help = "with --replay: the report's f_theta (as its command names it)"),
         CLI_OPTION(.name = "files", .argument = "DIR", .kind = CLI_TEXT, .target = &c.again.files,
-                   .help = "with --replay: the folder of the text files that the command names"),
+                   .help = "with --replay: folder of the text files that the report's command names"),
         CLI_OPTION(.name = "backend", .argument = "NAME", .kind = CLI_TEXT, .target = &c.again.backend,
-                   .help = "with --replay: what computes (the report's, where it can be had)"),
+                   .help = "with --replay: backend (the report's, if available)"),
         CLI_OPTION(.name = "isa", .argument = "NAME", .kind = CLI_TEXT, .target = &c.again.isa,
-                   .help = "with --replay: CPU kernels (the report's, where this machine has them)"),
+                   .help = "with --replay: CPU kernels (the report's, if available)"),
         CLI_OPTION(.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &c.replay.seed,
-                   .help = "with --replay: of the draw, to repeat one (unknown to everybody beforehand)"),
+                   .help = "with --replay: random seed for drawing rows, to repeat a draw (unpredictable)"),
         CLI_OPTION(.name = "signers", .argument = "FILE", .kind = CLI_TEXT, .target = &c.signers,
-                   .help =
-                       "of allowed signers (ssh-keygen): each report needs a signature of one of them in REPORT.sig"),
+                   .help = "allowed signers (as ssh-keygen has them); REPORT.sig must be a signature by one of them"),
         CLI_OPTION(.name = "json", .kind = CLI_FLAG, .target = &json, .help = "print one JSON object on stdout"),
         {.name = NULL},
     };

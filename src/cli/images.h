@@ -12,9 +12,10 @@ typedef struct cli_images {
 
 #define CLI_IMAGE_OPTIONS(names, limit)                                                                                \
     CLI_OPTION(.name = "image", .argument = "FILE", .kind = CLI_TEXTS, .target = (names),                              \
-               .help = "a picture, PNG, JPEG, WebP or GIF; FILE,budget=N: of N tokens at most; several times"),        \
+               .help =                                                                                                 \
+                   "picture to read, PNG, JPEG, WebP or GIF; FILE,budget=N limits it to N tokens; may be repeated"),   \
         CLI_OPTION(.name = "image-budget", .argument = "N", .kind = CLI_INT, .target = (limit), .min = 0, .max = 1120, \
-                   .help = "tokens of a picture at most: 70, 140, 280, 560 or 1120 (what the model says: 280)")
+                   .help = "maximum tokens per picture: 70, 140, 280, 560 or 1120 (as the model says, usually 280)")
 
 /* Reads and decodes them all. budget: of those that name none; 0: the model's. *out is freed by cli_images_free, also
  * on failure. */

@@ -11,16 +11,16 @@ static const struct {
     const char *summary;
 } verbs[] = {
     {"init", remote_init, "set up this end: the bus, a name, a key"},
-    {"allow", remote_allow, "take requests of somebody, or believe a worker"},
-    {"run", remote_run, "ask for an evaluation"},
-    {"status", remote_status, "where a request is"},
-    {"list", remote_list, "requests, and what became of them"},
-    {"fetch", remote_fetch, "take a result, verify it and judge its report here"},
-    {"cancel", remote_cancel, "stop a request that waits or runs"},
-    {"clean", remote_clean, "delete what is old from the bus and from here"},
-    {"serve", remote_serve, "be a worker: run what others ask for"},
-    {"presets", remote_presets, "what can be asked for, with parameters and bounds"},
-    {"doctor", remote_doctor, "whether this end works, and what to do where it does not"},
+    {"allow", remote_allow, "allow a requester, or trust a worker"},
+    {"run", remote_run, "request an evaluation"},
+    {"status", remote_status, "show the state of a request"},
+    {"list", remote_list, "list requests and their outcomes"},
+    {"fetch", remote_fetch, "fetch a result, verify it and check its report here"},
+    {"cancel", remote_cancel, "cancel a request that waits or runs"},
+    {"clean", remote_clean, "delete old requests and results from the bus and from here"},
+    {"serve", remote_serve, "run a worker, which runs what others request"},
+    {"presets", remote_presets, "list presets with parameters and bounds"},
+    {"doctor", remote_doctor, "check this end and say how to fix what does not work"},
 };
 enum { VERBS = sizeof verbs / sizeof verbs[0] };
 
@@ -29,7 +29,7 @@ static const char usage[] =
 
 int cli_remote(int argc, char **argv) {
     if (argc < 2) {
-        fprintf(stderr, "kakeya remote: what is to be done?\n%s", usage);
+        fprintf(stderr, "kakeya remote: name a verb\n%s", usage);
         return CLI_USAGE;
     }
     for (int i = 0; i < VERBS; i++)

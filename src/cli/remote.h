@@ -17,9 +17,9 @@ int remote_doctor(int argc, char **argv);
 /* Options of all of them: where the configuration and the state lie. */
 #define REMOTE_PLACE_OPTIONS(PLACE)                                                                                    \
     CLI_OPTION(.name = "config", .argument = "DIR", .kind = CLI_TEXT, .target = &(PLACE).config,                       \
-               .help = "the configuration's folder ($XDG_CONFIG_HOME/kakeya/remote)"),                                 \
+               .help = "configuration directory ($XDG_CONFIG_HOME/kakeya/remote)"),                                    \
         CLI_OPTION(.name = "state", .argument = "DIR", .kind = CLI_TEXT, .target = &(PLACE).state,                     \
-                   .help = "where requests, runs and results lie ($XDG_STATE_HOME/kakeya/remote)")
+                   .help = "directory for requests, runs and results ($XDG_STATE_HOME/kakeya/remote)")
 
 typedef struct remote_place {
     const char *config, *state;

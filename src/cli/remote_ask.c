@@ -22,13 +22,13 @@
     CLI_OPTION(.name = "json", .kind = CLI_FLAG, .target = &(TARGET), .help = "one JSON object on stdout")
 #define REPORT_OPTION(TARGET)                                                                                          \
     CLI_OPTION(.name = "report", .argument = "FILE", .kind = CLI_TEXT, .target = &(TARGET),                            \
-               .help = "also write the report there, for `kakeya gate` (of presets without one: the output)")
+               .help = "also write the report to FILE, for `kakeya gate` (or the output, if there is no report)")
 
 #define REPLAY_OPTIONS(TARGET)                                                                                         \
     CLI_OPTION(.name = "replay", .argument = "N", .kind = CLI_TEXT, .target = &(TARGET).rows,                          \
-               .help = "compute N rows of the report again here, as `kakeya gate --replay` does; or 'all'"),           \
+               .help = "compute N rows of the report again here, as `kakeya gate --replay` does, or 'all'"),           \
         CLI_OPTION(.name = "replay-model", .argument = "DIR", .kind = CLI_TEXT, .target = &(TARGET).model,             \
-                   .help = "with --replay: the same model here (the bundled one of its name)")
+                   .help = "with --replay: directory of the same model here (the bundled one of that name)")
 
 /* -------------------------------------------------------------------------------------------------------- following */
 
@@ -216,10 +216,10 @@ static int finish(const cli_command *command, client *c, kakeya_status status, b
 
 static const cli_command run_command = {
     .name = "remote run",
-    .summary = "Asks for an evaluation: signs a request, puts it on the bus and prints its nonce.",
+    .summary = "Requests an evaluation: signs a request, puts it on the bus and prints its nonce.",
     .operands = "PRESET",
-    .details = "With --wait: shows where it is, takes the result and lets the gate judge the report here. The exit\n"
-               "status is then 0 if the run was done and the gate does not refuse its report.\n",
+    .details = "With --wait, the command shows the request's progress, fetches the result and runs the gate on its\n"
+               "report here. The exit status is then 0 if the run succeeded and the gate does not refuse its report.\n",
     .examples = "  kakeya remote run niah --param lines=12,60 --wait --report r.json && kakeya gate r.json\n"
                 "  kakeya remote run score --input ids=ids.json --param ids-file=ids --model 26b\n",
 };
@@ -234,15 +234,14 @@ int remote_run(int argc, char **argv) {
     int seconds = 10;
     const cli_option own[] = {
         CLI_OPTION(.name = "param", .argument = "NAME=VALUE", .kind = CLI_TEXTS, .target = &params,
-                   .help = "a parameter of the preset (kakeya remote presets); may be repeated"),
+                   .help = "parameter of the preset (see kakeya remote presets); may be repeated"),
         CLI_OPTION(.name = "input", .argument = "NAME=FILE", .kind = CLI_TEXTS, .target = &inputs,
-                   .help = "a file that goes with the request, at most 1 MB; may be repeated"),
+                   .help = "file to send with the request, at most 1 MB; may be repeated"),
         CLI_OPTION(.name = "model", .argument = "NAME", .kind = CLI_TEXT, .target = &wish.model,
-                   .help = "the model, as the worker calls it (demo)"),
+                   .help = "the worker's name for the model (demo)"),
         CLI_OPTION(.name = "worker", .argument = "NAME", .kind = CLI_TEXT, .target = &wish.worker,
-                   .help = "worker that runs it (any)"),
-        CLI_OPTION(.name = "wait", .kind = CLI_FLAG, .target = &wait,
-                   .help = "wait until there is a result, and fetch it"),
+                   .help = "worker that must run it (any)"),
+        CLI_OPTION(.name = "wait", .kind = CLI_FLAG, .target = &wait, .help = "wait for the result and fetch it"),
         REPORT_OPTION(report),
         REPLAY_OPTIONS(replay),
         POLL_OPTION(seconds),
@@ -326,9 +325,9 @@ static kakeya_status print_status_json(client *c, const char *nonce, client_stat
 
 static const cli_command status_command = {
     .name = "remote status",
-    .summary = "Shows the state of a request: waiting, claimed (by whom, until when, end of the log) or answered.",
+    .summary = "Shows the state of a request: waiting, claimed (worker, lease, end of the log) or answered.",
     .operands = "[NONCE]",
-    .details = "Without a nonce: the newest request that was made here.\n",
+    .details = "Without NONCE, the newest request made here is shown.\n",
     .examples = "  kakeya remote status --follow\n",
 };
 
@@ -337,7 +336,8 @@ int remote_status(int argc, char **argv) {
     bool follow = false, as_json = false;
     int seconds = 10;
     const cli_option own[] = {
-        CLI_OPTION(.name = "follow", .kind = CLI_FLAG, .target = &follow, .help = "wait until there is a result"),
+        CLI_OPTION(.name = "follow", .kind = CLI_FLAG, .target = &follow,
+                   .help = "wait for the result and print new lines of the log"),
         POLL_OPTION(seconds),
         JSON_OPTION(as_json),
         REMOTE_PLACE_OPTIONS(place),
@@ -362,7 +362,7 @@ int remote_status(int argc, char **argv) {
 
 static const cli_command list_command = {
     .name = "remote list",
-    .summary = "Lists the requests that were made here, and with --all those of others on the bus.",
+    .summary = "Lists the requests made here and, with --all, those of others on the bus.",
     .operands = "",
     .examples = "  kakeya remote list\n",
 };
@@ -389,7 +389,7 @@ int remote_list(int argc, char **argv) {
     remote_place place = {NULL, NULL};
     bool all = false, as_json = false;
     const cli_option own[] = {
-        CLI_OPTION(.name = "all", .kind = CLI_FLAG, .target = &all, .help = "requests of others, too"),
+        CLI_OPTION(.name = "all", .kind = CLI_FLAG, .target = &all, .help = "also list the requests of others"),
         JSON_OPTION(as_json),
         REMOTE_PLACE_OPTIONS(place),
         {.name = NULL},
@@ -418,10 +418,11 @@ int remote_list(int argc, char **argv) {
 
 static const cli_command fetch_command = {
     .name = "remote fetch",
-    .summary = "Takes a result: verifies who made it and for what, and lets the gate judge its report here.",
+    .summary = "Fetches a result: verifies who made it and for which request, and runs the gate on its report.",
     .operands = "[NONCE]",
-    .details = "Prints the outcome, the gate's verdicts there and here, and where the files lie. Exit status 0 if\n"
-               "the run was done and the gate does not refuse its report. Without a nonce: the newest request.\n",
+    .details = "Prints the outcome, the gate's verdicts there and here, and where the files are. Exit status 0 if\n"
+               "the run succeeded and the gate does not refuse its report. Without NONCE, the newest request is\n"
+               "fetched.\n",
     .examples = "  kakeya remote fetch 20261121T203012Z-9f3c2ab1 --report r.json\n",
 };
 
@@ -457,7 +458,7 @@ int remote_fetch(int argc, char **argv) {
 
 static const cli_command cancel_command = {
     .name = "remote cancel",
-    .summary = "Asks to stop a request: one that waits is not run, one that runs is ended within a look at the bus.",
+    .summary = "Cancels a request. One that waits will not run; one that runs is stopped at the worker's next poll.",
     .operands = "NONCE",
     .examples = "  kakeya remote cancel 20261121T203012Z-9f3c2ab1\n",
 };
@@ -486,7 +487,7 @@ int remote_cancel(int argc, char **argv) {
 
 static const cli_command clean_command = {
     .name = "remote clean",
-    .summary = "Deletes everybody's old requests, claims and results from the bus, and their files from here.",
+    .summary = "Deletes old requests, claims and results of all users from the bus, and their local files.",
     .operands = "",
     .examples = "  kakeya remote clean --days 30\n",
 };

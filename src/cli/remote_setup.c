@@ -23,9 +23,9 @@ static const cli_command init_command = {
     .name = "remote init",
     .summary = "Sets up this end: writes remote.json, makes a key, and prints the line for the other end.",
     .operands = "",
-    .details = "The bus is any git remote that both ends can push to; no work tree and no branch of it is touched\n"
-               "but refs/heads/kakeya/. Both ends must give it the same name: its URL, or --bus-name where they\n"
-               "reach it by different URLs.\n",
+    .details = "The bus is any git remote that both ends can push to. Only refs/heads/kakeya/ is used; no other\n"
+               "branch and no work tree is touched. Both ends must call it by the same name: its URL or, if they\n"
+               "reach it by different URLs, --bus-name.\n",
     .examples = "  kakeya remote init --bus /srv/bus.git --name mini --worker --model demo=models/demo\n"
                 "  kakeya remote init --bus git@host:me/bus.git --name alice --key ~/.ssh/id_ed25519\n",
 };
@@ -37,16 +37,16 @@ int remote_init(int argc, char **argv) {
     cli_texts models = {{NULL}, 0};
     const cli_option own[] = {
         CLI_OPTION(.name = "bus", .argument = "URL", .kind = CLI_TEXT, .target = &bus,
-                   .help = "the git remote: a directory, ssh or https"),
+                   .help = "the git remote: a directory, or an ssh or https URL"),
         CLI_OPTION(.name = "bus-name", .argument = "NAME", .kind = CLI_TEXT, .target = &bus_name,
-                   .help = "what both ends call it (the URL)"),
+                   .help = "name of the bus at both ends (its URL)"),
         CLI_OPTION(.name = "name", .argument = "NAME", .kind = CLI_TEXT, .target = &name,
-                   .help = "of this end: a-z, 0-9, '.', '_', '-'"),
+                   .help = "name of this end: a-z, 0-9, '.', '_', '-'"),
         CLI_OPTION(.name = "key", .argument = "FILE", .kind = CLI_TEXT, .target = &key,
-                   .help = "sign with this SSH key, or with the one in ssh-agent whose public half it is (a new one)"),
+                   .help = "SSH key to sign with, or the public half of one in ssh-agent (a new key)"),
         CLI_OPTION(.name = "worker", .kind = CLI_FLAG, .target = &worker, .help = "this end runs evaluations"),
         CLI_OPTION(.name = "model", .argument = "NAME=DIR", .kind = CLI_TEXTS, .target = &models,
-                   .help = "with --worker: a model that requests may name; may be repeated"),
+                   .help = "with --worker: model that requests may name; may be repeated"),
         REMOTE_PLACE_OPTIONS(place),
         {.name = NULL},
     };
@@ -77,8 +77,8 @@ static const cli_command allow_command = {
     .name = "remote allow",
     .summary = "Allows a requester (on a worker), or trusts the results of a worker (on a requester).",
     .operands = "requester|worker NAME KEY",
-    .details = "KEY is the text of a public SSH key, 'ssh-ed25519 AAAA...', or the file that holds it. A name that\n"
-               "is there already gets the new key and the new limits.\n",
+    .details = "KEY is the text of a public SSH key, 'ssh-ed25519 AAAA...', or a file that contains it. If NAME is\n"
+               "already listed, it gets the new key and the new limits.\n",
     .examples = "  kakeya remote allow requester alice 'ssh-ed25519 AAAA...' --preset niah --preset env --minutes 240\n"
                 "  kakeya remote allow worker mini mini.pub\n",
 };
@@ -90,9 +90,9 @@ int remote_allow(int argc, char **argv) {
     int minutes = 0;
     const cli_option own[] = {
         CLI_OPTION(.name = "preset", .argument = "NAME", .kind = CLI_TEXTS, .target = &presets,
-                   .help = "preset that a requester may ask for; may be repeated (all)"),
+                   .help = "preset that the requester may use; may be repeated (all)"),
         CLI_OPTION(.name = "minutes", .argument = "N", .kind = CLI_INT, .target = &minutes, .min = 0, .max = 1440,
-                   .help = "minutes of runs per day that a requester may use; 0: no limit (0)"),
+                   .help = "minutes per day that the requester's runs may take; 0: no limit (0)"),
         REMOTE_PLACE_OPTIONS(place),
         {.name = NULL},
     };
@@ -124,10 +124,10 @@ int remote_allow(int argc, char **argv) {
 
 static const cli_command serve_command = {
     .name = "remote serve",
-    .summary = "Is a worker: looks at the bus, runs what listed requesters ask for, and answers.",
+    .summary = "Runs a worker: polls the bus, runs what allowed requesters ask for, and sends results.",
     .operands = "",
-    .details = "One line an event on stdout. One run at a time. SIGTERM ends the run in order; it begins again with\n"
-               "the next worker. Who may ask for what, models and limits are read anew before each look.\n",
+    .details = "Prints one line per event on stdout. There is one run at a time. SIGTERM stops the run cleanly; the\n"
+               "next worker starts it again. Permissions, models and limits are read again before each poll.\n",
     .examples = "  kakeya remote serve\n"
                 "  kakeya remote serve --install\n",
 };
@@ -168,11 +168,11 @@ int remote_serve(int argc, char **argv) {
     bool once = false, to_install = false;
     int poll = 30;
     const cli_option own[] = {
-        CLI_OPTION(.name = "once", .kind = CLI_FLAG, .target = &once, .help = "end when there is nothing more to do"),
+        CLI_OPTION(.name = "once", .kind = CLI_FLAG, .target = &once, .help = "exit when there is nothing more to do"),
         CLI_OPTION(.name = "poll", .argument = "SECONDS", .kind = CLI_INT, .target = &poll, .min = 1, .max = 3600,
                    .help = "interval between two polls of the bus (30)"),
         CLI_OPTION(.name = "install", .kind = CLI_FLAG, .target = &to_install,
-                   .help = "write a unit for the user's systemd (on a Mac: a launchd agent) instead, and end"),
+                   .help = "instead write a systemd user unit (on a Mac: a launchd agent) and exit"),
         REMOTE_PLACE_OPTIONS(place),
         {.name = NULL},
     };
@@ -194,7 +194,7 @@ int remote_serve(int argc, char **argv) {
 
 static const cli_command presets_command = {
     .name = "remote presets",
-    .summary = "Lists what can be asked for, with parameters, bounds and defaults.",
+    .summary = "Lists the presets with their parameters, bounds and defaults.",
     .operands = "[NAME]...",
     .examples = "  kakeya remote presets niah\n",
 };
@@ -251,7 +251,7 @@ int remote_presets(int argc, char **argv) {
 
 static const cli_command doctor_command = {
     .name = "remote doctor",
-    .summary = "Looks whether this end works, and says what to do where it does not.",
+    .summary = "Checks this end and says how to fix what does not work.",
     .operands = "",
     .details = "Exit status 0 if nothing is wrong.\n",
     .examples = "  kakeya remote doctor\n",

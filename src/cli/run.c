@@ -15,14 +15,15 @@
 
 static const cli_command command = {
     .name = "run",
-    .summary = "Answers a prompt. With no prompt on a terminal: a chat.",
+    .summary = "Answers a prompt, or starts a chat if there is no prompt and stdin is a terminal.",
     .operands = "[PROMPT]",
-    .details = "The prompt is PROMPT, --prompt-file, --messages, --ids-file or standard input ('-', or a pipe).\n"
-               "The answer streams to stdout, thoughts and a line of figures go to stderr. Without --temperature\n"
-               "the answer is greedy. Prompts and chats run under restored attention where the model has an\n"
-               "f_theta, under sink-window where its report says that restoring is worse than dropping; --raw and\n"
-               "--ids-file, which are for exact work, and models without an f_theta run native. --attention\n"
-               "decides otherwise.\n",
+    .details = "The prompt is PROMPT, --prompt-file, --messages, --ids-file or standard input ('-', or a pipe). The\n"
+               "answer streams to stdout; thoughts and a line of figures go to stderr. The answer is greedy unless\n"
+               "--temperature is set.\n"
+               "\n"
+               "With a model that has an f_theta, prompts and chats use restored attention, or sink-window if the\n"
+               "f_theta's report says that restoring is worse than dropping. Models without an f_theta use native\n"
+               "attention, and so do --raw and --ids-file, which are for exact work. --attention overrides this.\n",
     .examples = "  kakeya run --prompt-file examples/needle-60.txt\n"
                 "  kakeya run --raw --max-tokens 64 --json 'def fibonacci(n):' | jq .stats\n"
                 "  kakeya run --messages conversation.json --tools tools.json --json | jq .message\n"
@@ -388,15 +389,15 @@ int cli_run(int argc, char **argv) {
     options.strict_order = ORDER_NOT_GIVEN;
     const cli_option own[] = {
         CLI_OPTION(.name = "prompt-file", .argument = "FILE", .kind = CLI_TEXT, .target = &options.prompt_file,
-                   .help = "read the prompt from FILE, as it is ('-': standard input)"),
+                   .help = "read the prompt from FILE without changing it ('-': standard input)"),
         CLI_OPTION(.name = "ids-file", .argument = "FILE", .kind = CLI_TEXT, .target = &options.ids_file,
-                   .help = "token ids as they are, a JSON array; needs no tokenizer"),
+                   .help = "use the token ids in FILE, a JSON array, as the prompt; needs no tokenizer"),
         CLI_OPTION(.name = "messages", .argument = "FILE", .kind = CLI_TEXT, .target = &options.messages_file,
                    .help = "a conversation as JSON messages in OpenAI's form ('-': standard input)"),
         CLI_OPTION(.name = "tools", .argument = "FILE", .kind = CLI_TEXT, .target = &options.tools_file,
                    .help = "a JSON list of tools in OpenAI's form that the model may call"),
         CLI_OPTION(.name = "raw", .kind = CLI_FLAG, .target = &options.raw,
-                   .help = "no turn format: continue the text"),
+                   .help = "continue the text without the turn format"),
         CLI_OPTION(.name = "system", .argument = "TEXT", .kind = CLI_TEXT, .target = &options.system,
                    .help = "system message"),
         CLI_OPTION(.name = "thinking", .kind = CLI_FLAG, .target = &options.answer.thinking,
@@ -414,12 +415,13 @@ int cli_run(int argc, char **argv) {
         CLI_OPTION(.name = "top-k", .argument = "N", .kind = CLI_INT, .target = &options.answer.sampling.top_k,
                    .min = 0, .max = 1 << 30, .help = "sample from the N best tokens (0: off)"),
         CLI_OPTION(.name = "top-p", .argument = "P", .kind = CLI_FLOAT, .target = &options.answer.sampling.top_p,
-                   .min = 0, .max = 1, .help = "sample from the smallest set of this probability (1: off)"),
+                   .min = 0, .max = 1,
+                   .help = "sample from the smallest set of tokens whose probability reaches P (1: off)"),
         CLI_OPTION(.name = "min-p", .argument = "P", .kind = CLI_FLOAT, .target = &options.answer.sampling.min_p,
                    .min = 0, .max = 1, .help = "drop tokens below P times the best one's probability (0: off)"),
         CLI_OPTION(.name = "repetition-penalty", .argument = "X", .kind = CLI_FLOAT,
                    .target = &options.answer.sampling.repetition_penalty, .min = 1e-3, .max = 1e3,
-                   .help = "divide the logits of tokens seen before (1: off)"),
+                   .help = "divide the logits of tokens that have already occurred by X (1: off)"),
         CLI_OPTION(.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &options.answer.sampling.seed,
                    .help = "same seed, same answer (0)"),
         CLI_OPTION(.name = "stop", .argument = "TEXT", .kind = CLI_TEXTS, .target = &options.answer.stop,
@@ -430,11 +432,11 @@ int cli_run(int argc, char **argv) {
                    .help = "the answer is a JSON object"),
         CLI_OPTION(.name = "strict-order", .argument = "on|off", .kind = CLI_CHOICE, .target = &options.strict_order,
                    .choices = switch_names,
-                   .help = "members of objects come in the order of the schema (on), or in any, with undeclared ones"),
+                   .help = "members of objects come in the schema's order (on), or in any order, with undeclared ones"),
         CLI_OPTION(.name = "grammar", .argument = "FILE", .kind = CLI_TEXT, .target = &options.grammar_file,
-                   .help = "the answer is what the rules in FILE make, in GBNF or in Lark's syntax"),
+                   .help = "the answer follows the rules in FILE, in GBNF or in Lark's syntax"),
         CLI_OPTION(.name = "regex", .argument = "TEXT", .kind = CLI_TEXT, .target = &options.regex,
-                   .help = "the answer is what the regular expression TEXT matches as a whole"),
+                   .help = "the whole answer matches the regular expression TEXT"),
         CLI_OPTION(.name = "ignore-eos", .kind = CLI_FLAG, .target = &options.answer.ignore_eos,
                    .help = "continue after stop tokens"),
         CLI_IMAGE_OPTIONS(&options.images, &options.image_budget),

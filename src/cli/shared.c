@@ -52,18 +52,18 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
                 .name = "synthetic", .argument = "SHAPE", .kind = CLI_TEXT, .target = &shared->synthetic,
                 .choices = shape_names,
                 .help =
-                    "weights made in memory instead: 26b-a4b, 31b, 12b, e2b, e4b, gemma3-270m, gemma3-1b, gemma3-4b, "
-                    "gemma3-12b, gemma3-27b; ':layers=6' shortens it, ':q4_0', ':q8_0', ':q4_k_m', ':affine4', "
-                    "':affine8', ':int4', ':fp8', ':mxfp4' or ':nvfp4' quantises it"),
+                    "use weights made in memory, in the shape of 26b-a4b, 31b, 12b, e2b, e4b, gemma3-270m, gemma3-1b, "
+                    "gemma3-4b, gemma3-12b, gemma3-27b; ':layers=6' reduces the number of layers, ':q4_0', ':q8_0', "
+                    "':q4_k_m', ':affine4', ':affine8', ':int4', ':fp8', ':mxfp4' or ':nvfp4' quantises it"),
         CLI_OPTION(.name = "drafter", .argument = "PATH", .kind = CLI_TEXTS, .target = &shared->drafter,
                    .help =
                        "DFlash drafter or MTP assistant, a directory or a GGUF file; given twice, one of each "
-                       "(MODEL-dflash and MODEL-assistant beside the model, where they exist); 'none' goes without, "
+                       "(MODEL-dflash and MODEL-assistant beside the model, if they exist); 'none' disables drafters, "
                        "'synthetic' and 'synthetic:mtp' make one for a synthetic model"),
         CLI_OPTION(
                 .name = "f-theta", .argument = "DIR", .kind = CLI_TEXT, .target = &shared->f_theta,
                 .help =
-                    "f_theta for restored attention (MODEL-f-theta beside the model); 'none' goes without, 'synthetic' "
+                    "f_theta for restored attention (MODEL-f-theta beside the model); 'none' disables it, 'synthetic' "
                     "makes one for a synthetic model, 'synthetic:128,256' with these ranks of keys and values"),
         CLI_OPTION(.name = "mmproj", .argument = "FILE", .kind = CLI_TEXT, .target = &shared->mmproj,
                    .help = "vision encoder of a GGUF file (in the file itself, or mmproj-*.gguf beside it)"),
@@ -76,13 +76,14 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
                    .help = "multiply the drafter's block embeddings by sqrt(hidden size)"),
         CLI_OPTION(.name = "drafter-block-bidirectional", .kind = CLI_FLAG,
                    .target = &shared->drafter_block_bidirectional,
-                   .help = "no causal mask inside the block in the drafter's sliding layers"),
+                   .help = "use no causal mask within a block in the drafter's sliding layers"),
         CLI_OPTION(.name = "backend", .argument = "NAME", .kind = CLI_TEXT, .target = &shared->backend,
-                   .choices = backend_names, .help = "auto, cpu, cuda or mlx, as far as this build has them (auto)"),
+                   .choices = backend_names, .help = "auto, cpu, cuda or mlx, if this build has it (auto)"),
         CLI_OPTION(.name = "isa", .argument = "NAME", .kind = CLI_TEXT, .target = &shared->isa, .choices = isa_names,
-                   .help = "CPU kernels: scalar, avx2, avx512, avx512bf16, neon, neon-dotprod, neon-i8mm (the best)"),
+                   .help =
+                       "CPU kernels: scalar, avx2, avx512, avx512bf16, neon, neon-dotprod, neon-i8mm (best available)"),
         CLI_OPTION(.name = "devices", .argument = "LIST", .kind = CLI_TEXT, .target = &shared->devices,
-                   .help = "GPUs that compute together, by number: 0,1 (0)"),
+                   .help = "numbers of the GPUs to use together, such as 0,1 (0)"),
         CLI_OPTION(.name = "attention", .argument = "POLICY", .kind = CLI_CHOICE, .target = &shared->attention,
                    .choices = cli_attention_names, .help = "native, sink-window or restored (native)"),
         CLI_OPTION(.name = "sink", .argument = "N", .kind = CLI_INT, .target = &shared->sink, .min = 0, .max = 1 << 20,
@@ -107,7 +108,7 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
                    .max = INT_MAX, .help = "tokens that a session can hold (0: the model's maximum)"),
         CLI_OPTION(.name = "memory-limit", .argument = "BYTES", .kind = CLI_BYTES,
                    .target = &shared->memory_limit_bytes,
-                   .help = "refuse to allocate more than this, mapped weights aside (K, M, G may follow)"),
+                   .help = "limit on allocated memory, not counting mapped weights; K, M, G may follow"),
         CLI_OPTION(.name = "json", .kind = CLI_FLAG, .target = &shared->json,
                    .help = "print one JSON object on stdout"),
         {.name = NULL},

@@ -29,13 +29,14 @@ static const cli_command command = {
     .name = "verify",
     .summary = "Certifies that a model's tokens on this machine do not depend on how they are computed.",
     .operands = "",
-    .details = "Every prompt is answered alone, in one piece, one row at a time, and then again: k + 1 rows at a\n"
-               "time, with drafts of every source that is there, the prompt in pieces, forked, truncated and gone\n"
-               "on with, parked, among other sessions, with other threads, saved and gone on with in another\n"
-               "process; at temperature 0 and 1, under every policy and K/V format that is asked for. Tokens and\n"
-               "the bits of their log-probabilities must be the same. Rounds are begun for --seconds; one is\n"
-               "always made. One engine is in memory at a time. Exit status 0 if nothing differs, 1 otherwise.\n"
-               "docs/verify.md explains the page.\n",
+    .details = "Every prompt is answered alone, in one piece and one row at a time. It is then answered again in\n"
+               "other ways: k + 1 rows at a time, with drafts from every source, with the prompt in pieces, from a\n"
+               "fork, after a truncation, after parking, among other sessions, with another number of threads, and\n"
+               "after being saved and loaded in another process. This is done at temperatures 0 and 1, under every\n"
+               "requested policy and K/V format. Tokens and the bits of their log-probabilities must be the same.\n"
+               "\n"
+               "New rounds begin for --seconds; there is always at least one. Only one engine is in memory at a\n"
+               "time. Exit status 0 if nothing differs, 1 otherwise. docs/verify.md explains the output.\n",
     .examples =
         "  kakeya verify --seconds 60 --report v.json && kakeya gate v.json\n"
         "  kakeya verify --kv-formats bf16,q8 --policies native,restored --report v.json --sign ~/.ssh/id_ed25519\n"
@@ -231,22 +232,23 @@ int cli_verify(int argc, char **argv) {
     eval_drop_option(c.eval.shared_table, "kv-format");
     const cli_option own[] = {
         CLI_OPTION(.name = "seconds", .argument = "N", .kind = CLI_INT, .target = &c.seconds, .min = 1,
-                   .max = MOST_SECONDS, .help = "time during which rounds begin; more time, more streams (60)"),
+                   .max = MOST_SECONDS, .help = "time during which new rounds begin (60)"),
         CLI_OPTION(.name = "rounds", .argument = "N", .kind = CLI_INT, .target = &o->rounds, .min = 1,
-                   .max = MOST_ROUNDS, .help = "number of rounds, instead of a time (as --seconds allow)"),
-        POLICIES_OPTION(c.eval, "native, and restored or sink-window"),
+                   .max = MOST_ROUNDS, .help = "number of rounds, instead of --seconds"),
+        POLICIES_OPTION(c.eval, "native and restored, or sink-window without an f_theta"),
         CLI_OPTION(.name = "kv-formats", .argument = "LIST", .kind = CLI_TEXT, .target = &c.kv_formats,
-                   .help = "f32, bf16, q8, q4, with commas (as the precision says)"),
+                   .help = "f32, bf16, q8, q4, separated by commas (the precision's default)"),
         CLI_OPTION(.name = "max-tokens", .argument = "N", .kind = CLI_INT, .target = &o->max_tokens,
-                   .min = VERIFY_LEAST_TOKENS, .max = VERIFY_MOST_TOKENS, .help = "tokens of every answer (12)"),
+                   .min = VERIFY_LEAST_TOKENS, .max = VERIFY_MOST_TOKENS,
+                   .help = "length of every answer in tokens (12)"),
         SEED_OPTION(*o),
         CLI_OPTION(.name = "logits", .argument = "FILE", .kind = CLI_TEXT, .target = &o->logits,
-                   .help = "compare with ids and logits that bench/transformers_compare.py --save made elsewhere"),
+                   .help = "compare with the ids and logits that bench/transformers_compare.py --save made elsewhere"),
         REPORT_OPTION(c.eval),
         CLI_OPTION(.name = "sign", .argument = "KEY", .kind = CLI_TEXT, .target = &c.sign,
                    .help = "sign the report with this SSH key, into FILE.sig (`kakeya gate --signers`)"),
         CLI_OPTION(.name = "elsewhere", .argument = "DIR", .kind = CLI_TEXT, .target = &c.elsewhere,
-                   .help = "of the other process, which this verb starts by itself"),
+                   .help = "internal: used for the other process, which this verb starts itself"),
         {.name = NULL},
     };
     int first, status;

@@ -42,11 +42,10 @@ static void take_replay(const cJSON *json, gate_replay *replay) {
     if (cJSON_IsNumber(rows) && cJSON_IsString(compared) && cJSON_IsNumber(one) && cJSON_IsNumber(half) &&
         cJSON_IsNumber(arm))
         snprintf(replay->outcome, sizeof replay->outcome,
-                 "%.0f rows computed again, compared %s %s; a change is found with probability %.3g in one row, %.3g "
+                 "%.0f rows computed again, compared %s; a change is found with probability %.3g in one row, %.3g "
                  "in half of an arm, %.3g in a whole arm",
-                 rows->valuedouble, strcmp(compared->valuestring, "bits") == 0 ? "on" : "within",
-                 strcmp(compared->valuestring, "bits") == 0 ? "bits" : "bounds", one->valuedouble, half->valuedouble,
-                 arm->valuedouble);
+                 rows->valuedouble, strcmp(compared->valuestring, "bits") == 0 ? "bit for bit" : "within bounds",
+                 one->valuedouble, half->valuedouble, arm->valuedouble);
 }
 
 static void take_answer(const process_answer *answer, gate_replay *replay, result *r) {

@@ -392,7 +392,7 @@ def _():
     w.mini.serve()
     equal(w.result(nonce)["outcome"], "done", w.result(nonce))
     out = w.alice.ok("fetch", nonce, "--replay", "2")
-    holds("gate here: passed\nreplay here: " in out and "computed again, compared on bits" in out, out)
+    holds("gate here: passed\nreplay here: " in out and "computed again, compared bit for bit" in out, out)
     holds("a change is found with probability" in out and "1 in a whole arm" in out, out)
     told = json.loads(w.alice.ok("fetch", nonce, "--replay", "all", "--json"))
     holds(told["gate_here"] == "passed" and told["replay"].startswith("10 rows"), told)

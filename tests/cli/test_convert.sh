@@ -16,7 +16,7 @@ works "info describes it" info --model "$WORK/q4_0" --json
 works "with one thread" convert "$demo" "$WORK/one" --to q4_k_m --threads 1
 check "the bytes are the same" cmp "$WORK/one" "$WORK/q4_k_m"
 works "weights that are on no grid" convert "$demo" "$WORK/grid" --to q4_0 --grid
-check "are said to be so" grep -q '0.00 % of the blocks' "$WORK/out"
+check "are said to be so" grep -q '0.00 % of the Q4_0 blocks' "$WORK/out"
 
 fails_with "what is there is not overwritten" 'is there already' convert "$demo" "$WORK/one" --to q8_0
 fails_with "what is quantised is not quantised again" 'quantised already' convert "$WORK/q4_0" "$WORK/again" --to q8_0

@@ -153,7 +153,7 @@ fi
 # --- wrong usage, wrong files
 fails_with "a recording that is none" 'no file of recorded texts' eval draft-policy --replay "$MODELS/demo/config.json"
 refuses "a replay that records" 'takes no' eval draft-policy --replay a.json --trace b.json
-refuses "eval without a name" 'which evaluation' eval
+refuses "eval without a name" 'name an evaluation' eval
 refuses "an unknown evaluation" "unknown evaluation 'taste'" eval taste
 refuses "too few lines" '10 to' eval niah --lines 5
 refuses "fractions out of range" 'mix-alpha' eval niah --mix-alpha 0,1.5

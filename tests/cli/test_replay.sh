@@ -9,7 +9,7 @@ fidelity="eval fidelity $EXAMPLES/code/events.py --prompt-length 100 --score-tok
 # shellcheck disable=SC2086  # words
 works "a report to be replayed" $fidelity --report "$WORK/f.json"
 works "three of its rows, and those that matter most, come out again" gate --replay 3 --seed 7 "$WORK/f.json"
-check "on bits" grep -q 'compared on bits' "$WORK/out"
+check "on bits" grep -q 'compared bit for bit' "$WORK/out"
 check "with the probability that a forger is found" \
     grep -q -E 'found with probability 0\.[0-9]+ in one row, [0-9.]+ in half of an arm \(of 5 rows\), 1 in a whole arm' "$WORK/out"
 check "and speeds that nobody else can measure" grep -q 'not reproducible, not judged' "$WORK/out"
@@ -45,7 +45,7 @@ jq -c '.command = ["kakeya","eval","fidelity","/dev/zero","--max-sequences","5"]
 run gate --replay 1 "$WORK/device.json"
 check "what is no regular file is not read" grep -q '/dev/zero: no such file' "$WORK/out"
 works "kernels of another kind stay within the bounds" gate --replay 1 --isa scalar "$WORK/f.json"
-check "which is said" grep -q 'within bounds, because the report.s backend is another' "$WORK/out"
+check "which is said" grep -q 'within bounds, because the report was made with another backend' "$WORK/out"
 refuses "a number of rows that is none" "neither a number of rows nor 'all'" gate --replay many "$WORK/f.json"
 refuses "a model without a replay" 'need --replay' gate --model "$MODELS/demo" "$WORK/f.json"
 run gate --replay 3 "$WORK/none.json"

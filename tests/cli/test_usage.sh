@@ -106,7 +106,7 @@ fails_with "remote: without a configuration" "remote.json is not there: .kakeya 
     remote list --config "$WORK/none" --state "$WORK/state"
 works "remote: presets are listed" remote presets
 check "remote: with bounds" grep -q 'lines  *up to 16 of 10 to 2000 (12,60,150)' "$WORK/out"
-refuses "explain: several devices" "--devices: what is explained runs on one" explain --devices 0,1
+refuses "explain: several devices" "--devices: only a single device can be explained" explain --devices 0,1
 refuses "explain: no rows" "--rows 0 needs --prompt" explain --rows 0
 refuses "explain: rows of one block" "--rows: '99' is not an integer" explain --rows 99
 refuses "info: one model" "unexpected 'demo'" info --synthetic e2b demo
