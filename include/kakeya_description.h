@@ -41,6 +41,12 @@ typedef struct kakeya_facts {
                                             other drafter_* fields are about that one, otherwise about the assistant */
     uint64_t assistant_parameters;
     bool has_dflash; /* there is a DFlash drafter */
+    /* The vision tower, with the projection to the text model; all 0: the model reads no pictures. */
+    int vision_layers; /* 0 in the 12B, whose patches are embedded without layers */
+    int vision_hidden;
+    int vision_budget; /* most tokens of a picture, unless a request says otherwise */
+    uint64_t vision_parameters;
+    size_t vision_bytes; /* of its weights */
 } kakeya_facts;
 
 KAKEYA_API void kakeya_description_facts_sized(const kakeya_description *description, kakeya_facts *out);

@@ -89,6 +89,9 @@ typedef struct backend_measure_ops {
     size_t (*input_bytes)(weight_format format, size_t k, bool exact_too);
     /* Backend cpu: of keys that are kept for the session computed last, if it restores (restored_keys.h). */
     size_t (*restored_key_bytes)(const gemma4_config *config);
+    /* The same: of workspace while the rows of a picture are computed that has so many patches, at most `side` of them
+     * next to each other. format: of the tower's matrices. */
+    size_t (*image_bytes)(const struct gemma4_vision *vision, weight_format format, int patches, int side, int threads);
     kakeya_status (*probe)(backend_model *model, backend_probe *out, kakeya_error *error);
     /* The same of a model with these options that is not there: precision, isa, threads and account are read. NULL
      * where `machine` is. */

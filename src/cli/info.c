@@ -82,6 +82,20 @@ static void print_architecture(const info_subject *s) {
     }
 }
 
+static void print_vision(const info_subject *s, int threads) {
+    const kakeya_facts *f = &s->facts;
+    char a[32], b[32], layers[32] = "no layers";
+    if (!f->vision_hidden) return;
+    if (f->vision_layers) snprintf(layers, sizeof layers, "%d layers", f->vision_layers);
+    printf("  vision          %s, hidden %d, %s parameters, %s; read on the CPU alone\n", layers, f->vision_hidden,
+           format_count(a, f->vision_parameters), format_bytes(b, (double)f->vision_bytes));
+    printf("                  while a picture is read:");
+    for (size_t i = 0; kakeya_image_budget(i); i++)
+        printf("%s %s of %d tokens", i ? "," : "",
+               format_bytes(a, (double)info_picture_bytes(s, threads, kakeya_image_budget(i))), kakeya_image_budget(i));
+    printf("\n");
+}
+
 static void print_parameters(const info_subject *s) {
     char a[32], b[32];
     printf("\nparameters        %s, of which one token uses %s\n", format_count(a, s->facts.parameters),
@@ -98,9 +112,10 @@ static void print_parameters(const info_subject *s) {
         printf("  as they are stored: kakeya info MODEL --stored\n");
 }
 
-static kakeya_status print_text(const info_subject *s, const info_room *room, kakeya_error *error) {
+static kakeya_status print_text(const info_subject *s, const info_room *room, int threads, kakeya_error *error) {
     char a[32], b[32], full[32], sliding[32], latent[32], draft[32];
     print_architecture(s);
+    print_vision(s, threads);
     print_parameters(s);
     printf("\nK/V memory of a session of %s tokens (sink %d, window %d, draft window %d)\n",
            format_count(a, s->context), s->session.sink, s->session.window, s->session.draft_window);
@@ -222,6 +237,27 @@ static void add_companions(cJSON *json, const kakeya_facts *f) {
     }
 }
 
+static void add_vision(cJSON *json, const info_subject *s, int threads) {
+    const kakeya_facts *f = &s->facts;
+    if (!f->vision_hidden) {
+        cJSON_AddNullToObject(json, "vision");
+        return;
+    }
+    cJSON *vision = cJSON_AddObjectToObject(json, "vision");
+    add_number(vision, "layers", f->vision_layers);
+    add_number(vision, "hidden", f->vision_hidden);
+    add_number(vision, "parameters", (double)f->vision_parameters);
+    add_number(vision, "weights_bytes", (double)f->vision_bytes);
+    add_number(vision, "budget", f->vision_budget);
+    cJSON *pictures = cJSON_AddArrayToObject(vision, "pictures");
+    for (size_t i = 0; kakeya_image_budget(i); i++) {
+        cJSON *picture = cJSON_CreateObject();
+        add_number(picture, "budget", kakeya_image_budget(i));
+        add_number(picture, "workspace_bytes", (double)info_picture_bytes(s, threads, kakeya_image_budget(i)));
+        cJSON_AddItemToArray(pictures, picture);
+    }
+}
+
 /* What the files hold, which are looked into for this. */
 typedef struct stored_list {
     cJSON *json; /* NULL: lines of text */
@@ -266,12 +302,13 @@ static kakeya_status print_files(const char *model, bool check, cJSON *json, kak
 }
 
 static kakeya_status print_json(const info_subject *s, const info_devices *devices, const info_room *room,
-                                const info_arguments *arguments, const char *model, kakeya_error *error) {
+                                const info_arguments *arguments, const char *model, int threads, kakeya_error *error) {
     cJSON *json = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "model", s->name);
     add_architecture(json, &s->facts);
     add_parameters(json, s);
     add_companions(json, &s->facts);
+    add_vision(json, s, threads);
     kakeya_status status = add_sessions(json, s, error);
     info_devices_add_json(json, devices);
     if (!status && arguments->stored) status = print_files(model, arguments->check, json, error);
@@ -302,8 +339,8 @@ static kakeya_status describe(const info_arguments *arguments, cli_shared *share
     const info_subject of_one = info_devices_subject(&s, devices);
     if (!status && arguments->sessions) status = info_room_compute(&of_one, &wanted, &room, error);
     if (!status)
-        status =
-            shared->json ? print_json(&s, devices, room, arguments, options.model, error) : print_text(&s, room, error);
+        status = shared->json ? print_json(&s, devices, room, arguments, options.model, shared->threads, error)
+                              : print_text(&s, room, shared->threads, error);
     if (!status && !shared->json) info_devices_print(&s, devices);
     if (!status && arguments->stored && !shared->json)
         status = print_files(options.model, arguments->check, NULL, error);

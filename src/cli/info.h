@@ -49,12 +49,15 @@ typedef struct info_room_options {
     int threads;
     size_t memory_bytes; /* 0: what this machine's device has free */
     size_t limit_bytes;  /* of allocations, as --memory-limit means it; 0: none */
+    int image_budget;    /* tokens of a picture; 0: the model's */
     bool asked_is_last;  /* no lengths beyond the subject's context */
 } info_room_options;
 
 /* *out is freed by info_room_free. */
 kakeya_status info_room_compute(const info_subject *s, const info_room_options *options, info_room **out,
                                 kakeya_error *error);
+/* What a picture of `budget` tokens takes while a CPU reads it; 0: the model reads none. threads 0: all processors. */
+size_t info_picture_bytes(const info_subject *s, int threads, int budget);
 void info_room_free(info_room *room);
 void info_room_print(const info_room *room);
 void info_room_add_json(struct cJSON *object, const info_room *room);

@@ -15,8 +15,8 @@ typedef struct info_room_cell {
 
 struct info_room {
     room_device device;
-    int threads;
-    bool given, limited; /* the memory: it was said, or it is the limit's and not what is free */
+    int threads, image_budget; /* 0: the model's */
+    bool given, limited;       /* the memory: it was said, or it is the limit's and not what is free */
     size_t memory;
     room_engine engine[INFO_MOST_LENGTHS]; /* by length */
     kakeya_kv_format format;

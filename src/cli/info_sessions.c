@@ -52,8 +52,16 @@ static int threads_of(const info_room_options *options) {
     return options->threads ? options->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
+size_t info_picture_bytes(const info_subject *s, int threads, int budget) {
+    const info_room_options options = {.threads = threads};
+    return room_of_picture(s->model, ROOM_CPU, threads_of(&options), budget);
+}
+
 static room_engine engine_of(const info_subject *s, const info_room *room, int threads, int tokens) {
-    return room_of_engine(s->model, room->device, room_default_rows(room->device, room->memory), threads, tokens);
+    room_engine engine =
+        room_of_engine(s->model, room->device, room_default_rows(room->device, room->memory), threads, tokens);
+    if (room->image_budget) engine.picture = room_of_picture(s->model, room->device, threads, room->image_budget);
+    return engine;
 }
 
 /* A limit counts what is allocated: on a CPU that is all but the weights, which are mapped. Those of GGUF files
@@ -87,6 +95,7 @@ kakeya_status info_room_compute(const info_subject *s, const info_room_options *
         return status;
     }
     room->threads = threads_of(options);
+    room->image_budget = options->image_budget;
     list_lengths(room, s, options->asked_is_last);
     for (int i = 0; i < room->n; i++) room->engine[i] = engine_of(s, room, room->threads, room->tokens[i]);
     apply_limit(s, options->precision, room, options->limit_bytes);
@@ -147,6 +156,8 @@ void info_room_print(const info_room *room) {
                                       : (room->given ? "of a machine" : "that this machine has free"),
            format_bytes(b, (double)room->engine[0].weights), format_bytes(c, (double)room->engine[0].workspace),
            format_bytes(d, (double)room->engine[room->n - 1].workspace), kakeya_kv_format_name(room->format));
+    if (room->engine[0].picture)
+        printf("  and beside %s while a picture is read\n", format_bytes(a, (double)room->engine[0].picture));
     printf("  %10s", "tokens");
     for (int p = 0; p < INFO_POLICIES; p++) {
         if (room->cell[0][p].possible) printf("  %24s", info_policies[p].name);
@@ -171,6 +182,7 @@ void info_room_add_json(cJSON *object, const info_room *room) {
     cJSON_AddStringToObject(json, "device", room->device == ROOM_GPU ? "gpu" : "cpu");
     cJSON_AddNumberToObject(json, "memory_bytes", (double)room->memory);
     cJSON_AddNumberToObject(json, "weights_bytes", (double)room->engine[0].weights);
+    if (room->engine[0].picture) cJSON_AddNumberToObject(json, "picture_bytes", (double)room->engine[0].picture);
     cJSON_AddStringToObject(json, "kv_format", kakeya_kv_format_name(room->format));
     cJSON *rows = cJSON_AddArrayToObject(json, "rows");
     for (int i = 0; i < room->n; i++) {

@@ -18,6 +18,7 @@ typedef struct capacity {
     int policy;            /* the server's, in info_policies */
     kakeya_kv_bytes kv;    /* of a session of the whole context */
     size_t cache_ram;
+    size_t picture; /* what a picture of the server's budget takes while it is read; 0: none are */
 } capacity;
 
 static int find_policy(const kakeya_session_options *session) {
@@ -44,6 +45,7 @@ static kakeya_status measure(capacity *c, const cli_shared *shared, kakeya_error
                                        .precision = engine->precision,
                                        .threads = shared->threads,
                                        .limit_bytes = engine->memory_limit_bytes,
+                                       .image_budget = s->image_budget,
                                        .asked_is_last = true};
     kakeya_status status = info_devices_compute(&c->subject, engine->devices, &c->devices, error);
     if (status != KAKEYA_OK) return status;
@@ -51,6 +53,7 @@ static kakeya_status measure(capacity *c, const cli_shared *shared, kakeya_error
     status = info_room_compute(&c->subject, &options, &c->room, error);
     kakeya_session_options session = s->session;
     if (status != KAKEYA_OK) return status;
+    c->picture = c->room->engine[0].picture;
     session.kv_format = c->room->format;
     kakeya_kv_bytes_init(&c->kv);
     return kakeya_description_kv_bytes(c->subject.model, &session, c->subject.context, &c->kv, error);
@@ -94,6 +97,11 @@ static void print_lines(const capacity *c, FILE *out) {
     fprintf(out, "kakeya %s  %s  %s  weights %s, workspace about %s\n", kakeya_version(), s->names[0],
             room->device == ROOM_GPU ? "gpu" : "cpu", format_bytes(a, (double)room->engine[last].weights),
             format_bytes(b, (double)room->engine[last].workspace));
+    if (room->engine[last].picture)
+        fprintf(out, "pictures: %s of these weights, read %s; %s while one of %d tokens is read\n",
+                format_bytes(a, (double)c->subject.facts.vision_bytes),
+                s->engine.vision == KAKEYA_VISION_ON ? "at the start" : "with the first one",
+                format_bytes(b, (double)c->picture), s->image_budget);
     if (!cell_of(c, last)->possible) return;
     fprintf(out, "K/V %s, %s%s: %s per token, %s for a session of %s tokens\n", info_policies[c->policy].name,
             kakeya_kv_format_name(room->format), room->format == KAKEYA_KV_Q4 ? " (experimental)" : "",
@@ -175,6 +183,10 @@ static void print_ledger(const capacity *c) {
     printf("  %-10s  %10s for each copy that prompts begin with, beside the pages that it shares\n", "checkpoint",
            format_bytes(a, (double)checkpoint_bytes(c)));
     printf("  %-10s  %10s beside K/V\n", "other", format_bytes(a, (double)cell->session.own));
+    if (!c->picture) return;
+    printf("  %-10s  %10s of weights, once\n", "vision", format_bytes(a, (double)c->subject.facts.vision_bytes));
+    printf("  %-10s  %10s while a picture of %d tokens is read, once\n", "picture", format_bytes(a, (double)c->picture),
+           c->settings->image_budget);
 }
 
 static void add_ledger(cJSON *json, const capacity *c) {
@@ -201,6 +213,8 @@ static void add_ledger(cJSON *json, const capacity *c) {
     cJSON_AddNumberToObject(ledger, "other_bytes", (double)cell->session.own);
     cJSON_AddNumberToObject(ledger, "workspace_bytes", (double)c->room->engine[c->room->n - 1].workspace);
     cJSON_AddNumberToObject(ledger, "weights_bytes", (double)c->room->engine[c->room->n - 1].weights);
+    cJSON_AddNumberToObject(ledger, "vision_bytes", c->picture ? (double)c->subject.facts.vision_bytes : 0);
+    cJSON_AddNumberToObject(ledger, "picture_bytes", (double)c->picture);
 }
 
 static cJSON *make_json(const capacity *c) {

@@ -210,6 +210,20 @@ static int gpu_half_bits(weight_format format) {
     return half_bits[format] ? half_bits[format] : BF16;
 }
 
+/* Its patches, its rows, and what the tower holds; pictures become rows one after the other. */
+size_t room_of_picture(const kakeya_description *d, room_device device, int threads, int budget) {
+    const gemma4_vision *v = d->vision;
+    if (!v || device != ROOM_CPU) return 0;
+    const weight_format format = d->verifier->checkpoint_format;
+    const int patches = budget * v->pooling * v->pooling, longest = budget * v->pooling;
+    const int side = longest < v->positions ? longest : v->positions;
+    const size_t floats =
+        (size_t)patches * (size_t)gemma4_vision_patch_values(v) + (size_t)budget * (size_t)v->text_hidden;
+    return sizeof(float) * floats +
+           backend_measure_find(backend_find("cpu", NULL))
+               ->image_bytes(v, weight_format_is_plain(format) ? format : WEIGHT_BF16, patches, side, threads);
+}
+
 room_engine room_of_engine(const kakeya_description *d, room_device device, int max_rows, int threads,
                            int longest_tokens) {
     const gemma4_config *c = d->verifier;
@@ -222,6 +236,10 @@ room_engine room_of_engine(const kakeya_description *d, room_device device, int 
     const int64_t bytes = device == ROOM_GPU ? parameters * gpu_half_bits(c->checkpoint_format) / 16
                                              : parameters / stream->values * stream->bytes;
     room_engine engine = {.weights = (size_t)bytes};
+    if (d->vision && device == ROOM_CPU) {
+        engine.weights += d->vision_sizes.bytes;
+        engine.picture = room_of_picture(d, device, threads, d->vision->budget);
+    }
 
     const size_t rows = (size_t)max_rows;
     if (device == ROOM_CPU)
@@ -252,6 +270,6 @@ room_session room_of_session(const kakeya_description *d, room_device device, co
 
 size_t room_sessions(size_t memory_bytes, const room_engine *engine, const room_session *session) {
     size_t each = session->kv + session->own;
-    size_t once = engine->weights + engine->workspace + session->shared + session->beginning;
+    size_t once = engine->weights + engine->workspace + engine->picture + session->shared + session->beginning;
     return memory_bytes > once && each ? (memory_bytes - once) / each : 0;
 }

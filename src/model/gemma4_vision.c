@@ -139,6 +139,31 @@ size_t vision_gguf_index(const gemma4_vision *v, const vision_slot *slot, int64_
     return (size_t)(row * slot->columns + column);
 }
 
+typedef struct sum {
+    const gemma4_vision *v;
+    weight_format format;
+    vision_sizes sizes;
+} sum;
+
+static kakeya_status add_slot(void *context, const vision_slot *slot, kakeya_error *error) {
+    (void)error;
+    sum *s = context;
+    const size_t values = (size_t)(slot->rows * slot->columns);
+    const vision_weights *w = s->v->weights ? &s->v->weights[1 + slot->layer] : NULL;
+    const weight_format format = w && slot->matrix ? w->matrix[slot->role].format : s->format;
+    const weight_stream *stream = &weight_format_find(format)->stream[0];
+    s->sizes.parameters += values;
+    s->sizes.bytes +=
+        slot->matrix ? weight_stream_bytes(stream, (int)slot->rows, (int)slot->columns, 0) : values * sizeof(float);
+    return KAKEYA_OK;
+}
+
+vision_sizes gemma4_vision_sizes(const gemma4_vision *v, weight_format format) {
+    sum s = {.v = v, .format = format};
+    (void)gemma4_vision_walk(v, add_slot, &s, NULL);
+    return s.sizes;
+}
+
 enum { PAGE_STEP = 4096 }; /* no system has smaller pages */
 
 static void touch(const weight *w) {

@@ -99,6 +99,13 @@ void vision_bound_name(const vision_slot *slot, int i, bool in_gguf, char out[VI
 /* Where GGUF files have value `column` of row `row`: an index into the whole tensor. */
 size_t vision_gguf_index(const gemma4_vision *v, const vision_slot *slot, int64_t row, int64_t column);
 
+typedef struct vision_sizes {
+    uint64_t parameters;
+    size_t bytes; /* of weights as an engine has them: matrices as their files do, vectors in float32 */
+} vision_sizes;
+/* `format`: of matrices, where v knows its sizes alone and has no weights. */
+vision_sizes gemma4_vision_sizes(const gemma4_vision *v, weight_format format);
+
 /* Reads all matrices from their files into memory, which the first picture would do. */
 void gemma4_vision_read(const gemma4_vision *vision);
 

@@ -124,6 +124,9 @@ static void write_images(server_context *s, metrics_page *p) {
     metrics_one(p, "image_rows_computed_total", NULL, "counter", "Rows that these became.", (double)c.computed_rows);
     metrics_one(p, "image_cache_hits_total", NULL, "counter", "Pictures whose rows were kept.", (double)c.found);
     metrics_one(p, "image_cache_images", NULL, "gauge", "Pictures whose rows are kept.", (double)c.kept);
+    metrics_one(p, "image_weights_bytes", NULL, "gauge",
+                "Weights that read pictures, as files have them; 0: there are none.",
+                (double)(s->model.vision ? s->model.facts.vision_bytes : 0));
     metrics_one(p, "image_cache_bytes", NULL, "gauge", "Bytes of these rows.", (double)c.kept_bytes);
 }
 

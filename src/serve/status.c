@@ -58,8 +58,11 @@ static void put_images(const server_context *s, text_buffer *out) {
     }
     text_add(out, "{\"budgets\":[");
     for (size_t i = 0; kakeya_image_budget(i); i++) text_format(out, "%s%d", i ? "," : "", kakeya_image_budget(i));
-    text_format(out, "],\"budget\":%d,\"max_bytes\":%zu,\"max_pixels\":%llu,\"max_side\":%d,\"max_count\":%d}",
-                most.budget, most.bytes, (unsigned long long)most.pixels, IMAGE_MAX_SIDE, most.count);
+    text_format(out,
+                "],\"budget\":%d,\"max_bytes\":%zu,\"max_pixels\":%llu,\"max_side\":%d,\"max_count\":%d,"
+                "\"weights_bytes\":%zu}",
+                most.budget, most.bytes, (unsigned long long)most.pixels, IMAGE_MAX_SIDE, most.count,
+                s->model.facts.vision_bytes);
 }
 
 void props_call(call *c) {

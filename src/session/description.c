@@ -10,6 +10,8 @@
 #include "formats/checkpoint.h"
 #include "model/dflash_gguf.h"
 #include "model/gemma4_gguf.h"
+#include "model/gemma4_mmproj.h"
+#include "model/gemma4_vision_open.h"
 #include "model/modules.h"
 #include "model/sizes.h"
 #include "session/companion.h"
@@ -23,6 +25,7 @@ typedef struct owned_description {
     dflash_config drafter;
     f_theta_config f_theta;
     assistant_config assistant;
+    gemma4_vision vision;
 } owned_description;
 
 /* A configuration file: its path for messages, its text. */
@@ -36,13 +39,49 @@ static void config_file_free(config_file *file) {
     free(file->path);
 }
 
-static kakeya_status read_file(const char *path, owned_description *d, kakeya_error *error) {
+/* What reads pictures for a GGUF file, if it has the tensors. */
+static kakeya_status read_mmproj(const kakeya_engine_options *o, const gguf *file, owned_description *d,
+                                 kakeya_error *error) {
+    mem_account account;
+    gemma4_vision *v;
+    char reason[160];
+    mem_account_init(&account, NULL, 0);
+    kakeya_status status =
+        gemma4_mmproj_open(file, &d->verifier, o->mmproj, &account, &v, reason, sizeof reason, error);
+    if (status != KAKEYA_OK || !v) return status;
+    d->view.vision_sizes = gemma4_vision_sizes(v, WEIGHT_BF16);
+    d->vision = *v;
+    d->vision.weights = NULL;
+    d->vision.owned = NULL;
+    d->vision.n_owned = 0;
+    d->vision.file = NULL;
+    d->view.vision = &d->vision;
+    gemma4_vision_close(v);
+    return KAKEYA_OK;
+}
+
+static kakeya_status read_file(const kakeya_engine_options *o, const char *path, owned_description *d,
+                               kakeya_error *error) {
     gguf *file;
     kakeya_status status = gguf_open(path, &file, error);
     if (status != KAKEYA_OK) return status;
     status = gemma4_gguf_config(file, &d->verifier, NULL, error);
+    if (status == KAKEYA_OK && o->vision != KAKEYA_VISION_OFF) status = read_mmproj(o, file, d, error);
     gguf_close(file);
     return status;
+}
+
+/* What reads pictures, if config.json says that there is something; its matrices are not quantised. */
+static kakeya_status read_vision(const config_file *config, owned_description *d, kakeya_error *error) {
+    bool there;
+    kakeya_error reason = {0};
+    kakeya_status status = gemma4_vision_config(config->path, config->text, config->bytes, &d->verifier, &d->vision,
+                                                &there, &reason, error);
+    if (status != KAKEYA_OK || !there) return status;
+    const weight_format format = d->verifier.checkpoint_format;
+    d->view.vision = &d->vision;
+    d->view.vision_sizes = gemma4_vision_sizes(&d->vision, weight_format_is_plain(format) ? format : WEIGHT_BF16);
+    return KAKEYA_OK;
 }
 
 /* How most matrices of a quantised directory are stored, as its weights say when they are loaded. */
@@ -60,8 +99,9 @@ static kakeya_status read_quantisation(const config_file *config, owned_descript
     return status;
 }
 
-static kakeya_status read_verifier(const char *directory, owned_description *d, kakeya_error *error) {
-    if (gguf_is_file(directory)) return read_file(directory, d, error);
+static kakeya_status read_verifier(const kakeya_engine_options *o, const char *directory, owned_description *d,
+                                   kakeya_error *error) {
+    if (gguf_is_file(directory)) return read_file(o, directory, d, error);
     config_file config = {0}, generation = {0}, other = {0};
     kakeya_status status =
         checkpoint_text(directory, "config.json", false, &config.path, &config.text, &config.bytes, error);
@@ -78,6 +118,7 @@ static kakeya_status read_verifier(const char *directory, owned_description *d, 
             checkpoint_text(directory, "hf_quant_config.json", true, &other.path, &other.text, &other.bytes, error);
         if (status == KAKEYA_OK && other.text) status = read_quantisation(&other, d, &found, error);
     }
+    if (status == KAKEYA_OK && o->vision != KAKEYA_VISION_OFF) status = read_vision(&config, d, error);
     config_file_free(&other);
     config_file_free(&config);
     config_file_free(&generation);
@@ -161,7 +202,7 @@ static kakeya_status read_all(const kakeya_engine_options *o, owned_description 
         status = gemma4_config_variant(o->synthetic, &d->verifier, error);
     } else {
         status = checkpoint_resolve(o->model, &directory, error);
-        if (status == KAKEYA_OK) status = read_verifier(directory, d, error);
+        if (status == KAKEYA_OK) status = read_verifier(o, directory, d, error);
     }
     if (status == KAKEYA_OK && !o->drafter) status = read_found(o, directory, d, error);
     if (status == KAKEYA_OK && o->drafter) status = read_named(o, o->drafter, d, error);
@@ -245,6 +286,13 @@ void kakeya_description_facts_sized(const kakeya_description *d, kakeya_facts *o
         facts.f_theta_input = f_theta_input_name(d->f_theta->input);
         facts.f_theta_latents = f_theta_latents_name(d->f_theta->latents);
         facts.f_theta_parameters = (uint64_t)f_theta_parameters(d->f_theta);
+    }
+    if (d->vision) {
+        facts.vision_layers = d->vision->layers;
+        facts.vision_hidden = d->vision->hidden;
+        facts.vision_budget = d->vision->budget;
+        facts.vision_parameters = d->vision_sizes.parameters;
+        facts.vision_bytes = d->vision_sizes.bytes;
     }
     sized_write(out, &facts, sizeof facts);
 }

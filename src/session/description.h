@@ -3,12 +3,15 @@
 #define KAKEYA_SESSION_DESCRIPTION_H
 
 #include "backend/timeline.h"
+#include "model/gemma4_vision.h"
 
 struct kakeya_description {
     const gemma4_config *verifier;
     const dflash_config *drafter;      /* NULL: none */
     const f_theta_config *f_theta;     /* NULL: none */
     const assistant_config *assistant; /* NULL: none */
+    const gemma4_vision *vision;       /* sizes of what reads pictures; NULL: nothing does */
+    vision_sizes vision_sizes;
 };
 
 /* The timeline of a session of `tokens` tokens that has begun to answer: what its memory is computed from. */

@@ -147,7 +147,10 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
         .drafter = parts->drafter ? &parts->drafter->config : NULL,
         .assistant = parts->assistant ? &parts->assistant->config : NULL,
         .f_theta = parts->f_theta ? &parts->f_theta->config : NULL,
+        .vision = parts->verifier->vision,
     };
+    if (parts->verifier->vision)
+        engine->description.vision_sizes = gemma4_vision_sizes(parts->verifier->vision, WEIGHT_BF16);
     kakeya_status refused = backend_precision(parts->ops, parts->verifier->config.checkpoint_format, parts->precision,
                                               &engine->precision, error);
     if (refused) return refused;

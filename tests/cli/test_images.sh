@@ -84,6 +84,21 @@ END
     refuses "a picture needs turns or ids" "not with --raw" run $tiny --raw --image $IMAGES/photo.jpg hello
     refuses "score has no turns" "needs --ids-file" score $tiny --text-file README.md --image $IMAGES/photo.jpg
 }
+# --- what it takes
+works "info tells of what reads pictures" info $VISION/tiny-tower --json
+json_holds "layers, parameters, weights, and workspace by budget" '.vision | .layers == 2 and .hidden == 48 and .budget == 70 and
+    .weights_bytes > 2 * .parameters and (.pictures | map(.budget)) == [70, 140, 280, 560, 1120] and
+    (.pictures | map(.workspace_bytes) | . == sort and .[0] > 0)'
+works "and in words" info $VISION/tiny-unified
+check "of an embedder, too" grep -q '^  vision          no layers, hidden [0-9]*, .* parameters' "$WORK/out"
+works "with --vision off there is none" info $VISION/tiny-tower --vision off --json
+json_holds "and says so" '.vision == null'
+works "nor in a model of text" info --json
+json_holds "which says it" '.vision == null'
+works "a server tells it before it starts" serve --dry-run --backend cpu --model $VISION/tiny-tower --vision on --image-budget 140
+check "weights and workspace" grep -q '^pictures: .* of these weights, read at the start; .* while one of 140 tokens is read' "$WORK/out"
+check "also in the ledger" grep -q '^  picture  .* while a picture of 140 tokens is read' "$WORK/out"
+
 # --- the switch
 # shellcheck disable=SC2086
 {

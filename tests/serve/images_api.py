@@ -259,7 +259,11 @@ def _():
     props = small.get("/props").json
     equal(props["modalities"]["vision"], True)
     equal(props["kakeya"]["images"], {"budgets": [70, 140, 280, 560, 1120], "budget": 140, "max_bytes": 20480, "max_pixels": 1000000,
-                                      "max_side": 32768, "max_count": 2})
+                                      "max_side": 32768, "max_count": 2, "weights_bytes": small.metric("kakeya_image_weights_bytes")})
+    dry = subprocess.run([KAKEYA, "serve", "--dry-run", "--json", *COMPUTE, "--model", MODEL], capture_output=True, check=True)
+    ledger = json.loads(dry.stdout)["ledger"]
+    equal(ledger["vision_bytes"], props["kakeya"]["images"]["weights_bytes"])
+    holds(ledger["vision_bytes"] > 100000 and ledger["picture_bytes"] > 1000000, ledger)
     equal(small.get("/v1/models").json["data"][0]["architecture"]["input_modalities"], ["text", "image"])
     one = picture(png(20, 20))
     chat([user(one, one, text("x"))], to=small)

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "backend/backend.h"
+#include "backend/measure.h"
 #include "formats/checkpoint.h"
 #include "model/gemma4_vision.h"
 #include "session/engine.h"
@@ -215,6 +216,72 @@ static void test_copies_know_their_pictures(void **state) {
     kakeya_session_close(loaded);
     close_prompt(&p);
     close_model(&f);
+}
+
+/* What `info` says of a picture's workspace is what the tower then takes, and of its weights what the engine has. */
+static void test_its_memory_is_told(void **state) {
+    (void)state;
+    for (int i = 0; i < MODELS; i++) {
+        enum { ACROSS = 21, DOWN = 27, THREADS = 2 };
+        mem_account account;
+        mem_account_init(&account, NULL, 0);
+        gemma4_model *verifier;
+        backend_model *model;
+        char path[512];
+        snprintf(path, sizeof path, "%s/%s", VISION, model_names[i]);
+        ok(gemma4_model_open(path, &account, &verifier, &failure));
+        const backend_ops *ops = backend_find("cpu", NULL);
+        const backend_model_options options = {.verifier = verifier, .threads = THREADS, .account = &account};
+        ok(ops->model_create(&options, &model, &failure));
+        const gemma4_vision *v = verifier->vision;
+        const int across = ACROSS / (v->tower ? 1 : 3), down = DOWN / (v->tower ? 1 : 3), patches = across * down;
+        float *values = calloc((size_t)(patches * gemma4_vision_patch_values(v)), sizeof *values);
+        float *rows = calloc((size_t)(patches / (v->pooling * v->pooling) * v->text_hidden), sizeof *rows);
+        const backend_image picture = {.vision = v, .across = across, .down = down, .patches = values};
+        const size_t before = mem_total(&account);
+        atomic_store(&account.peak_bytes, before);
+        ok(ops->embed_image(model, &picture, rows, &failure));
+        assert_int_equal(
+            backend_measure_find(ops)->image_bytes(v, verifier->config.checkpoint_format, patches, down, THREADS),
+            atomic_load(&account.peak_bytes) - before);
+        kakeya_engine_options described;
+        kakeya_description *description;
+        kakeya_engine_options_init(&described);
+        described.model = path;
+        ok(kakeya_describe(&described, &description, &failure));
+        const kakeya_facts facts = kakeya_description_facts(description);
+        const vision_sizes sizes = gemma4_vision_sizes(v, WEIGHT_Q4_0 /* it has weights, which say their own */);
+        assert_int_equal(facts.vision_parameters, sizes.parameters);
+        assert_int_equal(facts.vision_bytes, sizes.bytes);
+        assert_int_equal(facts.vision_layers, v->layers);
+        assert_int_equal(facts.vision_budget, v->budget);
+        kakeya_description_close(description);
+        free(values);
+        free(rows);
+        ops->model_destroy(model);
+        gemma4_model_close(verifier);
+        assert_int_equal(mem_total(&account), 0);
+    }
+}
+
+/* Those of the 26B: the tower's parameters as transformers counts them, which takes std_bias and std_scale for buffers,
+ * these, and the projection. */
+static void test_sizes_of_a_published_tower(void **state) {
+    (void)state;
+    const gemma4_vision v = {.tower = true,
+                             .patch = 16,
+                             .pooling = 3,
+                             .layers = 27,
+                             .hidden = 1152,
+                             .heads = 16,
+                             .head_dim = 72,
+                             .intermediate = 4304,
+                             .positions = 10240,
+                             .text_hidden = 2816,
+                             .standardize = true};
+    const vision_sizes sizes = gemma4_vision_sizes(&v, WEIGHT_BF16);
+    assert_int_equal(sizes.parameters, 569548080 + 2304 + 2816 * 1152);
+    assert_in_range(sizes.bytes, 2 * sizes.parameters, 2 * sizes.parameters + (1 << 20));
 }
 
 static void test_truncation(void **state) {
@@ -543,6 +610,8 @@ int main(void) {
         cmocka_unit_test(test_chunks_change_no_bit),
         cmocka_unit_test(test_what_is_reused),
         cmocka_unit_test(test_copies_know_their_pictures),
+        cmocka_unit_test(test_its_memory_is_told),
+        cmocka_unit_test(test_sizes_of_a_published_tower),
         cmocka_unit_test(test_truncation),
         cmocka_unit_test(test_the_workspace_grows_for_a_long_picture),
         cmocka_unit_test(test_no_memory_for_more_rows),

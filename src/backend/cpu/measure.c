@@ -14,6 +14,7 @@
 #include "backend/cpu/latents.h"
 #include "backend/cpu/matrix.h"
 #include "backend/cpu/restored_keys.h"
+#include "backend/cpu/tower.h"
 #include "base/clock.h"
 #include "base/machine_memory.h"
 
@@ -203,6 +204,7 @@ const backend_measure_ops *cpu_measure(void) {
         .free_bytes = cpu_free_bytes,
         .input_bytes = input_bytes,
         .restored_key_bytes = restored_keys_bytes,
+        .image_bytes = cpu_image_bytes,
         .probe = cpu_probe,
         .probe_machine = cpu_probe_machine,
         .machine = cpu_machine,

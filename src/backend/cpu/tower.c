@@ -312,16 +312,18 @@ static void run_list(tower_run *t, int n) {
 
 /* ---------------------------------------------------------------------------------------------------------- memory */
 
-static packing_set packings_of(const tower_run *t, int n, int *widest) {
+static packing_set packings_of(const tower_run *t, int n) {
     packing_set packings = 0;
-    for (int i = 0; i < n; i++) {
-        for (int s = 0; t->ops[i].kind == OP_PRODUCTS && s < PROGRAM_MATRICES && t->ops[i].slot[s]; s++) {
-            const weight *w = tower_matrix(t->v, t->ops[i].slot[s]);
-            packings |= packing_exact(t->m, w);
-            *widest = max_int(*widest, w->in);
-        }
-    }
+    for (int i = 0; i < n; i++)
+        for (int s = 0; t->ops[i].kind == OP_PRODUCTS && s < PROGRAM_MATRICES && t->ops[i].slot[s]; s++)
+            packings |= packing_exact(t->m, tower_matrix(t->v, t->ops[i].slot[s]));
     return packings;
+}
+
+/* Values of the widest input of a product. */
+static int widest_of(const gemma4_vision *v) {
+    const int patch = gemma4_vision_patch_values(v), heads = v->tower ? v->heads * v->head_dim : 0;
+    return max_int(max_int(patch, v->hidden), max_int(heads, v->tower ? v->intermediate : 0));
 }
 
 typedef struct room {
@@ -329,18 +331,18 @@ typedef struct room {
     size_t floats;
 } room;
 
-static kakeya_status allocate(tower_run *t, int n, kakeya_error *error) {
+enum { ROOMS = 11 };
+
+/* What is held while the run's patches are computed, beside the list, packed rows and the table of RoPE. */
+static void list_rooms(tower_run *t, const cpu_kernels *kernels, int threads, room out[ROOMS]) {
     const gemma4_vision *v = t->v;
-    backend_model *m = t->m;
-    int widest = 0;
-    const packing_set packings = packings_of(t, n, &widest);
     const size_t rows = (size_t)t->patches, hidden = (size_t)v->hidden, chunk = CHUNK;
     const size_t heads = v->tower ? (rows + ATTENTION_BLOCK) * (size_t)(v->heads * v->head_dim) : 0;
-    const cpu_packing_kernels *queries = &m->kernels->packing[m->kernels->kv[KV_FORMAT_F32].queries];
+    const cpu_packing_kernels *queries = &kernels->packing[kernels->kv[KV_FORMAT_F32].queries];
     const size_t tile = TILE * ((size_t)v->head_dim + 2) + TILE * queries->row_bytes(max_int(v->head_dim, 4)) / 4;
     const size_t registers = ROW_REGISTERS * (size_t)max_int(gemma4_vision_patch_values(v), v->hidden);
     t->scratch_floats = ((tile > registers ? tile : registers) + 31) / 16 * 16;
-    const room rooms[] = {
+    const room rooms[ROOMS] = {
         {&t->patch, rows * (size_t)gemma4_vision_patch_values(v)},
         {&t->h, rows * hidden},
         {&t->q, heads},
@@ -350,19 +352,43 @@ static kakeya_status allocate(tower_run *t, int n, kakeya_error *error) {
         {&t->x, chunk * hidden},
         {&t->branch, chunk * hidden},
         {&t->act, chunk * 2 * (size_t)v->intermediate},
-        {&t->clamped, v->clipped ? chunk * (size_t)widest : 0},
-        {&t->scratch, t->scratch_floats * (size_t)m->threads},
+        {&t->clamped, v->clipped ? chunk * (size_t)widest_of(v) : 0},
+        {&t->scratch, t->scratch_floats * (size_t)threads},
     };
-    for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) {
+    memcpy(out, rooms, sizeof rooms);
+}
+
+static kakeya_status allocate(tower_run *t, int n, kakeya_error *error) {
+    const gemma4_vision *v = t->v;
+    backend_model *m = t->m;
+    room rooms[ROOMS];
+    list_rooms(t, m->kernels, m->threads, rooms);
+    for (size_t i = 0; i < ROOMS; i++) {
         if (!rooms[i].floats) continue;
         *rooms[i].at = mem_alloc(m->account, MEM_WORKSPACE, rooms[i].floats * sizeof(float));
         if (!*rooms[i].at)
             return error_set(error, KAKEYA_OUT_OF_MEMORY, "an image of %d patches: out of memory", t->patches);
     }
-    kakeya_status status = packed_rows_create(m, &t->packed, CHUNK, widest, packings, error);
+    kakeya_status status = packed_rows_create(m, &t->packed, CHUNK, widest_of(v), packings_of(t, n), error);
     if (status || !v->tower) return status;
     status = rope_table_create(m, &t->rope, v->rope_theta, 1.0f, v->head_dim / 2, v->head_dim / 4, error);
     return status ? status : rope_table_reserve(m, &t->rope, max_int(t->across, t->patches / t->across), error);
+}
+
+size_t cpu_image_bytes(const gemma4_vision *v, weight_format format, int patches, int side, int threads) {
+    const cpu_kernels *kernels = cpu_kernels_find(NULL);
+    const cpu_packing packing = kernels->weight[format].product[INPUT_EXACT].packing;
+    const size_t pairs = v->tower ? (size_t)v->head_dim / 4 : 0;
+    const size_t places = (size_t)(side + CPU_ROPE_GROWTH - 1) / CPU_ROPE_GROWTH * CPU_ROPE_GROWTH;
+    tower_run t = {.v = v, .patches = patches, .pooled = patches / (v->pooling * v->pooling)};
+    room rooms[ROOMS];
+    list_rooms(&t, kernels, threads, rooms);
+    size_t bytes = mem_rounded((size_t)tower_most_ops(v) * sizeof *t.ops);
+    bytes += mem_rounded(CHUNK * kernels->packing[packing].row_bytes(widest_of(v)));
+    if (pairs) bytes += mem_rounded(pairs * sizeof(float)) + 2 * mem_rounded(places * pairs * sizeof(float));
+    for (size_t i = 0; i < ROOMS; i++)
+        if (rooms[i].floats) bytes += mem_rounded(rooms[i].floats * sizeof(float));
+    return bytes;
 }
 
 static void release(tower_run *t) {

@@ -6,5 +6,7 @@
 
 /* backend_ops.embed_image */
 kakeya_status cpu_embed_image(backend_model *m, const backend_image *image, float *rows, kakeya_error *error);
+/* backend_measure_ops.image_bytes */
+size_t cpu_image_bytes(const struct gemma4_vision *vision, weight_format format, int patches, int side, int threads);
 
 #endif
