@@ -1,5 +1,6 @@
 #include "cli/chat.h"
 
+#include <cjson/cJSON.h>
 #include <errno.h>
 #include <histedit.h>
 #include <limits.h>
@@ -64,6 +65,7 @@ static void print_commands(void) {
            "/reset       forget the conversation\n"
            "/save FILE   keep the conversation and its memory in FILE\n"
            "/load FILE   go on with the conversation in FILE\n"
+           "/image FILE  give your next message the picture in FILE, or FILE,budget=N: of N tokens at most\n"
            "/exit        leave (Ctrl-D as well)\n"
            "Ctrl-C ends an answer; at the prompt, twice leaves.\n");
 }
@@ -74,10 +76,37 @@ typedef struct chat {
     const kakeya_session_options *session_options;
     kakeya_session *session;
     conversation talk;
-    size_t first; /* messages that /reset keeps */
+    size_t first;     /* messages that /reset keeps */
+    int image_budget; /* of pictures that name none; 0: the model's */
 } chat;
 
 static void tell(const kakeya_error *error) { fprintf(stderr, "kakeya run: %s\n", error->message); }
+
+/* The conversation's tokens and, in the order of their places, its pictures. */
+static kakeya_status talk_tokens(const chat *c, kakeya_media **media, int32_t **ids, size_t *n, kakeya_error *error) {
+    const conversation *talk = &c->talk;
+    const kakeya_tokenizer *tokenizer = kakeya_engine_tokenizer(c->engine);
+    if (!talk->n_pictures)
+        return kakeya_message_tokens(tokenizer, talk->messages, talk->n, c->options->thinking, ids, n, error);
+    int *lengths = calloc(talk->n_pictures, sizeof *lengths);
+    char *json = conversation_print(talk);
+    *media = calloc(talk->n_pictures, sizeof **media);
+    kakeya_status status = KAKEYA_OK;
+    if (!lengths || !json || !*media) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    for (size_t i = 0; i < talk->n_pictures && !status; i++) {
+        (*media)[i] = talk->pictures[i].image.media;
+        status = kakeya_engine_image_tokens(c->engine, &(*media)[i], &lengths[i], error);
+    }
+    kakeya_chat_options options;
+    kakeya_chat_options_init(&options);
+    options.thinking = c->options->thinking;
+    options.image_tokens = lengths;
+    options.n_images = talk->n_pictures;
+    if (!status) status = kakeya_chat_tokens(tokenizer, json, strlen(json), &options, ids, n, NULL, error);
+    cJSON_free(json);
+    free(lengths);
+    return status;
+}
 
 /* One user turn. A failure is told and the turn forgotten; the chat goes on. */
 static void answer_turn(chat *c, const char *line) {
@@ -85,9 +114,8 @@ static void answer_turn(chat *c, const char *line) {
     answer a = {0};
     kakeya_stats stats;
     int32_t *ids = NULL;
+    kakeya_media *media = NULL;
     size_t n = 0, before = c->talk.n;
-    const kakeya_tokenizer *tokenizer = kakeya_engine_tokenizer(c->engine);
-    bool thinking = c->options->thinking;
 
     if (input_check_utf8("the message", line, strlen(line), &error)) goto failed;
     if (!conversation_add(&c->talk, "user", line)) {
@@ -95,8 +123,9 @@ static void answer_turn(chat *c, const char *line) {
         goto failed;
     }
     terminal_clear_interrupt();
-    if (kakeya_message_tokens(tokenizer, c->talk.messages, c->talk.n, thinking, &ids, &n, &error)) goto failed;
-    if (kakeya_session_sync(c->session, ids, n, NULL, terminal_progress, NULL, &error)) goto failed;
+    if (talk_tokens(c, &media, &ids, &n, &error)) goto failed;
+    if (kakeya_session_sync_media(c->session, ids, n, media, c->talk.n_pictures, NULL, terminal_progress, NULL, &error))
+        goto failed;
     terminal_clear_progress();
     if (answer_generate(c->options, ANSWER_MESSAGE, NULL, 0, c->engine, c->session, &a, &stats, &error)) goto failed;
     answer_print_figures(c->engine, c->session_options, c->session, &stats);
@@ -113,7 +142,26 @@ done:
     if (terminal_interrupted()) give_up_typing();
     terminal_clear_interrupt();
     answer_free(&a);
+    free(media);
     kakeya_free(ids);
+}
+
+static void add_image(chat *c, const char *given) {
+    kakeya_error error = {0};
+    cli_image image = {0};
+    int tokens;
+    if (*given == '-' && (!given[1] || given[1] == ',')) {
+        printf("/image needs a file: standard input is this chat\n");
+    } else if (cli_image_read("/image", given, c->image_budget, &image, &error) ||
+               kakeya_engine_image_tokens(c->engine, &image.media, &tokens, &error)) {
+        tell(&error);
+        cli_image_free(&image);
+    } else if (!conversation_add_picture(&c->talk, &image)) {
+        cli_image_free(&image);
+        printf("out of memory for the picture\n");
+    } else {
+        printf("(a picture of %d tokens stands before your next message)\n", tokens);
+    }
 }
 
 static void save(const chat *c, const char *path) {
@@ -160,9 +208,11 @@ static bool take_line(chat *c, const char *line) {
     } else if (strcmp(line, "/reset") == 0) {
         conversation_cut(&c->talk, c->first);
         printf("(the conversation starts anew)\n");
-    } else if ((file = operand(line, "/save")) || (file = operand(line, "/load"))) {
+    } else if ((file = operand(line, "/image")) || (file = operand(line, "/save")) || (file = operand(line, "/load"))) {
         if (!*file) {
-            printf("%.5s needs the name of a file\n", line);
+            printf("%.*s needs the name of a file\n", (int)strcspn(line, " "), line);
+        } else if (line[1] == 'i') {
+            add_image(c, file);
         } else if (line[1] == 's') {
             save(c, file);
         } else {
@@ -176,14 +226,18 @@ static bool take_line(chat *c, const char *line) {
     return true;
 }
 
-int chat_run(const answer_options *options, const char *system, kakeya_engine *engine,
+int chat_run(const answer_options *options, const char *system, int image_budget, kakeya_engine *engine,
              const kakeya_session_options *session_options, kakeya_session *session) {
     if (!kakeya_engine_has_tokenizer(engine)) {
         fprintf(stderr, "kakeya run: a chat needs a tokenizer, and the model has none; give --ids-file\n");
         return CLI_FAILED;
     }
     int result = CLI_FAILED;
-    chat c = {.options = options, .engine = engine, .session_options = session_options, .session = session};
+    chat c = {.options = options,
+              .engine = engine,
+              .session_options = session_options,
+              .session = session,
+              .image_budget = image_budget};
     HistEvent event;
     EditLine *editor = el_init("kakeya", stdin, stdout, stderr);
     History *past = history_init();

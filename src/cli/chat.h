@@ -5,9 +5,10 @@
 
 #include "cli/answer.h"
 
-/* system: the system message, or NULL; session_options: those that the session was opened with. Returns an exit status.
+/* system: the system message, or NULL; image_budget: of pictures that name none, 0: the model's; session_options: those
+ * that the session was opened with. Returns an exit status.
  */
-int chat_run(const answer_options *options, const char *system, kakeya_engine *engine,
+int chat_run(const answer_options *options, const char *system, int image_budget, kakeya_engine *engine,
              const kakeya_session_options *session_options, kakeya_session *session);
 
 #endif

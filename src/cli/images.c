@@ -28,30 +28,39 @@ static bool known(int budget) {
     return false;
 }
 
-static kakeya_status read_one(const char *given, int budget, kakeya_media *out, kakeya_error *error) {
-    *out = (kakeya_media){.budget = budget};
-    char *path = split(given, &out->budget), *data = NULL;
-    size_t bytes;
+kakeya_status cli_image_read(const char *option, const char *given, int budget, cli_image *out, kakeya_error *error) {
+    *out = (cli_image){.media.budget = budget};
+    char *path = split(given, &out->media.budget);
     kakeya_image *image = NULL;
     kakeya_status status = KAKEYA_OK;
-    if (!path) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "--image: out of memory");
-    if (!status && out->budget && !known(out->budget))
-        status = error_set(error, KAKEYA_INVALID_ARGUMENT,
-                           "--image %s: a budget of %d tokens: 70, 140, 280, 560 or 1120", path, out->budget);
-    if (!status) status = input_read(path, &data, &bytes, error);
-    if (!status) status = kakeya_image_open(input_name(path), data, bytes, &image, error);
-    out->image = image;
-    free(data);
+    if (!path) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", option);
+    if (!status && out->media.budget && !known(out->media.budget))
+        status = error_set(error, KAKEYA_INVALID_ARGUMENT, "%s %s: a budget of %d tokens: 70, 140, 280, 560 or 1120",
+                           option, path, out->media.budget);
+    if (!status) status = input_read(path, &out->data, &out->bytes, error);
+    if (!status) status = kakeya_image_open(input_name(path), out->data, out->bytes, &image, error);
+    out->media.image = image;
     free(path);
+    if (status) cli_image_free(out);
     return status;
+}
+
+void cli_image_free(cli_image *image) {
+    kakeya_image_close((kakeya_image *)(uintptr_t)image->media.image);
+    free(image->data);
+    *image = (cli_image){0};
 }
 
 kakeya_status cli_images_read(const cli_texts *names, int budget, cli_images *out, kakeya_error *error) {
     *out = (cli_images){0};
-    kakeya_status status = KAKEYA_OK;
-    for (size_t i = 0; i < names->n && !status; i++)
-        status = read_one(names->text[i], budget, &out->media[out->n++], error);
-    return status;
+    for (size_t i = 0; i < names->n; i++) {
+        cli_image image;
+        kakeya_status status = cli_image_read("--image", names->text[i], budget, &image, error);
+        if (status) return status;
+        free(image.data);
+        out->media[out->n++] = image.media;
+    }
+    return KAKEYA_OK;
 }
 
 void cli_images_free(cli_images *images) {

@@ -305,7 +305,7 @@ static int run(const run_options *options, bool chat, kakeya_error *error) {
     }
     if (kakeya_session_open(engine, &session_options, &session, error)) goto done;
     if (chat) {
-        result = chat_run(&local.answer, local.system, engine, &session_options, session);
+        result = chat_run(&local.answer, local.system, options->image_budget, engine, &session_options, session);
     } else if (!answer_prompt(&local, &input, engine, &session_options, session, ids, n, &images, error)) {
         result = CLI_DONE;
     }

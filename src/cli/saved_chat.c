@@ -1,5 +1,6 @@
 /* The file: a line that names the form, a line with the size of the messages in bytes, the messages as JSON in OpenAI's
- * form, and the session as the library saves it. */
+ * form, with pictures the bytes of their files one after the other, and the session as the library saves it. A part of
+ * type "image" says how many bytes its file has and the budget. */
 #include "cli/saved_chat.h"
 
 #include <cjson/cJSON.h>
@@ -11,8 +12,9 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "cli/input.h"
 
-static const char form[] = "kakeya chat 1\n";
+static const char form[] = "kakeya chat 1\n", form_with_pictures[] = "kakeya chat 2\n";
 
 enum { MAX_MESSAGES_BYTES = 1 << 28 };
 
@@ -20,6 +22,16 @@ enum { MAX_MESSAGES_BYTES = 1 << 28 };
 
 void conversation_cut(conversation *c, size_t n) {
     while (c->n > n) free((void *)(uintptr_t)c->messages[--c->n].content);
+    while (c->n_pictures && c->pictures[c->n_pictures - 1].message >= n)
+        cli_image_free(&c->pictures[--c->n_pictures].image);
+}
+
+bool conversation_add_picture(conversation *c, const cli_image *image) {
+    conversation_picture *larger = realloc(c->pictures, (c->n_pictures + 1) * sizeof *larger);
+    if (!larger) return false;
+    c->pictures = larger;
+    c->pictures[c->n_pictures++] = (conversation_picture){.message = c->n, .image = *image};
+    return true;
 }
 
 bool conversation_add(conversation *c, const char *role, const char *content) {
@@ -39,20 +51,44 @@ bool conversation_add(conversation *c, const char *role, const char *content) {
 void conversation_free(conversation *c) {
     conversation_cut(c, 0);
     free(c->messages);
+    free(c->pictures);
     *c = (conversation){0};
 }
 
-/* Malloc'ed by cJSON; NULL when out of memory. */
-static char *print_messages(const conversation *c) {
+static bool add_part(cJSON *parts, cJSON *part) {
+    if (part && cJSON_AddItemToArray(parts, part)) return true;
+    cJSON_Delete(part);
+    return false;
+}
+
+/* The text of message i behind its pictures, of which *picture is the next. */
+static bool add_parts(cJSON *message, const conversation *c, size_t i, size_t *picture) {
+    cJSON *parts = cJSON_AddArrayToObject(message, "content");
+    for (; *picture < c->n_pictures && c->pictures[*picture].message == i; ++*picture) {
+        const cli_image *image = &c->pictures[*picture].image;
+        cJSON *part = cJSON_CreateObject();
+        if (!add_part(parts, part)) return false;
+        if (!cJSON_AddStringToObject(part, "type", "image") ||
+            !cJSON_AddNumberToObject(part, "bytes", (double)image->bytes) ||
+            !cJSON_AddNumberToObject(part, "budget", image->media.budget))
+            return false;
+    }
+    cJSON *text = cJSON_CreateObject();
+    return add_part(parts, text) && cJSON_AddStringToObject(text, "type", "text") &&
+           cJSON_AddStringToObject(text, "text", c->messages[i].content);
+}
+
+char *conversation_print(const conversation *c) {
     cJSON *list = cJSON_CreateArray();
     bool made = list != NULL;
+    size_t picture = 0;
     for (size_t i = 0; i < c->n && made; i++) {
-        bool model = strcmp(c->messages[i].role, "model") == 0;
+        const char *role = strcmp(c->messages[i].role, "model") == 0 ? "assistant" : c->messages[i].role;
+        const bool plain = picture == c->n_pictures || c->pictures[picture].message != i;
         cJSON *message = cJSON_CreateObject();
-        made = cJSON_AddStringToObject(message, "role", model ? "assistant" : c->messages[i].role) &&
-               cJSON_AddStringToObject(message, "content", c->messages[i].content) &&
-               cJSON_AddItemToArray(list, message);
-        if (!made) cJSON_Delete(message);
+        made = add_part(list, message) && cJSON_AddStringToObject(message, "role", role) &&
+               (plain ? cJSON_AddStringToObject(message, "content", c->messages[i].content) != NULL
+                      : add_parts(message, c, i, &picture));
     }
     char *text = made ? cJSON_PrintUnformatted(list) : NULL;
     cJSON_Delete(list);
@@ -69,6 +105,40 @@ static const char *known_role(const char *role) {
     return NULL;
 }
 
+/* A picture of the next message, whose file is not read yet. */
+static kakeya_status parse_picture(const char *path, const cJSON *part, conversation *c, kakeya_error *error) {
+    json_reader reader = {.name = path, .error = error};
+    const cli_image image = {.bytes = (size_t)json_int(&reader, part, "bytes", 1, INPUT_MAX_BYTES, 0),
+                             .media.budget = json_int(&reader, part, "budget", 0, 1 << 20, 0)};
+    if (!reader.status && !image.bytes)
+        return error_set(error, KAKEYA_FORMAT, "%s: a picture of message %zu has no size", path, c->n);
+    if (!reader.status && !conversation_add_picture(c, &image))
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", path);
+    return reader.status;
+}
+
+/* A message's text; its pictures go to the conversation. */
+static kakeya_status parse_content(const char *path, const cJSON *message, conversation *c, const char **text,
+                                   kakeya_error *error) {
+    const cJSON *parts = json_get(message, "content"), *part;
+    json_reader reader = {.name = path, .error = error};
+    *text = "";
+    if (!cJSON_IsArray(parts)) {
+        *text = json_string(&reader, message, "content", "");
+        return reader.status;
+    }
+    cJSON_ArrayForEach(part, parts) {
+        const char *type = json_string(&reader, part, "type", "");
+        kakeya_status status = reader.status;
+        if (!status && strcmp(type, "image") == 0)
+            status = parse_picture(path, part, c, error);
+        else if (!status)
+            *text = json_string(&reader, part, "text", "");
+        if (status) return status;
+    }
+    return reader.status;
+}
+
 static kakeya_status parse_messages(const char *path, const char *text, size_t bytes, conversation *c,
                                     kakeya_error *error) {
     cJSON *list;
@@ -80,8 +150,9 @@ static kakeya_status parse_messages(const char *path, const char *text, size_t b
         json_reader reader = {.name = path, .error = error};
         if (status) break;
         const char *role = json_string(&reader, item, "role", "");
-        const char *content = json_string(&reader, item, "content", "");
+        const char *content = "";
         status = reader.status;
+        if (!status) status = parse_content(path, item, c, &content, error);
         if (!status && !known_role(role)) {
             status = error_set(error, KAKEYA_FORMAT, "%s: message %zu has the role \"%s\"", path, c->n, role);
         }
@@ -109,11 +180,14 @@ static bool put(void *user, const void *data, size_t bytes) {
 
 static kakeya_status write_all(sink *s, const char *path, const conversation *c, const kakeya_session *session,
                                kakeya_error *error) {
-    char *messages = print_messages(c), size[32];
+    char *messages = conversation_print(c), size[32];
+    const char *name = c->n_pictures ? form_with_pictures : form;
     if (!messages) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", path);
     snprintf(size, sizeof size, "%zu\n", strlen(messages));
-    bool written = put(s, form, sizeof form - 1) && put(s, size, strlen(size)) && put(s, messages, strlen(messages));
+    bool written = put(s, name, strlen(name)) && put(s, size, strlen(size)) && put(s, messages, strlen(messages));
     cJSON_free(messages);
+    for (size_t i = 0; i < c->n_pictures && written; i++)
+        written = put(s, c->pictures[i].image.data, c->pictures[i].image.bytes);
     if (!written) return s->status;
     kakeya_status status = kakeya_session_save(session, put, s, error);
     return s->status ? s->status : status;
@@ -134,10 +208,28 @@ kakeya_status saved_chat_write(const char *path, const conversation *c, const ka
 
 static size_t get(void *user, void *data, size_t bytes) { return fread(data, 1, bytes, user); }
 
-/* The messages in front of the session. */
+/* The files of the pictures, which then are decoded. */
+static kakeya_status read_pictures(const char *path, FILE *file, conversation *c, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    for (size_t i = 0; i < c->n_pictures && !status; i++) {
+        cli_image *image = &c->pictures[i].image;
+        kakeya_image *decoded = NULL;
+        image->data = malloc(image->bytes);
+        if (!image->data)
+            return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory for %zu bytes", path, image->bytes);
+        if (fread(image->data, 1, image->bytes, file) < image->bytes)
+            return error_set(error, KAKEYA_FORMAT, "%s: ends inside of picture %zu", path, i);
+        status = kakeya_image_open("picture", image->data, image->bytes, &decoded, error);
+        if (status) error_prefix(error, status, "%s", path);
+        image->media.image = decoded;
+    }
+    return status;
+}
+
+/* What stands before the session. */
 static kakeya_status read_messages(const char *path, FILE *file, conversation *c, kakeya_error *error) {
     char line[32];
-    if (!fgets(line, sizeof line, file) || strcmp(line, form) != 0) {
+    if (!fgets(line, sizeof line, file) || (strcmp(line, form) != 0 && strcmp(line, form_with_pictures) != 0)) {
         return error_set(error, KAKEYA_FORMAT, "%s: not a conversation that /save has written", path);
     }
     char *end;
@@ -153,6 +245,7 @@ static kakeya_status read_messages(const char *path, FILE *file, conversation *c
         status = error_set(error, KAKEYA_FORMAT, "%s: ends after %zu of %llu bytes of messages", path, got, bytes);
     }
     if (!status) status = parse_messages(path, text, bytes, c, error);
+    if (!status) status = read_pictures(path, file, c, error);
     free(text);
     return status;
 }

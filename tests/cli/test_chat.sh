@@ -39,6 +39,7 @@ send /help
 expect /reset
 expect /save FILE
 expect /load FILE
+expect /image FILE
 expect > 
 send /reset
 expect anew
@@ -270,6 +271,108 @@ expect computes them anew
 expect > 
 send x
 expect tokens per forward
+expect > 
+end
+exit 0
+SCRIPT
+
+# --- pictures
+tiny="--model tests/data/vision/tiny-tower --backend cpu --precision f32 --threads 2 --ignore-eos --max-tokens 8"
+images=tests/data/images
+show_answer() { # the line of the question
+    tr -d '\r' <"$WORK/out" | sed -n "/> $1/,/tokens per forward/p" | grep -v -e 'tokens per forward' -e "$1\$"
+}
+# shellcheck disable=SC2086
+{
+    works "an answer about a picture" run $tiny --image $images/photo.jpg,budget=70 'What is this?'
+    cp "$WORK/out" "$WORK/expected"
+    play "/image gives the next message a picture" run $tiny --image-budget 70 <<SCRIPT
+expect > 
+send /image
+expect /image needs the name of a file
+expect > 
+send /image $images/photo.jpg,budget=71
+expect 70, 140, 280, 560 or 1120
+expect > 
+send /image $images/bad/truncated.jpg
+expect kakeya run: $images/bad/truncated.jpg: broken JPEG
+expect > 
+send /image -
+expect standard input is this chat
+expect > 
+send /image $images/photo.jpg
+expect (a picture of 63 tokens stands before your next message)
+expect > 
+send What is this?
+expect tokens per forward
+expect > 
+send /image $images/text.png,budget=140
+expect before your next message
+expect > 
+send and this?
+expect tokens per forward
+expect > 
+end
+exit 0
+SCRIPT
+    show_answer 'What is this?' >"$WORK/found"
+    check "whose answer is that of run --image" sh -c "test -s '$WORK/expected' && cmp '$WORK/expected' '$WORK/found'"
+    show_answer 'and this?' >"$WORK/expected"
+    play "/save keeps pictures" run $tiny --image-budget 70 <<SCRIPT
+expect > 
+send /image $images/photo.jpg
+expect > 
+send What is this?
+expect tokens per forward
+expect > 
+send /save $WORK/pictures
+expect (2 messages saved
+expect > 
+send /image $images/wide.png
+expect > 
+send /reset
+expect anew
+expect > 
+send What is this?
+expect tokens per forward
+expect > 
+end
+exit 0
+SCRIPT
+    check "in a file that holds their bytes" test "$(wc -c <"$WORK/pictures")" -gt "$(wc -c <$images/photo.jpg)"
+    play "/load goes on with them" run $tiny --image-budget 70 <<SCRIPT
+expect > 
+send /load $WORK/pictures
+expect (2 messages loaded from $WORK/pictures, with 
+expect > 
+send /image $images/text.png,budget=140
+expect > 
+send and this?
+expect tokens per forward
+expect > 
+end
+exit 0
+SCRIPT
+    show_answer 'and this?' >"$WORK/found"
+    check "with the answer that it would have had" sh -c "test -s '$WORK/expected' && cmp '$WORK/expected' '$WORK/found'"
+    head -c 1000 "$WORK/pictures" >"$WORK/short"
+    printf 'kakeya chat 2\n63\n[{"role":"user","content":[{"type":"image","bytes":9999999}]}]  \n' >"$WORK/large"
+    play "a file that ends inside of a picture is refused" run $tiny <<SCRIPT
+expect > 
+send /load $WORK/short
+expect ends inside of picture 0
+expect > 
+send /load $WORK/large
+expect ends inside of picture 0
+expect > 
+end
+exit 0
+SCRIPT
+}
+play "a model that reads no pictures says so" run --backend cpu <<SCRIPT
+expect > 
+send /image $images/photo.jpg
+expect kakeya run: the model reads no images
 expect > 
 end
 exit 0
