@@ -52,7 +52,7 @@ static kakeya_status check_options(const timeline_models *m, const backend_cache
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "attention 'restored' needs an f_theta (it is missing)");
     if (restored && !m->drafter && f_theta_needs_drafter(m->f_theta))
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "attention 'restored' needs a drafter, which f_theta's input %s is made of (it is missing)",
+                         "attention 'restored' needs a drafter, from which f_theta's input %s is made (it is missing)",
                          f_theta_input_name(m->f_theta->input));
     if ((unsigned)o->kv_format >= KV_FORMAT_COUNT) {
         return error_set(error, KAKEYA_UNSUPPORTED, "K/V format %d is not supported", (int)o->kv_format);
@@ -275,8 +275,8 @@ static kakeya_status check_step(const timeline *t, segment_kind kind, int n, kak
             t->length);
     }
     if (n > t->options.context_tokens - t->length) {
-        return error_set(error, KAKEYA_CONTEXT_FULL, "%d tokens behind %d do not fit into a context of %d", n,
-                         t->length, t->options.context_tokens);
+        return error_set(error, KAKEYA_CONTEXT_FULL, "%d tokens after %d do not fit into a context of %d", n, t->length,
+                         t->options.context_tokens);
     }
     if (kind == SEGMENT_DECODE && n > timeline_decode_rows(t)) {
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "%d decode rows in one segment; at most %d", n,

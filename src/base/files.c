@@ -27,7 +27,7 @@ static kakeya_status cannot_open(const char *path, kakeya_error *error) {
     int number = errno;
     ssize_t length = number == ENOENT ? readlink(path, target, sizeof target) : -1;
     if (length > 0)
-        return error_set(error, KAKEYA_IO, "%s: cannot open: it is a link to %.*s, which is not there", path,
+        return error_set(error, KAKEYA_IO, "%s: cannot open: it is a link to %.*s, which does not exist", path,
                          (int)length, target);
     return error_set(error, status_of(number), "%s: cannot open: %s", path, strerror(number));
 }
@@ -38,7 +38,7 @@ static kakeya_status open_input(const char *path, int flags, int *fd, struct sta
     if (*fd < 0) return cannot_open(path, error);
     kakeya_status status = KAKEYA_OK;
     if (fstat(*fd, about) != 0)
-        status = error_set(error, status_of(errno), "%s: cannot find what it is: %s", path, strerror(errno));
+        status = error_set(error, status_of(errno), "%s: cannot determine its type: %s", path, strerror(errno));
     else if (S_ISDIR(about->st_mode))
         status = error_set(error, KAKEYA_IO, "%s: is a directory, not a file", path);
     if (status != KAKEYA_OK) close(*fd);

@@ -36,8 +36,8 @@ kakeya_status sized_read(const char *what, const void *options, void *resolved, 
     for (size_t i = known; i < size; i++)
         if (bytes[i])
             return error_set(error, KAKEYA_UNSUPPORTED,
-                             "%s: an option behind byte %zu is set, which library version %s does not know", what,
-                             known, kakeya_version());
+                             "%s: an option after byte %zu is set that library version %s does not know", what, known,
+                             kakeya_version());
     size_t head = sizeof size; /* the resolved struct keeps the library's size */
     if (size > head) memcpy((unsigned char *)resolved + head, bytes + head, common(size, known) - head);
     return KAKEYA_OK;

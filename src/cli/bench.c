@@ -120,8 +120,9 @@ static kakeya_status check_contexts(const bench_arguments *arguments, const kake
         if (context > maximum - measured - BACKEND_MAX_DECODE_ROWS - 1) {
             return error_set(
                 error, KAKEYA_INVALID_ARGUMENT,
-                "--context-frontiers: %d tokens and the %d measured behind them do not fit a context of %d", context,
-                measured + BACKEND_MAX_DECODE_ROWS + 1, maximum);
+                "--context-frontiers: %d tokens and the %d measured after them do not fit into a context of "
+                "%d",
+                context, measured + BACKEND_MAX_DECODE_ROWS + 1, maximum);
         }
     }
     return KAKEYA_OK;

@@ -148,7 +148,7 @@ static kakeya_status read_recorded(const char *path, bench_speeds *out, kakeya_e
         *out = (bench_speeds){prompt->valuedouble, answer->valuedouble};
     else
         status = error_set(error, KAKEYA_FORMAT,
-                           "%s is not what kakeya bench --requests --json prints: no ideal.speeds", path);
+                           "%s is not an output of kakeya bench --requests --json: it has no ideal.speeds", path);
     cJSON_Delete(json);
     return status;
 }

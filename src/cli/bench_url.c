@@ -162,7 +162,7 @@ static kakeya_status end_request(void *user, int number, kakeya_error *error) {
     pthread_join(r->thread, NULL);
     if (!r->failed) return KAKEYA_OK;
     if (r->status && r->status != 200)
-        return error_set(error, KAKEYA_IO, "%s: request %d of %d is answered with status %d: %s", run->url, number + 1,
+        return error_set(error, KAKEYA_IO, "%s: request %d of %d got status %d: %s", run->url, number + 1,
                          run->traffic.load.requests, r->status, r->reason);
     return error_set(error, KAKEYA_IO, "request %d of %d: %s", number + 1, run->traffic.load.requests, r->reason);
 }
@@ -184,10 +184,9 @@ static kakeya_status find_model(url_run *run, kakeya_error *error) {
     const char *id = text_of(cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(models, "data"), 0), "id");
     if (id) run->model = strdup(id);
     if (result == KAKEYA_OK && status == 401)
-        result = error_set(error, KAKEYA_IO, "%s: the server asks for a key, or for another one (--api-key)", run->url);
+        result = error_set(error, KAKEYA_IO, "%s: the server requires a key, or another one (--api-key)", run->url);
     else if (result == KAKEYA_OK && !id)
-        result = error_set(error, KAKEYA_IO, "%s: /v1/models is answered with status %d and names no model", run->url,
-                           status);
+        result = error_set(error, KAKEYA_IO, "%s: /v1/models returned status %d and no model", run->url, status);
     else if (result == KAKEYA_OK && !run->model)
         result = error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for a model's name");
     cJSON_Delete(models);
@@ -231,8 +230,7 @@ kakeya_status bench_url_measure(const bench_arguments *arguments, const bench_lo
 kakeya_status bench_url_measure(const bench_arguments *arguments, const bench_load *load, bench_figures *median,
                                 bench_spread *seconds, kakeya_error *error) {
     (void)arguments, (void)load, (void)median, (void)seconds;
-    return error_set(error, KAKEYA_UNSUPPORTED,
-                     "--url: this build has no HTTP (KAKEYA_SERVE was OFF when it was made)");
+    return error_set(error, KAKEYA_UNSUPPORTED, "--url: this build has no HTTP (it was built with KAKEYA_SERVE=OFF)");
 }
 
 #endif

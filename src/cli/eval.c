@@ -386,7 +386,7 @@ static int run_draft_policy(int argc, char **argv, const eval_again *again) {
     int first, status;
     if (!cli_parse(&draft_policy_command, own, c.shared_table, argc, argv, &first, &status)) return status;
     if (replay && (trace || first < argc))
-        return cli_usage_error(&draft_policy_command, "--replay takes no --trace and no files");
+        return cli_usage_error(&draft_policy_command, "--replay excludes --trace and files");
     o.files = files_or_corpus(&c, argc, argv, first, &corpus, &o.n_files);
 
     progress_state progress = {0};
@@ -583,7 +583,7 @@ static const char usage[] =
 void eval_run_again(int argc, char **argv, const eval_again *again) {
     eval_again_outcome *outcome = again->outcome;
     *outcome = (eval_again_outcome){0};
-    outcome->status = error_set(&outcome->error, KAKEYA_INVALID_ARGUMENT, "its command is not one that runs here");
+    outcome->status = error_set(&outcome->error, KAKEYA_INVALID_ARGUMENT, "its command cannot run here");
     for (int i = 0; argc > 2 && i < REPLAYED; i++)
         if (strcmp(argv[2], evaluations[i].name) == 0) evaluations[i].run(argc - 2, argv + 2, again);
 }

@@ -146,11 +146,10 @@ static kakeya_status prepare_again(eval_command *c, kakeya_error *error) {
     if (again->isa) engine->cpu_isa = again->isa;
     if (again->threads) engine->threads = again->threads;
     c->setup.replay = again->replay;
-    return c->missing ? error_set(error, KAKEYA_IO,
-                                  "%s: no such file here; --files names the folder of those that the "
-                                  "command names",
-                                  c->missing)
-                      : KAKEYA_OK;
+    return c->missing
+               ? error_set(error, KAKEYA_IO,
+                           "%s: no such file here; name the folder of the command's files with --files", c->missing)
+               : KAKEYA_OK;
 }
 
 kakeya_status eval_prepare(eval_command *c, eval_policies *policies, const char *const *inputs, size_t n,

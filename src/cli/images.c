@@ -35,8 +35,9 @@ kakeya_status cli_image_read(const char *option, const char *given, int budget, 
     kakeya_status status = KAKEYA_OK;
     if (!path) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", option);
     if (!status && out->media.budget && !known(out->media.budget))
-        status = error_set(error, KAKEYA_INVALID_ARGUMENT, "%s %s: a budget of %d tokens: 70, 140, 280, 560 or 1120",
-                           option, path, out->media.budget);
+        status = error_set(error, KAKEYA_INVALID_ARGUMENT,
+                           "%s %s: the budget is %d tokens, must be 70, 140, 280, 560 or 1120", option, path,
+                           out->media.budget);
     if (!status) status = input_read(path, &out->data, &out->bytes, error);
     if (!status) status = kakeya_image_open(input_name(path), out->data, out->bytes, &image, error);
     out->media.image = image;

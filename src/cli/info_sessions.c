@@ -45,7 +45,7 @@ static kakeya_status find_device(info_room *room, const char *backend, size_t me
     if (measure && measure->free_bytes) room->memory = measure->free_bytes(NULL);
     if (room->memory) return KAKEYA_OK;
     return error_set(error, KAKEYA_UNSUPPORTED,
-                     "the system does not say how much memory is free (info --sessions --memory takes a figure)");
+                     "the system does not report how much memory is free (give it with info --sessions --memory)");
 }
 
 static int threads_of(const info_room_options *options) {
@@ -112,7 +112,7 @@ kakeya_status info_room_compute(const info_subject *s, const info_room_options *
         const char *format = kakeya_kv_format_name(room->format);
         free(room);
         return error_set(error, KAKEYA_UNSUPPORTED,
-                         "--kv-format %s: GPUs keep bf16, q8 or q4; --backend cpu asks for a machine", format);
+                         "--kv-format %s: GPUs support bf16, q8 and q4; for a CPU, add --backend cpu", format);
     }
     for (int p = 0; p < INFO_POLICIES; p++) {
         if (!info_possible(s, &info_policies[p])) continue;

@@ -110,7 +110,7 @@ static kakeya_status look(client *c, const char *nonce, bool follow, int seconds
         wait_seconds(seconds);
         if (terminal_interrupted()) {
             status =
-                error_set(error, KAKEYA_CANCELLED, "interrupted; the request goes on: kakeya remote fetch %s", nonce);
+                error_set(error, KAKEYA_CANCELLED, "interrupted; the request continues: kakeya remote fetch %s", nonce);
             break;
         }
     }
@@ -126,7 +126,7 @@ static kakeya_status copy_report(const result *r, const char *folder, const char
     size_t bytes = 0;
     for (size_t i = 0; i < r->n_files && !source; i++)
         if (strcmp(r->file[i].name, document_log) != 0) source = path_join(folder, r->file[i].name);
-    if (!source) return error_set(error, KAKEYA_INVALID_ARGUMENT, "--report: the result has none");
+    if (!source) return error_set(error, KAKEYA_INVALID_ARGUMENT, "--report: the result has no report");
     file_writer *writer = NULL;
     kakeya_status status = file_read(source, MOST, &data, &bytes, error);
     if (status == KAKEYA_OK) status = file_writer_open(path, &writer, error);
@@ -284,7 +284,7 @@ static kakeya_status find_nonce(client *c, int argc, char **argv, int first, cha
                                 kakeya_error *error) {
     if (first == argc) return client_newest(c, nonce, error);
     if (!remote_is_nonce(argv[first]))
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "'%.40s' is no nonce such as 20261121T203012Z-9f3c2ab1",
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "'%.40s' is not a nonce such as 20261121T203012Z-9f3c2ab1",
                          argv[first]);
     memcpy(nonce, argv[first], REMOTE_NONCE);
     return KAKEYA_OK;

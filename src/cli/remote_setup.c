@@ -148,7 +148,10 @@ static kakeya_status install(const remote_place *place, int poll, kakeya_error *
     kakeya_status status = config_load(place->config, place->state, &config, error);
     char *program = NULL, *path = NULL, poll_text[16];
     if (status == KAKEYA_OK && !config.is_worker)
-        status = error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: this end is no worker (init --worker)", config.folder);
+        status = error_set(error, KAKEYA_INVALID_ARGUMENT,
+                           "%s: this end is not a worker (init "
+                           "--worker)",
+                           config.folder);
     if (status == KAKEYA_OK && !(program = gate_own_program(error))) status = KAKEYA_IO;
     if (status == KAKEYA_OK) {
         snprintf(poll_text, sizeof poll_text, "%d", poll);

@@ -230,7 +230,7 @@ static kakeya_status read_pictures(const char *path, FILE *file, conversation *c
 static kakeya_status read_messages(const char *path, FILE *file, conversation *c, kakeya_error *error) {
     char line[32];
     if (!fgets(line, sizeof line, file) || (strcmp(line, form) != 0 && strcmp(line, form_with_pictures) != 0)) {
-        return error_set(error, KAKEYA_FORMAT, "%s: not a conversation that /save has written", path);
+        return error_set(error, KAKEYA_FORMAT, "%s: not a conversation written by /save", path);
     }
     char *end;
     unsigned long long bytes = fgets(line, sizeof line, file) ? strtoull(line, &end, 10) : 0;

@@ -177,7 +177,7 @@ kakeya_status cli_shared_engine_options(cli_shared *shared, kakeya_engine_option
     options->synthetic = shared->synthetic;
     if (shared->drafter.n > 2)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "--drafter: a DFlash drafter and an MTP assistant can draft, not %zu drafters",
+                         "--drafter: at most one DFlash drafter and one MTP assistant can draft, not %zu drafters",
                          shared->drafter.n);
     if (shared->drafter.n > 0) options->drafter = shared->drafter.text[0];
     if (shared->drafter.n > 1) options->second_drafter = shared->drafter.text[1];

@@ -49,9 +49,8 @@ static kakeya_status get(view *v, const char *path, text_buffer *body, int *stat
     kakeya_status result = http_client_get(v->client, path, status, body, error);
     if (result != KAKEYA_OK || *status == 200 || *status == 503) return result;
     if (*status == 401)
-        return error_set(error, KAKEYA_IO, "%s: the server asks for a key, or for another one (--api-key)", v->url);
-    return error_set(error, KAKEYA_IO, "%s: %s is answered with status %d: this is not kakeya serve", v->url, path,
-                     *status);
+        return error_set(error, KAKEYA_IO, "%s: the server requires a key, or another one (--api-key)", v->url);
+    return error_set(error, KAKEYA_IO, "%s: %s returned status %d: this is not kakeya serve", v->url, path, *status);
 }
 
 static const char *text_of(const text_buffer *text) { return text->data ? text->data : ""; }

@@ -107,7 +107,7 @@ kakeya_status top_sample_read(top_sample *s, const char *health, const char *pro
         (!isnan(series(metrics, "kakeya_requests_running", NULL)) || strstr(metrics, "\nvllm:num_requests_running"));
     cJSON_Delete(state);
     cJSON_Delete(facts);
-    if (!good) return error_set(error, KAKEYA_FORMAT, "what answers there is not kakeya serve");
+    if (!good) return error_set(error, KAKEYA_FORMAT, "the server there is not kakeya serve");
     read_metrics(s, metrics);
     return KAKEYA_OK;
 }

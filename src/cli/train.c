@@ -145,7 +145,7 @@ static kakeya_status interrupted(train_command *c, kakeya_error *error) {
     /* before what was saved has been passed, the file says more than this process knows */
     kakeya_status status = c->seen[0] < c->resumed[0] ? KAKEYA_OK : save(c, error);
     if (status) return status;
-    return error_set(error, KAKEYA_CANCELLED, "interrupted after %llu tokens; the same command goes on from there",
+    return error_set(error, KAKEYA_CANCELLED, "interrupted after %llu tokens; the same command continues from there",
                      (unsigned long long)trainer_tokens(c->trainer));
 }
 
@@ -197,7 +197,7 @@ static kakeya_status take_sequence(void *user, const int32_t *tokens, int n, boo
     if (again) {
         if (c->seen[0] == c->resumed[0] && c->seen[1] != c->resumed[1])
             return error_set(error, KAKEYA_FORMAT,
-                             "%s: the data have changed since it was written; remove it to begin anew", c->state_path);
+                             "%s: the data have changed since it was written; remove it to start over", c->state_path);
     } else {
         show_progress(c);
         if (terminal_interrupted()) return interrupted(c, error);
@@ -243,13 +243,12 @@ static kakeya_status collect(train_command *c, kakeya_error *error) {
     clear_progress(c);
     if (!status && c->seen[0] < c->resumed[0])
         status = error_set(error, KAKEYA_FORMAT,
-                           "%s: the data have changed since it was written; remove it to begin anew", c->state_path);
+                           "%s: the data have changed since it was written; remove it to start over", c->state_path);
     if (!status && !cJSON_GetArraySize(c->held))
-        status =
-            error_set(error, KAKEYA_INVALID_ARGUMENT,
-                      "the data are too short: one of eight sequences of %d tokens or more is held out, and of %llu "
-                      "tokens none was; give more data, or another --seed",
-                      data.held_tokens, (unsigned long long)tokens_done(c));
+        status = error_set(error, KAKEYA_INVALID_ARGUMENT,
+                           "the data are too short: one in eight sequences of at least %d tokens is held out, and %llu "
+                           "tokens gave none; use more data or another --seed",
+                           data.held_tokens, (unsigned long long)tokens_done(c));
     c->trained_tokens = tokens_done(c);
     return status;
 }
@@ -444,8 +443,9 @@ static kakeya_status distil(train_command *c, train_report *report, kakeya_error
 static kakeya_status refuse_worse(const train_command *c, const train_report *r, kakeya_error *error) {
     if (!r->rank[0].left_out) return KAKEYA_OK;
     return error_set(error, KAKEYA_UNSUPPORTED,
-                     "%s: no f_theta is written: on held-out text restoring has a KL of %.4f from native, dropping has "
-                     "%.4f; take more data or a larger --rank, or --even-if-worse, which go on from what was summed",
+                     "%s: no f_theta was written: on held-out text restoring has a KL of %.4f from native and "
+                     "dropping %.4f; use more data, a larger --rank or --even-if-worse, which all continue from "
+                     "these sums",
                      c->out, train_kl(&r->rank[0].restored), train_kl(&r->dropped));
 }
 
@@ -487,7 +487,7 @@ static kakeya_status choose_taps(train_command *c, f_theta_config *f, kakeya_err
     if (c->taps.n) f->aux_layers = 0;
     for (size_t i = 0; i < c->taps.n; i++) {
         if (c->taps.value[i] >= verifier->layers || (i && c->taps.value[i] <= c->taps.value[i - 1]))
-            return error_set(error, KAKEYA_INVALID_ARGUMENT, "--aux-layers: %d: layers ascend, and are below %d",
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "--aux-layers: %d: layers must ascend and be below %d",
                              c->taps.value[i], verifier->layers);
         f->aux_layer[f->aux_layers++] = c->taps.value[i];
     }
@@ -715,17 +715,19 @@ int cli_train(int argc, char **argv) {
         return cli_usage_error(&command, "say what to train: f-theta or drafter");
     size_t operands = (size_t)(argc - ++first);
     if (c.data.n + operands == 0 || !c.out) return cli_usage_error(&command, "--data and --out are needed");
-    if (c.temperature > 0 && !c.self) return cli_usage_error(&command, "--temperature is for --self");
-    if (!c.rank_k != !c.rank_v) return cli_usage_error(&command, "--rank-k and --rank-v belong together");
-    if (c.rank_k && c.rank) return cli_usage_error(&command, "--rank is one latent, --rank-k and --rank-v are two");
+    if (c.temperature > 0 && !c.self) return cli_usage_error(&command, "--temperature needs --self");
+    if (!c.rank_k != !c.rank_v) return cli_usage_error(&command, "--rank-k and --rank-v need each other");
+    if (c.rank_k && c.rank)
+        return cli_usage_error(&command, "--rank (one latent) excludes --rank-k and --rank-v "
+                                         "(two)");
     if (c.closed_form && c.distill.on)
         return cli_usage_error(&command, "--closed-form and --distill exclude each other");
     const char *refusal = train_distill_refuse(&c.distill);
     if (refusal) return cli_usage_error(&command, "%s", refusal);
     if (c.distill.init_from && (c.rank || c.rank_k || c.taps.n || c.input))
-        return cli_usage_error(&command, "--init-from has its ranks, its layers and what it reads from its file");
+        return cli_usage_error(&command, "--init-from takes ranks, layers and input from its file");
     if (c.input == INPUT_DRAFTER && c.taps.n)
-        return cli_usage_error(&command, "--aux-layers is for --input aux; a drafter reads layers of its own choice");
+        return cli_usage_error(&command, "--aux-layers needs --input aux; a drafter reads its own choice of layers");
 
     kakeya_error error = {0};
     c.files = malloc((c.data.n + operands) * sizeof *c.files);

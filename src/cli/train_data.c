@@ -65,7 +65,7 @@ static kakeya_status ask(const char *line, size_t length, char **out, kakeya_err
         cJSON_DeleteItemFromArray(messages, n - 1);
     }
     if (cJSON_IsArray(messages) && !cJSON_GetArraySize(messages)) {
-        status = error_set(error, KAKEYA_FORMAT, "the conversation asks nothing");
+        status = error_set(error, KAKEYA_FORMAT, "the conversation has no question");
     } else {
         *out = cJSON_PrintUnformatted(json);
         if (!*out) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");

@@ -122,7 +122,7 @@ kakeya_status train_distill_settle(train_distill_job *job, int sequence, int sin
     o->later_turns = (double)d->later_turns;
     if (o->student.sink + o->student.window + o->student.rows > sequence)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "--rows %d: with %d evicted positions' distance they do not fit into sequences of %d tokens",
+                         "--rows %d: after %d evicted positions they do not fit into sequences of %d tokens",
                          o->student.rows, sink + window, sequence);
     const double numbers[] = {o->student.rows,
                               o->batch,
@@ -168,7 +168,7 @@ kakeya_status train_distill_needles(train_distill_job *job, kakeya_error *error)
     bool able = kakeya_engine_tokenizer(job->engine) != NULL;
     double share = job->chosen->needles >= 0 ? (double)job->chosen->needles : able ? recipe_share : 0;
     if (share > 0 && !able)
-        return error_set(error, KAKEYA_UNSUPPORTED, "--needles: the model has no tokenizer to ask with");
+        return error_set(error, KAKEYA_UNSUPPORTED, "--needles needs a tokenizer, and the model has none");
     int wanted = (int)(share / (1 - share) * (double)job->data.n + 0.5);
     if (wanted < 1) return KAKEYA_OK;
     niah_options o;
@@ -230,7 +230,9 @@ static kakeya_status take_step(train_distill_job *job, distill_progress *p, kake
         status = distiller_save(p->d, job->state_path, job->purpose, error);
         if (!status)
             status = error_set(error, KAKEYA_CANCELLED,
-                               "interrupted after %d steps; the same command goes on from there", distiller_done(p->d));
+                               "interrupted after %d steps; the same command continues from "
+                               "there",
+                               distiller_done(p->d));
     } else if (!status) {
         p->here++;
         tell(p);

@@ -161,14 +161,14 @@ static kakeya_status collect(drafter_command *c, kakeya_error *error) {
     if (status) return status;
     if (!c->asked.n || !c->held.n)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "the data are too short: %zu prompts to train on and %zu to be held out; a prompt has %d "
-                         "tokens or more",
+                         "the data are too short: %zu prompts to train on and %zu held out; a prompt needs at least "
+                         "%d tokens",
                          c->asked.n, c->held.n, LEAST_PROMPT);
     if (c->asked.n > (size_t)c->prompts) c->asked.n = (size_t)c->prompts;
     bool able = data.tokenizer != NULL;
     double share = c->needles >= 0 ? (double)c->needles : able ? recipe_share : 0;
     if (share > 0 && !able)
-        return error_set(error, KAKEYA_UNSUPPORTED, "--needles: the model has no tokenizer to ask with");
+        return error_set(error, KAKEYA_UNSUPPORTED, "--needles needs a tokenizer, and the model has none");
     int wanted = (int)(share / (1 - share) * (double)c->asked.n + 0.5);
     uint64_t seed = UINT64_C(1) << 33 | c->seed << 1; /* none that an evaluation draws from */
     if (wanted) status = add_needles(c, wanted, seed, &c->asked, error);
@@ -259,7 +259,9 @@ static kakeya_status answer_all(drafter_command *c, kakeya_error *error) {
         if (written) return written;
     }
     if (status == KAKEYA_CANCELLED)
-        return error_set(error, KAKEYA_CANCELLED, "interrupted after %zu answers; the same command goes on from there",
+        return error_set(error, KAKEYA_CANCELLED,
+                         "interrupted after %zu answers; the same command continues from "
+                         "there",
                          c->answered.n);
     return status;
 }
@@ -366,7 +368,7 @@ static kakeya_status take_step(drafter_command *c, kakeya_error *error) {
         status = drafting_save(c->training, c->state_path, c->purpose, error);
         if (!status)
             status =
-                error_set(error, KAKEYA_CANCELLED, "interrupted after %d steps; the same command goes on from there",
+                error_set(error, KAKEYA_CANCELLED, "interrupted after %d steps; the same command continues from there",
                           drafting_done(c->training));
     } else if (!status) {
         tell(c);
@@ -454,7 +456,7 @@ static kakeya_status report(drafter_command *c, double seconds, kakeya_error *er
     if (status == KAKEYA_CANCELLED)
         status =
             error_set(error, KAKEYA_CANCELLED,
-                      "interrupted while it was measured: the drafter is in %s, the same command measures it", c->out);
+                      "interrupted while measuring: the drafter is in %s, and the same command measures it", c->out);
     cJSON *json = status ? NULL : report_json(c, rows, n, seconds);
     char *path = path_join(c->out, report_name);
     if (status) {
@@ -609,10 +611,9 @@ int cli_train_drafter(int argc, char **argv) {
     size_t operands = (size_t)(argc - first);
     if (c.data.n + operands == 0 || !c.out) return cli_usage_error(&command, "--data and --out are needed");
     if (c.init_from && (c.layers || c.block || c.taps))
-        return cli_usage_error(&command, "--init-from has its layers, its block and what it reads from its file");
+        return cli_usage_error(&command, "--init-from takes layers, block and input from its file");
     if (c.scope == SCOPE_FC_NORMS && !c.init_from)
-        return cli_usage_error(&command,
-                               "--scope fc-norms is for --init-from: a drafter from nothing needs all weights");
+        return cli_usage_error(&command, "--scope fc-norms needs --init-from: a new drafter must train all weights");
     kakeya_error error = {0};
     c.files = malloc((c.data.n + operands) * sizeof *c.files);
     kakeya_status trained = c.files ? KAKEYA_OK : error_set(&error, KAKEYA_OUT_OF_MEMORY, "out of memory");

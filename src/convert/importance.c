@@ -16,8 +16,8 @@ struct importances {
 static kakeya_status open_one(const char *path, gguf **out, kakeya_error *error) {
     if (file_exists(path) && !gguf_is_file(path))
         return error_set(error, KAKEYA_FORMAT,
-                         "%s: importances are read from GGUF files, as llama-imatrix writes them today (it converts "
-                         "an older .dat: llama-imatrix --in-file OLD.dat -o NEW.gguf)",
+                         "%s: importances are read from GGUF files, as llama-imatrix writes them now (to convert an "
+                         "older .dat: llama-imatrix --in-file OLD.dat -o NEW.gguf)",
                          path);
     kakeya_status status = gguf_open(path, out, error);
     if (status == KAKEYA_OK && !gguf_find(*out, "imatrix.chunk_count"))
@@ -82,9 +82,8 @@ static kakeya_status add_file(const gguf *file, const char *name, size_t experts
     *found = true;
     const gguf_tensor *rows = part_of(file, name, "counts");
     if (!has_shape(squares, (int64_t)in, (int64_t)experts) || !has_shape(rows, 1, (int64_t)experts))
-        return error_set(error, KAKEYA_FORMAT,
-                         "%s: the importances of %s are not of this model: %zu x %zu are expected", gguf_path(file),
-                         name, experts, in);
+        return error_set(error, KAKEYA_FORMAT, "%s: the importances of %s are not for this model: expected %zu x %zu",
+                         gguf_path(file), name, experts, in);
     for (size_t e = 0; e < experts; e++) {
         float count = number(rows, e);
         bool good = isfinite(count) && count >= 0;
@@ -95,7 +94,9 @@ static kakeya_status add_file(const gguf *file, const char *name, size_t experts
             sums[i] += (double)sum;
         }
         if (!good)
-            return error_set(error, KAKEYA_FORMAT, "%s: the importances of %s hold a value that is no mean square",
+            return error_set(error, KAKEYA_FORMAT,
+                             "%s: the importances of %s contain a value that is not a mean "
+                             "square",
                              gguf_path(file), name);
     }
     return KAKEYA_OK;

@@ -40,7 +40,7 @@ static kakeya_status add_keep(recipe *r, const char *text, kakeya_error *error) 
     int format = -1;
     if (!equals || equals == text)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "--keep: \"%s\" is no REGEX=FORMAT, such as 'blk\\.[0-3]\\.=q8_0'", text);
+                         "--keep: \"%s\" is not REGEX=FORMAT, such as 'blk\\.[0-3]\\.=q8_0'", text);
     kakeya_status status = format_named("keep", equals + 1, &format, error);
     if (status != KAKEYA_OK) return status;
     char *pattern = strndup(text, (size_t)(equals - text));
@@ -49,7 +49,10 @@ static kakeya_status add_keep(recipe *r, const char *text, kakeya_error *error) 
     if (failed) {
         char why[128];
         (void)regerror(failed, &r->keep[r->n_keep].pattern, why, sizeof why);
-        status = error_set(error, KAKEYA_INVALID_ARGUMENT, "--keep: \"%s\" is no regular expression: %s", pattern, why);
+        status = error_set(error, KAKEYA_INVALID_ARGUMENT,
+                           "--keep: \"%s\" is not a regular expression: "
+                           "%s",
+                           pattern, why);
     } else {
         r->keep[r->n_keep].text = text;
         r->keep[r->n_keep++].format = (weight_format)format;
@@ -127,8 +130,8 @@ kakeya_status recipe_check_used(const recipe *r, kakeya_error *error) {
     for (size_t i = 0; i < r->n_keep; i++)
         if (!r->keep[i].met)
             return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                             "--keep: \"%s\" is the name of no tensor that is quantised; names are those of the file "
-                             "that is written, such as blk.0.attn_q.weight",
+                             "--keep: \"%s\" matches no quantised tensor; names are those of the output file, such "
+                             "as blk.0.attn_q.weight",
                              r->keep[i].text);
     return KAKEYA_OK;
 }

@@ -16,7 +16,7 @@ static kakeya_status check_free(const char *out, kakeya_error *error) {
     struct stat status;
     if (lstat(out, &status) != 0 && errno == ENOENT) return KAKEYA_OK;
     return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                     "%s is there already, and is not overwritten: name another, or remove it", out);
+                     "%s already exists and is not overwritten: choose another name, or remove it", out);
 }
 
 static kakeya_status check_vision_free(const char *out, kakeya_error *error) {
@@ -29,11 +29,10 @@ static kakeya_status check_vision_free(const char *out, kakeya_error *error) {
 
 static kakeya_status check_options(const convert_options *o, kakeya_error *error) {
     if (o->grid && o->to != CONVERT_Q4_0)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "a grid of 4 bits is looked for with q4_0 alone, not with %s",
-                         convert_target_names[o->to]);
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "--grid needs --to q4_0, not %s", convert_target_names[o->to]);
     if (o->grid && o->n_importance)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "weights on a grid are met exactly, so importances have nothing to say: leave one away");
+                         "--grid keeps weights exactly, so --importance has no effect: omit one of them");
     if (o->to == CONVERT_TILES && (o->grid || o->n_importance || o->head || o->attention || o->n_keep))
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
                          "tiles are the model's own weights in another order: no option changes their formats");

@@ -127,8 +127,8 @@ static kakeya_status check_rows(const conversion *c, const piece *p, int threads
         if (p->bad[i] >= 0 && (first < 0 || p->bad[i] < first)) first = p->bad[i];
     }
     if (first < 0) return KAKEYA_OK;
-    return error_set(error, KAKEYA_FORMAT, "%s: row %d of tensor %s holds a value that is no finite number",
-                     c->from->path, first, p->t->slot.name);
+    return error_set(error, KAKEYA_FORMAT, "%s: row %d of tensor %s contains a value that is not finite", c->from->path,
+                     first, p->t->slot.name);
 }
 
 kakeya_status conversion_rows(conversion *c, const source_tensor *t, size_t row_bytes, row_maker make,

@@ -56,7 +56,7 @@ kakeya_status configuration_of_gguf(const gemma4_model *model, cJSON **out, kake
     const gemma4_config *c = &model->config;
     if (c->generation != GEMMA_3)
         return error_set(error, KAKEYA_UNSUPPORTED,
-                         "%s: directories of a Gemma 4 are made from directories, whose config.json they keep; a GGUF "
+                         "%s: a directory of a Gemma 4 is made from a directory, whose config.json it keeps; a GGUF "
                          "file has none",
                          gguf_path(model->file));
     const struct {
@@ -77,7 +77,8 @@ kakeya_status configuration_of_gguf(const gemma4_model *model, cJSON **out, kake
     for (int i = 1; i < c->layers; i++) {
         if (c->layer[i].intermediate != c->layer[0].intermediate || c->layer[i].kv_heads != c->layer[0].kv_heads)
             return error_set(error, KAKEYA_UNSUPPORTED,
-                             "%s: layer %d has other sizes than the first, which no config.json of Gemma 3 can say",
+                             "%s: layer %d has other sizes than the first, which a config.json of Gemma 3 cannot "
+                             "express",
                              gguf_path(model->file), i);
     }
     cJSON *to = cJSON_CreateObject();

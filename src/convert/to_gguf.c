@@ -432,7 +432,7 @@ static kakeya_status add_tensors(gguf_output *o, conversion *c, recipe *r, const
         c->report->tensors++;
     }
     if (file && !c->report->important)
-        return error_set(error, KAKEYA_FORMAT, "%s holds importances of no matrix of this model",
+        return error_set(error, KAKEYA_FORMAT, "%s has no importances for this model's matrices",
                          c->options->importance[0]);
     return recipe_check_used(r, error);
 }

@@ -277,8 +277,9 @@ kakeya_status vocabulary_json(const tokenizer *t, const char *name, char **out, 
         const int32_t other = p ? tokenizer_find(t, t->text + p->offset, p->bytes) : (int32_t)id;
         if (other != (int32_t)id)
             return error_set(error, KAKEYA_UNSUPPORTED,
-                             "%s: tokens %d and %zu are spelled alike, which a tokenizer.json cannot say", name, other,
-                             id);
+                             "%s: tokens %d and %zu have the same spelling, which a tokenizer.json cannot "
+                             "express",
+                             name, other, id);
     }
     FILE *stream = open_memstream(out, bytes);
     bool done = stream && put_tokenizer(stream, t);

@@ -36,8 +36,8 @@ static kakeya_status refuse_adapter(const char *directory, kakeya_error *error) 
         free(path);
         if (found)
             return error_set(error, KAKEYA_UNSUPPORTED,
-                             "%s: a LoRA adapter (%s), not a model: merge it into its base model (merge_and_unload of "
-                             "peft) and give what that saves",
+                             "%s: a LoRA adapter (%s), not a model: merge it into its base model (merge_and_unload "
+                             "of peft) and use the result",
                              directory, adapters[i]);
     }
     return KAKEYA_OK;

@@ -261,8 +261,7 @@ static kakeya_status read_value(parser *p) {
         if (!take_u32(c, &type) || !take_u64(c, &value.count)) return ends(c, shown);
     }
     if (type >= GGUF_VALUE_TYPES || type == GGUF_ARRAY)
-        return error_set(c->error, KAKEYA_FORMAT, "%s: key %s has values of type %u, of which there is none", c->path,
-                         shown, type);
+        return error_set(c->error, KAKEYA_FORMAT, "%s: key %s has values of the unknown type %u", c->path, shown, type);
     value.type = (gguf_value_type)type;
     kakeya_status status = read_elements(p, shown, &value);
     if (status != KAKEYA_OK) return status;
@@ -283,7 +282,7 @@ static kakeya_status sort_values(parser *p) {
     for (size_t i = 1; i < part->n_values; i++) {
         const char *key = part->values[i].key;
         if (strcmp(part->values[i - 1].key, key) == 0)
-            return error_set(p->at.error, KAKEYA_FORMAT, "%s: key %s is there twice", p->at.path,
+            return error_set(p->at.error, KAKEYA_FORMAT, "%s: key %s appears twice", p->at.path,
                              gguf_show(key, strlen(key), shown));
     }
     return KAKEYA_OK;
@@ -370,7 +369,7 @@ static kakeya_status read_tensor(parser *p) {
     kakeya_status status = tensor_size(c, shown, &t);
     if (status != KAKEYA_OK) return status;
     if (offset % part->alignment)
-        return error_set(c->error, KAKEYA_FORMAT, "%s: tensor %s begins at byte %llu of the data, no multiple of %u",
+        return error_set(c->error, KAKEYA_FORMAT, "%s: tensor %s begins at byte %llu of the data, not a multiple of %u",
                          c->path, shown, (unsigned long long)offset, part->alignment);
     if (!add_name(&p->names, name, (size_t)bytes, &p->tensor_names[part->n_tensors]))
         return no_memory(c->path, c->error);
@@ -436,7 +435,7 @@ static kakeya_status sort_tensors(parser *p) {
     for (size_t i = 1; i < part->n_tensors; i++) {
         const char *name = part->tensors[i].name;
         if (strcmp(part->tensors[i - 1].name, name) == 0)
-            return error_set(p->at.error, KAKEYA_FORMAT, "%s: tensor %s is there twice", p->at.path,
+            return error_set(p->at.error, KAKEYA_FORMAT, "%s: tensor %s appears twice", p->at.path,
                              gguf_show(name, strlen(name), first));
     }
     return KAKEYA_OK;
@@ -463,7 +462,7 @@ static kakeya_status read_header(parser *p) {
     uint32_t version = p->part->version;
     if ((version & 0xffff) == 0 && version)
         return error_set(c->error, KAKEYA_UNSUPPORTED,
-                         "%s: a GGUF file in big-endian byte order: take the little-endian one", c->path);
+                         "%s: a GGUF file in big-endian byte order: use the little-endian one", c->path);
     if (version != 2 && version != 3)
         return error_set(c->error, KAKEYA_UNSUPPORTED, "%s: GGUF version %u, expected 2 or 3", c->path, version);
     if (!take_u64(c, &p->declared_tensors) || !take_u64(c, &p->declared_values)) return ends(c, "its counts");
@@ -586,8 +585,8 @@ static kakeya_status open_split(gguf *file, const char *path, const split_name *
         bool there;
         status = file_find(part, &there, error);
         if (status == KAKEYA_OK && !there)
-            status = error_set(error, KAKEYA_IO, "%s: part %d of %d of a split model is not there", part, i + 1,
-                               name->count);
+            status =
+                error_set(error, KAKEYA_IO, "%s: part %d of %d of a split model is missing", part, i + 1, name->count);
         if (status == KAKEYA_OK) status = open_part(file, part, error);
         free(part);
         if (status == KAKEYA_OK) status = check_part_number(&file->parts[i], i, name->count, error);

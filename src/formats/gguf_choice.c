@@ -126,7 +126,7 @@ static kakeya_status choose(const char *directory, const char *tag, candidates *
     if (c->n > 1)
         return error_set(
             error, KAKEYA_INVALID_ARGUMENT,
-            "%s: holds %zu GGUF models%s%s (%s): name one, or give its format behind a colon, as in :Q4_K_M", directory,
+            "%s: holds %zu GGUF models%s%s (%s): name one, or give its format after a colon, as in :Q4_K_M", directory,
             c->n, tag ? " of " : "", tag ? tag : "", names_text(c, names, sizeof names));
     if (c->n == 0)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: no GGUF model in it is called %s (%s)", directory, tag,

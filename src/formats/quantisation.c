@@ -105,7 +105,7 @@ static void patterns_read(json_reader *r, const cJSON *object, const char *key, 
     }
     cJSON_ArrayForEach(item, array) {
         if (!cJSON_IsString(item)) {
-            json_fail(r, KAKEYA_FORMAT, "%s holds an entry that is no name", key);
+            json_fail(r, KAKEYA_FORMAT, "%s contains an entry that is not a name", key);
             return;
         }
         pattern *p = &list->items[list->n];
@@ -118,8 +118,7 @@ static void patterns_read(json_reader *r, const cJSON *object, const char *key, 
         if (strncmp(p->text, "re:", 3) != 0) continue;
         char translated[2 * MAX_PATTERN_BYTES + 8];
         if (!translate(p->text + 3, translated) || regcomp(&p->regex, translated, REG_EXTENDED | REG_NOSUB) != 0) {
-            json_fail(r, KAKEYA_UNSUPPORTED, "%s: the expression \"%.100s\" is not one that is understood", key,
-                      p->text);
+            json_fail(r, KAKEYA_UNSUPPORTED, "%s: the expression \"%.100s\" is not supported", key, p->text);
             return;
         }
         p->is_regex = true;
@@ -213,7 +212,8 @@ static void read_mlx_scheme(json_reader *r, const cJSON *object, const module_sc
     if (out->form == MODULE_AFFINE && out->group != 32 && out->group != 64 && out->group != 128) known = false;
     if (!known)
         json_fail(r, KAKEYA_UNSUPPORTED,
-                  "%d bits in groups of %d are no form of mode %s (affine: 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 "
+                  "%d bits in groups of %d are not a form of mode %s (affine: 2, 3, 4, 5, 6 or 8 bits in groups of "
+                  "32, 64 "
                   "or 128; mxfp4: 4 in 32; nvfp4: 4 in 16; mxfp8: 8 in 32)",
                   out->bits, out->group, modes[m].mode);
 }
@@ -353,7 +353,9 @@ static void read_groups(json_reader *r, const cJSON *object, const char *format,
     const cJSON *groups = json_object(r, object, "config_groups"), *item;
     cJSON_ArrayForEach(item, groups) {
         if (q->n_groups >= MAX_GROUPS || !cJSON_IsObject(item)) {
-            json_fail(r, KAKEYA_FORMAT, "quantization_config: config_groups.%.60s is no group, or one too many",
+            json_fail(r, KAKEYA_FORMAT,
+                      "quantization_config: config_groups.%.60s is not a group, or there are too "
+                      "many",
                       item->string);
             return;
         }
@@ -412,7 +414,7 @@ static void read_modelopt(json_reader *r, const cJSON *object, quantisation *q) 
     const cJSON *layers = json_object(r, object, "quantized_layers"), *item;
     cJSON_ArrayForEach(item, layers) {
         if (!cJSON_IsObject(item)) {
-            json_fail(r, KAKEYA_FORMAT, "quantized_layers: \"%.100s\" is no object", item->string);
+            json_fail(r, KAKEYA_FORMAT, "quantized_layers: \"%.100s\" is not an object", item->string);
             return;
         }
         scheme_group *group = add_group(r, q);

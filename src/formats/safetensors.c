@@ -146,7 +146,7 @@ static kakeya_status check_coverage(const safetensors *file, const unsigned char
         covered = t->data + t->bytes;
     }
     if (status == KAKEYA_OK && (size_t)(covered - data) != data_bytes)
-        status = error_set(error, KAKEYA_FORMAT, "%s: %zu bytes behind the last tensor (data %zu, tensors %zu)",
+        status = error_set(error, KAKEYA_FORMAT, "%s: %zu bytes after the last tensor (data %zu, tensors %zu)",
                            file->path, data_bytes - (size_t)(covered - data), data_bytes, (size_t)(covered - data));
     free(order);
     return status;
@@ -158,7 +158,7 @@ static kakeya_status read_header(safetensors *file, const unsigned char *bytes, 
     uint64_t header_bytes = 0;
     for (int i = 7; i >= 0; i--) header_bytes = header_bytes << 8 | bytes[i];
     if (header_bytes > max_header_bytes)
-        return error_set(error, KAKEYA_FORMAT, "%s: header of %llu bytes, more than the format's %llu", path,
+        return error_set(error, KAKEYA_FORMAT, "%s: header of %llu bytes, more than the format's maximum of %llu", path,
                          (unsigned long long)header_bytes, (unsigned long long)max_header_bytes);
     if (header_bytes > size - 8)
         return error_set(error, KAKEYA_FORMAT, "%s: header of %llu bytes in a file of %zu (truncated?)", path,

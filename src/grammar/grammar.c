@@ -225,7 +225,7 @@ static kakeya_status compile_calls(compilation *c) {
     if (o->calls == KAKEYA_CALLS_FREE || o->calls == KAKEYA_CALLS_NONE) return KAKEYA_OK;
     if (t->call_open < 0 || t->call_close < 0 || t->quote < 0)
         return error_set(c->error, KAKEYA_UNSUPPORTED, "tools: the vocabulary has no control tokens for calls");
-    if (!o->tools) return error_set(c->error, KAKEYA_INVALID_ARGUMENT, "tools: none, but calls are wanted");
+    if (!o->tools) return error_set(c->error, KAKEYA_INVALID_ARGUMENT, "tools: there are none, but calls are required");
     kakeya_status status = schema_parse("tools", o->tools, o->tools_bytes, &c->tools, c->error);
     if (status == KAKEYA_OK) status = add_node(c, NODE_CALL, GRAMMAR_CALL, &calls);
     if (status != KAKEYA_OK) return status;
@@ -242,7 +242,7 @@ static kakeya_status compile_calls(compilation *c) {
     }
     uint32_t found = c->g->program.nodes[calls].n_children;
     if (found == 0 || found < o->n_tool_names)
-        return error_set(c->error, KAKEYA_INVALID_ARGUMENT, "tools: %u of the %zu names that are allowed are declared",
+        return error_set(c->error, KAKEYA_INVALID_ARGUMENT, "tools: only %u of the %zu allowed names are declared",
                          found, o->n_tool_names);
     return add_root(c, calls, &c->g->call);
 }
@@ -252,12 +252,12 @@ static kakeya_status compile_calls(compilation *c) {
 static kakeya_status check(const kakeya_grammar *g, const kakeya_grammar_options *o, kakeya_error *error) {
     bool needs_text = o->kind > KAKEYA_GRAMMAR_JSON_OBJECT;
     if ((int)o->kind < 0 || o->kind > KAKEYA_GRAMMAR_RULES)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "grammar: the kind %d is none", (int)o->kind);
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "grammar: unknown kind %d", (int)o->kind);
     if ((int)o->calls < 0 || o->calls > KAKEYA_CALLS_REQUIRED)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "grammar: the kind of calls %d is none", (int)o->calls);
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "grammar: unknown kind of calls %d", (int)o->calls);
     if (needs_text && !o->text) return error_set(error, KAKEYA_INVALID_ARGUMENT, "grammar: its text is missing");
     if (o->kind != KAKEYA_GRAMMAR_TEXT && o->calls == KAKEYA_CALLS_REQUIRED)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "grammar: where calls are required there is no other text");
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "grammar: required calls exclude any other text");
     if (o->max_calls < 0)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "grammar: max_calls is %d, must be at least 0", o->max_calls);
     if (o->thinking_tokens < -1)

@@ -433,7 +433,7 @@ kakeya_status program_check_value(const grammar_program *p, uint32_t node, kakey
     unsigned depth = p->nodes[node].depth;
     if (depth == NO_DEPTH) return error_set(error, KAKEYA_INVALID_ARGUMENT, "no value is possible");
     if (depth < GRAMMAR_MAX_FREE_DEPTH) return KAKEYA_OK;
-    return error_set(error, KAKEYA_UNSUPPORTED, "every value has %u levels, less than %d are supported", depth,
+    return error_set(error, KAKEYA_UNSUPPORTED, "every value has %u levels, and fewer than %d are supported", depth,
                      (int)GRAMMAR_MAX_FREE_DEPTH);
 }
 

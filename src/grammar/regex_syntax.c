@@ -311,7 +311,7 @@ static uint32_t parse_look(parser *p, bool behind) {
     bool negative = at_byte(p, '!'), outer = p->behind;
     p->at++;
     if (outer) return fail(p, KAKEYA_UNSUPPORTED, "look-around inside of look-behind is not supported");
-    if (++p->depth > MAX_GROUPS) return fail(p, KAKEYA_UNSUPPORTED, "more than %d groups in one another", MAX_GROUPS);
+    if (++p->depth > MAX_GROUPS) return fail(p, KAKEYA_UNSUPPORTED, "more than %d nested groups", MAX_GROUPS);
     p->behind = behind;
     uint32_t inner = parse_alternatives(p);
     p->behind = outer;
@@ -331,7 +331,7 @@ static uint32_t parse_group(parser *p) {
             return fail(p, KAKEYA_UNSUPPORTED, "groups with flags are not supported");
         }
     }
-    if (++p->depth > MAX_GROUPS) return fail(p, KAKEYA_UNSUPPORTED, "more than %d groups in one another", MAX_GROUPS);
+    if (++p->depth > MAX_GROUPS) return fail(p, KAKEYA_UNSUPPORTED, "more than %d nested groups", MAX_GROUPS);
     uint32_t inner = parse_alternatives(p);
     p->depth--;
     if (!take(p, ')')) return fail(p, KAKEYA_FORMAT, "( without )");
@@ -432,7 +432,7 @@ static uint32_t parse_repeated(parser *p) {
     if (!repeated || p->status) return one;
     (void)take(p, '?'); /* which of the matches is preferred makes no difference here */
     if (at_byte(p, '*') || at_byte(p, '+') || at_byte(p, '?'))
-        return fail(p, KAKEYA_FORMAT, "%c behind another counter", p->text[p->at]);
+        return fail(p, KAKEYA_FORMAT, "%c after another counter", p->text[p->at]);
     regex_kind kind = p->tree->nodes[one].kind;
     if (kind == REGEX_BEGIN || kind == REGEX_END || kind == REGEX_LOOK)
         return fail(p, KAKEYA_FORMAT, "an anchor cannot be repeated");

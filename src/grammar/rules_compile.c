@@ -169,7 +169,7 @@ static void analyse(compiler *c) {
         memset(seen, 0, n * sizeof *seen);
         if (c->states[i].recursive && begins_with(c, c->r->rules[i].body, i, seen))
             fail(c, KAKEYA_UNSUPPORTED,
-                 "a rule that begins with itself through others, or behind what may be empty, is not supported:",
+                 "a rule that begins with itself, through others or after parts that may be empty, is not supported:",
                  c->r->rules[i].name, c->r->rules[i].line);
     }
     free(seen);
@@ -341,7 +341,7 @@ static uint32_t compile(compiler *c, uint32_t node, bool ignoring, int depth) {
     const rule_node *own = at(c, node);
     if (c->status) return 0;
     if (depth > MAX_LEVELS) {
-        c->status = error_set(c->error, KAKEYA_UNSUPPORTED, "grammar: more than %d parts in one another", MAX_LEVELS);
+        c->status = error_set(c->error, KAKEYA_UNSUPPORTED, "grammar: more than %d nested parts", MAX_LEVELS);
         return 0;
     }
     if (compile_regular(c, node, ignoring, &made)) return made;

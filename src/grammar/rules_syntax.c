@@ -284,11 +284,11 @@ static uint32_t parse_text(parser *p) {
     skip_space(p, false);
     if (!p->lark || !take(p, "..")) return end_buffer(p, &b, RULE_TEXT);
     skip_space(p, false);
-    if (!take(p, "\"")) fail(p, KAKEYA_FORMAT, ".. without a text behind it");
+    if (!take(p, "\"")) fail(p, KAKEYA_FORMAT, ".. without a text after it");
     take_quoted(p, &end);
     buffer range = {0};
     bool single = b.n && end.n && utf8_length(b.data, b.n) == b.n && utf8_length(end.data, end.n) == end.n;
-    if (!p->status && !single) fail(p, KAKEYA_FORMAT, "a range is of one character to another");
+    if (!p->status && !single) fail(p, KAKEYA_FORMAT, "a range goes from one character to another");
     if (!p->status) {
         put(p, &range, "[", 1);
         put_end(p, &range, &b);
@@ -323,8 +323,7 @@ static uint32_t parse_regex(parser *p) {
 static uint32_t parse_choice(parser *p, bool nested);
 
 static uint32_t parse_group(parser *p, const char *end) {
-    if (++p->depth > MAX_GROUPS)
-        return fail(p, KAKEYA_UNSUPPORTED, "more than %d groups in one another", (int)MAX_GROUPS);
+    if (++p->depth > MAX_GROUPS) return fail(p, KAKEYA_UNSUPPORTED, "more than %d nested groups", (int)MAX_GROUPS);
     uint32_t inner = parse_choice(p, true);
     p->depth--;
     if (!take(p, end)) return fail(p, KAKEYA_FORMAT, "a group is not closed by %s", end);
@@ -439,7 +438,7 @@ static uint32_t parse_choice(parser *p, bool nested) {
 static void define(parser *p, uint32_t rule, uint32_t body) {
     if (p->status) return;
     if (p->out->rules[rule].body != RULE_NONE)
-        fail(p, KAKEYA_FORMAT, "the rule %.60s is there twice", p->out->rules[rule].name);
+        fail(p, KAKEYA_FORMAT, "the rule %.60s is defined twice", p->out->rules[rule].name);
     p->out->rules[rule].body = body;
 }
 
@@ -483,12 +482,12 @@ static void import_common(parser *p, const char *name, size_t bytes, const char 
 static void parse_import(parser *p) {
     skip_space(p, false);
     if (!take(p, "common")) {
-        fail(p, KAKEYA_UNSUPPORTED, "%%import from elsewhere than common is not supported");
+        fail(p, KAKEYA_UNSUPPORTED, "%%import is supported only from common");
         return;
     }
     skip_space(p, false);
     bool list = take(p, "(");
-    if (!list && !take(p, ".")) fail(p, KAKEYA_FORMAT, "%%import common has no name behind it");
+    if (!list && !take(p, ".")) fail(p, KAKEYA_FORMAT, "%%import common has no name after it");
     for (bool more = true; more && !p->status;) {
         skip_space(p, list);
         const char *name = p->text + p->at, *as = name;
@@ -570,7 +569,7 @@ kakeya_status rules_parse(const char *text, size_t bytes, rule_set *out, kakeya_
                                  out->rules[i].name);
     }
     if (!p.status && out->start == RULE_NONE)
-        p.status = error_set(error, KAKEYA_FORMAT, "grammar: there is no rule %s, which the text would be", start);
+        p.status = error_set(error, KAKEYA_FORMAT, "grammar: the start rule %s is missing", start);
     if (p.status) rules_free(out);
     return p.status;
 }

@@ -238,7 +238,7 @@ static uint32_t compile_set(schema_compiler *c, const schema_set *set) {
         return 0;
     }
     if (c->depth == SCHEMA_MAX_LEVELS) {
-        schema_fail(c, at, KAKEYA_UNSUPPORTED, "more than %d schemas in one another", (int)SCHEMA_MAX_LEVELS);
+        schema_fail(c, at, KAKEYA_UNSUPPORTED, "more than %d nested schemas", (int)SCHEMA_MAX_LEVELS);
         return 0;
     }
     c->n_sets++;

@@ -298,8 +298,7 @@ static void follow(schema_branch *b, const cJSON *schema, bool negated, uint32_t
     uint32_t step = b->n_steps++;
     b->steps[step] = (branch_step){{schema, negated}, parent};
     if (++b->depth > MAX_FOLLOWED)
-        schema_fail(c, schema, KAKEYA_UNSUPPORTED, "more than %d schemas in one another hold for one value",
-                    (int)MAX_FOLLOWED);
+        schema_fail(c, schema, KAKEYA_UNSUPPORTED, "more than %d nested schemas apply to one value", (int)MAX_FOLLOWED);
     else if (negated)
         refuse_schema(b, schema, step);
     else if (cJSON_IsTrue(schema_get(schema, "nullable")))

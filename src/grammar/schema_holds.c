@@ -266,8 +266,7 @@ bool schema_holds(schema_compiler *c, const cJSON *schema, const cJSON *value, i
         return true;
     }
     if (depth == MAX_HELD) {
-        schema_fail(c, schema, KAKEYA_UNSUPPORTED, "more than %d schemas in one another hold for one value",
-                    (int)MAX_HELD);
+        schema_fail(c, schema, KAKEYA_UNSUPPORTED, "more than %d nested schemas apply to one value", (int)MAX_HELD);
         return true;
     }
     if (cJSON_IsNull(value) && cJSON_IsTrue(schema_get(schema, "nullable"))) return true;

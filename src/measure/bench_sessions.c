@@ -430,8 +430,8 @@ static kakeya_status prepare(sessions_run *run, kakeya_error *error) {
     }
     if (needed <= there) return KAKEYA_OK;
     return error_set(error, KAKEYA_OUT_OF_MEMORY,
-                     "--sessions: %d sessions of %d tokens and a prompt of %d need %zu bytes of K/V memory, there are "
-                     "%zu",
+                     "--sessions: %d sessions of %d tokens and a prompt of %d need %zu bytes of K/V memory, but "
+                     "only %zu are available",
                      run->most_sessions, run->largest_context, run->options->prompt_tokens, needed, there);
 }
 

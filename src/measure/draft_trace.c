@@ -101,7 +101,11 @@ static void read_ids(json_reader *r, const cJSON *object, const char *key, int n
     }
     int i = 0;
     cJSON_ArrayForEach(item, array) {
-        if (!json_is_integer(item, 0, INT32_MAX)) json_fail(r, KAKEYA_FORMAT, "'%s' entry %d is no token id", key, i);
+        if (!json_is_integer(item, 0, INT32_MAX))
+            json_fail(r, KAKEYA_FORMAT,
+                      "'%s' entry %d is not a token "
+                      "id",
+                      key, i);
         out[i++] = (int32_t)item->valuedouble;
     }
 }
@@ -116,7 +120,10 @@ static void read_costs(json_reader *r, const cJSON *object, const char *key, int
     cJSON_ArrayForEach(list, array) {
         cJSON_ArrayForEach(item, list) {
             if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0) || out[i].n == TRACE_COST_SAMPLES) {
-                json_fail(r, KAKEYA_FORMAT, "'%s' entry %d is no list of at most %d times", key, i, TRACE_COST_SAMPLES);
+                json_fail(r, KAKEYA_FORMAT,
+                          "'%s' entry %d is not a list of at most %d "
+                          "times",
+                          key, i, TRACE_COST_SAMPLES);
                 return;
             }
             out[i].seconds[out[i].n++] = (float)item->valuedouble;
@@ -138,7 +145,7 @@ static kakeya_status read_trace(json_reader *r, const cJSON *object, draft_trace
     int drafts = json_required_int(r, object, "max_drafts", 0, BACKEND_MAX_DRAFT);
     int prompt = json_required_int(r, object, "prompt_tokens", 1, MAX_TOKENS);
     if (!r->status && (tokens > MAX_TOKENS || tokens <= prompt)) {
-        json_fail(r, KAKEYA_FORMAT, "'tokens' has %d entries behind a prompt of %d", tokens, prompt);
+        json_fail(r, KAKEYA_FORMAT, "'tokens' has %d entries after a prompt of %d", tokens, prompt);
     }
     if (r->status) return r->status;
     r->status = draft_trace_allocate(t, tokens, prompt, drafts, r->error);
@@ -168,7 +175,7 @@ kakeya_status draft_traces_load(const char *path, draft_traces *out, kakeya_erro
     if (status) return status;
     json_reader r = {.name = path, .error = error};
     const char *kind = json_string(&r, root, "kind", "");
-    if (strcmp(kind, "draft-traces") != 0) json_fail(&r, KAKEYA_FORMAT, "this is no file of recorded texts");
+    if (strcmp(kind, "draft-traces") != 0) json_fail(&r, KAKEYA_FORMAT, "this is not a file of recorded texts");
     (void)json_required_int(&r, root, "version", TRACE_VERSION, TRACE_VERSION);
     const cJSON *item;
     cJSON_ArrayForEach(item, json_array(&r, root, "traces")) {

@@ -204,11 +204,10 @@ static kakeya_status make(const explain_options *options, explanation *e, kakeya
     e->backend = ops->name;
     if (!measure || !measure->machine)
         return error_set(error, KAKEYA_UNSUPPORTED,
-                         "backend %s computes no list of operations that could be explained yet: --backend cpu",
-                         ops->name);
+                         "the operations of backend %s cannot be explained: use --backend cpu", ops->name);
     if (options->session.attention == KAKEYA_ATTENTION_RESTORED)
         return error_set(error, KAKEYA_UNSUPPORTED,
-                         "--attention restored: what restoring takes is part of attention and not told yet");
+                         "--attention restored cannot be explained: restoring is part of attention");
     kakeya_status status = open_model(options, e, error);
     if (status) return status;
     const program_machine *machine = measure->machine();

@@ -192,7 +192,7 @@ kakeya_status kv_geometry_from_json(const cJSON *json, kv_geometry *out, kakeya_
     for (int i = 0; i < out->verifier.layers; i++) {
         int heads = out->verifier.layer[i].kv_heads;
         if (reader.status == KAKEYA_OK && !model_part_kv_heads((model_part){0, out->devices}, heads))
-            json_fail(&reader, KAKEYA_FORMAT, "%d K/V heads of layers[%d] cannot be dealt to %d devices", heads, i,
+            json_fail(&reader, KAKEYA_FORMAT, "%d K/V heads of layers[%d] cannot be divided among %d devices", heads, i,
                       out->devices);
     }
     const cJSON *drafter = json_object(&reader, json, "drafter");

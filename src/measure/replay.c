@@ -164,7 +164,7 @@ kakeya_status replay_open(const cJSON *report, const replay_options *options, re
                                 .result = &unused};
     kakeya_status status = KAKEYA_OK;
     if (!gate_recognise(&r->context) || unused.kind_name == mac_kind)
-        status = error_set(error, KAKEYA_UNSUPPORTED, "reports of this kind are not computed again");
+        status = error_set(error, KAKEYA_UNSUPPORTED, "reports of this kind cannot be replayed");
     if (status == KAKEYA_OK && !gate_read_rows(&r->context, error)) status = KAKEYA_OUT_OF_MEMORY;
     r->context.result = NULL;
     gate_result_free(&unused);

@@ -57,7 +57,9 @@ static kakeya_status read_sequence(fidelity_run *run, const char *path, const cJ
              cJSON_IsString(source) ? source->valuestring : "ids");
     cJSON_ArrayForEach(id, ids) {
         if (!json_is_integer(id, 0, vocab - 1))
-            return error_set(error, KAKEYA_FORMAT, "%s: sequences[%zu] holds something that is no token id below %d",
+            return error_set(error, KAKEYA_FORMAT,
+                             "%s: sequences[%zu] contains something that is not a token id "
+                             "below %d",
                              path, index, vocab);
         sequence->ids[sequence->n++] = id->valueint;
     }
@@ -95,7 +97,7 @@ static kakeya_status cut_text(fidelity_run *run, const char *path, kakeya_error 
     size_t pieces = text.n / length;
     if (!pieces)
         status =
-            error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: %zu tokens are less than a prompt of %d and %d to score",
+            error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: %zu tokens are fewer than a prompt of %d and %d to score",
                       path, text.n, run->prompt_length, run->options->score_tokens);
     for (size_t p = 0; status == KAKEYA_OK && p < pieces; p++) {
         if (run->options->max_sequences && run->sequences.n >= (size_t)run->options->max_sequences) break;
@@ -127,7 +129,7 @@ static kakeya_status read_sequences(fidelity_run *run, kakeya_error *error) {
         if (sequence->n > run->longest) run->longest = sequence->n;
         if (sequence->n <= (size_t)run->prompt_length)
             status = error_set(error, KAKEYA_INVALID_ARGUMENT,
-                               "sequence %s: nothing to score behind a prompt of %d in %zu tokens", sequence->name,
+                               "sequence %s: nothing to score after a prompt of %d in %zu tokens", sequence->name,
                                run->prompt_length, sequence->n);
         else if ((sequence->n - (size_t)run->prompt_length) * 2 * earlier_turns(run) >= (size_t)run->prompt_length)
             status = error_set(

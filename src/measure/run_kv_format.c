@@ -95,15 +95,13 @@ static kakeya_status choose_codecs(kv_format_run *run, kakeya_error *error) {
     run->codec[run->n_codecs++] = kv_codec_find(eval_reference_format(run->as_stored));
     for (size_t i = 0; i < (o->n_formats ? o->n_formats : KV_CODECS); i++) {
         const kv_codec *codec = o->n_formats ? kv_codec_find(o->formats[i]) : kv_codec_at((int)i);
-        if (!codec)
-            return error_set(error, KAKEYA_INVALID_ARGUMENT, "formats: '%s' is none of those that are compared",
-                             o->formats[i]);
+        if (!codec) return error_set(error, KAKEYA_INVALID_ARGUMENT, "formats: unknown format '%s'", o->formats[i]);
         if (codec == run->codec[0]) continue;
         if (run->as_stored && kept_in(kv_codec_name(codec)) == KAKEYA_KV_AUTO) {
             if (!o->n_formats) continue;
             return error_set(error, KAKEYA_UNSUPPORTED,
-                             "formats: as sessions of backend %s keep K/V there are bf16, q8 and q4; %s is compared on "
-                             "backend cpu, without --as-stored",
+                             "formats: sessions of backend %s store bf16, q8 and q4; %s needs backend cpu, without "
+                             "--as-stored",
                              run->harness.engine->ops->name, o->formats[i]);
         }
         for (size_t k = 1; k < run->n_codecs; k++)
@@ -149,7 +147,8 @@ static kakeya_status cut_texts(kv_format_run *run, kakeya_error *error) {
     }
     if (status == KAKEYA_OK && run->sequences.n < wanted)
         status = error_set(error, KAKEYA_INVALID_ARGUMENT,
-                           "the texts hold %zu stretches of %d + %d tokens, not %zu: give more of them, or take fewer",
+                           "the texts have only %zu sequences of %d + %d tokens, not %zu: give more text, or use "
+                           "fewer --sequences",
                            run->sequences.n, o->prompt_length, o->score_tokens, wanted);
     return status;
 }

@@ -359,7 +359,7 @@ static kakeya_status make_directory(verify_job *job, kakeya_error *error) {
              : named && *named ? named
                                : "/var/tmp");
     if (mkdtemp(job->directory)) return KAKEYA_OK;
-    kakeya_status status = error_set(error, KAKEYA_IO, "%s: no folder can be made there", job->directory);
+    kakeya_status status = error_set(error, KAKEYA_IO, "%s: cannot make a folder there", job->directory);
     job->directory[0] = '\0';
     return status;
 }

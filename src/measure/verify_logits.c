@@ -28,7 +28,7 @@ static kakeya_status read_ids(const char *path, int vocab, logits_work *w, kakey
     const tensor *ids = safetensors_find(file, "ids");
     bool wide = ids && ids->type == TENSOR_I64;
     if (!ids || ids->dims != 1 || (!wide && ids->type != TENSOR_I32) || ids->shape[0] < 2 || ids->shape[0] > 1 << 20)
-        status = error_set(error, KAKEYA_FORMAT, "%s: no tensor \"ids\" of integers, two or more of them", path);
+        status = error_set(error, KAKEYA_FORMAT, "%s: no tensor \"ids\" of at least two integers", path);
     if (status == KAKEYA_OK) {
         w->n = (size_t)ids->shape[0];
         w->ids = malloc(w->n * sizeof *w->ids);

@@ -44,10 +44,12 @@ kakeya_status image_check_size(const image_source *source, const image_check *ch
     if (width < 1 || height < 1)
         return error_set(error, KAKEYA_FORMAT, "%s: an image of %d x %d pixels", source->name, width, height);
     if (width > l->side || height > l->side)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: an image of %d x %d pixels, a side may have %d",
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "%s: an image of %d x %d pixels, but a side may have at "
+                         "most %d",
                          source->name, width, height, l->side);
     if ((uint64_t)width * (uint64_t)height > l->pixels)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: an image of %d x %d pixels, %llu are allowed",
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: an image of %d x %d pixels, but at most %llu are allowed",
                          source->name, width, height, (unsigned long long)l->pixels);
     return KAKEYA_OK;
 }

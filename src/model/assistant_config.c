@@ -67,7 +67,9 @@ static char *as_gemma4(cJSON *top, bool unified) {
 /* What must fit together whatever the verifier is. */
 static kakeya_status check_clusters(const char *name, const assistant_config *c, kakeya_error *error) {
     if (c->clusters && c->stack.vocab % c->clusters)
-        return error_set(error, KAKEYA_FORMAT, "%s: %d tokens cannot be dealt to %d clusters (num_centroids) evenly",
+        return error_set(error, KAKEYA_FORMAT,
+                         "%s: %d tokens cannot be divided evenly among %d clusters "
+                         "(num_centroids)",
                          name, c->stack.vocab, c->clusters);
     if (c->chosen_clusters > c->clusters)
         return error_set(error, KAKEYA_FORMAT, "%s: %d clusters are chosen (centroid_intermediate_top_k) of %d", name,

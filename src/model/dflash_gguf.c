@@ -89,7 +89,7 @@ static void read_targets(gguf_keys *r, dflash_config *c) {
     static const char key[] = "dflash.target_layers";
     const gguf_value *targets = gguf_find(r->file, key);
     if (!targets || !targets->array || targets->count < 1 || targets->count > DFLASH_MAX_TARGETS) {
-        gguf_keys_fail(r, KAKEYA_FORMAT, "key %s is no array of 1 to %d numbers", key, (int)DFLASH_MAX_TARGETS);
+        gguf_keys_fail(r, KAKEYA_FORMAT, "key %s is not an array of 1 to %d numbers", key, (int)DFLASH_MAX_TARGETS);
         return;
     }
     c->targets = (int)targets->count;

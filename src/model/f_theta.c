@@ -145,7 +145,7 @@ static void read_aux(json_reader *r, const cJSON *top, f_theta_config *out) {
             json_fail(r, KAKEYA_FORMAT, "aux_layers[%d] is layer %d, verifier_num_layers is %d", i, out->aux_layer[i],
                       out->layers);
         else if (i && out->aux_layer[i] <= out->aux_layer[i - 1])
-            json_fail(r, KAKEYA_FORMAT, "aux_layers[%d] is layer %d, behind layer %d: they must ascend", i,
+            json_fail(r, KAKEYA_FORMAT, "aux_layers[%d] is layer %d, after layer %d: they must ascend", i,
                       out->aux_layer[i], out->aux_layer[i - 1]);
     }
 }
@@ -289,7 +289,8 @@ static const char *find_weights(const char *directory, kakeya_error *error) {
         if (!found) continue;
         if (i < CONVERTIBLE) return names[i];
         error_set(error, KAKEYA_UNSUPPORTED,
-                  "%s: f_theta_weights.pt is a Python pickle, which is not read; convert it once there with: python3 "
+                  "%s: f_theta_weights.pt is a Python pickle, which cannot be read; convert it there once with: "
+                  "python3 "
                   "-c \"import torch, "
                   "safetensors.torch as s; s.save_file({k: v.contiguous() for k, v in torch.load('f_theta_weights.pt', "
                   "weights_only=True).items()}, 'f_theta_weights.safetensors')\"",

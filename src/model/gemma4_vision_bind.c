@@ -127,6 +127,6 @@ kakeya_status vision_bind(gemma4_vision *v, mem_account *account, vision_find fi
                           kakeya_error *reason, kakeya_error *error) {
     binder b = {v, account, find, file, gguf, reason};
     v->weights = calloc((size_t)v->layers + 1, sizeof *v->weights);
-    if (!v->weights) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for the tensors that read pictures");
+    if (!v->weights) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for the tensors of the vision encoder");
     return gemma4_vision_walk(v, bind_slot, &b, error);
 }

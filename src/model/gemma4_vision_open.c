@@ -40,7 +40,7 @@ static void read_tower(json_reader *r, const cJSON *vision, gemma4_vision *v) {
     if (json_int(r, vision, "num_key_value_heads", 1, 1 << 10, v->heads) != v->heads)
         json_fail(r, KAKEYA_UNSUPPORTED, "vision_config: num_key_value_heads differs from num_attention_heads");
     if (v->head_dim % 4)
-        json_fail(r, KAKEYA_UNSUPPORTED, "vision_config: head_dim %d is no multiple of 4", v->head_dim);
+        json_fail(r, KAKEYA_UNSUPPORTED, "vision_config: head_dim %d is not a multiple of 4", v->head_dim);
     if (!text_is(vision, "hidden_activation", "gelu_pytorch_tanh") && json_get(vision, "hidden_activation"))
         json_fail(r, KAKEYA_UNSUPPORTED, "vision_config: hidden_activation is not gelu_pytorch_tanh");
     if (json_bool(r, vision, "attention_bias", false))

@@ -287,7 +287,7 @@ static kakeya_status view_fp4(const tensor_binding *b, const tensor *codes, cons
     v->stream[0] = codes->data;
     v->stream[1] = scale->data;
     if (v->shape.in % group)
-        return error_set(error, KAKEYA_FORMAT, "%s: tensor %s: %d columns are no multiple of the group of %d",
+        return error_set(error, KAKEYA_FORMAT, "%s: tensor %s: %d columns are not a multiple of the group size %d",
                          b->ck->directory, codes->name, v->shape.in, group);
     kakeya_status status = check_shape(b, codes, v->shape.experts, v->shape.out, v->shape.in / 2, error);
     if (status == KAKEYA_OK) status = check_shape(b, scale, v->shape.experts, v->shape.out, v->shape.in / group, error);
@@ -315,7 +315,7 @@ static kakeya_status check_agreement(const tensor_binding *b, const quantisation
     bool router = mlx && !scheme->stated && end && strcmp(end, ".proj") == 0 && strstr(module, ".router.");
     if (!q)
         return error_set(error, KAKEYA_FORMAT,
-                         "%s: module %s is stored as %s, but the configuration says nothing of it", source(b), module,
+                         "%s: module %s is stored as %s, but the configuration does not mention it", source(b), module,
                          module_form_name(v->form));
     if (router && v->form == MODULE_AFFINE && v->bits == 8 && v->group == 64) return KAKEYA_OK; /* as mlx-lm does */
     if (scheme->form != v->form)
@@ -369,7 +369,7 @@ static kakeya_status view_module(const tensor_binding *b, const quantisation *q,
     (void)find(b, module, ".input_global_scale");
     kakeya_status status;
     if (codes && packed)
-        return error_set(error, KAKEYA_FORMAT, "%s: tensors %s and %s are both there", source(b), codes->name,
+        return error_set(error, KAKEYA_FORMAT, "%s: tensors %s and %s are both present", source(b), codes->name,
                          packed->name);
     if (!codes && !packed)
         return missing(b, module, scales ? ".weight" : ".weight or .weight_packed", module_form_name(scheme.form),
@@ -410,7 +410,10 @@ static kakeya_status view_module(const tensor_binding *b, const quantisation *q,
 /* ----------------------------------------------------------------------------------------------------- placing */
 
 static kakeya_status not_finite(const tensor_binding *b, const tensor *t, size_t i, float value, kakeya_error *error) {
-    return error_set(error, KAKEYA_FORMAT, "%s: tensor %s[%zu] is %g, no scale", source(b), t->name, i, (double)value);
+    return error_set(error, KAKEYA_FORMAT,
+                     "%s: tensor %s[%zu] is %g, which is not a "
+                     "scale",
+                     source(b), t->name, i, (double)value);
 }
 
 static kakeya_status make_scales(const tensor_binding *b, const module_view *v, float *to, kakeya_error *error) {

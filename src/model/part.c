@@ -19,7 +19,8 @@ static int share_of(int size, int tile, model_part part) {
 static kakeya_status divide(int *value, model_part part, const char *what, int layer, kakeya_error *error) {
     if (*value % part.count)
         return error_set(error, KAKEYA_UNSUPPORTED,
-                         "--devices: %d %s of layer %d cannot be dealt to %d devices: take a number that divides them",
+                         "--devices: %d %s of layer %d cannot be divided among %d devices: use a number that "
+                         "divides them",
                          *value, what, layer, part.count);
     *value /= part.count;
     return KAKEYA_OK;
@@ -28,8 +29,9 @@ static kakeya_status divide(int *value, model_part part, const char *what, int l
 static kakeya_status deal_width(int *value, model_part part, const char *what, int layer, kakeya_error *error) {
     if (*value && (*value + WIDTH_TILE - 1) / WIDTH_TILE < part.count)
         return error_set(error, KAKEYA_UNSUPPORTED,
-                         "--devices: %d %s of layer %d cannot be dealt to %d devices: each takes %d or more", *value,
-                         what, layer, part.count, WIDTH_TILE);
+                         "--devices: %d %s of layer %d cannot be divided among %d devices: each needs at least "
+                         "%d",
+                         *value, what, layer, part.count, WIDTH_TILE);
     *value = share_of(*value, WIDTH_TILE, part);
     return KAKEYA_OK;
 }
@@ -45,7 +47,7 @@ static kakeya_status divide_kv_heads(int *kv_heads, model_part part, int layer, 
     if (!share)
         return error_set(
             error, KAKEYA_UNSUPPORTED,
-            "--devices: %d K/V heads of layer %d cannot be dealt to %d devices: take a number that divides "
+            "--devices: %d K/V heads of layer %d cannot be divided among %d devices: use a number that divides "
             "them, or a multiple",
             *kv_heads, layer, part.count);
     *kv_heads = share;

@@ -226,7 +226,7 @@ static kakeya_status enter_directory(bus *b, kakeya_error *error) {
 kakeya_status bus_open(const char *state, const char *url, double seconds, bool (*stopped)(void), bus **out,
                        kakeya_error *error) {
     *out = NULL;
-    if (!*url || *url == '-') return error_set(error, KAKEYA_INVALID_ARGUMENT, "bus: '%s' is no git remote", url);
+    if (!*url || *url == '-') return error_set(error, KAKEYA_INVALID_ARGUMENT, "bus: '%s' is not a git remote", url);
     kakeya_status status = bus_check_program(error);
     if (status == KAKEYA_OK) status = folder_make(state, error);
     if (status != KAKEYA_OK) return status;

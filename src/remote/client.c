@@ -250,12 +250,12 @@ static kakeya_status check_result(client *c, const char *nonce, const bus_tree *
     char signer[REMOTE_NAME], asked[REMOTE_SHA256];
     if (!text || !signature) return error_set(error, KAKEYA_FORMAT, "it is not signed");
     if (!file_exists(c->config.workers))
-        return error_set(error, KAKEYA_FORMAT, "no worker is believed yet: `kakeya remote allow worker NAME KEY`");
+        return error_set(error, KAKEYA_FORMAT, "no worker is trusted yet: `kakeya remote allow worker NAME KEY`");
     kakeya_status status = keys_verify(c->config.workers, c->config.state, text->data, text->bytes, signature->data,
                                        signature->bytes, signer, error);
     if (status == KAKEYA_OK) status = result_read(text->data, text->bytes, r, error);
     if (status == KAKEYA_OK && strcmp(r->worker, signer) != 0)
-        status = error_set(error, KAKEYA_FORMAT, "it says that %s made it, and %s has signed", r->worker, signer);
+        status = error_set(error, KAKEYA_FORMAT, "it says that %s made it, but %s has signed it", r->worker, signer);
     if (status == KAKEYA_OK && strcmp(r->nonce, nonce) != 0)
         status = error_set(error, KAKEYA_FORMAT, "it is the result of %s", r->nonce);
     if (status == KAKEYA_OK) status = asked_digest(c, nonce, tree, asked, error);
@@ -292,7 +292,7 @@ kakeya_status client_fetch(client *c, const char *nonce, gate_replay *replay, re
         if (status == KAKEYA_OK)
             status = store(&tree, here, *path, error);
         else
-            error_prefix(error, status, "the result of %s is not believed", nonce);
+            error_prefix(error, status, "the result of %s is not trusted", nonce);
         bus_tree_free(&tree);
     }
     if (status == KAKEYA_OK) {
@@ -449,7 +449,7 @@ kakeya_status client_newest(client *c, char nonce[REMOTE_NONCE], kakeya_error *e
         if (strcmp(items[i].nonce, nonce) > 0) memcpy(nonce, items[i].nonce, REMOTE_NONCE);
     free(items);
     if (status == KAKEYA_OK && !*nonce)
-        status = error_set(error, KAKEYA_INVALID_ARGUMENT, "nothing was sent from here yet");
+        status = error_set(error, KAKEYA_INVALID_ARGUMENT, "nothing has been sent from here yet");
     return status;
 }
 

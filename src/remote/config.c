@@ -116,7 +116,7 @@ kakeya_status config_load(const char *folder, const char *state, remote_config *
     char *path = status == KAKEYA_OK ? path_join(out->folder, "remote.json") : NULL, *text = NULL;
     size_t bytes;
     if (path && !file_exists(path)) {
-        status = error_set(error, KAKEYA_IO, "%s is not there: `kakeya remote init` writes it", path);
+        status = error_set(error, KAKEYA_IO, "%s does not exist: `kakeya remote init` writes it", path);
     } else if (path) {
         status = file_read(path, MAX_CONFIG_BYTES, &text, &bytes, error);
         if (status == KAKEYA_OK) status = json_parse_object(path, text, bytes, &out->json, error);
@@ -168,7 +168,7 @@ static kakeya_status add_model(cJSON *models, const char *model, kakeya_error *e
     if (!remote_is_name(name)) {
         status = error_set(error, KAKEYA_INVALID_ARGUMENT, "--model: '%s' is not NAME=DIRECTORY", model);
     } else if (!directory || !directory_exists(directory)) {
-        status = error_set(error, KAKEYA_IO, "--model: '%s' is no directory", sign + 1);
+        status = error_set(error, KAKEYA_IO, "--model: '%s' is not a directory", sign + 1);
     } else {
         cJSON_AddStringToObject(models, name, directory);
     }
@@ -187,11 +187,11 @@ kakeya_status config_create(const char *folder, const char *state, const char *b
         status = error_set(error, KAKEYA_INVALID_ARGUMENT,
                            "--name: '%s' is none: up to 64 of a-z, 0-9, '.', '_' and '-'", name);
     if (status == KAKEYA_OK && (!*bus || *bus == '-'))
-        status = error_set(error, KAKEYA_INVALID_ARGUMENT, "--bus: '%s' is no git remote", bus);
+        status = error_set(error, KAKEYA_INVALID_ARGUMENT, "--bus: '%s' is not a git remote", bus);
     if (status == KAKEYA_OK && key && !given)
         status = error_set(error, KAKEYA_IO, "--key: %s: %s", key, strerror(errno));
     if (status == KAKEYA_OK && file_exists(path))
-        status = error_set(error, KAKEYA_INVALID_ARGUMENT, "%s is there already: change it, or remove it first", path);
+        status = error_set(error, KAKEYA_INVALID_ARGUMENT, "%s already exists: change it, or remove it first", path);
     if (status == KAKEYA_OK) status = folder_make(c.folder, error);
     if (status == KAKEYA_OK && !key && !file_exists(own_key)) status = keys_make(own_key, name, error);
     c.json = cJSON_CreateObject();
@@ -250,7 +250,7 @@ kakeya_status config_allow_requester(remote_config *c, const char *name, const c
         if (!preset_find(presets[i]))
             return error_set(error, KAKEYA_INVALID_ARGUMENT, "--preset: there is no preset '%s'", presets[i]);
     if (!c->is_worker)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: this end is no worker (init --worker)", c->folder);
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: this end is not a worker (init --worker)", c->folder);
     kakeya_status status = keys_allow(c->requesters, name, key, error);
     if (status != KAKEYA_OK) return status;
     cJSON *list = cJSON_GetObjectItemCaseSensitive(c->json, "requesters");

@@ -49,7 +49,7 @@ static kakeya_status check_inputs(const incoming *in, kakeya_error *error) {
 static kakeya_status check_request(worker *w, const incoming *in, int64_t now, kakeya_error *error) {
     const request *r = &in->request;
     if (strcmp(r->requested_by, in->principal) != 0)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "requested_by: it says %s, and %s has signed", r->requested_by,
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "requested_by: it says %s, but %s has signed", r->requested_by,
                          in->principal);
     if (strcmp(r->nonce, in->nonce) != 0)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "nonce: the ref is %s, the request %s", in->nonce, r->nonce);

@@ -206,7 +206,7 @@ static kakeya_status handle(round *r, const bus_ref *ref, int *fetched, bool *wo
     const served_entry *entry = served_find(w->served, ref->nonce);
     if (entry && entry->over && judged != VERDICT_SILENT && judged != VERDICT_UNCLEAR) {
         /* Somebody has deleted its result. Told once, and then no more. */
-        error_set(&why, KAKEYA_INVALID_ARGUMENT, "replay: %s has answered this nonce before", w->config.name);
+        error_set(&why, KAKEYA_INVALID_ARGUMENT, "replay: %s has already answered this nonce", w->config.name);
         judged = entry->refusals > 1 || !may_refuse(r) ? VERDICT_SILENT : VERDICT_REFUSE;
     }
     kakeya_status status;
@@ -247,7 +247,10 @@ static kakeya_status load_config(round *r, kakeya_error *error) {
     const worker_options *o = r->w.options;
     kakeya_status status = config_load(o->folder, o->state, &config, error);
     if (status == KAKEYA_OK && !config.is_worker)
-        status = error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: this end is no worker (init --worker)", config.folder);
+        status = error_set(error, KAKEYA_INVALID_ARGUMENT,
+                           "%s: this end is not a worker (init "
+                           "--worker)",
+                           config.folder);
     if (status != KAKEYA_OK) {
         config_free(&config);
         return status;

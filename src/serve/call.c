@@ -237,7 +237,7 @@ bool call_query_asks(const call *c, const char *name) {
 bool call_hold(call *c, size_t bytes, api_error *error) {
     if (http_hold(c->exchange, bytes)) return true;
     if (!error->status) error->retry_after = 1;
-    return api_fail(error, 503, "overloaded", NULL, "too many bodies of requests are in memory");
+    return api_fail(error, 503, "overloaded", NULL, "the bodies of all requests take too much memory");
 }
 
 bool call_body(call *c, api_error *error) {

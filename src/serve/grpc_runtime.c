@@ -169,7 +169,7 @@ static bool check_tokens(operation *op) {
         return false;
     }
     if (n <= context && op->history <= context - n) return true;
-    operation_fail(op, RPC_INVALID_ARGUMENT, "%zu tokens behind %zu do not fit into the context of %zu", n,
+    operation_fail(op, RPC_INVALID_ARGUMENT, "%zu tokens after %zu do not fit into the context of %zu", n,
                    (size_t)op->history, context);
     return false;
 }

@@ -198,7 +198,7 @@ static void begin_call(rpc_call *c) {
     if (!h->may_call(h->user, c->method,
                      find_header(&c->metadata, "authorization", authorization, sizeof authorization))) {
         rpc_call_fail(c, RPC_UNAUTHENTICATED,
-                      "the server wants a key: metadata authorization with the value Bearer KEY");
+                      "the server requires a key: metadata authorization with the value Bearer KEY");
         return;
     }
     const grpc_op message = {.op = GRPC_OP_RECV_MESSAGE, .data.recv_message.recv_message = &c->received};
@@ -342,7 +342,7 @@ static int try_address(const char *host, int port, bool *loopback, const char **
 static kakeya_status make_credentials(const rpc_server_options *o, grpc_server_credentials **out, kakeya_error *error) {
     *out = NULL;
     if (!o->tls_certificate != !o->tls_key)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "TLS wants a certificate and a key, and got one of them");
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "TLS needs both a certificate and a key");
     if (!o->tls_certificate) {
         *out = grpc_core.grpc_insecure_server_credentials_create();
         return KAKEYA_OK;
@@ -384,8 +384,8 @@ static kakeya_status listen_on(rpc_server *s, const rpc_server_options *o, kakey
         return error_set(error, KAKEYA_IO, "gRPC cannot listen on %s: %s", o->address, reason);
     if (o->loopback_only && !loopback)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "--grpc %s: others can reach it, and no key is asked for; give --api-key or --api-key-file, "
-                         "or --no-key if everybody may ask",
+                         "--grpc %s: other machines can reach it, and no key is required; give --api-key or "
+                         "--api-key-file, or --no-key to allow everybody",
                          o->address);
     grpc_server_credentials *credentials;
     kakeya_status status = make_credentials(o, &credentials, error);

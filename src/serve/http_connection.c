@@ -116,7 +116,7 @@ static bool body_grow(http_connection *c, size_t bytes) {
     if (room > most) room = most;
     if (room < need) room = need;
     if (!http_hold(x, room - x->body_room)) {
-        refuse_body(c, 503, "too many bodies of requests are in memory");
+        refuse_body(c, 503, "the bodies of all requests take too much memory");
         return false;
     }
     char *grown = realloc(x->body, room);

@@ -122,7 +122,7 @@ static int parse_framing(http_head *head, const char **why) {
     head->keep_alive = head->minor == 1;
     for (size_t i = 0; i < head->n_headers; i++) {
         const http_header *h = &head->headers[i];
-        if (is_repeated(head, i)) return refuse(why, "a header that may come once comes twice");
+        if (is_repeated(head, i)) return refuse(why, "a header that may appear once appears twice");
         if (strcasecmp(h->name, "host") == 0) {
             hosts++;
             if (!is_host(head, h->value)) return refuse(why, "malformed Host, or the target names another one");

@@ -363,8 +363,8 @@ static kakeya_status listen_on(http_server *server, kakeya_error *error) {
     freeaddrinfo(found);
     if (open_to_all)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "--host %s: others can reach it, and no key is asked for; give --api-key or --api-key-file, "
-                         "or --no-key if everybody may ask",
+                         "--host %s: other machines can reach it, and no key is required; give --api-key or "
+                         "--api-key-file, or --no-key to allow everybody",
                          o->host);
     if (!server->listener)
         return error_set(error, KAKEYA_IO, "cannot listen on %s, port %d: %s", o->host, o->port, strerror(reason));

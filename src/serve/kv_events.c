@@ -74,7 +74,9 @@ kakeya_status kv_events_open(const char *address, const char *topic, const char 
                              kakeya_error *error) {
     (void)address, (void)topic, (void)replay;
     *out = NULL;
-    return error_set(error, KAKEYA_UNSUPPORTED, "K/V events: this build has no ZeroMQ (libzmq3-dev was not there)");
+    return error_set(error, KAKEYA_UNSUPPORTED,
+                     "K/V events: this build has no ZeroMQ (it was built without "
+                     "libzmq3-dev)");
 }
 
 void kv_events_close(kv_events *events) { (void)events; }

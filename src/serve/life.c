@@ -310,7 +310,7 @@ static kakeya_status load_again(life *l, kakeya_error *why) {
     kakeya_engine *engine = NULL;
     kakeya_status status = open_engine(s, &engine, why);
     if (status == KAKEYA_OK && kakeya_engine_fingerprint(engine) != l->fingerprint) {
-        status = error_set(why, KAKEYA_FORMAT, "%s is another model than at the start: only a restart serves it",
+        status = error_set(why, KAKEYA_FORMAT, "%s is no longer the model of the start: restart the server to serve it",
                            s->settings->engine.model ? s->settings->engine.model : "synthetic");
         kakeya_engine_close(engine);
     }

@@ -73,7 +73,7 @@ kakeya_status response_file_write(int directory, const response_record *r, kakey
     const response_texts *t = &r->texts;
     char name[RESPONSE_NAME_BYTES], sum[CHECKSUM_BYTES + 1];
     if (!response_file_name(r->id, name))
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%.39s is no id of a response", r->id);
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%.39s is not the id of a response", r->id);
     text_buffer head = {0}, file = {0};
     text_format(&head, "kakeya-response 1 %s %016llx %" PRIu64 " %s %zu %zu %zu ", r->id, r->owner, r->ended_ms,
                 t->previous[0] ? t->previous : "-", t->object.n, t->input.n, t->output.n);

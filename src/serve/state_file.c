@@ -44,7 +44,7 @@ kakeya_status state_file_write(int directory, const char *name, const void *data
     if (!write_fully(fd, data, bytes) || platform_sync_data(fd) != 0) {
         status = failed(name, errno, error);
     } else if (only_new && linkat(directory, temporary, directory, name, 0) != 0) {
-        status = errno == EEXIST ? error_set(error, KAKEYA_CANCELLED, "%s: there is one already", name)
+        status = errno == EEXIST ? error_set(error, KAKEYA_CANCELLED, "%s: already exists", name)
                                  : failed(name, errno, error);
     } else if (!only_new && renameat(directory, temporary, directory, name) != 0) {
         status = failed(name, errno, error);

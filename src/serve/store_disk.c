@@ -212,7 +212,7 @@ static kakeya_status open_directory(store_disk *disk, kakeya_error *error) {
     if (disk->fd < 0 || fstat(disk->fd, &about) != 0)
         return error_set(error, KAKEYA_IO, "%s: %s", disk->directory, strerror(errno));
     if (about.st_mode & 077)
-        say(disk, "sessions: others may read %s (mode %03o); it holds what users have written", disk->directory,
+        say(disk, "sessions: other users may read %s (mode %03o), which holds users' texts", disk->directory,
             (unsigned)(about.st_mode & 0777));
     return KAKEYA_OK;
 }

@@ -29,8 +29,8 @@ static kakeya_status check_tool_messages(const chat_message *messages, size_t n_
             called = message->n_tool_calls > 0;
         } else if (!called) {
             return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                             "messages[%zu].role: a tool's message stands behind an assistant's with tool_calls, or "
-                             "behind another tool's",
+                             "messages[%zu].role: a tool message must follow an assistant message with tool_calls, "
+                             "or another tool message",
                              i);
         }
     }

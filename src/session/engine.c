@@ -232,7 +232,9 @@ int kakeya_engine_layers(const kakeya_engine *engine) { return engine->verifier-
 int kakeya_engine_max_context(const kakeya_engine *engine) { return engine->verifier->config.max_context; }
 kakeya_status engine_check(const kakeya_engine *engine, kakeya_error *error) {
     if (!engine->bytes_lost || !*engine->bytes_lost) return KAKEYA_OK;
-    return error_set(error, KAKEYA_BACKEND, "bytes of the model's files are gone: they were cut off or rewritten");
+    return error_set(error, KAKEYA_BACKEND,
+                     "bytes of the model's files are lost: the files were truncated or "
+                     "rewritten");
 }
 
 bool kakeya_engine_has_tokenizer(const kakeya_engine *engine) { return engine->text.tokens != NULL; }

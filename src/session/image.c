@@ -46,7 +46,10 @@ int kakeya_image_budget(size_t i) { return i < IMAGE_BUDGETS ? image_budgets[i] 
 
 static kakeya_status check_budget(int budget, kakeya_error *error) {
     if (image_budget_is_known(budget)) return KAKEYA_OK;
-    return error_set(error, KAKEYA_INVALID_ARGUMENT, "an image budget of %d tokens: 70, 140, 280, 560 or 1120", budget);
+    return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                     "the image budget is %d tokens, must be 70, 140, 280, 560 or "
+                     "1120",
+                     budget);
 }
 
 static kakeya_image_fit describe(const image *resized, int patch, int pooling,

@@ -116,9 +116,8 @@ static kakeya_status add_matrix(inspector *s, const tensor_slot *slot, const wei
     count(s, slot->group, w->format, bytes, read_per_token(&s->model->config, slot->group, bytes, w->out));
     for (int r = 0; s->check && r < w->out; r++) {
         if (!bad_row(w, r)) continue;
-        return error_set(error, KAKEYA_FORMAT,
-                         "%s: row %d of tensor %s (%s) has a scale or a value that is no finite number", s->path, r,
-                         slot->name, weight_format_name(w->format));
+        return error_set(error, KAKEYA_FORMAT, "%s: row %d of tensor %s (%s) has a scale or a value that is not finite",
+                         s->path, r, slot->name, weight_format_name(w->format));
     }
     return KAKEYA_OK;
 }
@@ -128,7 +127,7 @@ static kakeya_status add_numbers(inspector *s, const tensor_slot *slot, const fl
     size_t bytes = (size_t)tensor_slot_elements(slot) * sizeof *values;
     count(s, slot->group, WEIGHT_F32, bytes, bytes);
     if (!s->check || !any_bad(bad_f32, (const unsigned char *)values, bytes, sizeof *values)) return KAKEYA_OK;
-    return error_set(error, KAKEYA_FORMAT, "%s: tensor %s has a value that is no finite number", s->path, slot->name);
+    return error_set(error, KAKEYA_FORMAT, "%s: tensor %s has a value that is not finite", s->path, slot->name);
 }
 
 static kakeya_status add_slot(void *context, const tensor_slot *slot, kakeya_error *error) {

@@ -25,13 +25,14 @@ static kakeya_status loading(const kakeya_engine_options *options, uint64_t done
 
 static kakeya_status no_assistants(const char *path, const backend_ops *ops, kakeya_error *error) {
     return error_set(error, KAKEYA_UNSUPPORTED,
-                     "%s is an MTP assistant, which backend %s does not run: choose backend cpu, or drafter none", path,
-                     ops->name);
+                     "%s is an MTP assistant, which backend %s does not support: choose backend cpu, or drafter "
+                     "none",
+                     path, ops->name);
 }
 
 static kakeya_status two_of_a_kind(const kakeya_engine_options *options, const char *kind, kakeya_error *error) {
     return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                     "drafters %s and %s are both %s: one of each kind can draft for a session", options->drafter,
+                     "drafters %s and %s are both %s: a session uses at most one of each kind", options->drafter,
                      options->second_drafter, kind);
 }
 
@@ -148,7 +149,7 @@ static kakeya_status open_parts(kakeya_engine *engine, const kakeya_engine_optio
             &engine->account, &parts->verifier, error);
     if (status == KAKEYA_OK && parts->verifier->config.raw_values && !parts->ops->raw_values)
         status = error_set(error, KAKEYA_UNSUPPORTED,
-                           "%s is a Gemma 3, which backend %s does not compute: choose backend cpu",
+                           "%s is a Gemma 3, which backend %s does not support: choose backend cpu",
                            directory ? directory : options->synthetic, parts->ops->name);
     if (status == KAKEYA_OK && directory)
         status = tokenizer_read(directory, parts->verifier->config.variant, &parts->text, error);
@@ -170,8 +171,7 @@ static kakeya_status check_options(const kakeya_engine_options *options, kakeya_
     if (options->second_drafter &&
         (!options->drafter || strcmp(options->drafter, "none") == 0 || strcmp(options->second_drafter, "none") == 0))
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "drafter '%s' and '%s': two are a DFlash drafter and an MTP "
-                         "assistant",
+                         "drafter '%s' and '%s': two drafters must be a DFlash drafter and an MTP assistant",
                          options->drafter ? options->drafter : "", options->second_drafter);
     if (options->mmproj && !options->model)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "mmproj '%s' is for a GGUF file, not for synthetic '%s'",

@@ -32,7 +32,9 @@ static kakeya_status target_size(const gemma4_vision *v, const kakeya_media *med
     const kakeya_image *picture = media->image;
     const int budget = media->budget ? media->budget : picture->budget ? picture->budget : v->budget;
     if (!image_budget_is_known(budget))
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "an image budget of %d tokens: 70, 140, 280, 560 or 1120",
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "the image budget is %d tokens, must be 70, 140, 280, 560 "
+                         "or 1120",
                          budget);
     if (picture->budget && picture->budget != budget)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "an image budget of %d tokens, but it was fitted into %d",

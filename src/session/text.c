@@ -99,7 +99,8 @@ static kakeya_status read_beside(const gguf *file, const char *path, tokenizer *
     if (status == KAKEYA_OK && *out && tokens && tokens->array &&
         (uint64_t)tokenizer_vocab_size(*out) > tokens->count) {
         status = error_set(error, KAKEYA_FORMAT,
-                           "%s has %d tokens, but %s beside it %llu: it is another model's, and should not lie there",
+                           "%s has %d tokens, but %s beside it %llu: it belongs to another model and should not be "
+                           "there",
                            beside, tokenizer_vocab_size(*out), path, (unsigned long long)tokens->count);
         tokenizer_close(*out);
         *out = NULL;

@@ -67,7 +67,7 @@ kakeya_status chat_render_gemma3(const chat_message *messages, size_t n_messages
     }
     if (first && n_messages == 1)
         chat_fail(w, KAKEYA_INVALID_ARGUMENT,
-                  "messages: the turns of Gemma 3 put a system text in front of the first user's, and there is none");
+                  "messages: the turns of Gemma 3 put a system text before the first user's, and there is none");
     w->out.stable_segments = w->out.n_segments;
     if (options->add_generation_prompt) open_turn(w, true);
     return chat_writer_end(w, out);

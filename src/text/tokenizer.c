@@ -275,7 +275,7 @@ static bool encode_all(encoder *e, const char *text, size_t bytes, tokenizer_enc
 
 static kakeya_status refuse_length(size_t least, size_t most, size_t *n_ids, kakeya_error *error) {
     *n_ids = least;
-    return error_set(error, KAKEYA_CONTEXT_FULL, "the text has at least %zu tokens, and at most %zu are wanted", least,
+    return error_set(error, KAKEYA_CONTEXT_FULL, "the text has at least %zu tokens, and at most %zu are allowed", least,
                      most);
 }
 

@@ -286,7 +286,7 @@ static kakeya_status fill_added_set(tokenizer_tables *t, const vocab_source *sou
 kakeya_status tokenizer_build(vocab_source *source, tokenizer_tables **out, kakeya_error *error) {
     *out = NULL;
     if (source->n_entries == 0 || source->n_entries > MAX_IDS || source->n_merges > UINT32_MAX) {
-        return error_set(error, KAKEYA_FORMAT, "%s: %zu vocabulary entries and %zu merges make no tokenizer",
+        return error_set(error, KAKEYA_FORMAT, "%s: %zu vocabulary entries and %zu merges do not make a tokenizer",
                          source->name, source->n_entries, source->n_merges);
     }
     tokenizer_tables *t = calloc(1, sizeof *t);

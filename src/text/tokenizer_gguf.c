@@ -63,7 +63,7 @@ static void find_arrays(vocab_reader *r) {
     else
         r->merges = needed(r, merges, gguf_keys_array(&r->keys, merges, GGUF_STRING));
     if (r->types && (!r->types->array || !gguf_is_integer(r->types->type)))
-        gguf_keys_fail(&r->keys, KAKEYA_FORMAT, "key %s is no array of whole numbers", types);
+        gguf_keys_fail(&r->keys, KAKEYA_FORMAT, "key %s is not an array of whole numbers", types);
     if (r->keys.status != KAKEYA_OK) return;
     check_count(r, r->types);
     check_count(r, r->scores);

@@ -456,7 +456,7 @@ static kakeya_status section(const reader *r, field which, cJSON **out) {
     const char *text = r->data + span.offset;
     bool counts = which >= FIELD_TRUNCATION || which == FIELD_POST_PROCESSOR;
     if (counts && has_other_numbers(text, span.bytes))
-        return error_set(r->error, KAKEYA_FORMAT, "%s: a number of %s is no id: not made of digits alone",
+        return error_set(r->error, KAKEYA_FORMAT, "%s: a number of %s is not an id: it is not made of digits only",
                          r->source.name, fields[which].key);
     kakeya_status status = json_parse(r->source.name, text, span.bytes, out, r->error);
     if (!status) status = json_refuse_repeated_keys(r->source.name, *out, r->error);

@@ -96,7 +96,7 @@ static void copy_weights(const distiller *d, const fit_weights *w, bool out) {
 kakeya_status distiller_check(const kakeya_engine *engine, kakeya_error *error) {
     const backend_train_ops *ops = backend_train_find(engine->ops);
     if (ops && ops->student_create) return KAKEYA_OK;
-    return error_set(error, KAKEYA_UNSUPPORTED, "backend %s cannot distil: take --backend cpu", engine->ops->name);
+    return error_set(error, KAKEYA_UNSUPPORTED, "backend %s cannot distil: use --backend cpu", engine->ops->name);
 }
 
 kakeya_status distiller_create(kakeya_engine *engine, const distiller_options *options, const corpus *data,
@@ -257,7 +257,7 @@ kakeya_status distiller_step(distiller *d, bool (*interrupted)(void *user), void
     if (status) return status;
     out->gradient = adamw_length(d->pool, d->gradient, d->layout.n);
     if (!isfinite(out->lost.loss) || !isfinite(out->gradient))
-        return error_set(error, KAKEYA_FORMAT, "step %d: the loss is no number; take a smaller --rate", step);
+        return error_set(error, KAKEYA_FORMAT, "step %d: the loss is not a number; use a smaller --rate", step);
     double rate = adamw_rate(d->o.constant, d->o.rate, d->o.warm_up, step, d->o.steps);
     adamw_step(d->pool, &d->o.adamw, rate, step, out->gradient, d->gradient, d->layout.n, d->weights, d->moment[0],
                d->moment[1]);

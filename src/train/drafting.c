@@ -119,7 +119,7 @@ kakeya_status drafting_create(kakeya_engine *engine, const drafting_options *opt
     for (int i = 0; i < options->config.targets && !shows_layers(ops); i++) {
         if (options->config.target_layer[i] == layers - 1)
             return error_set(error, KAKEYA_UNSUPPORTED,
-                             "backend %s does not show the last layer's output, which the drafter reads: take "
+                             "backend %s does not expose the last layer's output, which the drafter reads: use "
                              "--backend cpu",
                              engine->ops->name);
     }
@@ -333,7 +333,7 @@ kakeya_status drafting_step(drafting *d, bool (*interrupted)(void *user), void *
     for (int i = 0; i < d->o.batch; i++) add_result(&out->learned, &d->results[i]);
     out->gradient = adamw_length(d->pool, d->gradient, d->trained);
     if (!isfinite(out->learned.loss) || !isfinite(out->gradient))
-        return error_set(error, KAKEYA_FORMAT, "step %d: the loss is no number; take a smaller --rate", step);
+        return error_set(error, KAKEYA_FORMAT, "step %d: the loss is not a number; use a smaller --rate", step);
     double rate = adamw_rate(d->o.constant, d->o.rate, d->o.warm_up, step, d->o.steps);
     adamw_step(d->pool, &d->o.adamw, rate, step, out->gradient, d->gradient, d->trained, d->weights, d->moment[0],
                d->moment[1]);

@@ -157,7 +157,7 @@ static void write_decoders(const fit_sums *s, const fit_side *side, const double
 }
 
 static kakeya_status no_solution(kakeya_error *error) {
-    return error_set(error, KAKEYA_FORMAT, "the closed form has no solution: its sums are no finite numbers");
+    return error_set(error, KAKEYA_FORMAT, "the closed form has no solution: its sums are not finite");
 }
 
 /* g [n][n] += y' z of rows of y and z [rows][n]; what lies above the diagonal is left alone. */
@@ -260,7 +260,7 @@ static kakeya_status find_vectors(const fit_problem *p, const fit_moments *m, in
     if (out_of_memory) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the closed form's iteration");
     if (found) return KAKEYA_OK;
     return error_set(error, KAKEYA_FORMAT,
-                     "the closed form has no solution: its sums are no finite numbers, or do not converge");
+                     "the closed form has no solution: its sums are not finite, or do not converge");
 }
 
 /* The matrix whose eigenvectors are wanted, in *g; NULL where it is the device's. The factor is made by then. */
@@ -434,7 +434,7 @@ kakeya_status fit_solve(const fit_problem *p, fit_weights *out, kakeya_error *er
     const f_theta_config *config = p->config;
     if (s->tokens[0] < 2.0 * s->inputs)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "%.0f tokens are too few for %d values of input: give %d or more, better %d", s->tokens[0],
+                         "%.0f tokens are too few for %d input values: use at least %d, better %d", s->tokens[0],
                          s->inputs, 2 * s->inputs, 100 * s->inputs);
     if (config->rank > s->inputs || config->rank > f_theta_encoder_in(config))
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "rank %d is above the %d values of input", config->rank,

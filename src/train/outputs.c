@@ -39,10 +39,9 @@ kakeya_status train_check_out(const char *path, const train_files *own, kakeya_e
     closedir(listing);
     if (*foreign)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "%s: holds %s, which is none of the files that %s has; choose a new --out", path, foreign,
-                         own->what);
+                         "%s: contains %s, which is not a file of %s; choose a new --out", path, foreign, own->what);
     if (finished && !goes_on)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: has %s already; remove it, or choose another --out", path,
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: already has %s; remove it, or choose another --out", path,
                          own->what);
     return KAKEYA_OK;
 }

@@ -55,9 +55,9 @@ static kakeya_status check(const saved_kind *kind, const char *path, uint64_t pu
         return error_set(error, KAKEYA_FORMAT, "%s: not %s", path, kind->what);
     if (head->purpose != purpose)
         return error_set(error, KAKEYA_FORMAT,
-                         "%s: %s with another model, other options or other data; remove it to begin anew", path,
+                         "%s: %s with another model, other options or other data; remove it to start over", path,
                          kind->what);
-    if (!whole(map, head)) return error_set(error, KAKEYA_FORMAT, "%s: is damaged; remove it to begin anew", path);
+    if (!whole(map, head)) return error_set(error, KAKEYA_FORMAT, "%s: is damaged; remove it to start over", path);
     return KAKEYA_OK;
 }
 

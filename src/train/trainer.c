@@ -191,8 +191,8 @@ kakeya_status trainer_create(kakeya_engine *engine, const trainer_options *optio
     const backend_train_ops *ops = backend_train_find(engine->ops);
     if (!ops || !(ops->forward || ops->moments_create))
         return error_set(error, KAKEYA_UNSUPPORTED,
-                         "backend %s has no sums for the closed form: take --backend cpu, or --init-from a folder that "
-                         "was made with it",
+                         "backend %s has no sums for the closed form: use --backend cpu, or --init-from a folder "
+                         "that was made with it",
                          engine->ops->name);
     const f_theta_config *f = &options->config;
     if (f->input == F_THETA_DRAFTER_TOKEN_KV)
@@ -579,13 +579,13 @@ kakeya_status trainer_load(trainer *t, const char *path, uint64_t purpose, uint6
         status = error_set(error, KAKEYA_FORMAT, "%s: not the state of a training", path);
     } else if (head.purpose != purpose) {
         status = error_set(error, KAKEYA_FORMAT,
-                           "%s: the state of a training with another model, other options or other data; remove it to "
-                           "begin anew",
+                           "%s: the state of a training with another model, other options or other data; remove it "
+                           "to start over",
                            path);
     } else {
         if (whole) memcpy(&hash, map.data + sizeof head + bytes, sizeof hash);
         if (!whole || hash != hash_fnv1a(HASH_FNV1A_START, map.data, sizeof head + bytes))
-            status = error_set(error, KAKEYA_FORMAT, "%s: is damaged; remove it to begin anew", path);
+            status = error_set(error, KAKEYA_FORMAT, "%s: is damaged; remove it to start over", path);
     }
     if (!status) {
         memcpy(t->sums.all, map.data + sizeof head, bytes);

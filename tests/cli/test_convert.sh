@@ -18,7 +18,7 @@ check "the bytes are the same" cmp "$WORK/one" "$WORK/q4_k_m"
 works "weights that are on no grid" convert "$demo" "$WORK/grid" --to q4_0 --grid
 check "are said to be so" grep -q '0.00 % of the Q4_0 blocks' "$WORK/out"
 
-fails_with "what is there is not overwritten" 'is there already' convert "$demo" "$WORK/one" --to q8_0
+fails_with "what is there is not overwritten" 'already exists' convert "$demo" "$WORK/one" --to q8_0
 fails_with "what is quantised is not quantised again" 'quantised already' convert "$WORK/q4_0" "$WORK/again" --to q8_0
 fails_with "a model that is not there" 'nowhere' convert "$WORK/nowhere" "$WORK/again" --to q8_0
 fails_with "a folder that is not there" 'no/folder' convert "$demo" "$WORK/no/folder" --to q8_0
@@ -29,7 +29,7 @@ json_holds "the head in Q8_0, attention in Q5_1 and BF16" \
     '[.stored[] | select(.format == "Q8_0" or .format == "Q5_1" or .format == "BF16") | .format] | unique | length == 3'
 fails_with "a format that is none" '"q9" is none of f32, f16' convert "$demo" "$WORK/again" --to q4_0 --head q9
 fails_with "an expression that is none" 'regular expression' convert "$demo" "$WORK/again" --to q4_0 --keep '(=q8_0'
-fails_with "an expression that no tensor meets" '"blk.99.=q8_0" is the name of no tensor' \
+fails_with "an expression that no tensor meets" '"blk.99.=q8_0" matches no quantised tensor' \
     convert "$demo" "$WORK/again" --to q4_0 --keep 'blk.99.=q8_0'
 fails_with "importances that are not there" 'nowhere' convert "$demo" "$WORK/again" --to q4_0 --importance "$WORK/nowhere"
 fails_with "a model for importances" 'holds no importances' convert "$demo" "$WORK/again" --to q4_0 --importance "$WORK/q8_0"
@@ -71,13 +71,13 @@ done
 works "tiles under another name" convert "$WORK/q8_0" "$WORK/elsewhere" --to tiles
 check "are said to be unused" grep -q 'once it is called FILE.gguf.tiles' "$WORK/out"
 mv "$WORK/elsewhere" "$WORK/q4_0.tiles"
-fails_with "tiles of other weights" 'made of other weights' run --model "$WORK/q4_0" --drafter none --f-theta none --max-tokens 1 'a'
+fails_with "tiles of other weights" 'made from other weights' run --model "$WORK/q4_0" --drafter none --f-theta none --max-tokens 1 'a'
 rm "$WORK/q4_0.tiles"
 STATUS=0
 (ulimit -f 1024 && "$KAKEYA" convert "$WORK/q4_0" "$WORK/full/out" --to tiles) >"$WORK/out" 2>"$WORK/err" </dev/null || STATUS=$?
 check "tiles that find no room fail" test "$STATUS" != 0
 check "and leave nothing" test -z "$(ls "$WORK/full")"
-fails_with "tiles of plain weights" 'no weights of the model are made into tiles' convert "$demo" "$WORK/again" --to tiles
+fails_with "tiles of plain weights" 'the model has no weights for tiles' convert "$demo" "$WORK/again" --to tiles
 works "info reads a quantised directory" info --model "$WORK/affine4"
 check "and names its form" grep -q 'stored as affine4' "$WORK/out"
 without=$(answer "$WORK/affine4")

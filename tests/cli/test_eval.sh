@@ -124,11 +124,11 @@ TIMING|.rows[2].decode_seconds = 1000
 ROW_UNPROMISED|del(.options.as_stored)
 ENVIRONMENT|del(.options.as_stored) | .environment.backend = "cuda/H200"
 CASES
-fails_with "a format that sessions do not keep" "as sessions of backend cpu keep K/V there are bf16, q8 and q4; fp8 is compared" \
+fails_with "a format that sessions do not keep" "sessions of backend cpu store bf16, q8 and q4; fp8 needs" \
     eval kv-format --as-stored --formats q8,fp8
-fails_with "an unknown format of K/V" "formats: 'd4-11' is none of those" eval kv-format --formats d4-11
+fails_with "an unknown format of K/V" "formats: unknown format 'd4-11'" eval kv-format --formats d4-11
 fails_with "a format named twice" "formats: q8 is named twice" eval kv-format --formats q8,bf16,q8
-fails_with "texts that are too short" "the texts hold" eval kv-format examples/code/events.py --prompt-length 4000
+fails_with "texts that are too short" "the texts have only" eval kv-format examples/code/events.py --prompt-length 4000
 works "eval code on a named file" eval code examples/code/events.py --repetitions 1 --max-tokens 8 --prompt-tokens 40 \
     --draft-lengths 3 --json
 json_holds "its arms" '.summary.arms | map(.mode) == ["ar", "speculative", "ngram", "auto"]'
@@ -151,8 +151,8 @@ if ! short_sweeps; then
 fi
 
 # --- wrong usage, wrong files
-fails_with "a recording that is none" 'no file of recorded texts' eval draft-policy --replay "$MODELS/demo/config.json"
-refuses "a replay that records" 'takes no' eval draft-policy --replay a.json --trace b.json
+fails_with "a recording that is none" 'not a file of recorded texts' eval draft-policy --replay "$MODELS/demo/config.json"
+refuses "a replay that records" 'excludes --trace' eval draft-policy --replay a.json --trace b.json
 refuses "eval without a name" 'name an evaluation' eval
 refuses "an unknown evaluation" "unknown evaluation 'taste'" eval taste
 refuses "too few lines" '10 to' eval niah --lines 5

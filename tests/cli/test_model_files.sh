@@ -61,7 +61,7 @@ for verb in "run --model $WORK/m hi" "tokenize --model $WORK/m --text-file $WORK
     "score --model $WORK/m --ids-file $WORK/ids.json" "convert $WORK/m $WORK/out.gguf --to q8_0" "serve --model $WORK/m --port 0"; do
     # shellcheck disable=SC2086 # several arguments
     fails_with "kakeya ${verb%% *} says which link leads nowhere" \
-        'generation_config.json: .*a link to ../blobs/gone, which is not there' $verb
+        'generation_config.json: .*a link to ../blobs/gone, which does not exist' $verb
 done
 
 # --- what is needed

@@ -10,7 +10,7 @@ f_theta="train f-theta --model $dense --aux-layers 1 --rank 8 --ranks 1 --tokens
 for name in f_theta_config.json notes.txt model.safetensors; do
     mkdir "$WORK/there"
     echo kept >"$WORK/there/$name"
-    case $name in f_theta_config.json) reason='there: has an f_theta already' ;; *) reason="there: holds $name, which is none" ;; esac
+    case $name in f_theta_config.json) reason='there: already has an f_theta' ;; *) reason="there: contains $name, which is not" ;; esac
     # shellcheck disable=SC2086 # several arguments
     fails_with "no f_theta goes into a folder with $name" "$reason" $f_theta --out "$WORK/there" "$WORK/ids.json"
     check "which is kept" test "$(cat "$WORK/there/"*)" = kept
@@ -18,7 +18,7 @@ for name in f_theta_config.json notes.txt model.safetensors; do
 done
 mkdir "$WORK/there"
 touch "$WORK/there/notes.txt"
-fails_with "nor a drafter" 'there: holds notes.txt, which is none' train drafter --model "$dense" --out "$WORK/there" "$WORK/ids.json"
+fails_with "nor a drafter" 'there: contains notes.txt, which is not' train drafter --model "$dense" --out "$WORK/there" "$WORK/ids.json"
 rm "$WORK/there/notes.txt"
 touch "$WORK/there/config.json"
 fails_with "nor beside a drafter" 'there: has a drafter already' train drafter --model "$dense" --out "$WORK/there" "$WORK/ids.json"
@@ -28,7 +28,7 @@ touch "$WORK/file"
 fails_with "a file is no folder" 'file: is not a directory' $f_theta --out "$WORK/file" "$WORK/ids.json"
 ln -s gone "$WORK/link"
 # shellcheck disable=SC2086
-fails_with "nor is a link that leads nowhere" 'link: .*a link to gone, which is not there' $f_theta --out "$WORK/link" "$WORK/ids.json"
+fails_with "nor is a link that leads nowhere" 'link: .*a link to gone, which does not exist' $f_theta --out "$WORK/link" "$WORK/ids.json"
 
 # --- convert: what a killed one has left
 gone=999999 # no process has this number

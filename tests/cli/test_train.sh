@@ -36,7 +36,7 @@ json_holds "an f_theta that reads the drafter gives a third back, too" \
 check "it has the form of the reference implementation" \
     test "$(jq -c 'del(.rank, .rank_k, .rank_v, .latent_format)' "$WORK/drafter/f_theta_config.json" | jq -S .)" = \
     "$(jq -c 'del(.rank)' tests/data/golden/demo-f-theta-regression/f_theta_config.json | jq -S .)"
-refuses "hidden states where a drafter is read" "aux-layers is for --input aux" \
+refuses "hidden states where a drafter is read" "aux-layers needs --input aux" \
     train f-theta --input drafter --aux-layers 1 --data x --out y
 fails_with "a drafter that is not there" "input drafter: the model has no drafter" \
     train f-theta --input drafter --drafter none --out "$WORK/x" README.md
@@ -97,7 +97,7 @@ worse="--model tests/data/golden/gemma4-tiny-ple --sequence 64 --sink 1 --window
 # shellcheck disable=SC2086
 run train f-theta $worse --out "$WORK/worse" "$WORK/ids.json"
 check "restoring that is worse than dropping fails" test "$STATUS" -eq 1
-check "with both figures" grep -q '/worse: no f_theta is written: .* restoring has a KL of [0-9.]* from native, dropping has [0-9.]*;' \
+check "with both figures" grep -q '/worse: no f_theta was written: .* restoring has a KL of [0-9.]* from native and dropping [0-9.]*;' \
     "$WORK/err"
 check "which the table has, too" grep -q 'worse than dropping$' "$WORK/out"
 check "is reported" jq -e '.ranks[0] | .directory == null and .worse_than_dropping' "$WORK/worse/report.json"
@@ -150,7 +150,7 @@ fails_with "answers as long as sequences" "self 64: answers must be shorter" tra
 printf '[{"role":"assistant","content":"a"}]\n' >"$WORK/none.jsonl"
 fails_with "a conversation without question" "none.jsonl, line 1: the conversation asks nothing" \
     train f-theta --self 8 --out "$WORK/x" "$WORK/none.jsonl"
-refuses "a temperature of nothing" "temperature is for --self" train f-theta --temperature 1 --data x --out y
+refuses "a temperature of nothing" "temperature needs --self" train f-theta --temperature 1 --data x --out y
 # shellcheck disable=SC2086
 fails_with "too little text" "the data are too short|too few" \
     train f-theta $small --tokens 64 --aux-layers 1,3 --rank 8 --out "$WORK/short" "$WORK/ids.json"
@@ -174,6 +174,6 @@ STATUS=0
 check "a full disk ends it" test "$STATUS" -ne 0
 check "with the file's name" grep -q "$WORK/full/" "$WORK/err"
 check "and leaves nothing that looks like an f_theta" test ! -e "$WORK/full/f_theta_config.json"
-refuses "two ranks of one kind" "rank-k and --rank-v belong together" train f-theta --rank-k 8 --data x --out y
+refuses "two ranks of one kind" "rank-k and --rank-v need each other" train f-theta --rank-k 8 --data x --out y
 refuses "no data" "data and --out are needed" train f-theta --out y
 finish

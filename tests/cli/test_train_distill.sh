@@ -33,7 +33,7 @@ if [ "$STATUS" -eq 143 ] && [ -e "$WORK/again/distill.state" ]; then # a fast ma
     check "another rate does not go on from there" grep -q 'distill.state: the state of a distillation with another model' "$WORK/err"
     # shellcheck disable=SC2086
     run train f-theta $model $form --distill $steps --out "$WORK/again" --json "$WORK/ids.json"
-    check "the same command goes on" grep -q '^going on after [0-9]* steps' "$WORK/err"
+    check "the same command continues" grep -q '^going on after [0-9]* steps' "$WORK/err"
 fi
 check "an interrupted run ends with the same weights" \
     cmp "$WORK/whole/f_theta_weights.safetensors" "$WORK/again/f_theta_weights.safetensors"
@@ -57,7 +57,7 @@ fails_with "an f_theta that is not there" "no-such-f-theta" \
 fails_with "more rows than a sequence has" "rows 60: .* do not fit into sequences of 64 tokens" \
     train f-theta --distill $model $form --rows 60 --out "$WORK/x" "$WORK/ids.json"
 # shellcheck disable=SC2086
-fails_with "needles for a model without tokenizer" "needles: the model has no tokenizer" \
+fails_with "needles for a model without tokenizer" "needles needs a tokenizer" \
     train f-theta --distill $model $form --needles 0.5 --out "$WORK/needles" "$WORK/ids.json"
 STATUS=0
 # shellcheck disable=SC2086
@@ -67,7 +67,7 @@ check "a full disk ends it" test "$STATUS" -ne 0
 check "with the file's name" grep -q "$WORK/full/" "$WORK/err"
 check "and leaves nothing that looks like the result" test ! -e "$WORK/full/f_theta_config.json"
 refuses "steps of nothing" "are for --distill" train f-theta --steps 3 --data x --out y
-refuses "ranks of an f_theta that is there" "init-from has its ranks" \
+refuses "ranks of an f_theta that is there" "init-from takes ranks" \
     train f-theta --distill --init-from z --rank 8 --data x --out y
 refuses "weights of another loss" "lambda-... are for --loss attn_distill_hybrid" \
     train f-theta --distill --lambda-kd 1 --data x --out y

@@ -39,7 +39,7 @@ if [ "$STATUS" -eq 143 ] && [ -e "$WORK/again/drafter.state" ]; then # a fast ma
     check "another decay does not go on from there" grep -q "drafter.state: the state of a drafter's training with another" "$WORK/err"
     # shellcheck disable=SC2086
     run train drafter $model $form $steps --store f32 --out "$WORK/again" --json "$WORK/ids.json"
-    check "the same command goes on" grep -q '^going on after [0-9]* steps' "$WORK/err"
+    check "the same command continues" grep -q '^going on after [0-9]* steps' "$WORK/err"
     check "and answers nothing again" grep -q 'of [0-9]* prompts have been answered already' "$WORK/err"
     # as if it had been interrupted again, while it was measured
     rm "$WORK/again/report.json"
@@ -79,7 +79,7 @@ fails_with "data too short" "the data are too short" train drafter $model --out 
 fails_with "answers longer than sequences" "answer 60: answers must be shorter" \
     train drafter $model --answer 60 --out "$WORK/x" "$WORK/ids.json"
 # shellcheck disable=SC2086
-fails_with "needles for a model without tokenizer" "needles: the model has no tokenizer" \
+fails_with "needles for a model without tokenizer" "needles needs a tokenizer" \
     train drafter $model --needles 0.5 --out "$WORK/x" "$WORK/ids.json"
 # shellcheck disable=SC2086
 fails_with "answers to other prompts" "answers: the model's answers with another model" \
@@ -92,6 +92,6 @@ check "a full disk ends it" test "$STATUS" -ne 0
 check "with the file's name" grep -q "$WORK/full/" "$WORK/err"
 check "and leaves nothing that looks like the result" test ! -e "$WORK/full/config.json"
 refuses "nothing to train on" "--data and --out are needed" train drafter --out y
-refuses "layers of a drafter that is there" "init-from has its layers" train drafter --init-from z --layers 3 --data x --out y
-refuses "norms of nothing" "scope fc-norms is for --init-from" train drafter --scope fc-norms --data x --out y
+refuses "layers of a drafter that is there" "init-from takes layers" train drafter --init-from z --layers 3 --data x --out y
+refuses "norms of nothing" "scope fc-norms needs --init-from" train drafter --scope fc-norms --data x --out y
 finish

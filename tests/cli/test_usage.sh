@@ -102,7 +102,7 @@ refuses "remote: a bus and a name" "give --bus and --name" remote init
 refuses "remote: models are of workers" "--model needs --worker" remote init --bus x --name y --model z=.
 refuses "remote: who is allowed" "'friend' is neither requester nor worker" remote allow friend a b
 refuses "remote: one nonce" "name one nonce" remote cancel
-fails_with "remote: without a configuration" "remote.json is not there: .kakeya remote init. writes it" \
+fails_with "remote: without a configuration" "remote.json does not exist: .kakeya remote init. writes it" \
     remote list --config "$WORK/none" --state "$WORK/state"
 works "remote: presets are listed" remote presets
 check "remote: with bounds" grep -q 'lines  *up to 16 of 10 to 2000 (12,60,150)' "$WORK/out"

@@ -39,7 +39,7 @@ done
 works "formats of K/V, as sessions keep them" eval kv-format examples/code/* --backend cuda --report "$WORK/formats.json"
 works "whose report passes the gate" gate "$WORK/formats.json"
 check "which says who measured" grep -q "note: K/V as sessions of backend cuda/.* keep them" "$WORK/out"
-fails_with "what no session keeps is left to the CPU" "as sessions of backend cuda keep K/V .*; fp8 is compared on backend cpu" \
+fails_with "what no session keeps is left to the CPU" "sessions of backend cuda store .*; fp8 needs backend cpu" \
     eval kv-format --backend cuda --formats fp8
 
 for attention in native restored; do

@@ -25,7 +25,7 @@ json_holds "whose codes are what is read: 24 bytes for 32 values, 14 positions, 
 works "auto is the CPU's own backend" run --raw --max-tokens 2 --json 'def f'
 json_holds "which needs no libmlx" '.stats.backend | startswith("cpu/")'
 echo '[2, 5, 6, 7]' >"$WORK/ids.json"
-fails_with "distillation is refused before anything is computed" "backend mlx cannot distil: take --backend cpu" train f-theta --distill \
+fails_with "distillation is refused before anything is computed" "backend mlx cannot distil: use --backend cpu" train f-theta --distill \
     --rank 16 --backend mlx --model tests/data/golden/gemma4-tiny-dense --drafter none --out "$WORK/f" "$WORK/ids.json"
 check "and leaves nothing" test ! -e "$WORK/f"
 fails_with "devices have no numbers" "backend mlx" run --backend mlx --devices 0,1 x

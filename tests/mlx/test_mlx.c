@@ -607,7 +607,7 @@ static void what_it_does_not_do_is_refused(void **state) {
     tiny d;
     tiny_open_weights(&d, "gemma4-tiny-dense", "dflash-tiny");
     refuse_model(&d, KAKEYA_PRECISION_INT8, NULL, "backend mlx computes in precision f32 or bf16, not in int8");
-    refuse_model(&d, KAKEYA_PRECISION_F32, "avx2", "kernel set 'avx2' is of the cpu backend, not of mlx");
+    refuse_model(&d, KAKEYA_PRECISION_F32, "avx2", "kernel set 'avx2' belongs to backend cpu, not to mlx");
     REQUIRE_OK(
         f_theta_model_synthesize(&d.verifier->config, &d.drafter->config, 8, 8, false, &d.account, &d.f_theta, error));
     tiny_complete(&d, KAKEYA_PRECISION_F32, NULL, 0);
@@ -665,7 +665,7 @@ static void made_weights(void **state) {
     tensor_memory memory = {0};
     open_made(&d, WEIGHT_Q4_0, true, &memory);
     refuse_model(&d, KAKEYA_PRECISION_F32, NULL,
-                 "backend mlx makes no weights of type Q8_0 itself: affine4 and affine8 it does");
+                 "backend mlx cannot make weights of type Q8_0, only of affine4 and affine8");
     tensor_memory_release(&memory);
     gemma4_model_close(d.verifier);
     assert_int_equal(mem_total(&d.account), 0);

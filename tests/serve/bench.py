@@ -170,12 +170,12 @@ def _():
 @test("what is no answer is named")
 def _():
     refused(Script(['{"error": {"message": "no, not now"}}'], status=429), "answered with status 429: no, not now")
-    refused(Script(["<html>"], status=500), "answered with status 500: <html>")
+    refused(Script(["<html>"], status=500), "got status 500: <html>")
     refused(Script([event("x"), 'data: {"error": {"message": "the device is gone"}}\n\n', "data: [DONE]\n\n"]), "the device is gone")
     refused(Script([event("x")]), "the reply is cut off")
     refused(Script([event("x")], framing="close"), "the stream ended before its [DONE]")
-    refused(Script(key="right"), "the server asks for a key")
-    refused(Script(key="right"), "the server asks for a key", "--api-key", "wrong")
+    refused(Script(key="right"), "the server requires a key")
+    refused(Script(key="right"), "the server requires a key", "--api-key", "wrong")
     equal(measured(Script(key="right"), 2, "--api-key", "right")["requests"], 2)
 
 

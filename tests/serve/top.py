@@ -298,9 +298,9 @@ def _():
     for data, why in ((b"", "the connection was closed before a reply"),
                       (b"SSH-2.0-x\r\n", "what answers there does not speak HTTP"),
                       (head + b"50\r\n\r\n{}", "the reply is cut off"),
-                      (head + b"2\r\n\r\n{}", "what answers there is not kakeya serve"),
-                      (head + b"5\r\n\r\n<html", "what answers there is not kakeya serve"),
-                      (b"HTTP/1.1 302 Found\r\n\r\n", "/health is answered with status 302: this is not kakeya serve")):
+                      (head + b"2\r\n\r\n{}", "the server there is not kakeya serve"),
+                      (head + b"5\r\n\r\n<html", "the server there is not kakeya serve"),
+                      (b"HTTP/1.1 302 Found\r\n\r\n", "/health returned status 302: this is not kakeya serve")):
         listener, url = one_reply(data)
         made = top(url, "--once")
         equal((made.returncode, made.stdout, made.stderr), (1, "", f"kakeya top: {url}: {why}\n"))

@@ -215,11 +215,11 @@ static void test_refusals(void **state) {
          "messages[0].content[1] is a part of type \"image_url\"", KAKEYA_UNSUPPORTED},
         {"[{\"role\":\"user\",\"content\":\"a\"}]", "{\"a\":1}", "tools: not a list", KAKEYA_FORMAT},
         {"[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"tool\",\"content\":\"b\"}]", NULL,
-         "messages[1].role: a tool's message stands behind", KAKEYA_INVALID_ARGUMENT},
+         "messages[1].role: a tool message must follow", KAKEYA_INVALID_ARGUMENT},
         {"[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"1\",\"function\":{\"name\":\"f\"}}]},"
          "{\"role\":\"tool\",\"content\":\"b\"},{\"role\":\"user\",\"content\":\"a\"},"
          "{\"role\":\"tool\",\"content\":\"c\"}]",
-         NULL, "messages[3].role: a tool's message stands behind", KAKEYA_INVALID_ARGUMENT},
+         NULL, "messages[3].role: a tool message must follow", KAKEYA_INVALID_ARGUMENT},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         kakeya_error error = {0};

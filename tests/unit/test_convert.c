@@ -446,9 +446,9 @@ static void test_importance_files(void **state) {
         const char *key, *says;
         int in;
         float bad;
-    } bad[] = {{"imatrix.chunk_count", "no mean square", HIDDEN, NAN},
-               {"imatrix.chunk_count", "no mean square", HIDDEN, -1},
-               {"imatrix.chunk_count", "not of this model: 1 x 64", HIDDEN + 1, 0},
+    } bad[] = {{"imatrix.chunk_count", "not a mean square", HIDDEN, NAN},
+               {"imatrix.chunk_count", "not a mean square", HIDDEN, -1},
+               {"imatrix.chunk_count", "not for this model: expected 1 x 64", HIDDEN + 1, 0},
                {"general.size", "holds no importances", HIDDEN, 0}};
     for (size_t i = 0; i < COUNT(bad); i++) {
         write_importances("imatrix", bad[i].key, bad[i].in, bad[i].bad);
@@ -490,8 +490,8 @@ static void test_single_tensors(void **state) {
                                            {"=q8_0", "REGEX=FORMAT"},
                                            {"(=q8_0", "regular expression"},
                                            {"x=f64", "--keep"},
-                                           {"nothing=q4_1", "\"nothing=q4_1\" is the name of no tensor"},
-                                           {"^blk.0.attn_norm=q8_0", "no tensor that is quantised"}};
+                                           {"nothing=q4_1", "\"nothing=q4_1\" matches no quantised tensor"},
+                                           {"^blk.0.attn_norm=q8_0", "no quantised tensor"}};
     for (size_t i = 0; i < COUNT(wrong); i++) {
         convert_options bad = {.to = CONVERT_Q4_0};
         if (i == 0) bad.head = wrong[i][0];

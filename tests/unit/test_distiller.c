@@ -189,7 +189,7 @@ static void what_does_not_fit(void **state) {
     REQUIRE_OK(distiller_create(engine, &o, &data, &start, &d, error));
     distiller_step_result r;
     assert_int_equal(distiller_step(d, NULL, NULL, &r, &problem), KAKEYA_FORMAT);
-    assert_non_null(strstr(problem.message, "the loss is no number"));
+    assert_non_null(strstr(problem.message, "the loss is not a number"));
     distiller_destroy(d);
     kakeya_engine_close(engine);
     engine = open_as("gemma4-tiny-dense", 1, KAKEYA_PRECISION_BF16);

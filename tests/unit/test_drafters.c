@@ -302,9 +302,9 @@ static void one_of_each_kind(void **state) {
     (void)state;
     expect_refused(dflash(), dflash(), "both DFlash drafters");
     expect_refused(assistant(), assistant(), "both MTP assistants");
-    expect_refused("none", dflash(), "two are a DFlash drafter and an MTP assistant");
-    expect_refused(NULL, dflash(), "two are a DFlash drafter and an MTP assistant");
-    expect_refused(dflash(), "none", "two are a DFlash drafter and an MTP assistant");
+    expect_refused("none", dflash(), "two drafters must be a DFlash drafter and an MTP assistant");
+    expect_refused(NULL, dflash(), "two drafters must be a DFlash drafter and an MTP assistant");
+    expect_refused(dflash(), "none", "two drafters must be a DFlash drafter and an MTP assistant");
 }
 
 int main(void) {

@@ -132,7 +132,7 @@ static void another_backend(void **state) {
     kakeya_error problem = {0};
     float *start = calloc(dflash_values_count(&o.config), sizeof *start);
     assert_int_equal(drafting_create(other, &o, &data, start, &d, &problem), KAKEYA_UNSUPPORTED);
-    assert_non_null(strstr(problem.message, "does not show the last layer's output"));
+    assert_non_null(strstr(problem.message, "does not expose the last layer's output"));
     free(start);
     corpus_free(&data);
     other->ops = ops;
@@ -210,7 +210,7 @@ static void what_does_not_fit(void **state) {
     REQUIRE_OK(drafting_create(engine, &o, &data, start, &d, error));
     drafting_step_result r;
     assert_int_equal(drafting_step(d, NULL, NULL, &r, &problem), KAKEYA_FORMAT);
-    assert_non_null(strstr(problem.message, "the loss is no number"));
+    assert_non_null(strstr(problem.message, "the loss is not a number"));
     drafting_destroy(d);
     free(start);
     corpus_free(&data);

@@ -121,7 +121,7 @@ static void test_int8_rows(void **state) {
 
 static bool count_progress(void *user, const char *what, uint64_t done, uint64_t total) {
     int *calls = user;
-    assert_string_equal(what, "arranging the weights");
+    assert_string_equal(what, "repacking the weights");
     assert_true(done <= total && total > 0);
     return ++*calls != 3;
 }

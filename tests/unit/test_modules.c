@@ -331,7 +331,7 @@ static void test_configurations_that_disagree(void **state) {
          "model.layers.0.mlp.gate_proj is stored as affine", "says plain"},
         {STORED_AFFINE, "\"mode\":\"affine\"", "\"model.layers.0.mlp.gate_proj\":17", "model.layers.0.mlp.gate_proj",
          "neither a module's form nor true or false"},
-        {STORED_AFFINE, "\"quantization\"", "\"quantisation\"", "embed_tokens is stored as affine", "says nothing"},
+        {STORED_AFFINE, "\"quantization\"", "\"quantisation\"", "embed_tokens is stored as affine", "does not mention it"},
         {STORED_AFFINE, "\"quantization\":{", "\"quantization\":[1],\"x\":{", "quantization is not an object", ""},
         {STORED_AFFINE, "\"quantization\":{", "\"quantization_config\":{\"quant_method\":\"gptq\",", "\"gptq\"",
          "GGUF"},
@@ -345,11 +345,11 @@ static void test_configurations_that_disagree(void **state) {
         {STORED_INT4, "\"symmetric\":true", "\"actorder\":\"group\"", "actorder", "permutes columns"},
         {STORED_INT4, "\"format\"", "\"transform_config\":{\"a\":1},\"format\"", "transform_config", "not supported"},
         {STORED_INT4, "\"config_groups\":{", "\"config_groups\":{},\"x\":{", "no config_groups", ""},
-        {STORED_INT4, "\"Linear\"", "\"re:.*q_proj{1,9}\"", "expression", "not one that is understood"},
-        {STORED_INT4, "\"Linear\"", "\"re:.*q_proj++\"", "expression", "not one that is understood"},
-        {STORED_INT4, "\"Linear\"", "\"re:((q)+)+\"", "expression", "not one that is understood"},
+        {STORED_INT4, "\"Linear\"", "\"re:.*q_proj{1,9}\"", "expression", "not supported"},
+        {STORED_INT4, "\"Linear\"", "\"re:.*q_proj++\"", "expression", "not supported"},
+        {STORED_INT4, "\"Linear\"", "\"re:((q)+)+\"", "expression", "not supported"},
         {STORED_INT4, "\"Linear\"", "\"re:.*?\\\\.q_proj\"", "k_proj is stored as pack-quantized", "says plain"},
-        {STORED_INT4, "\"Linear\"", "\"re:.*?*q_proj\"", "expression", "not one that is understood"},
+        {STORED_INT4, "\"Linear\"", "\"re:.*?*q_proj\"", "expression", "not supported"},
         {STORED_INT4, "\"format\"", "\"transform_config\":[1],\"format\"", "transform_config", "not supported"},
         {STORED_INT4, "\"format\"", "\"transform_config\":{\"config_groups\":{\"a\":1}},\"format\"", "transform_config",
          "not supported"},
@@ -456,7 +456,7 @@ static void test_configuration_beside(void **state) {
     (void)state;
     made_model("gemma4-tiny-dense", STORED_MODELOPT_FP8);
     replace_in_configuration("\"quantization_config\"", "\"nothing\"");
-    check_refused(scratch_path("quantised"), "is stored as float-quantized", "says nothing");
+    check_refused(scratch_path("quantised"), "is stored as float-quantized", "does not mention it");
     scratch_text("quantised/hf_quant_config.json",
                  "{\"producer\":{\"name\":\"modelopt\"},\"quantization\":{\"quant_algo\":\"FP8\","
                  "\"exclude_modules\":[\"lm_head\"]}}");

@@ -108,12 +108,12 @@ static void test_refuses_layouts(void **state) {
     assert_refused(open_header(PAIR(0, 0), 4), KAKEYA_FORMAT, "begins at byte 0");
     assert_refused(open_header(PAIR(0, 5), 9), KAKEYA_FORMAT, "bytes 4 to 5", "before tensor b");
     assert_refused(open_header(PAIR(1, 5), 9), KAKEYA_FORMAT, "bytes 0 to 1", "before tensor a");
-    assert_refused(open_header(PAIR(0, 4), 10), KAKEYA_FORMAT, "2 bytes behind the last tensor");
+    assert_refused(open_header(PAIR(0, 4), 10), KAKEYA_FORMAT, "2 bytes after the last tensor");
     assert_refused(open_header("{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
                                "\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}",
                                2),
                    KAKEYA_FORMAT, "tensor a is listed twice");
-    assert_refused(open_header("{}", 3), KAKEYA_FORMAT, "3 bytes behind");
+    assert_refused(open_header("{}", 3), KAKEYA_FORMAT, "3 bytes after");
     assert_ok(open_header("{}", 0));
 }
 

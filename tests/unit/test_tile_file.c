@@ -118,7 +118,7 @@ static void test_same_tiles(void **state) {
         free(made[i].logits);
     }
     /* never over what is there, and the same bytes for any number of threads */
-    assert_refused(make_tiles(path, tiles, 1), KAKEYA_INVALID_ARGUMENT, "is there already");
+    assert_refused(make_tiles(path, tiles, 1), KAKEYA_INVALID_ARGUMENT, "already exists");
     const char *again = scratch_path("again.tiles");
     assert_ok(make_tiles(path, again, 1));
     char *a, *b;
@@ -163,7 +163,7 @@ static void test_directory(void **state) {
         safetensors_close(file);
         data[at] = (char)(data[at] ^ 1);
         scratch_write(weights, data, bytes);
-        assert_refused(load(path, NULL, 1).status, KAKEYA_FORMAT, "made of other weights");
+        assert_refused(load(path, NULL, 1).status, KAKEYA_FORMAT, "made from other weights");
         data[at] = (char)(data[at] ^ 1);
         scratch_write(weights, data, bytes);
         free(data);
@@ -187,9 +187,9 @@ static void test_refusals(void **state) {
         data[i] = (char)(data[i] ^ 0x81);
         scratch_write("bad.gguf.tiles", data, bytes);
         assert_refused(load(path, NULL, 1).status, KAKEYA_FORMAT,
-                       i < 8    ? "is no file of tiles"
+                       i < 8    ? "is not a file of tiles"
                        : i < 12 ? "another version"
-                                : "made of other weights");
+                                : "made from other weights");
         data[i] = (char)(data[i] ^ 0x81);
     }
     static const size_t cut[] = {0, 1, 15, 16, 17, 200, 4095, 4096};
@@ -226,7 +226,7 @@ static void test_what_cannot_be_made(void **state) {
     (void)state;
     const char *out = scratch_path("none.tiles");
     assert_refused(make_tiles(KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense", out, 1), KAKEYA_UNSUPPORTED,
-                   "no weights of the model are made into tiles");
+                   "the model has no weights for tiles");
     assert_refused(make_tiles(scratch_path("nowhere"), out, 1), KAKEYA_IO, "nowhere");
     assert_refused(make_tiles(MICRO, scratch_path("no/folder"), 1), KAKEYA_IO, "no/folder");
     convert_report report;

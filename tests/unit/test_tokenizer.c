@@ -424,7 +424,7 @@ static void test_other_forms_are_refused(void **state) {
             "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \",\"Regex\":\" \"},\"content\":\"\xE2\x96\x81\"}",
             "normalizer is {\"type\":\"Replace\"");
     REFUSED(added_tokens, "[{\"id\":256,\"content\":\"x\",\"special\":1}]", "special is neither true nor false");
-    REFUSED(post_processor, "{\"type\":\"TemplateProcessing\",\"x\":2.0}", "a number of post_processor is no id");
+    REFUSED(post_processor, "{\"type\":\"TemplateProcessing\",\"x\":2.0}", "a number of post_processor is not an id");
     REFUSED(added_tokens, "null", "added_tokens has the wrong type");
     REFUSED(merges, "[[\"a\"]]", "a merge is neither");
     REFUSED(merges, "[\"a b c\"]", "a merge is neither");

@@ -471,7 +471,7 @@ static void test_what_does_not_fit_is_refused(void **state) {
            KAKEYA_INVALID_ARGUMENT, "but the prompt has room for 60");
     p.media[1].budget = 71;
     refuse(kakeya_session_sync_media(session, p.ids, p.n, p.media, 3, NULL, NULL, NULL, &failure),
-           KAKEYA_INVALID_ARGUMENT, "an image budget of 71 tokens");
+           KAKEYA_INVALID_ARGUMENT, "the image budget is 71 tokens");
     p.media[1].budget = BUDGET;
     kakeya_score_options options;
     kakeya_score_options_init(&options);

@@ -124,7 +124,7 @@ kakeya_status cpu_learner_create(backend_model *m, const learner_options *o, bac
                                  kakeya_error *error) {
     *out = NULL;
     if (o->drafter->block_size > LEARNER_MAX_BLOCK)
-        return error_set(error, KAKEYA_UNSUPPORTED, "a drafter with blocks of %d cannot be trained: %d are the most",
+        return error_set(error, KAKEYA_UNSUPPORTED, "a drafter with blocks of %d cannot be trained: the maximum is %d",
                          o->drafter->block_size, LEARNER_MAX_BLOCK);
     backend_learner *l = mem_alloc(m->account, MEM_WORKSPACE, sizeof *l);
     if (!l) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");

@@ -76,7 +76,7 @@ typedef struct repack_state {
 static kakeya_status tell(const repack_state *s, kakeya_error *error) {
     const backend_model_options *o = s->options;
     if (!o->progress || o->progress(o->user, "arranging the weights", s->done, s->total)) return KAKEYA_OK;
-    return error_set(error, KAKEYA_CANCELLED, "arranging the weights was cancelled");
+    return error_set(error, KAKEYA_CANCELLED, "repacking the weights was cancelled");
 }
 
 static void point_to(weight *w, const unsigned char *tiles) {
@@ -170,7 +170,7 @@ static kakeya_status map_tiles(backend_model *m, const tile_list *list, bool *fo
 
 kakeya_status repack_weights(backend_model *m, kakeya_error *error) {
     if (m->input != INPUT_INT8 && must_be_made(m))
-        return error_set(error, KAKEYA_UNSUPPORTED, "synthetic weights of %s are made for --precision int8 alone",
+        return error_set(error, KAKEYA_UNSUPPORTED, "synthetic weights of %s need --precision int8",
                          weight_format_name(m->weights->head.format));
     if (m->input != INPUT_INT8) return KAKEYA_OK;
     gemma4_weights *w = m->own_weights;
@@ -239,7 +239,7 @@ kakeya_status repack_to_file(const backend_model_options *options, const char *p
     kakeya_status status = list_tiles(w, options->verifier->config.layers, &list) ? KAKEYA_OK : no_list(error);
     if (!status && list.n == 0)
         status = error_set(error, KAKEYA_UNSUPPORTED,
-                           "no weights of the model are made into tiles: those that a CPU multiplies in int8 are");
+                           "the model has no weights for tiles, which hold those that a CPU multiplies in int8");
     const weight *const *matrices = (const weight *const *)list.w;
     t.state.total = list.bytes;
     if (!status) status = thread_pool_create(options->threads, &t.pool, error);

@@ -220,10 +220,10 @@ kakeya_status cpu_student_create(backend_model *m, const student_options *o, bac
                                  kakeya_error *error) {
     *out = NULL;
     if (o->rows > STUDENT_MAX_ROWS || (m->config->moe && m->config->experts_per_token > STUDENT_MAX_CHOSEN))
-        return error_set(error, KAKEYA_UNSUPPORTED, "distillation takes up to %d rows and %d experts of a row",
+        return error_set(error, KAKEYA_UNSUPPORTED, "distillation supports at most %d rows and %d experts per row",
                          STUDENT_MAX_ROWS, STUDENT_MAX_CHOSEN);
     if (m->input != INPUT_EXACT)
-        return error_set(error, KAKEYA_UNSUPPORTED, "distillation computes in float32: take precision f32");
+        return error_set(error, KAKEYA_UNSUPPORTED, "distillation computes in float32: use --precision f32");
     backend_student *s = mem_alloc(m->account, MEM_WORKSPACE, sizeof *s);
     if (!s) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
     prepare(s, m, o);

@@ -78,11 +78,11 @@ static kakeya_status check(const char *path, const file_map *map, const tile_hea
                            size_t file_bytes, kakeya_error *error) {
     tile_header found;
     if (map->bytes < sizeof found || memcmp(map->data, magic, sizeof magic) != 0)
-        return refuse(path, "is no file of tiles", error);
+        return refuse(path, "is not a file of tiles", error);
     memcpy(&found, map->data, sizeof found);
     if (found.version != TILE_FILE_VERSION) return refuse(path, "was made by another version of kakeya", error);
     if (found.n != n || map->bytes < header_bytes(n) || memcmp(map->data, wanted, header_bytes(n)) != 0)
-        return refuse(path, "was made of other weights than those of the model beside it", error);
+        return refuse(path, "was made from other weights than those of the model beside it", error);
     if (map->bytes != file_bytes) return refuse(path, "is not complete", error);
     return KAKEYA_OK;
 }

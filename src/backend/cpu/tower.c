@@ -410,7 +410,7 @@ kakeya_status cpu_embed_image(backend_model *m, const backend_image *image, floa
                    .soft = rows};
     if (image->across > v->positions || image->down > v->positions)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "an image of %d x %d patches, the model knows %d places in each direction", image->across,
+                         "an image of %d x %d patches: the model supports at most %d in each direction", image->across,
                          image->down, v->positions);
     t.all = t.patches;
     t.ops = mem_alloc(m->account, MEM_WORKSPACE, (size_t)tower_most_ops(v) * sizeof *t.ops);

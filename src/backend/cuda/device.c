@@ -25,7 +25,7 @@ kakeya_status cuda_check(cudaError_t status, const char *what, kakeya_error *err
         if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
             return error_set(error, KAKEYA_UNSUPPORTED, "%s: no NVIDIA driver is installed", what);
         return error_set(error, KAKEYA_UNSUPPORTED,
-                         "%s: the NVIDIA driver serves CUDA %d.%d and this build needs %d.%d", what, driver / 1000,
+                         "%s: the NVIDIA driver supports CUDA %d.%d, but this build needs %d.%d", what, driver / 1000,
                          driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
     }
     if (status == cudaErrorNoKernelImageForDevice)
@@ -105,8 +105,10 @@ kakeya_status cuda_device_open(cuda_device *device, int index, kakeya_error *err
     kakeya_status status = cuda_check(cudaGetDeviceCount(&count), "backend cuda", error);
     if (!status && count == 0) status = error_set(error, KAKEYA_UNSUPPORTED, "backend cuda: no CUDA device is present");
     if (!status && (index < 0 || index >= count))
-        status = error_set(error, KAKEYA_INVALID_ARGUMENT, "--devices names device %d; there are %d, from 0 on", index,
-                           count);
+        status = error_set(error, KAKEYA_INVALID_ARGUMENT,
+                           "--devices names device %d, but there are only %d, "
+                           "numbered from 0",
+                           index, count);
     char what[64];
     snprintf(what, sizeof what, "opening CUDA device %d", index);
     struct cudaDeviceProp properties;
@@ -119,9 +121,8 @@ kakeya_status cuda_device_open(cuda_device *device, int index, kakeya_error *err
     device->block_bytes = (int)properties.sharedMemPerBlockOptin;
     device->total_bytes = properties.totalGlobalMem;
     if (device->capability < OLDEST_CAPABILITY)
-        return error_set(error, KAKEYA_UNSUPPORTED,
-                         "%s has compute capability %d.%d; 8.0 is the least that is supported", device->name,
-                         properties.major, properties.minor);
+        return error_set(error, KAKEYA_UNSUPPORTED, "%s has compute capability %d.%d; at least 8.0 is needed",
+                         device->name, properties.major, properties.minor);
     status = cuda_check(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking), "creating a stream", error);
     if (!status) status = find_virtual_memory(device, error);
     if (!status) device->blocks = cuda_blocks_create(device->total_bytes / KEPT_SHARE);

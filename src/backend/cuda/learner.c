@@ -219,9 +219,12 @@ static kakeya_status fill(backend_learner *l, kakeya_error *error) {
 kakeya_status cuda_learner_create(backend_model *m, const learner_options *options, backend_learner **out,
                                   kakeya_error *error) {
     *out = NULL;
-    if (m->team) return error_set(error, KAKEYA_UNSUPPORTED, "training takes one device: leave --devices at one");
+    if (m->team)
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "training uses a single device: name only one with "
+                         "--devices");
     if (options->drafter->block_size > LEARNER_MAX_BLOCK)
-        return error_set(error, KAKEYA_UNSUPPORTED, "a drafter with blocks of %d cannot be trained: %d are the most",
+        return error_set(error, KAKEYA_UNSUPPORTED, "a drafter with blocks of %d cannot be trained: the maximum is %d",
                          options->drafter->block_size, LEARNER_MAX_BLOCK);
     backend_learner *l = malloc(sizeof *l);
     if (!l) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");

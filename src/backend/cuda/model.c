@@ -59,11 +59,11 @@ static kakeya_status check_model(const backend_model *m, kakeya_error *error) {
                          m->options.precision == KAKEYA_PRECISION_F32 ? "f32" : "int8");
     if (c->moe && (c->experts > CUDA_ROUTE_MAX_EXPERTS || c->experts_per_token > CUDA_ROUTE_MAX_RANK))
         return error_set(error, KAKEYA_UNSUPPORTED,
-                         "%d experts of which %d work on a token; backend cuda supports %d and %d", c->experts,
+                         "%d experts, of which a token uses %d; backend cuda supports at most %d and %d", c->experts,
                          c->experts_per_token, (int)CUDA_ROUTE_MAX_EXPERTS, (int)CUDA_ROUTE_MAX_RANK);
     enum { LARGEST_HIDDEN = 8192 }; /* what two steps of the row kernels cover */
     if (c->hidden > LARGEST_HIDDEN)
-        return error_set(error, KAKEYA_UNSUPPORTED, "hidden size %d is above %d, the most that backend cuda supports",
+        return error_set(error, KAKEYA_UNSUPPORTED, "hidden size %d is above %d, the maximum of backend cuda",
                          c->hidden, (int)LARGEST_HIDDEN);
     if (c->hidden % 8)
         return error_set(error, KAKEYA_UNSUPPORTED, "hidden size %d is not a multiple of 8, as backend cuda needs",

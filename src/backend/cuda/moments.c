@@ -136,17 +136,23 @@ static kakeya_status fill(backend_moments *s, kakeya_error *error) {
 kakeya_status cuda_moments_create(backend_model *m, const moments_options *options, backend_moments **out,
                                   kakeya_error *error) {
     *out = NULL;
-    if (m->team) return error_set(error, KAKEYA_UNSUPPORTED, "training takes one device: leave --devices at one");
+    if (m->team)
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "training uses a single device: name only one with "
+                         "--devices");
     if (options->context && options->inputs % 8)
-        return error_set(error, KAKEYA_UNSUPPORTED, "the drafter's hidden size %d: the closed form takes the CPU",
+        return error_set(error, KAKEYA_UNSUPPORTED, "the drafter's hidden size %d: the closed form needs --backend cpu",
                          options->inputs);
     if (m->config->hidden % 8)
-        return error_set(error, KAKEYA_UNSUPPORTED, "hidden size %d: the closed form takes the CPU", m->config->hidden);
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "hidden size %d: the closed form needs --backend "
+                         "cpu",
+                         m->config->hidden);
     for (int i = 0; i < m->config->layers; i++) {
         if (!weight_present(&m->options.verifier->weights.layer[i].o_proj) &&
             m->weights.layer[i].o.form != CUDA_FORM_BF16)
             return error_set(error, KAKEYA_UNSUPPORTED,
-                             "the closed form of synthetic weights takes them in bf16: leave the quantisation out");
+                             "the closed form needs synthetic weights in bf16: omit the quantisation");
     }
     backend_moments *s = calloc(1, sizeof *s);
     if (!s) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");

@@ -174,7 +174,7 @@ static kakeya_status factor_block(backend_moments *s, size_t begin, size_t end, 
     kakeya_status status = copy(s, host, BLOCK, at, n, size, size, cudaMemcpyDeviceToHost, error);
     if (!status) status = cuda_finish(&s->m->device, doing, error);
     if (!status && !factorise(host, (int)size, host + BLOCK * BLOCK))
-        return error_set(error, KAKEYA_FORMAT, "the closed form has no solution: its sums are no finite numbers");
+        return error_set(error, KAKEYA_FORMAT, "the closed form has no solution: its sums are not finite");
     if (!status) status = copy(s, at, n, host, BLOCK, size, size, cudaMemcpyHostToDevice, error);
     if (!status)
         status = copy(s, s->inverse + begin * BLOCK, BLOCK, host + BLOCK * BLOCK, BLOCK, BLOCK, size,

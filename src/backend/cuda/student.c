@@ -254,9 +254,12 @@ size_t cuda_student_bytes(backend_model *m, const student_options *options) {
 }
 
 static kakeya_status check(const backend_model *m, kakeya_error *error) {
-    if (m->team) return error_set(error, KAKEYA_UNSUPPORTED, "distillation takes one device: leave --devices at one");
+    if (m->team)
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "distillation uses a single device: name only one with "
+                         "--devices");
     if (m->config->moe && m->config->experts_per_token > TRAIN_MAX_CHOSEN)
-        return error_set(error, KAKEYA_UNSUPPORTED, "distillation takes up to %d experts of a row",
+        return error_set(error, KAKEYA_UNSUPPORTED, "distillation supports at most %d experts per row",
                          (int)TRAIN_MAX_CHOSEN);
     return KAKEYA_OK;
 }
@@ -271,8 +274,8 @@ kakeya_status cuda_student_create(backend_model *m, const student_options *o, ba
     prepare(s, m, o);
     size_t bytes = lay_out(s, NULL);
     if (s->lacks)
-        status = error_set(error, KAKEYA_UNSUPPORTED,
-                           "distillation takes synthetic weights in bf16: leave the quantisation out");
+        status =
+            error_set(error, KAKEYA_UNSUPPORTED, "distillation needs synthetic weights in bf16: omit the quantisation");
     s->tables.host = malloc(s->tables.most * sizeof(int));
     if (!status && !s->tables.host) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
     if (!status) status = cuda_device_use(&m->device, error);

@@ -23,9 +23,9 @@ static kakeya_status check_options(const backend_model_options *o, kakeya_error 
     if (o->precision != KAKEYA_PRECISION_F32 && o->precision != KAKEYA_PRECISION_BF16)
         return error_set(error, KAKEYA_UNSUPPORTED, "backend mlx computes in precision f32 or bf16, not in int8");
     if (o->isa)
-        return error_set(error, KAKEYA_UNSUPPORTED, "kernel set '%s' is of the cpu backend, not of mlx", o->isa);
+        return error_set(error, KAKEYA_UNSUPPORTED, "kernel set '%s' belongs to backend cpu, not to mlx", o->isa);
     if (o->verifier->config.layers > MLX_MAX_LAYERS)
-        return error_set(error, KAKEYA_UNSUPPORTED, "backend mlx computes %d layers at most, not %d",
+        return error_set(error, KAKEYA_UNSUPPORTED, "backend mlx supports at most %d layers, not %d",
                          (int)MLX_MAX_LAYERS, o->verifier->config.layers);
     const char *loaded = mlx_version_loaded(), *built = mlx_version_built();
     if (strcmp(loaded, built) != 0)

@@ -167,7 +167,7 @@ static const mlx_array *stacked(loading *l, const weight *w, int n) {
     if (w->format == WEIGHT_BF16) return create_bf16(l, &rows, n);
     if (made && w->format != WEIGHT_F32) {
         l->status = error_set(l->error, KAKEYA_UNSUPPORTED,
-                              "backend mlx makes no weights of type %s itself: affine4 and affine8 it does",
+                              "backend mlx cannot make weights of type %s, only of affine4 and affine8",
                               weight_format_name(w->format));
         return NULL;
     }
