@@ -208,7 +208,7 @@ int doctor_examine(const doctor_options *options) {
     } else {
         bool some = file_exists(e.config.workers);
         report(&e, some ? DOCTOR_GOOD : DOCTOR_BAD, some ? "" : "kakeya remote allow worker NAME KEY",
-               some ? "results of the workers in %s are believed" : "no worker is believed: %s is not there",
+               some ? "results of the workers in %s are trusted" : "no worker is trusted: %s does not exist",
                e.config.workers);
     }
     bus_close(e.bus);

@@ -340,7 +340,7 @@ def _():
     w.put("results", nonce, {**files, "output.json": "{}"})
     w.alice.fails("output.json is not the file that the worker has signed", "fetch", nonce)
     w.put("results", nonce, {**files, "result.json": files["result.json"].replace('"done"', '"failed"')})
-    w.alice.fails("is not believed: signature", "fetch", nonce)
+    w.alice.fails("is not trusted: signature", "fetch", nonce)
     w.put("results", nonce, {name: files[name] for name in names[:1]})
     w.alice.fails("it is not signed", "fetch", nonce)
     w.put("results", nonce, {**files, "x.sh": "x"})

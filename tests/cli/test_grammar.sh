@@ -54,7 +54,7 @@ refuses "an order that is none" 'strict-order' run --json-object --strict-order 
 # --- refusals
 fails_with "a schema that is not understood" 'refused.json: schema #/properties/a/extends: not supported' \
     run --json-schema "$WORK/refused.json" x
-fails_with "a rule that begins with itself" 'left.gbnf: grammar, line 1: a rule that begins with itself through others' \
+fails_with "a rule that begins with itself" 'left.gbnf: grammar, line 1: a rule that begins with itself, through others' \
     run --grammar "$WORK/left.gbnf" x
 fails_with "an expression that is none" '--regex: regular expression, at byte 1' run --regex '(' x
 fails_with "a schema that is not there" 'absent.json' run --json-schema "$WORK/absent.json" x

@@ -21,7 +21,7 @@ touch "$WORK/there/notes.txt"
 fails_with "nor a drafter" 'there: contains notes.txt, which is not' train drafter --model "$dense" --out "$WORK/there" "$WORK/ids.json"
 rm "$WORK/there/notes.txt"
 touch "$WORK/there/config.json"
-fails_with "nor beside a drafter" 'there: has a drafter already' train drafter --model "$dense" --out "$WORK/there" "$WORK/ids.json"
+fails_with "nor beside a drafter" 'there: already has a drafter' train drafter --model "$dense" --out "$WORK/there" "$WORK/ids.json"
 rm "$WORK/there/config.json"
 touch "$WORK/file"
 # shellcheck disable=SC2086

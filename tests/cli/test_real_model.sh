@@ -25,7 +25,7 @@ fails_with "there is nothing to restore with" 'f_theta' run "$model" --raw --att
 printf '[{"role":"system","content":" Be brief. "},{"role":"user","content":"  Hello\\n"}]' >"$WORK/turns"
 works "turns are Gemma 3's" run "$model" --messages "$WORK/turns" --max-tokens 1 --json
 # <bos> <start_of_turn> user \n "▁Be" "▁brief" "." "▁" \n\n Hello <end_of_turn> \n <start_of_turn> model \n
-json_holds "with the system text in front of the first" '.prompt_tokens == 15'
+json_holds "with the system text before the first" '.prompt_tokens == 15'
 printf '[{"role":"user","content":"a"},{"role":"user","content":"b"}]' >"$WORK/turns"
 fails_with "turns that do not alternate are refused" 'messages\[1\].role is "user", expected "assistant"' \
     run "$model" --messages "$WORK/turns"

@@ -57,13 +57,13 @@ goes_on() { # name, arguments...: the same command ends with the weights of $WOR
         [ "$STATUS" -eq 0 ] || break
     done
     check "$name: a signal ends it" test "$STATUS" -eq 143
-    check "$name: and it says where it stands" grep -q 'interrupted after [0-9]* tokens; the same command goes on' "$WORK/err"
+    check "$name: and it says where it stands" grep -q 'interrupted after [0-9]* tokens; the same command continues' "$WORK/err"
     check "$name: no f_theta is left" test ! -e "$WORK/again-$name/f_theta_config.json"
     run train f-theta "$@" --out "$WORK/again-$name" --seed 1
     check "$name: another seed does not go on from there" \
         grep -q 'training.state: the state of a training with another model' "$WORK/err"
     run train f-theta "$@" --out "$WORK/again-$name" --json
-    check "$name: the same command goes on" grep -q '^going on after [0-9]* tokens' "$WORK/err"
+    check "$name: the same command continues" grep -q '^going on after [0-9]* tokens' "$WORK/err"
     check "$name: to the same weights" cmp "$WORK/whole-$name/f_theta_weights.safetensors" "$WORK/again-$name/f_theta_weights.safetensors"
 }
 # text is left to tests/unit/test_train.c, but for a whole run
@@ -148,7 +148,7 @@ short_sweeps || goes_on answers $own "$WORK/ids.json"
 # shellcheck disable=SC2086
 fails_with "answers as long as sequences" "self 64: answers must be shorter" train f-theta $small --self 64 --out "$WORK/x" "$WORK/ids.json"
 printf '[{"role":"assistant","content":"a"}]\n' >"$WORK/none.jsonl"
-fails_with "a conversation without question" "none.jsonl, line 1: the conversation asks nothing" \
+fails_with "a conversation without question" "none.jsonl, line 1: the conversation has no question" \
     train f-theta --self 8 --out "$WORK/x" "$WORK/none.jsonl"
 refuses "a temperature of nothing" "temperature needs --self" train f-theta --temperature 1 --data x --out y
 # shellcheck disable=SC2086

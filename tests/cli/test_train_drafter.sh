@@ -67,7 +67,7 @@ json_holds "of two short prompts one is held out" '.answers == 1 and .drafters[0
 
 # --- what cannot be done
 # shellcheck disable=SC2086
-fails_with "a drafter that is there already" "whole: has a drafter already" train drafter $model --out "$WORK/whole" "$WORK/ids.json"
+fails_with "a drafter that is there already" "whole: already has a drafter" train drafter $model --out "$WORK/whole" "$WORK/ids.json"
 fails_with "a drafter of another model" "hidden_size is 64, the verifier's 256" \
     train drafter --init-from "$WORK/whole" --out "$WORK/x" README.md
 # shellcheck disable=SC2086

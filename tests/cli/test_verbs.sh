@@ -78,7 +78,7 @@ json_holds "all of it" '.tokens > 100 and .perplexity > 1'
 
 # --- explain
 works "explain works" explain
-check "explain says what the list is for" grep -q '^1 decode row behind 1024 tokens' "$WORK/out"
+check "explain says what the list is for" grep -q '^1 decode row after 1024 tokens' "$WORK/out"
 check "explain shows a launch of two operations" grep -q 'EXPERT_PRODUCTS .*+side by side' "$WORK/out"
 check "explain ends with the sum" grep -q '^ *sum ' "$WORK/out"
 works "explain --json works" explain --rows 8 --prompt 100 --position 500 --read-gb 10 --gflops 100 --json
@@ -195,7 +195,7 @@ check "with the tokens of the largest budget" grep -q '^ *1120 ' "$WORK/out"
 for bad in $images/bad/*; do
     fails_with "${bad##*/} is refused" "$bad: " info --image "$bad"
 done
-fails_with "81 million pixels are refused by their number" "9000 x 9000 pixels, 64000000 are allowed" \
+fails_with "81 million pixels are refused by their number" "9000 x 9000 pixels, but at most 64000000 are allowed" \
     info --image $images/bad/bomb-9000x9000.png
 refuses "a picture is no model" "--image describes a picture" info --image $images/text.png --stored
 
@@ -259,7 +259,7 @@ if ! short_sweeps; then
         --repeats 1 --model "$tiny" --drafter none
     check "with tokens per second and the bound" grep -q -E '^ +8 +2  decode .* % of (read bandwidth|FLOP/s)' "$WORK/out"
 fi
-fails_with "sessions that cannot fit" "--sessions: 1000 sessions of 4000 tokens .* need [0-9]+ bytes of K/V memory, but only [0-9]+ are available" \
+fails_with "sessions that do not fit" "1000 sessions of 4000 tokens .* need [0-9]+ bytes of K/V memory, but only [0-9]+ are avail" \
     bench --sessions 1,1000 --context-frontiers 4000 --memory-limit 1G
 
 # --- bench --requests

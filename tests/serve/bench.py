@@ -169,7 +169,7 @@ def _():
 
 @test("what is no answer is named")
 def _():
-    refused(Script(['{"error": {"message": "no, not now"}}'], status=429), "answered with status 429: no, not now")
+    refused(Script(['{"error": {"message": "no, not now"}}'], status=429), "got status 429: no, not now")
     refused(Script(["<html>"], status=500), "got status 500: <html>")
     refused(Script([event("x"), 'data: {"error": {"message": "the device is gone"}}\n\n', "data: [DONE]\n\n"]), "the device is gone")
     refused(Script([event("x")]), "the reply is cut off")

@@ -163,7 +163,7 @@ def _():
     shutil.copytree(other, path)
     reply = s.post("/v1/chat/completions", chat("Hello."))
     equal((reply.status, reply.error["code"]), (503, "waking"))
-    holds("another model" in reply.error["message"], reply.error)
+    holds("no longer the model" in reply.error["message"], reply.error)
     shutil.rmtree(path)
     os.rename(away, path)
     equal(ask(s, chat("Hello."))["choices"], expected)

@@ -248,7 +248,7 @@ def _():
     for key in ([], ["--api-key", "wrong"]):
         made = top(s.url, "--once", *key)
         equal((made.returncode, made.stdout), (1, ""))
-        equal(made.stderr, f"kakeya top: {s.url}: the server asks for a key, or for another one (--api-key)\n")
+        equal(made.stderr, f"kakeya top: {s.url}: the server requires a key, or another one (--api-key)\n")
 
 
 @test("TLS: a certificate that is trusted, one that is not, one for another name")

@@ -367,7 +367,8 @@ static void test_sessions_that_cannot_fit(void **state) {
     assert_int_equal(measure(engine, KAKEYA_ATTENTION_NATIVE, sessions, 2, &result, &error), KAKEYA_OUT_OF_MEMORY);
     char expected[200];
     snprintf(expected, sizeof expected,
-             "--sessions: 500 sessions of %d tokens and a prompt of 40 need %zu bytes of K/V memory, but only %zu are available",
+             "--sessions: 500 sessions of %d tokens and a prompt of 40 need %zu bytes of K/V memory, but only %zu are "
+             "available",
              long_context(), needed, needed - 1);
     assert_string_equal(error.message, expected);
     assert_int_equal(mem_total(&engine->account), held);

@@ -123,13 +123,13 @@ static const struct {
     const char *message;
 } refusals[] = {
     {"root ::= a \"x\"\na ::= root \"z\"", KAKEYA_UNSUPPORTED, "line 1: a rule that begins with itself"},
-    {"root ::= root \"b\"", KAKEYA_UNSUPPORTED, "line 1: a rule that begins with itself through others"},
+    {"root ::= root \"b\"", KAKEYA_UNSUPPORTED, "line 1: a rule that begins with itself, through others"},
     {"root ::= a\na ::= [x]* b \"c\"\nb ::= a?", KAKEYA_UNSUPPORTED,
-     "line 1: a rule that begins with itself through others, or behind what may be empty, is not supported: a"},
+     "line 1: a rule that begins with itself, through others or after parts that may be empty, is not supported: a"},
     {"root ::= foo", KAKEYA_FORMAT, "line 1: there is no rule foo"},
-    {"other ::= \"a\"", KAKEYA_FORMAT, "there is no rule root"},
-    {"expr: \"a\"", KAKEYA_FORMAT, "there is no rule start"},
-    {"root ::= \"a\"\nroot ::= \"b\"", KAKEYA_FORMAT, "line 2: the rule root is there twice"},
+    {"other ::= \"a\"", KAKEYA_FORMAT, "the start rule root is missing"},
+    {"expr: \"a\"", KAKEYA_FORMAT, "the start rule start is missing"},
+    {"root ::= \"a\"\nroot ::= \"b\"", KAKEYA_FORMAT, "line 2: the rule root is defined twice"},
     {"root ::= \"a", KAKEYA_FORMAT, "line 1: \" without another"},
     {"\nroot ::= [a-z", KAKEYA_FORMAT, "line 2: [ without ]"},
     {"root ::= [a-", KAKEYA_FORMAT, "[ without ]"},
@@ -153,7 +153,7 @@ static const struct {
     {"start: A\n%import common.NAME", KAKEYA_UNSUPPORTED, "%import of NAME"},
     {"start: \"a\"\n%declare X", KAKEYA_UNSUPPORTED, "'%declare"},
     {"start: t{\"a\"}\nt{x}: x", KAKEYA_UNSUPPORTED, "templates are not supported"},
-    {"", KAKEYA_FORMAT, "no rule start"},
+    {"", KAKEYA_FORMAT, "start rule start"},
     {"root ::= \"a\" root", KAKEYA_INVALID_ARGUMENT, "no value is possible"},
 };
 

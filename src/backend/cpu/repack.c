@@ -75,7 +75,7 @@ typedef struct repack_state {
 
 static kakeya_status tell(const repack_state *s, kakeya_error *error) {
     const backend_model_options *o = s->options;
-    if (!o->progress || o->progress(o->user, "arranging the weights", s->done, s->total)) return KAKEYA_OK;
+    if (!o->progress || o->progress(o->user, "repacking the weights", s->done, s->total)) return KAKEYA_OK;
     return error_set(error, KAKEYA_CANCELLED, "repacking the weights was cancelled");
 }
 
