@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "cli/eval_output.h"
+#include "cli/images.h"
 #include "cli/output.h"
 #include "cli/terminal.h"
 #include "measure/draft_study.h"
@@ -298,10 +299,40 @@ static const cli_command lossless_command = {
                "With --batch, sessions that are computed together are compared with the same sessions alone, and so\n"
                "are their log-probabilities, bit for bit. The seed determines compositions of up to --sessions\n"
                "sessions, with prompts beside answers, forks, cancelled answers, every mode and policy, and\n"
-               "temperatures 0 and 1.\n",
+               "temperatures 0 and 1.\n"
+               "\n"
+               "With --image, every prompt has one or two of the pictures, at places that the seed determines.\n",
     .examples = "  kakeya eval lossless --prompts 200 --report l.json\n"
+                "  kakeya eval lossless --model google/gemma-4-E4B-it --image a.png --image b.jpg,budget=1120\n"
                 "  kakeya eval lossless --batch --compositions 100 --report b.json\n",
 };
+
+/* FILE or FILE,budget=N with the file where a replay has it. Malloc'ed; NULL when out of memory. */
+static char *find_picture(eval_command *c, const char *given) {
+    char *path = cli_image_path(given), *out = NULL;
+    if (!path) return NULL;
+    const bool kept = c->n_found < EVAL_MAX_WORDS; /* a file that is not there is told by its name */
+    if (kept) c->found[c->n_found++] = path;
+    if (asprintf(&out, "%s%s", eval_input(c, path), given + strlen(path)) < 0) out = NULL;
+    if (!kept) free(path);
+    return out;
+}
+
+static kakeya_status read_pictures(eval_command *c, const cli_texts *names, int budget, cli_images *out,
+                                   kakeya_error *error) {
+    cli_texts here = {0};
+    char *found[CLI_MAX_VALUES];
+    kakeya_status status = KAKEYA_OK;
+    for (; here.n < names->n && !status; here.n++) {
+        here.text[here.n] = found[here.n] = find_picture(c, names->text[here.n]);
+        if (!found[here.n]) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "--image: out of memory");
+    }
+    if (!status) status = cli_images_read(&here, budget, out, error);
+    for (size_t i = 0; i < here.n; i++) free(found[i]);
+    return status;
+}
+
+static const size_t kept_rows_bytes = (size_t)1 << 30; /* of pictures: the slow references ask for them again */
 
 static int run_lossless(int argc, char **argv, const eval_again *again) {
     eval_command c;
@@ -311,6 +342,9 @@ static int run_lossless(int argc, char **argv, const eval_again *again) {
     eval_lossless_options o = {.prompts = 200, .max_tokens = 32, .seed = 42, .reference_prompts = 2};
     eval_lossless_batch_options b = {.compositions = 40, .sessions = LOSSLESS_BATCH_SESSIONS};
     bool batch = false;
+    cli_texts image_names = {0};
+    int image_budget = 0;
+    cli_images images = {0};
     const cli_option own[] = {
         CLI_OPTION(.name = "prompts", .argument = "N", .kind = CLI_INT, .target = &o.prompts, .min = 1, .max = 1 << 20,
                    .help = "number of prompts, each of which runs in every mode (200)"),
@@ -326,6 +360,7 @@ static int run_lossless(int argc, char **argv, const eval_again *again) {
                    .max = LOSSLESS_BATCH_SESSIONS,
                    .help = "with --batch: maximum number of sessions in a composition (32)"),
         POLICIES_OPTION(c, "with --batch: all"),
+        CLI_IMAGE_OPTIONS(&image_names, &image_budget),
         REPORT_OPTION(c),
         {.name = NULL},
     };
@@ -340,6 +375,9 @@ static int run_lossless(int argc, char **argv, const eval_again *again) {
     if (c.policies && !batch) return cli_usage_error(&lossless_command, "--policies needs --batch");
     kakeya_status result = eval_prepare(&c, &b.policies, o.files, o.n_files, &error);
     if (result == KAKEYA_OK) result = require_files(o.n_files, &error);
+    if (result == KAKEYA_OK) result = read_pictures(&c, &image_names, image_budget, &images, &error);
+    o.pictures = b.pictures = (eval_pictures){images.media, images.n};
+    if (images.n) c.setup.engine.image_rows_bytes = kept_rows_bytes;
     b.max_tokens = o.max_tokens;
     b.seed = o.seed;
     b.files = o.files;
@@ -347,6 +385,7 @@ static int run_lossless(int argc, char **argv, const eval_again *again) {
     if (result == KAKEYA_OK)
         result = batch ? eval_lossless_batch(&c.setup, &b, &report, &error)
                        : eval_lossless_run(&c.setup, &o, &report, &error);
+    cli_images_free(&images);
     eval_corpus_free(&corpus);
     return eval_finish(&c, lossless_command.name, result, report, &error);
 }

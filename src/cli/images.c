@@ -22,6 +22,8 @@ static char *split(const char *name, int *budget) {
     return strndup(name, bytes);
 }
 
+char *cli_image_path(const char *given) { return split(given, &(int){0}); }
+
 static bool known(int budget) {
     for (size_t i = 0; kakeya_image_budget(i); i++)
         if (kakeya_image_budget(i) == budget) return true;

@@ -29,6 +29,8 @@ typedef struct cli_image {
 kakeya_status cli_image_read(const char *option, const char *given, int budget, cli_image *out, kakeya_error *error);
 void cli_image_free(cli_image *image); /* a zeroed one is fine */
 
+/* FILE of FILE,budget=N; malloc'ed, NULL when out of memory. */
+char *cli_image_path(const char *given);
 /* Reads and decodes them all. budget: of those that name none; 0: the model's. *out is freed by cli_images_free, also
  * on failure. */
 kakeya_status cli_images_read(const cli_texts *names, int budget, cli_images *out, kakeya_error *error);

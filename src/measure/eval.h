@@ -125,13 +125,20 @@ typedef struct eval_acceptance_options {
 kakeya_status eval_acceptance(const eval_setup *setup, const eval_acceptance_options *options, eval_report **out,
                               kakeya_error *error);
 
+/* Pictures for prompts; n = 0: none. */
+typedef struct eval_pictures {
+    const kakeya_media *media;
+    size_t n;
+} eval_pictures;
+
 typedef struct eval_lossless_options {
     int prompts;
     int max_tokens;
     uint64_t seed;
     const char *const *files; /* sources of code prompts, at least one */
     size_t n_files;
-    int reference_prompts; /* of the prompts, how many also run the slow references */
+    int reference_prompts;  /* of the prompts, how many also run the slow references */
+    eval_pictures pictures; /* every prompt has one or two of them, at places that are drawn */
 } eval_lossless_options;
 kakeya_status eval_lossless_run(const eval_setup *setup, const eval_lossless_options *options, eval_report **out,
                                 kakeya_error *error);
@@ -144,6 +151,7 @@ typedef struct eval_lossless_batch_options {
     const char *const *files; /* sources of code prompts, at least one */
     size_t n_files;
     eval_policies policies; /* n = 0: all that the model has */
+    eval_pictures pictures; /* as in eval_lossless_options */
 } eval_lossless_batch_options;
 /* Sessions alone, one after the other, and then all of a composition together: requests, prompts beside answers, forks,
  * answers that their callbacks end. */

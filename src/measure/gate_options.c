@@ -159,6 +159,18 @@ static bool is_file(const gate_context *context, const option_rule *rule, const 
     return !cJSON_IsString(option) || is_last_part(value, option->valuestring);
 }
 
+/* The report has as many as the command names: files are not here, so no more can be said. */
+static bool are_images(const gate_context *context, const option_rule *rule, const char *value) {
+    (void)value;
+    const cJSON *word;
+    int named = 0;
+    cJSON_ArrayForEach(word, member(context->report, "command")) {
+        const char *text = cJSON_IsString(word) ? word->valuestring : "";
+        named += strcmp(text, "--image") == 0 || strncmp(text, "--image=", 8) == 0;
+    }
+    return named == cJSON_GetArraySize(member(context->options, rule->key));
+}
+
 static bool is_set(const gate_context *context, const option_rule *rule, const char *value) {
     (void)value;
     const cJSON *option =
@@ -329,6 +341,8 @@ static const option_rule rules[] = {
     {NULL, "sessions", LOSSLESS, COUNT, 2, LOSSLESS_BATCH_SESSIONS, NULL, NULL},
     {NULL, "policies", LOSSLESS, NAMES, 0, 0, policy_words, NULL},
     {NULL, "batch", EITHER, FLAG, 0, 0, NULL, NULL}, /* gate_check_command */
+    {"images", "image", EITHER, TEXTS, 0, 0, NULL, are_images},
+    {NULL, "image-budget", EITHER, COUNT, 0, 1120, NULL, NULL},
     {"modes", NULL, LOSSLESS, PROMISE, 0, 0, NULL, NULL},
     {"prompt_kinds", NULL, LOSSLESS, PROMISE, 0, 0, NULL, NULL},
     {"temperatures", NULL, LOSSLESS, PROMISE, 0, 0, NULL, NULL},
@@ -448,7 +462,7 @@ static void check_promises(gate_context *context) {
 
 void gate_check_options(gate_context *context) {
     static const char optional_options[] =
-        "turns as_stored facts sources categories"; /* where they are not there: 1, false, ... */
+        "turns as_stored facts sources categories images"; /* where they are not there: 1, false, ... */
     char list[400] = "";
     if (!cJSON_IsObject(context->options)) {
         gate_violate(context, "MISSING_OPTIONS", "no \"options\" object");

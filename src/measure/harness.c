@@ -232,6 +232,10 @@ uint64_t harness_prompt_hash(const int32_t *ids, size_t n) {
     return hash;
 }
 
+static uint64_t hash_of(const harness_prompt *prompt) {
+    return harness_prompt_hash(prompt->keys ? prompt->keys : prompt->ids, prompt->n);
+}
+
 kakeya_status harness_result(const kakeya_session *session, const harness_prompt *prompt, const kakeya_stats *stats,
                              eval_row *row, kakeya_error *error) {
     size_t n;
@@ -240,7 +244,7 @@ kakeya_status harness_result(const kakeya_session *session, const harness_prompt
     row->token_ids = malloc((row->n_token_ids + 1) * sizeof *row->token_ids);
     if (!row->token_ids) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu token ids", row->n_token_ids);
     memcpy(row->token_ids, tokens + prompt->n, row->n_token_ids * sizeof *tokens);
-    row->prompt_hash = harness_prompt_hash(prompt->ids, prompt->n);
+    row->prompt_hash = hash_of(prompt);
     row->prompt_tokens = (int64_t)prompt->n;
     row->kv = kakeya_session_kv_bytes(session);
     row->prefill_seconds = stats->prefill_seconds;
@@ -414,7 +418,8 @@ kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prom
     if (status == KAKEYA_OK) status = kakeya_session_open(engine, &session_options, &session, error);
     if (status == KAKEYA_OK && row->arm.mix_alpha >= 0) status = mix_own(session, (float)row->arm.mix_alpha, error);
     if (status == KAKEYA_OK)
-        status = kakeya_session_sync(session, prompt->ids, prompt->n, NULL, on_prompt, harness, error);
+        status = kakeya_session_sync_media(session, prompt->ids, prompt->n, prompt->media, prompt->n_media, NULL,
+                                           on_prompt, harness, error);
     if (status == KAKEYA_OK) status = session_generate(session, &options, &trace, &stats, error);
     if (status == KAKEYA_OK && run->truncates && stats.finish != KAKEYA_FINISH_CANCELLED)
         status = say_again(session, prompt, &options, behind(&trace, record.blocks.n), &stats, row, error);
@@ -432,7 +437,7 @@ kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prom
 }
 
 kakeya_status harness_take_prompt(eval_harness *harness, const harness_prompt *prompt, kakeya_error *error) {
-    uint64_t hash = harness_prompt_hash(prompt->ids, prompt->n);
+    uint64_t hash = hash_of(prompt);
     const eval_replay *replay = harness->setup->replay;
     for (size_t i = 0; i < harness->n_taken; i++) {
         if (strcmp(harness->taken[i].sample, prompt->sample) == 0)
@@ -531,6 +536,23 @@ cJSON *harness_sequence_names(const eval_sequences *sequences) {
     for (size_t i = 0; names && i < sequences->n; i++)
         cJSON_AddItemToArray(names, cJSON_CreateString(sequences->sequence[i].name));
     return names;
+}
+
+kakeya_status harness_add_pictures(const eval_harness *harness, const eval_pictures *pictures, cJSON *options,
+                                   kakeya_error *error) {
+    cJSON *list = pictures->n ? cJSON_AddArrayToObject(options, "images") : NULL;
+    for (size_t i = 0; list && i < pictures->n; i++) {
+        kakeya_media media = pictures->media[i];
+        kakeya_image_fit fit;
+        int tokens;
+        kakeya_image_fit_init(&fit);
+        if (!media.budget) media.budget = kakeya_description_facts(&harness->engine->description).vision_budget;
+        kakeya_status status = kakeya_engine_image_tokens(harness->engine, &media, &tokens, error);
+        if (status == KAKEYA_OK) status = kakeya_image_fit_budget(media.image, media.budget, &fit, error);
+        if (status != KAKEYA_OK) return status;
+        cJSON_AddItemToArray(list, cJSON_CreateString(fit.digest));
+    }
+    return KAKEYA_OK;
 }
 
 cJSON *harness_names(const char *const *names, size_t n) { return cJSON_CreateStringArray(names, (int)n); }

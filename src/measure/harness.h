@@ -43,6 +43,9 @@ typedef struct harness_prompt {
     const char *sample;
     const int32_t *ids;
     size_t n;
+    const int32_t *keys; /* NULL, or [n]: what it is known by where it has pictures (kakeya_prompt_keys) */
+    const kakeya_media *media;
+    size_t n_media;
 } harness_prompt;
 
 typedef struct harness_run {
@@ -96,6 +99,9 @@ void eval_sequences_free(eval_sequences *sequences);
 void harness_add_sizes(const eval_harness *harness, cJSON *options);
 /* A seed as a number or, where a number of JSON cannot hold it exactly, as text. */
 void harness_add_seed(cJSON *options, uint64_t seed);
+/* "images": the digests of pictures, where there are any. Fails where the engine reads none. */
+kakeya_status harness_add_pictures(const eval_harness *harness, const eval_pictures *pictures, cJSON *options,
+                                   kakeya_error *error);
 /* Arrays for the report's options. */
 cJSON *harness_names(const char *const *names, size_t n);
 cJSON *harness_sequence_names(const eval_sequences *sequences); /* NULL when out of memory */

@@ -37,7 +37,7 @@ static kakeya_status run_one(acceptance_run *run, const jsonl_prompt *prompt, si
                                ? kakeya_message_tokens(text_side, &message, 1, false, &ids, &n, error)
                                : kakeya_tokenize(text_side, text, strlen(text), KAKEYA_TEXT_PROMPT, &ids, &n, error);
     if (status != KAKEYA_OK) return error_prefix(error, status, "%s", name);
-    harness_prompt input = {name, ids, n};
+    harness_prompt input = {.sample = name, .ids = ids, .n = n};
     /* All arms run on every prompt: noted once. */
     if (arm == 0) status = harness_take_prompt(&run->harness, &input, error);
     if (status != KAKEYA_OK) {

@@ -69,8 +69,8 @@ static kakeya_status read_prompts(code_run *run, kakeya_error *error) {
             run->warmup.n = half;
         }
         if (prompt->n > want) prompt->n = want;
-        harness_prompt taken = {prompt->name, prompt->ids, prompt->n},
-                       warmup = {"warmup", run->warmup.ids, run->warmup.n};
+        harness_prompt taken = {.sample = prompt->name, .ids = prompt->ids, .n = prompt->n},
+                       warmup = {.sample = "warmup", .ids = run->warmup.ids, .n = run->warmup.n};
         status = i ? KAKEYA_OK : harness_take_prompt(&run->harness, &warmup, error);
         if (status == KAKEYA_OK) status = harness_take_prompt(&run->harness, &taken, error);
         if (status != KAKEYA_OK) return status;
@@ -101,7 +101,7 @@ static kakeya_status run_one(code_run *run, const eval_sequence *prompt, const c
     row.warmup = warmup;
     row.repetition = repetition;
     if (!harness_wants(&run->harness, sample, &row)) return KAKEYA_OK;
-    harness_prompt input = {sample, prompt->ids, prompt->n};
+    harness_prompt input = {.sample = sample, .ids = prompt->ids, .n = prompt->n};
     harness_run how = {.max_tokens = run->options->max_tokens};
     kakeya_status status = harness_generate(&run->harness, &input, &how, &row, error);
     return status == KAKEYA_OK ? harness_add(&run->harness, &row, error) : status;

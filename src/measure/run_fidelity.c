@@ -125,7 +125,7 @@ static kakeya_status read_sequences(fidelity_run *run, kakeya_error *error) {
         status = cut_text(run, run->options->texts[i], error);
     for (size_t i = 0; status == KAKEYA_OK && i < run->sequences.n; i++) {
         const eval_sequence *sequence = &run->sequences.sequence[i];
-        harness_prompt prompt = {sequence->name, sequence->ids, sequence->n};
+        harness_prompt prompt = {.sample = sequence->name, .ids = sequence->ids, .n = sequence->n};
         if (sequence->n > run->longest) run->longest = sequence->n;
         if (sequence->n <= (size_t)run->prompt_length)
             status = error_set(error, KAKEYA_INVALID_ARGUMENT,

@@ -140,7 +140,7 @@ static kakeya_status cut_texts(kv_format_run *run, kakeya_error *error) {
             }
             memcpy(s->ids, text.ids + at, run->length * sizeof *s->ids);
             snprintf(s->name, sizeof s->name, "%zu/%.40s", run->sequences.n++, text.name);
-            harness_prompt prompt = {s->name, s->ids, s->n};
+            harness_prompt prompt = {.sample = s->name, .ids = s->ids, .n = s->n};
             status = harness_take_prompt(&run->harness, &prompt, error);
         }
         free(text.ids);

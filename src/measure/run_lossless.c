@@ -61,7 +61,7 @@ static kakeya_status run_prompt(lossless_run *run, int index, const char *policy
         snprintf(row.prompt_kind, sizeof row.prompt_kind, "%s", lossless_kind_names[prompt->kind]);
         row.truncated = variants[v].truncated;
         if (!harness_wants(&run->harness, prompt->sample, &row)) continue;
-        harness_prompt input = {prompt->sample, prompt->ids, prompt->n};
+        harness_prompt input = lossless_prompt_view(prompt);
         harness_run how = {.engine = run->engine[variants[v].engine],
                            .reference = reference_of(&variants[v]),
                            .max_tokens = run->options->max_tokens,
@@ -86,7 +86,7 @@ static kakeya_status run_all(lossless_run *run, kakeya_error *error) {
         status = lossless_prompts_draw(&run->prompts, NULL, 0, &prompt, error);
         for (size_t p = 0; status == KAKEYA_OK && p < run->n_policies; p++)
             status = run_prompt(run, i, run->policies[p], &prompt, error);
-        free(prompt.ids);
+        lossless_prompt_free(&prompt);
     }
     return status;
 }
@@ -115,9 +115,14 @@ kakeya_status eval_lossless_run(const eval_setup *setup, const eval_lossless_opt
         status = choose_policies(&run, error);
     }
     if (status == KAKEYA_OK)
-        status =
-            lossless_prompts_open(&run.prompts, &run.harness, options->files, options->n_files, options->seed, error);
-    if (status == KAKEYA_OK) status = harness_report(&run.harness, EVAL_LOSSLESS, options_json(&run), error);
+        status = lossless_prompts_open(&run.prompts, &run.harness, options->files, options->n_files, &options->pictures,
+                                       options->seed, error);
+    cJSON *said = status == KAKEYA_OK ? options_json(&run) : NULL;
+    if (said) status = harness_add_pictures(&run.harness, &options->pictures, said, error);
+    if (status == KAKEYA_OK)
+        status = harness_report(&run.harness, EVAL_LOSSLESS, said, error);
+    else
+        cJSON_Delete(said);
     if (status == KAKEYA_OK) status = run_all(&run, error);
     if (threads) kakeya_engine_close(run.engine[1]);
     lossless_prompts_close(&run.prompts);

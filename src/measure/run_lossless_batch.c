@@ -95,6 +95,8 @@ static kakeya_status stream_submit(batch_stream *s, kakeya_error *error) {
     kakeya_request_options_init(&options);
     options.tokens = s->prompt->ids;
     options.n_tokens = s->prompt->n;
+    options.media = s->prompt->media;
+    options.n_media = s->prompt->n_media;
     options.generate = &s->generate;
     options.progress = on_prompt;
     options.progress_user = s;
@@ -113,7 +115,7 @@ static kakeya_status stream_wait(batch_stream *s, kakeya_error *error) {
 
 /* The row goes into the report. */
 static kakeya_status stream_report(batch_stream *s, eval_harness *harness, kakeya_error *error) {
-    const harness_prompt prompt = {s->prompt->sample, s->prompt->ids, s->prompt->n};
+    const harness_prompt prompt = lossless_prompt_view(s->prompt);
     kakeya_status status = harness_result(s->session, &prompt, &s->stats, &s->row, error);
     if (status == KAKEYA_OK) status = harness_margin(harness, s->session, &prompt, &s->row, error);
     return status ? status : harness_add(harness, &s->row, error);
@@ -139,19 +141,22 @@ typedef struct composition {
     int n;
 } composition;
 
-/* Half of the prompt before it, which a fork begins with. */
-static size_t shared_tokens(const composition *c, int session) {
-    return c->plan[session].forked ? c->prompt[session - 1].n / 2 : 0;
+/* Half of the prompt before it, which a fork begins with, and its pictures. */
+static size_t shared_tokens(const composition *c, int session, size_t *n_media) {
+    const lossless_prompt *before = session ? &c->prompt[session - 1] : NULL;
+    *n_media = 0;
+    return c->plan[session].forked ? lossless_prompt_beginning(before, before->n / 2, n_media) : 0;
 }
 
 static kakeya_status draw_prompts(batch_run *run, composition *c, int index, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
     for (int i = 0; i < c->n && status == KAKEYA_OK; i++) {
         lossless_prompt *prompt = &c->prompt[i];
+        size_t n_media;
         prompt->kind = c->plan[i].kind;
         lossless_batch_sample(index, i, prompt->kind, prompt->sample, sizeof prompt->sample);
-        status =
-            lossless_prompts_draw(&run->prompts, i ? c->prompt[i - 1].ids : NULL, shared_tokens(c, i), prompt, error);
+        status = lossless_prompts_draw(&run->prompts, i ? &c->prompt[i - 1] : NULL, shared_tokens(c, i, &n_media),
+                                       prompt, error);
     }
     return status;
 }
@@ -175,11 +180,12 @@ static kakeya_status run_alone(batch_run *run, composition *c, kakeya_error *err
 /* A session and the one behind it, which begins alike: the beginning is computed once. */
 static kakeya_status open_forks(const batch_run *run, composition *c, int i, kakeya_error *error) {
     batch_stream *first = &c->stream[i], *second = &c->stream[i + 1];
-    size_t most = first->prompt->n > second->prompt->n ? first->prompt->n : second->prompt->n;
+    size_t most = first->prompt->n > second->prompt->n ? first->prompt->n : second->prompt->n, n_media;
+    const size_t shared = shared_tokens(c, i + 1, &n_media);
     kakeya_status status = stream_open(first, run, most, error);
     if (status == KAKEYA_OK)
-        status = kakeya_session_sync(first->session, first->prompt->ids, shared_tokens(c, i + 1), NULL, on_prompt,
-                                     first, error);
+        status = kakeya_session_sync_media(first->session, first->prompt->ids, shared, first->prompt->media, n_media,
+                                           NULL, on_prompt, first, error);
     return status ? status : kakeya_session_fork(first->session, &second->session, error);
 }
 
@@ -231,7 +237,7 @@ static kakeya_status run_all(batch_run *run, composition *c, kakeya_error *error
         status = draw_prompts(run, c, i, error);
         if (status == KAKEYA_OK) status = run_alone(run, c, error);
         if (status == KAKEYA_OK) status = run_together(run, c, error);
-        for (int s = 0; s < c->n; s++) free(c->prompt[s].ids);
+        for (int s = 0; s < c->n; s++) lossless_prompt_free(&c->prompt[s]);
         run->first_session += c->n;
     }
     return status;
@@ -265,15 +271,20 @@ kakeya_status eval_lossless_batch(const eval_setup *setup, const eval_lossless_b
     kakeya_status status = harness_open(&run.harness, setup, 0, error);
     if (status == KAKEYA_OK) status = choose_policies(&run, error);
     if (status == KAKEYA_OK)
-        status =
-            lossless_prompts_open(&run.prompts, &run.harness, options->files, options->n_files, options->seed, error);
+        status = lossless_prompts_open(&run.prompts, &run.harness, options->files, options->n_files, &options->pictures,
+                                       options->seed, error);
     if (status == KAKEYA_OK) {
         run.plan = (lossless_batch_options){.seed = options->seed,
                                             .sessions = options->sessions,
                                             .max_tokens = options->max_tokens,
                                             .policies = (int)run.n_policies,
                                             .drafter = kakeya_engine_has_drafter(run.harness.engine)};
-        status = harness_report(&run.harness, EVAL_BATCH, options_json(&run), error);
+        cJSON *said = options_json(&run);
+        if (said) status = harness_add_pictures(&run.harness, &options->pictures, said, error);
+        if (status == KAKEYA_OK)
+            status = harness_report(&run.harness, EVAL_BATCH, said, error);
+        else
+            cJSON_Delete(said);
     }
     if (status == KAKEYA_OK) status = run_all(&run, c, error);
     lossless_prompts_close(&run.prompts);

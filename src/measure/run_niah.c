@@ -87,7 +87,7 @@ static kakeya_status add_prompt(needle_run *run, const niah_sample *sample, cons
         status = kakeya_message_tokens(text_side, &message, 1, false, &prompt->ids, &prompt->n, error);
     }
     if (status != KAKEYA_OK) return status;
-    harness_prompt taken = {prompt->sample, prompt->ids, prompt->n};
+    harness_prompt taken = {.sample = prompt->sample, .ids = prompt->ids, .n = prompt->n};
     return harness_take_prompt(&run->harness, &taken, error);
 }
 
@@ -136,7 +136,7 @@ static kakeya_status run_one(needle_run *run, const needle_prompt *prompt, const
     row.warmup = prompt->warmup;
     row.lines = prompt->lines;
     if (!harness_wants(&run->harness, prompt->sample, &row)) return KAKEYA_OK;
-    harness_prompt input = {prompt->sample, prompt->ids, prompt->n};
+    harness_prompt input = {.sample = prompt->sample, .ids = prompt->ids, .n = prompt->n};
     harness_run how = {.max_tokens = run->options->max_tokens, .seed = run->options->seed};
     kakeya_status status = harness_generate(&run->harness, &input, &how, &row, error);
     if (status != KAKEYA_OK) return status;

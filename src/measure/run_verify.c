@@ -205,7 +205,7 @@ static kakeya_status run_round(verify_job *job, int round, kakeya_error *error) 
         for (int f = 0; f < plan->formats && status == KAKEYA_OK; f++) {
             verify_prompt *prompt = &job->prompt[p * plan->formats + f];
             status = verify_prompt_draw(&job->run, round, p, f, prompt, error);
-            const harness_prompt taken = {prompt->sample, prompt->ids, prompt->n};
+            const harness_prompt taken = {.sample = prompt->sample, .ids = prompt->ids, .n = prompt->n};
             if (status == KAKEYA_OK) status = harness_take_prompt(&job->run.harness, &taken, error);
             if (status == KAKEYA_OK) status = run_prompt(job, round, p, f, n, error);
         }

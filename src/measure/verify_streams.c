@@ -198,7 +198,8 @@ uint64_t verify_answer_hash(const verify_answer *answer, size_t tokens) {
 }
 
 kakeya_status verify_answer_report(verify_answer *answer, kakeya_error *error) {
-    const harness_prompt prompt = {answer->prompt->sample, answer->prompt->ids, answer->prompt->n};
+    const harness_prompt prompt = {
+        .sample = answer->prompt->sample, .ids = answer->prompt->ids, .n = answer->prompt->n};
     answer->row.log_probability_hash = verify_answer_hash(answer, (size_t)answer->run->max_tokens);
     kakeya_status status = harness_result(answer->session, &prompt, &answer->stats, &answer->row, error);
     return status ? status : harness_add(&answer->run->harness, &answer->row, error);

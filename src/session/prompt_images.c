@@ -136,6 +136,30 @@ kakeya_status prompt_images_create(const kakeya_engine *engine, const int32_t *t
     return status;
 }
 
+kakeya_status prompt_images_of_timeline(const kakeya_engine *engine, mem_account *account, const decode_timeline *t,
+                                        prompt_images *out, kakeya_error *error) {
+    *out = (prompt_images){0};
+    if (!t->n_images) return KAKEYA_OK;
+    kakeya_status status = need_vision(engine, error);
+    if (status != KAKEYA_OK) return status;
+    out->image = calloc(t->n_images, sizeof *out->image);
+    out->given = calloc(t->n_images, sizeof *out->given);
+    if (!out->image || !out->given)
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "%zu images: out of memory", t->n_images);
+    for (; out->n < t->n_images; out->n++) {
+        prompt_image *made = &out->image[out->n];
+        const size_t values = t->images[out->n].n * (size_t)engine->verifier->vision->text_hidden;
+        made->place = t->images[out->n];
+        made->rows = mem_alloc(account, MEM_WORKSPACE, values * sizeof *made->rows);
+        if (!made->rows) return error_set(error, KAKEYA_OUT_OF_MEMORY, "an image's rows: out of memory");
+        if (image_rows_find(engine->image_rows, made->place.digest, made->rows, values)) continue;
+        mem_free(made->rows);
+        made->rows = NULL;
+        return error_set(error, KAKEYA_UNSUPPORTED, "the rows of image %zu are not kept (image_rows_bytes)", out->n);
+    }
+    return KAKEYA_OK;
+}
+
 void prompt_images_free(prompt_images *images) {
     for (size_t i = 0; i < images->n; i++) {
         if (!images->image[i].borrowed) image_free(&images->image[i].pixels);

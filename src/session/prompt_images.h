@@ -28,6 +28,9 @@ int32_t prompt_image_key(const timeline_image *place, size_t offset);
 kakeya_status prompt_images_create(const kakeya_engine *engine, const int32_t *tokens, size_t n,
                                    const kakeya_media *media, size_t n_media, bool borrow, prompt_images *out,
                                    kakeya_error *error);
+/* Those of a timeline, whose rows must be kept (image_rows_bytes): KAKEYA_UNSUPPORTED where they are not. */
+kakeya_status prompt_images_of_timeline(const kakeya_engine *engine, mem_account *account, const decode_timeline *t,
+                                        prompt_images *out, kakeya_error *error);
 void prompt_images_free(prompt_images *images); /* a zeroed one too */
 
 /* For kakeya_vision's ON: refused where the model, or the backend, reads no pictures. */

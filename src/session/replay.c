@@ -1,14 +1,18 @@
 #include "session/session.h"
 
-/* Forwards and commits tokens[from..to), all as one kind of row, in segments of at most `rows`. */
+#include "session/prompt_images.h"
+
+/* Forwards and commits tokens[from..to), all as one kind of row, in segments of at most `rows` that cut no picture. */
 static kakeya_status replay_stretch(kakeya_session *session, backend_cache *cache, const int32_t *tokens, size_t from,
-                                    size_t to, segment_kind kind, float *logits, kakeya_error *error) {
+                                    size_t to, segment_kind kind, prompt_images *images, float *logits,
+                                    kakeya_error *error) {
     const decode_timeline *t = &session->timeline;
     size_t rows =
         kind == SEGMENT_PROMPT ? (size_t)session->options.prompt_chunk_tokens : (size_t)session_decode_rows(session);
     kakeya_status status = KAKEYA_OK;
     while (status == KAKEYA_OK && from < to) {
-        int n = (int)(to - from < rows ? to - from : rows);
+        const size_t end = to - from < rows ? to : from + rows;
+        int n = (int)(prompt_images_end(images, from, end) - from);
         bool last = logits && from + (size_t)n == to;
         backend_segment segment = {.cache = cache,
                                    .tokens = tokens + from,
@@ -16,7 +20,9 @@ static kakeya_status replay_stretch(kakeya_session *session, backend_cache *cach
                                    .kind = kind,
                                    .first_logit_row = last ? n - 1 : n,
                                    .logits = logits};
-        status = t->ops->forward(t->model, &segment, 1, error);
+        status = prompt_images_give(images, session->engine, &session->account, from, from + (size_t)n, &segment.given,
+                                    &segment.n_given, error);
+        if (status == KAKEYA_OK) status = t->ops->forward(t->model, &segment, 1, error);
         if (status == KAKEYA_OK) status = t->ops->cache_commit(cache, n, error);
         from += (size_t)n;
     }
@@ -32,19 +38,22 @@ kakeya_status session_replay(kakeya_session *session, const int32_t *tokens, siz
     const decode_timeline *t = &session->timeline;
     size_t held = (size_t)t->ops->cache_length(t->cache);
     backend_cache *cache = NULL;
+    prompt_images images;
     engine_turn_begin(session->engine);
-    kakeya_status status = t->ops->cache_create(t->model, &session->cache_options, &cache, error);
+    kakeya_status status = prompt_images_of_timeline(session->engine, &session->account, t, &images, error);
+    if (status == KAKEYA_OK) status = t->ops->cache_create(t->model, &session->cache_options, &cache, error);
     for (size_t from = 0; status == KAKEYA_OK && from < n;) {
         segment_kind kind = kind_at(t, held, from);
         size_t to = from + 1;
         while (to < n && kind_at(t, held, to) == kind) to++;
-        status = replay_stretch(session, cache, tokens, from, to, kind, to == n ? logits : NULL, error);
+        status = replay_stretch(session, cache, tokens, from, to, kind, &images, to == n ? logits : NULL, error);
         from = to;
     }
     if (status != KAKEYA_OK && cache) {
         t->ops->cache_destroy(cache);
         cache = NULL;
     }
+    prompt_images_free(&images);
     engine_turn_end(session->engine);
     *out = cache;
     return status;

@@ -99,6 +99,28 @@ works "a server tells it before it starts" serve --dry-run --backend cpu --model
 check "weights and workspace" grep -q '^pictures: .* of these weights, read at the start; .* while one of 140 tokens is read' "$WORK/out"
 check "also in the ledger" grep -q '^  picture  .* while a picture of 140 tokens is read' "$WORK/out"
 
+# --- every way to the same tokens
+set -- --backend cpu --precision f32 --max-tokens 6 --image $IMAGES/photo.jpg --image $IMAGES/text.png,budget=140 \
+    --image $IMAGES/exact.png --image-budget 70
+names="tiny-tower tiny-e tiny-unified" prompts=9 compositions=8
+short_sweeps && names="tiny-tower tiny-e" prompts=3 compositions=2
+for name in $names; do
+    works "$name: streams with pictures" eval lossless --model $VISION/$name --prompts $prompts --json --report "$WORK/lossless.json" "$@"
+    json_holds "none differs, slow references included" '.summary.lossless | .differences == 0 and .comparisons > 5 * $n' \
+        --argjson n $((prompts - 1))
+    check "and the gate passes them" "$KAKEYA" gate "$WORK/lossless.json"
+    works "$name: batches with pictures" eval lossless --batch --model $VISION/$name --compositions $compositions --sessions 8 --json "$@"
+    json_holds "none differs, forks included" '.summary.lossless | .differences == 0 and .comparisons > 8'
+done
+works "rows are computed again with the pictures" gate "$WORK/lossless.json" --replay 4 --model $VISION/$name
+mkdir "$WORK/elsewhere"
+cp $IMAGES/photo.jpg $IMAGES/text.png "$WORK/elsewhere"
+cp $IMAGES/gradient.png "$WORK/elsewhere/exact.png"
+run gate "$WORK/lossless.json" --replay 4 --model $VISION/$name --files "$WORK/elsewhere"
+check "not with another one" sh -c "test $STATUS -eq 1 && grep -q images '$WORK/out'"
+fails_with "a model of text is refused" "the model reads no images" eval lossless --prompts 1 --image $IMAGES/photo.jpg
+set --
+
 # --- the switch
 # shellcheck disable=SC2086
 {

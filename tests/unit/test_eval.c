@@ -315,7 +315,7 @@ static void all_sources_are_compared(void **state) {
     assert_string_equal(sources[1], "assistant");
     int32_t ids[40], said[2][20];
     for (int i = 0; i < 40; i++) ids[i] = 3 + i * 7 % 11;
-    const harness_prompt prompt = {"sample", ids, 40};
+    const harness_prompt prompt = {.sample = "sample", .ids = ids, .n = 40};
     assert_int_equal(harness_report(&harness, EVAL_ACCEPTANCE, cJSON_CreateObject(), &error), KAKEYA_OK);
     for (int i = 0; i < 2; i++) {
         eval_row row;
