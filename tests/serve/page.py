@@ -1,5 +1,7 @@
 """60: the page that chats, in a headless Chromium. `page.py --picture FILE` makes the picture of the documents instead."""
 
+import base64
+import os
 import sys
 
 import browser
@@ -168,6 +170,81 @@ def _():
         answered(b, 1)
         holds("300 tokens" in last(b, ".full")[0], last(b, ".figures"))
         equal([c for c in b.complaints() if "400" not in c], [])
+    finally:
+        b.close()
+    s.stop()
+
+
+def bring(b, how, *names):
+    """Drops files on the page, or pastes them: what a person's hand makes the browser tell it."""
+    files = []
+    for name in names:
+        with open(name, "rb") as f:
+            kind = name.rsplit(".")[-1].replace("jpg", "jpeg")
+            files.append((os.path.basename(name), f"image/{kind}", base64.b64encode(f.read()).decode()))
+    event = {"drop": "new DragEvent('drop', {dataTransfer: d, bubbles: true, cancelable: true})",
+             "paste": "new ClipboardEvent('paste', {clipboardData: d, bubbles: true, cancelable: true})"}[how]
+    return b.evaluate(f"""(() => {{ const d = new DataTransfer();
+        for (const [name, type, text] of {json.dumps(files)})
+            d.items.add(new File([Uint8Array.from(atob(text), c => c.charCodeAt(0))], name, {{type}}));
+        const e = {event}; document.getElementById('say').dispatchEvent(e); return e.defaultPrevented; }})()""")
+
+
+def thumbnails(b, n):
+    b.until(f"document.querySelectorAll('#pictures img').length === {n}", f"{n} thumbnails")
+
+
+@test("60: pictures that are dropped or pasted have thumbnails, can be removed, and go before the message's text")
+def _():
+    pictures = "tests/data/images"
+    s = Server("--name", "demo", "--backend", "cpu", "--precision", "f32", "--image-budget", "70", "--max-tokens", "8",
+               model="tests/data/vision/tiny-tower")
+    b = open_page(s)
+    try:
+        ready(b)
+        equal(b.evaluate("document.getElementById('pick').hidden"), False)
+        b.evaluate("document.getElementById('temperature').value = '0'; 0")
+        holds(bring(b, "drop", f"{pictures}/photo.jpg", f"{pictures}/text.png"), "the page keeps the files")
+        thumbnails(b, 2)
+        holds(bring(b, "paste", f"{pictures}/gradient.png"), "and what is pasted")
+        thumbnails(b, 3)
+        b.evaluate("document.querySelectorAll('#pictures button')[1].click()")
+        thumbnails(b, 2)
+        equal(b.evaluate("[...document.querySelectorAll('#pictures img')].map(i => i.alt)"), ["photo.jpg", "gradient.png"])
+        bring(b, "drop", "tests/serve/page.py")
+        b.until("!document.getElementById('trouble').hidden", "other files are refused")
+        holds("page.py is not a PNG" in b.evaluate("document.getElementById('trouble').textContent"), "by name")
+        say(b, "What is this?")
+        answered(b, 1)
+        thumbnails(b, 0)
+        shown = "[...document.querySelectorAll('.turn.user .pictures img')]"
+        equal(b.evaluate(f"{shown}.map(i => [i.alt, i.naturalWidth > 0])"), [["photo.jpg", True], ["gradient.png", True]])
+
+        def part(name, kind):
+            with open(f"{pictures}/{name}", "rb") as f:
+                return {"type": "image_url", "image_url": {"url": f"data:image/{kind};base64,{base64.b64encode(f.read()).decode()}"}}
+
+        parts = [part("photo.jpg", "jpeg"), part("gradient.png", "png"), {"type": "text", "text": "What is this?"}]
+        body = {"model": "demo", "messages": [{"role": "user", "content": parts}], "temperature": 0}
+        first = s.post("/v1/chat/completions", body).json["choices"][0]["message"]["content"]
+        equal("".join(last(b, ".text")), first)
+        say(b, "And now?")
+        answered(b, 2)
+        holds(", 0 of it kept" not in last(b, ".figures")[0], "the pictures are the conversation's, and not computed again")
+        equal(b.complaints(), [])
+    finally:
+        b.close()
+    s.stop()
+    s = Server("--name", "demo")
+    b = open_page(s)
+    try:
+        ready(b)
+        equal(b.evaluate("document.getElementById('pick').hidden"), True)
+        holds(bring(b, "drop", f"{pictures}/photo.jpg"), "the page does not leave for the file")
+        b.until("!document.getElementById('trouble').hidden", "a model of text says so")
+        equal(b.evaluate("document.getElementById('trouble').textContent"), "This model reads no pictures.")
+        equal(b.evaluate("document.querySelectorAll('#pictures img').length"), 0)
+        equal(b.complaints(), [])
     finally:
         b.close()
     s.stop()
