@@ -58,7 +58,7 @@ class Stats:
 
 @dataclass(frozen=True)
 class Score:
-    """How likely a text is. Row t is what the model says behind tokens[0] to tokens[t]."""
+    """How likely a text is. Row t is what the model predicts after tokens[0] to tokens[t]."""
 
     nll: Floats  # [n - 1]: -log p(tokens[t + 1] | tokens[0..t]), natural logarithm
     logits: Optional[Floats]  # [n, vocab], after soft-capping
@@ -85,7 +85,7 @@ class Timeline:
         self.OPEN.add(self)
 
     def submit(self, asked: Any, kept: Sequence[Any]) -> queue.SimpleQueue[Optional[Token]]:
-        """Begins a request, whose tokens come through the queue, with None behind the last."""
+        """Begins a request, whose tokens come through the queue, with None after the last."""
         self.heard, self.stopped = queue.SimpleQueue(), False
         asked.on_done, asked.done_user = ON_DONE, self.handle
         made = ffi.new("kakeya_request **")

@@ -131,7 +131,7 @@ kakeya_status json_parse(const char *name, const char *text, size_t bytes, cJSON
     while (position < bytes && is_space(text[position])) position++;
     if (position < bytes) {
         cJSON_Delete(value);
-        return syntax_error(name, text, position, "text behind the value", error);
+        return syntax_error(name, text, position, "text after the value", error);
     }
     *out = value;
     return KAKEYA_OK;

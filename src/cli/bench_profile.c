@@ -8,7 +8,7 @@ static void print_profile(const bench_result *result, const bench_profile *profi
     const backend_profile *step = &profile->step;
     double seconds = 0, bound = 0;
     int launches = 0;
-    printf("\none decode step behind %d tokens, kernel by kernel, in microseconds\n", profile->context);
+    printf("\none decode step after %d tokens, kernel by kernel, in microseconds\n", profile->context);
     printf("%-26s %-22s %8s %10s %8s %10s %10s %9s\n", "part", "kernel", "launches", "time", "each", "MB", "bound",
            "of bound");
     for (int i = 0; i < step->n; i++) {

@@ -52,7 +52,7 @@ static void print_ideal(const bench_ideal *i, const bench_figures *run) {
     printf("  prompts    %.3f s at %.1f tokens/s: one of %d alone", i->prompt_seconds,
            i->measured.prompt_tokens_per_second, i->prompt_tokens);
     print_recorded(i->recorded.prompt_tokens_per_second, i->measured.prompt_tokens_per_second);
-    printf("\n  answers    %.3f s at %.1f tokens/s: %d sessions in step behind %d tokens each", i->answer_seconds,
+    printf("\n  answers    %.3f s at %.1f tokens/s: %d sessions in step after %d tokens each", i->answer_seconds,
            i->measured.answer_tokens_per_second, i->sessions, i->context);
     print_recorded(i->recorded.answer_tokens_per_second, i->measured.answer_tokens_per_second);
     putchar('\n');

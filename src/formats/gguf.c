@@ -385,7 +385,7 @@ static kakeya_status place_tensors(parser *p) {
     size_t alignment = part->alignment;
     size_t padding = (alignment - c->at % alignment) % alignment;
     if (part->n_tensors == 0) return KAKEYA_OK;
-    if (padding > left(c)) return ends(c, "the padding behind the tensor records");
+    if (padding > left(c)) return ends(c, "the padding after the tensor records");
     c->at += padding;
     const unsigned char *data = c->data + c->at;
     uint64_t there = left(c), most = 0;

@@ -226,7 +226,7 @@ static kakeya_status look_beside(const gguf *model, const gemma4_config *text, m
     gguf_names_free(&beside);
     if (!status && !*out && !reason->status)
         error_set(reason, KAKEYA_UNSUPPORTED,
-                  "there is no vision part (mmproj-*.gguf) beside the model (name one with --mmproj)");
+                  "no vision part (mmproj-*.gguf) beside the model (name one with --mmproj)");
     return status;
 }
 

@@ -344,7 +344,7 @@ static bool put_result(writer *w, const cJSON *block, const place *at) {
         char param[144];
         snprintf(param, sizeof param, "%s.tool_use_id", at->name);
         return api_fail(w->error, 400, "invalid_prompt", param,
-                        "%s: the assistant's message in front of it has no tool_use with the id %.64s", param, id);
+                        "%s: the assistant's message before it has no tool_use with the id %.64s", param, id);
     }
     text_buffer text = {0};
     cJSON *parts = NULL;

@@ -594,8 +594,7 @@ static bool put_item(writer *w, const cJSON *item, size_t place, size_t n_earlie
         if (!has_other(&w->table, id, place)) {
             char param[64];
             snprintf(param, sizeof param, "input[%zu].call_id", index);
-            return api_fail(error, 400, "invalid_prompt", param, "%s: there is no call %.64s in front of it", param,
-                            id);
+            return api_fail(error, 400, "invalid_prompt", param, "%s: there is no call %.64s before it", param, id);
         }
         put_output(w, id, cJSON_GetObjectItemCaseSensitive(item, "output"));
     } else if (id && output) {

@@ -254,7 +254,7 @@ send /load $WORK/none
 expect kakeya run: $WORK/none: No such file
 expect > 
 send /load $needle_file
-expect not a conversation that /save has written
+expect not a conversation written by /save
 expect > 
 send /load $WORK/shorter
 expect ends after

@@ -744,7 +744,7 @@ def _():
     refusal("messages[0].content[0] is a block of type document", messages=[user([{"type": "document", "source": {}}])])
     refusal("messages[1].content[0] is a block of type image", messages=[user("a"), assistant([image]), user("b")])
     refusal("system[0] is a block of type image", system=[image])
-    orphan = "messages[0].content[0].tool_use_id: the assistant's message in front of it has no tool_use"
+    orphan = "messages[0].content[0].tool_use_id: the assistant's message before it has no tool_use"
     refusal(orphan, messages=[user([result("7")])])
     refusal("messages[2].content[0].tool_use_id", messages=[user("a"), assistant([call()]), user([result("7", "other")])])
     many = [{**call(), "id": f"toolu_{i}"} for i in range(300)]

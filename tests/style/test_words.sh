@@ -14,8 +14,8 @@ check "the help texts are found" test "$(cat "$WORK/help"/* | wc -l)" -gt 500
 awk 'length > 100 && !/^usage: / && !/^  kakeya / { print FILENAME ": " $0 }' "$WORK/help"/* >"$WORK/out"
 check "no line of a help text is longer than 100 columns" test ! -s "$WORK/out"
 
-ls README.md CONTRIBUTING.md docs/*.md docs/guide/*.md include/*.h python/README.md models/README.md docs/kakeya.1 \
-    "$WORK/help"/* >"$WORK/pages"
+ls README.md CONTRIBUTING.md docs/*.md docs/guide/*.md include/*.h python/README.md python/kakeya/*.py \
+    python/kakeya/remote/*.py models/README.md docs/kakeya.1 "$WORK/help"/* >"$WORK/pages"
 check "the pages are found" test "$(wc -l <"$WORK/pages")" -gt 30
 grep -v '^#' tests/style/phrases.txt | cut -f1 >"$WORK/phrases"
 xargs grep -n -E -f "$WORK/phrases" <"$WORK/pages" |

@@ -28,7 +28,7 @@ static void test_parse(void **state) {
     assert_refused(parse("{\"a\": 1,\n \"b\": }"), KAKEYA_FORMAT, "f.json", "line 2, byte 15");
     assert_refused(parse("{\"a\": 1"), KAKEYA_FORMAT, "line 1");
     assert_refused(parse("{\"a\""), KAKEYA_FORMAT, "malformed JSON");
-    assert_refused(parse("[1] x"), KAKEYA_FORMAT, "byte 4", "behind the value");
+    assert_refused(parse("[1] x"), KAKEYA_FORMAT, "byte 4", "after the value");
     assert_refused(parse("\"abc"), KAKEYA_FORMAT, "malformed JSON");
 }
 

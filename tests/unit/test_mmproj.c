@@ -269,7 +269,7 @@ static void test_what_cannot_be_used(void **state) {
     kakeya_engine *engine;
     ok(open_engine(text, NULL, &engine)); /* nothing beside it */
     assert_non_null(kakeya_engine_note(engine, 0));
-    assert_non_null(strstr(kakeya_engine_note(engine, 0), "there is no vision part (mmproj-*.gguf) beside the model"));
+    assert_non_null(strstr(kakeya_engine_note(engine, 0), "no vision part (mmproj-*.gguf) beside the model"));
     kakeya_engine_close(engine);
 
     static const struct {

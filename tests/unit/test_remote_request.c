@@ -85,7 +85,7 @@ static void test_refusals(void **state) {
         {"0123456789abcdef\",", "0123456789abcdeF\",", "bus"},
         {"2026-11-21T20:30:12Z", "2026-11-21T20:30:12+01:00", "created"},
         {"2026-11-22T20:30:12Z", "2026-11-22T24:30:12Z", "expires"},
-        {"2026-11-22T20:30:12Z\"}", "2026-11-22T20:30:12Z\"} {}", "behind the value"},
+        {"2026-11-22T20:30:12Z\"}", "2026-11-22T20:30:12Z\"} {}", "after the value"},
     };
     request r;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)

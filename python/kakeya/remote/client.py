@@ -48,7 +48,7 @@ class Client:
         return self._closed
 
     def create_session(self, *, eos_token_ids: Iterable[int] = (), client_label: str = "") -> Session:
-        """An empty session. Its answers end behind one of eos_token_ids; client_label is for the server's log."""
+        """An empty session. Its answers end after one of eos_token_ids; client_label is for the server's log."""
         try:
             session_id = self._stub.create_session(list(eos_token_ids), client_label)
         except grpc.RpcError as error:

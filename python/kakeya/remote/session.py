@@ -89,7 +89,7 @@ class Session:
         return self._last_history_truncated_dropped
 
     def append(self, token_ids: Iterable[int]) -> int:
-        """Puts tokens behind the session's, computes them, and returns how many it then has."""
+        """Appends tokens to the session's, computes them, and returns how many it then has."""
         self._check_open()
         try:
             return self._client._stub.append_tokens(self._session_id, list(token_ids))
