@@ -120,6 +120,9 @@ typedef struct backend_segment {
         *argmax; /* NULL, or (backends with finds_argmax) [n - first_logit_row]: the greedy choice of each row, lowest
                     id on ties, never one of the model's suppressed tokens; -1 where a logit is not a number */
     const int32_t *excluded; /* NULL, or one token more that argmax and leaders never name */
+    const uint32_t *allowed; /* NULL, or, with argmax (backends with masks_argmax; decode segments), [n -
+                                first_logit_row][(vocab + 31) / 32] bits by token: argmax names only tokens whose bit is
+                                set, -1 where none is; what the other logits are means nothing */
     float *
         hidden_states; /* NULL, or [layers + 1][n][hidden]: embedding, each layer's output, last one after final norm */
     const int *chosen_layers; /* NULL, or, where the backend's training table has `chooses`, [chosen]: hidden_states is
@@ -169,6 +172,7 @@ struct backend_ops {
     bool raw_values;    /* models whose values pass no norm are computed: Gemma 3 */
     bool assistants;    /* models with an MTP assistant are computed */
     bool finds_argmax;  /* forward fills backend_segment.argmax */
+    bool masks_argmax;  /* and follows backend_segment.allowed */
     bool finds_leaders; /* forward fills backend_segment.leaders, and read_logits is there */
 
     kakeya_status (*model_create)(const backend_model_options *options, backend_model **out, kakeya_error *error);

@@ -13,6 +13,7 @@ const draft_policy draft_policy_default = {
     .memory_after_surprise = 3,
     .assumed_row_share = 0.15,
     .assumed_draft_share = 0.3,
+    .assumed_forced_rate = 0.7f,
     .assumed_dflash_rate = 0.8f,
     .assumed_ngram_rate = {0, 0.2f, 0.4f, 0.6f, 0.75f},
     .assumed_ngram_next_rate = 0.8f,
@@ -47,6 +48,8 @@ void draft_control_init(draft_control *control, const draft_policy *policy, cons
         draft_acceptance_assume(&control->extension[m], policy->assumed_ngram_rate[m], policy->assumed_ngram_next_rate,
                                 policy->assumed_weight);
     }
+    draft_acceptance_assume(&control->forced, policy->assumed_forced_rate, policy->assumed_forced_rate,
+                            policy->assumed_weight);
     control->next_drafter = control->next_watched = drafter_after(control, BACKEND_DRAFTERS - 1); /* the first */
     if (!experience || !experience->known) return;
     control->costs = experience->costs;
@@ -57,6 +60,7 @@ void draft_control_init(draft_control *control, const draft_policy *policy, cons
         draft_acceptance_expect(&control->ngram[m], experience->ngram_rate[m], policy->expected_weight);
         draft_acceptance_expect(&control->extension[m], experience->extension_rate[m], policy->expected_weight);
     }
+    draft_acceptance_expect(&control->forced, experience->forced_rate, policy->expected_weight);
 }
 
 /* A rate that this turn has observed moves half way to the turn's; the first turn's rates are taken as they are. */
@@ -80,6 +84,7 @@ void draft_control_share(const draft_control *control, draft_experience *experie
         share_rates(control->policy, &control->ngram[m], first, experience->ngram_rate[m]);
         share_rates(control->policy, &control->extension[m], first, experience->extension_rate[m]);
     }
+    share_rates(control->policy, &control->forced, first, experience->forced_rate);
 }
 
 static double drafting(const draft_control *control, backend_drafter drafter, int drafts) {
@@ -279,6 +284,22 @@ draft_plan draft_control_plan_at(draft_control *control, int limit, int ngram_av
     return best;
 }
 
+bool draft_control_asks_forced(draft_control *control, const draft_prices *prices) {
+    enum { BLOCKS = 16 };
+    return (double)control->forced.rate[0] > prices->row || control->forced_blocks++ % BLOCKS == 0;
+}
+
+int draft_control_forced_at(draft_control *control, const int32_t *tokens, int n, const draft_prices *prices) {
+    double value = 0;
+    const int worth = worth_drafting(control->forced.rate, n, prices->row, &value);
+    if (n) draft_watch_begin(&control->watch_forced, 0, tokens, n, 0, worth);
+    return worth;
+}
+
+void draft_control_record_forced(draft_control *control, int drafted, int accepted) {
+    draft_acceptance_block(control->policy, &control->forced, drafted, accepted);
+}
+
 /* More rows are worth their time if they bring a share of what time brings on average, good and poor blocks together: a
  * passage that ends inside this block saves the next, which would be a poor one. */
 draft_extension draft_control_extend(const draft_control *control, backend_drafter drafter, int kept, int available,
@@ -323,6 +344,7 @@ void draft_control_token(draft_control *control, int32_t token) {
     draft_watch_token(control->policy, &control->watch_ngram, &control->ngram[control->watch_ngram.match], token);
     draft_watch_token(control->policy, &control->watch_extension, &control->extension[control->watch_extension.match],
                       token);
+    draft_watch_token(control->policy, &control->watch_forced, &control->forced, token);
 }
 
 void draft_control_record_accepted(draft_control *control, const draft_block *block) {

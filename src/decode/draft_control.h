@@ -54,6 +54,7 @@ typedef struct draft_experience {
     float drafter_rate[BACKEND_DRAFTERS][BACKEND_MAX_DRAFT]; /* acceptance to expect of a text not seen yet */
     float ngram_rate[NGRAM_MAX_MATCH + 1][BACKEND_MAX_DRAFT];
     float extension_rate[NGRAM_MAX_MATCH + 1][BACKEND_MAX_DRAFT];
+    float forced_rate[BACKEND_MAX_DRAFT];
 } draft_experience;
 
 /* A drafter, and how often its drafts hold. */
@@ -71,7 +72,9 @@ typedef struct draft_control {
     draft_drafter drafter[BACKEND_DRAFTERS];
     draft_acceptance ngram[NGRAM_MAX_MATCH + 1];     /* by length of the matched suffix */
     draft_acceptance extension[NGRAM_MAX_MATCH + 1]; /* of what continues drafts; it ends elsewhere in a text */
-    draft_watch watch_ngram, watch_extension;
+    draft_acceptance forced; /* of text that a grammar leaves no choice about, which can be cut in other tokens */
+    draft_watch watch_ngram, watch_extension, watch_forced;
+    unsigned forced_blocks; /* in which forced text was not worth its rows */
     int next_probe, next_length;
     int next_drafter; /* whom a probe is about */
     int next_watched; /* who is asked for drafts that are only watched, if it is not the one that drafts */
@@ -116,6 +119,14 @@ typedef struct draft_prices {
 /* The same at these prices: of each source as many drafts as are worth their rows, from the source that leaves most. */
 draft_plan draft_control_plan_at(draft_control *control, int limit, int ngram_available, int ngram_match,
                                  const draft_prices *prices);
+
+/* Whether it is worth looking for text that a grammar forces; now and then where it is not. */
+bool draft_control_asks_forced(draft_control *control, const draft_prices *prices);
+/* How many of the first n tokens of a text that a grammar forces are worth their rows at these prices. What is not
+ * verified is compared with the tokens that come. */
+int draft_control_forced_at(draft_control *control, const int32_t *tokens, int n, const draft_prices *prices);
+/* So many of them were verified, and held. */
+void draft_control_record_forced(draft_control *control, int drafted, int accepted);
 
 /* What to verify of a finished draft: its first `kept` tokens and `more` tokens that followed them earlier in the text.
  * `value` is expected tokens less what the rows' time is worth. */

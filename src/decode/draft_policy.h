@@ -25,6 +25,7 @@ typedef struct draft_policy {
     double assumed_row_share, assumed_draft_share;
     /* Acceptance before any observation, worth `assumed_weight` of one. N-grams: of the first draft by the length of
      * the match, and of every further one. */
+    float assumed_forced_rate; /* of text that a grammar forces */
     float assumed_dflash_rate, assumed_ngram_rate[NGRAM_MAX_MATCH + 1], assumed_ngram_next_rate, assumed_weight;
     float expected_weight; /* observations that the rates of earlier sessions are worth */
 } draft_policy;

@@ -71,7 +71,7 @@ static kakeya_status ensure(sampler_space *space, void **buffer, size_t bytes, k
     return error_set(error, KAKEYA_OUT_OF_MEMORY, "sampling workspace of %zu bytes: out of memory", bytes);
 }
 
-static size_t mask_words(const sampler *s) { return ((size_t)s->vocab + 31) / 32; }
+size_t sampler_mask_words(const sampler *s) { return ((size_t)s->vocab + 31) / 32; }
 
 static kakeya_status check_bias(const sampler *s, const sampler_constraints *c, kakeya_error *error) {
     if (c->n_bias && !c->bias)
@@ -122,7 +122,7 @@ kakeya_status sampler_configure(sampler *s, const kakeya_sampling *parameters, c
         status = matcher_space_reserve(&space->grammar, matcher_grammar(c->grammar), error);
     }
     if (status == KAKEYA_OK && (c->mask || c->grammar))
-        status = ensure(space, (void **)&space->allowed, mask_words(s) * sizeof *space->allowed, error);
+        status = ensure(space, (void **)&space->allowed, sampler_mask_words(s) * sizeof *space->allowed, error);
     if (status == KAKEYA_OK && parameters->temperature > 0)
         status = ensure(space, (void **)&space->candidates, vocab * sizeof *space->candidates, error);
     if (status != KAKEYA_OK) {
@@ -136,8 +136,7 @@ kakeya_status sampler_configure(sampler *s, const kakeya_sampling *parameters, c
 }
 
 bool sampler_is_argmax(const sampler *s) {
-    return s->parameters.temperature == 0 && s->parameters.repetition_penalty == 1.0f &&
-           !constrained(&s->constraints) && !s->constraints.grammar;
+    return s->parameters.temperature == 0 && s->parameters.repetition_penalty == 1.0f && !constrained(&s->constraints);
 }
 
 bool sampler_suppresses(const sampler *s, int32_t token) {
@@ -154,6 +153,37 @@ int sampler_cut_drafts(const sampler *s, const int32_t *drafts, int n) {
 
 int sampler_forced_drafts(const sampler *s, int32_t *drafts, int most) {
     return s->constraints.grammar ? matcher_forced(s->constraints.grammar, &s->space->grammar, drafts, most) : 0;
+}
+
+static void forbid(uint32_t *allowed, int vocab, int32_t token) {
+    if (token >= 0 && token < vocab) allowed[token / 32] &= ~(1u << (token % 32));
+}
+
+void sampler_mask(sampler *s, const int32_t *drafts, int n, uint32_t *allowed) {
+    const size_t words = sampler_mask_words(s);
+    matcher_masks(s->constraints.grammar, &s->space->grammar, drafts, n, allowed, words);
+    s->masks += (uint64_t)n + 1;
+    for (int row = 0; row <= n; row++, allowed += words) {
+        for (int i = 0; i < s->n_suppress; i++) forbid(allowed, s->vocab, s->suppress[i]);
+        if (s->constraints.excluded) forbid(allowed, s->vocab, *s->constraints.excluded);
+        if (s->vocab % 32) allowed[words - 1] &= (1u << (s->vocab % 32)) - 1;
+    }
+}
+
+static kakeya_status nothing_left(const sampler *s, size_t position, kakeya_error *error) {
+    return error_set(error, KAKEYA_INVALID_ARGUMENT, "the grammar leaves none of the %d tokens at position %zu",
+                     s->vocab, position);
+}
+
+kakeya_status sampler_take_masked(sampler *s, const uint32_t *allowed, int32_t token, size_t position,
+                                  kakeya_error *error) {
+    if (token >= 0) {
+        (void)matcher_accept(s->constraints.grammar, &s->space->grammar, token);
+        return KAKEYA_OK;
+    }
+    for (size_t i = 0; i < sampler_mask_words(s); i++)
+        if (allowed[i]) return KAKEYA_OK;
+    return nothing_left(s, position, error);
 }
 
 /* No token has been seen. */
@@ -193,8 +223,8 @@ static void penalise(sampler *s, const int32_t *history, size_t n) {
 /* The caller's mask, applied to the adjusted row. */
 static kakeya_status mask_row(sampler *s, const int32_t *history, size_t n, kakeya_error *error) {
     const sampler_constraints *c = &s->constraints;
-    memset(s->space->allowed, 0, mask_words(s) * sizeof *s->space->allowed);
-    if (!c->mask(c->mask_user, history, n, s->space->allowed, mask_words(s))) return KAKEYA_OK;
+    memset(s->space->allowed, 0, sampler_mask_words(s) * sizeof *s->space->allowed);
+    if (!c->mask(c->mask_user, history, n, s->space->allowed, sampler_mask_words(s))) return KAKEYA_OK;
     bool left = false;
     for (int32_t t = 0; t < s->vocab; t++) {
         if (!(s->space->allowed[t / 32] >> (t % 32) & 1)) s->space->adjusted[t] = -INFINITY;
@@ -498,16 +528,14 @@ static kakeya_status choose_allowed(sampler *s, float *logits, size_t position, 
     }
     s->redraws++;
     s->masks++;
-    memset(allowed, 0, mask_words(s) * sizeof *allowed);
-    matcher_mask(grammar, &s->space->grammar, allowed, mask_words(s));
+    memset(allowed, 0, sampler_mask_words(s) * sizeof *allowed);
+    matcher_mask(grammar, &s->space->grammar, allowed, sampler_mask_words(s));
     bool left = false;
     for (int32_t t = 0; t < s->vocab; t++) {
         if (!(allowed[t / 32] >> (t % 32) & 1)) logits[t] = -INFINITY;
         left |= logits[t] != -INFINITY;
     }
-    if (!left)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "the grammar leaves none of the %d tokens at position %zu",
-                         s->vocab, position);
+    if (!left) return nothing_left(s, position, error);
     status = choose(s, logits, position, SAMPLER_DRAWS, token, error);
     if (status == KAKEYA_OK) (void)accepts(s, *token);
     return status;

@@ -93,9 +93,17 @@ void sampler_release(sampler *s);
 kakeya_status sampler_sample(sampler *s, const float *logits, const int32_t *history, size_t position, int32_t *token,
                              kakeya_error *error);
 
-/* Whether the token is simply the largest logit that is not suppressed or excluded, which a backend may find by
- * itself. */
+/* Whether the token is simply the largest logit that is not suppressed, excluded or refused by the grammar, which a
+ * backend may find by itself. */
 bool sampler_is_argmax(const sampler *s);
+/* The tokens that may be chosen under the grammar, of the next position and behind each of n drafts: bits, allowed [n +
+ * 1][sampler_mask_words]. */
+void sampler_mask(sampler *s, const int32_t *drafts, int n, uint32_t *allowed);
+size_t sampler_mask_words(const sampler *s);
+/* A token that was chosen under the mask of the next position becomes part of the answer. KAKEYA_INVALID_ARGUMENT for
+ * -1 where the mask allows none; a token below 0 changes nothing. */
+kakeya_status sampler_take_masked(sampler *s, const uint32_t *allowed, int32_t token, size_t position,
+                                  kakeya_error *error);
 
 /* Whether the leading logits of a row may be enough for the token. */
 bool sampler_takes_leaders(const sampler *s);

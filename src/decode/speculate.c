@@ -29,30 +29,46 @@ void decode_buffers_free(decode_buffers *b) {
     mem_free(b->logits);
     mem_free(b->leaders);
     mem_free(b->log_probabilities);
+    mem_free(b->masks);
     sampler_space_free(&b->sampling);
     decode_buffers_init(b, b->vocab, b->account);
 }
 
-kakeya_status decode_buffers_reserve(decode_buffers *b, int logit_rows, int leader_rows, kakeya_error *error) {
-    if (b->logit_rows < logit_rows) {
-        size_t bytes = (size_t)logit_rows * (size_t)b->vocab * sizeof *b->logits;
+decode_room decode_room_of_both(decode_room a, decode_room b) {
+    return (decode_room){a.logits + b.logits, a.leaders + b.leaders, a.masks + b.masks};
+}
+
+static size_t mask_words(const decode_buffers *b) { return ((size_t)b->vocab + 31) / 32; }
+
+kakeya_status decode_buffers_reserve(decode_buffers *b, decode_room room, kakeya_error *error) {
+    if (b->logit_rows < room.logits) {
+        size_t bytes = (size_t)room.logits * (size_t)b->vocab * sizeof *b->logits;
         mem_free(b->logits);
         b->logit_rows = 0;
         b->logits = mem_alloc(b->account, MEM_WORKSPACE, bytes);
         if (!b->logits)
-            return error_set(error, KAKEYA_OUT_OF_MEMORY, "logits of %d rows, %zu bytes: out of memory", logit_rows,
+            return error_set(error, KAKEYA_OUT_OF_MEMORY, "logits of %d rows, %zu bytes: out of memory", room.logits,
                              bytes);
-        b->logit_rows = logit_rows;
+        b->logit_rows = room.logits;
     }
-    if (b->leader_rows < leader_rows) {
+    if (b->leader_rows < room.leaders) {
         mem_free(b->leaders);
         mem_free(b->log_probabilities);
         b->leader_rows = 0;
-        b->leaders = mem_alloc(b->account, MEM_WORKSPACE, (size_t)leader_rows * sizeof *b->leaders);
-        b->log_probabilities = mem_alloc(b->account, MEM_WORKSPACE, (size_t)leader_rows * sizeof *b->log_probabilities);
+        b->leaders = mem_alloc(b->account, MEM_WORKSPACE, (size_t)room.leaders * sizeof *b->leaders);
+        b->log_probabilities =
+            mem_alloc(b->account, MEM_WORKSPACE, (size_t)room.leaders * sizeof *b->log_probabilities);
         if (!b->leaders || !b->log_probabilities)
-            return error_set(error, KAKEYA_OUT_OF_MEMORY, "leading logits of %d rows: out of memory", leader_rows);
-        b->leader_rows = leader_rows;
+            return error_set(error, KAKEYA_OUT_OF_MEMORY, "leading logits of %d rows: out of memory", room.leaders);
+        b->leader_rows = room.leaders;
+    }
+    if (b->mask_rows < room.masks) {
+        mem_free(b->masks);
+        b->mask_rows = 0;
+        b->masks = mem_alloc(b->account, MEM_WORKSPACE, (size_t)room.masks * mask_words(b) * sizeof *b->masks);
+        if (!b->masks)
+            return error_set(error, KAKEYA_OUT_OF_MEMORY, "grammar masks of %d rows: out of memory", room.masks);
+        b->mask_rows = room.masks;
     }
     return KAKEYA_OK;
 }
@@ -214,17 +230,21 @@ void decode_answered(decode_stream *s, double seconds) {
     draft_control_watch(&w->control, draft_source_of(s->plan.watched), 0, s->watched, 0, s->plan.watch_length);
 }
 
-/* Where a grammar leaves no choice for as many tokens as were to be drafted, these are the drafts: they cost nothing,
- * and they hold. */
-static void take_forced(decode_stream *s) {
+/* Where a grammar leaves no choice for as many tokens as were to be drafted, these are the drafts: they cost nothing
+ * but their rows, which others may need more, and seldom fail. */
+static void take_forced(decode_stream *s, const draft_prices *prices) {
+    draft_control *control = &s->workspace->control;
+    const bool priced = prices && s->options->mode == KAKEYA_MODE_AUTO;
     int32_t forced[BACKEND_MAX_DRAFT];
     if (s->options->mode == KAKEYA_MODE_AR || s->limit < 1) return;
+    if (!s->workspace->sampler.constraints.grammar || (priced && !draft_control_asks_forced(control, prices))) return;
     int n = sampler_forced_drafts(&s->workspace->sampler, forced, s->limit);
     n = usable_drafts(s->workspace, forced, n);
+    if (priced) n = draft_control_forced_at(control, forced, n, prices);
     if (n == 0 || n < s->plan.length) return;
     memcpy(s->tokens + 1, forced, (size_t)n * sizeof *forced);
     s->plan = (draft_plan){.source = DRAFT_NONE};
-    s->block.drafted = n;
+    s->block.drafted = s->forced = n;
 }
 
 /* Drafts of the caller's own take the drafter's place. */
@@ -271,6 +291,7 @@ kakeya_status decode_plan(decode_stream *s, int most_rows, const draft_prices *p
     bool indexed = uses_ngrams(o) && ngram_reserve(&w->ngram, longest, w->account, NULL) == KAKEYA_OK;
 
     s->block = (draft_block){0};
+    s->forced = 0;
     s->tokens[0] = t->tokens[t->n - 1];
     s->place += (size_t)s->taken;
     s->n_found = s->match = s->taken = 0;
@@ -286,7 +307,7 @@ kakeya_status decode_plan(decode_stream *s, int most_rows, const draft_prices *p
         s->n_found = next_drafts(w, s->found, s->n_found);
     }
     s->plan = plan_of(s, prices);
-    take_forced(s);
+    take_forced(s, prices);
     s->priced = prices != NULL;
     s->block.source = s->plan.source;
     if (s->plan.source == DRAFT_NGRAM) {
@@ -303,23 +324,32 @@ kakeya_status decode_plan(decode_stream *s, int most_rows, const draft_prices *p
 
 int decode_rows(const decode_stream *s) { return s->block.drafted + 1; }
 
-int decode_logit_rows(const decode_stream *s) {
-    return s->choice == DECODE_FROM_LOGITS ? decode_rows(s) : s->choice == DECODE_FROM_LEADERS ? 1 : 0;
+/* The backend chooses under masks. */
+static bool is_masked(const decode_stream *s) {
+    return s->choice == DECODE_BY_BACKEND && s->workspace->sampler.constraints.grammar;
 }
 
-int decode_leader_rows(const decode_stream *s) { return s->choice == DECODE_FROM_LEADERS ? decode_rows(s) : 0; }
+decode_room decode_needs(const decode_stream *s) {
+    const int rows = decode_rows(s);
+    const bool led = s->choice == DECODE_FROM_LEADERS;
+    return (decode_room){.logits = s->choice == DECODE_FROM_LOGITS ? rows : led,
+                         .leaders = led ? rows : 0,
+                         .masks = is_masked(s) ? rows : 0};
+}
 
 /* Of weights: greedy rows ask for leading logits because of log-probabilities alone. */
 static float leading_temperature(const sampler *s) {
     return s->parameters.temperature > 0 ? s->parameters.temperature : 1;
 }
 
-backend_segment decode_segment(decode_stream *s, int first_logit_row, int first_leader_row) {
+backend_segment decode_segment(decode_stream *s, decode_room first) {
     const decode_buffers *b = s->buffers;
-    const sampler *choice = &s->workspace->sampler;
-    s->logits = b->logits ? b->logits + (size_t)first_logit_row * (size_t)b->vocab : NULL;
-    s->leaders = b->leaders ? b->leaders + first_leader_row : NULL;
-    s->log_probabilities = b->log_probabilities ? b->log_probabilities + first_leader_row : NULL;
+    sampler *choice = &s->workspace->sampler;
+    s->logits = b->logits ? b->logits + (size_t)first.logits * (size_t)b->vocab : NULL;
+    s->leaders = b->leaders ? b->leaders + first.leaders : NULL;
+    s->log_probabilities = b->log_probabilities ? b->log_probabilities + first.leaders : NULL;
+    s->masks = is_masked(s) ? b->masks + (size_t)first.masks * mask_words(b) : NULL;
+    if (s->masks) sampler_mask(choice, s->tokens + 1, s->block.drafted, s->masks);
     return (backend_segment){.cache = s->timeline->cache,
                              .tokens = s->tokens,
                              .n = decode_rows(s),
@@ -328,7 +358,8 @@ backend_segment decode_segment(decode_stream *s, int first_logit_row, int first_
                              .leaders = s->choice == DECODE_FROM_LEADERS ? s->leaders : NULL,
                              .temperature = leading_temperature(choice),
                              .argmax = s->choice == DECODE_BY_BACKEND ? s->known : NULL,
-                             .excluded = choice->constraints.excluded};
+                             .excluded = choice->constraints.excluded,
+                             .allowed = s->masks};
 }
 
 /* Chooses the token at `position` from leading logits, with its log-probabilities where they are asked for. *decided:
@@ -359,9 +390,19 @@ static kakeya_status choose_row(decode_stream *s, int segment, int row, int32_t 
     return status;
 }
 
+/* The grammar follows what the backend has chosen under its mask. */
+static kakeya_status take_masked_row(decode_stream *s, int row, kakeya_error *error) {
+    sampler *choice = &s->workspace->sampler;
+    const uint32_t *allowed = s->masks + (size_t)row * mask_words(s->buffers);
+    return sampler_take_masked(choice, allowed, s->known[row], s->timeline->n + (size_t)row, error);
+}
+
 kakeya_status decode_read(decode_stream *s, int segment, kakeya_error *error) {
-    for (int row = 0; s->choice == DECODE_FROM_LEADERS && row < decode_rows(s); row++) {
-        kakeya_status status = choose_row(s, segment, row, &s->known[row], error);
+    const bool masked = is_masked(s);
+    if (!masked && s->choice != DECODE_FROM_LEADERS) return KAKEYA_OK;
+    for (int row = 0; row < decode_rows(s); row++) {
+        kakeya_status status =
+            masked ? take_masked_row(s, row, error) : choose_row(s, segment, row, &s->known[row], error);
         if (status != KAKEYA_OK) return status;
         if (row < s->block.drafted && s->known[row] != s->tokens[row + 1]) break; /* rows behind it are dropped */
     }
@@ -466,6 +507,7 @@ kakeya_status decode_commit(decode_stream *s, kakeya_status status, double verif
         s->stats->prediction_drafted += (uint64_t)s->block.drafted;
         s->stats->prediction_accepted += (uint64_t)s->block.accepted;
     }
+    if (s->forced) draft_control_record_forced(&s->workspace->control, s->forced, s->block.accepted);
     if (o->mode == KAKEYA_MODE_AUTO && s->batched)
         draft_control_record_accepted(&s->workspace->control, &s->block);
     else if (o->mode == KAKEYA_MODE_AUTO)
@@ -477,9 +519,11 @@ kakeya_status decode_commit(decode_stream *s, kakeya_status status, double verif
 /* --------------------------------------------------------------------------------------------------- the stream */
 
 decode_choice decode_choice_of(const backend_ops *ops, const sampler *s, const decode_options *o) {
-    bool argmax = sampler_is_argmax(s);
-    if (ops->finds_argmax && argmax && !o->log_probabilities) return DECODE_BY_BACKEND;
-    if (ops->finds_leaders && sampler_takes_leaders(s) && (!argmax || o->log_probabilities)) return DECODE_FROM_LEADERS;
+    const bool argmax = sampler_is_argmax(s), grammar = s->constraints.grammar != NULL;
+    if (ops->finds_argmax && argmax && (!grammar || ops->masks_argmax) && !o->log_probabilities)
+        return DECODE_BY_BACKEND;
+    if (ops->finds_leaders && sampler_takes_leaders(s) && (!argmax || grammar || o->log_probabilities))
+        return DECODE_FROM_LEADERS;
     return DECODE_FROM_LOGITS;
 }
 
@@ -546,10 +590,9 @@ static kakeya_status run_block(decode_stream *s, kakeya_error *error) {
         status = t->ops->draft(t->model, &request, 1, error);
         if (status == KAKEYA_OK) decode_answered(s, seconds_now(o) - start);
     }
-    if (status == KAKEYA_OK)
-        status = decode_buffers_reserve(s->buffers, decode_logit_rows(s), decode_leader_rows(s), error);
+    if (status == KAKEYA_OK) status = decode_buffers_reserve(s->buffers, decode_needs(s), error);
     if (status != KAKEYA_OK) return status;
-    backend_segment segment = decode_segment(s, 0, 0);
+    backend_segment segment = decode_segment(s, (decode_room){0});
     double start = seconds_now(o);
     status = t->ops->forward(t->model, &segment, 1, error);
     if (status != KAKEYA_OK) return status;

@@ -11,7 +11,7 @@
  *
  *   decode_plan      chooses the source of the drafts; no backend
  *   decode_asks      what the drafter shall answer, if anything; decode_answered takes it; until there is no question
- *   decode_segment   the block as a segment of a forward
+ *   decode_segment   the block as a segment of a forward, with what a grammar allows in its rows
  *   decode_read      right behind the forward: tokens that need the backend once more
  *   decode_take      samples the rows in order, hands tokens to the output; no backend
  *   decode_commit    keeps the rows of the tokens that were taken
@@ -87,19 +87,28 @@ typedef struct decode_buffers {
     backend_leaders *leaders;                   /* [leader_rows] */
     token_log_probabilities *log_probabilities; /* [leader_rows], of rows whose token is chosen in advance */
     int leader_rows;
+    uint32_t *masks; /* [mask_rows][(vocab + 31) / 32]: tokens that a grammar allows */
+    int mask_rows;
     sampler_space sampling;
 } decode_buffers;
+
+/* Rows of the buffers, by what they hold. */
+typedef struct decode_room {
+    int logits, leaders, masks;
+} decode_room;
 
 void decode_buffers_init(decode_buffers *buffers, int vocab, mem_account *account);
 void decode_buffers_free(decode_buffers *buffers);
 /* At least so many rows. Grows by dropping what was there. */
-kakeya_status decode_buffers_reserve(decode_buffers *buffers, int logit_rows, int leader_rows, kakeya_error *error);
+kakeya_status decode_buffers_reserve(decode_buffers *buffers, decode_room room, kakeya_error *error);
+decode_room decode_room_of_both(decode_room a, decode_room b);
 
 /* Who finds the token of a row. */
 typedef enum decode_choice {
     DECODE_FROM_LOGITS = 0, /* sampled here from whole rows */
     DECODE_FROM_LEADERS, /* from the leading logits that the backend finds, and from a whole row where they do not do */
-    DECODE_BY_BACKEND,   /* the greedy choice, found by the backend */
+    DECODE_BY_BACKEND,   /* the greedy choice, found by the backend; under a grammar, from what the mask of a row allows
+                          */
 } decode_choice;
 
 /* The token behind a prompt's last row, where a whole row of logits is not needed to find it. Between the prompt's
@@ -140,6 +149,7 @@ typedef struct decode_stream {
     int limit;                               /* drafts that the block may hold */
     draft_plan plan;
     bool priced;
+    int forced;                       /* drafts that the grammar has forced, and that the block begins with */
     bool indexed;                     /* the n-gram index had memory: without it there are other drafts, or none */
     int32_t found[BACKEND_MAX_DRAFT]; /* by the n-gram index */
     int n_found, match;
@@ -152,6 +162,7 @@ typedef struct decode_stream {
     float *logits;                          /* the block's part of the buffers */
     backend_leaders *leaders;
     token_log_probabilities *log_probabilities;
+    uint32_t *masks;
     int taken;    /* rows whose token joined the timeline */
     bool batched; /* the forward served other streams, too: its time says nothing about this block */
 } decode_stream;
@@ -172,11 +183,10 @@ bool decode_asks(decode_stream *stream, backend_draft_request *request);
 /* seconds: what the answer took; of a batch, the share of this stream. */
 void decode_answered(decode_stream *stream, double seconds);
 int decode_rows(const decode_stream *stream);
-/* Rows of the buffers that decode_segment needs: logits (one per read_logits at the least) and leaders. */
-int decode_logit_rows(const decode_stream *stream);
-int decode_leader_rows(const decode_stream *stream);
-/* first_logit_row, first_leader_row: where the block's part of the buffers begins. */
-backend_segment decode_segment(decode_stream *stream, int first_logit_row, int first_leader_row);
+/* Rows of the buffers that decode_segment needs; of logits one for read_logits at the least. */
+decode_room decode_needs(const decode_stream *stream);
+/* first: where the block's part of the buffers begins. */
+backend_segment decode_segment(decode_stream *stream, decode_room first);
 /* segment: the block's index in the last forward. A failure is the stream's own: decode_commit drops the rows. */
 kakeya_status decode_read(decode_stream *stream, int segment, kakeya_error *error);
 kakeya_status decode_take(decode_stream *stream, kakeya_error *error);

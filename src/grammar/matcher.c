@@ -250,28 +250,75 @@ bool matcher_accept(matcher *m, matcher_space *space, int32_t token) {
 
 static void allow(uint32_t *allowed, int32_t token) { allowed[token / 32] |= 1u << (token % 32); }
 
-static bool reads_text(const matcher *m) {
-    if (m->mode == AT_START || m->mode == AT_BODY) return m->g->content != GRAMMAR_NOTHING;
-    return m->mode == IN_TEXT || m->mode == IN_CALL;
+static size_t least(size_t a, size_t b) { return a < b ? a : b; }
+
+static void allow_each(const matcher *m, matcher_space *space, uint32_t *allowed, size_t n) {
+    place to;
+    for (size_t token = 0; token < n; token++)
+        if (step(m, space, (int32_t)token, &to)) allow(allowed, (int32_t)token);
+}
+
+static void allow_first(uint32_t *allowed, size_t n) {
+    memset(allowed, 0xFF, n / 32 * sizeof *allowed);
+    if (n % 32) allowed[n / 32] |= (1u << (n % 32)) - 1;
+}
+
+/* Every token but the control and stop tokens, which mean something by themselves. */
+static void mask_others(const matcher *m, matcher_space *space, uint32_t *allowed, size_t n_words) {
+    const token_table *t = m->g->tokens;
+    const size_t words = least(n_words, token_set_words(t->vocab));
+    switch (m->mode) {
+    case AT_START:
+    case AT_BODY:
+        if (m->g->content != GRAMMAR_NOTHING) mask_text(m->g, &m->state, &space->masks, allowed, n_words);
+        break;
+    case IN_TEXT:
+    case IN_CALL:
+        mask_text(m->g, &m->state, &space->masks, allowed, n_words);
+        break;
+    case IN_FREE_TEXT:
+        allow_first(allowed, 32 * n_words);
+        break;
+    case IN_FREE_THOUGHT:
+        if (thought_may_go_on(m, m->thought_tokens + 1)) allow_first(allowed, least(32 * n_words, (size_t)t->vocab));
+        break;
+    case IN_THOUGHT:
+        if (!thought_may_go_on(m, m->thought_tokens + 1)) break;
+        for (size_t i = 0; i < words; i++) allowed[i] |= t->texts[i];
+        break;
+    case IN_LABEL:
+        allow_each(m, space, allowed, least(32 * n_words, (size_t)t->vocab));
+        break;
+    case BEHIND_CALL:
+        break;
+    }
+}
+
+static void mask_token(const matcher *m, matcher_space *space, int32_t token, uint32_t *allowed, size_t n_words) {
+    place to;
+    if (token < 0 || (size_t)token / 32 >= n_words) return;
+    if (step(m, space, token, &to))
+        allow(allowed, token);
+    else
+        allowed[token / 32] &= ~(1u << (token % 32));
 }
 
 void matcher_mask(const matcher *m, matcher_space *space, uint32_t *allowed, size_t n_words) {
     const token_table *t = m->g->tokens;
-    place to;
-    if (!reads_text(m)) {
-        for (size_t token = 0; token < 32 * n_words; token++)
-            if (step(m, space, (int32_t)token, &to)) allow(allowed, (int32_t)token);
-        return;
-    }
     const int32_t controls[] = {t->call_open, t->call_close, t->quote, t->thought_open, t->thought_close};
-    for (size_t i = 0; i < sizeof controls / sizeof *controls; i++)
-        if (controls[i] >= 0 && (size_t)controls[i] / 32 < n_words && step(m, space, controls[i], &to))
-            allow(allowed, controls[i]);
-    for (int i = 0; i < m->n_stop_tokens; i++) {
-        int32_t token = m->stop_tokens[i];
-        if (token >= 0 && (size_t)token / 32 < n_words && step(m, space, token, &to)) allow(allowed, token);
-    }
-    mask_text(m->g, &m->state, &space->masks, allowed, n_words);
+    mask_others(m, space, allowed, n_words);
+    for (size_t i = 0; i < sizeof controls / sizeof *controls; i++) mask_token(m, space, controls[i], allowed, n_words);
+    for (int i = 0; i < m->n_stop_tokens; i++) mask_token(m, space, m->stop_tokens[i], allowed, n_words);
+}
+
+void matcher_masks(const matcher *m, matcher_space *space, const int32_t *tokens, int n, uint32_t *allowed,
+                   size_t n_words) {
+    memset(allowed, 0, ((size_t)n + 1) * n_words * sizeof *allowed);
+    matcher_mask(m, space, allowed, n_words);
+    if (n == 0) return;
+    copy(space->trial, m);
+    for (int i = 0; i < n && matcher_accept(space->trial, space, tokens[i]); i++)
+        matcher_mask(space->trial, space, allowed + ((size_t)i + 1) * n_words, n_words);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- drafts */

@@ -33,6 +33,10 @@ bool matcher_accept(matcher *m, matcher_space *space, int32_t token);
 /* Sets the bits of all tokens that are allowed; [n_words] words, of a vocabulary that may be larger than the grammar's.
  */
 void matcher_mask(const matcher *m, matcher_space *space, uint32_t *allowed, size_t n_words);
+/* The same of n + 1 places: here, and behind each of the tokens; nothing behind one that is not allowed. allowed:
+ * [n + 1][n_words]. */
+void matcher_masks(const matcher *m, matcher_space *space, const int32_t *tokens, int n, uint32_t *allowed,
+                   size_t n_words);
 
 /* How many of the tokens, one behind the other, are allowed. */
 int matcher_count_allowed(const matcher *m, matcher_space *space, const int32_t *tokens, int n);

@@ -198,18 +198,14 @@ static void add_prompts(step *s) {
 }
 
 static kakeya_status fill_segments(step *s, kakeya_error *error) {
-    int logits = 0, leaders = 0;
-    for (int i = 0; i < s->answers; i++) {
-        logits += decode_logit_rows(&s->member[i]->answer.stream);
-        leaders += decode_leader_rows(&s->member[i]->answer.stream);
-    }
-    kakeya_status status = decode_buffers_reserve(&s->batch->buffers, logits, leaders, error);
-    logits = leaders = s->rows = 0;
+    decode_room room = {0}, taken = {0};
+    for (int i = 0; i < s->answers; i++) room = decode_room_of_both(room, decode_needs(&s->member[i]->answer.stream));
+    kakeya_status status = decode_buffers_reserve(&s->batch->buffers, room, error);
+    s->rows = 0;
     for (int i = 0; i < s->answers && status == KAKEYA_OK; i++) {
         decode_stream *stream = &s->member[i]->answer.stream;
-        s->segment[i] = decode_segment(stream, logits, leaders);
-        logits += decode_logit_rows(stream);
-        leaders += decode_leader_rows(stream);
+        s->segment[i] = decode_segment(stream, taken);
+        taken = decode_room_of_both(taken, decode_needs(stream));
         s->rows += decode_rows(stream);
     }
     return status;

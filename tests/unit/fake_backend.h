@@ -172,6 +172,8 @@ static void fake_argmax(const backend_segment *segment) {
     const gemma4_config *config = &cache->model->options.verifier->config;
     float *row = malloc((size_t)cache->model->vocab * sizeof *row);
     for (int i = segment->first_logit_row; row && i < segment->n; i++) {
+        const uint32_t *allowed = segment->allowed;
+        if (allowed) allowed += (i - segment->first_logit_row) * ((cache->model->vocab + 31) / 32);
         int32_t best = -1;
         bool number = true;
         fake_row(cache, cache->length + i, row);
@@ -179,6 +181,7 @@ static void fake_argmax(const backend_segment *segment) {
             bool suppressed = config->n_suppress_tokens && config->suppress_tokens[0] == t;
             number = number && row[t] == row[t];
             suppressed |= segment->excluded && *segment->excluded == t;
+            suppressed |= allowed && !(allowed[t / 32] >> (t % 32) & 1);
             if (!suppressed && (best < 0 || row[t] > row[best])) best = t;
         }
         segment->argmax[i - segment->first_logit_row] = number ? best : -1;
@@ -380,7 +383,7 @@ static kakeya_status fake_draft(backend_model *model, backend_draft_request *req
     return status;
 }
 
-/* With `finds_argmax` or `finds_leaders` set by a test that wants it. */
+/* With `finds_argmax`, `masks_argmax` or `finds_leaders` set by a test that wants it. */
 static backend_ops fake_backend = {
     .name = "fake",
     .stall_ms = 200,

@@ -75,6 +75,7 @@ typedef struct wanted {
     float temperature;
     uint64_t seed;
     int max_tokens;
+    bool from_rows; /* tokens are chosen from whole rows of logits */
 } wanted;
 
 typedef struct given {
@@ -120,6 +121,9 @@ static kakeya_generate_options options_of(const wanted *w, given *out) {
     o.max_tokens = w->max_tokens;
     o.on_event = on_event;
     o.user = out;
+    static const kakeya_logit_bias nothing = {.token = 0, .bias = 0};
+    o.logit_bias = &nothing;
+    o.n_logit_bias = w->from_rows;
     return o;
 }
 
@@ -334,6 +338,26 @@ static void test_interrupted(void **state) {
     }
 }
 
+/* Greedy tokens that the backend chooses under masks are those of whole rows. */
+static void test_masked(void **state) {
+    (void)state;
+    static const kakeya_mode modes[] = {KAKEYA_MODE_AR, KAKEYA_MODE_SPECULATIVE, KAKEYA_MODE_NGRAM, KAKEYA_MODE_AUTO};
+    const int tokens = sweep_short() ? 30 : 60;
+    for (int i = 0; i < SCHEMAS; i += sweep_short() ? 5 : 1) {
+        kakeya_grammar *g = grammar_of(KAKEYA_GRAMMAR_JSON_SCHEMA, schemas[i]);
+        wanted w = {.grammar = g, .seed = (uint64_t)i, .max_tokens = tokens, .from_rows = true};
+        given rows, masked;
+        w.mode = KAKEYA_MODE_AR;
+        answer(&w, &rows);
+        w.from_rows = false;
+        w.mode = modes[i % 4];
+        answer(&w, &masked);
+        expect_same("masked", i, &rows, &masked);
+        assert_true(masked.masks >= masked.forwards);
+        kakeya_grammar_close(g);
+    }
+}
+
 /* Without a grammar that matters, nothing changes. */
 static void test_free_text(void **state) {
     (void)state;
@@ -369,7 +393,7 @@ static int close_engine(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_schemas),     cmocka_unit_test(test_modes),     cmocka_unit_test(test_batch),
-        cmocka_unit_test(test_interrupted), cmocka_unit_test(test_free_text),
+        cmocka_unit_test(test_interrupted), cmocka_unit_test(test_free_text), cmocka_unit_test(test_masked),
     };
     return cmocka_run_group_tests(tests, open_engine, close_engine);
 }

@@ -374,6 +374,74 @@ static void test_distribution(void **state) {
     check_distribution(3, true);
 }
 
+static int32_t largest_allowed(const float *row, const uint32_t *allowed) {
+    int32_t best = -1;
+    for (int32_t t = 0; t < VOCAB; t++)
+        if (allowed[t / 32] >> (t % 32) & 1 && (best < 0 || row[t] > row[best])) best = t;
+    return best;
+}
+
+/* The masks of several rows, made before any of them is chosen: the largest logit under each is what the sampler finds
+ * row by row, and behind a draft that is refused there is nothing. */
+static void test_masked_rows(void **state) {
+    (void)state;
+    enum { ROWS = 4, BLOCKS = 12 };
+    static const char schema[] =
+        "{\"type\":\"array\",\"items\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\",\"maxLength\":9},"
+        "\"b\":{\"type\":\"integer\"}},\"required\":[\"a\",\"b\"]},\"minItems\":99}";
+    static float rows[ROWS][VOCAB];
+    static uint32_t allowed[ROWS][WORDS];
+    static const int32_t excluded = 300, suppressed[] = {400, 401, VOCAB + 5};
+    const kakeya_sampling greedy = {.top_p = 1, .repetition_penalty = 1};
+    kakeya_grammar_options o = options(KAKEYA_GRAMMAR_JSON_SCHEMA, schema);
+    kakeya_grammar *g = make(&o);
+    sampler_space memory = {.account = &account};
+    kakeya_error error;
+    sampler by_row, masked;
+    sampler_init(&by_row, VOCAB, suppressed, 3, &memory);
+    sampler_init(&masked, VOCAB, suppressed, 3, &memory);
+    for (uint64_t seed = 0; seed < 3; seed++) {
+        matcher *a = start(g, NULL, 0), *b = start(g, NULL, 0);
+        const sampler_constraints ca = {.grammar = a, .excluded = &excluded},
+                                  cb = {.grammar = b, .excluded = &excluded};
+        assert_int_equal(sampler_configure(&by_row, &greedy, &ca, NULL), KAKEYA_OK);
+        assert_int_equal(sampler_configure(&masked, &greedy, &cb, NULL), KAKEYA_OK);
+        assert_true(sampler_is_argmax(&masked));
+        assert_int_equal(sampler_mask_words(&masked), WORDS);
+        for (size_t block = 0; block < BLOCKS; block++) {
+            int32_t tokens[ROWS];
+            for (int r = 0; r < ROWS; r++) {
+                for (int t = 0; t < VOCAB; t++) /* few values, so that many are equal */
+                    rows[r][t] =
+                        (float)(int)(random_uniform_at(seed, (block * ROWS + (size_t)r) * VOCAB + (size_t)t) * 50);
+                assert_int_equal(sampler_sample(&by_row, rows[r], NULL, block * ROWS + (size_t)r, &tokens[r], &error),
+                                 KAKEYA_OK);
+            }
+            sampler_mask(&masked, tokens, ROWS - 1, allowed[0]);
+            for (int r = 0; r < ROWS; r++) {
+                const int32_t best = largest_allowed(rows[r], allowed[r]);
+                if (best != tokens[r])
+                    fail_msg("seed %d, block %d, row %d: %d, expected %d", (int)seed, (int)block, r, best, tokens[r]);
+                assert_int_equal(sampler_take_masked(&masked, allowed[r], best, 0, NULL), KAKEYA_OK);
+            }
+        }
+        const int32_t refused[] = {kakeya_tokenizer_find(demo_tokenizer(), "<|channel>"), 35};
+        sampler_mask(&masked, refused, 2, allowed[0]);
+        assert_true(largest_allowed(rows[0], allowed[0]) >= 0);
+        assert_int_equal(largest_allowed(rows[0], allowed[1]), -1);
+        assert_int_equal(largest_allowed(rows[0], allowed[2]), -1);
+        assert_int_equal(sampler_take_masked(&masked, allowed[1], -1, 7, &error), KAKEYA_INVALID_ARGUMENT);
+        assert_non_null(strstr(error.message, "position 7"));
+        assert_int_equal(sampler_take_masked(&masked, allowed[0], -1, 7, &error), KAKEYA_OK); /* no numbers */
+        matcher_destroy(a);
+        matcher_destroy(b);
+    }
+    sampler_release(&by_row);
+    sampler_release(&masked);
+    sampler_space_free(&memory);
+    kakeya_grammar_close(g);
+}
+
 /* A grammar that nothing fits any more: the failure says so, and nothing is drawn. */
 static void test_nothing_left(void **state) {
     (void)state;
@@ -403,8 +471,10 @@ static void test_nothing_left(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_masks),       cmocka_unit_test(test_courses),      cmocka_unit_test(test_thinking_budget),
-        cmocka_unit_test(test_forced_text), cmocka_unit_test(test_distribution), cmocka_unit_test(test_nothing_left),
+        cmocka_unit_test(test_masks),           cmocka_unit_test(test_courses),
+        cmocka_unit_test(test_thinking_budget), cmocka_unit_test(test_forced_text),
+        cmocka_unit_test(test_distribution),    cmocka_unit_test(test_masked_rows),
+        cmocka_unit_test(test_nothing_left),
     };
     mem_account_init(&account, NULL, 0);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,6 +4,7 @@
 
 #include "backend/cpu/head.h"
 #include "backend/cpu/matrix.h"
+#include "base/random.h"
 #include "sweep.h"
 
 #define REQUIRE(call)                                                                                                  \
@@ -103,7 +104,7 @@ static void bounds_hold(void **state) {
                 int32_t choice[MAX_ROWS];
                 int rows = row_counts[count];
                 f.m->screen.pause = f.m->screen.backoff = 0;
-                head_choose(f.m, &f.packed, f.x, rows, NULL, 0, NULL, choice);
+                head_choose(f.m, &f.packed, f.x, rows, &(head_limits){0}, choice);
                 /* the bounds, as the choice has made them */
                 for (int first = 0; first < rows; first += SCREEN_ROWS) {
                     int n = rows - first < SCREEN_ROWS ? rows - first : SCREEN_ROWS;
@@ -132,16 +133,54 @@ static void bounds_hold(void **state) {
 
 /* ------------------------------------------------------------------------------------------------------ choices */
 
-static int32_t expected_choice(const fixture *f, const float *logits, const int *excluded, int n_excluded,
-                               int32_t own) {
+/* allowed: NULL, or bits. */
+static int32_t expected_choice(const fixture *f, const float *logits, const int *excluded, int n_excluded, int32_t own,
+                               const uint32_t *allowed) {
     int32_t best = -1;
     for (int32_t o = 0; o < f->config.vocab; o++) {
-        bool out = o == own;
-        if (!isfinite(logits[o])) return -1;
+        bool out = o == own || (allowed && !(allowed[o / 32] >> (o % 32) & 1));
+        if (!isfinite(logits[o]) && !(allowed && out)) return -1;
         for (int i = 0; i < n_excluded; i++) out |= excluded[i] == o;
         if (!out && (best < 0 || logits[o] > logits[best])) best = o;
     }
     return best;
+}
+
+/* Masks of every density from none to all, and without: by row, in turns. */
+static void check_masked_choices(fixture *f, const char *what, const float *logits, const int *excluded,
+                                 int n_excluded) {
+    static const double shares[] = {-1, 0, 0.002, 0.02, 0.3, 0.9, 0.999, 1};
+    const size_t vocab = (size_t)f->config.vocab, words = (vocab + 31) / 32;
+    uint32_t *bits = calloc(MAX_ROWS * words, sizeof *bits);
+    for (uint64_t shift = 0; shift < (sweep_short() ? 2 : COUNT(shares)); shift++) {
+        const uint32_t *allowed[MAX_ROWS];
+        int32_t choice[MAX_ROWS], own[MAX_ROWS];
+        memset(bits, 0, MAX_ROWS * words * sizeof *bits);
+        for (size_t r = 0; r < MAX_ROWS; r++) {
+            const double share = shares[(r + shift * 3) % COUNT(shares)];
+            allowed[r] = share < 0 ? NULL : bits + r * words;
+            for (size_t o = 0; o < vocab; o++)
+                if (random_uniform_at(shift, r * vocab + o) < share) bits[r * words + o / 32] |= 1u << (o % 32);
+            own[r] = r % 4 ? -1 : expected_choice(f, logits + r * vocab, excluded, n_excluded, -1, allowed[r]);
+        }
+        const head_limits limits = {excluded, n_excluded, own, allowed};
+        const greedy_head whole = {&f->weights.head, NULL, f->config.logit_softcap};
+        for (int screened = 0; screened < 2; screened++) {
+            f->m->screen.pause = f->m->screen.backoff = 0;
+            if (screened)
+                head_choose(f->m, &f->packed, f->x, MAX_ROWS, &limits, choice);
+            else
+                head_choose_by(f->m, &whole, &f->packed, f->x, MAX_ROWS, &limits, choice);
+            for (size_t r = 0; r < MAX_ROWS; r++) {
+                int32_t expected = expected_choice(f, logits + r * vocab, excluded, n_excluded, own[r], allowed[r]);
+                if (choice[r] != expected)
+                    fail_msg("%s, %s, cap %g, a share of %g allowed, screened %d: row %zu chose %d, expected %d", what,
+                             f->m->kernels->name, (double)f->config.logit_softcap,
+                             shares[(r + shift * 3) % COUNT(shares)], screened, r, choice[r], expected);
+            }
+        }
+    }
+    free(bits);
 }
 
 /* Returns in how many of the calls the screen was enough. */
@@ -158,16 +197,17 @@ static int check_choices(fixture *f, const char *what, const int *excluded, int 
         for (int r = 0; r < MAX_ROWS; r++) own[r] = -1;
         for (int with_own = 1; with_own >= 0; with_own--) { /* every other row excludes what it would choose */
             for (int r = 1; r < rows && with_own; r += 2)
-                own[r] = expected_choice(f, logits + (size_t)r * vocab, excluded, n_excluded, -1);
-            head_choose(f->m, &f->packed, f->x, rows, excluded, n_excluded, with_own ? own : NULL, choice);
+                own[r] = expected_choice(f, logits + (size_t)r * vocab, excluded, n_excluded, -1, NULL);
+            const head_limits limits = {excluded, n_excluded, with_own ? own : NULL, NULL};
+            head_choose(f->m, &f->packed, f->x, rows, &limits, choice);
             for (int screened = 0; screened < 2; screened++) { /* as another head, such as an assistant's */
                 const greedy_head by = {&f->weights.head, screened ? &second : NULL, f->config.logit_softcap};
-                head_choose_by(f->m, &by, &f->packed, f->x, rows, excluded, n_excluded, with_own ? own : NULL, again);
+                head_choose_by(f->m, &by, &f->packed, f->x, rows, &limits, again);
                 assert_memory_equal(again, choice, (size_t)rows * sizeof *choice);
             }
             for (int r = 0; r < rows; r++) {
                 int32_t expected =
-                    expected_choice(f, logits + (size_t)r * vocab, excluded, n_excluded, with_own ? own[r] : -1);
+                    expected_choice(f, logits + (size_t)r * vocab, excluded, n_excluded, with_own ? own[r] : -1, NULL);
                 if (choice[r] != expected)
                     fail_msg("%s, %s, cap %g, %d rows, %s: row %d chose %d, expected %d", what, f->m->kernels->name,
                              (double)f->config.logit_softcap, rows, with_own ? "own exclusions" : "none of their own",
@@ -176,6 +216,10 @@ static int check_choices(fixture *f, const char *what, const int *excluded, int 
         }
         enough += f->m->screen.bounds && f->m->screen.pause == 0 && f->m->screen.backoff == 0;
     }
+    const int pause = f->m->screen.pause, backoff = f->m->screen.backoff;
+    check_masked_choices(f, what, logits, excluded, n_excluded);
+    f->m->screen.pause = pause;
+    f->m->screen.backoff = backoff;
     head_screen_destroy(f->m, &second);
     free(logits);
     return enough;
@@ -202,7 +246,7 @@ static void choices_are_those_of_the_product(void **state) {
         int banned[4] = {-1, VOCAB, 3, 0};
         float *logits = malloc((size_t)MAX_ROWS * VOCAB * sizeof *logits);
         compute_logits(&f, MAX_ROWS, logits);
-        banned[3] = expected_choice(&f, logits, NULL, 0, -1); /* the first row's choice */
+        banned[3] = expected_choice(&f, logits, NULL, 0, -1, NULL); /* the first row's choice */
         check_choices(&f, "largest excluded", banned, 4);
         int32_t best = banned[3];
         free(logits);

@@ -274,8 +274,8 @@ static void choose_of_all(pass *p, const weight *head, const float *x) {
         matrix_job job = matrix_product(&m->assistant->in, 1, head, p->trace->logits + (size_t)p->draft * vocab, vocab);
         matrix_run(m, &job, 1);
     }
-    head_choose_by(m, &by, &m->assistant->in, x, p->rows, m->config->suppress_tokens, m->config->n_suppress_tokens,
-                   NULL, p->choice);
+    const head_limits limits = {.excluded = m->config->suppress_tokens, .n_excluded = m->config->n_suppress_tokens};
+    head_choose_by(m, &by, &m->assistant->in, x, p->rows, &limits, p->choice);
 }
 
 typedef struct cluster_job {

@@ -266,8 +266,9 @@ static void choose_drafts(backend_model *m, const backend_draft_request *request
         from += rows + 1;
         to += rows;
     }
-    int mask = d->mask_token; /* never proposed */
-    head_choose(m, &m->d_packed, m->d_x, (int)to, &mask, 1, NULL, choice);
+    int mask = d->mask_token;
+    const head_limits limits = {.excluded = &mask, .n_excluded = 1}; /* never proposed */
+    head_choose(m, &m->d_packed, m->d_x, (int)to, &limits, choice);
     const int32_t *next = choice;
     for (int i = 0; i < n; next += requests[i++].n)
         memcpy(requests[i].drafts, next, (size_t)requests[i].n * sizeof *next);

@@ -382,7 +382,9 @@ static void run_choose(forward_step *f, const program_op *o) {
     backend_model *m = f->model;
     size_t hidden = (size_t)m->config->hidden;
     const float *normed = cpu_item(m, (program_item)o->in[0]);
+    const size_t words = ((size_t)m->config->vocab + 31) / 32;
     int32_t choice[CPU_MAX_ROWS], own[CPU_MAX_ROWS];
+    const uint32_t *allowed[CPU_MAX_ROWS];
     int32_t *owner[CPU_MAX_ROWS];
     int n = 0;
     for (int s = 0; s < f->n_segments; s++) {
@@ -391,10 +393,12 @@ static void run_choose(forward_step *f, const program_op *o) {
             memcpy(m->x + (size_t)n * hidden, normed + (size_t)(f->segments[s].first_row + i) * hidden,
                    hidden * sizeof *m->x);
             own[n] = r->excluded ? *r->excluded : -1;
+            allowed[n] = r->allowed ? r->allowed + (size_t)(i - r->first_logit_row) * words : NULL;
             owner[n++] = r->argmax + (i - r->first_logit_row);
         }
     }
-    if (n) head_choose(m, &m->packed, m->x, n, m->config->suppress_tokens, m->config->n_suppress_tokens, own, choice);
+    const head_limits limits = {m->config->suppress_tokens, m->config->n_suppress_tokens, own, allowed};
+    if (n) head_choose(m, &m->packed, m->x, n, &limits, choice);
     for (int i = 0; i < n; i++) *owner[i] = choice[i];
 }
 

@@ -1,5 +1,6 @@
 /* The head: logits of rows, soft-capped where a caller wants them, or only the greedy choice of each row. A choice
- * first bounds all logits with an int8 copy of the head (screen.h), then computes those that can be the largest. */
+ * first bounds all logits with an int8 copy of the head (screen.h), then computes those that can be the largest; where
+ * a row may choose among few, these are computed at once. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -17,6 +18,8 @@ enum {
     SCREEN_LONGEST_PAUSE = 64,
     SCREEN_PART_OF_ROOM = 4,
     SCREEN_ROWS_PER_MISS = 32, /* decided rows that pay for a whole product over one that is not */
+    FEW_LEAST = 64,            /* allowed outputs that are computed one by one, or ... */
+    FEW_VOCAB_SHARE = 256,     /* ... such a part of all */
     LOGIT_PIECE = 96,          /* outputs: a multiple of the kernels' tiles */
 };
 
@@ -31,6 +34,15 @@ static void head_product(backend_model *m, const weight *head, const packed_rows
     matrix_run(m, &job, 1);
 }
 
+/* A row whose choice is wanted. */
+typedef struct head_row {
+    int at; /* in x and in packed rows */
+    int32_t own;
+    const uint32_t *allowed;
+    int32_t choice;
+    bool chosen; /* false: what was tried leaves too much open */
+} head_row;
+
 typedef struct row_context {
     backend_model *model;
     const weight *head;
@@ -43,9 +55,7 @@ typedef struct row_context {
     float *const *to; /* [rows] */
     const int *excluded;
     int n_excluded;
-    const int32_t *own; /* [rows]: one token more; -1: none. NULL: none at all */
-    int32_t *choice;
-    bool *chosen; /* false: the screen leaves too much open */
+    head_row *row; /* [rows]: of choices */
 } row_context;
 
 /* ------------------------------------------------------------------------------------------------ whole products */
@@ -64,11 +74,14 @@ static float soft_capped(const row_context *c, float logit) {
     return logit;
 }
 
+/* In the place of logits that are not to be chosen, and the least of all others. */
+static const float no_logit = -FLT_MAX, least_logit = -0x1.fffffcp127f;
+
 /* Logits from here on may be equal to the largest when both are capped. */
 static float near_largest(float largest, float cap) {
     if (!(cap > 0)) return largest;
     /* tanh is flat beyond 4; before, its slope is above 1e-3 and its rounding below 1e-6 of the cap. */
-    return largest > 4 * cap ? 3.9f * cap : largest < -4 * cap ? -FLT_MAX : largest - 1e-3f * cap;
+    return largest > 4 * cap ? 3.9f * cap : largest < -4 * cap ? least_logit : largest - 1e-3f * cap;
 }
 
 /* The index of the first of n logits that is the largest when capped, -1 where one is not finite. The cap never changes
@@ -88,11 +101,35 @@ static int32_t greedy_choice(const row_context *c, const float *logits, int n) {
     return at;
 }
 
-static void exclude(const row_context *c, size_t row, float *values) {
-    for (int i = 0; i < c->n_excluded; i++) {
-        if (c->excluded[i] >= 0 && c->excluded[i] < c->model->config->vocab) values[c->excluded[i]] = -FLT_MAX;
+static bool is_excluded(const row_context *c, const head_row *row, int32_t id) {
+    bool excluded = id == row->own;
+    for (int i = 0; i < c->n_excluded; i++) excluded |= c->excluded[i] == id;
+    return excluded;
+}
+
+static bool is_allowed(const uint32_t *allowed, int32_t id) { return allowed[id / 32] >> (id % 32) & 1; }
+
+/* Leaves the values of what is allowed. */
+static void keep_allowed(const uint32_t *allowed, int vocab, float *values) {
+    int begin = 0;
+    for (; begin + 32 <= vocab; begin += 32) {
+        uint32_t others = ~allowed[begin / 32];
+        if (others == UINT32_MAX) {
+            for (int i = 0; i < 32; i++) values[begin + i] = no_logit;
+            continue;
+        }
+        for (; others; others &= others - 1) values[begin + __builtin_ctz(others)] = no_logit;
     }
-    if (c->own && c->own[row] >= 0) values[c->own[row]] = -FLT_MAX;
+    for (; begin < vocab; begin++)
+        if (!is_allowed(allowed, begin)) values[begin] = no_logit;
+}
+
+static void exclude(const row_context *c, const head_row *row, float *values) {
+    for (int i = 0; i < c->n_excluded; i++) {
+        if (c->excluded[i] >= 0 && c->excluded[i] < c->model->config->vocab) values[c->excluded[i]] = no_logit;
+    }
+    if (row->own >= 0) values[row->own] = no_logit;
+    if (row->allowed) keep_allowed(row->allowed, c->model->config->vocab, values);
 }
 
 static void choose_rows(void *context, size_t begin, size_t end, int thread) {
@@ -101,8 +138,58 @@ static void choose_rows(void *context, size_t begin, size_t end, int thread) {
     backend_model *m = c->model;
     for (size_t row = begin; row < end; row++) {
         float *logits = m->head_logits + row * (size_t)m->head_stride;
-        exclude(c, row, logits);
-        c->choice[row] = greedy_choice(c, logits, m->config->vocab);
+        exclude(c, &c->row[row], logits);
+        c->row[row].choice = greedy_choice(c, logits, m->config->vocab);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------- a few */
+
+static float one_logit(const row_context *c, const head_row *row, int32_t id) {
+    weight output = weight_rows(c->head, id, 1);
+    float logit;
+    multiply_packed(c->model, &output, c->packed, row->at, 1, &logit, 1);
+    return logit;
+}
+
+static bool allows_few(const row_context *c, const head_row *row) {
+    const int vocab = c->model->config->vocab,
+              most = vocab / FEW_VOCAB_SHARE < FEW_LEAST ? FEW_LEAST : vocab / FEW_VOCAB_SHARE;
+    int n = 0;
+    if (!row->allowed) return false;
+    for (int i = 0; i < (vocab + 31) / 32 && n <= most; i++) n += __builtin_popcount(row->allowed[i]);
+    return n <= most;
+}
+
+/* The first of the allowed outputs whose logit is the largest when capped. */
+static int32_t choose_allowed(const row_context *c, const head_row *row) {
+    int32_t best = -1;
+    float largest = 0, capped = 0;
+    for (int i = 0; i < (c->model->config->vocab + 31) / 32; i++) {
+        for (uint32_t left = row->allowed[i]; left; left &= left - 1) {
+            int32_t id = 32 * i + __builtin_ctz(left);
+            if (id >= c->model->config->vocab || is_excluded(c, row, id)) continue;
+            float logit = one_logit(c, row, id);
+            if (!isfinite(logit)) return -1;
+            if (best >= 0 && logit <= largest) continue;
+            float own = c->cap > 0 ? soft_capped(c, logit) : logit;
+            if (best < 0 || own > capped) {
+                best = id;
+                capped = own;
+            }
+            largest = logit;
+        }
+    }
+    return best;
+}
+
+static void choose_few(void *context, size_t begin, size_t end, int thread) {
+    (void)thread;
+    row_context *c = context;
+    for (size_t i = begin; i < end; i++) {
+        head_row *row = &c->row[i];
+        row->chosen = allows_few(c, row);
+        if (row->chosen) row->choice = choose_allowed(c, row);
     }
 }
 
@@ -231,7 +318,7 @@ size_t head_screen_bytes(const backend_model *m, const weight *head, const head_
     return (size_t)m->head_stride * ((size_t)s->steps * SCREEN_DEPTH + 3 * sizeof(float));
 }
 
-/* The rows as the product sees them, split. False in c->chosen for rows with a value that is not finite. */
+/* The rows as the product sees them, split. Rows with a value that is not finite are not `chosen`. */
 static void split_rows(void *context, size_t begin, size_t end, int thread) {
     row_context *c = context;
     backend_model *m = c->model;
@@ -240,15 +327,15 @@ static void split_rows(void *context, size_t begin, size_t end, int thread) {
     size_t depth = (size_t)s->matrix.steps * SCREEN_DEPTH;
     float gamma = (float)(k + 64) * 0x1p-23f, *values = m->scratch[thread].row;
     for (size_t r = begin; r < end; r++) {
-        const float *in = c->x + r * (size_t)k;
+        const float *in = c->x + (size_t)c->row[r].at * (size_t)k;
         int8_t *codes = s->codes + r * depth;
         for (int i = 0; i < k; i++) values[i] = m->input == INPUT_BF16 ? bf16_to_f32(f32_to_bf16(in[i])) : in[i];
         screen_row *row = &s->row[r];
         float norm, rest;
         memset(codes, 0, depth);
         *row = (screen_row){.codes = codes};
-        c->chosen[r] = screen_split(values, k, codes, &row->scale, &norm, &rest);
-        if (!c->chosen[r]) continue;
+        c->row[r].chosen = screen_split(values, k, codes, &row->scale, &norm, &rest);
+        if (!c->row[r].chosen) continue;
         int32_t sum = 0;
         for (int i = 0; i < k; i++) sum += codes[i];
         row->offset = 128 * sum;
@@ -274,22 +361,16 @@ static void bound_pieces(void *context, size_t begin, size_t end, int thread) {
     }
 }
 
-static float one_logit(const row_context *c, size_t row, int32_t id) {
-    weight output = weight_rows(c->head, id, 1);
-    float logit;
-    multiply_packed(c->model, &output, c->packed, (int)row, 1, &logit, 1);
-    return logit;
-}
-
 /* Computes the logits that can be the largest: one of them to know what that takes, then all that may reach it. */
-static bool decide(const row_context *c, size_t row) {
+static bool decide(row_context *c, size_t at) {
     const backend_model *m = c->model;
     const head_screen *s = c->screen;
     const cpu_kernels *kernels = m->kernels;
     int vocab = m->config->vocab, n = 0;
-    float *upper = m->head_logits + row * (size_t)m->head_stride, cap = c->cap;
-    int32_t *ids = s->candidate + row * (size_t)s->limit;
-    float *logits = s->logit + row * (size_t)s->limit;
+    head_row *row = &c->row[at];
+    float *upper = m->head_logits + at * (size_t)m->head_stride, cap = c->cap;
+    int32_t *ids = s->candidate + at * (size_t)s->limit;
+    float *logits = s->logit + at * (size_t)s->limit;
     exclude(c, row, upper);
     float highest = kernels->maximum(upper, vocab);
     if (!isfinite(highest)) return false;
@@ -297,22 +378,22 @@ static bool decide(const row_context *c, size_t row) {
     if (!isfinite(reached)) return false;
     float near = near_largest(reached, cap);
     if (cap > 0 && near > 3.9f * cap) near = 3.9f * cap; /* the largest may lie where the cap is flat */
-    for (int at = kernels->first_at_least(upper, vocab, near); at < vocab;) {
+    for (int id = kernels->first_at_least(upper, vocab, near); id < vocab;) {
         if (n == s->limit) return false;
-        ids[n] = at;
-        logits[n++] = one_logit(c, row, at);
-        at++;
-        at += kernels->first_at_least(upper + at, vocab - at, near);
+        ids[n] = id;
+        logits[n++] = one_logit(c, row, id);
+        id++;
+        id += kernels->first_at_least(upper + id, vocab - id, near);
     }
     int best = greedy_choice(c, logits, n);
-    c->choice[row] = best < 0 ? -1 : ids[best];
+    row->choice = best < 0 ? -1 : ids[best];
     return true;
 }
 
 static void decide_rows(void *context, size_t begin, size_t end, int thread) {
     (void)thread;
     row_context *c = context;
-    for (size_t row = begin; row < end; row++) c->chosen[row] = c->chosen[row] && decide(c, row);
+    for (size_t row = begin; row < end; row++) c->row[row].chosen = c->row[row].chosen && decide(c, row);
 }
 
 static void choose_with(head_screen *s, row_context *c) {
@@ -326,15 +407,15 @@ static void choose_with(head_screen *s, row_context *c) {
     thread_pool_for(m->pool, (size_t)((s->matrix.blocks + SCREEN_PIECE - 1) / SCREEN_PIECE), 1, bound_pieces, c);
     rows_run(m, c->rows, m->config->vocab / 8, decide_rows, c); /* a pass of comparisons: cheap values */
     int missed = 0;
-    for (int row = 0; row < c->rows; row++) missed += !c->chosen[row];
+    for (int row = 0; row < c->rows; row++) missed += !c->row[row].chosen;
     s->backoff = missed * SCREEN_ROWS_PER_MISS <= c->rows ? 0 : s->backoff ? 2 * s->backoff : 1;
     if (s->backoff > SCREEN_LONGEST_PAUSE) s->backoff = SCREEN_LONGEST_PAUSE;
     s->pause = s->backoff;
 }
 
-/* Sets c->chosen, and the choice of those rows. Rows that need all their logits are left; without a copy, all are. */
+/* Makes the choice of rows that do not need all their logits; without a copy, all of them do. */
 static void choose_screened(row_context *c) {
-    for (int row = 0; row < c->rows; row++) c->chosen[row] = false;
+    for (int row = 0; row < c->rows; row++) c->row[row].chosen = false;
     if (!c->screen || !c->screen->ready) return;
     pthread_mutex_lock(&c->screen->lock);
     choose_with(c->screen, c);
@@ -343,40 +424,47 @@ static void choose_screened(row_context *c) {
 
 /* ------------------------------------------------------------------------------------------------------ the face */
 
-/* Up to CPU_HEAD_ROWS rows: the screen, then one product over the rows that it leaves. */
-static void choose_some(row_context *c) {
-    backend_model *m = c->model;
-    bool chosen[CPU_HEAD_ROWS];
-    int left[CPU_HEAD_ROWS], n = 0;
-    int32_t choice[CPU_HEAD_ROWS], own[CPU_HEAD_ROWS];
-    c->chosen = chosen;
-    pack_head(m, c->head, c->packed, c->x, c->rows);
-    choose_screened(c);
-    for (int row = 0; row < c->rows; row++) {
-        if (chosen[row]) continue;
-        if (row != n) packed_row_copy(m, c->head, c->packed, row, c->packed, n);
-        own[n] = c->own ? c->own[row] : -1;
-        left[n++] = row;
+/* Hands choices out, and leaves the rows that have none. */
+static void take_chosen(row_context *c, int32_t *choice) {
+    int left = 0;
+    for (int i = 0; i < c->rows; i++) {
+        if (c->row[i].chosen)
+            choice[c->row[i].at] = c->row[i].choice;
+        else
+            c->row[left++] = c->row[i];
     }
-    if (n == 0) return;
-    head_product(m, c->head, c->packed, n, m->head_logits, (size_t)m->head_stride);
-    row_context rest = *c;
-    rest.rows = n;
-    rest.own = own;
-    rest.choice = choice;
-    rows_run(m, n, m->config->vocab / 8, choose_rows, &rest);
-    for (int i = 0; i < n; i++) c->choice[left[i]] = choice[i];
+    c->rows = left;
 }
 
-void head_choose(backend_model *m, packed_rows *packed, const float *x, int rows, const int *excluded, int n_excluded,
-                 const int32_t *own, int32_t *choice) {
+/* Up to CPU_HEAD_ROWS rows: those with few outputs, the screen, then one product over the rows that both leave. */
+static void choose_some(row_context *c, bool limited, int32_t *choice) {
+    backend_model *m = c->model;
+    pack_head(m, c->head, c->packed, c->x, c->rows);
+    if (limited) {
+        rows_run(m, c->rows, m->config->vocab / 8, choose_few, c);
+        take_chosen(c, choice);
+    }
+    if (c->rows) choose_screened(c);
+    take_chosen(c, choice);
+    if (c->rows == 0) return;
+    for (int i = 0; i < c->rows; i++)
+        if (c->row[i].at != i) packed_row_copy(m, c->head, c->packed, c->row[i].at, c->packed, i);
+    head_product(m, c->head, c->packed, c->rows, m->head_logits, (size_t)m->head_stride);
+    rows_run(m, c->rows, m->config->vocab / 8, choose_rows, c);
+    for (int i = 0; i < c->rows; i++) choice[c->row[i].at] = c->row[i].choice;
+}
+
+void head_choose(backend_model *m, packed_rows *packed, const float *x, int rows, const head_limits *limits,
+                 int32_t *choice) {
     const greedy_head head = {&m->weights->head, &m->screen, m->config->logit_softcap};
-    head_choose_by(m, &head, packed, x, rows, excluded, n_excluded, own, choice);
+    head_choose_by(m, &head, packed, x, rows, limits, choice);
 }
 
 void head_choose_by(backend_model *m, const greedy_head *by, packed_rows *packed, const float *x, int rows,
-                    const int *excluded, int n_excluded, const int32_t *own, int32_t *choice) {
+                    const head_limits *limits, int32_t *choice) {
     for (int first = 0; first < rows; first += CPU_HEAD_ROWS) {
+        head_row row[CPU_HEAD_ROWS];
+        bool limited = false;
         row_context c = {.model = m,
                          .head = by->head,
                          .screen = by->screen,
@@ -384,11 +472,16 @@ void head_choose_by(backend_model *m, const greedy_head *by, packed_rows *packed
                          .packed = packed,
                          .x = x + (size_t)first * (size_t)by->head->in,
                          .rows = rows - first < CPU_HEAD_ROWS ? rows - first : CPU_HEAD_ROWS,
-                         .excluded = excluded,
-                         .n_excluded = n_excluded,
-                         .own = own ? own + first : NULL,
-                         .choice = choice + first};
-        choose_some(&c);
+                         .excluded = limits->excluded,
+                         .n_excluded = limits->n_excluded,
+                         .row = row};
+        for (int i = 0; i < c.rows; i++) {
+            row[i] = (head_row){.at = i,
+                                .own = limits->own ? limits->own[first + i] : -1,
+                                .allowed = limits->allowed ? limits->allowed[first + i] : NULL};
+            limited |= row[i].allowed != NULL;
+        }
+        choose_some(&c, limited, choice + first);
     }
 }
 

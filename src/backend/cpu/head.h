@@ -17,10 +17,17 @@ size_t cpu_greedy_head_bytes(const backend_model *m);
 /* x [rows][hidden] after the final norm; `packed`, which has room for them, is overwritten. */
 /* Soft-capped logits; those of row r [vocab] go to to[r]. */
 void head_logits(backend_model *m, packed_rows *packed, const float *x, int rows, float *const *to);
-/* The id of each row's largest logit, the lowest on ties, none of `excluded`, nor the row's own of `own` (NULL: no row
- * has one; -1: this one has none); -1 where a logit is not finite. */
-void head_choose(backend_model *m, packed_rows *packed, const float *x, int rows, const int *excluded, int n_excluded,
-                 const int32_t *own, int32_t *choice);
+/* What rows leave out. */
+typedef struct head_limits {
+    const int *excluded; /* [n_excluded] ids that no row chooses */
+    int n_excluded;
+    const int32_t *own;             /* NULL, or by row one id more; -1: none */
+    const uint32_t *const *allowed; /* NULL, or by row bits of the ids that it may choose; NULL: all */
+} head_limits;
+/* The id of each row's largest logit, the lowest on ties, within its limits; -1 where a logit is not finite, or no id
+ * is left. */
+void head_choose(backend_model *m, packed_rows *packed, const float *x, int rows, const head_limits *limits,
+                 int32_t *choice);
 /* The same through another head. */
 typedef struct greedy_head {
     const weight *head;
@@ -28,6 +35,6 @@ typedef struct greedy_head {
     float cap;           /* of its logits; 0: none */
 } greedy_head;
 void head_choose_by(backend_model *m, const greedy_head *by, packed_rows *packed, const float *x, int rows,
-                    const int *excluded, int n_excluded, const int32_t *own, int32_t *choice);
+                    const head_limits *limits, int32_t *choice);
 
 #endif

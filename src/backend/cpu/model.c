@@ -138,6 +138,7 @@ const backend_ops *cpu_backend(void) {
         .cache_has_state = host_cache_has_state,
         .draft = cpu_draft,
         .finds_argmax = true,
+        .masks_argmax = true,
         .embed_image = cpu_embed_image,
         .weights_arrange = repack_to_file,
     };
