@@ -118,6 +118,17 @@ cp $IMAGES/photo.jpg $IMAGES/text.png "$WORK/elsewhere"
 cp $IMAGES/gradient.png "$WORK/elsewhere/exact.png"
 run gate "$WORK/lossless.json" --replay 4 --model $VISION/$name --files "$WORK/elsewhere"
 check "not with another one" sh -c "test $STATUS -eq 1 && grep -q images '$WORK/out'"
+# with an f_theta, whatever it is worth: it sees rows of pictures as it sees others
+works "an f_theta for such a model" train --backend cpu --precision f32 --threads 2 --sink 2 --window 12 f-theta \
+    --model $VISION/tiny-tower --data README.md --tokens 2000 --sequence 256 --held-out 2 --metric-tokens 500 --even-if-worse \
+    --out "$WORK/f-theta"
+works "restored streams with pictures" eval lossless --model $VISION/tiny-tower --f-theta "$WORK/f-theta" --sink 2 --window 12 \
+    --prompts 3 --json --report "$WORK/restored.json" "$@"
+json_holds "none differs" '.summary.lossless | .differences == 0 and .comparisons > 25'
+check "under both restored policies" grep -q restored-all "$WORK/restored.json"
+works "and in batches" eval lossless --batch --model $VISION/tiny-tower --f-theta "$WORK/f-theta" --sink 2 --window 12 --compositions 2 \
+    --sessions 6 --policies restored,restored-all --json "$@"
+json_holds "none differs there, either" '.summary.lossless | .differences == 0 and .comparisons > 6'
 fails_with "a model of text is refused" "the model reads no images" eval lossless --prompts 1 --image $IMAGES/photo.jpg
 set --
 
