@@ -387,8 +387,8 @@ static void test_masked_rows(void **state) {
     (void)state;
     enum { ROWS = 4, BLOCKS = 12 };
     static const char schema[] =
-        "{\"type\":\"array\",\"items\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\",\"maxLength\":9},"
-        "\"b\":{\"type\":\"integer\"}},\"required\":[\"a\",\"b\"]},\"minItems\":99}";
+        "{\"type\":\"array\",\"items\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\",\"maxLength\":9}"
+        ",\"b\":{\"type\":\"integer\"}},\"required\":[\"a\",\"b\"]},\"minItems\":99}";
     static float rows[ROWS][VOCAB];
     static uint32_t allowed[ROWS][WORDS];
     static const int32_t excluded = 300, suppressed[] = {400, 401, VOCAB + 5};
