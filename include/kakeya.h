@@ -301,7 +301,8 @@ static inline void kakeya_session_options_init(kakeya_session_options *options) 
     kakeya_session_options_init_sized(options, sizeof *options);
 }
 
-/* options NULL: all defaults. */
+/* options NULL: all defaults. The session takes its K/V memory with its first prompt, so one that is only open costs
+ * next to nothing, and waits for no forward. */
 KAKEYA_API kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya_session_options *options,
                                              kakeya_session **out, kakeya_error *error);
 KAKEYA_API void kakeya_session_close(kakeya_session *session);

@@ -186,6 +186,8 @@ struct backend_ops {
     /* The most rows of a forward with given rows, which may need memory that the model keeps then; NULL: the same. */
     int (*model_most_rows)(const backend_model *model);
 
+    /* What cache_create would refuse, memory apart. NULL: nothing. */
+    kakeya_status (*cache_check)(const backend_model *model, const backend_cache_options *options, kakeya_error *error);
     kakeya_status (*cache_create)(backend_model *model, const backend_cache_options *options, backend_cache **out,
                                   kakeya_error *error);
     void (*cache_destroy)(backend_cache *cache);

@@ -31,7 +31,7 @@ static bool has_layers_of(const timeline *t, store_kind kind) {
 
 /* ---------------------------------------------------------------------------------------------------- creation */
 
-static kakeya_status check_options(const timeline_models *m, const backend_cache_options *o, kakeya_error *error) {
+kakeya_status timeline_check(const timeline_models *m, const backend_cache_options *o, kakeya_error *error) {
     int maximum = m->verifier->max_context;
     if (o->context_tokens < 1 || o->context_tokens > maximum) {
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "context of %d tokens is outside 1 to %d, the model's maximum",
@@ -127,7 +127,7 @@ static timeline lay_out(const timeline_models *models, const backend_cache_optio
 kakeya_status timeline_create(timeline *t, const timeline_models *models, const backend_cache_options *options,
                               kakeya_error *error) {
     *t = (timeline){0};
-    kakeya_status status = check_options(models, options, error);
+    kakeya_status status = timeline_check(models, options, error);
     if (!status) *t = lay_out(models, options);
     return status;
 }

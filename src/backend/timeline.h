@@ -160,8 +160,9 @@ typedef struct timeline {
     int pending_latents;   /* latent_length once a pending row is kept */
 } timeline;
 
-/* Checks the options against the models (KAKEYA_INVALID_ARGUMENT or KAKEYA_UNSUPPORTED, naming the option) and lays out
- * an empty timeline. It owns its history of turns: timeline_destroy gives that back. */
+/* The options against the models: KAKEYA_INVALID_ARGUMENT or KAKEYA_UNSUPPORTED, naming the option. */
+kakeya_status timeline_check(const timeline_models *models, const backend_cache_options *options, kakeya_error *error);
+/* Checks the options and lays out an empty timeline. It owns its history of turns: timeline_destroy gives that back. */
 kakeya_status timeline_create(timeline *t, const timeline_models *models, const backend_cache_options *options,
                               kakeya_error *error);
 void timeline_destroy(timeline *t); /* also of a zeroed or failed one */

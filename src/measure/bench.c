@@ -253,9 +253,7 @@ static kakeya_status fill(bench_run *run, int context, bool with_drafter, backen
     kakeya_status status = kakeya_session_open(run->engine, &options, &session, error);
     if (status) return status;
     run->session = session->options;
-    if (context) {
-        status = kakeya_session_sync(session, run->tokens, (size_t)context, NULL, run->options->progress, NULL, error);
-    }
+    status = kakeya_session_sync(session, run->tokens, (size_t)context, NULL, run->options->progress, NULL, error);
     if (!status) {
         status = run->engine->ops->cache_fork(session->timeline.cache, &run->engine->account, out, error);
     }

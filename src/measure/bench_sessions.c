@@ -259,8 +259,7 @@ static kakeya_status fill(sessions_run *run, int index, int context, memory_stre
     kakeya_status status = kakeya_session_open(run->engine, &run->session, &session, error);
     if (status) return status;
     make_text(run, index, context);
-    if (context)
-        status = kakeya_session_sync(session, run->text, (size_t)context, NULL, run->options->progress, NULL, error);
+    status = kakeya_session_sync(session, run->text, (size_t)context, NULL, run->options->progress, NULL, error);
     run->cache[index] = session->timeline.cache; /* lent for the step */
     if (!status) status = forward_together(run, index, 1, NULL, error);
     run->cache[index] = NULL;

@@ -60,10 +60,11 @@ static bool fits(const admission *a, kakeya_request *r, size_t (*need)(const kak
     return !a->active || mem_total(account) + a->wanting + wanting_of(r) <= account->limit_bytes;
 }
 
-/* False: the request is done, or there is no memory for it beside the others. */
+/* K/V memory for a session that has none. False: the request is done, or there is no memory for it beside the others.
+ */
 static bool take_up(admission *a, kakeya_request *r, FILE **parked) {
     engine_turn_begin(a->engine);
-    kakeya_status status = unpark(r->session, parked, &r->error);
+    kakeya_status status = *parked ? unpark(r->session, parked, &r->error) : session_reset_cache(r->session, &r->error);
     engine_turn_end(a->engine);
     if (status == KAKEYA_OK) return true;
     if (status != KAKEYA_OUT_OF_MEMORY || !a->active) request_fail(r, status);
@@ -103,6 +104,11 @@ static void end_cancelled(admission *a, decode_buffers *buffers) {
     }
 }
 
+/* A session has none before its first prompt. An answer without a prompt has nothing to continue then. */
+static bool has_memory(const kakeya_request *r) {
+    return !r->session->parked && (r->session->timeline.cache || !r->prompts);
+}
+
 /* False: nobody behind them begins. */
 static bool take_up_parked(admission *a) {
     for (kakeya_request *r = a->running.first; r && a->parked; r = r->next) {
@@ -126,7 +132,7 @@ void admission_admit(admission *a, decode_buffers *buffers) {
             continue;
         }
         if (!fits(a, r, need_of)) return;
-        if (r->session->parked && !take_up(a, r, &r->session->parked)) {
+        if (!has_memory(r) && !take_up(a, r, &r->session->parked)) {
             if (r->state == REQUEST_DONE) stop_waiting(a, before, r);
             return;
         }

@@ -34,6 +34,7 @@ void batch_add(batch *b, kakeya_request *requests) {
         r->next = NULL;
         admission_add(&b->requests, r);
     }
+    admission_admit(&b->requests, &b->buffers);
 }
 
 /* -------------------------------------------------------------------------------------------------- one iteration */
@@ -451,7 +452,6 @@ kakeya_request *batch_step(batch *b) {
         }
         request_end_answer(r);
     }
-    admission_admit(&b->requests, &b->buffers);
     unsigned formats = formats_of(b);
     for (int format = 0; format < KV_FORMAT_COUNT; format++)
         if (formats & 1u << format) run_step(b, (kv_format)format);

@@ -22,7 +22,7 @@ typedef struct batch {
 void batch_init(batch *batch, kakeya_engine *engine);
 /* Without requests. */
 void batch_free(batch *batch);
-/* A list of new requests. */
+/* A list of new requests (NULL: none). Those that have places and memory begin. */
 void batch_add(batch *batch, kakeya_request *requests);
 /* One iteration: at least one request advances. Returns a list of those that are done. */
 kakeya_request *batch_step(batch *batch);

@@ -94,11 +94,12 @@ kakeya_status unpark(kakeya_session *session, FILE **file, kakeya_error *error) 
 
 kakeya_status kakeya_session_park(kakeya_session *session, kakeya_error *error) {
     if (session->parked) return KAKEYA_OK;
-    if (!session->timeline.cache)
+    if (!session->timeline.cache && session->begun)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
                          "parking: the session lost its memory in an earlier failure, sync it");
     engine_turn_begin(session->engine);
-    kakeya_status status = park(session, &session->parked, error);
+    kakeya_status status = session->begun ? KAKEYA_OK : session_reset_cache(session, error);
+    if (status == KAKEYA_OK) status = park(session, &session->parked, error);
     engine_turn_end(session->engine);
     return status;
 }

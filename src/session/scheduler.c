@@ -49,11 +49,17 @@ static void tell_done(kakeya_request *done) {
         if (r->on_done) r->on_done(r->done_user);
 }
 
-/* One iteration by the thread that drives. Needs the lock, and gives it back meanwhile. */
+/* One iteration by the thread that drives. Who comes while others get their memory shares their forward. Needs the
+ * lock, and gives it back meanwhile. */
 static void drive(scheduler *s) {
     kakeya_request *incoming = take_incoming(s);
+    do {
+        pthread_mutex_unlock(&s->lock);
+        batch_add(&s->work, incoming);
+        pthread_mutex_lock(&s->lock);
+        incoming = take_incoming(s);
+    } while (incoming);
     pthread_mutex_unlock(&s->lock);
-    batch_add(&s->work, incoming);
     kakeya_request *done = batch_step(&s->work);
     tell_done(done);
     pthread_mutex_lock(&s->lock);

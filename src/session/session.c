@@ -84,11 +84,14 @@ static kakeya_status session_allocate(kakeya_engine *engine, const kakeya_sessio
     return KAKEYA_OK;
 }
 
-/* The longest drafts: what a drafter was trained for. */
-static void longest_drafts(const kakeya_session *session, int longest[BACKEND_DRAFTERS]) {
+/* The longest drafts are what a drafter was trained for. Experience of earlier sessions needs the turn. */
+static void init_control(kakeya_session *session, const draft_experience *experience) {
     const backend_cache_options *o = &session->cache_options;
-    longest[BACKEND_DFLASH] = o->keep_draft_context ? session->engine->drafter->config.block_size - 1 : 0;
-    longest[BACKEND_ASSISTANT] = o->keep_draft_state ? ASSISTANT_LONGEST_DRAFT : 0;
+    const int longest[BACKEND_DRAFTERS] = {
+        [BACKEND_DFLASH] = o->keep_draft_context ? session->engine->drafter->config.block_size - 1 : 0,
+        [BACKEND_ASSISTANT] = o->keep_draft_state ? ASSISTANT_LONGEST_DRAFT : 0,
+    };
+    draft_control_init(&session->workspace.control, NULL, longest, experience);
 }
 
 kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya_session_options *options, kakeya_session **out,
@@ -104,14 +107,8 @@ kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya_session_op
     if (status != KAKEYA_OK) return status;
 
     session->cache_options = cache_options_of(session);
-    engine_turn_begin(engine);
-    int longest[BACKEND_DRAFTERS];
-    longest_drafts(session, longest);
-    draft_control_init(&session->workspace.control, NULL, longest, &engine->experience[resolved.attention]);
-    status = session_reset_cache(session, error);
-    engine->sessions++;
-    engine_keep_spare(engine);
-    engine_turn_end(engine);
+    init_control(session, NULL);
+    if (engine->ops->cache_check) status = engine->ops->cache_check(engine->model, &session->cache_options, error);
     if (status != KAKEYA_OK) {
         session_free(session);
         return status;
@@ -122,12 +119,30 @@ kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya_session_op
 
 void session_drop_parked(kakeya_session *session) { engine_forget_file(session->engine, &session->parked); }
 
-void session_free(kakeya_session *session) {
+static void count_session(kakeya_session *session) {
+    session->begun = true;
+    session->engine->sessions++;
+    engine_keep_spare(session->engine);
+}
+
+void session_begin(kakeya_session *session) {
+    if (session->begun) return;
+    init_control(session, &session->engine->experience[session->options.attention]);
+    count_session(session);
+}
+
+/* One that has never begun waits for nobody: a forward may be under way. */
+static void end_session(kakeya_session *session) {
+    if (!session->begun) return;
     engine_turn_begin(session->engine);
     if (session->timeline.cache) session->engine->ops->cache_destroy(session->timeline.cache);
     session->engine->sessions--;
     engine_keep_spare(session->engine);
     engine_turn_end(session->engine);
+}
+
+void session_free(kakeya_session *session) {
+    end_session(session);
     session_drop_parked(session);
     decode_workspace_free(&session->workspace);
     decode_timeline_free(&session->timeline);
@@ -150,6 +165,7 @@ kakeya_status session_reset_cache(kakeya_session *session, kakeya_error *error) 
     if (t->cache) engine->ops->cache_destroy(t->cache);
     t->cache = NULL;
     session_drop_parked(session);
+    session_begin(session);
     return engine->ops->cache_create(engine->model, &session->cache_options, &t->cache, error);
 }
 
@@ -213,7 +229,7 @@ kakeya_status kakeya_session_fork(const kakeya_session *session, kakeya_session 
     *out = NULL;
     kakeya_session *copy = NULL;
     const decode_timeline *from = &session->timeline;
-    if (!from->cache)
+    if (!from->cache && session->begun)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "fork: %s",
                          session->parked ? "the session is parked"
                                          : "the session lost its memory in an earlier failure, sync it");
@@ -222,6 +238,10 @@ kakeya_status kakeya_session_fork(const kakeya_session *session, kakeya_session 
     copy->cache_options = session->cache_options;
     copy->cache_options.account = &copy->account;
     copy->workspace.control = session->workspace.control;
+    if (!session->begun) {
+        *out = copy;
+        return KAKEYA_OK;
+    }
 
     decode_timeline *to = &copy->timeline;
     status = decode_timeline_reserve(to, from->n, error);
@@ -230,8 +250,7 @@ kakeya_status kakeya_session_fork(const kakeya_session *session, kakeya_session 
     if (status == KAKEYA_OK && from->has_logits) status = decode_timeline_keep_logits(to, error);
     engine_turn_begin(session->engine);
     if (status == KAKEYA_OK) status = to->ops->cache_fork(from->cache, &copy->account, &to->cache, error);
-    session->engine->sessions++;
-    engine_keep_spare(session->engine);
+    count_session(copy);
     engine_turn_end(session->engine);
     if (status != KAKEYA_OK) {
         session_free(copy);

@@ -14,8 +14,9 @@ struct kakeya_session {
     kakeya_session_options options; /* resolved: no zeros that stand for defaults */
     backend_cache_options cache_options;
     mem_account account; /* child of the engine's */
-    /* The K/V memory is NULL after a failure that lost it; the next sync makes a new one. */
+    /* The K/V memory is NULL until the first prompt, and after a failure that lost it; a sync makes a new one. */
     decode_timeline timeline;
+    bool begun;   /* it has had K/V memory */
     FILE *parked; /* without K/V memory: what it held, for the next answer (park.h); NULL: nothing */
     decode_workspace workspace;
     size_t prompt_tokens, reused_tokens; /* of the syncs since the last generate */
@@ -61,6 +62,9 @@ int session_decode_rows(const kakeya_session *session);
 void session_drop_parked(kakeya_session *session);
 /* Of a session that no request holds. */
 void session_free(kakeya_session *session);
+/* What a session has from its first K/V memory on: a place among the engine's, and its experience with drafts. Needs
+ * the turn. */
+void session_begin(kakeya_session *session);
 /* Inside: an empty cache in place of whatever there was. Needs the turn. */
 kakeya_status session_reset_cache(kakeya_session *session, kakeya_error *error);
 /* A call that can be cancelled returns: cancels that came before are its own. */

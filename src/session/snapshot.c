@@ -157,24 +157,25 @@ static kakeya_status write_state_bytes(void *user, const void *data, size_t byte
 }
 
 static kakeya_status need_cache(const kakeya_session *session, kakeya_error *error) {
-    if (session->timeline.cache || session->parked) return KAKEYA_OK;
+    if (session->timeline.cache || session->parked || !session->begun) return KAKEYA_OK;
     return error_set(error, KAKEYA_INVALID_ARGUMENT,
                      "session data: the session lost its memory in an earlier failure, sync it");
 }
 
 /* The K/V memory, which a parked session has in its file in the same form. */
-static kakeya_status save_cache(const kakeya_session *session, writer *w, kakeya_error *error) {
-    const decode_timeline *t = &session->timeline;
+static kakeya_status save_cache(const kakeya_session *session, const backend_cache *cache, writer *w,
+                                kakeya_error *error) {
     if (session->parked) return park_copy(session, write_state_bytes, w, error);
     engine_turn_begin(session->engine);
-    kakeya_status status = t->ops->cache_snapshot(t->cache, write_state_bytes, w, error);
+    kakeya_status status = session->timeline.ops->cache_snapshot(cache, write_state_bytes, w, error);
     engine_turn_end(session->engine);
     return status;
 }
 
-static kakeya_status save(const kakeya_session *session, writer *w, kakeya_error *error) {
+static kakeya_status save_with(const kakeya_session *session, const backend_cache *cache, writer *w,
+                               kakeya_error *error) {
     const decode_timeline *t = &session->timeline;
-    size_t cache_bytes = session->parked ? park_bytes(session) : t->ops->cache_snapshot_bytes(t->cache);
+    size_t cache_bytes = session->parked ? park_bytes(session) : t->ops->cache_snapshot_bytes(cache);
     policy p = policy_of(session);
     write_bytes(w, magic, sizeof magic);
     write_number(w, t->n_images ? VERSION_OF_IMAGES : VERSION, 4);
@@ -195,9 +196,25 @@ static kakeya_status save(const kakeya_session *session, writer *w, kakeya_error
     if (!w->write)
         w->at += cache_bytes;
     else if (!w->failed)
-        status = save_cache(session, w, error);
+        status = save_cache(session, cache, w, error);
     write_number(w, w->write ? XXH3_64bits_digest(&w->hash) : 0, CHECKSUM_BYTES);
     if (status == KAKEYA_OK && w->failed) status = write_failed(w, error);
+    return status;
+}
+
+/* A session that has had no prompt yet is saved as an empty one. */
+static kakeya_status save(const kakeya_session *session, writer *w, kakeya_error *error) {
+    const decode_timeline *t = &session->timeline;
+    if (t->cache || session->parked) return save_with(session, t->cache, w, error);
+    backend_cache *empty = NULL;
+    engine_turn_begin(session->engine);
+    kakeya_status status = t->ops->cache_create(t->model, &session->cache_options, &empty, error);
+    engine_turn_end(session->engine);
+    if (status != KAKEYA_OK) return status;
+    status = save_with(session, empty, w, error);
+    engine_turn_begin(session->engine);
+    t->ops->cache_destroy(empty);
+    engine_turn_end(session->engine);
     return status;
 }
 
@@ -332,6 +349,7 @@ static kakeya_status read_cache(kakeya_session *session, reader *r, contents *c,
     const decode_timeline *t = &session->timeline;
     uint64_t begin = r->at;
     engine_turn_begin(session->engine);
+    session_begin(session);
     kakeya_status status = t->ops->cache_create(t->model, &session->cache_options, &c->cache, error);
     if (status == KAKEYA_OK) status = t->ops->cache_restore(c->cache, read_state_bytes, r, error);
     engine_turn_end(session->engine);

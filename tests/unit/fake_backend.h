@@ -31,16 +31,19 @@ enum fake_verb {
 
 /* What tests set and look at. */
 typedef struct fake_script {
-    double draft_right;        /* probability that a draft token is what greedy decoding would give */
-    uint64_t model_seed;       /* another model */
-    int peak;                  /* 0: flat logits; otherwise the preferred token leads by this much */
-    int period;                /* > 0: the preferred token repeats with this period: text for n-grams */
-    int fail_verb, fail_after; /* fail_after: calls of that verb that still succeed; < 0: never fails */
-    int nan_at;                /* position whose logits are NaN; < 0: none */
-    int truncate_reach;        /* cache_min_truncate = length - reach; < 0: 0 */
-    const char *description;   /* of the backend; NULL: "fake" */
-    bool spoilt;               /* caches that hold something cannot go on: cache_min_truncate = length + 1 */
-    int most_segments;         /* > 0: a forward of more has no memory for its step, whoever they are */
+    double draft_right;            /* probability that a draft token is what greedy decoding would give */
+    uint64_t model_seed;           /* another model */
+    int peak;                      /* 0: flat logits; otherwise the preferred token leads by this much */
+    int period;                    /* > 0: the preferred token repeats with this period: text for n-grams */
+    int fail_verb, fail_after;     /* fail_after: calls of that verb that still succeed; < 0: never fails */
+    int nan_at;                    /* position whose logits are NaN; < 0: none */
+    int truncate_reach;            /* cache_min_truncate = length - reach; < 0: 0 */
+    const char *description;       /* of the backend; NULL: "fake" */
+    bool spoilt;                   /* caches that hold something cannot go on: cache_min_truncate = length + 1 */
+    int most_segments;             /* > 0: a forward of more has no memory for its step, whoever they are */
+    bool (*on_create)(void *user); /* before a cache is made; false: there is no memory for it. NULL: there is */
+    void (*on_forward)(void *user);
+    void *user;
     int calls[FAKE_VERBS];
     int max_rows_seen, live_caches;
     int max_segments_seen, refused_steps;
@@ -125,7 +128,10 @@ static kakeya_status fake_allocate(backend_model *model, const backend_cache_opt
 static kakeya_status fake_cache_create(backend_model *model, const backend_cache_options *options, backend_cache **out,
                                        kakeya_error *error) {
     *out = NULL;
+    const fake_script *script = model->script;
     kakeya_status status = fake_fails(model->script, FAKE_CREATE, "cache_create", error);
+    if (status == KAKEYA_OK && script->on_create && !script->on_create(script->user))
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "fake cache: out of memory");
     return status == KAKEYA_OK ? fake_allocate(model, options, out, error) : status;
 }
 
@@ -235,6 +241,7 @@ static kakeya_status fake_forward(backend_model *model, backend_segment *segment
                                   kakeya_error *error) {
     kakeya_status status = fake_fails(model->script, FAKE_FORWARD, "forward", error);
     if (status != KAKEYA_OK) return status;
+    if (model->script->on_forward) model->script->on_forward(model->script->user);
     if (model->script->most_segments && n_segments > model->script->most_segments) {
         model->script->refused_steps++;
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: a step of %d segments", n_segments);

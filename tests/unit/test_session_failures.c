@@ -96,13 +96,16 @@ static void test_memory_limit(void **state) {
     fake_script script = fake_script_default();
     kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0});
     kakeya_session *session = fake_session(engine, NULL);
+    assert_int_equal(mem_total(&engine->account), 0); /* a session has no memory before its first prompt */
+    ok(kakeya_session_sync(session, NULL, 0, NULL, NULL, NULL, error));
     size_t needed = mem_total(&engine->account);
+    assert_true(needed > 64);
     kakeya_session_close(session);
     for (size_t limit = 64; limit < needed; limit += 64) {
+        session = fake_session(engine, NULL);
         engine->account.limit_bytes = limit;
-        kakeya_error error = {0};
-        assert_int_equal(kakeya_session_open(engine, NULL, &session, &error), KAKEYA_OUT_OF_MEMORY);
-        assert_null(session);
+        assert_int_equal(kakeya_session_sync(session, NULL, 0, NULL, NULL, NULL, NULL), KAKEYA_OUT_OF_MEMORY);
+        kakeya_session_close(session);
         assert_int_equal(mem_total(&engine->account), 0);
     }
     engine->account.limit_bytes = 0;

@@ -84,10 +84,11 @@ static void test_an_engine(void **state) {
     kakeya_engine *engine = demo(0);
     room_engine room = room_of_engine(description, ROOM_CPU, room_default_rows(ROOM_CPU, 0), THREADS, 1);
     assert_int_equal(room_default_rows(ROOM_CPU, 0), engine->ops->model_prompt_chunk(engine->model));
-    /* RoPE tables come with the first session */
+    /* RoPE tables come with the first session's memory */
     kakeya_session *session;
     kakeya_session_options options = session_options(KAKEYA_ATTENTION_NATIVE);
     assert_int_equal(kakeya_session_open(engine, &options, &session, NULL), KAKEYA_OK);
+    assert_int_equal(kakeya_session_sync(session, NULL, 0, NULL, NULL, NULL, NULL), KAKEYA_OK);
     double held = (double)kakeya_engine_memory(engine, KAKEYA_MEMORY_WORKSPACE), estimated = (double)room.workspace;
     kakeya_session_close(session);
     if (estimated < 0.99 * held || estimated > 1.01 * held)

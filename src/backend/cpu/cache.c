@@ -4,14 +4,23 @@
 #include "backend/cpu/restored_keys.h"
 #include "backend/cpu/token_latents.h"
 
-kakeya_status cpu_cache_create(backend_model *m, const backend_cache_options *options, backend_cache **out,
-                               kakeya_error *error) {
-    timeline_models models = {
+static timeline_models models_of(const backend_model *m) {
+    return (timeline_models){
         .verifier = m->config,
         .drafter = m->options.drafter ? &m->options.drafter->config : NULL,
         .f_theta = m->options.f_theta ? &m->options.f_theta->config : NULL,
         .assistant = m->options.assistant ? &m->options.assistant->config : NULL,
     };
+}
+
+kakeya_status cpu_cache_check(const backend_model *m, const backend_cache_options *options, kakeya_error *error) {
+    const timeline_models models = models_of(m);
+    return timeline_check(&models, options, error);
+}
+
+kakeya_status cpu_cache_create(backend_model *m, const backend_cache_options *options, backend_cache **out,
+                               kakeya_error *error) {
+    const timeline_models models = models_of(m);
     kakeya_status status = host_cache_create(m, &models, options, out, error);
     if (status || options->attention != KAKEYA_ATTENTION_RESTORED) return status;
     status = restored_keys_create(m, error);

@@ -5,6 +5,7 @@
 #include "backend/cpu/latents.h"
 #include "backend/host_cache.h"
 
+kakeya_status cpu_cache_check(const backend_model *m, const backend_cache_options *options, kakeya_error *error);
 kakeya_status cpu_cache_create(backend_model *m, const backend_cache_options *options, backend_cache **out,
                                kakeya_error *error);
 

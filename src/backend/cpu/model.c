@@ -122,6 +122,7 @@ const backend_ops *cpu_backend(void) {
         .model_note = cpu_note,
         .model_prompt_chunk = cpu_prompt_chunk,
         .model_most_rows = cpu_most_rows,
+        .cache_check = cpu_cache_check,
         .cache_create = cpu_cache_create,
         .cache_destroy = host_cache_destroy,
         .cache_length = host_cache_length,

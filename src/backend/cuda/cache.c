@@ -39,14 +39,20 @@ kakeya_status cuda_cache_create_with(backend_model *m, timeline *t, const backen
     return status;
 }
 
-kakeya_status cuda_cache_create(backend_model *m, const backend_cache_options *options, backend_cache **out,
-                                kakeya_error *error) {
-    *out = NULL;
+kakeya_status cuda_cache_check(const backend_model *m, const backend_cache_options *options, kakeya_error *error) {
     if (options->kv_format != KV_FORMAT_BF16 && !cuda_kv_codes_of(options->kv_format))
         return error_set(error, KAKEYA_UNSUPPORTED,
                          "K/V format %s is not supported by backend cuda, which keeps bf16, q8 or q4",
                          kv_format_name(options->kv_format));
-    kakeya_status status = cuda_device_use(&m->device, error);
+    const timeline_models models = cuda_cache_models(m);
+    return timeline_check(&models, options, error);
+}
+
+kakeya_status cuda_cache_create(backend_model *m, const backend_cache_options *options, backend_cache **out,
+                                kakeya_error *error) {
+    *out = NULL;
+    kakeya_status status = cuda_cache_check(m, options, error);
+    if (!status) status = cuda_device_use(&m->device, error);
     if (status) return status;
     timeline t;
     timeline_models models = cuda_cache_models(m);

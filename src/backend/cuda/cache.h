@@ -4,6 +4,7 @@
 
 #include "backend/cuda/stores.h"
 
+kakeya_status cuda_cache_check(const backend_model *m, const backend_cache_options *options, kakeya_error *error);
 kakeya_status cuda_cache_create(backend_model *m, const backend_cache_options *options, backend_cache **out,
                                 kakeya_error *error);
 /* A cache with the stores of `t`, which it takes over whatever happens. `from`: a cache with such a timeline, or NULL.

@@ -25,6 +25,7 @@ const backend_ops *cuda_backend(void) {
         .model_description = cuda_description,
         .model_note = cuda_note,
         .model_prompt_chunk = cuda_prompt_chunk,
+        .cache_check = cuda_cache_check,
         .cache_create = cuda_devices_cache_create,
         .cache_destroy = cuda_devices_cache_destroy,
         .cache_length = cuda_cache_length,

@@ -106,19 +106,30 @@ static int mlx_prompt_chunk(const backend_model *m) {
 }
 
 /* What this backend does not do yet is refused here, in one line. */
-static kakeya_status mlx_cache_create(backend_model *m, const backend_cache_options *options, backend_cache **out,
-                                      kakeya_error *error) {
-    const f_theta_model *f = m->options.f_theta;
-    timeline_models models = {
+static timeline_models models_of(const backend_model *m) {
+    return (timeline_models){
         .verifier = m->config,
         .drafter = m->options.drafter ? &m->options.drafter->config : NULL,
-        .f_theta = f ? &f->config : NULL,
+        .f_theta = m->options.f_theta ? &m->options.f_theta->config : NULL,
     };
-    *out = NULL;
+}
+
+static kakeya_status mlx_cache_check(const backend_model *m, const backend_cache_options *options,
+                                     kakeya_error *error) {
+    const f_theta_model *f = m->options.f_theta;
+    const timeline_models models = models_of(m);
     if (options->attention == KAKEYA_ATTENTION_RESTORED && f && f->config.input == F_THETA_DRAFTER_TOKEN_KV)
         return error_set(error, KAKEYA_UNSUPPORTED, "backend mlx does not restore from f_theta's input %s",
                          f_theta_input_name(f->config.input));
-    return host_cache_create(m, &models, options, out, error);
+    return timeline_check(&models, options, error);
+}
+
+static kakeya_status mlx_cache_create(backend_model *m, const backend_cache_options *options, backend_cache **out,
+                                      kakeya_error *error) {
+    const timeline_models models = models_of(m);
+    *out = NULL;
+    kakeya_status status = mlx_cache_check(m, options, error);
+    return status ? status : host_cache_create(m, &models, options, out, error);
 }
 
 /* What changes committed rows otherwise than by keeping the one row of a step ends the graph of the next one. */
@@ -159,6 +170,7 @@ const backend_ops *mlx_backend(void) {
         .model_description = mlx_description,
         .model_note = mlx_note,
         .model_prompt_chunk = mlx_prompt_chunk,
+        .cache_check = mlx_cache_check,
         .cache_create = mlx_cache_create,
         .cache_destroy = mlx_cache_destroy,
         .cache_length = host_cache_length,
