@@ -278,8 +278,10 @@ static kakeya_status mix_own(kakeya_session *session, float alpha, kakeya_error 
     if (!measure || !measure->cache_mix_own)
         return error_set(error, KAKEYA_UNSUPPORTED, "restoration diagnostics need backend cpu, not %s",
                          session->engine->ops->name);
+    kakeya_status status = kakeya_session_sync(session, NULL, 0, NULL, NULL, NULL, error); /* makes the cache */
+    if (status != KAKEYA_OK) return status;
     engine_turn_begin(session->engine);
-    kakeya_status status = measure->cache_mix_own(session->timeline.cache, alpha, error);
+    status = measure->cache_mix_own(session->timeline.cache, alpha, error);
     engine_turn_end(session->engine);
     return status;
 }
