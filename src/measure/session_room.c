@@ -168,6 +168,15 @@ static size_t gpu_row_bytes(const gemma4_config *c, const widths *w) {
     return sizeof(float) * floats + half * halves;
 }
 
+/* A pass of an assistant, as on the CPU (backend/cuda/workspace.c). */
+static size_t gpu_assistant_bytes(const widths *w) {
+    const size_t half = 2;
+    if (!w->a_hidden) return 0;
+    size_t floats = w->hidden + 2 * w->a_hidden + w->a_q + w->a_clusters,
+           halves = 2 * w->hidden + w->a_hidden + 2 * w->a_q + w->a_intermediate;
+    return BACKEND_MAX_SEGMENTS * (sizeof(float) * floats + half * halves);
+}
+
 static size_t rope_bytes(const gemma4_config *c, int tokens) {
     size_t growth = 1024, rows = ((size_t)tokens + growth - 1) / growth * growth;
     return 2 * sizeof(float) * rows * (size_t)(c->rope[0].rotated_pairs + c->rope[1].rotated_pairs);
@@ -231,7 +240,7 @@ room_engine room_of_engine(const kakeya_description *d, room_device device, int 
     const weight_stream *stream = &weight_format_find(c->checkpoint_format)->stream[0];
     int64_t parameters = gemma4_parameters(c).total;
     if (d->drafter) parameters += dflash_parameters(d->drafter);
-    if (d->assistant && device == ROOM_CPU) parameters += assistant_parameters(d->assistant);
+    if (d->assistant) parameters += assistant_parameters(d->assistant);
     if (d->f_theta) parameters += f_theta_parameters(d->f_theta);
     const int64_t bytes = device == ROOM_GPU ? parameters * gpu_half_bits(c->checkpoint_format) / 16
                                              : parameters / stream->values * stream->bytes;
@@ -245,7 +254,8 @@ room_engine room_of_engine(const kakeya_description *d, room_device device, int 
     if (device == ROOM_CPU)
         engine.workspace = cpu_bytes(c, &w, rows, (size_t)threads);
     else
-        engine.workspace = rows * gpu_row_bytes(c, &w) + sizeof(float) * BACKEND_MAX_DECODE_ROWS * (size_t)c->vocab;
+        engine.workspace = rows * gpu_row_bytes(c, &w) + sizeof(float) * BACKEND_MAX_DECODE_ROWS * (size_t)c->vocab +
+                           gpu_assistant_bytes(&w);
     engine.workspace += rope_bytes(c, longest_tokens);
     return engine;
 }

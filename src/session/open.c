@@ -23,11 +23,17 @@ static kakeya_status loading(const kakeya_engine_options *options, uint64_t done
     return error_set(error, KAKEYA_CANCELLED, "loading was cancelled");
 }
 
-static kakeya_status no_assistants(const char *path, const backend_ops *ops, kakeya_error *error) {
+static bool runs_assistants(const engine_parts *parts) { return parts->ops->assistants && parts->n_devices <= 1; }
+
+static kakeya_status no_assistants(const char *path, const engine_parts *parts, kakeya_error *error) {
+    if (parts->ops->assistants)
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "%s is an MTP assistant, which drafts on one device, not on %d: choose one, or drafter none",
+                         path, parts->n_devices);
     return error_set(error, KAKEYA_UNSUPPORTED,
                      "%s is an MTP assistant, which backend %s does not support: choose backend cpu, or drafter "
                      "none",
-                     path, ops->name);
+                     path, parts->ops->name);
 }
 
 static kakeya_status two_of_a_kind(const kakeya_engine_options *options, const char *kind, kakeya_error *error) {
@@ -49,8 +55,8 @@ static kakeya_status open_named(kakeya_engine *engine, const kakeya_engine_optio
         assistant = kind == BACKEND_ASSISTANT;
     else
         status = companion_named(name, &path, &assistant, error);
-    if (status == KAKEYA_OK && assistant && !parts->ops->assistants)
-        status = no_assistants(made ? name : path, parts->ops, error);
+    if (status == KAKEYA_OK && assistant && !runs_assistants(parts))
+        status = no_assistants(made ? name : path, parts, error);
     else if (status == KAKEYA_OK && assistant && parts->assistant)
         status = two_of_a_kind(options, "MTP assistants", error);
     else if (status == KAKEYA_OK && assistant)
@@ -74,8 +80,12 @@ static kakeya_status open_found(kakeya_engine *engine, const kakeya_engine_optio
     if (status == KAKEYA_OK && dflash)
         status = dflash_model_open(dflash, verifier, &engine->account, &parts->drafter, error);
     if (status == KAKEYA_OK && directory) status = companion_assistant(options->model, directory, &assistant, error);
-    if (status == KAKEYA_OK && assistant && parts->ops->assistants)
+    if (status == KAKEYA_OK && assistant && runs_assistants(parts))
         status = assistant_model_open(assistant, verifier, &engine->account, &parts->assistant, error);
+    else if (status == KAKEYA_OK && assistant && !dflash && parts->ops->assistants)
+        snprintf(engine->drafter_note, sizeof engine->drafter_note,
+                 "the MTP assistant beside the model is not used: it drafts on one device, and %d are there",
+                 parts->n_devices);
     else if (status == KAKEYA_OK && assistant && !dflash)
         snprintf(engine->drafter_note, sizeof engine->drafter_note,
                  "the MTP assistant beside the model is not used: backend %s does not run it, backend cpu does",

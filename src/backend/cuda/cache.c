@@ -13,6 +13,7 @@ timeline_models cuda_cache_models(const backend_model *m) {
         .verifier = m->config,
         .drafter = m->options.drafter ? &m->options.drafter->config : NULL,
         .f_theta = m->options.f_theta ? &m->options.f_theta->config : NULL,
+        .assistant = m->options.assistant ? &m->options.assistant->config : NULL,
     };
 }
 
@@ -70,6 +71,7 @@ void cuda_cache_destroy(backend_cache *c) {
 int cuda_cache_length(const backend_cache *c) { return c->t.length; }
 int cuda_cache_pending(const backend_cache *c) { return c->t.pending; }
 int cuda_cache_min_truncate(const backend_cache *c) { return timeline_min_truncate(&c->t); }
+bool cuda_cache_has_state(const backend_cache *c) { return timeline_has_state(&c->t); }
 
 backend_cache_bytes cuda_cache_bytes(const backend_cache *c) {
     backend_cache_bytes bytes = kv_bytes(&c->t, c->model->device.memory.granule_bytes);

@@ -17,6 +17,7 @@ void cuda_cache_destroy(backend_cache *c);
 int cuda_cache_length(const backend_cache *c);
 int cuda_cache_pending(const backend_cache *c);
 int cuda_cache_min_truncate(const backend_cache *c);
+bool cuda_cache_has_state(const backend_cache *c);
 kakeya_status cuda_cache_commit(backend_cache *c, int n, kakeya_error *error);
 kakeya_status cuda_cache_truncate(backend_cache *c, int length, kakeya_error *error);
 kakeya_status cuda_cache_fork(const backend_cache *c, mem_account *account, backend_cache **out, kakeya_error *error);

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "backend/cuda/assistant.h"
 #include "backend/cuda/matrix.h"
 #include "backend/segments.h"
 
@@ -197,18 +198,44 @@ kakeya_status cuda_draft_begin(backend_model *m, backend_draft_request *requests
     if (status) return status;
     cuda_forget_logits(m);
     backend_cache *caches[BACKEND_MAX_SEGMENTS];
-    for (int i = 0; i < n_requests; i++) caches[i] = requests[i].cache;
-    for (int i = 0; i < n_requests && !status; i++) status = requests[i].status = cuda_stores_own(caches[i], error);
-    return status ? status : cuda_caches_flush(caches, n_requests, error);
+    int n = 0;
+    for (int i = 0; i < n_requests && !status; i++) {
+        if (requests[i].drafter != BACKEND_DFLASH) continue;
+        caches[n++] = requests[i].cache;
+        status = requests[i].status = cuda_stores_own(requests[i].cache, error);
+    }
+    return status || !n ? status : cuda_caches_flush(caches, n, error);
 }
 
-kakeya_status cuda_draft(backend_model *m, backend_draft_request *requests, int n_requests, kakeya_error *error) {
-    kakeya_status status = cuda_draft_begin(m, requests, n_requests, error);
+/* Of DFlash, all in as few passes as they fit into. */
+static kakeya_status draft_passes(backend_model *m, backend_draft_request *requests, int n_requests,
+                                  kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
     for (int first = 0; first < n_requests && !status;) {
         int n = blocks_of_pass(requests + first, n_requests - first);
         status = draft_blocks(m, requests + first, n, error);
         if (n_requests == 1) requests[0].status = status;
         first += n;
+    }
+    return status;
+}
+
+/* The requests of each drafter together. */
+kakeya_status cuda_draft(backend_model *m, backend_draft_request *requests, int n_requests, kakeya_error *error) {
+    static kakeya_status (*const drafts_of[BACKEND_DRAFTERS])(backend_model *, backend_draft_request *, int,
+                                                              kakeya_error *) = {
+        [BACKEND_DFLASH] = draft_passes, [BACKEND_ASSISTANT] = cuda_assistant_draft};
+    kakeya_status status = cuda_draft_begin(m, requests, n_requests, error);
+    for (int drafter = 0; drafter < BACKEND_DRAFTERS && !status; drafter++) {
+        backend_draft_request own[BACKEND_MAX_SEGMENTS];
+        int place[BACKEND_MAX_SEGMENTS], n = 0;
+        for (int i = 0; i < n_requests; i++) {
+            if ((int)requests[i].drafter != drafter) continue;
+            place[n] = i;
+            own[n++] = requests[i];
+        }
+        if (n) status = drafts_of[drafter](m, own, n, error);
+        for (int i = 0; i < n; i++) requests[place[i]].status = own[i].status;
     }
     return status;
 }

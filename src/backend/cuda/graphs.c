@@ -56,7 +56,8 @@ static bool same_key(const graph_key *a, const graph_key *b) {
     return a->rows == b->rows && a->segments == b->segments && a->segment_rows == b->segment_rows &&
            a->partitions == b->partitions && a->restored == b->restored && a->aux == b->aux && a->codes == b->codes &&
            a->sink == b->sink && a->window == b->window && a->restore_all == b->restore_all &&
-           a->leaders == b->leaders && a->greedy == b->greedy && a->draft_window == b->draft_window;
+           a->leaders == b->leaders && a->greedy == b->greedy && a->draft_window == b->draft_window &&
+           a->states == b->states && a->chain == b->chain;
 }
 
 static cuda_graph *find(cuda_graphs *graphs, const graph_key *key) {

@@ -19,7 +19,9 @@ typedef struct graph_key {
     bool leaders;     /* the head is followed by them */
     bool greedy;      /* only the choice of rows is wanted */
     bool restore_all;
+    bool states;      /* keeps those that an assistant begins with */
     int draft_window; /* of a block of the drafter; 0: a decode step */
+    int chain;        /* drafts of an assistant; 0: others */
 } graph_key;
 
 enum { CUDA_MAX_GRAPHS = 64 };

@@ -88,6 +88,13 @@ static void run_aux(cuda_pass *p, const step_op *op) {
     cuda_copy_aux(&m->launch, p->prompt ? NULL : m->space.batch->row, m->space.h, &place, hidden, p->rows);
 }
 
+static void run_keep(cuda_pass *p, const step_op *op) {
+    (void)op;
+    backend_model *m = p->model;
+    cuda_keep_states(&m->launch, m->space.batch, p->prompt, m->space.normed, m->config->hidden,
+                     p->prompt ? p->group->n : p->rows);
+}
+
 static void run_ple_round(cuda_pass *p, const step_op *op) {
     (void)op;
     backend_model *m = p->model;
@@ -662,6 +669,7 @@ static const run_op run[STEP_KINDS] = {
     [STEP_PLE_OUT] = run_ple_out,
     [STEP_PLE_ADD] = run_ple_add,
     [STEP_AUX] = run_aux,
+    [STEP_KEEP] = run_keep,
     [STEP_LAST_ROWS] = run_last_rows,
     [STEP_HEAD] = run_head,
     [STEP_ARGMAX] = run_argmax,

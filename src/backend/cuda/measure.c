@@ -71,6 +71,10 @@ static size_t greedy_head_bytes(const backend_model *m) {
     return m->team && !m->options.drafter ? (size_t)devices_of(m) * bytes : bytes;
 }
 
+static size_t assistant_head_bytes(const backend_model *m) {
+    return cuda_head_greedy_bytes(&m->assistant_copy, &m->weights.assistant.head);
+}
+
 static size_t page_granule(const backend_model *m) { return m->device.memory.granule_bytes; }
 
 static size_t free_of_one(const backend_model *m) {
@@ -111,6 +115,7 @@ const backend_measure_ops *cuda_measure(void) {
     static const backend_measure_ops ops = {
         .makes_weights = true,
         .greedy_head_bytes = greedy_head_bytes,
+        .assistant_head_bytes = assistant_head_bytes,
         .devices = devices_of,
         .page_granule = page_granule,
         .free_bytes = cuda_free_bytes,

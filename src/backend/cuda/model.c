@@ -88,6 +88,28 @@ static kakeya_status check_model(const backend_model *m, kakeya_error *error) {
     return KAKEYA_OK;
 }
 
+static kakeya_status check_assistant(const backend_model *m, kakeya_error *error) {
+    const assistant_config *a = &m->options.assistant->config;
+    enum { MOST_HIDDEN = 8192, MOST_CLUSTERS = 4096 };
+    if (!model_part_is_whole(m->part))
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "an MTP assistant drafts on one device, not on %d: take one device, or --drafter none",
+                         m->part.count);
+    if (a->stack.hidden % 8 || a->stack.hidden > MOST_HIDDEN)
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "assistant hidden size %d is not a multiple of 8 up to %d, as backend cuda needs",
+                         a->stack.hidden, (int)MOST_HIDDEN);
+    if (a->clusters > MOST_CLUSTERS)
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "an assistant's head of %d clusters; backend cuda supports up to %d", a->clusters,
+                         (int)MOST_CLUSTERS);
+    if (m->config->sliding_window < 2)
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "a sliding window of %d; backend cuda supports MTP assistants from 2 on",
+                         m->config->sliding_window);
+    return KAKEYA_OK;
+}
+
 static kakeya_status prepare_kernels(const backend_model *m, kakeya_error *error) {
     const gemma4_config *c = m->config;
     int largest = 0;
@@ -117,6 +139,7 @@ void cuda_model_destroy(backend_model *m) {
     cuda_gaps_watch(&m->gaps, false);
     cuda_workspace_destroy(&m->space);
     cuda_head_copy_destroy(&m->head_copy);
+    cuda_head_copy_destroy(&m->assistant_copy);
     cuda_weights_destroy(&m->weights);
     free(m->step_ops);
     cuda_device_close(&m->device);
@@ -134,6 +157,7 @@ kakeya_status cuda_model_create(const backend_model_options *options, int device
     m->account = options->account;
     kakeya_status status = model_part_config(&options->verifier->config, part, &m->part_config, error);
     if (!status) status = check_model(m, error);
+    if (!status && options->assistant) status = check_assistant(m, error);
     if (!status) status = cuda_device_open(&m->device, device, error);
     if (!status) {
         m->launch = (cuda_launch){.stream = m->device.stream,
@@ -160,6 +184,11 @@ kakeya_status cuda_model_create(const backend_model_options *options, int device
     /* The copy of the whole begins with that of the first device's part. */
     const cuda_matrix *copied = options->drafter && part.index == 0 ? &m->weights.draft_head : &m->weights.head;
     if (!status) status = cuda_head_copy_create(&m->head_copy, &m->device, &m->launch, copied, m->account, error);
+    const assistant_config *a = options->assistant ? &options->assistant->config : NULL;
+    m->space.a_clusters.token_of = m->weights.assistant.token_of;
+    if (!status && a && !a->clusters && a->stack.hidden <= m->config->hidden) /* what a screen has room for */
+        status = cuda_head_copy_create(&m->assistant_copy, &m->device, &m->launch, &m->weights.assistant.head,
+                                       m->account, error);
     if (!status) {
         m->step_ops = malloc((size_t)step_most_ops(m->config) * sizeof *m->step_ops);
         if (!m->step_ops) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for the list of a step");

@@ -34,7 +34,7 @@ struct backend_model {
     int max_rows; /* of a segment */
     float embed_scale;
     cuda_weights weights;
-    cuda_head_copy head_copy;
+    cuda_head_copy head_copy, assistant_copy;
     cuda_workspace space;
     matrix_rounding rounding; /* with precision fp8 */
     cuda_graphs graphs;

@@ -302,6 +302,7 @@ kakeya_status cuda_pass_prepare(cuda_pass *p, backend_model *m, backend_segment 
         p->key.sink = o->sink;
         p->key.window = o->window;
     }
+    for (int i = 0; i < group->n; i++) p->key.states |= segments[group->segment[i]].cache->t.keeps_state;
     p->attends_latents = restored && !p->prompt && c->attends_latents;
     p->decodes_keys = p->attends_latents && p->key.restored <= LATENT_MOST_AHEAD;
     kakeya_status status = p->prompt ? prepare_prompts(p, error) : prepare_decode(p, error);
@@ -422,6 +423,7 @@ static void fill_shape(const cuda_pass *p, step_shape *s) {
                       .hidden_states = p->hidden_states != NULL,
                       .last_rows = p->last_rows,
                       .head = p->head,
+                      .states = p->key.states,
                       .exact_positions = c->t.options.sink + c->t.options.window};
     for (int i = 0; i < m->config->layers; i++) {
         s->ring[i] = c->t.layer[i].kind == STORE_RING;

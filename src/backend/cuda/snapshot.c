@@ -30,8 +30,9 @@ static place place_of(const backend_cache *c, const snapshot_rows *rows) {
         return (place){c->draft[rows->layer].v.data, c->t.draft[rows->layer].capacity, 0};
     case SNAPSHOT_BACKLOG:
         return (place){c->backlog.data, 0, c->t.draft_length};
-    case SNAPSHOT_TOKENS:
     case SNAPSHOT_STATE:
+        return (place){c->state.data, 0, rows->first};
+    case SNAPSHOT_TOKENS:
         break; /* this backend refuses models that keep them */
     }
     return (place){NULL, 0, 0};

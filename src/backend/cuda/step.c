@@ -443,6 +443,7 @@ int step_build(const step_shape *s, step_op *ops) {
         if (i + 1 < c->layers) copy_hidden(&b, i + 1);
     }
     copy_hidden(&b, c->layers);
+    if (s->states) add(&b, STEP_KEEP, -1, "hidden states", STEP_ITEM(ITEM_NORMED), STEP_ITEM(ITEM_KEPT));
     /* K/V that later layers shared: nobody reads the chunk any more. */
     for (int i = 0; i < c->layers; i++) {
         if (c->layer[i].kv_source == i && stays_in_chunk(s, i) && is_shared(c, i)) store_chunk(&b, i);

@@ -47,6 +47,7 @@ typedef enum step_kind {
     STEP_PLE_OUT,
     STEP_PLE_ADD,
     STEP_AUX,       /* copy of the residual stream for the drafter or for latents; index: of the tap */
+    STEP_KEEP,      /* copy of the states that an assistant may begin with */
     STEP_LAST_ROWS, /* prompts: rows whose head comes later */
     STEP_HEAD,      /* logits */
     STEP_ARGMAX,
@@ -93,6 +94,7 @@ typedef enum step_item {
     ITEM_CHOICE,
     ITEM_LEADERS,
     ITEM_STATES, /* the caller's hidden states */
+    ITEM_KEPT,   /* those of caches, for an assistant */
     STEP_ITEMS
 } step_item;
 
@@ -146,6 +148,7 @@ typedef struct step_shape {
     bool hidden_states; /* the caller wants them */
     bool last_rows;     /* prompts: some are kept for a head that comes later; or the head is theirs */
     step_head head;     /* of decode rows */
+    bool states;        /* some of the caches keep those that an assistant begins with */
     /* By layer, of layers with K/V of their own. */
     bool ring[GEMMA4_MAX_LAYERS];    /* prompt rows wait in the chunk buffers */
     bool bounded[GEMMA4_MAX_LAYERS]; /* evicts */

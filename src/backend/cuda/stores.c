@@ -93,6 +93,12 @@ static kakeya_status create_drafter(backend_cache *c, kakeya_error *error) {
     return status;
 }
 
+static kakeya_status create_state(backend_cache *c, kakeya_error *error) {
+    size_t bytes = timeline_state_bytes(&c->t);
+    kakeya_status status = allocate(c, &c->state, MEM_KV_DRAFT, bytes, error);
+    return status ? status : allocate(c, &c->pending_states, MEM_WORKSPACE, CUDA_DECODE_ROWS * bytes, error);
+}
+
 /* ----------------------------------------------------------------------------------------------------- sharing */
 
 /* Every store of pages, with the bytes of a row and the first position to which a row may still be written. */
@@ -166,15 +172,18 @@ static kakeya_status cover_pages(backend_cache *c, int first, int end, kakeya_er
 
 /* Copies the addresses of the stores to the device; capacity: of the rings. */
 static kakeya_status update_view(backend_cache *c, int capacity, kakeya_error *error) {
-    cuda_cache_view view;
-    memset(&view, 0, sizeof view);
+    cuda_state_view all;
+    memset(&all, 0, sizeof all);
+    all.state = c->state.data;
+    all.pending = c->pending_states.data;
+    cuda_cache_view *view = &all.cache;
     cuda_bf16 *aside = c->aside.data;
     for (int i = 0; i < layers_of(c); i++) {
         const timeline_layer *l = &c->t.layer[i];
         const layer_store *s = &c->layer[i];
         if (l->kind == STORE_NONE) continue;
         bool ring = l->kind == STORE_RING;
-        view.layer[i] = (cuda_layer_view){
+        view->layer[i] = (cuda_layer_view){
             .k = ring ? s->ring.k.data : (void *)extent_data(&s->pages_k),
             .v = ring ? s->ring.v.data : (void *)extent_data(&s->pages_v),
             .sink_k = s->sink.k.data,
@@ -187,25 +196,25 @@ static kakeya_status update_view(backend_cache *c, int capacity, kakeya_error *e
             .latent_head = l->latent_head,
         };
         if (!ring || !aside) continue;
-        view.layer[i].aside_v = aside;
+        view->layer[i].aside_v = aside;
         aside += l->values;
         if (!l->has_keys) continue;
-        view.layer[i].aside_k = aside;
+        view->layer[i].aside_k = aside;
         aside += l->values;
     }
     bool ring = c->t.latents == STORE_RING;
     if (c->t.latents != STORE_NONE)
-        view.latent = (cuda_latent_view){
+        view->latent = (cuda_latent_view){
             .codes = ring ? c->latent.codes.data : (void *)extent_data(&c->latent.pages_codes),
             .scales = ring ? c->latent.scales.data : (void *)extent_data(&c->latent.pages_scales),
             .capacity = c->t.latent_capacity,
             .heads = c->t.latent_heads,
         };
     for (int i = 0; c->t.options.keep_draft_context && i < c->t.models.drafter->layers; i++)
-        view.draft[i] =
+        view->draft[i] =
             (cuda_draft_view){c->draft[i].k.data, c->draft[i].v.data, c->t.draft[i].capacity, c->t.draft[i].window};
     cudaStream_t stream = c->model->device.stream;
-    cudaError_t status = cudaMemcpyAsync(c->view.data, &view, sizeof view, cudaMemcpyHostToDevice, stream);
+    cudaError_t status = cudaMemcpyAsync(c->view.data, &all, sizeof all, cudaMemcpyHostToDevice, stream);
     if (status == cudaSuccess) status = cudaStreamSynchronize(stream);
     return cuda_check(status, "updating a cache's addresses", error);
 }
@@ -219,7 +228,8 @@ kakeya_status cuda_stores_create(backend_cache *c, const backend_cache *from, ka
     if (!status && c->t.options.keep_draft_context) status = create_drafter(c, error);
     if (!status && c->t.keeps_backlog)
         status = allocate(c, &c->backlog, MEM_WORKSPACE, KV_BACKLOG * timeline_aux_row_bytes(&c->t), error);
-    if (!status) status = allocate(c, &c->view, MEM_WORKSPACE, sizeof(cuda_cache_view), error);
+    if (!status && c->t.keeps_state) status = create_state(c, error);
+    if (!status) status = allocate(c, &c->view, MEM_WORKSPACE, sizeof(cuda_state_view), error);
     if (!status && from) status = walk_pages(c, share_extent, &s, error);
     if (!status) status = cover_pages(c, c->t.first_page, c->t.end_page, error);
     return status ? status : update_view(c, c->t.ring_capacity, error);
@@ -241,6 +251,8 @@ void cuda_stores_destroy(backend_cache *c) {
     for (int i = 0; i < DFLASH_MAX_LAYERS; i++) ring_free(&c->draft[i]);
     cuda_buffer_destroy(&c->backlog);
     cuda_buffer_destroy(&c->aside);
+    cuda_buffer_destroy(&c->state);
+    cuda_buffer_destroy(&c->pending_states);
     cuda_buffer_destroy(&c->view);
 }
 
@@ -323,9 +335,18 @@ kakeya_status cuda_stores_begin(backend_cache *c, const timeline_step *step, kak
     return status;
 }
 
+/* That of the last row which is kept. */
+static kakeya_status keep_state(backend_cache *c, int n, kakeya_error *error) {
+    size_t bytes = timeline_state_bytes(&c->t), row = (size_t)((c->t.length + n - 1) % CUDA_DECODE_ROWS);
+    cudaError_t status = cudaMemcpyAsync(c->state.data, (const char *)c->pending_states.data + row * bytes, bytes,
+                                         cudaMemcpyDeviceToDevice, c->model->device.stream);
+    return cuda_check(status, "keeping an assistant's state", error);
+}
+
 kakeya_status cuda_stores_keep(backend_cache *c, const timeline_keep *keep, kakeya_error *error) {
     if (keep->put_back >= 0) cuda_set_aside(&c->model->launch, c->view.data, layers_of(c), keep->put_back, 1);
-    if (!keep->ring_capacity) return KAKEYA_OK;
+    kakeya_status status = c->t.keeps_state && keep->n ? keep_state(c, keep->n, error) : KAKEYA_OK;
+    if (status || !keep->ring_capacity) return status;
     return move_rings(c, offsetof(layer_store, kept), keep->ring_capacity, keep->moved, error);
 }
 
@@ -359,5 +380,6 @@ kakeya_status cuda_stores_copy(backend_cache *to, const backend_cache *from, kak
     for (int i = 0; i < DFLASH_MAX_LAYERS && status == cudaSuccess; i++)
         status = copy_ring(from, &to->draft[i], &from->draft[i]);
     if (status == cudaSuccess) status = copy_buffer(from, &to->backlog, &from->backlog);
+    if (status == cudaSuccess) status = copy_buffer(from, &to->state, &from->state);
     return cuda_check(status, "copying a cache", error);
 }

@@ -3,6 +3,7 @@
 #ifndef KAKEYA_BACKEND_CUDA_STORES_H
 #define KAKEYA_BACKEND_CUDA_STORES_H
 
+#include "backend/cuda/assistant_kernels.h"
 #include "backend/cuda/model.h"
 #include "backend/timeline.h"
 
@@ -43,7 +44,9 @@ struct backend_cache {
     ring_store draft[DFLASH_MAX_LAYERS]; /* keys after k_norm and RoPE */
     cuda_buffer backlog; /* float [KV_BACKLOG][taps * hidden]: aux rows of [draft_length, length) and of pending rows */
     cuda_buffer aside;   /* ring rows set aside, layer by layer: V, K; empty until there is one */
-    cuda_buffer view;    /* the cuda_cache_view that kernels read */
+    /* For an assistant: float [hidden] of the last committed position, [CUDA_DECODE_ROWS][hidden] of pending ones. */
+    cuda_buffer state, pending_states;
+    cuda_buffer view;     /* the cuda_state_view that kernels read */
     bool attends_latents; /* decode rows attend evicted positions without keys and values of them in memory */
 };
 

@@ -18,6 +18,7 @@ const backend_ops *cuda_backend(void) {
         .bf16_only = true,
         .fp8_prompts = true,
         .kinds_differ = true,
+        .assistants = true,
         .finds_argmax = true,
         .finds_leaders = true,
         .model_create = cuda_devices_create,
@@ -40,6 +41,7 @@ const backend_ops *cuda_backend(void) {
         .cache_snapshot_bytes = cuda_devices_snapshot_bytes,
         .cache_snapshot = cuda_devices_snapshot,
         .cache_restore = cuda_devices_restore,
+        .cache_has_state = cuda_cache_has_state,
         .draft = cuda_devices_draft,
     };
     return &ops;

@@ -173,6 +173,20 @@ static void plan_drafter(weight_plan *plan, const dflash_model *d, cuda_weights 
     }
 }
 
+/* Rows of a head with clusters are read by a kernel of their own. */
+static void plan_assistant(weight_plan *plan, const assistant_model *a, cuda_assistant *m) {
+    const gemma4_config *c = &a->config.stack;
+    const assistant_weights *w = &a->weights;
+    plan_matrix(plan, &w->pre_projection, &m->pre_projection);
+    plan_matrix(plan, &w->post_projection, &m->post_projection);
+    plan_matrix(plan, &w->centroids, &m->centroids);
+    (a->config.clusters ? plan_bf16 : plan_matrix)(plan, &w->stack.head, &m->head);
+    plan_vector(plan, w->stack.final_norm, c->hidden, &m->final_norm);
+    if (a->config.clusters)
+        plan_vector(plan, (const float *)(const void *)w->token_of, c->vocab, (const float **)(void *)&m->token_of);
+    for (int i = 0; i < c->layers; i++) plan_layer(plan, c, i, &w->stack.layer[i], &m->layer[i]);
+}
+
 static void plan_f_theta(weight_plan *plan, const gemma4_config *c, const f_theta_model *f, cuda_weights *m) {
     plan_bf16(plan, &f->encoder_k, &m->encoder_k);
     plan_bf16(plan, &f->encoder_v, &m->encoder_v); /* none of a shared latent */
@@ -386,6 +400,7 @@ static void plan_all(weight_plan *plan, const backend_model_options *options, cu
     plan_vector(plan, from->ple_proj_norm, c->ple_width, &w->ple_proj_norm);
     for (int i = 0; i < c->layers; i++) plan_layer(plan, c, i, &from->layer[i], &w->layer[i]);
     if (options->drafter) plan_drafter(plan, options->drafter, w);
+    if (options->assistant) plan_assistant(plan, options->assistant, &w->assistant);
     if (options->f_theta) plan_f_theta(plan, c, options->f_theta, w);
 }
 

@@ -21,6 +21,14 @@ typedef struct cuda_draft_layer {
     const float *input_norm, *post_attention_norm, *q_norm, *k_norm;
 } cuda_draft_layer;
 
+/* Of an MTP assistant. Its layers have no keys and values. */
+typedef struct cuda_assistant {
+    cuda_matrix pre_projection, post_projection, centroids, head;
+    const float *final_norm;
+    const int32_t *token_of; /* with clusters */
+    cuda_layer layer[ASSISTANT_MAX_LAYERS];
+} cuda_assistant;
+
 typedef struct cuda_weights {
     cuda_buffer memory;   /* everything below points into it */
     cuda_buffer expanded; /* of quantised weights: what a prompt's products have in bf16 at a time */
@@ -36,6 +44,7 @@ typedef struct cuda_weights {
     cuda_matrix fc;
     const float *hidden_norm, *draft_norm, *draft_inverse_frequency;
     cuda_draft_layer draft[DFLASH_MAX_LAYERS];
+    cuda_assistant assistant;
     /* f_theta. */
     cuda_matrix encoder_k, encoder_v, decoder_k[GEMMA4_MAX_LAYERS], decoder_v[GEMMA4_MAX_LAYERS];
 } cuda_weights;

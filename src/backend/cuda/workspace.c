@@ -80,6 +80,10 @@ static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, con
     if (f && f->input != F_THETA_AUX_HIDDEN) encoded *= 2;
     size_t aux = (size_t)most_taps(d, f) * hidden;
     size_t mixed = c->moe && !model_part_is_whole(part) ? rows : 0;
+    const assistant_config *a = options->assistant ? &options->assistant->config : NULL;
+    shape_limits as = a ? model_limits(&a->stack) : (shape_limits){0};
+    size_t chain = a ? CUDA_MAX_SEGMENTS : 0, a_hidden = a ? (size_t)a->stack.hidden : 0,
+           clusters = a ? (size_t)a->clusters : 0, chosen = a ? (size_t)a->chosen_clusters : 0;
     size_t tiles = (size_t)cuda_head_tiles(c->vocab), parts = (size_t)cuda_head_steps(c->hidden) * CUDA_HEAD_STEP;
     /* Rows in e4m3, of whole units: of any dense product, or of the experts' slots. */
     size_t dense = (size_t)cuda_padded(max_int(max_int(s.q, c->hidden), max_int(s.intermediate, c->ple_width))),
@@ -161,7 +165,25 @@ static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, con
         HALVES(d_block_v, pass * d_kv),
         HALVES(latent_in, rows * encoded),
         HALVES(latent_half, ranks ? rows * (size_t)cuda_padded((int)rank_v) : 0),
+        FLOATS(a_h, chain * a_hidden),
+        FLOATS(a_q, chain * (size_t)as.q),
+        FLOATS(a_branch, chain * a_hidden),
+        FLOATS(a_states, chain * hidden),
+        FLOATS(a_centroids, chain * clusters),
+        HALVES(a_pair, chain * (size_t)cuda_padded(2 * c->hidden)),
+        HALVES(a_in, chain * (size_t)cuda_padded((int)a_hidden)),
+        HALVES(a_heads, chain * (size_t)as.q),
+        HALVES(a_attended, chain * (size_t)cuda_padded(as.q)),
+        HALVES(a_act, chain * (size_t)cuda_padded(as.intermediate)),
+        INTS(a_drafts, chain * BACKEND_MAX_DRAFT),
+        INTS(a_clusters.chosen, chain * chosen),
+        {(void **)(void *)&w->a_clusters.best, clusters ? chain * sizeof(unsigned long long) : 0},
+        INTS(a_clusters.finished, clusters ? chain : 0),
     };
+    if (a) {
+        w->a_clusters.clusters = a->clusters;
+        w->a_clusters.wanted = a->chosen_clusters;
+    }
     w->route.experts = c->experts;
     w->route.rank = c->experts_per_token;
     kakeya_status status = carve(w, device, options->account, requests, COUNT(requests), error);

@@ -4,15 +4,15 @@
 #define KAKEYA_BACKEND_CUDA_WORKSPACE_H
 
 #include "backend/backend.h"
+#include "backend/cuda/assistant_kernels.h"
 #include "backend/cuda/device.h"
-#include "backend/cuda/kernels.h"
 #include "model/part.h"
 
 /* Streams on which the attention of prompts that share a pass goes side by side; as many as a device has queues. */
 enum { CUDA_SIDE_STREAMS = 8 };
 
 typedef struct cuda_workspace {
-    cuda_buffer memory; /* the pointers up to `latent_half` are carved from it */
+    cuda_buffer memory; /* the pointers up to `a_clusters` are carved from it */
     /* The verifier: [rows][width] of the largest segment unless stated otherwise. */
     float *h, *q, *k, *v, *branch, *experts_out, *x_router, *normed, *ple, *ple_gate, *aux;
     cuda_bf16 *last_x; /* [BACKEND_MAX_PROMPTS][width]: last rows of a forward's prompts, whose head comes later */
@@ -40,6 +40,11 @@ typedef struct cuda_workspace {
     float2 *draft_turns;
     float *d_state, *d_x, *d_q, *d_k, *d_v, *d_raw, *latents, *latent_values;
     cuda_bf16 *d_in, *d_aux, *d_heads, *d_attended, *d_act, *d_block_k, *d_block_v, *latent_in, *latent_half;
+    /* The assistant: [CUDA_MAX_SEGMENTS][width], a row of each session. */
+    float *a_h, *a_q, *a_branch, *a_states, *a_centroids;
+    cuda_bf16 *a_pair, *a_in, *a_heads, *a_attended, *a_act;
+    int32_t *a_drafts; /* [BACKEND_MAX_DRAFT][rows] */
+    cuda_clusters a_clusters;
 
     /* These grow. */
     cuda_buffer logit_memory;  /* [rows of a pass][vocab, in whole tiles of the head] ... */

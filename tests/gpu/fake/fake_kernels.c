@@ -17,15 +17,7 @@
 
 /* A device's thread is the device: what one of several is at is its own. */
 
-/* The rows of the step that runs. */
-static _Thread_local struct {
-    int32_t token[MOST_ROWS];
-    int ill[MOST_ROWS];
-    uint64_t seen[MOST_ROWS]; /* of all that a row has attended */
-    int rows;
-    const cuda_batch *batch;
-    const cuda_bf16 *queries; /* of the layer */
-} now;
+_Thread_local fake_rows fake_now;
 /* Last rows of prompts, whose head comes later; and the rows of the head that ran last. */
 static _Thread_local struct {
     const cuda_bf16 *x;
@@ -39,15 +31,10 @@ static _Thread_local int block_ill[CUDA_MAX_SEGMENTS];
 static _Thread_local const cuda_batch *blocks;
 static _Thread_local int in_block, block_segments;
 
-static uint64_t mix(uint64_t seen, uint64_t value) {
-    seen = (seen ^ value) * 0x9e3779b97f4a7c15u;
-    return seen ^ seen >> 29;
-}
-
 static void see(int row, tag t, int restored) {
-    now.seen[row] =
-        mix(now.seen[row], (uint64_t)(uint32_t)t.position << 32 | (uint32_t)t.token << 1 | (uint64_t)restored);
-    now.ill[row] |= t.ill;
+    fake_now.seen[row] = fake_mix(fake_now.seen[row],
+                                  (uint64_t)(uint32_t)t.position << 32 | (uint32_t)t.token << 1 | (uint64_t)restored);
+    fake_now.ill[row] |= t.ill;
 }
 
 /* Whose a row of a prompt pass is. */
@@ -82,11 +69,12 @@ typedef struct embed_arguments {
 static void run_embed(const void *arguments) {
     const embed_arguments *a = arguments;
     if (a->rows > MOST_ROWS) fake_broken("too many rows", a->rows, MOST_ROWS);
-    now.rows = a->rows;
+    fake_now.rows = a->rows;
+    fake_now.in_chain = 0;
     for (int r = 0; r < a->rows; r++) {
-        now.token[r] = a->tokens[r];
-        now.ill[r] = (a->table->data[(size_t)a->tokens[r] * (size_t)a->table->ld] & 0x7fffu) > 0x7f80u;
-        now.seen[r] = mix(1, (uint32_t)a->tokens[r]);
+        fake_now.token[r] = a->tokens[r];
+        fake_now.ill[r] = (a->table->data[(size_t)a->tokens[r] * (size_t)a->table->ld] & 0x7fffu) > 0x7f80u;
+        fake_now.seen[r] = fake_mix(1, (uint32_t)a->tokens[r]);
     }
 }
 
@@ -106,14 +94,14 @@ typedef struct head_rows_arguments {
 /* Every head has its tag, so that a device that gets the second half of a row can tell what it is. */
 static void put_heads(void *row, size_t head_bytes, const cuda_heads *h, int position, int r, int key) {
     for (int i = 0; i < h->kv_heads; i++)
-        put((char *)row + (size_t)i * head_bytes, position, now.token[r], now.ill[r], key ? KEY : VALUE);
+        put((char *)row + (size_t)i * head_bytes, position, fake_now.token[r], fake_now.ill[r], key ? KEY : VALUE);
 }
 
 static void run_head_rows(const void *arguments) {
     const head_rows_arguments *a = arguments;
     const cuda_heads *h = &a->heads;
     in_block = !h->norm_v; /* the drafter does not norm values */
-    now.queries = h->q_out;
+    fake_now.queries = h->q_out;
     if (!h->k || in_block) return;
     int values = h->kv_heads * h->head_dim, has_keys = h->v != NULL;
     if (!a->prompt && a->rows < a->batch->rows) fake_broken("rows are left out", a->rows, a->batch->rows);
@@ -317,7 +305,7 @@ static void attend_block(const cuda_step *step, const cuda_attention *a, int seg
         (void)get(row_of(draft->v, p % draft->capacity, values), p, VALUE,
                   "a value of the drafter's context is of another position");
         uint64_t *seen = &block_seen[step->first_row + row];
-        *seen = mix(*seen, (uint64_t)(uint32_t)p << 32 | (uint32_t)k.token);
+        *seen = fake_mix(*seen, (uint64_t)(uint32_t)p << 32 | (uint32_t)k.token);
         block_ill[segment] |= k.ill;
     }
 }
@@ -340,7 +328,8 @@ static void attend_segment(const cuda_attention *a, const cuda_step *step, int s
         for (int p = begin; p <= t; p++) {
             int is_evicted = p < evicted && p >= step->sink;
             if (is_evicted && !a->restored_k) {
-                if (view->restored && !latents_apart) fake_broken("an evicted position is not restored", p, t);
+                if (view->restored && !latents_apart && !fake_now.in_chain)
+                    fake_broken("an evicted position is not restored", p, t);
                 continue;
             }
             tag v, k;
@@ -499,10 +488,10 @@ cudaError_t prompt_attention(const prompt_attention_args *a, cudaStream_t stream
     (void)stream;
     if (fake_capturing()) fake_broken("a prompt in a captured step", 0, 0);
     int values = a->kv_heads * a->head_dim,
-        first = (int)(((const cuda_bf16 *)a->q - now.queries) / (a->heads * a->head_dim));
-    if (prompt_position(now.batch, first) != a->first_position ||
-        prompt_segment(now.batch, first) != prompt_segment(now.batch, first + a->rows - 1))
-        fake_broken("rows of another segment are attended", prompt_position(now.batch, first), a->first_position);
+        first = (int)(((const cuda_bf16 *)a->q - fake_now.queries) / (a->heads * a->head_dim));
+    if (prompt_position(fake_now.batch, first) != a->first_position ||
+        prompt_segment(fake_now.batch, first) != prompt_segment(fake_now.batch, first + a->rows - 1))
+        fake_broken("rows of another segment are attended", prompt_position(fake_now.batch, first), a->first_position);
     for (int r = 0; r < a->rows; r++) {
         int t = a->first_position + r, begin = a->window ? t - a->window + 1 : 0;
         if (begin < a->evicted_end) begin = a->evicted_end;
@@ -539,9 +528,9 @@ static void run_aux(const void *arguments) {
         int column = a->place.column[a->row ? a->row[r].aux_form : a->place.form];
         if (!row || column < 0) continue;
         row += column;
-        row[0] = (float)(a->row ? a->row[r].position : prompt_position(now.batch, r));
-        row[1] = (float)now.token[r];
-        row[2] = (float)now.ill[r];
+        row[0] = (float)(a->row ? a->row[r].position : prompt_position(fake_now.batch, r));
+        row[1] = (float)fake_now.token[r];
+        row[2] = (float)fake_now.ill[r];
     }
 }
 
@@ -589,8 +578,8 @@ static void run_keep_last_rows(const void *arguments) {
     for (int s = 0; s < a->segments; s++) {
         const cuda_step *step = &a->batch->step[s];
         if (step->last_row < 0) continue;
-        last.seen[step->last_row] = now.seen[step->first_row + step->rows - 1];
-        last.ill[step->last_row] = now.ill[step->first_row + step->rows - 1];
+        last.seen[step->last_row] = fake_now.seen[step->first_row + step->rows - 1];
+        last.ill[step->last_row] = fake_now.ill[step->first_row + step->rows - 1];
     }
 }
 
@@ -619,8 +608,8 @@ static void run_head(const void *arguments) {
     const head_arguments *a = arguments;
     for (int r = 0; r < a->rows; r++) {
         bool kept = a->x == last.x;
-        uint64_t seen = head_seen[r] = kept ? last.seen[r] : now.seen[a->first + r];
-        int ill = kept ? last.ill[r] : now.ill[a->first + r];
+        uint64_t seen = head_seen[r] = kept ? last.seen[r] : fake_now.seen[a->first + r];
+        int ill = kept ? last.ill[r] : fake_now.ill[a->first + r];
         float *row = a->y + (size_t)r * (size_t)a->ldy;
         for (int v = 0; v < a->out; v++) {
             uint64_t value = (seen + head_row_tag(a, v)) * 0xbf58476d1ce4e5b9u;
@@ -659,7 +648,7 @@ static void choose_drafts(const argmax_arguments *a, int first) {
         int draft = first + r - blocks->step[segment].first_row - 1;
         a->out[r] = block_ill[segment] || draft < 0
                         ? -1
-                        : (int32_t)(mix(block_seen[first + r], (uint64_t)draft) % (uint64_t)a->vocab);
+                        : (int32_t)(fake_mix(block_seen[first + r], (uint64_t)draft) % (uint64_t)a->vocab);
     }
     memset(block_seen, 0, sizeof block_seen);
     memset(block_ill, 0, sizeof block_ill);
@@ -671,6 +660,9 @@ static void run_argmax(const void *arguments) {
         choose_drafts(a, block_segments == 1);
         return;
     }
+    for (int r = 0; fake_now.in_chain && r < a->rows; r++)
+        a->out[r] = fake_now.ill[r] ? -1 : fake_drafted(&a->excluded, a->vocab, fake_now.seen[r]);
+    if (fake_now.in_chain) return;
     for (int r = 0; r < a->rows; r++) {
         const float *row = a->logits + (size_t)r * (size_t)a->vocab;
         int best = -1;
@@ -696,7 +688,7 @@ typedef struct turns_arguments {
 
 static void run_turns(const void *arguments) {
     const turns_arguments *a = arguments;
-    now.batch = a->batch;
+    fake_now.batch = a->batch;
 }
 
 void cuda_turns(const cuda_launch *l, const cuda_batch *batch, int prompt, const float *inverse_frequency, int pairs,
@@ -709,8 +701,9 @@ void cuda_turns(const cuda_launch *l, const cuda_batch *batch, int prompt, const
 /* ------------------------------------------------------------------------------------------------ several devices */
 
 uint64_t fake_step_digest(int rows) {
-    uint64_t digest = mix(7, (uint64_t)rows);
-    for (int r = 0; r < rows && r < now.rows; r++) digest = mix(mix(digest, now.seen[r]), (uint32_t)now.token[r]);
+    uint64_t digest = fake_mix(7, (uint64_t)rows);
+    for (int r = 0; r < rows && r < fake_now.rows; r++)
+        digest = fake_mix(fake_mix(digest, fake_now.seen[r]), (uint32_t)fake_now.token[r]);
     return digest;
 }
 
@@ -726,7 +719,7 @@ static void run_leaders(const void *arguments) {
     for (int r = 0; r < a->rows; r++) {
         if (!(a->row[r].temperature > 0)) continue;
         uint64_t at = (uint64_t)(a->row[r].temperature * 1024);
-        a->out[r] = (cuda_leaders){.total = mix(head_seen[r], at), .plain_total = mix(head_seen[r], 1024)};
+        a->out[r] = (cuda_leaders){.total = fake_mix(head_seen[r], at), .plain_total = fake_mix(head_seen[r], 1024)};
     }
 }
 

@@ -30,6 +30,26 @@ static inline tag get(const void *row, int position, int mark, const char *what)
     return t;
 }
 
+/* The rows of the step that runs. */
+typedef struct fake_rows {
+    int32_t token[MOST_ROWS];
+    int ill[MOST_ROWS];
+    uint64_t seen[MOST_ROWS]; /* of all that a row has attended */
+    int rows;
+    int in_chain; /* of an assistant's drafts */
+    const cuda_batch *batch;
+    const cuda_bf16 *queries; /* of the layer */
+} fake_rows;
+extern _Thread_local fake_rows fake_now;
+
+static inline uint64_t fake_mix(uint64_t seen, uint64_t value) {
+    seen = (seen ^ value) * 0x9e3779b97f4a7c15u;
+    return seen ^ seen >> 29;
+}
+
+/* What an assistant's row drafts that has seen this. */
+int32_t fake_drafted(const cuda_excluded *excluded, int vocab, uint64_t seen);
+
 static inline cuda_bf16 *row_of(cuda_bf16 *data, int row, int values) { return data + (size_t)row * (size_t)values; }
 
 static inline int latent_row(const cuda_latent_view *latent, int position) {
