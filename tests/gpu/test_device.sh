@@ -36,6 +36,37 @@ for temperature in 0 0.8; do
     done
 done
 
+# An MTP assistant beside a model drafts, and the answer is the model's own.
+for pair in dense ple moe; do
+    for from in gemma4-tiny-$pair mtp/$pair; do
+        to=$WORK/$pair$(test "$from" = mtp/$pair && echo -assistant || true)
+        mkdir -p "$to"
+        for file in tests/data/golden/"$from"/*; do
+            case $file in
+            *.gz) gzip -dc "$file" >"$to/$(basename "$file" .gz)" ;;
+            *) cp "$file" "$to/" ;;
+            esac
+        done
+    done
+    echo '[2, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 10, 20, 30, 40, 50, 60, 70, 80]' >"$WORK/ids.json"
+    for how in '--temperature 0' '--temperature 1 --seed 5 --kv-format q8'; do
+        # shellcheck disable=SC2086 # several options
+        works "$pair, autoregression" run --backend cuda --model "$WORK/$pair" --ids-file "$WORK/ids.json" --max-tokens 40 --ignore-eos \
+            --json --drafter none --mode ar $how
+        jq -c .token_ids "$WORK/out" >"$WORK/ar.json"
+        for mode in speculative auto; do
+            # shellcheck disable=SC2086 # several options
+            works "$pair with an assistant, mode $mode" run --backend cuda --model "$WORK/$pair" --ids-file "$WORK/ids.json" \
+                --max-tokens 40 --ignore-eos --json --mode $mode $how
+            jq -c .token_ids "$WORK/out" >"$WORK/mode.json"
+            check "has the same tokens" cmp "$WORK/ar.json" "$WORK/mode.json"
+        done
+    done
+done
+works "an assistant of a published shape is measured" bench --backend cuda --synthetic 26b-a4b:layers=6 --drafter synthetic:mtp \
+    --context-frontiers 600 --prompt-tokens 64 --decode-tokens 4 --verify-rows 1 --repeats 3 --json
+json_holds "as a chain of drafts" '[.rows[] | select(.what == "draft")] | length == 1 and .[0].rows == 7 and .[0].bytes > 0'
+
 works "formats of K/V, as sessions keep them" eval kv-format examples/code/* --backend cuda --report "$WORK/formats.json"
 works "whose report passes the gate" gate "$WORK/formats.json"
 check "which says who measured" grep -q "note: K/V as sessions of backend cuda/.* keep them" "$WORK/out"
