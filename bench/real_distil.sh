@@ -1,7 +1,7 @@
 #!/bin/sh
 # What restoring is worth on a public model, Gemma 3 270M, by rank: trains an f_theta of each rank on texts of Debian packages, by closed
-# form and distilled, and measures dropping and all of them on 24 unseen sequences of four kinds. For a machine with a GPU and for a backend
-# that computes Gemma 3. It has not been run: the CPU is the one backend that computes Gemma 3 so far, and takes hours for it.
+# form and distilled, and measures dropping and all of them on 24 unseen sequences of four kinds. For a machine with a GPU. It has not been
+# run: a CPU takes hours for it.
 # usage: bench/real_distil.sh OUT [kakeya]
 # environment: BACKEND (cuda), RANKS (128 256 512), STEPS (1000), TOKENS (1200000), KAKEYA_CACHE (the model's folder)
 set -eu

@@ -42,6 +42,7 @@ run_tap "prompt_kernels" "$build/gpu/prompt_kernels" check
 run_tap "head_kernels" "$build/gpu/head_kernels"
 run_tap "kv_q4_kernels" "$build/gpu/kv_q4_kernels"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_cuda" "$build/gpu/test_cuda"
+CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_raw_values" "$build/gpu/test_raw_values"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_step" "$build/gpu/test_step"
 run_tap "quant_kernels" "$build/gpu/quant_kernels" check
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_quant_rows" "$build/gpu/test_quant_rows"
@@ -72,6 +73,10 @@ done
 run_tap "test_failures" "$build/gpu/test_failures"
 KAKEYA=$build/kakeya BUILD=$build run_tap "test_command_line" sh tests/gpu/test_command_line.sh
 KAKEYA=$build/kakeya BUILD=$build run_tap "test_device" sh tests/gpu/test_device.sh
+# A public model, where it is here or can be had.
+real_model=${KAKEYA_REAL_MODEL:-$(BUILD="$build" tools/real_model.sh quiet 2>"$work/real_model" || true)}
+[ -n "$real_model" ] || tail -n 1 "$work/real_model"
+KAKEYA=$build/kakeya BUILD=$build KAKEYA_REAL_MODEL=$real_model run_tap "test_real_model" sh tests/gpu/test_real_model.sh
 evaluate lossless
 evaluate niah
 evaluate lossless --kv-format q8 --prompts 60

@@ -65,6 +65,32 @@ static inline gemma4_config grouped_form(void) {
     return c;
 }
 
+/* The form of Gemma 3: values pass no norm, scores have a scale, full-attention layers have the heads of the others and
+ * turn them all, nothing caps the logits, and the last layer slides. Widths are those of the 270M. */
+static inline gemma4_config gemma3_form(void) {
+    enum { LAYERS = 10, PATTERN = 6, INTERMEDIATE = 2048 };
+    gemma4_config c = {.generation = GEMMA_3,
+                       .layers = LAYERS,
+                       .hidden = 640,
+                       .heads = 4,
+                       .vocab = 640,
+                       .max_context = 4096,
+                       .sliding_window = 512,
+                       .rms_eps = 1e-6f,
+                       .raw_values = true,
+                       .query_scale = 1.0f / 16,
+                       .tied_head = true,
+                       .checkpoint_format = WEIGHT_BF16,
+                       .rope = {[GEMMA4_SLIDING] = {.theta = 1e4f, .rotated_pairs = 128, .factor = 1},
+                                [GEMMA4_FULL] = {.theta = 1e6f, .rotated_pairs = 128, .factor = 8}}};
+    for (int i = 0; i < LAYERS; i++)
+        c.layer[i] = (gemma4_layer_config){
+            .type = (i + 1) % PATTERN ? GEMMA4_SLIDING : GEMMA4_FULL, .head_dim = 256, .kv_heads = 1};
+    int orphan;
+    assert_true(gemma4_share_kv(&c, INTERMEDIATE, false, &orphan));
+    return c;
+}
+
 /* The form of the 26B-A4B: experts instead of per-layer inputs. */
 static inline gemma4_config routed_form(void) {
     gemma4_config c = shared_form();
@@ -78,6 +104,17 @@ static inline gemma4_config routed_form(void) {
 
 /* What the weights of random verifiers are kept in. */
 static weight_format random_weights = WEIGHT_BF16;
+
+/* What opening a file of Gemma 3 does (model/gemma4_weights.c): no file has layers' scalars, and q_norm has the scale.
+ */
+static inline void settle_gemma3(gemma4_model *m) {
+    const gemma4_config *c = &m->config;
+    for (int i = 0; c->generation == GEMMA_3 && i < c->layers; i++) {
+        float *q_norm = (float *)(uintptr_t)m->weights.layer[i].q_norm;
+        for (int k = 0; k < c->layer[i].head_dim; k++) q_norm[k] *= c->query_scale;
+        m->weights.layer[i].layer_scalar = 1;
+    }
+}
 
 /* A random verifier of this form and, with windows, a random drafter whose layers slide by so much; 0: all of the
  * context. With f_theta a random one, too. */
@@ -94,11 +131,12 @@ static inline void random_models(pair *p, const gemma4_config *form, const int w
     p->verifier->owned = memory.owned;
     p->verifier->n_owned = memory.n_owned;
     p->verifier->weights.head = p->verifier->weights.embed;
+    settle_gemma3(p->verifier);
     if (windows) {
         memory = (tensor_memory){0};
         p->drafter = calloc(1, sizeof *p->drafter);
         p->drafter->config = (dflash_config){.layers = 3,
-                                             .hidden = 256,
+                                             .hidden = form->hidden,
                                              .heads = 4,
                                              .kv_heads = 2,
                                              .head_dim = 64,

@@ -343,15 +343,13 @@ static void first_prompts_together(void **state) {
     pair_open(&p, demo_path(), true);
     packed_in_all_forms(&p, "demo", 401);
     pair_close(&p);
-    gemma4_config forms[] = {wide_form(), tall_form(), grouped_form()};
-    for (int i = 0; i < 3; i++) {
+    static const char *const names[] = {"shared layers", "heads of 512", "eight queries to a head of 512",
+                                        "values without norm"};
+    gemma4_config forms[] = {wide_form(), tall_form(), grouped_form(), gemma3_form()};
+    for (int i = 0; i < 4; i++) {
         forms[i].sliding_window = 192;
         pair_random(&p, &forms[i], windows, false, true);
-        packed_in_all_forms(&p,
-                            i == 0   ? "shared layers"
-                            : i == 1 ? "heads of 512"
-                                     : "eight queries to a head of 512",
-                            403 + (uint32_t)i);
+        packed_in_all_forms(&p, names[i], 403 + (uint32_t)i);
         pair_close(&p);
     }
     for (int i = 0; i < AUX_FORMS; i += sweep_short() ? 3 : 1) {
@@ -453,6 +451,12 @@ static void restored_sessions(void **state) {
         restored_together(&p, "wide heads, restored", KAKEYA_RESTORE_SLIDING, 4, 313);
         pair_close(&p);
     }
+    if (sweep_short() && PAIR_DEVICES > 1) return; /* one device has it */
+    form = gemma3_form();
+    pair_random(&p, &form, windows, false, true);
+    restored_together(&p, "values without norm, restored", KAKEYA_RESTORE_SLIDING, 2, 337);
+    restored_together(&p, "values without norm, restored in all layers", KAKEYA_RESTORE_ALL, 2, 347);
+    pair_close(&p);
 }
 
 /* Sessions whose latents are made of aux hidden states, some of which keep a drafter's context, too. */
@@ -494,6 +498,11 @@ static void shared_layer_compositions(void **state) {
     form = grouped_form();
     pair_random(&p, &form, windows, false, true);
     compositions(&p, "eight queries to a head of 512", 6, 229);
+    pair_close(&p);
+    form = gemma3_form();
+    form.sliding_window = 192;
+    pair_random(&p, &form, windows, false, true);
+    compositions(&p, "values without norm", 6, 233);
     pair_close(&p);
 }
 

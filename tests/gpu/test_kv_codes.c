@@ -137,9 +137,10 @@ static void against_cpu(kv_format format) {
     pair_kv_format = format;
     pair_open(&p, demo_path(), true);
     check_form(&p, "demo");
-    gemma4_config forms[] = {tall_form(), grouped_form(), shared_form()};
-    static const char *const names[] = {"heads of 512", "eight queries to a head of 512", "keys and values"};
-    for (int i = 0; i < 3; i++) {
+    gemma4_config forms[] = {tall_form(), grouped_form(), shared_form(), gemma3_form()};
+    static const char *const names[] = {"heads of 512", "eight queries to a head of 512", "keys and values",
+                                        "values without norm"};
+    for (int i = 0; i < 4; i++) {
         pair_random(&p, &forms[i], windows, false, true);
         check_form(&p, names[i]);
     }

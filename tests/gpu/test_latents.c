@@ -120,23 +120,23 @@ static void converse(pair *p, int b, const policy *how, bool drafter, const int3
 
 static void against_cpu(void **state) {
     (void)state;
-    gemma4_config forms[] = {wide_form(), shared_form()};
-    forms[0].sliding_window = 192;
+    gemma4_config forms[] = {wide_form(), shared_form(), gemma3_form()};
+    static const char *const names[] = {"heads of 256", "heads of 64", "values without norm"};
+    forms[0].sliding_window = forms[2].sliding_window = 192;
     int32_t tokens[ALL];
     fill_tokens(tokens, ALL, forms[0].vocab, 43);
     for (int f = 0; f < AUX_FORMS; f++) {
-        for (int wide = 0; wide < 2; wide++) {
-            if (sweep_short() && (f + wide) % 2) continue;
+        for (int form = 0; form < 3; form++) {
+            if (sweep_short() && (f + form) % 2) continue;
             pair p;
-            pair_random_aux(&p, &forms[wide ? 0 : 1], &aux_forms[f]);
+            pair_random_aux(&p, &forms[form], &aux_forms[f]);
             size_t rows = ALL - FIRST, vocab = (size_t)p.verifier->config.vocab;
             float *logits[MODELS], *again = calloc(rows * vocab, sizeof *again);
             for (int b = 0; b < MODELS; b++) logits[b] = calloc(rows * vocab, sizeof(float));
             for (int k = 2; k < POLICIES; k++) {
                 for (int b = 0; b < MODELS; b++) converse(&p, b, &policies[k], false, tokens, 7, logits[b]);
                 char what[96];
-                snprintf(what, sizeof what, "%s, %s, heads of %d", policies[k].name, aux_forms[f].name,
-                         wide ? 256 : 64);
+                snprintf(what, sizeof what, "%s, %s, %s", policies[k].name, aux_forms[f].name, names[form]);
                 assert_as_close(what, logits[CUDA], logits[CPU], logits[REFERENCE], rows * vocab);
                 converse(&p, CUDA, &policies[k], true, tokens, 17, again);
                 assert_same_bits(what, again, logits[CUDA], rows * vocab);

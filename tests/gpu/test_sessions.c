@@ -210,8 +210,8 @@ static void random_schedules(void **state) {
 static void random_schedules_of_shared_layers(void **state) {
     (void)state;
     static const int windows[3] = {0, 40, 0};
-    gemma4_config forms[] = {shared_form(), wide_form()};
-    forms[1].sliding_window = 192;
+    gemma4_config forms[] = {shared_form(), wide_form(), gemma3_form()};
+    forms[1].sliding_window = forms[2].sliding_window = 192;
     for (size_t f = 0; f < sizeof forms / sizeof forms[0]; f++) {
         pair p;
         pair_random(&p, &forms[f], windows, false, true);
@@ -249,9 +249,9 @@ static void random_schedules_of_aux_forms(void **state) {
 static void schedules_in_codes(kv_format format, int first_form) {
     static const int windows[3] = {0, 40, 0};
     pair_kv_format = format;
-    for (int f = first_form; f < 3; f++) {
+    for (int f = first_form; f < 4; f++) {
         pair p;
-        gemma4_config form = f == 1 ? tall_form() : shared_form();
+        gemma4_config form = f == 1 ? tall_form() : f == 2 ? shared_form() : gemma3_form();
         if (f == 0)
             pair_open(&p, demo_path(), true);
         else

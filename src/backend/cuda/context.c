@@ -68,7 +68,7 @@ static cudaError_t encode_aux(const context_pass *p) {
 }
 
 /* Encoded latents are stored; and for every restored layer and head the scalar of v_norm, computed from the stored
- * (rounded) latent that attention will read. */
+ * (rounded) latent that attention will read; 1 where values pass no norm. */
 static cudaError_t store_latents(const context_pass *p) {
     backend_model *m = p->model;
     cuda_latent_row row = cuda_restoration_latents(m);
@@ -80,11 +80,11 @@ static cudaError_t store_latents(const context_pass *p) {
         if (head < 0) continue;
         const gemma4_layer_config *lc = &m->config->layer[layer];
         const cuda_matrix *decoder = &m->weights.decoder_v[layer];
+        const float *decoded = m->config->raw_values ? NULL : m->space.latent_values;
         matrix_product values = {.w = decoder, .y = m->space.latent_values, .ldy = decoder->out};
-        status = products(m, &values, 1, m->space.latent_half, decoder->ld, p->latent.rows, p->prompt);
+        if (decoded) status = products(m, &values, 1, m->space.latent_half, decoder->ld, p->latent.rows, p->prompt);
         if (status != cudaSuccess) break;
-        cuda_store_scales(&m->launch, &p->latent, m->space.latent_values, lc->kv_heads, lc->head_dim, head,
-                          m->config->rms_eps);
+        cuda_store_scales(&m->launch, &p->latent, decoded, lc->kv_heads, lc->head_dim, head, m->config->rms_eps);
     }
     return status;
 }

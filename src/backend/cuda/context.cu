@@ -172,14 +172,13 @@ static __global__ void store_scales_kernel(const __grid_constant__ cuda_context_
     int h = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const cuda_latent_view &latent = mine.cache->latent;
     for (; h < kv_heads; h += blockDim.x >> 5) {
-        const float *x = values + ((size_t)blockIdx.x * kv_heads + h) * head_dim;
-        float sum = 0;
-        for (int i = lane; i < head_dim; i += 32) sum += x[i] * x[i];
-        sum = warp_sum(sum);
-        if (lane == 0) {
-            latent.scales[latent_place(latent, mine.position) * latent.heads + head + h] =
-                rsqrtf(sum / (float)head_dim + eps);
+        float sum = 0, scale = 1;
+        if (values) {
+            const float *x = values + ((size_t)blockIdx.x * kv_heads + h) * head_dim;
+            for (int i = lane; i < head_dim; i += 32) sum += x[i] * x[i];
+            scale = rsqrtf(warp_sum(sum) / (float)head_dim + eps);
         }
+        if (lane == 0) latent.scales[latent_place(latent, mine.position) * latent.heads + head + h] = scale;
     }
 }
 

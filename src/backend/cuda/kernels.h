@@ -365,7 +365,7 @@ typedef struct cuda_heads {
     const float2 *turns;          /* cosine and sine [rows][pairs] of the rows' positions */
     int pairs;
     int heads, kv_heads, head_dim;
-    int norm_v; /* the verifier norms values, the drafter does not */
+    int norm_v; /* values pass a norm without weight: in a verifier as its list says, never in a drafter */
     float q_scale;
     float eps;
     cuda_bf16 *q_out;             /* [rows][heads * head_dim] */
@@ -515,7 +515,7 @@ void cuda_store_context(const cuda_launch *l, const cuda_context_rows *c);
 /* Latents [rows][row->width] float32 into the caches' rows, and e_v as attention will read it, in bf16. */
 void cuda_store_latents(const cuda_launch *l, const cuda_context_source *source, const float *latents,
                         const cuda_latent_row *row, cuda_bf16 *v_half, int ldv);
-/* scales[position][head + h] = rms_scale(values[row][h]) */
+/* scales[position][head + h] = rms_scale(values[row][h]); values NULL: 1, where values pass no norm */
 void cuda_store_scales(const cuda_launch *l, const cuda_context_source *source, const float *values, int kv_heads,
                        int head_dim, int head, float eps);
 

@@ -144,7 +144,7 @@ static cuda_heads heads_of(const cuda_pass *p, const step_op *op) {
         .heads = c->heads,
         .kv_heads = lc->kv_heads,
         .head_dim = lc->head_dim,
-        .norm_v = 1,
+        .norm_v = !c->raw_values,
         .q_scale = 1,
         .eps = c->rms_eps,
         .q_out = s->q_heads,

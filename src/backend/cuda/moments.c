@@ -38,7 +38,6 @@ static void lay_out_context(backend_moments *s, arena *a) {
     size_t n = (size_t)s->o.inputs, width = (size_t)s->m->weights.fc.in;
     s->aux = take(a, s->chunk * width);
     s->drafted = take(a, s->chunk * n);
-    s->ones = take(a, s->ld);
     s->split = (split_room){.terms = SPLIT_MOST_TERMS, .parts = SPLIT_PARTS};
     s->split.a_values = s->chunk * SPLIT_MOST_TERMS * (size_t)s->m->weights.fc.ld;
     s->split.c_values = s->chunk * SPLIT_MOST_TERMS * n;
@@ -68,6 +67,7 @@ static size_t lay_out(backend_moments *s, char *base) {
     s->x = take_bytes(&a, (size_t)s->o.inputs * s->ld * sizeof *s->x);
     s->y = take_bytes(&a, (size_t)s->o.targets * s->ld * sizeof *s->y);
     s->rms = take(&a, heads * s->ld);
+    s->ones = take(&a, s->ld);
     s->outer = take(&a, (size_t)OUTER * (size_t)s->o.inputs);
     s->q = take(&a, s->chunk * heads * dim);
     s->o_heads = take(&a, s->chunk * heads * dim);
@@ -112,7 +112,7 @@ static kakeya_status fill(backend_moments *s, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
     if (!table || !positions) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");
     for (size_t i = 0; i < sequence && !status; i++) positions[i] = (int)i;
-    if (!status && s->o.context) status = give_ones(s, error);
+    if (!status) status = give_ones(s, error);
     if (!status) status = give(s, s->positions, positions, sequence * sizeof *positions, error);
     for (int i = 0; i < c->layers && !status; i++) {
         size_t d = (size_t)c->layer[i].head_dim;
@@ -242,25 +242,57 @@ static void turn(backend_moments *s, const float *from, int columns, int group, 
                       to, s->ld);
 }
 
-void cuda_moments_kv(backend_moments *s, int layer, const float *raw_k, const float *raw_v) {
+/* Rows as they are, into rows of turned values. */
+static void turn_raw(backend_moments *s, const float *from, int columns, cuda_bf16 *to) {
+    cuda_moments_turn(&s->launch, from, (size_t)columns, s->rows, cuda_padded(s->rows), columns, columns, s->ones,
+                      s->ld, to, s->ld);
+}
+
+/* A layer's raw vectors into y, each divided by its rms, and the sums of that. */
+static void take_normed(backend_moments *s, int layer, const float *raw, size_t first) {
+    const gemma4_layer_config *l = &s->m->config->layer[layer];
+    turn(s, raw, (int)kv_dim(s, layer), l->head_dim, s->y + first * s->ld);
+    cuda_moments_sizes(&s->launch, s->rms, s->ld, l->kv_heads, s->rows, false, s->sums + s->o.size + first,
+                       (size_t)l->head_dim);
+}
+
+/* The same of vectors that pass no norm: what they are divided by is 1, and their mean squares are summed. */
+static void take_raw(backend_moments *s, int layer, const float *raw, size_t first) {
+    const gemma4_layer_config *l = &s->m->config->layer[layer];
+    size_t d = (size_t)l->head_dim;
+    double *size = s->sums + s->o.size + first;
+    turn_raw(s, raw, (int)kv_dim(s, layer), s->y + first * s->ld);
+    cuda_moments_sizes(&s->launch, s->ones, 0, l->kv_heads, s->rows, false, size, d);
+    if (d == 1) return;
+    cuda_moments_rms(&s->launch, raw, kv_dim(s, layer), s->rows, l->kv_heads, l->head_dim, 0, s->rms, s->ld);
+    cuda_moments_sizes(&s->launch, s->rms, s->ld, l->kv_heads, s->rows, true, size + 1, d);
+}
+
+/* K and V of rows as attention sees them, behind those of the positions before. */
+static void keep_seen(backend_moments *s, int layer, const float *raw_k, const float *raw_v) {
     const gemma4_config *c = s->m->config;
     const gemma4_layer_config *l = &c->layer[layer];
-    for (int half = 0; half < 2; half++) {
-        const float *raw = half ? raw_v : raw_k;
-        size_t first = (size_t)(s->target[layer] + (half ? s->o.keys : 0));
-        turn(s, raw, (int)kv_dim(s, layer), l->head_dim, s->y + first * s->ld);
-        cuda_moments_sizes(&s->launch, s->rms, s->ld, l->kv_heads, s->rows, s->sums + s->o.size + first,
-                           (size_t)l->head_dim);
-        if (!s->metric) continue;
-        train_turn still = {.half = l->head_dim / 2}, turned = {.cosine = s->cosine[l->type],
-                                                                .sine = s->sine[l->type],
-                                                                .position = s->positions + s->position,
-                                                                .half = l->head_dim / 2,
-                                                                .pairs = c->rope[l->type].rotated_pairs};
-        float *seen = (half ? s->values : s->keys)[layer] + (size_t)s->position * kv_dim(s, layer);
-        cuda_train_heads(&s->launch, raw, half ? NULL : s->m->weights.layer[layer].k_norm, seen, s->rows, l->kv_heads,
-                         l->head_dim, c->rms_eps, half ? still : turned);
-    }
+    size_t kv = kv_dim(s, layer), at = (size_t)s->position * kv;
+    float *keys = s->keys[layer] + at, *values = s->values[layer] + at;
+    train_turn still = {.half = l->head_dim / 2}, turned = {.cosine = s->cosine[l->type],
+                                                            .sine = s->sine[l->type],
+                                                            .position = s->positions + s->position,
+                                                            .half = l->head_dim / 2,
+                                                            .pairs = c->rope[l->type].rotated_pairs};
+    cuda_train_heads(&s->launch, raw_k, s->m->weights.layer[layer].k_norm, keys, s->rows, l->kv_heads, l->head_dim,
+                     c->rms_eps, turned);
+    if (c->raw_values)
+        (void)cudaMemcpyAsync(values, raw_v, (size_t)s->rows * kv * sizeof *values, cudaMemcpyDeviceToDevice,
+                              s->launch.stream);
+    else
+        cuda_train_heads(&s->launch, raw_v, NULL, values, s->rows, l->kv_heads, l->head_dim, c->rms_eps, still);
+}
+
+void cuda_moments_kv(backend_moments *s, int layer, const float *raw_k, const float *raw_v) {
+    size_t first = (size_t)s->target[layer];
+    take_normed(s, layer, raw_k, first);
+    (s->m->config->raw_values ? take_raw : take_normed)(s, layer, raw_v, first + (size_t)s->o.keys);
+    if (s->metric) keep_seen(s, layer, raw_k, raw_v);
 }
 
 void cuda_moments_output(backend_moments *s, int layer, const float *h) {
@@ -368,8 +400,7 @@ static void make_context(backend_moments *s) {
     split_forward(&s->launch, &s->split, s->aux, (size_t)w->fc.in, s->rows, fc, s->drafted, n);
     cuda_train_norm(&s->launch, s->drafted, n, w->hidden_norm, NULL, s->drafted, n, s->rows, s->o.inputs,
                     s->m->options.drafter->config.rms_eps);
-    cuda_moments_turn(&s->launch, s->drafted, n, s->rows, cuda_padded(s->rows), s->o.inputs, s->o.inputs, s->ones,
-                      s->ld, s->x, s->ld);
+    turn_raw(s, s->drafted, s->o.inputs, s->x);
 }
 
 kakeya_status cuda_moments_end(backend_moments *s, kakeya_error *error) {

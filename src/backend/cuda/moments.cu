@@ -49,17 +49,20 @@ void cuda_moments_turn(const cuda_launch *l, const float *x, size_t ldx, int row
                   rows, padded, columns, group, rms, ld, out, ldo);
 }
 
-static __global__ void sizes_kernel(const float *rms, size_t ld, int rows, double *size, size_t stride) {
+static __global__ void sizes_kernel(const float *rms, size_t ld, int rows, bool squares, double *size, size_t stride) {
     __shared__ double shared[TRAIN_WARPS];
     double sum = 0;
-    for (int row = threadIdx.x; row < rows; row += TRAIN_THREADS) sum += rms[blockIdx.x * ld + row];
+    for (int row = threadIdx.x; row < rows; row += TRAIN_THREADS) {
+        double one = rms[blockIdx.x * ld + row];
+        sum += squares ? one * one : one;
+    }
     sum = block_sum_double(sum, shared, TRAIN_WARPS);
     if (threadIdx.x == 0) size[blockIdx.x * stride] += sum;
 }
 
-void cuda_moments_sizes(const cuda_launch *l, const float *rms, size_t ld, int groups, int rows, double *size,
-                        size_t stride) {
-    launch_kernel(l, sizes_kernel, dim3(groups), dim3(TRAIN_THREADS), 0, rms, ld, rows, size, stride);
+void cuda_moments_sizes(const cuda_launch *l, const float *rms, size_t ld, int groups, int rows, bool squares,
+                        double *size, size_t stride) {
+    launch_kernel(l, sizes_kernel, dim3(groups), dim3(TRAIN_THREADS), 0, rms, ld, rows, squares, size, stride);
 }
 
 static __global__ void widen_add_kernel(const float *from, double *to, size_t n) {

@@ -30,8 +30,9 @@ struct backend_moments {
     float *square, *u, *gu, *product, *partial; /* [chunk], [chunk * offsets][d] twice, [d][d] */
     double *row_sum;
     size_t partial_floats;
-    float *aux, *drafted, *ones; /* of the drafter's context: [chunk][taps * hidden], [chunk][inputs], [chunk] */
-    split_room split;            /* of fc */
+    float *ones;          /* [ld] */
+    float *aux, *drafted; /* of the drafter's context: [chunk][taps * hidden], [chunk][inputs] */
+    split_room split;     /* of fc */
     /* the forward in work */
     int position, rows;
     bool metric;

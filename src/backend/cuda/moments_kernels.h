@@ -16,9 +16,9 @@ void cuda_moments_rms(const cuda_launch *l, const float *x, size_t ldx, int rows
 /* out [column][ldo] = bf16(x [row][column] / rms [column / group][row]), rows from `rows` to `padded` zero. */
 void cuda_moments_turn(const cuda_launch *l, const float *x, size_t ldx, int rows, int padded, int columns, int group,
                        const float *rms, size_t ld, cuda_bf16 *out, size_t ldo);
-/* size[group * stride] += sum over rows of rms [group][row]. */
-void cuda_moments_sizes(const cuda_launch *l, const float *rms, size_t ld, int groups, int rows, double *size,
-                        size_t stride);
+/* size[group * stride] += sum over rows of rms [group][row], or of its square. */
+void cuda_moments_sizes(const cuda_launch *l, const float *rms, size_t ld, int groups, int rows, bool squares,
+                        double *size, size_t stride);
 /* to += from */
 void cuda_moments_add(const cuda_launch *l, const float *from, double *to, size_t n);
 /* out [rows][n] of bf16 x [rows][ldx]. */

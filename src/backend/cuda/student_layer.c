@@ -175,6 +175,29 @@ static void attend_back(backend_student *s, int layer) {
     cuda_train_columns_back(&s->launch, m, &to, c->heads, (int)d, s->d_key, s->d_value);
 }
 
+void train_values(backend_student *s, int layer, const float *raw, int rows, float *out) {
+    const gemma4_config *c = s->m->config;
+    const gemma4_layer_config *lc = &c->layer[layer];
+    if (c->raw_values)
+        student_copy(s, out, raw, (size_t)rows * (size_t)student_kv_dim(s, layer));
+    else
+        cuda_train_heads(&s->launch, raw, NULL, out, rows, lc->kv_heads, lc->head_dim, c->rms_eps, (train_turn){0});
+}
+
+void train_values_back(backend_student *s, int layer, const float *raw, const float *d_out, int rows, bool add,
+                       float *d_v) {
+    const gemma4_config *c = s->m->config;
+    const gemma4_layer_config *lc = &c->layer[layer];
+    size_t n = (size_t)rows * (size_t)student_kv_dim(s, layer);
+    if (!c->raw_values)
+        cuda_train_heads_back(&s->launch, raw, NULL, d_out, d_v, add, rows, lc->kv_heads, lc->head_dim, c->rms_eps,
+                              (train_turn){0});
+    else if (add)
+        cuda_train_add(&s->launch, d_out, d_v, n);
+    else
+        student_copy(s, d_v, d_out, n);
+}
+
 /* Raw K and V of rows, and where they go behind norms and RoPE. */
 static void own_kv(backend_student *s, const student_pass *p, int layer) {
     const gemma4_config *c = s->m->config;
@@ -194,8 +217,7 @@ static void own_kv(backend_student *s, const student_pass *p, int layer) {
         student_copy(s, raw[1], raw[0], (size_t)p->rows * kv);
     cuda_train_heads(&s->launch, raw[0], l->k_norm, out[0], p->rows, lc->kv_heads, lc->head_dim, c->rms_eps,
                      turn_of(s, layer, p->position));
-    cuda_train_heads(&s->launch, raw[lc->k_eq_v ? 0 : 1], NULL, out[1], p->rows, lc->kv_heads, lc->head_dim, c->rms_eps,
-                     (train_turn){0});
+    train_values(s, layer, raw[lc->k_eq_v ? 0 : 1], p->rows, out[1]);
 }
 
 static void attention_forward(backend_student *s, const student_pass *p, int layer, const float *in) {
@@ -223,7 +245,7 @@ static void attention_back(backend_student *s, int layer) {
     student_tape *t = &s->tape;
     const student_pass *p = &s->student;
     size_t q_dim = (size_t)student_q_dim(s, layer), kv = (size_t)student_kv_dim(s, layer);
-    train_turn turn = turn_of(s, layer, p->position), none = {0};
+    train_turn turn = turn_of(s, layer, p->position);
     student_copy(s, s->d_both, s->d_h, values(p, c->hidden)); /* of what attention adds */
     if (s->o.attention > 0)
         train_compare(s, t->added, l->native_added, -1, 0, s->scale * s->o.attention / (float)c->layers, s->d_both);
@@ -237,9 +259,8 @@ static void attention_back(backend_student *s, int layer) {
     if (lc->kv_source == layer) {
         cuda_train_heads_back(&s->launch, l->own_raw[0], l->k_norm, l->d_own[0], s->d_kv[0], 0, p->rows, lc->kv_heads,
                               lc->head_dim, c->rms_eps, turn);
-        cuda_train_heads_back(&s->launch, l->own_raw[lc->k_eq_v ? 0 : 1], NULL, l->d_own[1],
-                              s->d_kv[lc->k_eq_v ? 0 : 1], lc->k_eq_v, p->rows, lc->kv_heads, lc->head_dim, c->rms_eps,
-                              none);
+        train_values_back(s, layer, l->own_raw[lc->k_eq_v ? 0 : 1], l->d_own[1], p->rows, lc->k_eq_v,
+                          s->d_kv[lc->k_eq_v ? 0 : 1]);
         train_back(s, s->d_kv[0], kv, p->rows, l->k, s->d_x, true);
         if (!lc->k_eq_v) train_back(s, s->d_kv[1], kv, p->rows, l->v, s->d_x, true);
     }

@@ -62,9 +62,8 @@ void train_encode_back(backend_student *s) {
 
 /* --------------------------------------------------------------------------------------------------- K and V */
 
-static train_turn turn_of(backend_student *s, int layer, int half) {
+static train_turn turn_of(backend_student *s, int layer) {
     gemma4_layer_type type = s->m->config->layer[layer].type;
-    if (half) return (train_turn){0};
     return (train_turn){.cosine = s->cosine[type],
                         .sine = s->sine[type],
                         .position = s->restored[type].position,
@@ -81,9 +80,10 @@ void train_decode(backend_student *s, int layer) {
         train_forward(s, r->latent[student_code(s, half)], (size_t)student_rank(s, half), r->rows,
                       decoder_of(s, half, layer, s->weights), l->raw[half], kv);
         student_zero(s, l->d_seen[half], (size_t)r->rows * kv);
-        cuda_train_heads(&s->launch, l->raw[half], half ? NULL : l->k_norm, l->seen[half], r->rows, c->kv_heads,
-                         c->head_dim, s->m->config->rms_eps, turn_of(s, layer, half));
     }
+    cuda_train_heads(&s->launch, l->raw[0], l->k_norm, l->seen[0], r->rows, c->kv_heads, c->head_dim,
+                     s->m->config->rms_eps, turn_of(s, layer));
+    train_values(s, layer, l->raw[1], r->rows, l->seen[1]);
 }
 
 static int counted(const backend_student *s) {
@@ -149,8 +149,11 @@ void train_decode_back(backend_student *s, int layer, bool learns) {
     for (int half = 0; half < 2; half++) {
         int rank = student_rank(s, half), code = student_code(s, half);
         float *d_raw = s->gathered;
-        cuda_train_heads_back(&s->launch, l->raw[half], half ? NULL : l->k_norm, l->d_seen[half], d_raw, 0, r->rows,
-                              c->kv_heads, c->head_dim, s->m->config->rms_eps, turn_of(s, layer, half));
+        if (half)
+            train_values_back(s, layer, l->raw[1], l->d_seen[1], r->rows, false, d_raw);
+        else
+            cuda_train_heads_back(&s->launch, l->raw[0], l->k_norm, l->d_seen[0], d_raw, 0, r->rows, c->kv_heads,
+                                  c->head_dim, s->m->config->rms_eps, turn_of(s, layer));
         if (student_compares_raw(s->o.loss))
             compare_vectors(s, layer, l->raw[half], l->native_raw[half], d_raw, parts_of(s, half, c->head_dim));
         if (!learns) continue;

@@ -18,6 +18,7 @@ const backend_ops *cuda_backend(void) {
         .bf16_only = true,
         .fp8_prompts = true,
         .kinds_differ = true,
+        .raw_values = true,
         .assistants = true,
         .finds_argmax = true,
         .finds_leaders = true,

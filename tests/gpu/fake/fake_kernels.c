@@ -60,6 +60,9 @@ static int slot(const cuda_layer_view *view, int position) {
 
 /* ------------------------------------------------------------------------------------------------- the step's rows */
 
+/* The step's table, of which a tied head is rows. */
+static _Thread_local const cuda_matrix *embedding;
+
 typedef struct embed_arguments {
     const int32_t *tokens;
     const cuda_matrix *table;
@@ -82,6 +85,7 @@ void cuda_embed(const cuda_launch *l, const cuda_matrix *table, const int32_t *t
                 const float *norm, float eps, cuda_bf16 *x, int ldx, int hidden, int rows) {
     (void)l, (void)scale, (void)h, (void)norm, (void)eps, (void)x, (void)ldx, (void)hidden;
     embed_arguments a = {tokens, table, rows};
+    embedding = table;
     fake_launch(run_embed, &a, sizeof a);
 }
 
@@ -100,7 +104,7 @@ static void put_heads(void *row, size_t head_bytes, const cuda_heads *h, int pos
 static void run_head_rows(const void *arguments) {
     const head_rows_arguments *a = arguments;
     const cuda_heads *h = &a->heads;
-    in_block = !h->norm_v; /* the drafter does not norm values */
+    in_block = !a->prompt && h->chunk_v; /* the drafter's blocks alone lie in a chunk */
     fake_now.queries = h->q_out;
     if (!h->k || in_block) return;
     int values = h->kv_heads * h->head_dim, has_keys = h->v != NULL;
@@ -541,8 +545,8 @@ void cuda_copy_aux(const cuda_launch *l, const cuda_row *row, const float *h, co
     fake_launch(run_aux, &a, sizeof a);
 }
 
-/* The head is the product with a cap. Its rows are those whose input it is given: rows of what the norms behind the
- * feed-forward block have left. */
+/* The head is the product with a cap, or of the embedding. Its rows are those whose input it is given: rows of what the
+ * norms behind the feed-forward block have left. */
 static _Thread_local const cuda_bf16 *normed_rows;
 static _Thread_local int normed_ld;
 
@@ -621,7 +625,9 @@ static void run_head(const void *arguments) {
 void cuda_products(const cuda_launch *l, const cuda_product *products, int n, int in, const cuda_bf16 *x, int ldx,
                    int rows, float cap) {
     (void)l, (void)n, (void)ldx;
-    if (cap <= 0) return;
+    bool tied = embedding && products[0].w >= embedding->data &&
+                products[0].w < embedding->data + (size_t)embedding->out * (size_t)embedding->ld;
+    if (cap <= 0 && !tied) return;
     head_arguments a = {x,
                         products[0].w,
                         products[0].y,
