@@ -212,6 +212,7 @@ static void random_schedules_of_shared_layers(void **state) {
     static const int windows[3] = {0, 40, 0};
     gemma4_config forms[] = {shared_form(), wide_form(), gemma3_form()};
     forms[1].sliding_window = forms[2].sliding_window = 192;
+    for (int i = 0; i < forms[2].layers; i++) forms[2].layer[i].intermediate -= 7; /* prompts multiply eights of rows */
     for (size_t f = 0; f < sizeof forms / sizeof forms[0]; f++) {
         pair p;
         pair_random(&p, &forms[f], windows, false, true);
@@ -716,6 +717,26 @@ static void kept_memory(void **state) {
     pair_close(&p);
 }
 
+/* Products of prompts take eights of outputs. Dense blocks are padded; what is not is refused when the model is opened,
+ * not at the first prompt. */
+static void refused_widths(void **state) {
+    (void)state;
+    gemma4_config forms[] = {shared_form(), routed_form()};
+    forms[0].ple_width -= 4;
+    forms[1].expert_intermediate -= 4;
+    for (size_t f = 0; f < sizeof forms / sizeof forms[0]; f++) {
+        pair p;
+        random_models(&p, &forms[f], NULL, false);
+        backend_model_options options = pair_options(&p, CUDA, false);
+        backend_model *model = NULL;
+        kakeya_error refusal = {0};
+        assert_int_equal(backend_find("cuda", NULL)->model_create(&options, &model, &refusal), KAKEYA_UNSUPPORTED);
+        assert_non_null(strstr(refusal.message, "is not a multiple of 8, as backend cuda needs"));
+        assert_null(model);
+        pair_close(&p);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_schedules),
@@ -733,6 +754,7 @@ int main(void) {
         cmocka_unit_test(fresh_engine),
         cmocka_unit_test(failing_allocations),
         cmocka_unit_test(kept_memory),
+        cmocka_unit_test(refused_widths),
     };
     return cmocka_run_group_tests_name("sessions", tests, NULL, NULL);
 }

@@ -7,8 +7,13 @@
 
 /* --------------------------------------------------------------------------------------------------------- bf16 */
 
-/* [out][in rounded up to CUDA_K_STEP], padding zero */
-static size_t bf16_bytes(int out, int in) { return (size_t)out * (size_t)cuda_padded(in) * sizeof(cuda_bf16); }
+/* Rows that products of prompts take of a matrix of `out` rows. */
+static int whole_rows(int out) { return (out + PROMPT_GEMM_UNIT - 1) / PROMPT_GEMM_UNIT * PROMPT_GEMM_UNIT; }
+
+/* [whole_rows(out)][in rounded up to CUDA_K_STEP], padding zero */
+static size_t bf16_bytes(int out, int in) {
+    return (size_t)whole_rows(out) * (size_t)cuda_padded(in) * sizeof(cuda_bf16);
+}
 
 static void bf16_products(const cuda_launch *l, const matrix_product *products, int n, const cuda_bf16 *x, int ldx,
                           int rows, float cap) {
@@ -41,6 +46,7 @@ static cudaError_t bf16_prompt_product(const cuda_launch *l, const matrix_produc
 static cudaError_t bf16_prompt_gated(const cuda_launch *l, const cuda_matrix *gate, const cuda_matrix *up,
                                      const cuda_bf16 *x, size_t ldx, cuda_bf16 *out, size_t ldo, int rows) {
     prompt_gemm_args args = bf16_args(gate, x, ldx, out, ldo, rows);
+    args.n = whole_rows(gate->out); /* what is more goes to columns of `out` that the next product multiplies by zero */
     args.w_up = up->data;
     args.output = PROMPT_GEMM_GELU_BF16;
     return prompt_gemm(&args, l->stream);
@@ -106,7 +112,7 @@ static cuda_matrix expand(const cuda_launch *l, const cuda_matrix *w, size_t at)
     if (w->form == CUDA_FORM_BF16) return expanded;
     expanded.form = CUDA_FORM_BF16;
     expanded.data = l->expanded + at / sizeof(cuda_bf16);
-    quant_expand(l, w, w->out, expanded.data);
+    quant_expand(l, w, whole_rows(w->out), expanded.data);
     return expanded;
 }
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cuda/prompt_gemm.h"
 #include "backend/cuda/prompt_gemm_f8.h"
 #include "base/float16.h"
 
@@ -65,9 +66,17 @@ static kakeya_status check_model(const backend_model *m, kakeya_error *error) {
     if (c->hidden > LARGEST_HIDDEN)
         return error_set(error, KAKEYA_UNSUPPORTED, "hidden size %d is above %d, the maximum of backend cuda",
                          c->hidden, (int)LARGEST_HIDDEN);
-    if (c->hidden % 8)
-        return error_set(error, KAKEYA_UNSUPPORTED, "hidden size %d is not a multiple of 8, as backend cuda needs",
-                         c->hidden);
+    if (c->hidden % PROMPT_GEMM_UNIT)
+        return error_set(error, KAKEYA_UNSUPPORTED, "hidden size %d is not a multiple of %d, as backend cuda needs",
+                         c->hidden, (int)PROMPT_GEMM_UNIT);
+    /* The dense feed-forward block may have any width: matrix.c pads it. */
+    if (c->expert_intermediate % PROMPT_GEMM_UNIT)
+        return error_set(error, KAKEYA_UNSUPPORTED, "expert width %d is not a multiple of %d, as backend cuda needs",
+                         c->expert_intermediate, (int)PROMPT_GEMM_UNIT);
+    if (c->ple_width % PROMPT_GEMM_UNIT)
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "width %d of per-layer embeddings is not a multiple of %d, as backend cuda needs",
+                         c->ple_width, (int)PROMPT_GEMM_UNIT);
     const f_theta_model *f = m->options.f_theta;
     if (f && f->config.input == F_THETA_DRAFTER_TOKEN_KV)
         return error_set(

@@ -356,11 +356,7 @@ extern "C" int prompt_attention_slab(int head_dim, int rope_pairs) {
 }
 
 extern "C" cudaError_t prompt_attention(const prompt_attention_args *args, cudaStream_t stream) {
-    if (!args->q || !args->out || !args->m != !args->l || (args->undivided && !args->m) || args->rows <= 0 ||
-        args->kv_heads <= 0 || args->heads % args->kv_heads != 0 || args->heads / args->kv_heads > 16 ||
-        args->q_stride % 8 != 0 || args->out_stride % 2 != 0) {
-        return cudaErrorInvalidValue;
-    }
+    if (!prompt_attention_takes(args)) return cudaErrorInvalidValue;
     int device = 0, shared_bytes = 0;
     cudaError_t status = cudaGetDevice(&device);
     if (status == cudaSuccess)

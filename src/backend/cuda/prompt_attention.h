@@ -40,6 +40,14 @@ typedef struct prompt_attention_args {
     int undivided; /* leave `out` undivided by l, to be merged with the states of other passes */
 } prompt_attention_args;
 
+/* Whether the arguments are what is said above; cudaErrorInvalidValue where they are not. */
+static inline int prompt_attention_takes(const prompt_attention_args *a) {
+    int d = a->head_dim;
+    return a->q && a->out && !a->m == !a->l && (!a->undivided || a->m) && a->rows > 0 && a->kv_heads > 0 &&
+           a->heads % a->kv_heads == 0 && a->heads / a->kv_heads <= 16 && a->q_stride % 8 == 0 &&
+           a->out_stride % 2 == 0 && (d == 64 || d == 128 || d == 256 || d == 512);
+}
+
 cudaError_t prompt_attention(const prompt_attention_args *args, cudaStream_t stream);
 
 /* K = V layers of this shape on this device: positions of one slab. Slabs begin at multiples of it. */

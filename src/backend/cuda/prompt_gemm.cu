@@ -474,16 +474,10 @@ gemm_params make_params(const prompt_gemm_args *args) {
     return p;
 }
 
-bool valid_args(const prompt_gemm_args *args) {
-    bool gated = args->output == PROMPT_GEMM_GELU_BF16 || args->output == PROMPT_GEMM_SILU_BF16;
-    return args->a && args->w && args->out && (!gated || args->w_up) && args->m > 0 && args->n > 0 && args->k > 0 &&
-           args->n % 8 == 0 && args->k % 8 == 0 && args->lda % 8 == 0 && args->ldw % 8 == 0 && args->ldo % 2 == 0;
-}
-
 } // namespace
 
 extern "C" cudaError_t prompt_gemm(const prompt_gemm_args *args, cudaStream_t stream) {
-    if (!valid_args(args)) return cudaErrorInvalidValue;
+    if (!prompt_gemm_takes(args)) return cudaErrorInvalidValue;
     device_limits limits;
     cudaError_t status = query_limits(&limits);
     if (status != cudaSuccess) return status;
@@ -539,10 +533,7 @@ extern "C" cudaError_t prompt_gemm_restore(const cuda_launch *l, const cuda_batc
 }
 
 extern "C" cudaError_t prompt_gemm_grouped(const prompt_gemm_grouped_args *args, cudaStream_t stream) {
-    if (!valid_args(&args->product) || !args->expert_begin || !args->counter || args->experts <= 0 ||
-        args->experts > PROMPT_GEMM_MAX_EXPERTS || args->expert_stride % 8 != 0) {
-        return cudaErrorInvalidValue;
-    }
+    if (!prompt_gemm_takes_experts(args)) return cudaErrorInvalidValue;
     device_limits limits;
     cudaError_t status = query_limits(&limits);
     if (status != cudaSuccess) return status;

@@ -5,7 +5,7 @@
  * changes no bit. Launchers allocate nothing, wait for nothing, and may be captured in a graph.
  *
  * bf16 values are given as uint16_t. Base addresses are 16-byte aligned; k, n and the leading dimensions of A and W are
- * multiples of 8, ldo is even. */
+ * multiples of PROMPT_GEMM_UNIT, ldo is even. */
 #ifndef KAKEYA_BACKEND_CUDA_PROMPT_GEMM_H
 #define KAKEYA_BACKEND_CUDA_PROMPT_GEMM_H
 
@@ -19,6 +19,8 @@
 extern "C" {
 #endif
 
+enum { PROMPT_GEMM_UNIT = 8 };
+
 typedef struct prompt_gemm_args {
     const uint16_t *a; /* [m][lda] */
     size_t lda;
@@ -30,6 +32,14 @@ typedef struct prompt_gemm_args {
     int m, n, k;
     prompt_gemm_output output;
 } prompt_gemm_args;
+
+/* Whether the arguments are what is said above; cudaErrorInvalidValue where they are not. */
+static inline int prompt_gemm_takes(const prompt_gemm_args *args) {
+    int gated = args->output == PROMPT_GEMM_GELU_BF16 || args->output == PROMPT_GEMM_SILU_BF16;
+    return args->a && args->w && args->out && (!gated || args->w_up) && args->m > 0 && args->n > 0 && args->k > 0 &&
+           args->n % PROMPT_GEMM_UNIT == 0 && args->k % PROMPT_GEMM_UNIT == 0 && args->lda % PROMPT_GEMM_UNIT == 0 &&
+           args->ldw % PROMPT_GEMM_UNIT == 0 && args->ldo % 2 == 0;
+}
 
 cudaError_t prompt_gemm(const prompt_gemm_args *args, cudaStream_t stream);
 
@@ -60,6 +70,11 @@ typedef struct prompt_gemm_grouped_args {
 } prompt_gemm_grouped_args;
 
 enum { PROMPT_GEMM_MAX_EXPERTS = 256 };
+
+static inline int prompt_gemm_takes_experts(const prompt_gemm_grouped_args *args) {
+    return prompt_gemm_takes(&args->product) && args->expert_begin && args->counter && args->experts > 0 &&
+           args->experts <= PROMPT_GEMM_MAX_EXPERTS && args->expert_stride % PROMPT_GEMM_UNIT == 0;
+}
 
 cudaError_t prompt_gemm_grouped(const prompt_gemm_grouped_args *args, cudaStream_t stream);
 

@@ -490,6 +490,7 @@ int latent_attention_exact_partitions(int sliding_window, int sink, int window, 
 
 cudaError_t prompt_attention(const prompt_attention_args *a, cudaStream_t stream) {
     (void)stream;
+    if (!prompt_attention_takes(a)) return cudaErrorInvalidValue;
     if (fake_capturing()) fake_broken("a prompt in a captured step", 0, 0);
     int values = a->kv_heads * a->head_dim,
         first = (int)(((const cuda_bf16 *)a->q - fake_now.queries) / (a->heads * a->head_dim));

@@ -100,6 +100,7 @@ static float number_of(uint16_t bits) {
 
 cudaError_t prompt_gemm(const prompt_gemm_args *args, cudaStream_t stream) {
     (void)stream;
+    if (!prompt_gemm_takes(args)) return cudaErrorInvalidValue;
     if (!fake_multiplies || args->output != PROMPT_GEMM_F32) return cudaSuccess;
     for (int i = 0; i < args->m; i++) {
         for (int j = 0; j < args->n; j++) {
@@ -113,6 +114,7 @@ cudaError_t prompt_gemm(const prompt_gemm_args *args, cudaStream_t stream) {
     return cudaSuccess;
 }
 cudaError_t prompt_gemm_grouped(const prompt_gemm_grouped_args *args, cudaStream_t stream) {
+    if (!prompt_gemm_takes_experts(args)) return cudaErrorInvalidValue;
     for (int e = 0; e < args->experts && fake_multiplies; e++) {
         prompt_gemm_args one = args->product;
         int first = args->expert_begin[e];
@@ -135,10 +137,10 @@ cudaError_t prompt_gemm_f8(const prompt_gemm_f8_args *args, cudaStream_t stream)
     return cudaErrorNotSupported;
 }
 
-/* Shapes are as they are on no device in particular. */
+/* Shapes are as they are on no device in particular, but for what every device refuses. */
 cudaError_t cuda_attention_prepare(int head_dim) {
-    (void)head_dim;
-    return cudaSuccess;
+    bool power = (head_dim & (head_dim - 1)) == 0;
+    return power && head_dim >= 16 && head_dim <= 512 ? cudaSuccess : cudaErrorInvalidValue;
 }
 cudaError_t cuda_restore_prepare(int largest_head_dim) {
     (void)largest_head_dim;
