@@ -74,13 +74,18 @@ static inline void pair_create(pair *p, bool bidirectional) {
     }
 }
 
-static inline void pair_open(pair *p, const char *verifier, bool companions) {
+/* The verifier alone, on no backend yet. */
+static inline void pair_open_verifier(pair *p, const char *verifier) {
     memset(p, 0, sizeof *p);
     if (!device_present()) skip();
     mem_account_init(&p->account, NULL, 0);
     REQUIRE_OK(gemma4_model_open(verifier, &p->account, &p->verifier, error));
     bool plain = weight_format_is_plain(p->verifier->weights.layer[0].q_proj.format);
     as_close = plain ? 2.2 : p->verifier->weights.embed.format == WEIGHT_Q6_K ? 6 : 3.2;
+}
+
+static inline void pair_open(pair *p, const char *verifier, bool companions) {
+    pair_open_verifier(p, verifier);
     if (companions) {
         REQUIRE_OK(
             dflash_model_open(KAKEYA_MODELS "/demo-dflash", &p->verifier->config, &p->account, &p->drafter, error));
