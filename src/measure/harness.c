@@ -374,11 +374,14 @@ static kakeya_status say_again(kakeya_session *session, const harness_prompt *pr
     kakeya_stats more = {0};
     (void)kakeya_session_tokens(session, &n);
     size_t dropped = lossless_dropped(n - prompt->n);
+    kakeya_status status = KAKEYA_OK;
+    /* the rejected rows of a long last block may have overwritten what the shorter answer needs */
+    while (dropped && (status = kakeya_session_truncate(session, n - dropped, error)) == KAKEYA_INVALID_ARGUMENT)
+        dropped--;
     row->truncated = true;
     row->dropped_tokens = (int)dropped;
     if (!dropped) return KAKEYA_OK;
     options->max_tokens -= (int)(n - prompt->n - dropped);
-    kakeya_status status = kakeya_session_truncate(session, n - dropped, error);
     if (status == KAKEYA_OK) status = session_generate(session, options, trace, &more, error);
     harness_add_stats(stats, &more);
     return status;
