@@ -277,7 +277,7 @@ static void test_aux_config(void **state) {
         kakeya_status status;
         const char *message;
     } cases[] = {
-        {"[1, 3]", "[3, 1]", KAKEYA_FORMAT, "aux_layers[1] is layer 1, behind layer 3"},
+        {"[1, 3]", "[3, 1]", KAKEYA_FORMAT, "aux_layers[1] is layer 1, after layer 3"},
         {"[1, 3]", "[1, 4]", KAKEYA_FORMAT, "aux_layers[1] is layer 4, verifier_num_layers is 4"},
         {"[1, 3]", "[]", KAKEYA_FORMAT, "aux_layers names no layer"},
         {"\"rank\": 16", "\"rank_k\": 16", KAKEYA_FORMAT, "rank_k is given without rank_v"},

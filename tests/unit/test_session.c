@@ -701,6 +701,8 @@ static void test_without_drafter_context(void **state) {
     kakeya_session *with = fake_session(engine, &so);
     so.without_drafter = true;
     kakeya_session *session = fake_session(engine, &so);
+    ok(kakeya_session_sync(with, NULL, 0, NULL, NULL, NULL, error));
+    ok(kakeya_session_sync(session, NULL, 0, NULL, NULL, NULL, error));
     assert_int_equal(kakeya_session_kv_bytes(with).draft, 4096);
     assert_int_equal(kakeya_session_kv_bytes(session).draft, 64);
     kakeya_kv_bytes bytes = kakeya_session_kv_bytes(session);
