@@ -424,6 +424,7 @@ def _():
              {"type": "web_search", "external_web_access": False},
              {"type": "namespace", "name": "mcp", "tools": []}]
     body = {"model": "demo", "instructions": "You are a coding agent.", "stream": True, "store": False, "tool_choice": "auto",
+            "temperature": 0,  # which Codex does not send: what the demo says after the script must end
             "parallel_tool_calls": False, "reasoning": {"effort": "medium", "summary": "auto"}, "prompt_cache_key": "k",
             "include": ["reasoning.encrypted_content"], "client_metadata": {"session": "1"}, "tools": tools,
             "input": [{"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Sandbox."}]},
