@@ -256,8 +256,10 @@ kakeya_status kakeya_session_fork(const kakeya_session *session, kakeya_session 
         session_free(copy);
         return status;
     }
-    memcpy(to->tokens, from->tokens, from->n * sizeof *to->tokens);
-    memcpy(to->row_kind, from->row_kind, from->n);
+    if (from->n) { /* an empty timeline may have no arrays */
+        memcpy(to->tokens, from->tokens, from->n * sizeof *to->tokens);
+        memcpy(to->row_kind, from->row_kind, from->n);
+    }
     if (from->has_logits) memcpy(to->logits, from->logits, (size_t)to->vocab * sizeof *to->logits);
     to->n = from->n;
     to->has_logits = from->has_logits;

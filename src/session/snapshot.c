@@ -384,8 +384,10 @@ static kakeya_status take_contents(kakeya_session *session, contents *c, kakeya_
     t->cache = c->cache;
     c->cache = old;
     session_drop_parked(session);
-    memcpy(t->tokens, c->tokens, c->n * sizeof *t->tokens);
-    memcpy(t->row_kind, c->row_kind, c->n);
+    if (c->n) { /* an empty timeline may have no arrays */
+        memcpy(t->tokens, c->tokens, c->n * sizeof *t->tokens);
+        memcpy(t->row_kind, c->row_kind, c->n);
+    }
     if (c->has_logits)
         memcpy(t->logits, c->logits, (size_t)t->vocab * sizeof *t->logits);
     else
