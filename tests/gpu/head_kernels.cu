@@ -49,7 +49,8 @@ struct head_data {
     cuda_head_codes copy = {};
     cuda_screen screen = {};
     cuda_excluded excluded = {};
-    device_array<cuda_row> own{MOST_ROWS}; /* what rows exclude for themselves */
+    device_array<cuda_row> own{MOST_ROWS}; /* what rows exclude for themselves, and what they may choose: */
+    device_array<uint32_t> masks;
 
     explicit head_data(const head_case &of)
         : c(of), ld((of.in + CUDA_K_STEP - 1) / CUDA_K_STEP * CUDA_K_STEP), tiles(cuda_head_tiles(of.out)),
@@ -60,7 +61,8 @@ struct head_data {
           codes(static_cast<size_t>(tiles) * CUDA_HEAD_TILE * steps * CUDA_HEAD_STEP),
           parts_of_rows(static_cast<size_t>(CUDA_SCREEN_ROWS) * 2 * steps * CUDA_HEAD_STEP),
           outputs(tiles * CUDA_HEAD_TILE), rows(MOST_ROWS), best(MOST_ROWS), finished(1),
-          indices(MOST_ROWS * CUDA_ARGMAX_PARTS), expected(MOST_ROWS), found(MOST_ROWS) {
+          indices(MOST_ROWS * CUDA_ARGMAX_PARTS), expected(MOST_ROWS), found(MOST_ROWS),
+          masks(static_cast<size_t>(MOST_ROWS) * words() + 1) {
         for (int o = 0; o < c.out; o++)
             for (int k = 0; k < c.in; k++) w[static_cast<size_t>(o) * ld + k] = to_bf16(normal() * c.weight);
         for (int r = 0; r < MOST_ROWS; r++)
@@ -79,6 +81,45 @@ struct head_data {
         screen = {parts_of_rows.data, rows.data, upper.data, lower.data, best.data, finished.data};
         cuda_encode_head(&launch, &head, &copy);
         CHECK(cudaDeviceSynchronize());
+    }
+
+    int words() const { return (c.out + 31) / 32; }
+
+    /* Every third row has no limits, the others may choose among some outputs, few of them or nearly all; every fourth
+     * excludes the output of its own number. */
+    void limit_rows() {
+        static const double shares[] = {0.5, 0.02, 0.998, 0, 0.0005};
+        std::vector<uint32_t> bits(static_cast<size_t>(MOST_ROWS) * words() + 1);
+        std::vector<cuda_row> rows_of(MOST_ROWS);
+        for (int r = 0; r < MOST_ROWS; r++) {
+            if (r % 4 == 1) rows_of[r].excluded = r + 1;
+            if (r % 3 == 0) continue;
+            rows_of[r].allowed = masks.data + static_cast<size_t>(r) * words();
+            for (int o = 0; o < c.out; o++)
+                if ((uniform() + 1) / 2 < shares[r % 5])
+                    bits[static_cast<size_t>(r) * words() + o / 32] |= 1u << (o % 32);
+        }
+        masks.set(bits);
+        own.set(rows_of);
+        excluded.row = own.data;
+        allowed_bits = bits;
+        limits = rows_of;
+    }
+    std::vector<uint32_t> allowed_bits;
+    std::vector<cuda_row> limits;
+
+    /* What the host makes of a row's logits under the limits. */
+    int32_t limited_choice(const float *row, int r) const {
+        int32_t best = -1;
+        for (int o = 0; o < c.out; o++) {
+            bool out = limits[r].excluded == o + 1;
+            for (int e = 0; e < excluded.n; e++) out |= excluded.id[e] == o;
+            if (limits[r].allowed) out |= !(allowed_bits[static_cast<size_t>(r) * words() + o / 32] >> (o % 32) & 1);
+            if (out) continue;
+            if (std::isnan(row[o])) return -1;
+            if (best < 0 || row[o] > row[best]) best = o;
+        }
+        return best >= 0 && std::isinf(row[best]) ? -1 : best;
     }
 
     /* What the full product says of `n` rows, capped by `cap`. */
@@ -168,6 +209,26 @@ bool check_case(const head_case &c, double *left) {
     return !c.screens || *left < 0.05;
 }
 
+/* Rows with limits of their own: the screen, the argmax and the host choose alike. */
+bool check_limits(const head_case &c) {
+    head_data d(c);
+    d.limit_rows();
+    for (int n = 1; n <= MOST_ROWS; n++) {
+        d.choose(n);
+        d.reference(n, c.cap);
+        std::vector<int> expected = d.expected.get(), found = d.found.get();
+        std::vector<float> logits = d.logits.get();
+        for (int r = 0; r < n; r++) {
+            int32_t host = d.limited_choice(logits.data() + static_cast<size_t>(r) * c.out, r);
+            if (found[r] == host && expected[r] == host) continue;
+            std::printf("# limited row %d of %d: chosen %d, by the argmax %d, by the host %d\n", r, n, found[r],
+                        expected[r], host);
+            return false;
+        }
+    }
+    return true;
+}
+
 using row_vector = std::vector<uint16_t>;
 
 void copy_row(row_vector &w, int ld, int to, int from) {
@@ -246,6 +307,7 @@ void check_heads() {
     for (const head_case &c : cases) {
         double left;
         bool passed = check_case(c, &left);
+        if (passed && !c.excluded) passed = check_limits(c);
         report(passed, "greedy choice: %s [%d x %d, cap %g]: %.3g %% computed", c.name, c.out, c.in, c.cap, 100 * left);
     }
 }

@@ -3,6 +3,7 @@
  * device (tests/gpu/fake) wherever the backend is compiled. */
 #include "backend/cuda/prompt_gemm_f8.h"
 #include "backend/measure.h"
+#include "base/random.h"
 #include "gpu/random_pair.h"
 #include "sweep.h"
 
@@ -568,6 +569,65 @@ static void ill_session(void **state) {
     ill_among(grouped_form());
 }
 
+/* Rows with masks choose the largest logit of what these allow, beside rows without; a row that may choose nothing says
+ * so. The masks of a forward are no part of the next one's. */
+static void masked_tokens(void **state) {
+    (void)state;
+    enum { SESSIONS = 6, PROMPT = 40, ROWS = 4, FIRST = 1, MASKS = ROWS - FIRST };
+    static const double shares[] = {1, 0.5, 0.01, 0.0005, 0};
+    pair p;
+    pair_open(&p, demo_path(), true);
+    const backend_ops *ops = p.ops[CUDA];
+    assert_true(ops->masks_argmax);
+    const size_t vocab = (size_t)p.verifier->config.vocab, words = (vocab + 31) / 32;
+    float *logits = calloc(SESSIONS * ROWS * vocab, sizeof *logits);
+    uint32_t *masks = calloc(SESSIONS * MASKS * words, sizeof *masks);
+    int32_t tokens[SESSIONS][PROMPT + ROWS], choice[SESSIONS][ROWS];
+    backend_segment segments[SESSIONS];
+    for (int s = 0; s < SESSIONS; s++) {
+        fill_tokens(tokens[s], PROMPT + ROWS, (int)vocab, 151 + (uint32_t)s);
+        backend_cache *cache = new_cache(&p, CUDA, &policies[0], CONTEXT, true);
+        step(&p, CUDA, cache, tokens[s], PROMPT, PROMPT, SEGMENT_PROMPT, NULL);
+        segments[s] = (backend_segment){.cache = cache,
+                                        .tokens = tokens[s] + PROMPT,
+                                        .n = ROWS,
+                                        .first_logit_row = s % 2 ? FIRST : 0,
+                                        .kind = SEGMENT_DECODE,
+                                        .argmax = choice[s]};
+    }
+    for (int round = 0; round < 6; round++) { /* the last one without masks */
+        const bool with_logits = round % 2 == 0, masked = round < 4;
+        for (size_t s = 0; s < SESSIONS; s++) {
+            uint32_t *own = masks + s * MASKS * words;
+            memset(own, 0, MASKS * words * sizeof *own);
+            for (size_t i = 0; i < MASKS; i++)
+                for (size_t t = 0; t < vocab; t++)
+                    if (random_uniform_at((uint64_t)round / 2, (s * MASKS + i) * vocab + t) < shares[(s + i) % 5])
+                        own[i * words + t / 32] |= 1u << (t % 32);
+            segments[s].logits = with_logits ? logits + s * ROWS * vocab : NULL;
+            segments[s].allowed = masked && s % 2 ? own : NULL;
+        }
+        REQUIRE_OK(ops->forward(p.model[CUDA], segments, SESSIONS, error));
+        for (int s = 0; s < SESSIONS; s++) {
+            REQUIRE_OK(ops->cache_commit(segments[s].cache, 0, error));
+            for (int i = 0; i < ROWS - segments[s].first_logit_row; i++) {
+                const float *row = logits + ((size_t)s * ROWS + (size_t)i) * vocab;
+                const uint32_t *allowed = segments[s].allowed ? segments[s].allowed + (size_t)i * words : NULL;
+                int32_t best = -1;
+                for (int32_t t = 0; t < (int32_t)vocab; t++)
+                    if ((!allowed || allowed[t / 32] >> (t % 32) & 1) && (best < 0 || row[t] > row[best])) best = t;
+                if (choice[s][i] != best)
+                    fail_msg("round %d, session %d, row %d: %d, expected %d", round, s, i, (int)choice[s][i],
+                             (int)best);
+            }
+        }
+    }
+    for (int s = 0; s < SESSIONS; s++) ops->cache_destroy(segments[s].cache);
+    free(masks);
+    free(logits);
+    pair_close(&p);
+}
+
 /* Rows that exclude a token of their own choose another one, beside rows that do not, and nothing else changes. */
 static void excluded_tokens(void **state) {
     (void)state;
@@ -719,6 +779,7 @@ int main(void) {
         cmocka_unit_test(first_prompts_together),
         cmocka_unit_test(forwards_are_counted),
         cmocka_unit_test(excluded_tokens),
+        cmocka_unit_test(masked_tokens),
     };
     return cmocka_run_group_tests_name("batch", tests, NULL, NULL);
 }

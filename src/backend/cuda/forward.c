@@ -209,6 +209,11 @@ static kakeya_status compute_pass(cuda_pass *p, const cuda_graph *graph, size_t 
     cuda_pass_fill(p, &m->space.staged[0]);
     cuda_pass_note(p, cudaMemcpyAsync(m->space.batch, &m->space.staged[0], sizeof *m->space.batch,
                                       cudaMemcpyHostToDevice, m->device.stream));
+    if (p->masked)
+        cuda_pass_note(p, cudaMemcpyAsync(m->space.masks.data, m->space.staged_masks,
+                                          (size_t)p->masked * cuda_workspace_mask_words(m->config->vocab) *
+                                              sizeof *m->space.staged_masks,
+                                          cudaMemcpyHostToDevice, m->device.stream));
     kakeya_status status = p->prompt ? run_prompts(p, error) : run_rows(p, graph, kept, error);
     cuda_gaps_end(&m->gaps, m->device.stream);
     if (status) cuda_team_abandon(m);

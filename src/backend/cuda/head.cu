@@ -195,6 +195,13 @@ static __device__ __forceinline__ logit_bounds bounds_of(int high, int low, cons
     return {__fsub_rd(a, error), __fadd_ru(a, error)};
 }
 
+/* Of the outputs of a tile, whose first is token `first`, those that the row may choose. */
+static __device__ __forceinline__ uint32_t allowed_of_tile(const uint32_t *allowed, int first) {
+    if (!allowed) return 0xffffffffu;
+    uint32_t low = __ldcg(allowed + first / 32), high = first % 32 > 32 - TILE ? __ldcg(allowed + first / 32 + 1) : 0;
+    return __funnelshift_r(low, high, first % 32);
+}
+
 static __device__ __forceinline__ uint4 load_parts(const uint4 *p) { /* through L1, where they stay */
     uint4 v;
     asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
@@ -208,7 +215,8 @@ static __global__ __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR) void scr
     const __grid_constant__ cuda_head_codes codes, const __grid_constant__ cuda_screen screen,
     const __grid_constant__ cuda_excluded excluded, int rows) {
     __shared__ float lower_of[WARPS][COLUMNS][32];  /* largest lower bound of row 4 c + t that a lane has met */
-    __shared__ int own[COLUMNS * ROWS_PER_COLUMNS]; /* what each row excludes for itself */
+    __shared__ int own[COLUMNS * ROWS_PER_COLUMNS]; /* what each row excludes for itself ... */
+    __shared__ const uint32_t *allowed[COLUMNS * ROWS_PER_COLUMNS]; /* ... and what it may choose */
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     int tiles = (codes.out + TILE - 1) / TILE, tile = blockIdx.x * WARPS + warp, stride = gridDim.x * WARPS;
     const uint4 *w = reinterpret_cast<const uint4 *>(codes.codes) + (size_t)tile * codes.steps * TILE_LOADS + lane;
@@ -225,6 +233,7 @@ static __global__ __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR) void scr
     if (threadIdx.x < COLUMNS * ROWS_PER_COLUMNS) {
         bool known = excluded.row && (int)threadIdx.x < rows;
         own[threadIdx.x] = known ? excluded.row[threadIdx.x].excluded - 1 - excluded.first : -1;
+        allowed[threadIdx.x] = known ? excluded.row[threadIdx.x].allowed : nullptr;
     }
     __syncthreads();
     w += DEPTH * TILE_LOADS;
@@ -262,6 +271,10 @@ static __global__ __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR) void scr
             w += DEPTH * TILE_LOADS;
             x += DEPTH * MOST_COLUMNS * 32;
         }
+        uint32_t may[COLUMNS];
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++)
+            may[c] = allowed_of_tile(allowed[c * ROWS_PER_COLUMNS + t], excluded.first + tile * TILE);
 #pragma unroll
         for (int half = 0; half < 2; half++, o += 8) {
             bool wanted = o < codes.out;
@@ -271,7 +284,7 @@ static __global__ __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR) void scr
                 int row = c * ROWS_PER_COLUMNS + t;
                 if (row >= rows) continue;
                 logit_bounds bounds = {-CUDART_INF_F, -CUDART_INF_F};
-                if (wanted && o != own[row])
+                if (wanted && o != own[row] && may[c] >> (g + 8 * half) & 1)
                     bounds = bounds_of(acc[c][2 * half], acc[c][2 * half + 1], output[half], screen.row[row]);
                 lower_of[warp][c][lane] = fmaxf(lower_of[warp][c][lane], bounds.lower);
                 __stcg(screen.upper + ((size_t)tile * rows + row) * TILE + g + 8 * half, bounds.upper);

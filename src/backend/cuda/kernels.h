@@ -140,6 +140,7 @@ typedef struct cuda_row {
     int partitions, first_partition; /* as in cuda_step */
     float temperature;               /* of sampling from leaders; 0: nobody does */
     int32_t excluded;                /* a token that this row never chooses, plus 1; 0: none */
+    const uint32_t *allowed;         /* bits by token of what it may choose, readable for a word more; NULL: all */
 } cuda_row;
 
 /* What one pass is about; written by the host before it. Prompts are steps without rows, one behind the other. */
@@ -276,7 +277,7 @@ void cuda_copy_aux(const cuda_launch *l, const cuda_row *row, const float *h, co
                    int rows);
 enum { CUDA_MAX_EXCLUDED = 256 }; /* as many as a model may suppress; a launch parameter of 1 KB */
 typedef struct cuda_excluded {
-    const cuda_row *row; /* the rows of a decode pass, each of which may exclude one token more; NULL: none does */
+    const cuda_row *row; /* the rows of a decode pass, each of which may have limits of its own; NULL: none does */
     int first;           /* the token that is the first row of the head here */
     int n;
     int32_t id[CUDA_MAX_EXCLUDED];
@@ -352,8 +353,8 @@ typedef struct cuda_leader_scratch {
     int found, bins[CUDA_LEADER_BINS];
     unsigned long long keys[CUDA_LEADER_SLOTS];
 } cuda_leader_scratch;
-/* The leading logits of each row with a temperature behind cuda_argmax, and the sums of all weights at that temperature
- * and at 1. The scratch of each row is zero between launches. */
+/* Knows no `allowed`. The leading logits of each row with a temperature behind cuda_argmax, and the sums of all weights
+ * at that temperature and at 1. The scratch of each row is zero between launches. */
 void cuda_find_leaders(const cuda_launch *l, const cuda_row *row, const float *logits, int vocab, const int32_t *argmax,
                        const cuda_excluded *excluded, cuda_leader_scratch *scratch, cuda_leaders *out, int rows);
 

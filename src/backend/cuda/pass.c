@@ -242,6 +242,16 @@ static kakeya_status prepare_prompts(cuda_pass *p, kakeya_error *error) {
     return status;
 }
 
+/* Rows with a mask of what they may choose. */
+static int masked_rows(const cuda_pass *p) {
+    int rows = 0;
+    for (int i = 0; i < p->group->n; i++) {
+        const backend_segment *r = &p->segments[p->group->segment[i]];
+        if (r->argmax && r->allowed) rows += r->n - r->first_logit_row;
+    }
+    return rows;
+}
+
 /* Of a decode pass: everything that its captured step depends on. */
 static kakeya_status prepare_decode(cuda_pass *p, kakeya_error *error) {
     backend_model *m = p->model;
@@ -258,10 +268,13 @@ static kakeya_status prepare_decode(cuda_pass *p, kakeya_error *error) {
     p->key.segments = cuda_graph_segments(p->group->n);
     p->key.segment_rows = cuda_graph_segment_rows(p->group->n, most_rows);
     p->key.partitions = cuda_graph_partitions(p->group->n, partitions);
+    p->masked = masked_rows(p);
     p->head = head_of(p);
     p->key.greedy = p->head == STEP_HEAD_GREEDY;
     p->key.leaders = p->head == STEP_HEAD_LEADERS;
     kakeya_status status = prepare_partial(p, error);
+    if (!status && p->masked)
+        status = cuda_workspace_reserve_masks(&m->space, &m->device, m->account, m->config->vocab, error);
     return status ? status : model_grow_logits(m, p->rows, error);
 }
 
@@ -353,6 +366,20 @@ static float *next_aux(const backend_cache *c) {
            (size_t)(c->t.length - c->t.draft_length) * (timeline_aux_row_bytes(&c->t) / sizeof(float));
 }
 
+/* The masks of the segment's rows follow `*masked` others; compute copies them to the device together. */
+static void fill_masks(const cuda_pass *p, const backend_segment *r, const cuda_step *step, cuda_batch *batch,
+                       size_t *masked) {
+    const cuda_workspace *w = &p->model->space;
+    const size_t words = cuda_workspace_mask_words(p->model->config->vocab);
+    if (!r->argmax || !r->allowed) return;
+    const size_t rows = (size_t)(r->n - r->first_logit_row);
+    memcpy(w->staged_masks + *masked * words, r->allowed, rows * words * sizeof *r->allowed);
+    for (size_t i = 0; i < rows; i++)
+        batch->row[step->first_row + r->first_logit_row + (int)i].allowed =
+            (const uint32_t *)w->masks.data + (*masked + i) * words;
+    *masked += rows;
+}
+
 static void fill_rows(const backend_segment *r, const cuda_step *step, cuda_batch *batch) {
     const backend_cache *c = r->cache;
     float *aux = next_aux(c);
@@ -374,6 +401,7 @@ void cuda_pass_fill(const cuda_pass *p, cuda_batch *batch) {
     memset(batch, 0, sizeof *batch);
     batch->exchanges = p->model->passes * STEP_MOST_TURNS;
     int partitions = 0;
+    size_t masked = 0;
     for (int i = 0; i < p->group->n; i++) {
         const backend_segment *r = &p->segments[p->group->segment[i]];
         if (!p->cache) {
@@ -388,6 +416,7 @@ void cuda_pass_fill(const cuda_pass *p, cuda_batch *batch) {
         if (p->prompt) step->last_row = p->last_row[i];
         step->first_partition = partitions;
         if (!p->prompt) fill_rows(r, step, batch);
+        if (p->masked) fill_masks(p, r, step, batch, &masked);
         batch->rows += r->n;
         partitions += r->n * step->partitions;
     }

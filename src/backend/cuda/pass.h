@@ -33,6 +33,7 @@ typedef struct cuda_pass {
     int taps;
     graph_key key;
     step_head head;           /* of decode rows */
+    int masked;               /* decode rows that may choose among some tokens alone */
     const int32_t *tokens;    /* device: [rows] */
     float *hidden_states;     /* host, or NULL */
     const int *chosen_layers; /* as in backend_segment */

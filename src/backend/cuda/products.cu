@@ -177,6 +177,7 @@ template <int COLUMNS> struct choose_work {
     const cuda_bf16 *x;
     int rows;
     float cap;
+    const float *upper;      /* of the screen */
     unsigned long long best; /* of the row of this lane, among what this warp has finished */
 
     __device__ __forceinline__ int per_item() const { return WARPS / bf16_form::split(steps); }
@@ -186,6 +187,11 @@ template <int COLUMNS> struct choose_work {
     __device__ __forceinline__ int output_of(int at) const {
         int local = list[min(at, count - 1)];
         return (local / CUDA_HEAD_TILE * gridDim.x + blockIdx.x) * CUDA_HEAD_TILE + local % CUDA_HEAD_TILE;
+    }
+    /* An output that one row wants may be excluded in another. */
+    __device__ __forceinline__ bool may_choose(int row, int output) const {
+        size_t tile = (size_t)(output / CUDA_HEAD_TILE);
+        return __ldcg(upper + (tile * rows + row) * CUDA_HEAD_TILE + output % CUDA_HEAD_TILE) > -CUDART_INF_F;
     }
     __device__ __forceinline__ void resolve(int index, warp_item<COLUMNS> &item) const {
         int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
@@ -204,7 +210,8 @@ template <int COLUMNS> struct choose_work {
             int at = index * TILE * per_item() + i;
             if (at >= count) return;
             float y = collect(sums, i / TILE, bf16_form::split(steps), reg + (i & 8) / 4, (i & 7) * 4 + from);
-            best = max(best, choice_key(soft_cap(y, cap), output_of(at)));
+            int output = output_of(at);
+            if (may_choose(row, output)) best = max(best, choice_key(soft_cap(y, cap), output));
         }
     }
 };
@@ -270,7 +277,7 @@ static __global__ __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR) void cho
         for (; bits; bits &= bits - 1) list[to++] = (unsigned short)(j * CUDA_HEAD_TILE + __ffs(bits) - 1);
     }
     __syncthreads();
-    choose_work<COLUMNS> work = {w, list, count, w.ld / CUDA_K_STEP, x, rows, cap, 0};
+    choose_work<COLUMNS> work = {w, list, count, w.ld / CUDA_K_STEP, x, rows, cap, screen.upper, 0};
     bf16_form::run<COLUMNS>(work, 0, 1);
     best_of[warp][lane] = work.best;
     __syncthreads();

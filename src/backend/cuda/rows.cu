@@ -588,6 +588,7 @@ static __global__ void argmax_parts_kernel(const float *logits, int vocab,
     int end = min(begin + part, vocab);
     const float *row = logits + (size_t)blockIdx.y * vocab;
     int own = excluded.row ? excluded.row[blockIdx.y].excluded - 1 : -1;
+    const uint32_t *allowed = excluded.row ? excluded.row[blockIdx.y].allowed : nullptr;
     best_logit best = {0, -1};
     for (int base = begin + threadIdx.x; base < end; base += 4 * blockDim.x) {
         float value[4]; /* four requests at a time */
@@ -598,6 +599,7 @@ static __global__ void argmax_parts_kernel(const float *logits, int vocab,
         for (int v = 0; v < 4; v++) {
             int i = base + v * (int)blockDim.x;
             bool wanted = i < end && i != own;
+            if (wanted && allowed) wanted = __ldcg(allowed + i / 32) >> (i % 32) & 1;
             for (int e = 0; e < excluded.n; e++) wanted &= i != excluded.id[e];
             if (wanted) best = better(best, best_logit{value[v], i});
         }

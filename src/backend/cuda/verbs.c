@@ -21,6 +21,7 @@ const backend_ops *cuda_backend(void) {
         .raw_values = true,
         .assistants = true,
         .finds_argmax = true,
+        .masks_argmax = true,
         .finds_leaders = true,
         .model_create = cuda_devices_create,
         .model_destroy = cuda_devices_destroy,

@@ -195,6 +195,17 @@ size_t cuda_workspace_logit_bytes(const gemma4_config *config, int rows) {
     return (size_t)rows * (size_t)cuda_head_tiles(config->vocab) * CUDA_HEAD_TILE * sizeof(float);
 }
 
+kakeya_status cuda_workspace_reserve_masks(cuda_workspace *w, const cuda_device *device, mem_account *account,
+                                           int vocab, kakeya_error *error) {
+    const size_t bytes = CUDA_PASS_ROWS * cuda_workspace_mask_words(vocab) * sizeof *w->staged_masks;
+    kakeya_status status = KAKEYA_OK;
+    if (!w->masks.data)
+        status = cuda_buffer_create(&w->masks, device, account, MEM_WORKSPACE, bytes + sizeof *w->staged_masks,
+                                    "grammar masks", error);
+    if (!status && !w->staged_masks) status = cuda_pinned((void **)&w->staged_masks, bytes, "grammar masks", error);
+    return status;
+}
+
 static kakeya_status create_restore_stream(cuda_workspace *w, kakeya_error *error) {
     cudaEvent_t *events[] = {&w->restore_start, &w->restored[0], &w->restored[1], &w->projected};
     cudaError_t status = cudaStreamCreateWithFlags(&w->restore_stream, cudaStreamNonBlocking);
@@ -254,7 +265,7 @@ void cuda_workspace_destroy(cuda_workspace *w) {
     cuda_buffer *buffers[] = {&w->partial,       &w->partial_state, &w->cosine,       &w->sine,       &w->gathered,
                               &w->raw_k,         &w->raw_v,         &w->restored_k,   &w->restored_v, &w->key_scales,
                               &w->latent_scores, &w->latent_sums,   &w->latent_state, &w->expanded_k, &w->expanded_v,
-                              &w->logit_memory,  &w->kept_logits,   &w->memory};
+                              &w->logit_memory,  &w->kept_logits,   &w->masks,        &w->memory};
     for (size_t i = 0; i < COUNT(buffers); i++) cuda_buffer_destroy(buffers[i]);
     cudaEvent_t events[] = {w->restore_start, w->restored[0], w->restored[1], w->projected};
     for (size_t i = 0; i < COUNT(events); i++) {
@@ -269,6 +280,7 @@ void cuda_workspace_destroy(cuda_workspace *w) {
     if (w->staged) (void)cudaFreeHost(w->staged);
     if (w->staged_ids) (void)cudaFreeHost(w->staged_ids);
     if (w->staged_leaders) (void)cudaFreeHost(w->staged_leaders);
+    if (w->staged_masks) (void)cudaFreeHost(w->staged_masks);
     if (w->staged_context) (void)cudaFreeHost(w->staged_context);
     if (w->staged_choices) (void)cudaFreeHost(w->staged_choices);
 }

@@ -49,6 +49,7 @@ typedef struct cuda_workspace {
     /* These grow. */
     cuda_buffer logit_memory;  /* [rows of a pass][vocab, in whole tiles of the head] ... */
     float *logits;             /* ... its data */
+    cuda_buffer masks;         /* [CUDA_PASS_ROWS][words] and one word more; none before a row has a mask */
     cuda_buffer kept_logits;   /* [rows][vocab] of decode passes that others have followed in a forward */
     cuda_buffer partial;       /* flash states of partitions: values ... */
     cuda_buffer partial_state; /* ... maxima and sums */
@@ -72,6 +73,7 @@ typedef struct cuda_workspace {
     int32_t *staged_ids;                /* pinned: [rows] */
     cuda_context_row *staged_context;   /* pinned: [CUDA_CONTEXT_ROWS + rows]; with a drafter or f_theta */
     cuda_leaders *staged_leaders;       /* pinned: [CUDA_PASS_ROWS] */
+    uint32_t *staged_masks;             /* pinned: [CUDA_PASS_ROWS][words]; as masks */
     unsigned long long *staged_choices; /* pinned: [CUDA_DECODE_ROWS]; of several devices */
 } cuda_workspace;
 
@@ -80,6 +82,10 @@ typedef struct cuda_workspace {
 kakeya_status cuda_workspace_create(cuda_workspace *w, const cuda_device *device, const backend_model_options *options,
                                     const gemma4_config *config, model_part part, int rows, kakeya_error *error);
 void cuda_workspace_destroy(cuda_workspace *w);
+/* Room for the masks of a pass, unless it is there. */
+kakeya_status cuda_workspace_reserve_masks(cuda_workspace *w, const cuda_device *device, mem_account *account,
+                                           int vocab, kakeya_error *error);
+static inline size_t cuda_workspace_mask_words(int vocab) { return ((size_t)vocab + 31) / 32; }
 size_t cuda_workspace_logit_bytes(const gemma4_config *config, int rows);
 
 #endif

@@ -672,9 +672,11 @@ static void run_argmax(const void *arguments) {
     if (fake_now.in_chain) return;
     for (int r = 0; r < a->rows; r++) {
         const float *row = a->logits + (size_t)r * (size_t)a->vocab;
+        const uint32_t *allowed = a->excluded.row ? a->excluded.row[r].allowed : NULL;
         int best = -1;
         for (int v = 0; v < a->vocab; v++) {
             int excluded = a->excluded.row && a->excluded.row[r].excluded - 1 == v;
+            excluded |= allowed && !(allowed[v / 32] >> (v % 32) & 1);
             for (int e = 0; e < a->excluded.n; e++) excluded |= a->excluded.id[e] == v;
             if (!isnan(row[v]) && !excluded && (best < 0 || row[v] > row[best])) best = v;
         }
