@@ -220,22 +220,9 @@ static kakeya_status draft_passes(backend_model *m, backend_draft_request *reque
     return status;
 }
 
-/* The requests of each drafter together. */
 kakeya_status cuda_draft(backend_model *m, backend_draft_request *requests, int n_requests, kakeya_error *error) {
-    static kakeya_status (*const drafts_of[BACKEND_DRAFTERS])(backend_model *, backend_draft_request *, int,
-                                                              kakeya_error *) = {
+    static const backend_draft_fn drafts_of[BACKEND_DRAFTERS] = {
         [BACKEND_DFLASH] = draft_passes, [BACKEND_ASSISTANT] = cuda_assistant_draft};
     kakeya_status status = cuda_draft_begin(m, requests, n_requests, error);
-    for (int drafter = 0; drafter < BACKEND_DRAFTERS && !status; drafter++) {
-        backend_draft_request own[BACKEND_MAX_SEGMENTS];
-        int place[BACKEND_MAX_SEGMENTS], n = 0;
-        for (int i = 0; i < n_requests; i++) {
-            if ((int)requests[i].drafter != drafter) continue;
-            place[n] = i;
-            own[n++] = requests[i];
-        }
-        if (n) status = drafts_of[drafter](m, own, n, error);
-        for (int i = 0; i < n; i++) requests[place[i]].status = own[i].status;
-    }
-    return status;
+    return status ? status : backend_draft_each(drafts_of, m, requests, n_requests, error);
 }
