@@ -49,23 +49,6 @@ kakeya_status backend_precision(const backend_ops *ops, weight_format format, ka
     return KAKEYA_OK;
 }
 
-kakeya_status backend_draft_each(const backend_draft_fn drafts_of[BACKEND_DRAFTERS], backend_model *m,
-                                 backend_draft_request *requests, int n_requests, kakeya_error *error) {
-    kakeya_status status = KAKEYA_OK;
-    for (int drafter = 0; drafter < BACKEND_DRAFTERS && !status; drafter++) {
-        backend_draft_request own[BACKEND_MAX_SEGMENTS];
-        int place[BACKEND_MAX_SEGMENTS], n = 0;
-        for (int i = 0; i < n_requests; i++) {
-            if ((int)requests[i].drafter != drafter) continue;
-            place[n] = i;
-            own[n++] = requests[i];
-        }
-        if (n) status = drafts_of[drafter](m, own, n, error);
-        for (int i = 0; i < n; i++) requests[place[i]].status = own[i].status;
-    }
-    return status;
-}
-
 kakeya_status backend_draft_by(const backend_ops *ops, backend_model *model, backend_drafter drafter,
                                backend_cache *cache, int32_t bonus, int n, int32_t *drafts, kakeya_error *error) {
     backend_draft_request request = {.cache = cache, .drafter = drafter, .bonus = bonus, .n = n, .drafts = drafts};

@@ -238,12 +238,6 @@ struct backend_ops {
     kakeya_status (*weights_arrange)(const backend_model_options *options, const char *path, kakeya_error *error);
 };
 
-/* For backends with several drafters: the requests of each together, by the function of that drafter. */
-typedef kakeya_status (*backend_draft_fn)(backend_model *model, backend_draft_request *requests, int n_requests,
-                                          kakeya_error *error);
-kakeya_status backend_draft_each(const backend_draft_fn drafts_of[BACKEND_DRAFTERS], backend_model *m,
-                                 backend_draft_request *requests, int n_requests, kakeya_error *error);
-
 /* The drafts of one cache alone, by its DFlash drafter. */
 kakeya_status backend_draft_one(const backend_ops *ops, backend_model *model, backend_cache *cache, int32_t bonus,
                                 int n, int32_t *drafts, kakeya_error *error);

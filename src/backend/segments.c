@@ -84,3 +84,20 @@ kakeya_status backend_check_drafts(const gemma4_config *config, backend_draft_re
     }
     return KAKEYA_OK;
 }
+
+kakeya_status backend_draft_each(const backend_draft_fn drafts_of[BACKEND_DRAFTERS], backend_model *m,
+                                 backend_draft_request *requests, int n_requests, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    for (int drafter = 0; drafter < BACKEND_DRAFTERS && !status; drafter++) {
+        backend_draft_request own[BACKEND_MAX_SEGMENTS];
+        int place[BACKEND_MAX_SEGMENTS], n = 0;
+        for (int i = 0; i < n_requests; i++) {
+            if ((int)requests[i].drafter != drafter) continue;
+            place[n] = i;
+            own[n++] = requests[i];
+        }
+        if (n) status = drafts_of[drafter](m, own, n, error);
+        for (int i = 0; i < n; i++) requests[place[i]].status = own[i].status;
+    }
+    return status;
+}

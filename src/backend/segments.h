@@ -1,4 +1,4 @@
-/* What every backend refuses in a forward before anything changes. */
+/* What every backend refuses before anything changes, and which drafter is asked for which drafts. */
 #ifndef KAKEYA_BACKEND_SEGMENTS_H
 #define KAKEYA_BACKEND_SEGMENTS_H
 
@@ -20,5 +20,11 @@ kakeya_status backend_check_segments(const gemma4_config *config, backend_segmen
  * keeps no drafter context, has pending rows or takes part twice. `timeline_of` gives the timeline of a cache. */
 kakeya_status backend_check_drafts(const gemma4_config *config, backend_draft_request *requests, int n_requests,
                                    const timeline *(*timeline_of)(const backend_cache *cache), kakeya_error *error);
+
+/* For backends with several drafters: the requests of each together, by the function of that drafter. */
+typedef kakeya_status (*backend_draft_fn)(backend_model *model, backend_draft_request *requests, int n_requests,
+                                          kakeya_error *error);
+kakeya_status backend_draft_each(const backend_draft_fn drafts_of[BACKEND_DRAFTERS], backend_model *m,
+                                 backend_draft_request *requests, int n_requests, kakeya_error *error);
 
 #endif

@@ -174,6 +174,13 @@ int train_most_restored(const backend_student *s, int type); /* of a segment */
 /* Passes, columns and restored positions of a chunk: on the device behind the call. */
 kakeya_status train_lay_tables(backend_student *s, const student_sequence *sequences, int n, kakeya_error *error);
 
+/* --- student_values.c ------------------------------------------------------------------------------------------- */
+
+/* Raw V of a layer as attention sees it, and the way back: d_v is set, or added to. */
+void train_values(backend_student *s, int layer, const float *raw, int rows, float *out);
+void train_values_back(backend_student *s, int layer, const float *raw, const float *d_out, int rows, bool add,
+                       float *d_v);
+
 /* --- student_layer.c --------------------------------------------------------------------------------------------- */
 
 void train_embed(backend_student *s, const student_pass *p, float *out);
@@ -181,10 +188,6 @@ void train_embed(backend_student *s, const student_pass *p, float *out);
 void train_layer_forward(backend_student *s, const student_pass *p, int layer, const float *in, float *out);
 /* The student's: d_h of the output becomes that of the input, by way of the layer computed again. */
 void train_layer_back(backend_student *s, int layer);
-/* Raw V of a layer as attention sees it, and the way back: d_v is set, or added to. */
-void train_values(backend_student *s, int layer, const float *raw, int rows, float *out);
-void train_values_back(backend_student *s, int layer, const float *raw, const float *d_out, int rows, bool add,
-                       float *d_v);
 /* What a layer's attention gives by itself, with the teacher's queries and nothing but restored K/V. */
 void train_compare_attention(backend_student *s, int layer, bool learns);
 
