@@ -132,50 +132,15 @@ static void from_its_verifier(void **state) {
 
 /* -------------------------------------------------------------------------------------------------- properties */
 
-static const policy *const all_policies[] = {&native, &sink_window, &restored, &bounded_all};
 static const kv_format formats[] = {KV_FORMAT_F32, KV_FORMAT_BF16, KV_FORMAT_Q8, KV_FORMAT_Q4};
-enum { POLICIES = 4, FORMATS = 4 };
+enum { FORMATS = 4 };
 
-static void assert_drafts(const char *what, const policy *of, kv_format format, const int32_t *found,
-                          const int32_t *expected, int n) {
-    for (int i = 0; i < n; i++)
-        if (found[i] != expected[i])
-            fail_msg("%s, %s, %s: draft %d is %d, expected %d", what, of->name, kv_format_name(format), i,
-                     (int)found[i], (int)expected[i]);
-}
-
-/* The prompt in pieces, then tokens of an answer one by one or in blocks of which some rows are rejected: the drafts
- * behind them are the same. */
 static void drafts_know_committed_tokens_alone(void **state) {
     (void)state;
-    enum { ANSWER = 12 };
     for (int which = 0; which < PAIRS; which++) {
         pair p;
         open_pair(&p, which, KAKEYA_PRECISION_BF16, 2);
-        const int32_t *prompt = ids(&p, "input_ids"), *answer = ids(&p, "run6_tokens");
-        for (int k = 0; k < POLICIES * FORMATS; k++) {
-            const policy *of = all_policies[k % POLICIES];
-            kv_format format = formats[k / POLICIES];
-            backend_cache *one = open_cache(&p, of, format), *blocks = open_cache(&p, of, format);
-            assert_false(p.ops->cache_has_state(one));
-            step(&p, one, SEGMENT_PROMPT, prompt, PROMPT, PROMPT, NULL);
-            step(&p, blocks, SEGMENT_PROMPT, prompt, 7, 7, NULL);
-            step(&p, blocks, SEGMENT_PROMPT, prompt + 7, 41, 41, NULL);
-            step(&p, blocks, SEGMENT_PROMPT, prompt + 48, PROMPT - 48, PROMPT - 48, NULL);
-            for (int at = 0, kept = 1; at < ANSWER; at += kept, kept = 1 + at % 3) {
-                int32_t block[5] = {answer[at], 1, 2, 3, 4}, drafts[2][LONGEST];
-                if (kept > ANSWER - at) kept = ANSWER - at;
-                for (int i = 1; i < kept; i++) block[i] = answer[at + i];
-                assert_true(p.ops->cache_has_state(one) && p.ops->cache_has_state(blocks));
-                chain(one, answer[at], LONGEST, drafts[0]);
-                chain(blocks, answer[at], LONGEST, drafts[1]);
-                assert_drafts("in blocks", of, format, drafts[1], drafts[0], LONGEST);
-                step(&p, blocks, SEGMENT_DECODE, block, 5, kept, NULL);
-                for (int i = 0; i < kept; i++) step(&p, one, SEGMENT_DECODE, block + i, 1, 1, NULL);
-            }
-            p.ops->cache_destroy(one);
-            p.ops->cache_destroy(blocks);
-        }
+        check_committed_tokens_alone(&p, formats, FORMATS);
         close_pair(&p);
     }
 }
@@ -211,15 +176,6 @@ static void neighbours_change_nothing(void **state) {
         }
         close_pair(&p);
     }
-}
-
-static void assert_unknown(pair *p, backend_cache *cache) {
-    int32_t drafts[1];
-    kakeya_error message = {0};
-    assert_false(p->ops->cache_has_state(cache));
-    assert_int_equal(backend_draft_by(p->ops, p->backend, BACKEND_ASSISTANT, cache, 5, 1, drafts, &message),
-                     KAKEYA_INVALID_ARGUMENT);
-    assert_non_null(strstr(message.message, "state"));
 }
 
 /* Forks and snapshots have the state, a truncation loses it until rows are kept again; what a cache without an
