@@ -65,8 +65,8 @@ KAKEYA_API kakeya_status kakeya_message_tokens(const kakeya_tokenizer *tokenizer
                                                size_t n_messages, bool thinking, int32_t **ids, size_t *n_ids,
                                                kakeya_error *error);
 
-/* The exact tokens of an earlier answer. The text that a client sends back may give others: it may be split
- * differently, arguments may be spelled and ordered differently, and reasoning is dropped. */
+/* The exact tokens of an earlier answer. Tokenizing what a client sends back may give other tokens: the text may be
+ * split differently, arguments may be spelled or ordered differently, and reasoning is dropped. */
 typedef struct kakeya_chat_run {
     size_t message; /* index of the model's message that is this answer */
     /* The ids of its prompt after the first *n_stable ones, then the answer without its stop token. */

@@ -28,6 +28,9 @@ static void print_percentiles(const char *what, const bench_percentiles *p) {
     printf("%-12s p50 %.1f ms, p99 %.1f ms, longest %.1f ms\n", what, p->p50 * 1e3, p->p99 * 1e3, p->most * 1e3);
 }
 
+/* Text is what shows when tokens come. */
+static bool tells_times(const bench_figures *run) { return run->first_token.most > 0; }
+
 static void print_run(const bench_figures *run, const bench_spread *seconds, int repeats) {
     char prompt[32], answer[32];
     printf("%s prompt and %s answer tokens in %.3f s (%.3f to %.3f, %d run%s): %.1f answer tokens/s, %.1f tokens/s in "
@@ -38,6 +41,10 @@ static void print_run(const bench_figures *run, const bench_spread *seconds, int
     if (run->cached_tokens)
         printf("cached       %s of the prompts' tokens: the server had them\n",
                format_count(prompt, run->cached_tokens));
+    if (!tells_times(run)) {
+        puts("first token  unknown: the server sent no text (without a tokenizer there is none)");
+        return;
+    }
     print_percentiles("first token", &run->first_token);
     print_percentiles("gap", &run->gap);
 }
@@ -90,6 +97,7 @@ static void add_run(cJSON *json, const bench_arguments *a, const bench_figures *
     cJSON_AddNumberToObject(json, "answer_tokens_per_second", (double)run->answer_tokens / run->seconds);
     cJSON_AddNumberToObject(json, "tokens_per_second",
                             (double)(run->answer_tokens + run->prompt_tokens) / run->seconds);
+    if (!tells_times(run)) return;
     add_percentiles(json, "first_token_seconds", &run->first_token);
     add_percentiles(json, "gap_seconds", &run->gap);
 }

@@ -160,6 +160,15 @@ def _():
     equal(measured(Script([event("ab"), event(""), event("c"), "data: [DONE]\n\n"]), 3)["answer_tokens"], 6)
 
 
+@test("where no text comes, no times of tokens are told")
+def _():
+    silent = [event(""), usage(9), "data: [DONE]\n\n"]
+    report = measured(Script(silent), 3)
+    equal((report["answer_tokens"], "first_token_seconds" in report, "gap_seconds" in report), (27, False, False))
+    said = bench("--requests", "3", "--prompt-tokens", "8", "--answer-tokens", "9", "--repeats", "1", "--url", Script(silent).url)
+    holds("first token  unknown" in said.stdout and "gap" not in said.stdout, said.stdout)
+
+
 @test("events may be cut anywhere, and need no chunks")
 def _():
     letters = [*"".join(WHOLE[:-1]), WHOLE[-1]]
