@@ -19,6 +19,28 @@ kakeya_status image_digest(const image *picture, unsigned char out[IMAGE_DIGEST_
     return done ? KAKEYA_OK : error_set(error, KAKEYA_OUT_OF_MEMORY, "digest of an image: out of memory");
 }
 
+enum { KEY_BITS = 31, KEYS = (8 * IMAGE_DIGEST_BYTES + KEY_BITS - 1) / KEY_BITS };
+
+int32_t image_digest_key(const unsigned char digest[IMAGE_DIGEST_BYTES], size_t offset) {
+    const size_t bit = offset % KEYS * KEY_BITS;
+    uint64_t bits = 0;
+    for (size_t i = 0; i < 5 && bit / 8 + i < IMAGE_DIGEST_BYTES; i++) bits |= (uint64_t)digest[bit / 8 + i] << 8 * i;
+    return -1 - (int32_t)(bits >> bit % 8 & INT32_MAX);
+}
+
+bool image_digest_of_keys(const int32_t *keys, size_t n, unsigned char out[IMAGE_DIGEST_BYTES]) {
+    if (n < KEYS) return false;
+    memset(out, 0, IMAGE_DIGEST_BYTES);
+    for (size_t k = 0; k < KEYS; k++) {
+        const size_t bit = k * KEY_BITS;
+        const uint64_t bits = (uint64_t)(uint32_t)(-1 - keys[k]) << bit % 8;
+        for (size_t i = 0; i < 5 && bit / 8 + i < IMAGE_DIGEST_BYTES; i++) out[bit / 8 + i] |= bits >> 8 * i & 255;
+    }
+    for (size_t k = 0; k < n; k++)
+        if (keys[k] != image_digest_key(out, k)) return false;
+    return true;
+}
+
 void image_digest_text(const unsigned char digest[IMAGE_DIGEST_BYTES], char out[IMAGE_DIGEST_TEXT]) {
     for (size_t i = 0; i < IMAGE_DIGEST_BYTES; i++) snprintf(out + 2 * i, 3, "%02x", digest[i]);
 }

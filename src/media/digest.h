@@ -11,4 +11,9 @@ kakeya_status image_digest(const image *picture, unsigned char out[IMAGE_DIGEST_
 /* In hexadecimal digits. */
 void image_digest_text(const unsigned char digest[IMAGE_DIGEST_BYTES], char out[IMAGE_DIGEST_TEXT]);
 
+/* Key `offset` of a picture's run (kakeya_prompt_keys), below 0: 31 bits of its digest, so that nine hold all of it. */
+int32_t image_digest_key(const unsigned char digest[IMAGE_DIGEST_BYTES], size_t offset);
+/* The digest of the picture whose run is keys[0..n). False where they are no picture's, or too few to tell. */
+bool image_digest_of_keys(const int32_t *keys, size_t n, unsigned char out[IMAGE_DIGEST_BYTES]);
+
 #endif

@@ -1,6 +1,7 @@
 #include "serve/kv_blocks.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -23,6 +24,7 @@ struct kv_blocks {
     pthread_mutex_t lock;
     kv_block_sink sink;
     void *user;
+    _Atomic int32_t image_token;
     bool silent;
     block *table; /* open addressing; at most half of the places are taken */
     size_t places, taken;
@@ -39,7 +41,7 @@ kv_blocks *kv_blocks_open(kv_block_sink sink, void *user) {
         free(table);
         return NULL;
     }
-    *blocks = (kv_blocks){.sink = sink, .user = user, .table = table, .places = LEAST_PLACES};
+    *blocks = (kv_blocks){.sink = sink, .user = user, .image_token = -1, .table = table, .places = LEAST_PLACES};
     pthread_mutex_init(&blocks->lock, NULL);
     return blocks;
 }
@@ -125,14 +127,50 @@ static void tell(kv_blocks *blocks, const kv_block_event *event) {
     blocks->sink(blocks->user, event);
 }
 
+void kv_blocks_set_image_token(kv_blocks *blocks, int32_t token) {
+    if (blocks) atomic_store(&blocks->image_token, token);
+}
+
+/* The run of keys below 0 from `at` on; n is 0 where there is none. */
+static kv_picture next_picture(const int32_t *ids, size_t n, size_t at) {
+    while (at < n && ids[at] >= 0) at++;
+    size_t end = at;
+    while (end < n && ids[end] < 0) end++;
+    return (kv_picture){.begin = at, .n = end - at};
+}
+
+/* False where a picture cannot be named, or when out of memory. *pictures is malloc'ed in any case. */
+static bool find_pictures(const kv_blocks *blocks, const int32_t *ids, size_t n, kv_picture **pictures,
+                          size_t *n_pictures) {
+    size_t runs = 0;
+    *pictures = NULL;
+    *n_pictures = 0;
+    for (kv_picture p = next_picture(ids, n, 0); p.n; p = next_picture(ids, n, p.begin + p.n)) runs++;
+    if (!runs) return true;
+    if (atomic_load(&blocks->image_token) < 0) return false;
+    *pictures = calloc(runs, sizeof **pictures);
+    if (!*pictures) return false;
+    for (kv_picture p = next_picture(ids, n, 0); p.n; p = next_picture(ids, n, p.begin + p.n)) {
+        unsigned char digest[IMAGE_DIGEST_BYTES];
+        if (!image_digest_of_keys(ids + p.begin, p.n, digest)) return false;
+        image_digest_text(digest, p.digest);
+        (*pictures)[(*n_pictures)++] = p;
+    }
+    return true;
+}
+
 kv_path *kv_blocks_add(kv_blocks *blocks, kv_medium medium, const char *salt, const int32_t *ids, size_t n) {
-    size_t text = 0;
-    while (blocks && text < n && ids[text] >= 0) text++;
-    size_t n_blocks = text / KV_BLOCK_TOKENS;
-    if (n_blocks == 0) return NULL;
+    const size_t n_blocks = n / KV_BLOCK_TOKENS;
+    if (!blocks || n_blocks == 0) return NULL;
     double begin = processor_seconds();
-    kv_path *path = malloc(sizeof *path + n_blocks * sizeof *path->hashes);
-    if (!path) return NULL;
+    kv_picture *pictures;
+    size_t n_pictures;
+    const bool told = find_pictures(blocks, ids, n, &pictures, &n_pictures);
+    kv_path *path = told ? malloc(sizeof *path + n_blocks * sizeof *path->hashes) : NULL;
+    if (!path) {
+        free(pictures);
+        return NULL;
+    }
     path->medium = medium;
     path->n = n_blocks;
     uint64_t hash = salt ? hash_after(0, salt, strlen(salt)) : 0;
@@ -149,11 +187,16 @@ kv_path *kv_blocks_add(kv_blocks *blocks, kv_medium medium, const char *salt, co
                                        .hashes = path->hashes + known,
                                        .n = n_blocks - known,
                                        .ids = ids + known * KV_BLOCK_TOKENS,
+                                       .image_token = atomic_load(&blocks->image_token),
+                                       .first = known * KV_BLOCK_TOKENS,
+                                       .pictures = pictures,
+                                       .n_pictures = n_pictures,
                                        .parent = known ? &path->hashes[known - 1] : NULL,
                                        .salt = salt});
     }
     blocks->counts.seconds += processor_seconds() - begin;
     pthread_mutex_unlock(&blocks->lock);
+    free(pictures);
     if (room) return path;
     free(path);
     return NULL;

@@ -11,6 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "media/digest.h"
+
 enum { KV_BLOCK_TOKENS = 16 };
 
 typedef enum kv_medium {
@@ -22,13 +24,23 @@ typedef enum kv_medium {
 
 typedef enum kv_block_event_type { KV_BLOCKS_STORED = 0, KV_BLOCKS_REMOVED, KV_BLOCKS_CLEARED } kv_block_event_type;
 
+/* A picture in a text: which tokens stand for it, and what it is known by. */
+typedef struct kv_picture {
+    size_t begin, n;
+    char digest[IMAGE_DIGEST_TEXT];
+} kv_picture;
+
 typedef struct kv_block_event {
     kv_block_event_type type;
     kv_medium medium;
     const uint64_t *hashes; /* [n], each over the block and all before it */
     size_t n;
     /* of KV_BLOCKS_STORED */
-    const int32_t *ids;     /* [n * KV_BLOCK_TOKENS] */
+    const int32_t *ids;         /* [n * KV_BLOCK_TOKENS]; those of pictures are below 0 */
+    int32_t image_token;        /* which stands for them */
+    size_t first;               /* place in the text of the first id */
+    const kv_picture *pictures; /* [n_pictures] of the text, ascending */
+    size_t n_pictures;
     const uint64_t *parent; /* the block before the first one; NULL: they begin the text */
     const char *salt;       /* of the text; NULL: none */
 } kv_block_event;
@@ -43,7 +55,11 @@ typedef struct kv_path kv_path;
 kv_blocks *kv_blocks_open(kv_block_sink sink, void *user);
 void kv_blocks_close(kv_blocks *blocks); /* whose paths have been removed; NULL is fine */
 
-/* The whole blocks of ids[0..n), as far as they are text: pictures, whose keys are below 0, are not told of. NULL where
+/* The token that stands for pictures. Where it is below 0, as it is at first, nothing is told of texts that have some.
+ * blocks may be NULL. */
+void kv_blocks_set_image_token(kv_blocks *blocks, int32_t token);
+
+/* The whole blocks of ids[0..n), keys where there are pictures (kakeya_prompt_keys), none of which is cut. NULL where
  * there is none, where blocks is NULL, or when out of memory: nothing is told then. salt may be NULL: texts of
  * different salts share nothing. */
 kv_path *kv_blocks_add(kv_blocks *blocks, kv_medium medium, const char *salt, const int32_t *ids, size_t n);

@@ -11,6 +11,7 @@ enum {
     MSGPACK_NIL = 0xc0,
     MSGPACK_DOUBLE = 0xcb,
     MSGPACK_UINT8 = 0xcc, /* then those of 16, 32 and 64 bits */
+    MSGPACK_INT64 = 0xd3,
     MSGPACK_TEXT8 = 0xd9,
     MSGPACK_TEXT32 = 0xdb,
     MSGPACK_LIST32 = 0xdd,
@@ -70,17 +71,48 @@ static void put_hashes(text_buffer *out, const kv_block_event *event) {
     for (size_t i = 0; i < event->n; i++) put_unsigned(out, event->hashes[i]);
 }
 
-/* What else makes the blocks what they are: the salt of a text is a key of its first block. */
+static void put_signed(text_buffer *out, int64_t value) {
+    if (value >= 0)
+        put_unsigned(out, (uint64_t)value);
+    else
+        put(out, MSGPACK_INT64, (uint64_t)value, 8);
+}
+
+/* Of the pictures from `from` on, how many have rows in [begin, end); those that end before it are passed over. */
+static size_t pictures_in(const kv_block_event *event, size_t begin, size_t end, size_t *from) {
+    const kv_picture *p = event->pictures;
+    while (*from < event->n_pictures && p[*from].begin + p[*from].n <= begin) ++*from;
+    size_t to = *from;
+    while (to < event->n_pictures && p[to].begin < end) to++;
+    return to - *from;
+}
+
+/* What else makes the blocks what they are: of each picture with rows in a block its digest, and where it begins,
+ * counted from the beginning of the block; and the salt of a text is a key of its first block. */
 static void put_extra_keys(text_buffer *out, const kv_block_event *event) {
     put_text(out, "extra_keys");
-    if (!event->salt || event->parent) {
+    const bool salted = event->salt && !event->parent;
+    size_t from = 0;
+    if (!salted && !pictures_in(event, event->first, event->first + event->n * KV_BLOCK_TOKENS, &from)) {
         put_nil(out);
         return;
     }
     put_list(out, event->n);
-    put_list(out, 1);
-    put_text(out, event->salt);
-    for (size_t i = 1; i < event->n; i++) put_nil(out);
+    for (size_t i = 0; i < event->n; i++) {
+        const size_t begin = event->first + i * KV_BLOCK_TOKENS;
+        const size_t pictures = pictures_in(event, begin, begin + KV_BLOCK_TOKENS, &from), salts = salted && i == 0;
+        if (pictures + salts == 0) {
+            put_nil(out);
+            continue;
+        }
+        put_list(out, pictures + salts);
+        for (const kv_picture *p = event->pictures + from; p < event->pictures + from + pictures; p++) {
+            put_list(out, 2);
+            put_text(out, p->digest);
+            put_signed(out, (int64_t)p->begin - (int64_t)begin);
+        }
+        if (salts) put_text(out, event->salt);
+    }
 }
 
 static void put_stored(text_buffer *out, const kv_block_event *event) {
@@ -91,7 +123,8 @@ static void put_stored(text_buffer *out, const kv_block_event *event) {
         put_nil(out);
     put_text(out, "token_ids");
     put_list(out, event->n * KV_BLOCK_TOKENS);
-    for (size_t i = 0; i < event->n * KV_BLOCK_TOKENS; i++) put_unsigned(out, (uint64_t)event->ids[i]);
+    for (size_t i = 0; i < event->n * KV_BLOCK_TOKENS; i++)
+        put_unsigned(out, (uint64_t)(event->ids[i] < 0 ? event->image_token : event->ids[i]));
     put_text(out, "block_size");
     put_unsigned(out, KV_BLOCK_TOKENS);
     put_text(out, "lora_id");

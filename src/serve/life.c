@@ -132,6 +132,7 @@ static kakeya_status prepare(server_context *s, kakeya_error *error) {
                                  .take_notes = s->turns ? take_notes : NULL,
                                  .notes_user = s,
                                  .log = log_line};
+    kv_blocks_set_image_token(store.blocks, kakeya_engine_image_token(s->engine));
     kv_blocks_clear(store.blocks, false); /* whoever knows this address from an earlier server forgets that */
     if (status == KAKEYA_OK) status = store_open(s->engine, &settings->session, &store, &s->store, error);
     if (status == KAKEYA_OK) store_read_notes(s->store);

@@ -26,11 +26,14 @@ const int32_t *store_keys(const kakeya_session *session, size_t *n, int32_t **ow
     return *owned;
 }
 
-/* Rings reach back by more than a block. */
+/* A block may end with an answer's newest token, which is not computed yet, or inside a picture, which is not cut: then
+ * an earlier one is the last, where the rings reach back so far. */
 size_t store_blocks_end(const kakeya_session *session, const int32_t *ids, size_t n) {
     size_t end = n / STORE_BLOCK_TOKENS * STORE_BLOCK_TOKENS;
-    if (end && kakeya_session_reachable(session, ids, end) == end) return end;
-    if (end <= STORE_BLOCK_TOKENS) return 0;
-    end -= STORE_BLOCK_TOKENS; /* an answer's newest token is not computed yet */
-    return kakeya_session_reachable(session, ids, end) == end ? end : 0;
+    while (end) {
+        size_t reached = kakeya_session_reachable(session, ids, end);
+        if (reached == end) return end;
+        end = reached / STORE_BLOCK_TOKENS * STORE_BLOCK_TOKENS;
+    }
+    return 0;
 }

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "media/digest.h"
+
 /* Under the bounded policies, and where a backend has kernels of their own for prompts, a row says of what kind it was
  * computed. */
 static bool kinds_differ(const kakeya_session *session) {
@@ -70,7 +72,7 @@ static size_t common_keys(const decode_timeline *t, const int32_t *keys, size_t 
         }
         if (n < next->begin + next->n) break;
         for (size_t k = 0; k < next->n; k++)
-            if (keys[next->begin + k] != prompt_image_key(next, k)) return common;
+            if (keys[next->begin + k] != image_digest_key(next->digest, k)) return common;
         common += next->n;
         passed++;
     }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/sized.h"
+#include "media/digest.h"
 #include "media/resize.h"
 #include "model/gemma4_vision.h"
 #include "session/image.h"
@@ -170,15 +171,6 @@ void prompt_images_free(prompt_images *images) {
     *images = (prompt_images){0};
 }
 
-int32_t prompt_image_key(const timeline_image *place, size_t offset) {
-    enum { BITS = 31, KEYS = (8 * IMAGE_DIGEST_BYTES + BITS - 1) / BITS };
-    const size_t bit = offset % KEYS * BITS;
-    uint64_t bits = 0;
-    for (size_t i = 0; i < 5 && bit / 8 + i < IMAGE_DIGEST_BYTES; i++)
-        bits |= (uint64_t)place->digest[bit / 8 + i] << 8 * i;
-    return -1 - (int32_t)(bits >> bit % 8 & INT32_MAX);
-}
-
 kakeya_status kakeya_prompt_keys(const kakeya_engine *engine, const int32_t *tokens, size_t n,
                                  const kakeya_media *media, size_t n_media, int32_t *keys, kakeya_error *error) {
     prompt_images images;
@@ -186,7 +178,7 @@ kakeya_status kakeya_prompt_keys(const kakeya_engine *engine, const int32_t *tok
     if (n) memcpy(keys, tokens, n * sizeof *keys);
     for (size_t i = 0; status == KAKEYA_OK && i < images.n; i++) {
         const timeline_image *place = &images.image[i].place;
-        for (size_t k = 0; k < place->n; k++) keys[place->begin + k] = prompt_image_key(place, k);
+        for (size_t k = 0; k < place->n; k++) keys[place->begin + k] = image_digest_key(place->digest, k);
     }
     prompt_images_free(&images);
     return status;
@@ -196,7 +188,8 @@ void kakeya_session_keys(const kakeya_session *session, int32_t *keys) {
     const decode_timeline *t = &session->timeline;
     if (t->n) memcpy(keys, t->tokens, t->n * sizeof *keys);
     for (size_t i = 0; i < t->n_images; i++)
-        for (size_t k = 0; k < t->images[i].n; k++) keys[t->images[i].begin + k] = prompt_image_key(&t->images[i], k);
+        for (size_t k = 0; k < t->images[i].n; k++)
+            keys[t->images[i].begin + k] = image_digest_key(t->images[i].digest, k);
 }
 
 size_t kakeya_session_images(const kakeya_session *session) { return session->timeline.n_images; }

@@ -18,9 +18,6 @@ typedef struct prompt_images {
     size_t n;
 } prompt_images;
 
-/* Key `offset` of a picture's run (kakeya_prompt_keys): 31 bits of its digest, so that nine hold all of it. */
-int32_t prompt_image_key(const timeline_image *place, size_t offset);
-
 /* Fits the pictures into their budgets and finds their places: runs of the model's image token in tokens[0..n), in this
  * order. KAKEYA_INVALID_ARGUMENT where their numbers or lengths disagree; KAKEYA_UNSUPPORTED where the model, or the
  * backend, reads no pictures. borrow: pictures that have been fitted already stay until *out is freed, and are not

@@ -1,4 +1,4 @@
-"""K/V events: what is published can be resumed, in time and again; salts; replays; restarts; directories that are shared."""
+"""K/V events: what is published can be resumed, in time and again; salts; pictures; replays; restarts; directories that are shared."""
 
 import http.client
 import json
@@ -11,6 +11,7 @@ import zmq
 
 from harness import KAKEYA, WAIT, Server, equal, eventually, holds, run_tests, test
 from kv_harness import BLOCK, Blocks, Consumer, publishing_server, replay
+from pictures import picture, png, text, user
 
 WORDS = "the of and to in is that it was for on are as with his they at be this from have or by one had not but what all were".split()
 OTHER = 5  # a token that no text has
@@ -154,8 +155,84 @@ def _():
         refused = server.post(path, {"model": "demo", "cache_salt": "", **body})
         equal((refused.status, refused.error["param"]), (400, "cache_salt"), path)
         equal(server.post(path, {"model": "demo", "cache_salt": "a", **body}).status, 200, path)
+    message = {"model": "demo", "messages": [{"role": "user", "content": "x" * 400}], "max_tokens": 1}
+    refused = server.post("/v1/messages", {**message, "cache_salt": ""})
+    holds(refused.status == 400 and "cache_salt" in refused.error["message"], refused.body)
+    found = [server.post("/v1/messages", {**message, "cache_salt": salt}).json["usage"]["cache_read_input_tokens"] > 0 for salt in "ccd"]
+    equal(found, [False, True, False], "/v1/messages")
     server.stop()
     consumer.close()
+
+
+LONG = "What is this, and what is it not? " * 20 + "And that?"  # so that there are checkpoints
+VISION = ("--backend", "cpu", "--precision", "f32", "--image-budget", "70")
+
+
+class Pictures:
+    """A conversation with pictures, at a server whose events somebody hears."""
+
+    def __init__(self, server, consumer, salt=None):
+        self.server, self.consumer, self.salt, self.messages = server, consumer, salt, []
+        letters = server.post("/tokenize", {"model": "demo", "prompt": "abcdefgh", "add_special_tokens": False}).json["tokens"]
+        self.letters = {str(token): 50 for token in letters}  # what a random model says otherwise is hardly text
+
+    def ask(self, *parts):
+        """What a router expects, {medium: (at most, at least)}, what is found, and where the first picture begins."""
+        self.messages.append(user(*parts))
+        body = {"model": "demo", "messages": self.messages, "max_tokens": 20, "temperature": 0, "logit_bias": self.letters}
+        if self.salt:
+            body["cache_salt"] = self.salt
+        rendered = self.server.post("/v1/chat/completions/render", body)
+        equal(rendered.status, 200, rendered.body)
+        self.consumer.catch_up()
+        credit = {medium: self.consumer.credit(medium, rendered.json, self.salt) for medium in self.consumer.known}
+        reply = self.server.post("/v1/chat/completions", body)
+        equal(reply.status, 200, reply.body)
+        self.messages.append({"role": "assistant", "content": reply.json["choices"][0]["message"]["content"]})
+        self.consumer.catch_up()
+        return credit, cached(reply.json), rendered.json["features"]["mm_placeholders"]["image"][0]["offset"]
+
+
+@test("pictures: their digests, as render tells them, are keys of the blocks that they touch; who compares them finds what is there")
+def _():
+    first, second = png(160, 120), png(90, 200)
+    directory = tempfile.mkdtemp()
+    server = publishing_server(*VISION, "--session-dir", directory, model="tests/data/vision/tiny-tower")
+    consumer = Consumer(server)
+    talks = []
+    for salt in (None, "a"):
+        talk = Pictures(server, consumer, salt)
+        talks.append(talk)
+        credit, found, begin = talk.ask(picture(first), text(LONG))
+        holds(begin < BLOCK and found == 0 and set(credit.values()) == {(0, 0)}, f"{salt}: {credit}, {found} found, a picture at {begin}")
+        for parts in ([text("And what is it not, if it is not this?")], [text("Another one."), picture(second), text(LONG)],
+                      [text("Which of them?")]):
+            credit, found, _ = talk.ask(*parts)
+            most, least = (max(values) for values in zip(*credit.values()))
+            holds(max(BLOCK, least) <= found < most + BLOCK, f"{salt}: {credit}, {found} are found")
+    for medium in ("GPU", "CPU"):
+        keys = [k for _, _, keys in consumer.known[medium].values() for k in keys or ()]
+        equal({type(k) for k in keys}, {list, str}, medium)
+        equal(len({k[0] for k in keys if isinstance(k, list)}), 2, f"two pictures, {medium}")
+    other = Pictures(server, consumer)  # the same ids, but for one pixel
+    credit, found, begin = other.ask(picture(png(160, 120, changed=(3, 3))), text(LONG))
+    equal((set(credit.values()), found <= begin), ({(0, 0)}, True), "another picture's block is another one")
+    server.stop()
+    server = publishing_server(*VISION, "--session-dir", directory, model="tests/data/vision/tiny-tower")
+    consumer.close()
+    consumer = Consumer(server)
+    for talk in talks:
+        talk.server, talk.consumer = server, consumer
+        credit, found, _ = talk.ask(text("Go on."))
+        holds(max(BLOCK, credit["DISK"][1]) <= found < credit["DISK"][0] + BLOCK, f"{talk.salt}, from files: {credit}, {found} are found")
+    consumer.close()
+    server.stop()
+    blind = publishing_server(*VISION[:4], "--vision", "off", "--session-dir", directory, model="tests/data/vision/tiny-tower")
+    consumer = Consumer(blind)
+    consumer.catch_up()
+    equal(consumer.known["DISK"], {}, "who reads no pictures has no use for such files")
+    consumer.close()
+    blind.stop()
 
 
 @test("replays: from any number on, by DEALER and REQ; what they say is what was published")

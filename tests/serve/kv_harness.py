@@ -1,5 +1,6 @@
 """A consumer of K/V events, as a router is one."""
 
+import json
 import struct
 
 import msgpack
@@ -23,7 +24,7 @@ def publishing_server(*options, **more):
 
 
 class Blocks:
-    """What a consumer believes: {medium: {hash: (parent, token ids, salt)}}."""
+    """What a consumer believes: {medium: {hash: (parent, token ids, extra keys)}}."""
 
     def __init__(self):
         self.known = {"GPU": {}, "CPU": {}, "DISK": {}}
@@ -47,8 +48,7 @@ class Blocks:
         keys = e["extra_keys"]
         for i, h in enumerate(e["block_hashes"]):
             holds(h not in known, "a block is stored once")
-            salt = keys[i][0] if keys and keys[i] else None
-            known[h] = (parent, e["token_ids"][i * BLOCK:(i + 1) * BLOCK], salt)
+            known[h] = (parent, e["token_ids"][i * BLOCK:(i + 1) * BLOCK], keys[i] if keys else None)
             parent = h
 
     def on_BlockRemoved(self, e):
@@ -66,12 +66,36 @@ class Blocks:
         return [self.text(medium, h) for h in sorted(known) if h not in inner]
 
     def text(self, medium, h):
-        known, ids, salt = self.known[medium], [], None
+        known, ids, keys = self.known[medium], [], None
         while h is not None:
-            parent, block, salt = known[h]
+            parent, block, keys = known[h]
             ids = block + ids
             h = parent
-        return ids, salt
+        return ids, next((k for k in keys or () if isinstance(k, str)), None)
+
+    def credit(self, medium, rendered, salt=None):
+        """Of a request, as a render route gives it: how many tokens a router takes to be there, and how many of them must be, since
+        a beginning that was published ends there."""
+        places = {}
+        for h, (parent, ids, keys) in self.known[medium].items():
+            places[parent, tuple(ids), json.dumps(keys)] = h
+        ids, features = rendered["token_ids"], rendered["features"]
+        pictures = []
+        if features:
+            pictures = zip(features["mm_hashes"]["image"], features["mm_placeholders"]["image"])
+        pictures = [(digest, p["offset"], p["offset"] + p["length"]) for digest, p in pictures]
+        inner = {parent for parent, _, _ in self.known[medium].values()}
+        h, sure = None, 0
+        for begin in range(0, len(ids) - BLOCK + 1, BLOCK):
+            keys = [[digest, first - begin] for digest, first, end in pictures if first < begin + BLOCK and end > begin]
+            if begin == 0 and salt:
+                keys.append(salt)
+            h = places.get((h, tuple(ids[begin:begin + BLOCK]), json.dumps(keys or None)))
+            if h is None:
+                return begin, sure
+            if h not in inner:
+                sure = begin + BLOCK
+        return len(ids) // BLOCK * BLOCK, sure
 
 
 class Consumer(Blocks):

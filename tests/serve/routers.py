@@ -13,6 +13,7 @@ import time
 
 from harness import WAIT, Server, equal, eventually, holds, in_threads, metrics, run_tests, test
 from kv_harness import publishing_server
+from pictures import picture, png, text, user
 
 CONVERSATIONS, TURNS, AT_A_TIME = 40, 5, 2
 WORDS = """the of and to in is that it was for on are as with his they at be this from have or by one had not but what all were when
@@ -77,7 +78,7 @@ class Router:
             draw = random.Random(replica.port)
 
             def heard(replica=replica, draw=draw):
-                prompt = [draw.randrange(200, 3000) for _ in range(40)]
+                prompt = [draw.randrange(200, 330) for _ in range(40)]  # which every model here has
                 replica.post("/v1/completions", {"model": "demo", "prompt": prompt, "max_tokens": 1})
                 return self.catch_up([replica], 1)
 
@@ -249,6 +250,25 @@ def _():
     gets_new_conversations(router, added)
     router.stop()
     for r in [*replicas, added]:
+        r.stop()
+
+
+@test("vllm-router, kv_aware: pictures, of which it wants to know nothing, are answered, and texts beside them come back")
+def _():
+    options = ("--strict", "--backend", "cpu", "--precision", "f32", "--image-budget", "70")
+    replicas = [publishing_server(*options, model="tests/data/vision/tiny-tower") for _ in range(2)]
+    router = kv_router(replicas)
+    seen, plain = Conversation(1, 60), Conversation(2, 60)
+    seen.messages = [user(picture(png(160, 120)), text(seen.messages[0]["content"]))]
+    for _ in range(3):
+        for talk in (seen, plain):
+            holds(talk.ask(router) is not None, "it is answered")
+            router.catch_up(replicas)  # which fails where it does not take the events
+    holds('reason="multimodal_input"' in router.log(), "it looks nothing up for pictures")
+    credited = [int(n) for n in re.findall(r'KV prefix decision outcome="prefix_cost".*credited_prefix_tokens=(\d+)', router.log())]
+    holds(len(credited) == 3 and min(credited[1:]) > 0, f"credited: {credited}")
+    router.stop()
+    for r in replicas:
         r.stop()
 
 

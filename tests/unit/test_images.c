@@ -248,6 +248,27 @@ static void test_digests_tell_pictures_apart(void **state) {
     }
 }
 
+/* Nine keys hold all of a digest, however many there are; a key that is another one's is seen. */
+static void test_keys_hold_digests(void **state) {
+    (void)state;
+    for (int round = 0; round < 50; round++) {
+        unsigned char digest[IMAGE_DIGEST_BYTES], again[IMAGE_DIGEST_BYTES];
+        int32_t keys[70];
+        for (int i = 0; i < IMAGE_DIGEST_BYTES; i++)
+            digest[i] = (unsigned char)(round == 0 ? 0 : round == 1 ? 255 : rand() >> 7);
+        for (size_t k = 0; k < 70; k++) {
+            keys[k] = image_digest_key(digest, k);
+            assert_true(keys[k] < 0);
+        }
+        for (size_t n = 0; n <= 70; n++) {
+            assert_int_equal(image_digest_of_keys(keys, n, again), n >= 9);
+            if (n >= 9) assert_memory_equal(again, digest, IMAGE_DIGEST_BYTES);
+        }
+        keys[round + 9] = -1 - ((-1 - keys[round + 9]) ^ 64);
+        assert_false(image_digest_of_keys(keys, 70, again));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pixels_are_those_of_the_reference),
@@ -257,6 +278,7 @@ int main(void) {
         cmocka_unit_test(test_cut_files_are_refused),
         cmocka_unit_test(test_orientations),
         cmocka_unit_test(test_digests_tell_pictures_apart),
+        cmocka_unit_test(test_keys_hold_digests),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

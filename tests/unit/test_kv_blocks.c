@@ -303,6 +303,33 @@ static void test_messages(void **state) {
     assert_non_null(memmem(text.data, text.n, "parent_block_hash\xce\x00\x01\x11\x70", 22));
     assert_non_null(memmem(text.data, text.n, "extra_keys\xc0", 11)); /* a key of the first block of a text alone */
     text_clear(&text);
+    e.n = 2; /* the text's second and third block: one picture comes from the first, one begins in the third */
+    int32_t more[2 * KV_BLOCK_TOKENS] = {[0] = -5, [1] = 7, [2 * KV_BLOCK_TOKENS - 1] = -9};
+    const kv_picture pictures[] = {{2, 3, "before"}, {6, 11, "ab"}, {47, 20, "cd"}, {70, 20, "behind"}};
+    e.ids = more;
+    e.first = KV_BLOCK_TOKENS;
+    e.image_token = 100;
+    e.pictures = pictures;
+    e.n_pictures = 4;
+    kv_message_write(&text, &e, 2);
+    static const char with_pictures[] = "\xaa"
+                                        "extra_keys\x92"
+                                        "\x91\x92\xa2"
+                                        "ab\xd3\xff\xff\xff\xff\xff\xff\xff\xf6"
+                                        "\x91\x92\xa2"
+                                        "cd\x0f";
+    assert_non_null(memmem(text.data, text.n, with_pictures, sizeof with_pictures - 1));
+    assert_non_null(memmem(text.data, text.n, "token_ids\xdd\x00\x00\x00\x20\x64\x07", 16));
+    text_clear(&text);
+    e.first = 0; /* a text's salt stands behind the pictures */
+    e.parent = NULL;
+    kv_message_write(&text, &e, 2);
+    static const char with_salt[] = "extra_keys\x92\x93\x92\xa6"
+                                    "before\x02\x92\xa2"
+                                    "ab\x06\xa1s\x91\x92\xa2"
+                                    "ab\xd3";
+    assert_non_null(memmem(text.data, text.n, with_salt, sizeof with_salt - 1));
+    text_clear(&text);
     static const char removed[] = "\x83\xa4type\xac"
                                   "BlockRemoved\xac"
                                   "block_hashes\x92\xcf\x80\x01\x02\x03\x04\x05\x06\x07\x05\xa6"
@@ -361,10 +388,83 @@ static void test_counting(void **state) {
     free(c);
 }
 
+/* ---------------------------------------------------------------------------------------------------------- pictures
+ */
+
+typedef struct told {
+    size_t events, first, n, begin, rows;
+    uint64_t last;
+    char digest[IMAGE_DIGEST_TEXT];
+    int32_t image_token;
+} told;
+
+static void hear(void *user, const kv_block_event *e) {
+    told *t = user;
+    t->events++;
+    if (e->type != KV_BLOCKS_STORED) return;
+    t->first = e->first;
+    t->n = e->n;
+    t->last = e->hashes[e->n - 1];
+    t->image_token = e->image_token;
+    if (!e->n_pictures) return;
+    t->begin = e->pictures[e->n_pictures - 1].begin;
+    t->rows = e->pictures[e->n_pictures - 1].n;
+    snprintf(t->digest, sizeof t->digest, "%s", e->pictures[e->n_pictures - 1].digest);
+}
+
+static void put_picture(int32_t *ids, size_t begin, size_t n, const unsigned char *digest) {
+    for (size_t k = 0; k < n; k++) ids[begin + k] = image_digest_key(digest, k);
+}
+
+/* Pictures are named by what their keys hold; what only looks like one is not told of; equal tokens with other pictures
+ * are other blocks. */
+static void test_pictures(void **state) {
+    (void)state;
+    enum { N = 6 * KV_BLOCK_TOKENS };
+    unsigned char one[IMAGE_DIGEST_BYTES], other[IMAGE_DIGEST_BYTES];
+    char text[IMAGE_DIGEST_TEXT];
+    for (int i = 0; i < IMAGE_DIGEST_BYTES; i++)
+        one[i] = (unsigned char)(255 - 7 * i), other[i] = (unsigned char)(i * 11);
+    told t = {0};
+    kv_blocks *blocks = kv_blocks_open(hear, &t);
+    int32_t ids[N] = {0};
+    put_picture(ids, 5, 40, one);
+    assert_null(kv_blocks_add(blocks, KV_MEDIUM_GPU, NULL, ids, N)); /* nobody has said what stands for pictures */
+    kv_blocks_set_image_token(blocks, 19);
+    kv_path *path = kv_blocks_add(blocks, KV_MEDIUM_GPU, NULL, ids, N);
+    assert_non_null(path);
+    image_digest_text(one, text);
+    assert_string_equal(t.digest, text);
+    assert_int_equal(t.image_token, 19);
+    assert_true(t.begin == 5 && t.rows == 40 && t.first == 0 && t.n == N / KV_BLOCK_TOKENS);
+    uint64_t before = t.last;
+    put_picture(ids, 60, 30, other); /* the first three blocks are known */
+    kv_path *longer = kv_blocks_add(blocks, KV_MEDIUM_GPU, NULL, ids, N);
+    image_digest_text(other, text);
+    assert_string_equal(t.digest, text);
+    assert_true(t.begin == 60 && t.rows == 30 && t.first == 3 * KV_BLOCK_TOKENS && t.n == 3);
+    kv_blocks_remove(blocks, longer);
+    put_picture(ids, 5, 40, other);
+    memset(ids + 60, 0, 30 * sizeof *ids);
+    kv_path *changed = kv_blocks_add(blocks, KV_MEDIUM_GPU, NULL, ids, N);
+    assert_true(t.first == 0 && t.n == N / KV_BLOCK_TOKENS && t.last != before);
+    kv_blocks_remove(blocks, changed);
+    kv_blocks_remove(blocks, path);
+    size_t events = t.events;
+    ids[20] = -1; /* no digest has this key here */
+    assert_null(kv_blocks_add(blocks, KV_MEDIUM_GPU, NULL, ids, N));
+    memset(ids, 0, sizeof ids);
+    put_picture(ids, 5, 8, one); /* too few to tell */
+    assert_null(kv_blocks_add(blocks, KV_MEDIUM_GPU, NULL, ids, N));
+    assert_int_equal(t.events, events);
+    kv_blocks_close(blocks);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_counting),
         cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_pictures),
         cmocka_unit_test(test_salts),
         cmocka_unit_test(test_published_is_resumable),
     };
