@@ -514,21 +514,38 @@ static kakeya_status choose(sampler *s, const float *logits, size_t position, ui
     return KAKEYA_OK;
 }
 
-/* The token of a row that the grammar has refused `token` of. logits: the space's own row. */
+/* The largest logit that the grammar allows, the lowest id on ties. */
+static kakeya_status choose_largest_allowed(sampler *s, const float *logits, size_t position, int32_t *token,
+                                            kakeya_error *error) {
+    uint32_t *allowed = s->space->allowed;
+    float largest = -INFINITY;
+    *token = -1;
+    sampler_mask(s, NULL, 0, allowed);
+    for (size_t i = 0; i < sampler_mask_words(s); i++) {
+        for (uint32_t left = allowed[i]; left; left &= left - 1) {
+            int32_t id = (int32_t)(32 * i) + __builtin_ctz(left);
+            if (logits[id] <= largest) continue;
+            largest = logits[id];
+            *token = id;
+        }
+    }
+    if (*token < 0) return nothing_left(s, position, error);
+    (void)accepts(s, *token);
+    return KAKEYA_OK;
+}
+
+/* The token of a row that the grammar has refused `token` of, above temperature 0. logits: the space's own row. */
 static kakeya_status choose_allowed(sampler *s, float *logits, size_t position, int32_t *token, kakeya_error *error) {
     matcher *grammar = s->constraints.grammar;
     uint32_t *allowed = s->space->allowed, number = 1;
     kakeya_status status = KAKEYA_OK;
-    bool greedy = s->parameters.temperature == 0;
     for (; number < SAMPLER_DRAWS && status == KAKEYA_OK; number++) {
         s->redraws++;
-        if (greedy) logits[*token] = -INFINITY;
         status = choose(s, logits, position, number, token, NULL);
         if (status == KAKEYA_OK && accepts(s, *token)) return KAKEYA_OK;
     }
     s->redraws++;
     s->masks++;
-    memset(allowed, 0, sampler_mask_words(s) * sizeof *allowed);
     matcher_mask(grammar, &s->space->grammar, allowed, sampler_mask_words(s));
     bool left = false;
     for (int32_t t = 0; t < s->vocab; t++) {
@@ -561,6 +578,10 @@ kakeya_status sampler_sample(sampler *s, const float *logits, const int32_t *his
     }
     kakeya_status status = choose(s, logits, position, 0, token, error);
     if (status != KAKEYA_OK || accepts(s, *token)) return status;
+    if (s->parameters.temperature == 0) {
+        s->redraws++;
+        return choose_largest_allowed(s, logits, position, token, error);
+    }
     if (logits != s->space->adjusted) memcpy(s->space->adjusted, logits, (size_t)s->vocab * sizeof *logits);
     return choose_allowed(s, s->space->adjusted, position, token, error);
 }

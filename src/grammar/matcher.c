@@ -3,6 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "grammar/automaton_inner.h"
+#include "grammar/automaton_letters.h"
+#include "grammar/place_cache.h"
 #include "text/utf8.h"
 
 typedef enum mode {
@@ -117,15 +120,35 @@ static bool step_letter(const matcher *m, matcher_space *space, unsigned letter,
     return automaton_step(&m->g->program, &m->state, letter, &space->masks.levels[0]);
 }
 
+/* While nothing is opened or closed, a place is a few numbers. */
 static bool step_text(const matcher *m, matcher_space *space, int32_t token, place *to) {
+    const grammar_program *p = &m->g->program;
     size_t bytes;
     const unsigned char *text = (const unsigned char *)token_table_text(m->g->tokens, token, &bytes);
-    const automaton_state *from = &m->state;
+    const automaton_state *from = &m->state; /* that inner[at] stands beside */
+    automaton_state *between = space->masks.scratch, *next = space->masks.levels;
+    automaton_inner *inner = space->masks.inner;
+    int at = 0, level = 0;
+    bool moved = false;
+    automaton_inner_begin(from, &inner[0]);
     for (size_t i = 0; i < bytes; i++) {
-        if (!automaton_step(&m->g->program, from, text[i], &space->masks.levels[i])) return false;
-        from = &space->masks.levels[i];
+        const inner_result result = automaton_inner_step(p, &inner[at], text[i], &inner[!at]);
+        if (result == INNER_REFUSED) return false;
+        if (result == INNER_GOES_ON) {
+            at = !at;
+            moved = true;
+            continue;
+        }
+        if (moved) automaton_inner_state(&inner[at], between);
+        if (!automaton_read(p, moved ? between : from, text[i], &next[level])) return false;
+        from = &next[level];
+        level = !level;
+        at = 0;
+        moved = false;
+        automaton_inner_begin(from, &inner[0]);
     }
-    to->state = from;
+    if (moved) automaton_inner_state(&inner[at], between);
+    to->state = moved ? between : from;
     return bytes > 0;
 }
 
@@ -263,6 +286,17 @@ static void allow_first(uint32_t *allowed, size_t n) {
     if (n % 32) allowed[n / 32] |= (1u << (n % 32)) - 1;
 }
 
+/* Tokens whose text may follow. Answers come to the same places again and again. allowed: all zero. */
+static void mask_state(const matcher *m, matcher_space *space, uint32_t *allowed, size_t n_words) {
+    const token_table *t = m->g->tokens;
+    place_key key;
+    const bool known = n_words >= token_set_words(t->vocab) &&
+                       place_key_make(&m->g->program, m->g->number, PLACE_MASK, &m->state, (uint32_t)t->longest, &key);
+    if (known && place_cache_get_mask(t->places, &key, allowed)) return;
+    mask_text(m->g, &m->state, &space->masks, allowed, n_words);
+    if (known) place_cache_put_mask(t->places, &key, allowed);
+}
+
 /* Every token but the control and stop tokens, which mean something by themselves. */
 static void mask_others(const matcher *m, matcher_space *space, uint32_t *allowed, size_t n_words) {
     const token_table *t = m->g->tokens;
@@ -270,11 +304,11 @@ static void mask_others(const matcher *m, matcher_space *space, uint32_t *allowe
     switch (m->mode) {
     case AT_START:
     case AT_BODY:
-        if (m->g->content != GRAMMAR_NOTHING) mask_text(m->g, &m->state, &space->masks, allowed, n_words);
+        if (m->g->content != GRAMMAR_NOTHING) mask_state(m, space, allowed, n_words);
         break;
     case IN_TEXT:
     case IN_CALL:
-        mask_text(m->g, &m->state, &space->masks, allowed, n_words);
+        mask_state(m, space, allowed, n_words);
         break;
     case IN_FREE_TEXT:
         allow_first(allowed, 32 * n_words);
@@ -306,6 +340,7 @@ static void mask_token(const matcher *m, matcher_space *space, int32_t token, ui
 void matcher_mask(const matcher *m, matcher_space *space, uint32_t *allowed, size_t n_words) {
     const token_table *t = m->g->tokens;
     const int32_t controls[] = {t->call_open, t->call_close, t->quote, t->thought_open, t->thought_close};
+    memset(allowed, 0, n_words * sizeof *allowed);
     mask_others(m, space, allowed, n_words);
     for (size_t i = 0; i < sizeof controls / sizeof *controls; i++) mask_token(m, space, controls[i], allowed, n_words);
     for (int i = 0; i < m->n_stop_tokens; i++) mask_token(m, space, m->stop_tokens[i], allowed, n_words);
@@ -313,12 +348,13 @@ void matcher_mask(const matcher *m, matcher_space *space, uint32_t *allowed, siz
 
 void matcher_masks(const matcher *m, matcher_space *space, const int32_t *tokens, int n, uint32_t *allowed,
                    size_t n_words) {
-    memset(allowed, 0, ((size_t)n + 1) * n_words * sizeof *allowed);
     matcher_mask(m, space, allowed, n_words);
     if (n == 0) return;
+    int i = 0;
     copy(space->trial, m);
-    for (int i = 0; i < n && matcher_accept(space->trial, space, tokens[i]); i++)
+    for (; i < n && matcher_accept(space->trial, space, tokens[i]); i++)
         matcher_mask(space->trial, space, allowed + ((size_t)i + 1) * n_words, n_words);
+    memset(allowed + ((size_t)i + 1) * n_words, 0, (size_t)(n - i) * n_words * sizeof *allowed);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- drafts */
@@ -332,10 +368,13 @@ int matcher_count_allowed(const matcher *m, matcher_space *space, const int32_t 
 
 /* The only letter that may follow, or LETTERS. Begins with letters, of which text has many. */
 static unsigned only_letter(const matcher *m, matcher_space *space, const automaton_state *s) {
+    uint64_t may[LETTER_WORDS];
     unsigned only = LETTERS;
     if (automaton_complete(&m->g->program, s)) return LETTERS;
+    const bool few = automaton_letters(&m->g->program, s, may);
     for (unsigned i = 0; i < LETTERS; i++) {
         unsigned letter = (i + 'a') % LETTERS;
+        if (few && !(may[letter / 64] >> letter % 64 & 1)) continue;
         if (!automaton_step(&m->g->program, s, letter, &space->masks.levels[1])) continue;
         if (only != LETTERS) return LETTERS;
         only = letter;
@@ -368,11 +407,14 @@ static int append_allowed(matcher *m, matcher_space *space, const int32_t *more,
     return n;
 }
 
-int matcher_forced(const matcher *m, matcher_space *space, int32_t *tokens, int most) {
-    enum { ROOM = 96 };
+enum { FORCED_BYTES = 96 };
+
+/* *whole: no memory was missing. */
+static int find_forced(const matcher *m, matcher_space *space, int32_t *tokens, int most, bool *whole) {
     const token_table *t = m->g->tokens;
     matcher *at = space->trial;
     int n = 0;
+    *whole = true;
     copy(at, m);
     while (n < most) {
         int before = n;
@@ -380,13 +422,15 @@ int matcher_forced(const matcher *m, matcher_space *space, int32_t *tokens, int 
         if (at->mode == AT_BODY && m->g->content == GRAMMAR_NOTHING) {
             n = append_allowed(at, space, &t->call_open, 1, tokens, n, most);
         } else if (at->mode == IN_TEXT || at->mode == IN_CALL || (at->mode == AT_BODY && !may_call(at))) {
-            char text[ROOM];
+            char text[FORCED_BYTES];
             int32_t *ids = NULL;
-            size_t n_ids = 0, bytes = forced_text(at, space, text, ROOM, &next);
+            size_t n_ids = 0, bytes = forced_text(at, space, text, FORCED_BYTES, &next);
             if (next == LETTERS) bytes = utf8_valid_bytes(text, bytes);
             if (bytes && tokenizer_encode(t->tokenizer, text, bytes, (tokenizer_encode_options){0}, &ids, &n_ids,
-                                          NULL) != KAKEYA_OK)
+                                          NULL) != KAKEYA_OK) {
+                *whole = false;
                 break;
+            }
             if (next == LETTERS && n_ids) n_ids--;
             n = append_allowed(at, space, ids, (int)n_ids, tokens, n, most);
             free(ids);
@@ -395,5 +439,24 @@ int matcher_forced(const matcher *m, matcher_space *space, int32_t *tokens, int 
         }
         if (n == before) break;
     }
+    return n;
+}
+
+int matcher_forced(const matcher *m, matcher_space *space, int32_t *tokens, int most) {
+    const token_table *t = m->g->tokens;
+    int32_t found[MATCHER_MAX_FORCED];
+    place_key key;
+    bool whole;
+    int n;
+    if (most > MATCHER_MAX_FORCED) most = MATCHER_MAX_FORCED;
+    /* in a text one stretch is looked at, with one letter more; otherwise what follows a control token, too */
+    const bool known = (m->mode == IN_TEXT || m->mode == IN_CALL) &&
+                       place_key_make(&m->g->program, m->g->number, PLACE_FORCED, &m->state,
+                                      m->mode == IN_TEXT ? FORCED_BYTES + 1 : UINT32_MAX, &key);
+    if (known && place_cache_get_tokens(t->places, &key, tokens, most, &n)) return n;
+    n = find_forced(m, space, found, known ? MATCHER_MAX_FORCED : most, &whole);
+    if (known && whole) place_cache_put_tokens(t->places, &key, found, n);
+    if (n > most) n = most;
+    if (n) memcpy(tokens, found, (size_t)n * sizeof *tokens);
     return n;
 }

@@ -10,6 +10,8 @@
 #include "grammar/grammar.h"
 #include "grammar/masks.h"
 
+enum { MATCHER_MAX_FORCED = 32 };
+
 /* Memory in which tokens are tried. Nothing in it outlives a call, so all answers of a thread share it. */
 typedef struct matcher_space {
     mem_account *account;
@@ -30,8 +32,7 @@ const kakeya_grammar *matcher_grammar(const matcher *m);
 bool matcher_allows(const matcher *m, matcher_space *space, int32_t token);
 /* The token is part of the answer. False, and nothing changes, where it is not allowed. */
 bool matcher_accept(matcher *m, matcher_space *space, int32_t token);
-/* Sets the bits of all tokens that are allowed; [n_words] words, of a vocabulary that may be larger than the grammar's.
- */
+/* The bits of all tokens that are allowed; [n_words] words, of a vocabulary that may be larger than the grammar's. */
 void matcher_mask(const matcher *m, matcher_space *space, uint32_t *allowed, size_t n_words);
 /* The same of n + 1 places: here, and behind each of the tokens; nothing behind one that is not allowed. allowed:
  * [n + 1][n_words]. */
@@ -42,7 +43,7 @@ void matcher_masks(const matcher *m, matcher_space *space, const int32_t *tokens
 int matcher_count_allowed(const matcher *m, matcher_space *space, const int32_t *tokens, int n);
 /* Tokens that must come next, as the tokenizer would write them: where one letter only may follow, and again. Text that
  * ends where there is a choice lacks its last token, since a longer one might take its place. Returns their number, at
- * most `most`; 0 where memory ends, too. */
+ * most `most` and MATCHER_MAX_FORCED; 0 where memory ends, too. */
 int matcher_forced(const matcher *m, matcher_space *space, int32_t *tokens, int most);
 
 #endif

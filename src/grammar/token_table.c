@@ -50,7 +50,8 @@ static bool fill(token_table *t) {
     done = done && token_trie_make(entries, quoted, &t->quoted);
     free(entries);
     t->cache = done ? mask_cache_create(token_set_words(t->vocab)) : NULL;
-    return t->cache != NULL;
+    t->places = done ? place_cache_create(token_set_words(t->vocab)) : NULL;
+    return t->cache && t->places;
 }
 
 kakeya_status token_table_create(const tokenizer *vocabulary, token_table **out, kakeya_error *error) {
@@ -109,6 +110,7 @@ void token_table_destroy(token_table *t) {
     token_trie_free(&t->quoted);
     for (int kind = 0; kind < TOKEN_TEXTS; kind++) token_set_free(&t->sets[kind]);
     mask_cache_destroy(t->cache);
+    place_cache_destroy(t->places);
     free(t);
 }
 

@@ -1,10 +1,11 @@
 /* The vocabulary as a grammar sees it: what every token spells, tokens by their beginnings, and the control tokens that
- * mean something. Made once for a tokenizer, immutable but for the cache, shared by its grammars. */
+ * mean something. Made once for a tokenizer, immutable but for the caches, shared by its grammars. */
 #ifndef KAKEYA_GRAMMAR_TOKEN_TABLE_H
 #define KAKEYA_GRAMMAR_TOKEN_TABLE_H
 
 #include "grammar/character_kinds.h"
 #include "grammar/mask_cache.h"
+#include "grammar/place_cache.h"
 #include "grammar/token_sets.h"
 #include "text/tokenizer.h"
 
@@ -21,6 +22,7 @@ typedef struct token_table {
     token_trie quoted;      /* those with a quote (") */
     token_set sets[TOKEN_TEXTS];
     mask_cache *cache;                                                 /* of its grammars */
+    place_cache *places;                                               /* of its grammars */
     int32_t call_open, call_close, quote, thought_open, thought_close; /* -1: not in the vocabulary */
 } token_table;
 

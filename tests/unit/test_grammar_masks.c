@@ -198,6 +198,14 @@ static const char *const values[] = {
     "\"maxLength\":5},{\"pattern\":\"[a-zA-Z]{3}\",\"maxLength\":3}]}",
     "{\"type\":\"object\",\"properties\":{\"a\\\"b\":{},\"a\":{\"type\":\"integer\"},\"\xC3\xA9\":{}},"
     "\"required\":[\"a\"]}",
+    /* limits that a token of 80 letters comes to, or does not */
+    "{\"type\":\"array\",\"items\":{\"enum\":[1,\"a\"]},\"minItems\":86,\"maxItems\":92}",
+    "{\"type\":\"array\",\"prefixItems\":[{\"const\":1},{\"const\":12}],\"items\":{\"type\":\"integer\"},\"maxItems\":"
+    "84}",
+    "{\"type\":\"array\",\"prefixItems\":[{\"const\":1},{\"const\":12}],\"items\":{\"type\":\"integer\"},\"minItems\":"
+    "86}",
+    "{\"type\":\"string\",\"minLength\":165,\"maxLength\":260}",
+    "{\"type\":\"string\",\"maxLength\":84}",
 };
 enum { VALUES = sizeof values / sizeof *values };
 
@@ -206,6 +214,7 @@ static const char *const rules[] = {
     "root ::= (item \", \"?)+\nitem ::= \"\\\"\" [a-z]* \"\\\"\" | \"a\" item \"b\" | [0-9]+",
     "root ::= \"{\" (\"\\\"\" key \"\\\":\" value \",\"?)* \"}\"\nkey ::= [ab]+\nvalue ::= "
     "[0-9]{1,3} | \"\\\"\" key \"\\\"\"",
+    "root ::= \"[\" (\" \" | item){170,400} \"]\"\nitem ::= \"a\" item \"b\" | \"a\"",
 };
 
 static const char tools[] =
@@ -245,7 +254,7 @@ static kakeya_grammar *make_grammar(const token_table *table, draws *d, char **t
         return grammar_compile(table, &o, &g, &error) == KAKEYA_OK ? g : NULL;
     }
     o.kind = kind == 0 ? KAKEYA_GRAMMAR_REGEX : kind == 1 ? KAKEYA_GRAMMAR_RULES : KAKEYA_GRAMMAR_JSON_SCHEMA;
-    *text = kind == 0 ? strdup(expressions[draw(d, 3)]) : kind == 1 ? strdup(rules[draw(d, 2)]) : make_schema(d);
+    *text = kind == 0 ? strdup(expressions[draw(d, 3)]) : kind == 1 ? strdup(rules[draw(d, 3)]) : make_schema(d);
     o.text = *text;
     o.text_bytes = strlen(*text);
     o.any_order = draw(d, 2);
@@ -259,7 +268,8 @@ typedef struct walker {
     mem_account account;
     mask_space space;
     automaton_state *levels, *now; /* [longest + 1], [1] */
-    uint32_t *allowed;
+    uint32_t *allowed, *known;
+    int places; /* masks that another place has, too */
 } walker;
 
 static void walker_open(walker *w, const token_table *table) {
@@ -269,7 +279,9 @@ static void walker_open(walker *w, const token_table *table) {
     w->levels = malloc((table->longest + 1) * sizeof *w->levels);
     w->now = malloc(sizeof *w->now);
     w->allowed = malloc(token_set_words(table->vocab) * sizeof *w->allowed);
-    assert_true(w->levels && w->now && w->allowed);
+    w->known = malloc(token_set_words(table->vocab) * sizeof *w->known);
+    w->places = 0;
+    assert_true(w->levels && w->now && w->allowed && w->known);
 }
 
 static void walker_close(walker *w) {
@@ -277,6 +289,7 @@ static void walker_close(walker *w) {
     free(w->levels);
     free(w->now);
     free(w->allowed);
+    free(w->known);
 }
 
 /* What the token leads to in the plain way; NULL: it is refused. */
@@ -284,6 +297,26 @@ static const automaton_state *read_token(const kakeya_grammar *g, walker *w, int
     size_t bytes;
     const char *text = token_table_text(g->tokens, token, &bytes);
     return automaton_takes(&g->program, w->now, text, bytes, w->levels) ? &w->levels[bytes - 1] : NULL;
+}
+
+/* Where a place has a key, all that have the same key have the same mask. */
+static void compare_place(const kakeya_grammar *g, walker *w, const char *name, const char *so_far) {
+    const token_table *table = g->tokens;
+    place_key key;
+    if (!place_key_make(&g->program, g->number, PLACE_MASK, w->now, (uint32_t)table->longest, &key)) return;
+    if (!place_cache_get_mask(table->places, &key, w->known)) {
+        place_cache_put_mask(table->places, &key, w->allowed);
+        assert_true(place_cache_get_mask(table->places, &key, w->known));
+    } else {
+        w->places++;
+    }
+    for (int32_t token = 0; token < table->vocab; token++) {
+        if (!((w->known[token / 32] ^ w->allowed[token / 32]) >> (token % 32) & 1)) continue;
+        size_t bytes;
+        const char *text = token_table_text(table, token, &bytes);
+        fail_msg("%s behind '%s': token %d '%.*s' is %s by the mask of another place", name, so_far, (int)token,
+                 (int)bytes, text, w->known[token / 32] >> (token % 32) & 1 ? "allowed" : "refused");
+    }
 }
 
 /* Walks one answer; returns the masks that were compared. */
@@ -310,6 +343,7 @@ static int compare(const kakeya_grammar *g, walker *w, draws *d, const char *nam
             }
             if (taken && draw(d, (unsigned)++n) == 0) chosen = token;
         }
+        compare_place(g, w, name, so_far);
         if (chosen < 0) return step + 1;
         size_t bytes;
         const char *text = token_table_text(table, chosen, &bytes);
@@ -322,7 +356,7 @@ static int compare(const kakeya_grammar *g, walker *w, draws *d, const char *nam
 static void test_masks_are_what_reading_says(void **state) {
     (void)state;
     uint64_t tables = sweep_whole() ? 12 : sweep_short() ? 1 : 3;
-    int masks = 0, grammars = 0, refused = 0;
+    int masks = 0, grammars = 0, refused = 0, places = 0;
     for (uint64_t seed = 0; seed < tables; seed++) {
         tokenizer *t;
         token_table *table = make_table(seed, &t);
@@ -339,12 +373,14 @@ static void test_masks_are_what_reading_says(void **state) {
             grammar_free(g);
             free(text);
         }
+        places += w.places;
         walker_close(&w);
         token_table_destroy(table);
         tokenizer_close(t);
     }
-    printf("%d masks of %d grammars; %d were refused\n", masks, grammars, refused);
-    assert_true(grammars > 3 * refused && masks > 10 * grammars);
+    printf("%d masks of %d grammars, %d of them known from other places; %d were refused\n", masks, grammars, places,
+           refused);
+    assert_true(grammars > 3 * refused && masks > 10 * grammars && places > grammars);
 }
 
 /* The demo's vocabulary, which has words, where the random ones have few tokens below a beginning. */
@@ -407,6 +443,50 @@ static void test_cache_forgets_the_oldest(void **state) {
     mask_cache_destroy(cache);
 }
 
+/* Masks of few tokens and of many, more than there is room for: what is there is what was put, and what is asked for
+ * all the time stays. */
+static void test_places_are_forgotten(void **state) {
+    (void)state;
+    enum { WORDS = 1 << 13, KEYS = 40000 }; /* 32 kB, where all words are kept */
+    place_cache *cache = place_cache_create(WORDS);
+    uint32_t *bits = calloc(WORDS, sizeof *bits), *out = calloc(WORDS, sizeof *out);
+    assert_true(cache && bits && out);
+    int32_t tokens[4], n;
+    int kept = 0;
+    for (uint32_t i = 0; i < KEYS; i++) {
+        const bool whole = i % 16 == 0;
+        place_key key = {.hash = i % 1000, .n = 3, .words = {i, i / 7, 5}}; /* many with one hash */
+        memset(bits, whole ? 0xA5 : 0, WORDS * sizeof *bits);
+        bits[i % WORDS] = i + 1;
+        if (i % 5 == 1)
+            place_cache_put_tokens(cache, &key, &(int32_t){(int32_t)i}, 1);
+        else
+            place_cache_put_mask(cache, &key, bits);
+        key = (place_key){.hash = 0, .n = 3, .words = {0, 0, 5}};
+        assert_true(place_cache_get_mask(cache, &key, out));
+        assert_int_equal(out[0], 1);
+        assert_true(place_cache_bytes(cache) <= PLACE_CACHE_BYTES);
+    }
+    for (uint32_t i = 0; i < KEYS; i++) {
+        const place_key key = {.hash = i % 1000, .n = 3, .words = {i, i / 7, 5}};
+        const uint32_t other = i % 16 == 0 ? 0xA5A5A5A5 : 0;
+        if (i % 5 == 1) {
+            if (!place_cache_get_tokens(cache, &key, tokens, 4, &n)) continue;
+            assert_int_equal(n, 1);
+            assert_int_equal(tokens[0], i);
+        } else {
+            if (!place_cache_get_mask(cache, &key, out)) continue;
+            for (uint32_t k = 0; k < WORDS; k++)
+                if (out[k] != (k == i % WORDS ? i + 1 : other)) fail_msg("key %u, word %u: %x", i, k, out[k]);
+        }
+        kept++;
+    }
+    assert_true(kept > 1000 && kept < KEYS);
+    free(bits);
+    free(out);
+    place_cache_destroy(cache);
+}
+
 typedef struct sharer {
     const kakeya_grammar *g;
     uint64_t seed;
@@ -452,9 +532,8 @@ static void test_threads_share_masks(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_masks_are_what_reading_says),
-        cmocka_unit_test(test_masks_of_a_real_vocabulary),
-        cmocka_unit_test(test_cache_forgets_the_oldest),
+        cmocka_unit_test(test_masks_are_what_reading_says), cmocka_unit_test(test_masks_of_a_real_vocabulary),
+        cmocka_unit_test(test_cache_forgets_the_oldest),    cmocka_unit_test(test_places_are_forgotten),
         cmocka_unit_test(test_threads_share_masks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

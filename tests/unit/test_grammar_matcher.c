@@ -61,7 +61,7 @@ static kakeya_grammar_options with_calls(kakeya_grammar_options o, kakeya_gramma
 enum { VOCAB = 8192, WORDS = VOCAB / 32 };
 
 static void check_mask(const matcher *m, const char *name, int step, uint32_t *allowed) {
-    memset(allowed, 0, WORDS * sizeof *allowed);
+    memset(allowed, 0xFF, WORDS * sizeof *allowed); /* what is there does not matter */
     matcher_mask(m, &space, allowed, WORDS);
     for (int32_t token = 0; token < VOCAB; token++) {
         bool masked = allowed[token / 32] >> (token % 32) & 1;
@@ -114,6 +114,50 @@ static void test_masks(void **state) {
         }
         kakeya_grammar_close(g);
     }
+}
+
+/* What must follow is found once for a place, and is the same as where nothing has been found before. */
+static void test_forced_tokens_of_known_places(void **state) {
+    (void)state;
+    static const char schema[] =
+        "{\"type\":\"array\",\"minItems\":150,\"items\":{\"type\":\"object\",\"properties\":{\"a name\":{\"type\":"
+        "\"string\",\"maxLength\":3},\"another\":{\"type\":\"array\",\"items\":{\"const\":1},\"minItems\":97,"
+        "\"maxItems\":103},\"kind\":{\"enum\":[\"alpha\",\"alpine\",null]},"
+        "\"when\":{\"format\":\"date\"}},\"required\":[\"a name\","
+        "\"another\",\"kind\",\"when\"],\"additionalProperties\":false}}";
+    kakeya_grammar_options cases[] = {
+        options(KAKEYA_GRAMMAR_JSON_SCHEMA, schema),
+        options(KAKEYA_GRAMMAR_RULES,
+                "root ::= (\"a long word\" | \"a longer one\") (\", \" \"b\"){95,105} \" end\" root?"),
+        with_calls(options(KAKEYA_GRAMMAR_TEXT, NULL), KAKEYA_CALLS_REQUIRED),
+    };
+    int forced = 0, steps = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        kakeya_grammar *g = make(&cases[i]), *anew = make(&cases[i]);
+        for (uint64_t seed = 0; seed < 3; seed++) {
+            matcher *m = start(g, NULL, 0), *other = start(anew, NULL, 0);
+            for (int step = 0; step < 150; step++) {
+                uint32_t allowed[WORDS];
+                int32_t known[MATCHER_MAX_FORCED], found[MATCHER_MAX_FORCED];
+                const int most = 1 + (int)(random_uniform_at(seed, (uint64_t)(1000 + step)) * 16);
+                anew->number = UINT64_MAX - (uint64_t)++steps; /* a grammar of which nothing is known */
+                int n = matcher_forced(m, &space, known, most);
+                assert_int_equal(n, matcher_forced(other, &space, found, most));
+                assert_memory_equal(known, found, (size_t)n * sizeof *known);
+                assert_int_equal(n, matcher_count_allowed(m, &space, known, n));
+                forced += n;
+                matcher_mask(m, &space, allowed, WORDS);
+                int32_t token = n ? known[0] : random_allowed(allowed, seed, (uint64_t)step);
+                if (token == stops[0] || token == stops[1]) break;
+                assert_true(matcher_accept(m, &space, token) && matcher_accept(other, &space, token));
+            }
+            matcher_destroy(m);
+            matcher_destroy(other);
+        }
+        kakeya_grammar_close(g);
+        kakeya_grammar_close(anew);
+    }
+    assert_true(forced > 300);
 }
 
 /* ------------------------------------------------------------------------------------------------------------- answers
@@ -471,10 +515,10 @@ static void test_nothing_left(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_masks),           cmocka_unit_test(test_courses),
-        cmocka_unit_test(test_thinking_budget), cmocka_unit_test(test_forced_text),
-        cmocka_unit_test(test_distribution),    cmocka_unit_test(test_masked_rows),
-        cmocka_unit_test(test_nothing_left),
+        cmocka_unit_test(test_masks),       cmocka_unit_test(test_forced_tokens_of_known_places),
+        cmocka_unit_test(test_courses),     cmocka_unit_test(test_thinking_budget),
+        cmocka_unit_test(test_forced_text), cmocka_unit_test(test_distribution),
+        cmocka_unit_test(test_masked_rows), cmocka_unit_test(test_nothing_left),
     };
     mem_account_init(&account, NULL, 0);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
