@@ -276,18 +276,14 @@ def owner_of(talk, replicas):
     return next(r for r in replicas if talk.turns[-1][0] + " POST" in r.log())
 
 
-@test("vllm-router, kv_aware: a replica is killed in an answer, the other goes on from the shared directory with the same tokens; "
-      "one that comes gets new conversations")
-def _():
-    directory = tempfile.mkdtemp()
-    replicas = [publishing_server("--session-dir", directory) for _ in range(2)]
-    router = kv_router(replicas)
+def survive(router, replicas, settle):
+    """A replica is killed in an answer, and the other goes on; returns both, the dead one first."""
     talk = Conversation(1, 700)
     talk.ask(router)
     owner = owner_of(talk, replicas)
     other = next(r for r in replicas if r is not owner)
     eventually(lambda: owner.metric("kakeya_store_files") >= 1, "the conversation is in a file")
-    router.catch_up(replicas)
+    settle()
     # the rest of the answer does not come
     body = {"model": "demo", "messages": talk.messages, "max_tokens": 2000, "temperature": 0, "stream": True, "ignore_eos": True}
     connection = http.client.HTTPConnection("127.0.0.1", router.port, timeout=WAIT)
@@ -307,12 +303,34 @@ def _():
     alone = Server("--name", "demo")
     undisturbed = alone.post("/v1/chat/completions", {"model": "demo", "messages": asked, "max_tokens": 12, "temperature": 0}).json
     equal(said, undisturbed["choices"][0]["message"]["content"], "the same tokens as of one that nobody disturbed")
+    alone.stop()
+    return owner, other
+
+
+@test("vllm-router, kv_aware: a replica is killed in an answer, the other goes on from the shared directory with the same tokens; "
+      "one that comes gets new conversations")
+def _():
+    directory = tempfile.mkdtemp()
+    replicas = [publishing_server("--session-dir", directory) for _ in range(2)]
+    router = kv_router(replicas)
+    owner, _ = survive(router, replicas, lambda: router.catch_up(replicas))
     # one more comes, where the router expects it
     addresses = [x for name in ("kv-events", "kv-events-replay") for x in (f"--{name}", owner.addresses[name.replace("-", "_")])]
     added = publishing_server("--session-dir", directory, "--port", str(owner.port), *addresses)
     gets_new_conversations(router, added)
     router.stop()
-    for r in (*replicas, added, alone):
+    for r in (*replicas, added):
+        r.stop()
+
+
+@test("sglang-router, cache_aware: a replica is killed in an answer, the other goes on from the shared directory with the same tokens")
+def _():
+    directory = tempfile.mkdtemp()
+    replicas = [Server("--name", "demo", "--session-dir", directory) for _ in range(2)]
+    router = Router("sglang_router.launch_router", "cache_aware", replicas)
+    survive(router, replicas, lambda: None)
+    router.stop()
+    for r in replicas:
         r.stop()
 
 
