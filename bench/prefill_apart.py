@@ -1,6 +1,6 @@
 """What a long prompt does to the answers beside it, and what is left of that where another server computes it (docs/deploy.md, "Prefill
-apart"). A server generates, another one computes prompts, and tests/serve/sidecar.py stands before the first. By turns nothing comes (none),
-a prompt comes straight to the server that generates (beside), and a prompt comes through the sidecar (apart).
+apart"). A server generates, another one computes prompts, and tests/serve/sidecar.py stands before the first. By turns nothing comes
+(none), a prompt comes straight to the server that generates (beside), and a prompt comes through the sidecar (apart).
 
 usage: python3 bench/prefill_apart.py [--backend cpu] [--synthetic 26b-a4b | --model DIR] [--prompt-tokens 7000] [--answers 4] [--rounds 5]
                                       [--threads N] [--devices 0,1] [--directory DIR] [--json] [-- OPTION...]
@@ -170,8 +170,9 @@ def main():
     if wanted.json:
         print(json.dumps({"prompt_tokens": wanted.prompt_tokens, "answers": wanted.answers, "rounds": wanted.rounds, **table}))
         return
-    print(f"{wanted.synthetic or wanted.model or 'demo'}, {wanted.backend}, a prompt of {wanted.prompt_tokens} tokens beside {wanted.answers} "
-          f"answers, medians of {wanted.rounds} (smallest to largest)")
+    model = wanted.synthetic or wanted.model or "demo"
+    print(f"{model}, {wanted.backend}, a prompt of {wanted.prompt_tokens} tokens beside {wanted.answers} answers, "
+          f"medians of {wanted.rounds} (smallest to largest)")
     for kind, row in table.items():
         print(f"{kind:8}" + ", ".join(f"{name} {v[0]:.2f} ({v[1]:.2f} to {v[2]:.2f})" for name, v in row.items()))
 

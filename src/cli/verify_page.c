@@ -65,14 +65,22 @@ static void print_table(const cJSON *summary) {
     }
 }
 
+/* Rows name a source only where there are two. */
+static bool has_assistant_beside(const eval_report *report) {
+    for (size_t i = 0; i < report->rows.n; i++)
+        if (report->rows.row[i].arm.source[0]) return true;
+    return false;
+}
+
 static void print_scope(const eval_report *report) {
     const cJSON *e = report->environment, *o = report->options;
     printf("\nPolicies: ");
     print_names(cJSON_GetObjectItemCaseSensitive(o, "policies"));
     printf(". K/V: ");
     print_names(cJSON_GetObjectItemCaseSensitive(o, "kv_formats"));
-    printf(". Temperature 0 and 1. Drafters: n-grams%s.\n",
-           cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(e, "drafter")) ? ", the model's drafter" : "");
+    printf(". Temperature 0 and 1. Drafters: n-grams%s%s.\n",
+           cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(e, "drafter")) ? ", the model's drafter" : "",
+           has_assistant_beside(report) ? ", its MTP assistant" : "");
     printf("Threads: %.0f here, %.0f in the other process, which made %.0f of %.0f rounds.\n", number(e, "threads"),
            number(o, "threads_elsewhere"), number(o, "rounds_elsewhere"), number(o, "rounds"));
 }

@@ -74,7 +74,7 @@ static const char *const kind_row_keys[EVAL_KIND_COUNT] = {
     [EVAL_ACCEPTANCE] = "source category",
     [EVAL_LOSSLESS] = "prompt_kind truncated dropped_tokens",
     [EVAL_BATCH] = "prompt_kind together forked cancel_after log_probability_hash",
-    [EVAL_VERIFY] = "prompt_kind comparison kv_format together dropped_tokens log_probability_hash",
+    [EVAL_VERIFY] = "prompt_kind comparison source kv_format together dropped_tokens log_probability_hash",
 };
 
 static void check_row_keys(gate_context *context, const cJSON *row, size_t index) {

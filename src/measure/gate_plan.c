@@ -342,7 +342,8 @@ static void plan_verify(plan *p) {
     const verify_plan verify = {.seed = gate_option_seed(p->context),
                                 .policies = cJSON_GetArraySize(option(p, "policies")),
                                 .formats = cJSON_GetArraySize(option(p, "kv_formats")),
-                                .drafter = environment_flag(p, "drafter")};
+                                .drafter = environment_flag(p, "drafter"),
+                                .assistant = p->context->geometry.has_drafter && p->context->geometry.state_values};
     for (int elsewhere = 0; elsewhere < 2; elsewhere++) {
         int rounds = gate_option(p->context, elsewhere ? "rounds_elsewhere" : "rounds");
         for (int r = 0; r < rounds && p->n <= p->limit; r++) {

@@ -396,6 +396,7 @@ kakeya_status verify_run_all(const eval_setup *setup, const verify_options *opti
     if (status == KAKEYA_OK) status = verify_run_formats(run, options->kv_formats, options->n_kv_formats, error);
     if (status == KAKEYA_OK) {
         run->plan.drafter = kakeya_engine_has_drafter(harness->engine);
+        run->plan.assistant = harness->engine->drafter && harness->engine->assistant;
         job->saved = cJSON_CreateObject();
         if (!job->saved) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for a certificate");
     }

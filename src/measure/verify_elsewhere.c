@@ -57,6 +57,7 @@ static kakeya_status read_plan(other_job *job, kakeya_error *error) {
     json_reader reader = {.name = VERIFY_PLAN_FILE, .error = error};
     run->plan.seed = read_seed(job->plan);
     run->plan.drafter = kakeya_engine_has_drafter(run->harness.engine);
+    run->plan.assistant = run->harness.engine->drafter && run->harness.engine->assistant;
     run->max_tokens = json_required_int(&reader, job->plan, "max_tokens", VERIFY_LEAST_TOKENS, VERIFY_MOST_TOKENS);
     job->rounds = json_required_int(&reader, job->plan, "rounds", 1, MAX_ROUNDS);
     job->seconds = json_number(&reader, job->plan, "seconds", -1e9, 1e9, 0);

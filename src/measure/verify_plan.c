@@ -54,6 +54,10 @@ int verify_round(const verify_plan *plan, int round, bool elsewhere, verify_stre
             if (c == VERIFY_DRAFTER && !plan->drafter) continue;
             for (int t = 0; t < VERIFY_TEMPERATURES; t++)
                 out[n++] = stream_of(plan, round, prompt * VERIFY_TEMPERATURES + t, (verify_comparison)c);
+            for (int t = 0; t < VERIFY_TEMPERATURES && c == VERIFY_DRAFTER && plan->assistant; t++) {
+                out[n] = stream_of(plan, round, prompt * VERIFY_TEMPERATURES + t, VERIFY_DRAFTER);
+                out[n++].assistant = true;
+            }
         }
     }
     for (int c = VERIFY_BATCH; c <= VERIFY_MIXED && !elsewhere; c++)
@@ -82,6 +86,7 @@ void verify_plan_row(const verify_plan *plan, int round, const verify_stream *st
     snprintf(arm->policy, sizeof arm->policy, "%s", policy);
     snprintf(arm->mode, sizeof arm->mode, "%s", stream->mode);
     snprintf(arm->kv_format, sizeof arm->kv_format, "%s", format);
+    if (stream->assistant) eval_arm_source(arm, "assistant");
     arm->as_stored = true;
     arm->draft_length = stream->draft_length;
     arm->prompt_chunk = stream->prompt_chunk;

@@ -15,20 +15,21 @@ enum {
     VERIFY_FORMATS = 4,
     VERIFY_TEMPERATURES = 2,                                               /* 0 and 1 */
     VERIFY_UNITS = VERIFY_POLICIES * VERIFY_FORMATS * VERIFY_TEMPERATURES, /* of a round, at most */
-    VERIFY_STREAMS = VERIFY_UNITS * VERIFY_COMPARISONS,
+    VERIFY_STREAMS = VERIFY_UNITS * (VERIFY_COMPARISONS + 1),              /* of the drafter there may be two */
     VERIFY_LEAST_TOKENS = 4,
     VERIFY_MOST_TOKENS = 256,
 };
 
 typedef struct verify_plan {
     uint64_t seed;
-    int policies, formats; /* how many there are */
-    bool drafter;
+    int policies, formats;   /* how many there are */
+    bool drafter, assistant; /* assistant: an MTP assistant beside a DFlash drafter, each of which is asked */
 } verify_plan;
 
 typedef struct verify_stream {
     verify_comparison comparison;
     int policy, format, temperature;
+    bool assistant;   /* of VERIFY_DRAFTER: the MTP assistant is asked, and not the DFlash drafter */
     const char *mode; /* as in eval_arm, like the next three */
     int draft_length, prompt_chunk, together;
 } verify_stream;

@@ -164,7 +164,8 @@ kakeya_status verify_answer_go_on(verify_answer *answer, int tokens, kakeya_erro
     kakeya_stats_init(&stats);
     if (!(answer->row.started_seconds > 0)) note_start(answer);
     answer->generate.max_tokens = tokens;
-    kakeya_status status = kakeya_session_generate(answer->session, &answer->generate, &stats, error);
+    const session_trace trace = {.assistant = answer->plan->assistant};
+    kakeya_status status = session_generate(answer->session, &answer->generate, &trace, &stats, error);
     if (status == KAKEYA_OK) harness_add_stats(&answer->stats, &stats);
     if (status == KAKEYA_OK && stats.finish == KAKEYA_FINISH_CANCELLED) status = stopped(answer, error);
     return status;

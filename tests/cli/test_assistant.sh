@@ -65,6 +65,17 @@ for mode in auto speculative; do
     check "two drafters, $mode, the same tokens" test "$(tokens)" = "$(cat "$WORK/expected")"
     json_holds "and they draft" '.stats.drafted_tokens > 0'
 done
+works "the certificate asks each of two" verify --model "$WORK/dense" --drafter "$WORK/tiny-dflash" --drafter "$WORK/dense-assistant" \
+    --rounds 2 --max-tokens 12 --threads 1 --policies native --report "$WORK/v.json"
+check "and says so" grep -q "Drafters: n-grams, the model's drafter, its MTP assistant" "$WORK/out"
+works "and the gate finds both" gate "$WORK/v.json"
+cp "$WORK/v.json" "$WORK/out"
+json_holds "in rows of their own, which draft" '[.rows[] | select(.comparison == "drafter")] | length == 8 and
+    (map(select(.source == "assistant")) | length == 4 and (map(.drafted_tokens) | add > 0)) and
+    (map(select(.source == null) | .drafted_tokens) | add > 0)'
+jq -c '.rows |= map(select(.source == null))' "$WORK/v.json" >"$WORK/forged.json"
+run gate "$WORK/forged.json"
+check "one of which may not be left out" test "$STATUS" = 1
 works "info describes both" info "$WORK/dense" --drafter "$WORK/dense-assistant" --drafter "$WORK/tiny-dflash" --json
 json_holds "each by itself" '.drafter.kind == "dflash" and .assistant.layers == 4 and .assistant.draft_parameters > 0'
 cp -r "$WORK/tiny-dflash" "$WORK/dense-dflash"
