@@ -1,7 +1,8 @@
 """What K/V events cost a busy server: two servers of the demo model, one of which publishes to a subscriber, answer the same load by turns:
-64 streams at a time, conversations of three turns (a prompt of 300 tokens, answers of 100).
+64 streams at a time, conversations of three turns (a prompt of 300 tokens, answers of 100), without a drafter: how many tokens one proposes
+depends on measured times, and so does the work.
 
-usage: build/serve-python-routers/bin/python bench/kv_event_cost.py [--pairs 7] [--streams 64] [--threads 2] [-- OPTION...]
+usage: build/serve-python-routers/bin/python bench/kv_event_cost.py [--pairs 9] [--streams 64] [--threads 2] [-- OPTION...]
 environment: KAKEYA (build/kakeya). `sh tests/serve/test_kv_events.sh` makes the interpreter, which has pyzmq.
 
 Prints of each server tokens per second, by the clock and of its own processor time, as medians with the smallest and the largest; and of
@@ -22,7 +23,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 os.environ.setdefault("SERVE_TEST_WAIT", "600")
 split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
 parser = argparse.ArgumentParser()
-parser.add_argument("--pairs", type=int, default=7)
+parser.add_argument("--pairs", type=int, default=9)
 parser.add_argument("--streams", type=int, default=64)
 parser.add_argument("--threads", type=int, default=2)
 wanted, options = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1:]
@@ -38,8 +39,8 @@ def converse(server, seed):
     ids = [2, *(draw.randrange(200, 3000) for _ in range(PROMPT - 1))]
     tokens = 0
     for _ in range(TURNS):
-        body = {"model": "demo", "prompt": ids, "max_tokens": ANSWER, "temperature": 0, "ignore_eos": True, "stream": True,
-                "return_token_ids": True}
+        body = {"model": "demo", "prompt": ids, "max_tokens": ANSWER, "temperature": 1, "seed": draw.randrange(1 << 30),
+                "ignore_eos": True, "stream": True, "return_token_ids": True}
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT)
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         reply = connection.getresponse()
@@ -72,7 +73,7 @@ def spread(values, digits):
 
 
 def main():
-    common = ("--max-batch", str(wanted.streams), *options)
+    common = ("--max-batch", str(wanted.streams), "--drafter", "none", *options)
     plain = Server("--name", "demo", *common, threads=wanted.threads)
     publishing = publishing_server(*common, threads=wanted.threads)
     consumer, ended = Consumer(publishing), threading.Event()

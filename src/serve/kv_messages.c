@@ -1,6 +1,9 @@
 #include "serve/kv_messages.h"
 
+#include <stdlib.h>
 #include <string.h>
+
+#include "base/nul.h"
 
 /* ---------------------------------------------------------------------------------- msgpack, as far as it is needed */
 
@@ -52,8 +55,7 @@ static void put_list(text_buffer *out, size_t n) {
         put(out, MSGPACK_LIST32, n, 4);
 }
 
-static void put_text(text_buffer *out, const char *text) {
-    size_t n = strlen(text);
+static void put_bytes(text_buffer *out, const char *text, size_t n) {
     if (n < 32)
         put(out, MSGPACK_FIXED_TEXT + (int)n, 0, 0);
     else if (n <= UINT8_MAX)
@@ -61,6 +63,21 @@ static void put_text(text_buffer *out, const char *text) {
     else
         put(out, MSGPACK_TEXT32, n, 4);
     text_bytes(out, text, n);
+}
+
+static void put_text(text_buffer *out, const char *text) { put_bytes(out, text, strlen(text)); }
+
+/* A text of a client's, which may hold U+0000. */
+static void put_clients_text(text_buffer *out, const char *text) {
+    size_t n = strlen(text);
+    char *meant = nul_is_spelled(text, n) ? malloc(n) : NULL;
+    if (meant)
+        put_bytes(out, meant, nul_read(meant, text, n));
+    else if (nul_is_spelled(text, n))
+        out->failed = true;
+    else
+        put_bytes(out, text, n);
+    free(meant);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- events */
@@ -111,7 +128,7 @@ static void put_extra_keys(text_buffer *out, const kv_block_event *event) {
             put_text(out, p->digest);
             put_signed(out, (int64_t)p->begin - (int64_t)begin);
         }
-        if (salts) put_text(out, event->salt);
+        if (salts) put_clients_text(out, event->salt);
     }
 }
 

@@ -330,6 +330,11 @@ static void test_messages(void **state) {
                                     "ab\xd3";
     assert_non_null(memmem(text.data, text.n, with_salt, sizeof with_salt - 1));
     text_clear(&text);
+    e.n_pictures = 0;
+    e.salt = "x\xc0\x80y"; /* U+0000 in a text that ends at a NUL */
+    kv_message_write(&text, &e, 2);
+    assert_non_null(memmem(text.data, text.n, "extra_keys\x92\x91\xa3x\0y\xc0", 10 + 7));
+    text_clear(&text);
     static const char removed[] = "\x83\xa4type\xac"
                                   "BlockRemoved\xac"
                                   "block_hashes\x92\xcf\x80\x01\x02\x03\x04\x05\x06\x07\x05\xa6"
