@@ -306,6 +306,32 @@ def _():
     holds(len(made["features"]["mm_hashes"]["image"][0]) == 64, made["features"])
 
 
+@test("every render route tells the pictures' digests and places, and tells the same")
+def _():
+    photo, other = content_of("photo.jpg"), png(160, 120)
+
+    def source(data, kind):
+        return {"type": "image", "source": {"type": "base64", "media_type": kind, "data": base64.b64encode(data).decode()}}
+
+    bodies = {"chat/completions": {"messages": [user(picture(photo), text("A"), picture(other))]},
+              "responses": {"input": [{"role": "user", "content": [
+                  {"type": "input_image", "image_url": uri(photo)}, {"type": "input_text", "text": "A"},
+                  {"type": "input_image", "image_url": uri(other)}]}]},
+              "messages": {"messages": [{"role": "user", "content": [source(photo, "image/jpeg"), {"type": "text", "text": "A"},
+                                                                      source(other, "image/png")]}]}}
+    seen = [server().post(f"/v1/{path}/render", {"model": "tiny-tower", **body}).json for path, body in bodies.items()]
+    for path, made in zip(bodies, seen):
+        equal(made, seen[0], path)
+    features, ids = seen[0]["features"], seen[0]["token_ids"]
+    equal(len(set(features["mm_hashes"]["image"])), 2)
+    places = features["mm_placeholders"]["image"]
+    equal(len(places), 2)
+    for place in places:
+        begin, end = place["offset"], place["offset"] + place["length"]
+        holds(set(ids[begin:end]) == {19} and ids[begin - 1] != 19 and ids[end] != 19, f"{place}")
+    equal(sum(place["length"] for place in places), ids.count(19))
+
+
 @test("Responses: a user's picture, a tool's, and a conversation that goes on without sending it again")
 def _():
     client = openai.OpenAI(base_url=server().url + "/v1", api_key="none", max_retries=0)
