@@ -5,6 +5,9 @@ and what compiling takes.
     bench/grammar_suite.py json-schema-test-suite FOLDER [--draft draft2020-12]...   FOLDER: json-schema-org/JSON-Schema-Test-Suite
     bench/grammar_suite.py maskbench FOLDER          FOLDER: maskbench/data of guidance-ai/jsonschemabench, or any with files of the form
                                                      {"schema", "tests": [{"valid", "data"}]}
+    bench/grammar_suite.py formats FILE.rs           parser/tests/test_json_string_format.rs of guidance-ai/llguidance; strings that it says
+                                                     its expressions accept although they are invalid are invalid here
+    bench/grammar_suite.py schemas FILE.json         a list of {"name", "schema"}: what is compiled, as bench/generated_schemas.py writes it
     bench/grammar_suite.py field FILE.json           a list of {"schema", "text", "right": "yes" or "no"}
 
     bench/grammar_suite.py maskbench FOLDER --lines | build/bench_grammar --answers MODEL-DIRECTORY
@@ -71,6 +74,26 @@ def maskbench(folder):
             yield file.name, case["schema"], [(json.dumps(t["data"], ensure_ascii=False), t["valid"]) for t in case.get("tests", [])]
 
 
+def formats(file):
+    cases = []
+    for line in pathlib.Path(file).read_text().splitlines():
+        case = re.match(r'#\[case\("(.*?)"\)\]', line)
+        if case:
+            cases.append(re.sub(r"\\u\{([0-9a-fA-F]+)\}", lambda found: chr(int(found[1], 16)), case[1]).replace('\\"', '"'))
+        function = re.match(r"pub fn (\w+)\(", line)
+        if function:
+            name = function[1]
+        schema = re.search(r'json!\((\{"type":"string".*?\})\)', line)
+        if schema and cases:
+            yield name, json.loads(schema[1]), [(json.dumps(text), name.startswith("valid_")) for text in cases]
+            cases = []
+
+
+def schemas_alone(file):
+    for case in json.loads(pathlib.Path(file).read_text()):
+        yield case["name"], case["schema"], []
+
+
 def field(file):
     for i, case in enumerate(json.loads(pathlib.Path(file).read_text())):
         yield f"{i} {case['kind']}", case["schema"], [(case["text"], case["right"] == "yes")]
@@ -82,7 +105,7 @@ def percentile(values, share):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", choices=["json-schema-test-suite", "maskbench", "field"])
+    parser.add_argument("suite", choices=["json-schema-test-suite", "maskbench", "formats", "schemas", "field"])
     parser.add_argument("path")
     parser.add_argument("--draft", action="append")
     parser.add_argument("--build", default="build")
@@ -94,7 +117,8 @@ def main():
     options = parser.parse_args()
     judge = None if options.lines else Llguidance() if options.peer else Kakeya(options.build, not options.strict_order)
     cases = {"json-schema-test-suite": lambda: test_suite(options.path, options.draft or ["draft2020-12", "draft7"]),
-             "maskbench": lambda: maskbench(options.path), "field": lambda: field(options.path)}[options.suite]()
+             "maskbench": lambda: maskbench(options.path), "formats": lambda: formats(options.path),
+             "schemas": lambda: schemas_alone(options.path), "field": lambda: field(options.path)}[options.suite]()
     schemas = refused = 0
     rejected, accepted, took, reasons = [], [], [], collections.Counter()
     for number, (name, schema, tests) in enumerate(cases):

@@ -102,4 +102,26 @@ print "};\n\n";
 print "static const uint32_t unicode_property_ranges[][2] = {\n";
 put(sprintf "{0x%X, 0x%X}", @$_) for @ranges;
 end();
+
+# Simple case folding: runs of characters, `step` apart, that fold to what is as far from each.
+print "/* Simple case folding: characters from first to last, `step` apart, fold to themselves + to. */\n";
+print "static const struct {\n    uint32_t first, last, step;\n    int32_t to;\n} unicode_folds[] = {\n";
+my ($folded, $to) = prop_invmap("Simple_Case_Folding");
+my @folds;
+for my $i (0 .. $#$folded) {
+    next if ref $to->[$i] || $to->[$i] == 0;
+    my $end = $i < $#$folded ? $folded->[$i + 1] - 1 : 0x10FFFF;
+    for my $c ($folded->[$i] .. $end) {
+        my $delta = $to->[$i] - $folded->[$i];
+        my $run = @folds ? $folds[-1] : undef;
+        my $step = $run ? $c - $run->[1] : 0;
+        if ($run && $run->[3] == $delta && $step <= 2 && ($run->[0] == $run->[1] || $run->[2] == $step)) {
+            @$run[1, 2] = ($c, $step);
+        } else {
+            push @folds, [$c, $c, 1, $delta];
+        }
+    }
+}
+put(sprintf "{0x%X, 0x%X, %d, %d}", @$_) for @folds;
+end();
 print "#endif\n";

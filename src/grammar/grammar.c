@@ -15,7 +15,7 @@ typedef struct compilation {
     kakeya_grammar *g;
     const kakeya_grammar_options *o;
     schema_compiler *schemas;
-    cJSON *schema, *tools;
+    cJSON *schema, *tools, *documents; /* documents: of rules, a list */
     uint32_t any_object;
     const cJSON **loose; /* by tool: its parameters, if they may be left out */
     kakeya_error *error;
@@ -67,10 +67,11 @@ static kakeya_status compile_rules(compilation *c, const char *text, size_t byte
     rule_set rules;
     kakeya_status status = rules_parse(text, bytes, &rules, c->error);
     if (status != KAKEYA_OK) return status;
-    if (!rules_unfold(&rules))
+    if (!c->documents) c->documents = cJSON_CreateArray();
+    if (!c->documents || !rules_unfold(&rules))
         status = error_set(c->error, KAKEYA_OUT_OF_MEMORY, "grammar: out of memory");
     else
-        status = rules_compile(&rules, &c->g->program, node, c->error);
+        status = rules_compile(&rules, &c->g->program, c->schemas, c->documents, node, c->error);
     rules_free(&rules);
     return status;
 }
@@ -331,6 +332,7 @@ kakeya_status grammar_compile(const token_table *tokens, const kakeya_grammar_op
     schema_compiler_destroy(c.schemas);
     cJSON_Delete(c.schema);
     cJSON_Delete(c.tools);
+    cJSON_Delete(c.documents);
     free(c.loose);
     if (status == KAKEYA_OK)
         *out = c.g;

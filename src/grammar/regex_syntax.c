@@ -14,7 +14,8 @@ typedef struct parser {
     const char *text;
     size_t bytes, at;
     int depth;
-    bool behind; /* inside of a look-behind */
+    bool behind;             /* inside of a look-behind */
+    bool any_case, any_line; /* the flags i and s */
     regex_tree *tree;
     kakeya_status status; /* the first failure sticks */
     kakeya_error *error;
@@ -67,6 +68,8 @@ static void add_range(parser *p, uint32_t low, uint32_t high) {
     t->ranges[t->n_ranges++] = (character_range){low, high};
 }
 
+static void add_range_to(void *user, uint32_t low, uint32_t high) { add_range(user, low, high); }
+
 /* ---------------------------------------------------------------------------------------------------------- sets */
 
 static int by_low(const void *a, const void *b) {
@@ -106,10 +109,20 @@ static void invert(parser *p, uint32_t first) {
     t->n_ranges -= n - first;
 }
 
+/* With the flag i: characters of the ranges from `first` on in any case. Up to four are alike. */
+static void add_other_cases(parser *p, uint32_t first) {
+    for (int pass = 0; pass < 2 && p->any_case && !p->status; pass++) {
+        tidy(p, first);
+        for (uint32_t i = first, n = p->tree->n_ranges; i < n && !p->status; i++)
+            unicode_other_cases(p->tree->ranges[i].low, p->tree->ranges[i].high, p, add_range_to);
+    }
+    tidy(p, first);
+}
+
 /* A set without surrogates, which are no characters. */
 static uint32_t end_set(parser *p, uint32_t first) {
     regex_tree *t = p->tree;
-    tidy(p, first);
+    add_other_cases(p, first);
     for (uint32_t i = first; i < t->n_ranges && !p->status; i++) {
         character_range range = t->ranges[i];
         if (range.low > 0xDFFF || range.high < 0xD800) continue;
@@ -125,8 +138,6 @@ static uint32_t end_set(parser *p, uint32_t first) {
     return add_node(
         p, (regex_node){.kind = REGEX_SET, .child = REGEX_NONE, .first_range = first, .n_ranges = t->n_ranges - first});
 }
-
-static void add_range_to(void *user, uint32_t low, uint32_t high) { add_range(user, low, high); }
 
 /* p{...} and P{...}. */
 static void add_property(parser *p) {
@@ -157,6 +168,7 @@ static bool add_class(parser *p, char name) {
     if (!ranges) return false;
     uint32_t first = p->tree->n_ranges;
     for (size_t i = 0; i < n; i++) add_range(p, ranges[i].low, ranges[i].high);
+    if (lower == 'w') add_other_cases(p, first);
     if (name != lower && !p->status) invert(p, first);
     return true;
 }
@@ -285,15 +297,18 @@ static uint32_t parse_class(parser *p) {
         }
     }
     if (!take(p, ']')) return fail(p, KAKEYA_FORMAT, "[ without ]");
+    if (inverted) add_other_cases(p, first);
     if (inverted && !p->status) invert(p, first);
     return end_set(p, first);
 }
 
 static uint32_t parse_dot(parser *p) {
     uint32_t first = p->tree->n_ranges;
-    add_range(p, '\n', '\n');
-    add_range(p, '\r', '\r');
-    add_range(p, 0x2028, 0x2029);
+    if (!p->any_line) {
+        add_range(p, '\n', '\n');
+        add_range(p, '\r', '\r');
+        add_range(p, 0x2028, 0x2029);
+    }
     if (!p->status) invert(p, first);
     return end_set(p, first);
 }
@@ -320,20 +335,48 @@ static uint32_t parse_look(parser *p, bool behind) {
     return add_look(p, inner, behind, negative);
 }
 
+/* (?flags-flags: and, at the beginning of an expression, (?flags), as other dialects have it. False: there are none. */
+static bool take_flags(parser *p) {
+    bool on = true, some = false, any_case = p->any_case, any_line = p->any_line;
+    size_t at = p->at;
+    for (; at < p->bytes && p->text[at] != ':' && p->text[at] != ')'; at++) {
+        const char c = p->text[at];
+        if (c == '-' && on) {
+            on = false;
+            continue;
+        }
+        if (c == 'i') any_case = on;
+        if (c == 's') any_line = on;
+        if (c != 'i' && c != 's') return false;
+        some = true;
+    }
+    const bool whole = at < p->bytes && p->text[at] == ')';
+    if (!some || at == p->bytes || (whole && (p->at != 2 || !on))) return false;
+    p->at = at + 1;
+    p->any_case = any_case;
+    p->any_line = any_line;
+    return true;
+}
+
 static uint32_t parse_group(parser *p) {
+    const bool any_case = p->any_case, any_line = p->any_line;
     if (take(p, '?')) {
         bool behind = take(p, '<');
         if (at_byte(p, '=') || at_byte(p, '!')) return parse_look(p, behind);
         if (behind) { /* a name */
             while (more(p) && !at_byte(p, '>')) p->at++;
             if (!take(p, '>')) return fail(p, KAKEYA_FORMAT, "(?< without >");
-        } else if (!take(p, ':')) {
-            return fail(p, KAKEYA_UNSUPPORTED, "groups with flags are not supported");
+        } else if (!take(p, ':') && !take_flags(p)) {
+            return fail(p, KAKEYA_UNSUPPORTED, "flags of groups but i and s are not supported");
+        } else if (p->text[p->at - 1] == ')') { /* of all that follows */
+            return add_node(p, (regex_node){.kind = REGEX_EMPTY, .child = REGEX_NONE});
         }
     }
     if (++p->depth > MAX_GROUPS) return fail(p, KAKEYA_UNSUPPORTED, "more than %d nested groups", MAX_GROUPS);
     uint32_t inner = parse_alternatives(p);
     p->depth--;
+    p->any_case = any_case;
+    p->any_line = any_line;
     if (!take(p, ')')) return fail(p, KAKEYA_FORMAT, "( without )");
     return inner;
 }

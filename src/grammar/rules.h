@@ -3,6 +3,7 @@
 #define KAKEYA_GRAMMAR_RULES_H
 
 #include "grammar/program.h"
+#include "grammar/schema.h"
 
 enum { RULES_MAX_BYTES = 262144, RULES_MAX_RULES = 2000 };
 
@@ -13,6 +14,7 @@ typedef enum rule_kind {
     RULE_ROW,    /* children */
     RULE_CHOICE, /* children */
     RULE_REPEAT, /* one child, minimum to maximum times */
+    RULE_JSON,   /* JSON under the schema that the text is */
 } rule_kind;
 
 #define RULE_NONE UINT32_MAX /* no node; no maximum; no rule */
@@ -22,6 +24,7 @@ typedef struct rule_node {
     uint32_t child, sibling;
     uint32_t minimum, maximum;
     uint32_t rule; /* RULE_NAME */
+    unsigned line; /* RULE_JSON */
     char *text;    /* malloc'ed */
     size_t bytes;
 } rule_node;
@@ -48,7 +51,9 @@ kakeya_status rules_parse(const char *text, size_t bytes, rule_set *out, kakeya_
 void rules_free(rule_set *rules);
 /* Rules of which an alternative begins with themselves become repetitions of what follows. False where memory ends. */
 bool rules_unfold(rule_set *rules);
-/* KAKEYA_UNSUPPORTED: a rule begins with itself, through others or behind what may be empty. */
-kakeya_status rules_compile(const rule_set *rules, grammar_program *program, uint32_t *node, kakeya_error *error);
+/* Schemas in the rules are compiled by `schemas`, into the same program, and kept in the list `documents`, which
+ * outlives the compiler. KAKEYA_UNSUPPORTED: a rule begins with itself, through others or behind what may be empty. */
+kakeya_status rules_compile(const rule_set *rules, grammar_program *program, schema_compiler *schemas, cJSON *documents,
+                            uint32_t *node, kakeya_error *error);
 
 #endif

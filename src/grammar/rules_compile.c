@@ -16,6 +16,8 @@ typedef struct rule_state {
 typedef struct compiler {
     const rule_set *r;
     grammar_program *program;
+    schema_compiler *schemas;
+    cJSON *documents; /* a list: schemas that are referred to while it compiles */
     rule_state *states;
     char *text; /* of an expression: [REGEX_BYTES] */
     size_t n;
@@ -51,6 +53,10 @@ static const rule_node *at(const compiler *c, uint32_t node) { return &c->r->nod
 
 /* ------------------------------------------------------------------------------------------- what leads to what */
 
+static bool is_leaf(const rule_node *node) {
+    return node->kind == RULE_TEXT || node->kind == RULE_REGEX || node->kind == RULE_JSON;
+}
+
 /* Whether the node leads to the rule. */
 static bool reaches(compiler *c, uint32_t node, uint32_t rule, bool *seen) {
     const rule_node *own = at(c, node);
@@ -61,7 +67,7 @@ static bool reaches(compiler *c, uint32_t node, uint32_t rule, bool *seen) {
         seen[own->rule] = true;
         return reaches(c, c->r->rules[own->rule].body, rule, seen);
     }
-    if (own->kind == RULE_TEXT || own->kind == RULE_REGEX) return false;
+    if (is_leaf(own)) return false;
     for (uint32_t i = own->child; i != RULE_NONE; i = at(c, i)->sibling)
         if (reaches(c, i, rule, seen)) return true;
     return false;
@@ -73,6 +79,8 @@ static bool may_be_empty(compiler *c, uint32_t node) {
     switch (own->kind) {
     case RULE_TEXT:
         return own->bytes == 0;
+    case RULE_JSON:
+        return false;
     case RULE_REGEX:
         return c->nullable[node];
     case RULE_NAME:
@@ -101,7 +109,7 @@ static bool begins_with(compiler *c, uint32_t node, uint32_t rule, bool *seen) {
         seen[own->rule] = true;
         return begins_with(c, c->r->rules[own->rule].body, rule, seen);
     }
-    if (own->kind == RULE_TEXT || own->kind == RULE_REGEX) return false;
+    if (is_leaf(own)) return false;
     for (uint32_t i = own->child; i != RULE_NONE; i = at(c, i)->sibling) {
         if (begins_with(c, i, rule, seen)) return true;
         if (own->kind == RULE_ROW && !may_be_empty(c, i)) return false;
@@ -197,7 +205,8 @@ static void put_bytes(compiler *c, const char *text, size_t bytes) {
     }
 }
 
-/* False: it leads to a rule that leads to itself. ignoring: what is ignored may stand behind each terminal. */
+/* False: it leads to a rule that leads to itself, or to a schema. ignoring: what is ignored may stand behind each
+ * terminal. */
 static bool put_node(compiler *c, uint32_t node, bool ignoring, int depth);
 
 static void put_ignored(compiler *c, bool ignoring, int depth) {
@@ -212,7 +221,7 @@ static bool put_node(compiler *c, uint32_t node, bool ignoring, int depth) {
     char counts[40];
     bool regular = true, first = true;
     if (depth > MAX_LEVELS) return false;
-    if (own->kind == RULE_NAME && c->states[own->rule].recursive) return false;
+    if (own->kind == RULE_JSON || (own->kind == RULE_NAME && c->states[own->rule].recursive)) return false;
     put(c, "(?:");
     switch (own->kind) {
     case RULE_TEXT:
@@ -244,6 +253,8 @@ static bool put_node(compiler *c, uint32_t node, bool ignoring, int depth) {
         else
             snprintf(counts, sizeof counts, "{%u,%u}", own->minimum, own->maximum);
         put(c, counts);
+        break;
+    case RULE_JSON:
         break;
     }
     put(c, ")");
@@ -335,6 +346,23 @@ static uint32_t only_part(const compiler *c, uint32_t node) {
     return node;
 }
 
+static uint32_t compile_schema(compiler *c, const rule_node *own) {
+    char where[60];
+    uint32_t made = 0;
+    cJSON *schema = NULL;
+    snprintf(where, sizeof where, "grammar, line %u", own->line);
+    c->status = schema_parse(where, own->text, own->bytes, &schema, c->error);
+    if (c->status) return 0;
+    if (!cJSON_AddItemToArray(c->documents, schema)) {
+        cJSON_Delete(schema);
+        c->status = error_set(c->error, KAKEYA_OUT_OF_MEMORY, "grammar: out of memory");
+        return 0;
+    }
+    snprintf(where, sizeof where, "grammar, line %u: #", own->line);
+    c->status = schema_compile(c->schemas, schema, where, GRAMMAR_JSON, &made, c->error);
+    return made;
+}
+
 static uint32_t compile(compiler *c, uint32_t node, bool ignoring, int depth) {
     uint32_t made = 0;
     node = only_part(c, node);
@@ -362,6 +390,9 @@ static uint32_t compile(compiler *c, uint32_t node, bool ignoring, int depth) {
         c->program->nodes[made].minimum = own->minimum;
         c->program->nodes[made].maximum = own->maximum; /* RULE_NONE is GRAMMAR_NO_LIMIT */
         return made;
+    case RULE_JSON:
+        made = compile_schema(c, own);
+        return with_ignored(c, made, ignoring, depth);
     case RULE_TEXT:
     case RULE_REGEX:
         break;
@@ -370,8 +401,14 @@ static uint32_t compile(compiler *c, uint32_t node, bool ignoring, int depth) {
     return 0;
 }
 
-kakeya_status rules_compile(const rule_set *rules, grammar_program *program, uint32_t *node, kakeya_error *error) {
-    compiler c = {.r = rules, .program = program, .error = error, .ignored = GRAMMAR_NOTHING};
+kakeya_status rules_compile(const rule_set *rules, grammar_program *program, schema_compiler *schemas, cJSON *documents,
+                            uint32_t *node, kakeya_error *error) {
+    compiler c = {.r = rules,
+                  .program = program,
+                  .schemas = schemas,
+                  .documents = documents,
+                  .error = error,
+                  .ignored = GRAMMAR_NOTHING};
     c.states = calloc(rules->n_rules + 1, sizeof *c.states);
     c.text = malloc(REGEX_BYTES);
     c.nullable = calloc(rules->n_nodes + 1, sizeof *c.nullable);

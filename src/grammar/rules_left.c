@@ -144,7 +144,7 @@ static bool find_groups(unfolding *u, uint32_t n) {
 static bool leads_to_group(const unfolding *u, uint32_t node, uint32_t group) {
     const rule_node *own = &u->r->nodes[node];
     if (own->kind == RULE_NAME) return u->group[own->rule] == group;
-    if (own->kind == RULE_TEXT || own->kind == RULE_REGEX || own->child == RULE_NONE) return false;
+    if (own->child == RULE_NONE) return false; /* a text, an expression, a schema */
     for (uint32_t i = own->child; i != RULE_NONE; i = own->kind == RULE_CHOICE ? u->r->nodes[i].sibling : RULE_NONE)
         if (leads_to_group(u, i, group)) return true;
     return false;

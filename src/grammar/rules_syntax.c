@@ -1,4 +1,5 @@
 /* GBNF and Lark's syntax to rules. */
+#include <cjson/cJSON.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,13 +8,40 @@
 #include "grammar/rules.h"
 #include "text/utf8.h"
 
-enum { MAX_GROUPS = 60, MAX_COUNT = 100000, MAX_NODES = 100000 };
+enum { MAX_GROUPS = 60, MAX_COUNT = 100000, MAX_NODES = 100000, MAX_PARAMETERS = 8 };
+
+typedef struct word {
+    const char *text; /* borrowed */
+    size_t bytes;
+} word;
+
+/* name{parameters}: body */
+typedef struct template {
+    word name, parameters[MAX_PARAMETERS];
+    uint32_t n;
+    size_t body; /* where it begins */
+}
+template;
+
+/* A rule that a template is to become, by its arguments, rules. */
+typedef struct instance {
+    word name; /* of the template */
+    uint32_t rule, n, arguments[MAX_PARAMETERS];
+    size_t at; /* where it is used */
+} instance;
 
 typedef struct parser {
     const char *text;
     size_t bytes, at;
     bool lark;
     int depth;
+    template *templates; /* malloc'ed, as are the next */
+    size_t n_templates;
+    instance *instances;
+    size_t n_instances;
+    const template *own; /* whose body is read, with ... */
+    const instance *with;
+    bool skipping; /* the body of a template, which is read where it is used */
     rule_set *out;
     kakeya_status status; /* the first failure sticks */
     kakeya_error *error;
@@ -244,17 +272,14 @@ static uint32_t parse_class(parser *p) {
 /* Letters of either case. */
 static uint32_t ignore_case(parser *p, buffer *b) {
     buffer out = {0};
+    put(p, &out, "(?i:", 4);
     for (size_t i = 0; i < b->n; i++) {
-        unsigned char c = (unsigned char)b->data[i];
-        bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-        char either[4] = {'[', (char)c, (char)(c ^ 0x20), ']'};
-        if (letter)
-            put(p, &out, either, 4);
-        else if (c < 0x80)
-            put_escaped(p, &out, c);
+        if ((unsigned char)b->data[i] < 0x80)
+            put_escaped(p, &out, (unsigned char)b->data[i]);
         else
             put(p, &out, b->data + i, 1);
     }
+    put(p, &out, ")", 1);
     free(b->data);
     return end_buffer(p, &out, RULE_REGEX);
 }
@@ -301,6 +326,33 @@ static uint32_t parse_text(parser *p) {
     return end_buffer(p, &range, RULE_REGEX);
 }
 
+/* Flags in front of an expression, as Python has them; returns their bytes. */
+static size_t leading_flags(const buffer *b) {
+    size_t n = 2;
+    if (b->n < 4 || memcmp(b->data, "(?", 2) != 0) return 0;
+    while (n < b->n && strchr("isu", b->data[n])) n++;
+    return n > 2 && n < b->n && b->data[n] == ')' ? n + 1 : 0;
+}
+
+/* (?flags:expression) */
+static uint32_t with_flags(parser *p, buffer *b, const char *after, size_t n_after) {
+    const size_t leading = b->data ? leading_flags(b) : 0;
+    const char *inside = leading ? b->data + 2 : "";
+    const size_t n_inside = leading ? leading - 3 : 0;
+    const bool any_case = memchr(after, 'i', n_after) || memchr(inside, 'i', n_inside),
+               any_line = memchr(after, 's', n_after) || memchr(inside, 's', n_inside);
+    if (!any_case && !any_line && !leading) return end_buffer(p, b, RULE_REGEX);
+    buffer out = {0};
+    put(p, &out, "(?", 2);
+    if (any_case) put(p, &out, "i", 1);
+    if (any_line) put(p, &out, "s", 1);
+    put(p, &out, ":", 1);
+    put(p, &out, b->data ? b->data + leading : "", b->n - leading);
+    put(p, &out, ")", 1);
+    free(b->data);
+    return end_buffer(p, &out, RULE_REGEX);
+}
+
 /* /.../flags of Lark */
 static uint32_t parse_regex(parser *p) {
     buffer b = {0};
@@ -314,10 +366,28 @@ static uint32_t parse_regex(parser *p) {
         p->at += n;
     }
     if (!take(p, "/")) fail(p, KAKEYA_FORMAT, "/ without another");
-    for (; here(p) >= 'a' && here(p) <= 'z'; p->at++)
-        if (here(p) != 'u')
+    const char *flags = p->text + p->at;
+    size_t n = 0;
+    for (; here(p) >= 'a' && here(p) <= 'z'; p->at++, n++)
+        if (!strchr("isu", here(p)))
             fail(p, KAKEYA_UNSUPPORTED, "the flag %c of a regular expression is not supported", here(p));
-    return end_buffer(p, &b, RULE_REGEX);
+    return with_flags(p, &b, flags, n);
+}
+
+/* A schema in the text, as llguidance has it. */
+static uint32_t parse_json(parser *p) {
+    const char *end = NULL;
+    skip_space(p, true);
+    const char *begin = p->text + p->at;
+    cJSON *json = cJSON_ParseWithLengthOpts(begin, p->bytes - p->at, &end, false);
+    const bool good = json && (cJSON_IsObject(json) || cJSON_IsBool(json));
+    cJSON_Delete(json);
+    if (!good) return fail(p, KAKEYA_FORMAT, "%%json without a schema after it");
+    const unsigned line = line_of(p);
+    p->at += (size_t)(end - begin);
+    uint32_t node = add_text(p, RULE_JSON, begin, (size_t)(end - begin));
+    if (!p->status) p->out->nodes[node].line = line;
+    return node;
 }
 
 static uint32_t parse_choice(parser *p, bool nested);
@@ -330,20 +400,94 @@ static uint32_t parse_group(parser *p, const char *end) {
     return inner;
 }
 
+static uint32_t add_name(parser *p, uint32_t rule) {
+    return p->status ? RULE_NONE : add(p, (rule_node){.kind = RULE_NAME, .child = RULE_NONE, .rule = rule});
+}
+
+/* A rule of an argument's own, by its spelling; a name is the rule that it stands for. */
+static uint32_t take_argument(parser *p) {
+    const size_t begin = p->at;
+    const uint32_t node = parse_choice(p, true);
+    if (p->at == begin) fail(p, KAKEYA_FORMAT, "an argument is expected, not '%.*s'", shown(p), p->text + p->at);
+    if (p->status) return RULE_NONE;
+    const rule_set *r = p->out;
+    uint32_t only = node;
+    while ((r->nodes[only].kind == RULE_ROW || r->nodes[only].kind == RULE_CHOICE) &&
+           r->nodes[only].child != RULE_NONE && r->nodes[r->nodes[only].child].sibling == RULE_NONE)
+        only = r->nodes[only].child;
+    if (r->nodes[only].kind == RULE_NAME) return r->nodes[only].rule;
+    buffer b = {0};
+    char of[24];
+    /* what a parameter stands for is not in the spelling */
+    put(p, &b, of, p->with ? (size_t)snprintf(of, sizeof of, "%u:", p->with->rule) : 0);
+    put(p, &b, p->text + begin, p->at - begin);
+    const uint32_t rule = p->status ? RULE_NONE : rule_named(p, b.data, b.n);
+    if (!p->status && r->rules[rule].body == RULE_NONE) r->rules[rule].body = node;
+    if (!p->status) r->rules[rule].terminal = false;
+    free(b.data);
+    return rule;
+}
+
+/* name{arguments}: the rule that the template becomes, which is read when all templates are known. */
+static uint32_t use_template(parser *p, word called) {
+    instance own = {.name = called, .at = p->at};
+    buffer b = {0};
+    char number[24];
+    put(p, &b, called.text, called.bytes);
+    put(p, &b, "{", 1);
+    do {
+        if (own.n == MAX_PARAMETERS)
+            fail(p, KAKEYA_UNSUPPORTED, "more than %d arguments of a template", MAX_PARAMETERS);
+        skip_space(p, true);
+        if (p->status) break;
+        own.arguments[own.n] = take_argument(p);
+        put(p, &b, number, (size_t)snprintf(number, sizeof number, "%u,", own.arguments[own.n++]));
+        skip_space(p, true);
+    } while (!p->status && take(p, ","));
+    if (!take(p, "}")) fail(p, KAKEYA_FORMAT, "{ without }");
+    const uint32_t known = p->out->n_rules;
+    own.rule = p->status ? RULE_NONE : rule_named(p, b.data, b.n);
+    free(b.data);
+    if (p->status || own.rule < known) return own.rule;
+    instance *instances = realloc(p->instances, (p->n_instances + 1) * sizeof *instances);
+    if (!instances) return fail(p, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    p->instances = instances;
+    instances[p->n_instances++] = own;
+    return own.rule;
+}
+
+static bool is_same(word a, word b) { return a.bytes == b.bytes && memcmp(a.text, b.text, a.bytes) == 0; }
+
+static void skip_arguments(parser *p) {
+    do {
+        (void)parse_choice(p, true);
+    } while (!p->status && take(p, ","));
+    if (!take(p, "}")) fail(p, KAKEYA_FORMAT, "{ without }");
+}
+
+static uint32_t parse_name(parser *p, word called) {
+    p->at += called.bytes;
+    const bool is_template =
+        p->lark && here(p) == '{' && ahead(p, 1) != ',' && (ahead(p, 1) < '0' || ahead(p, 1) > '9') && take(p, "{");
+    if (is_template && p->skipping) skip_arguments(p);
+    if (p->skipping) return add_name(p, 0); /* nothing leads to it */
+    if (is_template) return add_name(p, use_template(p, called));
+    for (uint32_t i = 0; p->own && i < p->own->n; i++)
+        if (is_same(p->own->parameters[i], called)) return add_name(p, p->with->arguments[i]);
+    return add_name(p, rule_named(p, called.text, called.bytes));
+}
+
 static uint32_t parse_atom(parser *p) {
     if (take(p, "\"")) return parse_text(p);
     if (take(p, "(")) return parse_group(p, ")");
     if (p->lark && take(p, "[")) return add_repeat(p, parse_group(p, "]"), 0, 1);
     if (take(p, "[")) return parse_class(p);
     if (p->lark && take(p, "/")) return parse_regex(p);
+    if (p->lark && take(p, "%json")) return parse_json(p);
     if (!p->lark && take(p, ".")) return add_text(p, RULE_REGEX, "[^]", 3);
     size_t n = name_bytes(p);
     if (n == 0) return fail(p, KAKEYA_FORMAT, "'%.*s' is not expected here", shown(p), p->text + p->at);
-    uint32_t rule = rule_named(p, p->text + p->at, n);
-    p->at += n;
-    if (p->lark && here(p) == '{' && ahead(p, 1) != ',' && (ahead(p, 1) < '0' || ahead(p, 1) > '9'))
-        return fail(p, KAKEYA_UNSUPPORTED, "templates are not supported");
-    return p->status ? RULE_NONE : add(p, (rule_node){.kind = RULE_NAME, .child = RULE_NONE, .rule = rule});
+    return parse_name(p, (word){p->text + p->at, n});
 }
 
 static uint32_t take_number(parser *p) {
@@ -397,7 +541,8 @@ static bool at_end(parser *p, bool nested) {
     size_t before = p->at;
     skip_space(p, true);
     char c = here(p);
-    if (p->status || p->at >= p->bytes || c == '|' || c == ')' || (p->lark && c == ']')) return true;
+    if (p->status || p->at >= p->bytes || c == '|' || c == ')' || (p->lark && (c == ']' || c == '}' || c == ',')))
+        return true;
     if (nested) return false;
     bool line = memchr(p->text + before, '\n', p->at - before) != NULL;
     if (line) p->at = before;
@@ -518,6 +663,60 @@ static void parse_ignore(parser *p) {
     p->out->ignored = what;
 }
 
+/* name{parameters}: body. The body is read once for each list of arguments. */
+static void parse_template(parser *p, word called) {
+    template own = {.name = called};
+    do {
+        skip_space(p, true);
+        const word parameter = {p->text + p->at, name_bytes(p)};
+        p->at += parameter.bytes;
+        if (own.n == MAX_PARAMETERS)
+            fail(p, KAKEYA_UNSUPPORTED, "more than %d parameters of a template", MAX_PARAMETERS);
+        else if (parameter.bytes == 0)
+            fail(p, KAKEYA_FORMAT, "the name of a parameter is expected, not '%.*s'", shown(p), p->text + p->at);
+        else
+            own.parameters[own.n++] = parameter;
+        skip_space(p, true);
+    } while (!p->status && take(p, ","));
+    if (!take(p, "}")) fail(p, KAKEYA_FORMAT, "{ without }");
+    for (size_t i = 0; i < p->n_templates; i++)
+        if (is_same(p->templates[i].name, called))
+            fail(p, KAKEYA_FORMAT, "the template %.*s is defined twice", called.bytes > 60 ? 60 : (int)called.bytes,
+                 called.text);
+    if (p->status) return;
+    template *templates = realloc(p->templates, (p->n_templates + 1) * sizeof *templates);
+    if (!templates) {
+        fail(p, KAKEYA_OUT_OF_MEMORY, "out of memory");
+        return;
+    }
+    p->templates = templates;
+    templates[p->n_templates++] = own;
+}
+
+/* The rules that templates become. Each may use more of them. */
+static void read_instances(parser *p) {
+    for (size_t i = 0; i < p->n_instances && !p->status; i++) {
+        const instance own = p->instances[i];
+        const template *of = NULL;
+        for (size_t k = 0; k < p->n_templates; k++)
+            if (is_same(p->templates[k].name, own.name)) of = &p->templates[k];
+        p->at = own.at;
+        const int shown_bytes = own.name.bytes > 60 ? 60 : (int)own.name.bytes;
+        if (!of)
+            fail(p, KAKEYA_FORMAT, "there is no template %.*s", shown_bytes, own.name.text);
+        else if (of->n != own.n)
+            fail(p, KAKEYA_FORMAT, "the template %.*s has %u parameters, not %u", shown_bytes, own.name.text, of->n,
+                 own.n);
+        if (p->status) return;
+        p->own = of;
+        p->with = &own;
+        p->at = of->body;
+        define(p, own.rule, parse_choice(p, false));
+        p->own = NULL;
+        p->with = NULL;
+    }
+}
+
 static void parse_rule(parser *p) {
     while (p->lark && (take(p, "?") || take(p, "!"))) {
     }
@@ -527,9 +726,11 @@ static void parse_rule(parser *p) {
         fail(p, KAKEYA_FORMAT, "the name of a rule is expected, not '%.*s'", shown(p), p->text + p->at);
         return;
     }
-    uint32_t rule = rule_named(p, name, bytes);
+    const word called = {name, bytes};
     p->at += bytes;
-    if (p->lark && here(p) == '{') fail(p, KAKEYA_UNSUPPORTED, "templates are not supported");
+    const bool is_template = p->lark && take(p, "{");
+    if (is_template) parse_template(p, called);
+    uint32_t rule = is_template || p->status ? RULE_NONE : rule_named(p, name, bytes);
     if (p->lark && take(p, ".")) { /* a priority: all readings are followed */
         (void)take(p, "-");
         (void)take_number(p);
@@ -537,7 +738,14 @@ static void parse_rule(parser *p) {
     skip_space(p, true);
     if (!take(p, p->lark ? ":" : "::=")) fail(p, KAKEYA_FORMAT, "%s is expected", p->lark ? ":" : "::=");
     skip_space(p, !p->lark);
-    if (!p->status) define(p, rule, parse_choice(p, false));
+    if (is_template && !p->status) {
+        p->templates[p->n_templates - 1].body = p->at;
+        p->skipping = true;
+        (void)parse_choice(p, false);
+        p->skipping = false;
+    } else if (!p->status) {
+        define(p, rule, parse_choice(p, false));
+    }
     skip_space(p, true);
     if (!p->status && here(p) == ')') fail(p, KAKEYA_FORMAT, ") without (");
 }
@@ -561,6 +769,9 @@ kakeya_status rules_parse(const char *text, size_t bytes, rule_set *out, kakeya_
         else
             parse_rule(&p);
     }
+    read_instances(&p);
+    free(p.templates);
+    free(p.instances);
     const char *start = p.lark ? "start" : "root";
     for (uint32_t i = 0; i < out->n_rules && !p.status; i++) {
         if (strcmp(out->rules[i].name, start) == 0) out->start = i;

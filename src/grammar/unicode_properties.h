@@ -10,4 +10,8 @@
 /* Calls `add` for the ranges of what stands between the braces, in no order. False: it is not known. */
 bool unicode_property(const char *text, size_t bytes, void *user, void (*add)(void *user, uint32_t low, uint32_t high));
 
+/* Calls `add` for characters that differ from those of the range in their case alone, by simple case folding: what they
+ * fold to, and what folds to them. Of the characters that this gives, those that are alike are the rest. */
+void unicode_other_cases(uint32_t low, uint32_t high, void *user, void (*add)(void *user, uint32_t low, uint32_t high));
+
 #endif

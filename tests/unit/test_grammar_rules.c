@@ -72,6 +72,25 @@ static const struct {
      "NAME.2: /[A-Z][a-z\\/]+/\nMARK: \"0\"..\"9\" ~ 2..3\n",
      {"hello Bob!", "HELLO A/b!42", "good night Eve!123"},
      {"hi Bob!", "hello bob!", "hello Bob!4"}},
+    {"start: _separated{NUMBER, \",\"} | \"(\" _separated{pair{\"k\"i, NUMBER}, \";\"} \")\"\n"
+     "_separated{x, sep}: x (sep x)*\n"
+     "pair{key, value}: key \"=\" optional{value}\noptional{x}: [x]\nNUMBER: /[0-9]+/\n%ignore \" \"",
+     {"1", "1,22 , 3", "(k=1)", "(K= 1;k=;K =33)"},
+     {"", "1;2", "(k=1,k=2)", "(1)", "k=1", "1 2 3"}},
+    {"start: nested{nested{\"a\"}} other{start_of}\nnested{x}: \"<\" x \">\" | \"[\" other{(x | \"-\")} \"]\"\n"
+     "other{start_of}.2: start_of+\nstart_of: \"s\"",
+     {"<<a>>s", "[<a>-<a>]ss", "<[a-]>s", "[[a-a]-]s"},
+     {"<a>s", "<<a>>", "[]s", "<<->>s"}},
+    {"start: /sel.ct/i \" \" /[a-c]+/ \"\u00e9t\u00c9\"i /.*/s\n",
+     {"SELECT a\u00c9T\u00e9", "sel\u00e9ct ab\u00e9t\u00e9\n;\n"},
+     {"select A\u00e9t\u00e9", "select a"}},
+    {"start: /(?i)a./s /(?u)b/", {"A\nb", "axb"}, {"aB", "A\nB"}},
+    {"start: \"call \" NAME \" \" %json {\"type\": \"object\", \"properties\": {\"}\": {\"enum\": [1, \"}\"]}}, "
+     "\"required\": [\"}\"],\n"
+     "\"additionalProperties\": false} \".\"\n  | list\nlist: \"[\" (item (\",\" item)*)? \"]\"\nitem: %json {\"type\": \"integer\"} | list\n"
+     "NAME: /[a-z]+/\n",
+     {"call f {\"}\": 1}.", "call fg {\"}\":\"}\"}.", "[1,[22,-3],0]", "[]"},
+     {"call f {}.", "call f {\"}\": 2}.", "[1.5]", "[1,]", "call f {\"}\": 1}"}},
     {"start: (A\n  | B)+\n  | C\n\nA: \"a\"\nB: \"b\"\nC: \"c\"", {"ab", "c"}, {"ac", ""}},
 };
 
@@ -152,7 +171,21 @@ static const struct {
     {"start: A\n%import python.NAME", KAKEYA_UNSUPPORTED, "%import"},
     {"start: A\n%import common.NAME", KAKEYA_UNSUPPORTED, "%import of NAME"},
     {"start: \"a\"\n%declare X", KAKEYA_UNSUPPORTED, "'%declare"},
-    {"start: t{\"a\"}\nt{x}: x", KAKEYA_UNSUPPORTED, "templates are not supported"},
+    {"start: t{\"a\"}", KAKEYA_FORMAT, "line 1: there is no template t"},
+    {"start: t{\"a\"}\n\nt{x, y}: x", KAKEYA_FORMAT, "line 1: the template t has 2 parameters, not 1"},
+    {"start: t{\"a\"}\nt{x}: x\nt{y}: y", KAKEYA_FORMAT, "line 3: the template t is defined twice"},
+    {"start: t\nt{x}: x", KAKEYA_FORMAT, "line 1: there is no rule t"},
+    {"start: t{\"a\"\nt{x}: x", KAKEYA_FORMAT, "line 2: ': x' is not expected here"},
+    {"start: t{}\nt{x}: x", KAKEYA_FORMAT, "line 1: an argument is expected, not '}"},
+    {"start: t{\"a\"}\nt{}: x", KAKEYA_FORMAT, "line 2: the name of a parameter is expected, not '}: x'"},
+    {"start: t{\"a\"}\nt{x}: x y", KAKEYA_FORMAT, "there is no rule y"},
+    {"start: t{\"a\"}\nt{x}: \"b\" t{t{x}}", KAKEYA_UNSUPPORTED, "more than 2000 rules"},
+    {"start: t{A, A, A, A, A, A, A, A, A}\nA: \"a\"", KAKEYA_UNSUPPORTED, "more than 8 arguments of a template"},
+    {"start: \"a\"\nt{a, b, c, d, e, f, g, h, i}: a", KAKEYA_UNSUPPORTED, "more than 8 parameters of a template"},
+    {"start: %json", KAKEYA_FORMAT, "line 1: %json without a schema after it"},
+    {"start: %json [1]", KAKEYA_FORMAT, "%json without a schema after it"},
+    {"start: \"a\"\n | %json {\"extends\": {}}", KAKEYA_UNSUPPORTED, "grammar, line 2: #/extends: not supported"},
+    {"start: \"a\" %json {\"enum\": []}", KAKEYA_INVALID_ARGUMENT, "no value is possible"},
     {"", KAKEYA_FORMAT, "start rule start"},
     {"root ::= \"a\" root", KAKEYA_INVALID_ARGUMENT, "no value is possible"},
 };
