@@ -176,10 +176,10 @@ class Pictures:
         letters = server.post("/tokenize", {"model": "demo", "prompt": "abcdefgh", "add_special_tokens": False}).json["tokens"]
         self.letters = {str(token): 50 for token in letters}  # what a random model says otherwise is hardly text
 
-    def ask(self, *parts):
+    def ask(self, *parts, **more):
         """What a router expects, {medium: (at most, at least)}, what is found, and where the first picture begins."""
         self.messages.append(user(*parts))
-        body = {"model": "demo", "messages": self.messages, "max_tokens": 20, "temperature": 0, "logit_bias": self.letters}
+        body = {"model": "demo", "messages": self.messages, "max_tokens": 20, "temperature": 0, "logit_bias": self.letters, **more}
         if self.salt:
             body["cache_salt"] = self.salt
         rendered = self.server.post("/v1/chat/completions/render", body)
@@ -190,7 +190,8 @@ class Pictures:
         equal(reply.status, 200, reply.body)
         self.messages.append({"role": "assistant", "content": reply.json["choices"][0]["message"]["content"]})
         self.consumer.catch_up()
-        return credit, cached(reply.json), rendered.json["features"]["mm_placeholders"]["image"][0]["offset"]
+        places = (rendered.json["features"] or {"mm_placeholders": {"image": [{"offset": 0}]}})["mm_placeholders"]["image"]
+        return credit, cached(reply.json), places[0]["offset"]
 
 
 @test("pictures: their digests, as render tells them, are keys of the blocks that they touch; who compares them finds what is there")
@@ -233,6 +234,38 @@ def _():
     equal(consumer.known["DISK"], {}, "who reads no pictures has no use for such files")
     consumer.close()
     blind.stop()
+
+
+@test("conversations with pictures, at random and with too little memory: what is published is found")
+def _():
+    draw = random.Random(1)
+    pictures = [png(160, 120), png(160, 120, changed=(1, 1)), png(90, 200)]
+    server = publishing_server(*VISION, "--cache-ram", "3M", model="tests/data/vision/tiny-tower")
+    consumer = Consumer(server)
+    talks, checked = [], 0
+
+    def parts():
+        words = text(" ".join(draw.choices(["what", "is", "this", "and", "it", "not"], k=draw.choice([1, 10, 60, 150]))))
+        return draw.choice([[words], [picture(draw.choice(pictures)), words], [words, *map(picture, draw.sample(pictures, 2))]])
+
+    for _ in range(60):
+        choice = draw.random()
+        if len(talks) < 3 or choice < 0.15:
+            talks.append(Pictures(server, consumer, draw.choice([None, None, "a"])))
+        elif choice < 0.3:  # an edited history
+            like = draw.choice(talks)
+            talks.append(Pictures(server, consumer, like.salt))
+            talks[-1].messages = like.messages[:2 * draw.randrange(len(like.messages) // 2 + 1)]
+        talk = talks[-1] if draw.random() < 0.5 else draw.choice(talks)
+        more = {"max_tokens": draw.randrange(1, 30), "temperature": 1, "seed": draw.randrange(99), "n": draw.choice([1, 1, 2])}
+        credit, found, _ = talk.ask(*parts(), **more)
+        least = max(value[1] for value in credit.values())
+        holds(least <= found, f"{credit} of {len(talk.messages)} messages, salt {talk.salt}: {found} are found")
+        checked += least > 0
+        talks = [t for t in talks if len(t.messages) < 10][-7:]
+    holds(checked > 5 and server.metric("kakeya_sessions_evicted_total", reason="lru") > 0, checked)
+    server.stop()
+    consumer.close()
 
 
 @test("replays: from any number on, by DEALER and REQ; what they say is what was published")
