@@ -47,8 +47,8 @@ def pydantic():
     import pydantic as package
 
     names = {"re": re, "None": None, "deque": collections.deque, "defaultdict": collections.defaultdict,
-             "OrderedDict": collections.OrderedDict, "Counter": collections.Counter, "Decimal": decimal.Decimal, "Path": paths.Path, "UUID": uuid.UUID,
-             "StringConstraints": package.StringConstraints}
+             "OrderedDict": collections.OrderedDict, "Counter": collections.Counter, "Decimal": decimal.Decimal, "Path": paths.Path,
+             "UUID": uuid.UUID, "StringConstraints": package.StringConstraints}
     for module in (dates, ipaddress, typing, package):
         for name in dir(module):
             if not name.startswith("_") and not (module is typing and name in names):

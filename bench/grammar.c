@@ -2,10 +2,14 @@
  *
  *     bench_grammar [MODEL-DIRECTORY]
  *     bench_grammar --answers [MODEL-DIRECTORY] < LINES
+ *     bench_grammar --rows [MODEL-DIRECTORY]
  *
  * LINES: {"schema": TEXT, "any_order": BOOL, "texts": [TEXT...]} each, as bench/grammar_suite.py --lines writes them.
  * Each text is tokenised and followed, with one mask in front of every token and one behind the last. Lines with the
- * slowest masks are named. */
+ * slowest masks are named.
+ *
+ * --rows: 64 answers side by side, each a list under a schema of its own, as bench/grammar_speed.py asks for: what each
+ * row of a step takes of the thread that computes, in wall-clock time. */
 #include <cjson/cJSON.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -244,13 +248,103 @@ static void measure_answers(const token_table *table) {
     free(line);
 }
 
+/* ------------------------------------------------------------------------------------------------- rows of a step */
+
+enum { ANSWERS = 64, ITEMS = 40, LOOK_AHEAD = 8 };
+
+static double wall_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static kakeya_grammar *schema_of_answer(const token_table *table, int i) {
+    char text[1000];
+    kakeya_grammar_options o;
+    kakeya_grammar *g;
+    kakeya_error error;
+    snprintf(
+        text, sizeof text,
+        "{\"type\":\"array\",\"minItems\":1000,\"items\":{\"type\":\"object\",\"properties\":{\"name_%d\":{\"type\":"
+        "\"string\",\"maxLength\":40},\"count_%d\":{\"type\":\"integer\",\"minimum\":0},\"kind_%d\":{\"enum\":"
+        "[\"alpha\",\"beta\",\"gamma\"]},"
+        "\"tags_%d\":{\"type\":\"array\",\"items\":{\"type\":\"string\"}}},\"required\":"
+        "[\"name_%d\",\"count_%d\",\"kind_%d\",\"tags_%d\"],\"additionalProperties\":false}}",
+        i, i, i, i, i, i, i, i);
+    kakeya_grammar_options_init(&o);
+    o.kind = KAKEYA_GRAMMAR_JSON_SCHEMA;
+    o.text = text;
+    o.text_bytes = strlen(text);
+    if (grammar_compile(table, &o, &g, &error)) exit(1);
+    return g;
+}
+
+static void text_of_answer(int i, char *out, size_t room) {
+    size_t n = (size_t)snprintf(out, room, "[");
+    for (int k = 0; k < ITEMS; k++) {
+        n += (size_t)snprintf(out + n, room - n, "%s{\"name_%d\": \"some name %d of things\", \"count_%d\": %d, ",
+                              k ? ", " : "", i, k * 7 % 100, i, k * 13);
+        n += (size_t)snprintf(out + n, room - n, "\"kind_%d\": \"%s\", \"tags_%d\": [\"def\", \"return x%d\"]}", i,
+                              k % 3 ? "beta" : "gamma", i, k);
+    }
+}
+
+static void measure_rows(const token_table *table) {
+    kakeya_grammar *g[ANSWERS];
+    matcher *m[ANSWERS];
+    int32_t *ids[ANSWERS], found[MATCHER_MAX_FORCED];
+    size_t n, least = SIZE_MAX, words = ((size_t)table->vocab + 31) / 32;
+    char text[ITEMS * 200];
+    kakeya_error error;
+    mem_account account;
+    matcher_space space = {.account = &account};
+    uint32_t *allowed = calloc(words, sizeof *allowed);
+    double parts[4] = {0};
+    mem_account_init(&account, NULL, 0);
+    if (!allowed) exit(1);
+    for (int i = 0; i < ANSWERS; i++) {
+        g[i] = schema_of_answer(table, i);
+        text_of_answer(i, text, sizeof text);
+        if (matcher_space_reserve(&space, g[i], &error) ||
+            matcher_create(g[i], NULL, 0, NULL, 0, &account, &m[i], &error) ||
+            tokenizer_encode(table->tokenizer, text, strlen(text), (tokenizer_encode_options){0}, &ids[i], &n, &error))
+            exit(1);
+        if (n < least) least = n;
+    }
+    for (size_t at = 0; at + LOOK_AHEAD < least; at++) {
+        double times[5] = {wall_seconds()};
+        for (int i = 0; i < ANSWERS; i++) (void)matcher_forced(m[i], &space, found, LOOK_AHEAD);
+        times[1] = wall_seconds();
+        for (int i = 0; i < ANSWERS; i++) (void)matcher_count_allowed(m[i], &space, ids[i] + at, LOOK_AHEAD);
+        times[2] = wall_seconds();
+        for (int i = 0; i < ANSWERS; i++) matcher_mask(m[i], &space, allowed, words);
+        times[3] = wall_seconds();
+        for (int i = 0; i < ANSWERS; i++)
+            if (!matcher_accept(m[i], &space, ids[i][at])) exit(1);
+        times[4] = wall_seconds();
+        for (int part = 0; part < 4; part++) parts[part] += times[part + 1] - times[part];
+    }
+    static const char *const names[] = {"what must follow", "eight drafts", "the mask", "its token"};
+    for (int part = 0; part < 4; part++)
+        printf("%-16s %8.2f us a row\n", names[part], parts[part] / (double)(ANSWERS * (least - LOOK_AHEAD)) * 1e6);
+    for (int i = 0; i < ANSWERS; i++) {
+        matcher_destroy(m[i]);
+        grammar_free(g[i]);
+        free(ids[i]);
+    }
+    matcher_space_free(&space);
+    free(allowed);
+}
+
 int main(int argc, char **argv) {
     char path[1024];
     tokenizer *t;
     token_table *table;
     kakeya_error error;
-    bool answers = argc > 1 && strcmp(argv[1], "--answers") == 0;
-    snprintf(path, sizeof path, "%s/tokenizer.json", argc > 1 + answers ? argv[1 + answers] : "models/demo");
+    const bool answers = argc > 1 && strcmp(argv[1], "--answers") == 0,
+               rows = argc > 1 && strcmp(argv[1], "--rows") == 0;
+    const int folder = 1 + (answers || rows);
+    snprintf(path, sizeof path, "%s/tokenizer.json", argc > folder ? argv[folder] : "models/demo");
     if (tokenizer_open(path, &t, &error)) {
         fprintf(stderr, "%s\n", error.message);
         return 1;
@@ -258,7 +352,9 @@ int main(int argc, char **argv) {
     double start = cpu_seconds();
     if (token_table_create(t, &table, &error)) return 1;
     printf("table of %d tokens: %.1f ms\n", table->vocab, (cpu_seconds() - start) * 1e3);
-    if (answers) {
+    if (rows) {
+        measure_rows(table);
+    } else if (answers) {
         measure_answers(table);
     } else {
         printf("%-24s %11s %11s %11s %11s\n", "", "compile", "letter", "mask", "longest");

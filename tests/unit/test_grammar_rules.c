@@ -87,7 +87,8 @@ static const struct {
     {"start: /(?i)a./s /(?u)b/", {"A\nb", "axb"}, {"aB", "A\nB"}},
     {"start: \"call \" NAME \" \" %json {\"type\": \"object\", \"properties\": {\"}\": {\"enum\": [1, \"}\"]}}, "
      "\"required\": [\"}\"],\n"
-     "\"additionalProperties\": false} \".\"\n  | list\nlist: \"[\" (item (\",\" item)*)? \"]\"\nitem: %json {\"type\": \"integer\"} | list\n"
+     "\"additionalProperties\": false} \".\"\n  | list\n"
+     "list: \"[\" (item (\",\" item)*)? \"]\"\nitem: %json {\"type\": \"integer\"} | list\n"
      "NAME: /[a-z]+/\n",
      {"call f {\"}\": 1}.", "call fg {\"}\":\"}\"}.", "[1,[22,-3],0]", "[]"},
      {"call f {}.", "call f {\"}\": 2}.", "[1.5]", "[1,]", "call f {\"}\": 1}"}},
