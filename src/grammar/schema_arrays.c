@@ -44,12 +44,13 @@ static item_rule unevaluated(const schema_branch *b, const schema_claim *claim, 
     return (item_rule){NULL, claim->item};
 }
 
-/* The schema of the item number i; GRAMMAR_NOTHING: of those behind the ones that are listed. more: what it follows
- * beside that, or NULL. */
-static uint32_t compile_item(schema_branch *b, uint32_t i, const schema_term *more) {
+/* The schema of the item number i; GRAMMAR_NOTHING: of those behind the ones that are listed. more, also: what it
+ * follows beside that, or NULL. */
+static uint32_t compile_item(schema_branch *b, uint32_t i, const schema_term *more, const schema_term *also) {
     schema_compiler *c = b->c;
     schema_set set = {0};
     if (more) schema_set_add(c, &set, more->schema, more->negated);
+    if (also) schema_set_add(c, &set, also->schema, also->negated);
     for (uint32_t k = 0; k < b->n_claims && !c->status; k++) {
         const schema_claim *claim = &b->claims[k];
         item_rule rule;
@@ -89,27 +90,57 @@ static const cJSON *different_items(const schema_branch *b) {
     return NULL;
 }
 
-/* What one item must follow; NULL: nothing. *never: more than can be followed, of which a part comes from a keyword
- * that is negated: the branch is left out. */
-static const schema_claim *contained(const schema_branch *b, bool *never) {
-    const schema_claim *found = NULL;
-    for (uint32_t i = 0; i < b->n_claims; i++) {
-        const schema_claim *claim = &b->claims[i];
-        if (claim->kind != CLAIM_CONTAINS) continue;
-        if (found && (found->term.negated || claim->term.negated))
-            *never = true;
-        else if (found)
-            schema_cannot(b->c, claim->item, KAKEYA_UNSUPPORTED, "not supported beside another one");
-        if (*never && !b->c->narrowed) b->c->narrowed = claim->item;
-        found = claim;
-    }
-    return found;
-}
-
 /* How many items, and how many of them are listed one by one; how many of them the contained ones are. */
 typedef struct array_shape {
     uint32_t minimum, maximum, listed, least, most;
+    const schema_term *leading[SCHEMA_MAX_CONTAINED]; /* what the first items follow, so that some item does */
+    uint32_t n_leading;
 } array_shape;
+
+static bool counts_exactly(const schema_claim *claim) {
+    return claim->term.negated || (claim->owner && schema_get(claim->owner, "maxContains"));
+}
+
+/* Some items follow the claim: the first ones that follow none yet. */
+static void lead(schema_branch *b, const schema_claim *claim, array_shape *shape) {
+    const cJSON *least = schema_get(claim->owner, "minContains");
+    uint32_t n = 1;
+    if (least && !schema_count(b->c, least, 4e9, &n)) return;
+    if (n > SCHEMA_MAX_CONTAINED - shape->n_leading) {
+        schema_cannot(b->c, claim->item, KAKEYA_UNSUPPORTED, "more than %d items are not supported",
+                      (int)SCHEMA_MAX_CONTAINED);
+        return;
+    }
+    while (n-- > 0) shape->leading[shape->n_leading++] = &claim->term;
+}
+
+/* What one item must follow; NULL: nothing. Of several claims, the others lead. *never: more than can be followed, of
+ * which a part comes from a keyword that is negated: the branch is left out. */
+static const schema_claim *contained(schema_branch *b, array_shape *shape, bool *never) {
+    const schema_claim *found = NULL;
+    bool negated = false;
+    for (uint32_t i = 0; i < b->n_claims && !b->c->status; i++) {
+        const schema_claim *claim = &b->claims[i];
+        if (claim->kind != CLAIM_CONTAINS) continue;
+        negated = negated || claim->term.negated;
+        if (found && (shape->listed || (counts_exactly(found) && counts_exactly(claim)) ||
+                      shape->n_leading + 2 > shape->maximum)) {
+            if (negated)
+                *never = true;
+            else
+                schema_cannot(b->c, claim->item, KAKEYA_UNSUPPORTED, "not supported beside another one");
+            if (*never && !b->c->narrowed) b->c->narrowed = claim->item;
+        } else if (found && counts_exactly(found)) {
+            lead(b, claim, shape);
+        } else {
+            if (found) lead(b, found, shape);
+            found = claim;
+        }
+    }
+    if (shape->n_leading) shape->listed = shape->n_leading;
+    if (shape->n_leading > shape->minimum) shape->minimum = shape->n_leading;
+    return found;
+}
 
 static array_shape shape_of(schema_branch *b) {
     schema_compiler *c = b->c;
@@ -128,15 +159,19 @@ static array_shape shape_of(schema_branch *b) {
     return shape;
 }
 
+static const schema_term *leading(const array_shape *shape, uint32_t i) {
+    return i < shape->n_leading ? shape->leading[i] : NULL;
+}
+
 static uint32_t add_array(schema_branch *b, array_shape shape, const schema_term *not_contained) {
     schema_compiler *c = b->c;
     uint32_t node = schema_add_node(c, NODE_ARRAY);
     for (uint32_t i = 0; i < shape.listed && i < shape.maximum && !c->status; i++) {
-        uint32_t child = compile_item(b, i, not_contained);
+        uint32_t child = compile_item(b, i, not_contained, leading(&shape, i));
         schema_add_child(c, node, child);
     }
-    uint32_t rest =
-        c->status || shape.listed >= shape.maximum ? GRAMMAR_NOTHING : compile_item(b, GRAMMAR_NOTHING, not_contained);
+    uint32_t rest = c->status || shape.listed >= shape.maximum ? GRAMMAR_NOTHING
+                                                               : compile_item(b, GRAMMAR_NOTHING, not_contained, NULL);
     if (c->status) return 0;
     grammar_node *array = &c->program->nodes[node];
     array->minimum = shape.minimum;
@@ -153,7 +188,7 @@ static uint32_t add_containing(schema_branch *b, array_shape shape, const schema
     uint32_t n = c->status ? 0 : c->program->nodes[node].n_children + 1;
     uint32_t *contained = calloc(n + 1, sizeof *contained);
     for (uint32_t i = 0; i < n && contained && !c->status; i++)
-        contained[i] = compile_item(b, i + 1 < n ? i : GRAMMAR_NOTHING, &claim->term);
+        contained[i] = compile_item(b, i + 1 < n ? i : GRAMMAR_NOTHING, &claim->term, leading(&shape, i));
     if (!contained && !c->status) schema_out_of_memory(c);
     if (c->status) {
         free(contained);
@@ -176,6 +211,8 @@ static void count_contained(schema_branch *b, const schema_claim *claim, array_s
     if (most && !schema_count(b->c, most, 4e9, &shape->most)) return;
     if (shape->least > SCHEMA_MAX_CONTAINED)
         schema_cannot(b->c, least, KAKEYA_UNSUPPORTED, "more than %d is not supported", (int)SCHEMA_MAX_CONTAINED);
+    if (shape->n_leading && shape->n_leading + shape->least > shape->maximum)
+        schema_cannot(b->c, claim->item, KAKEYA_UNSUPPORTED, "not supported beside another one");
     if (most && shape->listed)
         schema_cannot(b->c, most, KAKEYA_UNSUPPORTED, "not supported where items are listed one by one");
 }
@@ -184,7 +221,7 @@ uint32_t schema_array(schema_branch *b) {
     schema_compiler *c = b->c;
     array_shape shape = shape_of(b);
     bool never = false;
-    const schema_claim *contains = contained(b, &never);
+    const schema_claim *contains = c->status ? NULL : contained(b, &shape, &never);
     const cJSON *different = shape.maximum > 1 ? different_items(b) : NULL;
     if (c->status) return 0;
     if (different && contains && contains->term.negated && !c->narrowed) c->narrowed = contains->item;
@@ -195,7 +232,7 @@ uint32_t schema_array(schema_branch *b) {
     } else if (different && shape.listed) {
         schema_cannot(c, different, KAKEYA_UNSUPPORTED, "not supported where items are listed one by one");
     } else if (different) {
-        uint32_t item = compile_item(b, GRAMMAR_NOTHING, NULL);
+        uint32_t item = compile_item(b, GRAMMAR_NOTHING, NULL, NULL);
         uint32_t set = c->status ? 0 : schema_different_items(c, different, item, shape.minimum, shape.maximum);
         if (c->status || set != GRAMMAR_NOTHING) return c->status ? 0 : set;
     }

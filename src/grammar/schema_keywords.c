@@ -27,7 +27,7 @@
     "15 digits (6 of them after the point), strings of limited "                                                       \
     "length up to %u characters; lists then differ in their first item and objects in one member, the first one that " \
     "must be there and may have any number of values, and are refused where there is no such part"
-#define CONTAINING     "followed once for an array"
+#define CONTAINING     "followed; of several of one array, the first items follow all but one, one after the other"
 #define CONTAINED      "followed, up to %u"
 #define MOST_CONTAINED "followed, but beside items that are listed one by one"
 #define REFUSED        "refused"

@@ -70,6 +70,13 @@ static const language languages[] = {
      {"[]", "[1]", "[\"a\"]", "[1,\"a\",{}]", "[[],null,1]"},
      {"[\"a\",\"b\"]", "[1,\"a\",\"a\"]", "[1,2,3,4]"}},
     {SCHEMA,
+     "{\"type\":\"array\",\"items\":{\"type\":[\"string\",\"integer\",\"null\"]},\"contains\":{\"type\":\"null\"},"
+     "\"allOf\":[{\"contains\":{\"type\":\"string\"},\"minContains\":2},"
+     "{\"contains\":{\"type\":\"integer\",\"minimum\":3}}],\"maxItems\":5}",
+     {"[null,\"a\",\"b\",3]", "[null,\"a\",\"b\",1,7]"},
+     {"[\"a\",\"b\",null]", "[\"a\",\"b\",3]", "[\"a\",3,null]", "[null,\"a\",\"b\",1,2]", "[]",
+      "[null,\"a\",\"b\",1,2,3]"}},
+    {SCHEMA,
      "{\"type\":\"array\",\"contains\":{},\"minContains\":1,\"maxContains\":2}",
      {"[1]", "[1,2]"},
      {"[]", "[1,2,3]"}},
@@ -349,7 +356,8 @@ static const refusal refusals[] = {
      "no value"},
     {SCHEMA, "{\"type\":\"array\",\"contains\":{},\"minContains\":3,\"maxItems\":2}", KAKEYA_INVALID_ARGUMENT,
      "no value"},
-    {SCHEMA, "{\"type\":\"array\",\"allOf\":[{\"contains\":{\"const\":1}},{\"contains\":{\"const\":2}}]}",
+    {SCHEMA,
+     "{\"type\":\"array\",\"prefixItems\":[{}],\"allOf\":[{\"contains\":{\"const\":1}},{\"contains\":{\"const\":2}}]}",
      KAKEYA_UNSUPPORTED, "schema #/allOf/1/contains: not supported beside another one"},
     {SCHEMA, "{\"properties\":{\"a/b\":{\"items\":{\"extends\":{}}}}}", KAKEYA_UNSUPPORTED,
      "schema #/properties/a~1b/items/extends"},
