@@ -228,6 +228,8 @@ struct backend_ops {
      * failure there are no drafts, and no cache's committed positions have changed. */
     kakeya_status (*draft)(backend_model *model, backend_draft_request *requests, int n_requests, kakeya_error *error);
 
+    /* Optional: what embed_image would load with the first picture. NULL: it loads nothing. */
+    kakeya_status (*load_vision)(backend_model *model, const struct gemma4_vision *vision, kakeya_error *error);
     /* Optional: rows [across / pooling * down / pooling][hidden] of the text model out of a picture; NULL: this backend
      * reads none. */
     kakeya_status (*embed_image)(backend_model *model, const backend_image *image, float *rows, kakeya_error *error);

@@ -219,18 +219,27 @@ static int gpu_half_bits(weight_format format) {
     return half_bits[format] ? half_bits[format] : BF16;
 }
 
+/* What a backend says of its pictures: the CPU's, or that of the GPU which is here; NULL: there is none, or it reads
+ * none.
+ */
+static const backend_measure_ops *reader_of(room_device device) {
+    const backend_ops *ops = backend_find(device == ROOM_CPU ? "cpu" : "auto", NULL);
+    if (!ops || !ops->embed_image || (device != ROOM_CPU && ops == backend_find("cpu", NULL))) return NULL;
+    return backend_measure_find(ops);
+}
+
 /* Its patches, its rows, and what the tower holds; pictures become rows one after the other. */
 size_t room_of_picture(const kakeya_description *d, room_device device, int threads, int budget) {
     const gemma4_vision *v = d->vision;
-    if (!v || device != ROOM_CPU) return 0;
+    const backend_measure_ops *reader = v ? reader_of(device) : NULL;
+    if (!reader || !reader->image_bytes) return 0;
     const weight_format format = d->verifier->checkpoint_format;
     const int patches = budget * v->pooling * v->pooling, longest = budget * v->pooling;
     const int side = longest < v->positions ? longest : v->positions;
     const size_t floats =
         (size_t)patches * (size_t)gemma4_vision_patch_values(v) + (size_t)budget * (size_t)v->text_hidden;
     return sizeof(float) * floats +
-           backend_measure_find(backend_find("cpu", NULL))
-               ->image_bytes(v, weight_format_is_plain(format) ? format : WEIGHT_BF16, patches, side, threads);
+           reader->image_bytes(v, weight_format_is_plain(format) ? format : WEIGHT_BF16, patches, side, threads);
 }
 
 room_engine room_of_engine(const kakeya_description *d, room_device device, int max_rows, int threads,
@@ -245,7 +254,7 @@ room_engine room_of_engine(const kakeya_description *d, room_device device, int 
     const int64_t bytes = device == ROOM_GPU ? parameters * gpu_half_bits(c->checkpoint_format) / 16
                                              : parameters / stream->values * stream->bytes;
     room_engine engine = {.weights = (size_t)bytes};
-    if (d->vision && device == ROOM_CPU) {
+    if (d->vision && reader_of(device)) {
         engine.weights += d->vision_sizes.bytes;
         engine.picture = room_of_picture(d, device, threads, d->vision->budget);
     }

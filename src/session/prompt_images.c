@@ -25,7 +25,8 @@ kakeya_status prompt_images_load(const kakeya_engine *engine, kakeya_error *erro
     kakeya_status status = need_vision(engine, error);
     if (status) return error_prefix(error, status, "--vision on");
     gemma4_vision_read(engine->verifier->vision);
-    return KAKEYA_OK;
+    return engine->ops->load_vision ? engine->ops->load_vision(engine->model, engine->verifier->vision, error)
+                                    : KAKEYA_OK;
 }
 
 static kakeya_status target_size(const gemma4_vision *v, const kakeya_media *media, int *width, int *height,

@@ -1,6 +1,7 @@
 /* Attention of few rows over long caches: split-K/V flash decoding, one thread block for each partition of 16 queries
  * of one K/V head. Bound: one read of the K/V. */
 #include "backend/cuda/attention.cuh"
+#include "backend/cuda/attention_ahead.h"
 
 /* A warp has a vector; NULL: zeros. */
 template <int D>
@@ -182,13 +183,21 @@ static __device__ void load_queries(attend_memory<D, SPLIT> &m, const cuda_atten
     }
 }
 
+/* Rows of a picture see its end (attention_ahead.h). */
+static __device__ __forceinline__ visible_range visible_ahead(const attend_context &step, const cuda_attention &a,
+                                                              const int32_t *sight, int token) {
+    visible_range r = visible(step, a, token);
+    if (sight) r.end = max(r.end, __ldcg(sight + step.first_row + token));
+    return r;
+}
+
 template <int D, bool SPLIT, bool Q4>
 static __global__ __launch_bounds__(ATTEND_THREADS,
                                     D <= 128   ? 3
                                     : D <= 256 ? 2
                                                : 1) void attend_kernel(const cuda_batch *batch,
                                                                        const __grid_constant__ cuda_attention a,
-                                                                       int tiles) {
+                                                                       int tiles, const int32_t *sight) {
     extern __shared__ __align__(16) unsigned char memory[];
     attend_memory<D, SPLIT> &m = *reinterpret_cast<attend_memory<D, SPLIT> *>(memory);
     int head = blockIdx.y, group = a.heads / a.kv_heads, first_query = (int)blockIdx.z % tiles * QUERIES;
@@ -198,7 +207,8 @@ static __global__ __launch_bounds__(ATTEND_THREADS,
     int queries = step.rows * group;
     if (first_query >= queries || (int)blockIdx.x >= step.partitions) return;
     int last_query = min(first_query + QUERIES, queries) - 1;
-    visible_range first = visible(step, a, first_query / group), last = visible(step, a, last_query / group);
+    visible_range first = visible_ahead(step, a, sight, first_query / group),
+                  last = visible_ahead(step, a, sight, last_query / group);
     int turned = turned_columns(a.pairs);
     int begin = 0, end = INT_MAX;
     tile_source only = TILE_BOTH;
@@ -207,7 +217,7 @@ static __global__ __launch_bounds__(ATTEND_THREADS,
     end = min(end, last.end);
     int my_query = first_query + (int)threadIdx.x / QUERY_THREADS;
     bool valid = my_query < queries, begun = false;
-    visible_range mine = visible(step, a, min(my_query, queries - 1) / group);
+    visible_range mine = visible_ahead(step, a, sight, min(my_query, queries - 1) / group);
     float o[output_tiles<D>::COUNT][4] = {};
     for (int base = begin / KEYS * KEYS; base < end; base += KEYS) {
         int from = max(base, begin), to = min(base + KEYS, end);
@@ -271,7 +281,8 @@ static __global__ __launch_bounds__(ATTEND_THREADS,
 }
 
 template <int D, bool SPLIT>
-static void launch_attend(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, int rows) {
+static void launch_attend(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, const int32_t *sight,
+                          int rows) {
     size_t bytes = sizeof(attend_memory<D, SPLIT>);
     if (cuda_attend_wide(l, batch, a) || cuda_attend_codes(l, batch, a) || cuda_attend_runs(l, batch, a)) {
         cuda_merge_partitions(l, batch, a, rows);
@@ -280,38 +291,44 @@ static void launch_attend(const cuda_launch *l, const cuda_batch *batch, const c
     int tiles = ceil_div(a->segment_rows * (a->heads / a->kv_heads), QUERIES);
     launch_kernel(l, a->codes == CUDA_KV_Q4 ? attend_kernel<D, SPLIT, true> : attend_kernel<D, SPLIT, false>,
                   dim3(a->final ? 1 : a->partitions, a->kv_heads, tiles * a->segments), dim3(ATTEND_THREADS), bytes,
-                  batch, *a, tiles);
+                  batch, *a, tiles, sight);
     if (!a->final) cuda_merge_partitions(l, batch, a, rows);
 }
 
 template <int D>
-static void launch_split(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, int rows) {
+static void launch_split(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, const int32_t *sight,
+                         int rows) {
     bool split = a->k_norm && !a->restored_k && turned_columns(a->pairs) * 8 <= D;
     if (split)
-        launch_attend<D, true>(l, batch, a, rows);
+        launch_attend<D, true>(l, batch, a, sight, rows);
     else
-        launch_attend<D, false>(l, batch, a, rows);
+        launch_attend<D, false>(l, batch, a, sight, rows);
 }
 
 void cuda_attend(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, int rows) {
+    cuda_attend_ahead(l, batch, a, nullptr, rows);
+}
+
+void cuda_attend_ahead(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, const int32_t *sight,
+                       int rows) {
     switch (a->head_dim) {
     case 16:
-        launch_split<16>(l, batch, a, rows);
+        launch_split<16>(l, batch, a, sight, rows);
         break;
     case 32:
-        launch_split<32>(l, batch, a, rows);
+        launch_split<32>(l, batch, a, sight, rows);
         break;
     case 64:
-        launch_split<64>(l, batch, a, rows);
+        launch_split<64>(l, batch, a, sight, rows);
         break;
     case 128:
-        launch_split<128>(l, batch, a, rows);
+        launch_split<128>(l, batch, a, sight, rows);
         break;
     case 256:
-        launch_split<256>(l, batch, a, rows);
+        launch_split<256>(l, batch, a, sight, rows);
         break;
     case 512:
-        launch_split<512>(l, batch, a, rows);
+        launch_split<512>(l, batch, a, sight, rows);
         break;
     default:
         break; /* model.c refuses other dimensions */

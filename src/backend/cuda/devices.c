@@ -7,6 +7,7 @@
 #include "backend/cuda/draft.h"
 #include "backend/cuda/forward.h"
 #include "backend/cuda/team.h"
+#include "backend/cuda/tower.h"
 
 static int devices_of(const backend_model *m) { return m->team ? cuda_team_size(m->team) : 1; }
 
@@ -76,6 +77,7 @@ void cuda_devices_destroy(backend_model *m) {
     int n = m ? devices_of(m) : 0;
     for (int i = 1; i < n; i++) models[i] = cuda_team_model(m->team, i);
     if (m) cuda_team_destroy(m->team);
+    if (m) cuda_tower_destroy(m->tower);
     for (int i = 0; i < n; i++) cuda_model_destroy(models[i]);
 }
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "backend/cuda/context.h"
+#include "backend/cuda/given.h"
 #include "backend/cuda/launch.h"
 #include "backend/cuda/team.h"
 #include "backend/segments.h"
@@ -82,10 +83,8 @@ static kakeya_status run_prompts(cuda_pass *p, kakeya_error *error) {
         const backend_segment *r = &p->segments[p->group->segment[i]];
         caches[i] = r->cache;
         rows[i] = r->n;
-        memcpy(m->space.staged_ids + p->first_row[i], r->tokens, (size_t)r->n * sizeof *r->tokens);
     }
-    cuda_pass_note(p, cudaMemcpyAsync(m->space.tokens, m->space.staged_ids, (size_t)p->rows * sizeof *m->space.tokens,
-                                      cudaMemcpyHostToDevice, m->device.stream));
+    cuda_given_stage(p);
     launch_step(p);
     for (int i = 0; i < p->group->n; i++) run_prompt_head(p, i);
     if (!p->cache->t.keeps_backlog) return KAKEYA_OK;

@@ -2,6 +2,8 @@
  * on the number of rows; prompt rows always take the prompt kernels. */
 #include "backend/cuda/launch.h"
 
+#include "backend/cuda/attention_ahead.h"
+#include "backend/cuda/given.h"
 #include "backend/cuda/launch_exchange.h"
 #include "backend/cuda/launch_restore.h"
 #include "backend/cuda/matrix.h"
@@ -42,6 +44,7 @@ static void run_embed(cuda_pass *p, const step_op *op) {
     const cuda_weights *w = &m->weights;
     cuda_embed(&m->launch, &w->embed, p->tokens, m->embed_scale, m->space.h, w->layer[0].input_norm, m->config->rms_eps,
                m->space.x, w->layer[0].q.ld, m->config->hidden, p->rows);
+    if (p->prompt) cuda_given_place(p);
 }
 
 /* A layer's output beside those of the others that are wanted. */
@@ -241,7 +244,7 @@ static void run_attend(cuda_pass *p, const step_op *op) {
     if (attention_makes_heads(p, op - 1, &heads))
         cuda_attend_new(l, batch, &a, &heads);
     else
-        cuda_attend(l, batch, &a, op->rows);
+        cuda_attend_ahead(l, batch, &a, p->looks_ahead && a.sliding_window ? p->model->space.sight : NULL, op->rows);
 }
 
 static void run_attend_latents(cuda_pass *p, const step_op *op) {
@@ -261,6 +264,7 @@ typedef struct prompt_part {
     int chunk;           /* where the chunk buffers have the segment's first row */
     int first, rows;     /* of the pass */
     int position;        /* of the first of them */
+    bool both_ways;      /* of a picture, and they see each other */
     size_t scratch;      /* positions of the buffers below that others use */
     cudaStream_t stream; /* that its attention goes on */
 } prompt_part;
@@ -295,6 +299,7 @@ static void attend_prompt(cuda_pass *p, const step_op *op, const prompt_part *pa
         .head_dim = lc->head_dim,
         .window = lc->type == GEMMA4_SLIDING ? m->config->sliding_window : 0,
         .evicted_end = kept->bounded ? p->evicted_end : 0,
+        .both_ways = part->both_ways,
         .out = s->attended + first * (size_t)ld,
         .out_stride = (size_t)ld,
     };
@@ -357,19 +362,22 @@ static void join_streams(cuda_pass *p, int streams) {
 /* The operation's rows: of one segment some, of several all. Short prompts do not fill the device one by one. */
 static void run_prompt_attend(cuda_pass *p, const step_op *op) {
     int streams = !p->side_by_side ? 0 : p->group->n < CUDA_SIDE_STREAMS ? p->group->n : CUDA_SIDE_STREAMS;
+    const bool sliding = p->model->config->layer[op->layer].type == GEMMA4_SLIDING;
     size_t scratch = 0;
     if (streams) part_streams(p, streams);
     for (int i = 0; i < p->group->n; i++) {
         const backend_segment *r = &p->segments[p->group->segment[i]];
-        int chunk = p->first_row[i], first = chunk < op->first_row ? op->first_row : chunk;
+        int chunk = p->first_row[i], first = chunk < op->first_row ? op->first_row - chunk : 0;
         prompt_part part = {.cache = r->cache,
                             .chunk = chunk,
-                            .first = first,
-                            .rows = chunk + r->n - first,
-                            .position = r->cache->t.length + first - chunk,
                             .scratch = scratch,
                             .stream = streams ? p->model->space.side_stream[i % streams] : p->model->launch.stream};
-        attend_prompt(p, op, &part);
+        for (; first < r->n; first += part.rows) {
+            part.first = chunk + first;
+            part.position = r->cache->t.length + first;
+            part.rows = sliding ? cuda_given_stretch(r, first, &part.both_ways) : r->n - first;
+            attend_prompt(p, op, &part);
+        }
         if (streams) scratch += (size_t)(r->cache->t.length + r->n);
     }
     if (streams) join_streams(p, streams);

@@ -4,6 +4,7 @@
 #include "backend/cuda/model.h"
 #include "backend/cuda/profile.h"
 #include "backend/cuda/team.h"
+#include "backend/cuda/tower.h"
 
 static kakeya_status seconds_between(cudaEvent_t start, cudaEvent_t end, double *seconds, kakeya_error *error) {
     float milliseconds = 0;
@@ -119,6 +120,7 @@ const backend_measure_ops *cuda_measure(void) {
         .devices = devices_of,
         .page_granule = page_granule,
         .free_bytes = cuda_free_bytes,
+        .image_bytes = cuda_image_bytes,
         .probe = cuda_probe,
         .profile = cuda_profile,
         .watch_forwards = watch_forwards,

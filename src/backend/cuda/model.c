@@ -19,7 +19,8 @@ _Static_assert((int)CUDA_MAX_SEGMENTS == (int)BACKEND_MAX_SEGMENTS, "kernels.h r
 
 enum {
     PROMPT_ROWS_LARGE = 4096, /* rows of a prompt segment on devices with much memory ... */
-    PROMPT_ROWS_SMALL = 1024, /* ... and on others */
+    PROMPT_ROWS_SMALL = 1024, /* ... and on others, ... */
+    PICTURE_ROWS = 1152,      /* ... but of models that read pictures, which are never cut */
 };
 static const size_t large_device_bytes = (size_t)60 << 30;
 
@@ -179,6 +180,7 @@ kakeya_status cuda_model_create(const backend_model_options *options, int device
                           "precision fp8 needs a GPU of compute capability 9.0 and kernels for it (sm_90a), this is %s",
                           m->device.name);
         m->max_rows = m->device.total_bytes >= large_device_bytes ? PROMPT_ROWS_LARGE : PROMPT_ROWS_SMALL;
+        if (options->verifier->vision && m->max_rows < PICTURE_ROWS) m->max_rows = PICTURE_ROWS;
         snprintf(m->description, sizeof m->description, "cuda/sm_%d, %s", m->device.capability, m->device.name);
         m->embed_scale = bf16_to_f32(f32_to_bf16(sqrtf((float)m->config->hidden)));
         if (!status) status = prepare_kernels(m, error);

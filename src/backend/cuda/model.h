@@ -17,6 +17,7 @@
 
 struct cuda_team;
 struct cuda_pass;
+typedef struct cuda_tower cuda_tower;
 
 struct backend_model {
     backend_model_options options;
@@ -39,6 +40,7 @@ struct backend_model {
     matrix_rounding rounding; /* with precision fp8 */
     cuda_graphs graphs;
     cuda_gaps gaps;
+    cuda_tower *tower; /* of models that read pictures, from the first one on; else NULL */
     /* Called behind every operation of a forward that is launched, with watcher; NULL: nobody watches. */
     void (*watch)(void *watcher, const struct cuda_pass *pass, const step_op *op);
     void *watcher;

@@ -39,6 +39,7 @@ typedef struct cuda_pass {
     const int *chosen_layers; /* as in backend_segment */
     int chosen;
     int head_first, head_rows; /* rows that the head works on */
+    bool looks_ahead;          /* prompts: rows of a picture see each other in sliding layers */
     bool captured;             /* launched into a graph */
     int turns;                 /* several devices: exchanges and meetings so far */
     cudaError_t failure;       /* the first one of what the launcher was refused */

@@ -135,8 +135,7 @@ template <class S> __device__ __forceinline__ void attend(const attention_params
                  v = base + static_cast<uint32_t>(S::V + j % 2 * S::BLOCK);
         float s[scores<S> / 2], top[2], scale[2];
         score_block<S>(s, base, k, row_group * 16, part * scores<S>, lane);
-        if (key < t.masked_below || key + S::KEYS > t.position + 1)
-            state.mask(s, key + part * scores<S> + lane % 4 * 2);
+        if (key < t.masked_below || key + S::KEYS > t.seen_end) state.mask(s, key + part * scores<S> + lane % 4 * 2);
         state.maxima(s, top);
         if constexpr (S::SPLIT > 1) {
             if (lane % 4 == 0) {
@@ -379,6 +378,7 @@ extern "C" cudaError_t prompt_attention(const prompt_attention_args *args, cudaS
     p.group = args->heads / args->kv_heads;
     p.window = args->window;
     p.evicted_end = args->evicted_end;
+    p.both_ways = args->both_ways != 0;
     p.keys = args->keys;
     p.slab_end = INT_MAX;
     p.first_slab = true;

@@ -1,5 +1,6 @@
 /* Flash attention of prompt chunks on tensor cores: the rows of one segment, all heads, against the exact keys of one
- * layer. The row at position t sees the positions [max(t - window + 1, evicted_end, 0), t]; attention scale 1.
+ * layer. The row at position t sees the positions [max(t - window + 1, evicted_end, 0), t]; attention scale 1. With
+ * `both_ways`, rows of a picture, it sees up to the last row of the launch instead.
  *
  * Keys are walked in ascending blocks whose edges are multiples of the block size in absolute positions, with an online
  * softmax in float32 (probabilities enter the second product as bf16). Blocks without a visible key leave a row's state
@@ -29,6 +30,7 @@ typedef struct prompt_attention_args {
     int heads, kv_heads, head_dim; /* head_dim 64, 128, 256 or 512; heads / kv_heads at most 16 */
     int window;                    /* 0: full attention */
     int evicted_end;               /* 0: nothing evicted */
+    int both_ways;                 /* not in K = V layers */
     prompt_keys keys;
     uint16_t *k_scratch; /* K = V: [min(PROMPT_SLAB_POSITIONS, first_position + rows)][kv_heads][head_dim] */
     void *out;           /* [rows][out_stride], float32 or bf16; rows that see no key become zero */
@@ -44,8 +46,8 @@ typedef struct prompt_attention_args {
 static inline int prompt_attention_takes(const prompt_attention_args *a) {
     int d = a->head_dim;
     return a->q && a->out && !a->m == !a->l && (!a->undivided || a->m) && a->rows > 0 && a->kv_heads > 0 &&
-           a->heads % a->kv_heads == 0 && a->heads / a->kv_heads <= 16 && a->q_stride % 8 == 0 &&
-           a->out_stride % 2 == 0 && (d == 64 || d == 128 || d == 256 || d == 512);
+           !(a->both_ways && a->keys.k_norm) && a->heads % a->kv_heads == 0 && a->heads / a->kv_heads <= 16 &&
+           a->q_stride % 8 == 0 && a->out_stride % 2 == 0 && (d == 64 || d == 128 || d == 256 || d == 512);
 }
 
 cudaError_t prompt_attention(const prompt_attention_args *args, cudaStream_t stream);

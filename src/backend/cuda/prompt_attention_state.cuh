@@ -13,7 +13,7 @@ struct attention_params {
     void *out;
     float *m, *l;
     size_t q_stride, out_stride, kv_stride;
-    bool q_is_f32, out_is_f32, undivided;
+    bool q_is_f32, out_is_f32, undivided, both_ways;
     int rows, first_position, heads, group, window, evicted_end;
     int tile_tokens;
     /* The keys of this launch: [slab_begin, slab_end). States of rows that saw earlier ones go on from m, l and out. */
@@ -27,7 +27,7 @@ struct attention_params {
 struct attention_tile {
     int token, tokens, position; /* first row, rows, and the first row's position */
     int begin, end;              /* keys of this launch that any row sees */
-    int masked_below;            /* keys from here up to `position` are seen by all rows */
+    int masked_below, seen_end;  /* keys [masked_below, seen_end) are seen by all rows */
     bool skip, resume, last;     /* nothing to do; state from an earlier slab; no key in a later slab */
 };
 
@@ -42,10 +42,11 @@ __device__ __forceinline__ attention_tile make_tile(const attention_params &p) {
     t.token = static_cast<int>(gridDim.x - 1 - blockIdx.x) * p.tile_tokens;
     t.tokens = p.rows - t.token < p.tile_tokens ? p.rows - t.token : p.tile_tokens;
     t.position = p.first_position + t.token;
-    int begin = first_key(p, t.position), end = t.position + t.tokens;
+    int begin = first_key(p, t.position), end = p.both_ways ? p.first_position + p.rows : t.position + t.tokens;
     t.begin = begin > p.slab_begin ? begin : p.slab_begin;
     t.end = end < p.slab_end ? end : p.slab_end;
     t.masked_below = first_key(p, t.position + t.tokens - 1);
+    t.seen_end = p.both_ways ? end : t.position + 1;
     t.skip = t.begin >= t.end && !(begin >= end && p.first_slab);
     t.resume = begin < p.slab_begin;
     t.last = end <= p.slab_end;
@@ -174,8 +175,9 @@ struct row_states {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             row[i] = first_row + i * 8;
-            high[i] = t.position + row[i] / p.group;
-            low[i] = first_key(p, high[i]);
+            int at = t.position + row[i] / p.group;
+            high[i] = p.both_ways ? t.seen_end - 1 : at;
+            low[i] = first_key(p, at);
             m[i] = -INFINITY;
             l[i] = 0;
         }

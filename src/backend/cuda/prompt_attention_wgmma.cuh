@@ -75,7 +75,7 @@ __device__ __forceinline__ void attend_256(const attention_params &p, char *memo
     };
     auto mask = [&](int j, float(&s)[32]) {
         int key = first + j * WGMMA_KEYS;
-        if (key < t.masked_below || key + WGMMA_KEYS > t.position + 1) state.mask(s, key + lane % 4 * 2);
+        if (key < t.masked_below || key + WGMMA_KEYS > t.seen_end) state.mask(s, key + lane % 4 * 2);
     };
 
     table.locate_block(p, t, first, 0, D);
@@ -193,7 +193,7 @@ __device__ __forceinline__ void attend_512(const attention_params &p, char *memo
         warpgroup_hold(s);
 
         int key = first + j * WGMMA_KEYS;
-        if (key < t.masked_below || key + WGMMA_KEYS > t.position + 1) state.mask(s, key + part * 32 + lane % 4 * 2);
+        if (key < t.masked_below || key + WGMMA_KEYS > t.seen_end) state.mask(s, key + part * 32 + lane % 4 * 2);
         float top[2], scale[2];
         state.maxima(s, top);
         if (lane % 4 == 0) {

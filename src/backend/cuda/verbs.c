@@ -3,6 +3,7 @@
 #include "backend/cuda/devices_snapshot.h"
 #include "backend/cuda/forward.h"
 #include "backend/cuda/model.h"
+#include "backend/cuda/tower.h"
 
 static const char *cuda_description(const backend_model *m) { return m->description; }
 static const char *cuda_note(const backend_model *m) { return m->note; }
@@ -45,6 +46,8 @@ const backend_ops *cuda_backend(void) {
         .cache_restore = cuda_devices_restore,
         .cache_has_state = cuda_cache_has_state,
         .draft = cuda_devices_draft,
+        .load_vision = cuda_load_vision,
+        .embed_image = cuda_embed_image,
     };
     return &ops;
 }

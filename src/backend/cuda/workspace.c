@@ -135,6 +135,7 @@ static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, con
         FLOATS(mixed_route.weight, mixed),
         INTS(mixed_route.slot_of, mixed),
         INTS(tokens, rows),
+        INTS(sight, rows),
         FLOATS(argmax_value, pass * CUDA_ARGMAX_PARTS),
         INTS(argmax_index, pass * CUDA_ARGMAX_PARTS),
         INTS(argmax, pass),

@@ -27,6 +27,7 @@ typedef struct cuda_workspace {
     float2 *turns[2]; /* [rows][pairs] by gemma4_layer_type */
     cuda_route route;
     int32_t *tokens; /* prompts: [rows] */
+    int32_t *sight;  /* the same: attention_ahead.h */
     float *argmax_value;
     int *argmax_index;
     int32_t *argmax;    /* [CUDA_PASS_ROWS] */
@@ -70,7 +71,7 @@ typedef struct cuda_workspace {
     cudaEvent_t side_start, side_done[CUDA_SIDE_STREAMS];
 
     cuda_batch *staged;                 /* pinned: batch, draft batch */
-    int32_t *staged_ids;                /* pinned: [rows] */
+    int32_t *staged_ids;                /* pinned: [2][rows] */
     cuda_context_row *staged_context;   /* pinned: [CUDA_CONTEXT_ROWS + rows]; with a drafter or f_theta */
     cuda_leaders *staged_leaders;       /* pinned: [CUDA_PASS_ROWS] */
     uint32_t *staged_masks;             /* pinned: [CUDA_PASS_ROWS][words]; as masks */

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cuda/attention_ahead.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/latent_attention.h"
 #include "backend/cuda/prompt_attention.h"
@@ -66,14 +67,23 @@ static _Thread_local const cuda_matrix *embedding;
 typedef struct embed_arguments {
     const int32_t *tokens;
     const cuda_matrix *table;
-    int rows;
+    const float *h;
+    int hidden, rows;
 } embed_arguments;
+
+/* The residual stream of the step that runs. */
+static _Thread_local struct {
+    const float *h;
+    int hidden;
+} residual;
 
 static void run_embed(const void *arguments) {
     const embed_arguments *a = arguments;
     if (a->rows > MOST_ROWS) fake_broken("too many rows", a->rows, MOST_ROWS);
     fake_now.rows = a->rows;
     fake_now.in_chain = 0;
+    residual.h = a->h;
+    residual.hidden = a->hidden;
     for (int r = 0; r < a->rows; r++) {
         fake_now.token[r] = a->tokens[r];
         fake_now.ill[r] = (a->table->data[(size_t)a->tokens[r] * (size_t)a->table->ld] & 0x7fffu) > 0x7f80u;
@@ -83,10 +93,33 @@ static void run_embed(const void *arguments) {
 
 void cuda_embed(const cuda_launch *l, const cuda_matrix *table, const int32_t *tokens, float scale, float *h,
                 const float *norm, float eps, cuda_bf16 *x, int ldx, int hidden, int rows) {
-    (void)l, (void)scale, (void)h, (void)norm, (void)eps, (void)x, (void)ldx, (void)hidden;
-    embed_arguments a = {tokens, table, rows};
+    (void)l, (void)scale, (void)norm, (void)eps, (void)x, (void)ldx;
+    embed_arguments a = {tokens, table, h, hidden, rows};
     embedding = table;
     fake_launch(run_embed, &a, sizeof a);
+}
+
+/* A row that stands in the place of an embedding: its values are its token. */
+static void take_row(int r) {
+    const float *row = residual.h + (size_t)r * (size_t)residual.hidden;
+    uint64_t digest = 3;
+    for (int i = 0; i < residual.hidden; i++) {
+        uint32_t bits;
+        memcpy(&bits, &row[i], sizeof bits);
+        digest = fake_mix(digest, bits);
+    }
+    fake_now.token[r] = (int32_t)(digest >> 40); /* aux rows keep it as a float */
+    fake_now.ill[r] = isnan(row[0]);
+    fake_now.seen[r] = fake_mix(1, (uint32_t)fake_now.token[r]);
+}
+
+void cuda_norm_rows(const cuda_launch *l, const float *y, int ldy, const float *w, float eps, cuda_bf16 *x, int ldx,
+                    int n, int rows) {
+    (void)l, (void)ldy, (void)w, (void)eps, (void)x, (void)ldx;
+    if (fake_capturing() || !residual.h || y < residual.h || n != residual.hidden) return;
+    const size_t first = (size_t)(y - residual.h) / (size_t)n;
+    if (first + (size_t)rows > (size_t)fake_now.rows) return;
+    for (int r = 0; r < rows; r++) take_row((int)first + r);
 }
 
 typedef struct head_rows_arguments {
@@ -294,6 +327,7 @@ cudaError_t prompt_gemm_restore(const struct cuda_launch *l, const struct cuda_b
 typedef struct attend_arguments {
     const cuda_batch *batch;
     cuda_attention a;
+    const int32_t *sight;
     int rows;
 } attend_arguments;
 
@@ -317,7 +351,8 @@ static void attend_block(const cuda_step *step, const cuda_attention *a, int seg
 /* What is evicted is seen as latents, not by this. */
 static _Thread_local int latents_apart;
 
-static void attend_segment(const cuda_attention *a, const cuda_step *step, int segment, int rows) {
+static void attend_segment(const cuda_attention *a, const cuda_step *step, const int32_t *sight, int segment,
+                           int rows) {
     const cuda_layer_view *view = &step->cache->layer[a->layer];
     int values = a->kv_heads * a->head_dim;
     for (int r = 0; r < rows; r++) {
@@ -326,10 +361,12 @@ static void attend_segment(const cuda_attention *a, const cuda_step *step, int s
             continue;
         }
         int t = step->position + r, begin = a->sliding_window ? t - a->sliding_window + 1 : 0, evicted = 0;
+        int end = sight && sight[step->first_row + r] > t + 1 ? sight[step->first_row + r] : t + 1;
+        if (end > step->position + step->rows) fake_broken("a row sees behind its segment", end, step->position);
         if (begin < 0) begin = 0;
         if (view->bounded) evicted = step->prompt ? step->frontier : t - step->window + 1;
         if (view->bounded && evicted <= step->sink) evicted = 0;
-        for (int p = begin; p <= t; p++) {
+        for (int p = begin; p < end; p++) {
             int is_evicted = p < evicted && p >= step->sink;
             if (is_evicted && !a->restored_k) {
                 if (view->restored && !latents_apart && !fake_now.in_chain)
@@ -377,15 +414,20 @@ static void run_attend(const void *arguments) {
         if (rows > x->a.segment_rows) fake_broken("a segment has more rows than are launched", rows, x->a.segment_rows);
         if (rows && !x->a.final && !x->a.drafter && !x->a.sliding_window && step->partitions > x->a.partitions)
             fake_broken("a segment has more partitions than are launched", step->partitions, x->a.partitions);
-        if (rows) attend_segment(&x->a, step, s, rows);
+        if (rows) attend_segment(&x->a, step, x->sight, s, rows);
         found += rows;
     }
     if (!x->a.final && found != x->batch->rows) fake_broken("segments are left out", found, x->batch->rows);
 }
 
 void cuda_attend(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *attention, int rows) {
+    cuda_attend_ahead(l, batch, attention, NULL, rows);
+}
+
+void cuda_attend_ahead(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *attention,
+                       const int32_t *sight, int rows) {
     (void)l;
-    attend_arguments a = {batch, *attention, rows};
+    attend_arguments a = {batch, *attention, sight, rows};
     fake_launch(run_attend, &a, sizeof a);
 }
 
@@ -407,7 +449,7 @@ static void run_latents(const void *arguments) {
         if (step->rows > a->exact.segment_rows)
             fake_broken("a segment has more rows than are launched", step->rows, a->exact.segment_rows);
         latents_apart = 1;
-        if (step->rows) attend_segment(&a->exact, step, s, step->rows);
+        if (step->rows) attend_segment(&a->exact, step, NULL, s, step->rows);
         latents_apart = 0;
         for (int r = 0; r < step->rows; r++) {
             int t = step->position + r, begin = t - a->exact.sliding_window + 1;
@@ -501,7 +543,8 @@ cudaError_t prompt_attention(const prompt_attention_args *a, cudaStream_t stream
         int t = a->first_position + r, begin = a->window ? t - a->window + 1 : 0;
         if (begin < a->evicted_end) begin = a->evicted_end;
         if (begin < 0) begin = 0;
-        for (int p = begin; p <= t; p++) {
+        int end = a->both_ways ? a->first_position + a->rows - 1 : t;
+        for (int p = begin; p <= end; p++) {
             int chunk = p >= a->keys.chunk_begin, row = chunk ? p - a->keys.chunk_begin : p % a->keys.ring_capacity;
             const uint16_t *vs = chunk ? a->keys.chunk_v : a->keys.ring_v,
                            *ks = chunk ? a->keys.chunk_k : a->keys.ring_k;

@@ -1,4 +1,5 @@
 /* Launchers of kernels that leave no trace on the fake device, and its shapes (fake_device.h). */
+#include <math.h>
 #include <string.h>
 
 #include "backend/cuda/f8_rows.h"
@@ -8,16 +9,13 @@
 #include "backend/cuda/prompt_gemm_f8.h"
 #include "backend/cuda/prompt_rows.h"
 #include "backend/cuda/quant.h"
+#include "base/float16.h"
 #include "gpu/fake/fake_device.h"
 
 void cuda_add_norm(const cuda_launch *l, const float *branch, const float *w, float scalar, float *h, const float *next,
                    float eps, cuda_bf16 *x, int ldx, float *normed, int hidden, int rows) {
     (void)l, (void)branch, (void)w, (void)scalar, (void)h, (void)next, (void)eps, (void)x, (void)ldx, (void)normed,
         (void)hidden, (void)rows;
-}
-void cuda_norm_rows(const cuda_launch *l, const float *y, int ldy, const float *w, float eps, cuda_bf16 *x, int ldx,
-                    int n, int rows) {
-    (void)l, (void)y, (void)ldy, (void)w, (void)eps, (void)x, (void)ldx, (void)n, (void)rows;
 }
 void cuda_after_attention_rows(const cuda_launch *l, const cuda_after_attention *a, const cuda_route *route, int rows) {
     (void)l, (void)a, (void)route, (void)rows;
@@ -98,17 +96,32 @@ static float number_of(uint16_t bits) {
     return value;
 }
 
+static float product(const prompt_gemm_args *args, const uint16_t *w, int i, int j) {
+    float sum = 0;
+    for (int k = 0; k < args->k; k++)
+        sum += number_of(args->a[(size_t)i * args->lda + (size_t)k]) * number_of(w[(size_t)j * args->ldw + (size_t)k]);
+    return sum;
+}
+
+static void multiply_gated(const prompt_gemm_args *args) {
+    for (int i = 0; i < args->m; i++) {
+        for (int j = 0; j < args->n; j++) {
+            const float z = product(args, args->w, i, j), y = product(args, args->w_up, i, j);
+            const float gelu = 0.5f * z * (1.0f + tanhf(0.797884560802865356f * (z + 0.044715f * z * z * z)));
+            ((uint16_t *)args->out)[(size_t)i * args->ldo + (size_t)j] = f32_to_bf16(gelu * y);
+        }
+    }
+}
+
 cudaError_t prompt_gemm(const prompt_gemm_args *args, cudaStream_t stream) {
     (void)stream;
     if (!prompt_gemm_takes(args)) return cudaErrorInvalidValue;
-    if (!fake_multiplies || args->output != PROMPT_GEMM_F32) return cudaSuccess;
+    if (!fake_multiplies) return cudaSuccess;
+    if (args->output == PROMPT_GEMM_GELU_BF16) multiply_gated(args);
+    if (args->output != PROMPT_GEMM_F32) return cudaSuccess;
     for (int i = 0; i < args->m; i++) {
         for (int j = 0; j < args->n; j++) {
-            float sum = 0;
-            for (int k = 0; k < args->k; k++)
-                sum += number_of(args->a[(size_t)i * args->lda + (size_t)k]) *
-                       number_of(args->w[(size_t)j * args->ldw + (size_t)k]);
-            ((float *)args->out)[(size_t)i * args->ldo + (size_t)j] = sum;
+            ((float *)args->out)[(size_t)i * args->ldo + (size_t)j] = product(args, args->w, i, j);
         }
     }
     return cudaSuccess;
