@@ -10,6 +10,7 @@ import tempfile
 
 import sidecar
 from harness import *  # noqa: F403
+from pictures import picture, png, text
 
 TEXT = open("examples/needle-60.txt").read()
 folder = tempfile.mkdtemp(prefix="kakeya-apart-")
@@ -203,8 +204,32 @@ def _():
     parts = [json.loads(x[6:])["choices"][0] for x in text.split("\n\n") if x.startswith("data: {")]
     equal("".join(p["delta"].get("content", "") for p in parts), said(chat(alone, **body("Streamed. " + TEXT))))
     stream.close()
+    # a prefiller that is gone costs time, not the answer
+    prefiller.process.kill()
+    prefiller.process.wait()
+    asked = body("Alone now. " + TEXT)
+    equal(said(post(proxy.server_port, "/v1/chat/completions", asked, routed)), said(chat(alone, **asked)))
     proxy.shutdown()
-    for server in (alone, prefiller, decoder):
+    prefiller.stop()
+    for server in (alone, decoder):
+        equal(server.stop(), 0)
+
+
+@test("pictures: the decoder reads their rows from the file, and its tower computes nothing")
+def _():
+    path = directory("pictures")
+    options = ("--name", "demo", "--backend", "cpu", "--precision", "f32", "--image-budget", "70", "--session-dir", path)
+    prefiller, decoder = (Server(*options, model="tests/data/vision/tiny-tower") for _ in range(2))
+    for parts in ([text("What is it? " * 60), picture(png(160, 120)), text("What is this? " * 20)],
+                  [text("What is it? " * 90), picture(png(90, 200))]):
+        asked = body("", messages=[{"role": "user", "content": parts}], ignore_eos=True)
+        equal(finish(chat(decoder, **asked, cache_hit_threshold=0.8)), ["cache_threshold"])
+        chat(prefiller, **{**asked, "max_tokens": 1})
+        answer = chat(decoder, **asked, cache_hit_threshold=0.8)
+        holds(answer["usage"]["prompt_tokens"] - cached(answer) <= SMALL_STEP, answer["usage"])
+        equal(said(answer), said(chat(prefiller, **asked, cache_prompt=False)))
+    equal(decoder.metric("kakeya_images_computed_total"), 0)
+    for server in (prefiller, decoder):
         equal(server.stop(), 0)
 
 

@@ -33,7 +33,10 @@ class Sidecar(http.server.BaseHTTPRequestHandler):
                 if self.path == "/v1/completions":
                     first.pop("max_completion_tokens")
                 first.pop("stream_options", None)
-                ask(prefiller, self.path, first).read()
+                try:
+                    ask(prefiller, self.path, first).read()
+                except (OSError, http.client.HTTPException):
+                    pass  # it is gone: the decoder computes the prompt
             self.send(ask(self.decoder, self.path, {**body, "cache_hit_threshold": 0}))
 
     def try_decoder(self, body):
