@@ -1,14 +1,15 @@
-"""What K/V events cost a busy server: two servers of the demo model, one of which publishes to a subscriber, answer the same load by turns:
+"""What K/V events cost a busy server: two servers of the demo model, one of which publishes to a subscriber, answer the same load in turn:
 64 streams at a time, conversations of three turns (a prompt of 300 tokens, answers of 100), without a drafter: how many tokens one proposes
 depends on measured times, and so does the work.
 
-usage: build/serve-python-routers/bin/python bench/kv_event_cost.py [--pairs 9] [--streams 64] [--threads 2] [-- OPTION...]
+usage: build/serve-python-routers/bin/python bench/kv_event_cost.py [--pairs 9] [--streams 64] [--threads 2] [--together] [-- OPTION...]
 environment: KAKEYA (build/kakeya). `sh tests/serve/test_kv_events.sh` makes the interpreter, which has pyzmq.
 
 Prints of each server tokens per second, by the clock and of its own processor time, as medians with the smallest and the largest; of
 the pairs what the publishing server lost, in per cent (below 0: it was faster); and what the parts of it that events alone need took of
-its processor time, which other programs on the machine disturb least. The first pair is not counted. Which server of a pair comes
-first alternates. OPTIONs are the servers'."""
+its processor time, which other programs on the machine disturb least. Every pair has new servers; which of them comes first alternates.
+--together: both at the same time, so that what else the machine does is the same to both; tokens by the clock then say little. OPTIONs are
+the servers'."""
 
 import argparse
 import http.client
@@ -27,6 +28,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--pairs", type=int, default=9)
 parser.add_argument("--streams", type=int, default=64)
 parser.add_argument("--threads", type=int, default=2)
+parser.add_argument("--together", action="store_true")
 wanted, options = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1:]
 sys.argv[1:] = []
 from harness import WAIT, Server, in_threads  # noqa: E402
@@ -86,35 +88,37 @@ def spread(values, digits):
 
 def main():
     common = ("--max-batch", str(wanted.streams), "--drafter", "none", *options)
-    plain = Server("--name", "demo", *common, threads=wanted.threads)
-    publishing = publishing_server(*common, threads=wanted.threads)
-    consumer, ended = Consumer(publishing), threading.Event()
+    found, heard = {"without events": [], "with events": []}, 0
+    plain, publishing = found.values()
+    for pair in range(wanted.pairs):
+        servers = [Server("--name", "demo", *common, threads=wanted.threads), publishing_server(*common, threads=wanted.threads)]
+        consumer, ended = Consumer(servers[1]), threading.Event()
 
-    def listen():
-        while not ended.is_set():
-            consumer.receive(0.2)
+        def listen(consumer=consumer, ended=ended):
+            while not ended.is_set():
+                consumer.receive(0.2)
 
-    listener = threading.Thread(target=listen, daemon=True)
-    listener.start()
-    found = {plain: [], publishing: []}
-    for pair in range(wanted.pairs + 1):
-        for server in (plain, publishing) if pair % 2 else (publishing, plain):
-            result = load(server, pair)
-            if pair:
-                found[server].append(result)
-    heard = consumer.next
-    ended.set()
-    listener.join()
-    consumer.close()
-    for name, server in (("without events", plain), ("with events", publishing)):
-        clock, processor = zip(*(f[:2] for f in found[server]))
+        listener = threading.Thread(target=listen, daemon=True)
+        listener.start()
+        if wanted.together:
+            results = in_threads([lambda s=s: load(s, pair) for s in servers])
+        else:
+            results = [load(s, pair) for s in servers[::1 if pair % 2 else -1]][::1 if pair % 2 else -1]
+        plain.append(results[0])
+        publishing.append(results[1])
+        ended.set()
+        listener.join()
+        heard += consumer.next
+        consumer.close()
+        Server.stop_all()
+    for name, results in found.items():
+        clock, processor = zip(*(f[:2] for f in results))
         print(f"{name}: {spread(clock, 0)} tokens/s, {spread(processor, 0)} tokens per second of processor time")
     for i, what in enumerate(("tokens/s", "tokens per second of processor time")):
-        lost = [100 * (1 - b[i] / a[i]) for a, b in zip(found[plain], found[publishing])]
+        lost = [100 * (1 - b[i] / a[i]) for a, b in zip(plain, publishing)]
         print(f"lost with events, of {what}, per cent: {spread(lost, 2)}, {wanted.pairs} pairs")
-    print(f"of the processor time, per cent: finding events {spread([f[2] for f in found[publishing]], 3)}, sending them "
-          f"{spread([f[3] for f in found[publishing]], 3)}; {heard} messages heard")
-    Server.stop_all()
+    print(f"of the processor time, per cent: finding events {spread([f[2] for f in publishing], 3)}, sending them "
+          f"{spread([f[3] for f in publishing], 3)}; {heard} messages heard")
 
 
 main()
