@@ -133,13 +133,15 @@ static kakeya_status check_grammar(const kakeya_session *session, const kakeya_g
                      table ? table->vocab : 0);
 }
 
-static kakeya_status begin_grammar(kakeya_session *session, answer_work *answer, kakeya_error *error) {
+/* Behind these tokens. */
+static kakeya_status begin_grammar(kakeya_session *session, answer_work *answer, const int32_t *tokens, size_t n,
+                                   kakeya_error *error) {
     const gemma4_config *config = &session->engine->verifier->config;
-    const decode_timeline *t = &session->timeline;
     size_t start = answer->options.answer_start;
     if (!answer->options.grammar) return KAKEYA_OK;
-    return matcher_create(answer->options.grammar, config->stop_tokens, config->n_stop_tokens, t->tokens,
-                          start && start < t->n ? start : t->n, &session->account, &answer->grammar, error);
+    matcher_destroy(answer->grammar);
+    return matcher_create(answer->options.grammar, config->stop_tokens, config->n_stop_tokens, tokens,
+                          start && start < n ? start : n, &session->account, &answer->grammar, error);
 }
 
 /* The tokens that the answer has already: an answer that was interrupted stands where it stood. */
@@ -182,13 +184,17 @@ kakeya_status answer_open(kakeya_session *session, answer_work *answer, decode_b
                                      .prefill_seconds = session->prefill_seconds};
     kakeya_status status = resolve_length(session, &answer->options, &answer->decode, error);
     choice->space = &buffers->sampling;
-    if (status == KAKEYA_OK) status = begin_grammar(session, answer, error);
+    const bool has_first = answer->first.known && answer->grammar; /* which has read it */
+    const uint64_t redraws = has_first ? choice->redraws : 0;
+    if (status == KAKEYA_OK && !has_first)
+        status = begin_grammar(session, answer, session->timeline.tokens, session->timeline.n, error);
     sampler_constraints constraints = constraints_of(session, &answer->options, answer->grammar);
     if (constraints.answer_start == 0) constraints.answer_start = session->timeline.n;
     answer->decode.prediction = (prediction){.tokens = answer->options.prediction,
                                              .n = answer->options.prediction ? answer->options.n_prediction : 0,
                                              .start = constraints.answer_start};
     if (status == KAKEYA_OK) status = sampler_configure(choice, &answer->options.sampling, &constraints, error);
+    choice->redraws = redraws;
     if (status == KAKEYA_OK) status = follow_grammar(session, answer, error);
     if (status == KAKEYA_OK) status = begin_output(session, answer, error);
     answer->started = clock_seconds();
@@ -196,14 +202,21 @@ kakeya_status answer_open(kakeya_session *session, answer_work *answer, decode_b
     return status;
 }
 
-void answer_choose_first(kakeya_session *session, answer_work *answer, decode_buffers *buffers) {
+void answer_choose_first(kakeya_session *session, answer_work *answer, const int32_t *tokens, size_t n,
+                         decode_buffers *buffers) {
     sampler *choice = &session->workspace.sampler;
-    const sampler_constraints constraints = constraints_of(session, &answer->options, NULL);
+    const backend_ops *ops = session->timeline.ops;
     answer->first = (decode_first){.choice = DECODE_FROM_LOGITS};
     choice->space = &buffers->sampling;
-    if (answer->options.grammar) return;
+    const size_t start = answer->options.answer_start;
+    if (answer->options.grammar && (answer->begun || (start && start < n))) return; /* not at its beginning */
+    if (begin_grammar(session, answer, tokens, n, NULL) != KAKEYA_OK) return;
+    const sampler_constraints constraints = constraints_of(session, &answer->options, answer->grammar);
     if (!answer->begun && sampler_configure(choice, &answer->options.sampling, &constraints, NULL) != KAKEYA_OK) return;
-    answer->first.choice = decode_choice_of(session->timeline.ops, choice, &answer->decode);
+    answer->first.choice = decode_choice_of(ops, choice, &answer->decode);
+    if (!answer->grammar || answer->first.choice != DECODE_BY_BACKEND) return;
+    /* prompts have no masks */
+    answer->first.choice = ops->finds_leaders ? DECODE_FROM_LEADERS : DECODE_FROM_LOGITS;
 }
 
 bool answer_needs_row(const kakeya_session *session) {

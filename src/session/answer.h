@@ -31,8 +31,10 @@ kakeya_status answer_prepare(const kakeya_session *session, const kakeya_generat
                              kakeya_error *error);
 /* Checks the rest and makes everything ready: the sampler in the buffers' space, text and output. */
 kakeya_status answer_open(kakeya_session *session, answer_work *answer, decode_buffers *buffers, kakeya_error *error);
-/* Who finds the first token, for the prompt before it: whole logits are needed by what only answer_open makes ready. */
-void answer_choose_first(kakeya_session *session, answer_work *answer, decode_buffers *buffers);
+/* Who finds the first token, for the prompt before it, of n tokens: whole logits are needed by what only answer_open
+ * makes ready. */
+void answer_choose_first(kakeya_session *session, answer_work *answer, const int32_t *tokens, size_t n,
+                         decode_buffers *buffers);
 /* The row that predicts the first token is missing although the cache holds all tokens, after a sync that failed. */
 bool answer_needs_row(const kakeya_session *session);
 /* Ends the answer: the last event, the statistics, what was learned about drafts. `status`: how it went, handed on.

@@ -164,7 +164,7 @@ static int room_for_prompt(const step *s) {
 
 static void add_prompt(step *s, kakeya_request *r, int tokens) {
     decode_first *first = r->answers ? &r->answer.first : NULL;
-    if (first) answer_choose_first(r->session, &r->answer, &s->batch->buffers);
+    if (first) answer_choose_first(r->session, &r->answer, r->prompt.tokens, r->prompt.n, &s->batch->buffers);
     const int room = room_for_prompt(s);
     if (room < 1) return;
     kakeya_status status =
