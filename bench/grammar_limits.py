@@ -184,6 +184,13 @@ RULES = {
     "counts of counts": lambda: 'root ::= ((([a-z] "b"?){1,999}){1,999}){1,999} | "x" root',
     "counted alternatives": lambda: fill(lambda n: 'root ::= "x" root' + "".join(f' | ([a-z]{{1,{i + 400}}} "{i}")' for i in range(n))),
     "what is ignored": lambda: fill(lambda n: "start: " + " ".join(f'"a{i}" [start]' for i in range(n)) + "\n%ignore /[ab]{1,300}/\n"),
+    "templates of templates": lambda: 'start: t{"a"}\nt{x}: "(" x ")" t{t{x}} | "b"\n',
+    "templates that double": lambda: 'start: t0{"a", "b"} start | "c"\n' + "".join(
+        f"t{i}{{x, y}}: t{i + 1}{{(x y), (y x)}} t{i + 1}{{[x], y}}\n" for i in range(20)) + "t20{x, y}: x | y start\n",
+    "arguments in arguments": lambda: 'start: "c" start | ' + "t{" * 60 + f'"{text(80000, 1)}"' + "}" * 60 + " s" * 9000 +
+        '\nt{x}: x\ns: "s"\n',
+    "schemas in rules": lambda: fill(lambda n: "start: " + " | ".join(
+        f'"{i}" %json {{"properties": {{"a{i}": {{"type": "string", "pattern": "^{i}(a|b)*$"}}}}}} start' for i in range(n)) + '| "x"'),
     "long texts": lambda: fill(lambda n: 'root ::= "x" root' + "".join(f' | "{text(3000, i)}"' for i in range(n))),
 }
 EXPRESSIONS = {
@@ -191,6 +198,8 @@ EXPRESSIONS = {
     "look-aheads": lambda: "".join(f"(?=.*{c}.{{14}}{c})" for c in "abcdefghijkl") + ".*",
     "look-aheads in a repetition": lambda: "(" + "|".join(f"(?={text(6, i)}.*{text(3, i)}).{i % 10}" for i in range(300)) + ")*",
     "classes of Unicode": lambda: "\\p{L}?\\p{Lu}?\\P{N}?" * 600,
+    "letters in any case": lambda: "(?i:" + "\\p{L}" * 2700 + ")",
+    "sets in any case": lambda: "(?i:" + "".join(f"[^{chr(0x3b1 + i % 20)}]{{0,{i}}}" for i in range(1000)) + ")",
     "stars in stars": lambda: "(.*" * 90 + ")*" * 90,
 }
 

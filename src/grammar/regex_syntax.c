@@ -109,14 +109,48 @@ static void invert(parser *p, uint32_t first) {
     t->n_ranges -= n - first;
 }
 
-/* With the flag i: characters of the ranges from `first` on in any case. Up to four are alike. */
-static void add_other_cases(parser *p, uint32_t first) {
-    for (int pass = 0; pass < 2 && p->any_case && !p->status; pass++) {
-        tidy(p, first);
-        for (uint32_t i = first, n = p->tree->n_ranges; i < n && !p->status; i++)
-            unicode_other_cases(p->tree->ranges[i].low, p->tree->ranges[i].high, p, add_range_to);
+/* The first of the tidy ranges [first, n) that does not end before the character. */
+static uint32_t range_at(const regex_tree *t, uint32_t first, uint32_t n, uint32_t character) {
+    while (first < n) {
+        const uint32_t middle = first + (n - first) / 2;
+        if (t->ranges[middle].high < character)
+            first = middle + 1;
+        else
+            n = middle;
     }
+    return first;
+}
+
+/* Characters of a run (moved by `from`) that are among the ranges: what they are moved to is, too, from then on. */
+static void add_moved(parser *p, uint32_t first, uint32_t n, unicode_fold run, int32_t from, int32_t to) {
+    const regex_tree *t = p->tree;
+    const uint32_t begin = (uint32_t)((int32_t)run.first + from), end = (uint32_t)((int32_t)run.last + from);
+    for (uint32_t i = range_at(t, first, n, begin); i < n && t->ranges[i].low <= end && !p->status; i++) {
+        const character_range own = t->ranges[i];
+        uint32_t low = own.low > begin ? begin + (own.low - begin + run.step - 1) / run.step * run.step : begin;
+        const uint32_t high = own.high < end ? own.high : end;
+        const uint32_t many = run.step == 1 ? high - low : 0; /* at once */
+        for (; low <= high && !p->status; low += many + run.step) {
+            const uint32_t moved = (uint32_t)((int32_t)low - from + to), at = range_at(t, first, n, moved);
+            const bool known = at < n && t->ranges[at].low <= moved && t->ranges[at].high >= moved + many;
+            if (!known) add_range(p, moved, moved + many);
+        }
+    }
+}
+
+/* With the flag i: characters of the ranges from `first` on in any case. Those that are alike fold to one. */
+static void add_other_cases(parser *p, uint32_t first) {
+    unicode_fold fold;
     tidy(p, first);
+    for (int pass = 0; pass < 2 && p->any_case && !p->status; pass++) {
+        const uint32_t n = p->tree->n_ranges;
+        for (size_t i = 0; unicode_case_fold(i, &fold); i++) {
+            add_moved(p, first, n, fold, 0, fold.to);
+            add_moved(p, first, n, fold, fold.to, 0);
+        }
+        if (p->tree->n_ranges == n) return;
+        tidy(p, first);
+    }
 }
 
 /* A set without surrogates, which are no characters. */

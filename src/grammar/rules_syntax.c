@@ -110,7 +110,7 @@ static uint32_t add_repeat(parser *p, uint32_t child, uint32_t minimum, uint32_t
 static uint32_t rule_named(parser *p, const char *name, size_t bytes) {
     rule_set *r = p->out;
     for (uint32_t i = 0; i < r->n_rules; i++)
-        if (strlen(r->rules[i].name) == bytes && memcmp(r->rules[i].name, name, bytes) == 0) return i;
+        if (strncmp(r->rules[i].name, name, bytes) == 0 && r->rules[i].name[bytes] == 0) return i;
     if (r->n_rules == RULES_MAX_RULES) return fail(p, KAKEYA_UNSUPPORTED, "more than %d rules", (int)RULES_MAX_RULES);
     if (r->n_rules == r->rule_capacity) {
         uint32_t capacity = r->rule_capacity ? 2 * r->rule_capacity : 32;
@@ -433,6 +433,7 @@ static uint32_t use_template(parser *p, word called) {
     instance own = {.name = called, .at = p->at};
     buffer b = {0};
     char number[24];
+    if (++p->depth > MAX_GROUPS) return fail(p, KAKEYA_UNSUPPORTED, "more than %d nested groups", (int)MAX_GROUPS);
     put(p, &b, called.text, called.bytes);
     put(p, &b, "{", 1);
     do {
@@ -444,6 +445,7 @@ static uint32_t use_template(parser *p, word called) {
         put(p, &b, number, (size_t)snprintf(number, sizeof number, "%u,", own.arguments[own.n++]));
         skip_space(p, true);
     } while (!p->status && take(p, ","));
+    p->depth--;
     if (!take(p, "}")) fail(p, KAKEYA_FORMAT, "{ without }");
     const uint32_t known = p->out->n_rules;
     own.rule = p->status ? RULE_NONE : rule_named(p, b.data, b.n);
@@ -459,9 +461,12 @@ static uint32_t use_template(parser *p, word called) {
 static bool is_same(word a, word b) { return a.bytes == b.bytes && memcmp(a.text, b.text, a.bytes) == 0; }
 
 static void skip_arguments(parser *p) {
-    do {
+    if (++p->depth > MAX_GROUPS) fail(p, KAKEYA_UNSUPPORTED, "more than %d nested groups", (int)MAX_GROUPS);
+    while (!p->status) {
         (void)parse_choice(p, true);
-    } while (!p->status && take(p, ","));
+        if (!take(p, ",")) break;
+    }
+    p->depth--;
     if (!take(p, "}")) fail(p, KAKEYA_FORMAT, "{ without }");
 }
 
@@ -534,9 +539,7 @@ static uint32_t parse_counted(parser *p) {
     return one;
 }
 
-/* What stands behind is the end of an alternative. Outside of groups a line ends it, unless the next one goes on with
- * |.
- */
+/* What stands behind is the end of an alternative. Outside of groups a line ends it, unless | follows. */
 static bool at_end(parser *p, bool nested) {
     size_t before = p->at;
     skip_space(p, true);
@@ -695,18 +698,18 @@ static void parse_template(parser *p, word called) {
 
 /* The rules that templates become. Each may use more of them. */
 static void read_instances(parser *p) {
+    size_t read = 0;
     for (size_t i = 0; i < p->n_instances && !p->status; i++) {
         const instance own = p->instances[i];
         const template *of = NULL;
         for (size_t k = 0; k < p->n_templates; k++)
             if (is_same(p->templates[k].name, own.name)) of = &p->templates[k];
         p->at = own.at;
-        const int shown_bytes = own.name.bytes > 60 ? 60 : (int)own.name.bytes;
+        const int bytes = own.name.bytes > 60 ? 60 : (int)own.name.bytes;
         if (!of)
-            fail(p, KAKEYA_FORMAT, "there is no template %.*s", shown_bytes, own.name.text);
+            fail(p, KAKEYA_FORMAT, "there is no template %.*s", bytes, own.name.text);
         else if (of->n != own.n)
-            fail(p, KAKEYA_FORMAT, "the template %.*s has %u parameters, not %u", shown_bytes, own.name.text, of->n,
-                 own.n);
+            fail(p, KAKEYA_FORMAT, "the template %.*s has %u parameters, not %u", bytes, own.name.text, of->n, own.n);
         if (p->status) return;
         p->own = of;
         p->with = &own;
@@ -714,6 +717,9 @@ static void read_instances(parser *p) {
         define(p, own.rule, parse_choice(p, false));
         p->own = NULL;
         p->with = NULL;
+        read += p->at - of->body;
+        if (read > RULES_MAX_BYTES)
+            fail(p, KAKEYA_UNSUPPORTED, "templates with their arguments have more than %d bytes", (int)RULES_MAX_BYTES);
     }
 }
 

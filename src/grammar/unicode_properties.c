@@ -101,23 +101,8 @@ bool unicode_property(const char *text, size_t bytes, void *user,
     return bits || (!equals && add_binary(&r, value, length));
 }
 
-/* The part of a run, moved by `by`, that lies in the range, moved on by `then`. */
-static void add_part(const receiver *r, size_t run, int32_t by, int32_t then, uint32_t low, uint32_t high) {
-    const uint32_t step = unicode_folds[run].step, first = (uint32_t)((int32_t)unicode_folds[run].first + by),
-                   last = (uint32_t)((int32_t)unicode_folds[run].last + by);
-    if (last < low || first > high) return;
-    uint32_t from = low > first ? first + (low - first + step - 1) / step * step : first;
-    uint32_t to = high < last ? high - (high - first) % step : last;
-    if (step == 1 && from <= to) r->add(r->user, (uint32_t)((int32_t)from + then), (uint32_t)((int32_t)to + then));
-    for (uint32_t c = from; step > 1 && c <= to; c += step)
-        r->add(r->user, (uint32_t)((int32_t)c + then), (uint32_t)((int32_t)c + then));
-}
-
-void unicode_other_cases(uint32_t low, uint32_t high, void *user,
-                         void (*add)(void *user, uint32_t low, uint32_t high)) {
-    const receiver r = {user, add};
-    for (size_t i = 0; i < COUNT(unicode_folds); i++) {
-        add_part(&r, i, 0, unicode_folds[i].to, low, high);
-        add_part(&r, i, unicode_folds[i].to, -unicode_folds[i].to, low, high);
-    }
+bool unicode_case_fold(size_t i, unicode_fold *out) {
+    if (i >= COUNT(unicode_folds)) return false;
+    *out = (unicode_fold){unicode_folds[i].first, unicode_folds[i].last, unicode_folds[i].step, unicode_folds[i].to};
+    return true;
 }

@@ -10,8 +10,13 @@
 /* Calls `add` for the ranges of what stands between the braces, in no order. False: it is not known. */
 bool unicode_property(const char *text, size_t bytes, void *user, void (*add)(void *user, uint32_t low, uint32_t high));
 
-/* Calls `add` for characters that differ from those of the range in their case alone, by simple case folding: what they
- * fold to, and what folds to them. Of the characters that this gives, those that are alike are the rest. */
-void unicode_other_cases(uint32_t low, uint32_t high, void *user, void (*add)(void *user, uint32_t low, uint32_t high));
+/* Simple case folding: characters from first to last, `step` apart, fold to themselves + to. */
+typedef struct unicode_fold {
+    uint32_t first, last, step;
+    int32_t to;
+} unicode_fold;
+
+/* The run number i; false: there are no more. */
+bool unicode_case_fold(size_t i, unicode_fold *out);
 
 #endif

@@ -14,7 +14,7 @@ from harness import BUILD, MODELS, SHORT, WHOLE, holds, run_tests, test
 STRINGS = ["", "a", "ab", "b c", "x-1", "é", "\"", "2024-02-29"]
 NUMBERS = [0, 1, 2, 3, 5, 7, 10, 100, -1, -5, 0.5, 2.5, -0.25]
 PATTERNS = ["^a", "b$", "^[a-z]{2,4}$", "^(ab|c)+$", "x", "^.{1,300}$", "^(?!a)[a-c]*$", "\\d", "^[^\"]*$", "\\bb\\b", "^(?:(?!ab)[a-c])*$",
-            "a(?=b|$)", "(?<!a)b"]
+            "a(?=b|$)", "(?<!a)b", "(?i:^[a-c\u00e9]+$)", "(?i:\u00e9a?)", "(?s:^a.b?$)"]
 # without relative-json-pointer, of which jsonschema refuses numbers with a zero inside, and uri-template, of which its library knows
 # neither names with %XX nor prefixes of four digits
 FORMATS = ["date-time", "date", "time", "duration", "uuid", "email", "ipv4", "ipv6", "uri", "hostname", "uri-reference", "json-pointer",

@@ -204,6 +204,30 @@ static void test_refusals(void **state) {
     }
 }
 
+/* Templates in one another, and templates of long texts, end where they are too much. */
+static void test_large_templates(void **state) {
+    (void)state;
+    enum { BYTES = 200000 };
+    char *rules = malloc(BYTES + 200);
+    kakeya_grammar *g;
+    kakeya_error error = {0};
+    assert_non_null(rules);
+    static const char *const heads[] = {"t{x}: x\nstart: ", "start: \"a\"\nt{x}: "}; /* used, and not */
+    for (int i = 0; i < 2; i++) {
+        strcpy(rules, heads[i]);
+        for (size_t at = strlen(rules); at < BYTES; at += 2) memcpy(rules + at, "t{", 3);
+        assert_int_equal(open_rules(rules, &g, &error), KAKEYA_UNSUPPORTED);
+        assert_non_null(strstr(error.message, "more than 60 nested groups"));
+    }
+    strcpy(rules, "start: t{\"a\"} t{\"b\"}\nt{x}: x \"");
+    size_t n = strlen(rules);
+    memset(rules + n, 'y', BYTES - n);
+    strcpy(rules + BYTES, "\" t{(x x)}\n");
+    assert_int_equal(open_rules(rules, &g, &error), KAKEYA_UNSUPPORTED);
+    assert_non_null(strstr(error.message, "templates with their arguments have more than 262144 bytes"));
+    free(rules);
+}
+
 /* Along 4^30 paths every letter comes to the same few places, each of which is looked at once. */
 static void test_work_of_a_letter(void **state) {
     (void)state;
@@ -223,9 +247,8 @@ static void test_work_of_a_letter(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_languages),
-        cmocka_unit_test(test_depth),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_languages),        cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_refusals),         cmocka_unit_test(test_large_templates),
         cmocka_unit_test(test_work_of_a_letter),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
