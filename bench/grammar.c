@@ -93,7 +93,7 @@ static void measure(const token_table *table, size_t i) {
         longest = seconds > longest ? seconds : longest;
         if (!matcher_accept(m, &space, tokenizer_id(table->tokenizer, piece))) exit(1);
     }
-    printf("%-24s %8.2f ms %8.0f ns %8.0f us %8.0f us\n", cases[i].name, compile * 1e3, letter * 1e9,
+    printf("%-24s %8.2f ms %8.0f ns %8.1f us %8.1f us\n", cases[i].name, compile * 1e3, letter * 1e9,
            total / (double)n * 1e6, longest * 1e6);
     matcher_destroy(m);
     matcher_space_free(&space);
