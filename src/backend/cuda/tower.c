@@ -186,6 +186,11 @@ static tower_row_step step_of(const tower_run *r, const row_step *s) {
     return to;
 }
 
+/* Loads come first, so that they are on their way together: may this step come behind one into that register? */
+static bool can_wait(const tower_row_step *s, int into) {
+    return s->verb != TOWER_LOAD && s->into != into && s->from != into && !s->store;
+}
+
 static void run_rows(tower_run *r, const program_op *o) {
     tower_rows rows = {.width = o->width,
                        .steps = o->steps,
@@ -193,26 +198,27 @@ static void run_rows(tower_run *r, const program_op *o) {
                        .rms_eps = r->v->rms_eps,
                        .centre_eps = layer_norm_eps};
     for (int i = 0; i < o->steps; i++) {
-        rows.step[i] = step_of(r, &o->step[i]);
         rows.registers = larger(rows.registers, larger(o->step[i].into, o->step[i].from) + 1);
+        int at = i;
+        while (at > 0 && o->step[i].verb == ROW_LOAD && can_wait(&rows.step[at - 1], o->step[i].into)) {
+            rows.step[at] = rows.step[at - 1];
+            at--;
+        }
+        rows.step[at] = step_of(r, &o->step[i]);
     }
     note(r, tower_row_program(&r->m->launch, &rows, r->rows));
 }
 
 static void run_heads(tower_run *r, const program_op *o) {
-    const int width = heads_width(r->v);
-    tower_heads h = {.ld = 3 * width,
+    tower_heads h = {.raw = r->s.raw,
                      .turns = r->t->weights.turns,
                      .out = {r->s.q, r->s.k, r->s.v},
                      .heads = r->v->heads,
                      .head_dim = o->width,
                      .across = r->across,
                      .eps = r->v->rms_eps};
-    for (int i = 0; i < 3; i++) {
-        h.raw[i] = r->s.raw + i * width;
-        h.norm[i] = tower_weights_vector(&r->t->weights, o->head[i].slot);
-    }
-    tower_head_rows(&r->m->launch, &h, r->rows);
+    for (int i = 0; i < 3; i++) h.norm[i] = tower_weights_vector(&r->t->weights, o->head[i].slot);
+    note(r, tower_head_rows(&r->m->launch, &h, r->rows));
 }
 
 static void run_attend(tower_run *r, const program_op *o) {

@@ -45,15 +45,14 @@ cudaError_t tower_row_program(const cuda_launch *l, const tower_rows *program, i
 
 /* Norms of heads, and for q and k RoPE: the first half of a head turns by the patch's column, the second by its row. */
 typedef struct tower_heads {
-    const float *raw[3]; /* q, k, v: [rows][ld], heads of head_dim */
-    int ld;
+    const float *raw;     /* [rows][3][heads][head_dim]: q, k, v */
     const float *norm[3]; /* [head_dim]; NULL: ones */
     const float2 *turns;  /* cosine and sine [position][head_dim / 4] */
     cuda_bf16 *out[3];    /* [heads][rows][head_dim] */
     int heads, head_dim, across;
     float eps;
 } tower_heads;
-void tower_head_rows(const cuda_launch *l, const tower_heads *h, int rows);
+cudaError_t tower_head_rows(const cuda_launch *l, const tower_heads *h, int rows);
 
 /* Every patch sees every patch; scale 1. Scores are never stored: keys are walked in blocks with an online softmax in
  * float32, probabilities meet values as bf16. */

@@ -4,6 +4,8 @@
 
 namespace {
 
+using namespace prompt;
+
 constexpr int ROW_THREADS = 128, HEAD_THREADS = 256, VALUE_THREADS = 256;
 
 __device__ __forceinline__ float4 *four(float *p) { return reinterpret_cast<float4 *>(p); }
@@ -29,7 +31,8 @@ __device__ __forceinline__ void store_rounded(cuda_bf16 *p, float4 v) {
     *reinterpret_cast<uint2 *>(p) = *reinterpret_cast<const uint2 *>(x);
 }
 
-/* A row for each block; a thread works on the same values in every step, so registers need no barrier. */
+/* A row for each block; a thread works on the same values in every step, so registers need no barrier. What is loaded
+ * is on its way while the loads behind it are asked for. */
 __global__ void __launch_bounds__(ROW_THREADS) rows_kernel(const __grid_constant__ tower_rows p) {
     TOWER_MEMORY(memory);
     __shared__ float shared[ROW_THREADS / 32];
@@ -37,11 +40,19 @@ __global__ void __launch_bounds__(ROW_THREADS) rows_kernel(const __grid_constant
     const int n = p.width, row = static_cast<int>(blockIdx.x), begin = static_cast<int>(threadIdx.x) * 4;
     constexpr int STEP = ROW_THREADS * 4;
     const size_t at = static_cast<size_t>(row) * static_cast<size_t>(n);
+    const uint32_t base = shared_address(memory);
     wait_for_predecessor();
     for (int i = 0; i < p.steps; i++) {
         const tower_row_step &s = p.step[i];
         float *into = registers + s.into * n, *from = registers + s.from * n;
         float scale = 1, mean = 0;
+        if (s.verb == TOWER_LOAD) {
+            for (int c = begin; c < n; c += STEP)
+                copy_async(base + static_cast<uint32_t>(s.into * n + c) * 4, s.load + at + c, true);
+            copy_commit();
+            continue;
+        }
+        copy_wait<0>();
         if (s.verb == TOWER_NORM) {
             float sum = 0;
             for (int c = begin; c < n; c += STEP) sum += sum_of(times(*four(from + c), *four(from + c)));
@@ -60,9 +71,6 @@ __global__ void __launch_bounds__(ROW_THREADS) rows_kernel(const __grid_constant
         for (int c = begin; c < n; c += STEP) {
             float4 v;
             switch (s.verb) {
-            case TOWER_LOAD:
-                v = load_four(s.load + at + c);
-                break;
             case TOWER_LOOKUP:
                 v = load_rounded(s.table + static_cast<size_t>(place) * static_cast<size_t>(s.ld) + c);
                 break;
@@ -93,31 +101,46 @@ __global__ void __launch_bounds__(ROW_THREADS) rows_kernel(const __grid_constant
     }
 }
 
-/* A row for each block, a head of q, k or v for each warp. */
+/* A row for each block. It comes whole, with the turns of its place; then a warp works on a head of q, k or v, a lane
+ * on neighbours, whose partners are neighbours, too. */
 __global__ void __launch_bounds__(HEAD_THREADS) heads_kernel(const __grid_constant__ tower_heads h, int rows) {
+    TOWER_MEMORY(memory);
+    float *values = reinterpret_cast<float *>(memory);
     const int row = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x) % 32, d = h.head_dim;
-    const int half = d / 2, pairs = d / 4, column = row % h.across, line = row / h.across;
+    const int half = d / 2, pairs = d / 4, width = 3 * h.heads * d, column = row % h.across, line = row / h.across;
+    float2 *turns = reinterpret_cast<float2 *>(values + width); /* [2][pairs] */
+    const float *raw = h.raw + static_cast<size_t>(row) * static_cast<size_t>(width);
+    const uint32_t base = shared_address(memory);
+    for (int i = static_cast<int>(threadIdx.x); i < 2 * pairs; i += HEAD_THREADS)
+        turns[i] = h.turns[static_cast<size_t>(i < pairs ? column : line) * static_cast<size_t>(pairs) +
+                           static_cast<size_t>(i % pairs)];
     wait_for_predecessor();
+    for (int c = static_cast<int>(threadIdx.x) * 4; c < width; c += HEAD_THREADS * 4)
+        copy_async(base + static_cast<uint32_t>(c) * 4, raw + c, true);
+    copy_commit();
+    copy_wait<0>();
+    __syncthreads();
     for (int item = static_cast<int>(threadIdx.x) / 32; item < 3 * h.heads; item += HEAD_THREADS / 32) {
         const int which = item / h.heads, head = item % h.heads;
-        const float *x = h.raw[which] + static_cast<size_t>(row) * static_cast<size_t>(h.ld) + head * d;
-        const float *norm = h.norm[which];
+        const float *x = values + item * d, *norm = h.norm[which];
         float sum = 0;
-        for (int e = lane; e < d; e += 32) sum += x[e] * x[e];
+        for (int e = 2 * lane; e < d; e += 64) sum += x[e] * x[e] + x[e + 1] * x[e + 1];
         const float scale = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(d) + h.eps);
         cuda_bf16 *out =
             h.out[which] +
             (static_cast<size_t>(head) * static_cast<size_t>(rows) + static_cast<size_t>(row)) * static_cast<size_t>(d);
-        for (int e = lane; e < d; e += 32) {
-            float v = x[e] * scale * (norm ? norm[e] : 1.0f);
-            if (which < 2) {
-                const int within = e % half, j = within % pairs, other = within < pairs ? e + pairs : e - pairs;
-                const float2 turn = h.turns[static_cast<size_t>(e < half ? column : line) * static_cast<size_t>(pairs) +
-                                            static_cast<size_t>(j)];
-                const float u = x[other] * scale * (norm ? norm[other] : 1.0f);
-                v = within < pairs ? v * turn.x - u * turn.y : v * turn.x + u * turn.y;
+        for (int e = 2 * lane; e < d; e += 64) {
+            float v[2];
+            const int within = e % half, upper = within >= pairs, other = upper ? e - pairs : e + pairs;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                v[i] = x[e + i] * scale * (norm ? norm[e + i] : 1.0f);
+                if (which == 2) continue;
+                const float u = x[other + i] * scale * (norm ? norm[other + i] : 1.0f);
+                const float2 turn = turns[(e < half ? 0 : pairs) + (upper ? within - pairs : within) + i];
+                v[i] = upper ? v[i] * turn.x + u * turn.y : v[i] * turn.x - u * turn.y;
             }
-            as_bf16(out)[e] = __float2bfloat16_rn(v);
+            *reinterpret_cast<uint32_t *>(out + e) = pack_pair(v[0], v[1]);
         }
     }
 }
@@ -182,8 +205,12 @@ cudaError_t tower_row_program(const cuda_launch *l, const tower_rows *program, i
     return status;
 }
 
-void tower_head_rows(const cuda_launch *l, const tower_heads *h, int rows) {
-    launch_kernel(l, heads_kernel, blocks(rows), dim3(HEAD_THREADS), 0, *h, rows);
+cudaError_t tower_head_rows(const cuda_launch *l, const tower_heads *h, int rows) {
+    const size_t bytes = static_cast<size_t>(3 * h->heads * h->head_dim) * sizeof(float) +
+                         static_cast<size_t>(h->head_dim / 2) * sizeof(float2);
+    const cudaError_t status = tower_allow(heads_kernel, static_cast<int>(bytes));
+    if (status == cudaSuccess) launch_kernel(l, heads_kernel, blocks(rows), dim3(HEAD_THREADS), bytes, *h, rows);
+    return status;
 }
 
 void tower_pool(const cuda_launch *l, const float *from, int across, int side, int width, float *to, int rows) {
