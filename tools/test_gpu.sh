@@ -62,12 +62,13 @@ CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_latents" "$build/gpu/test_latents"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_kv_codes" "$build/gpu/test_kv_codes"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_forks" "$build/gpu/test_forks"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_assistant" "$build/gpu/test_assistant"
+CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_vision" "$build/gpu/test_vision"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_train" "$build/gpu/test_train"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_moments" "$build/gpu/test_moments"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_learner" "$build/gpu/test_learner"
 # On two devices, where there are so many: otherwise each test is skipped.
 run_tap "exchange_kernels" "$build/gpu/exchange_kernels"
-for test in test_devices cuda_two_devices sessions_two_devices batch_two_devices forks_two_devices; do
+for test in test_devices cuda_two_devices sessions_two_devices batch_two_devices forks_two_devices vision_two_devices; do
     CMOCKA_MESSAGE_OUTPUT=TAP run_tap "$test" "$build/gpu/$test"
 done
 run_tap "test_failures" "$build/gpu/test_failures"
