@@ -10,6 +10,7 @@
 
 static const float layer_norm_eps = 1e-5f;
 
+_Static_assert((int)TOWER_MOST_PARTS == 3, "parts of attention lie in the place of q, k and v before their norms");
 _Static_assert((int)TOWER_MAX_STEPS == (int)ROW_MAX_STEPS && (int)TOWER_REGISTERS == (int)ROW_REGISTERS,
                "tower_kernels.h repeats the limits of row programs");
 
@@ -17,6 +18,7 @@ _Static_assert((int)TOWER_MAX_STEPS == (int)ROW_MAX_STEPS && (int)TOWER_REGISTER
 typedef struct tower_space {
     float *patch, *h, *raw, *pool, *soft, *gate, *up; /* raw: q, k and v side by side, or what a block adds */
     cuda_bf16 *patch_in, *x, *q, *k, *v, *attended, *act, *pool_in, *clamped;
+    float2 *state; /* of parts of attention, whose values lie in raw */
 } tower_space;
 
 struct cuda_tower {
@@ -228,6 +230,8 @@ static void run_attend(tower_run *r, const program_op *o) {
                                .v = r->s.v,
                                .out = out.data,
                                .ldo = out.ld,
+                               .partial = r->s.raw,
+                               .state = r->s.state,
                                .rows = r->rows,
                                .heads = r->v->heads,
                                .head_dim = o->width};
@@ -288,6 +292,7 @@ static size_t place_items(const gemma4_vision *v, int patches, char *memory, tow
         {(void **)(void *)&s->attended, v->tower ? rows * (size_t)cuda_padded(heads_width(v)) * sizeof(cuda_bf16) : 0},
         {(void **)(void *)&s->act, act * sizeof(cuda_bf16)},
         {(void **)(void *)&s->pool_in, pooled * wide * sizeof(cuda_bf16)},
+        {(void **)(void *)&s->state, v->tower ? rows * (size_t)(TOWER_MOST_PARTS * v->heads) * sizeof(float2) : 0},
         {(void **)(void *)&s->clamped, v->clipped ? rows * widest * sizeof(cuda_bf16) : 0},
     };
     size_t total = 0;

@@ -60,10 +60,12 @@ __global__ void __launch_bounds__(THREADS, 2) attend_kernel(const __grid_constan
     const uint32_t base = shared_address(memory);
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const int first = static_cast<int>(blockIdx.x) * QUERIES, blocks = (a.rows + KEYS - 1) / KEYS;
+    const int parts = static_cast<int>(gridDim.z), part = static_cast<int>(blockIdx.z);
+    const int begin = blocks * part / parts, end = blocks * (part + 1) / parts;
     const size_t head = static_cast<size_t>(blockIdx.y) * static_cast<size_t>(a.rows) * D;
     const cuda_bf16 *keys = a.k + head, *values = a.v + head;
     auto load_block = [&](int j) {
-        if (j < blocks) {
+        if (j < end) {
             const uint32_t stage = static_cast<uint32_t>(j % 2 * S::BLOCK);
             load_tile<D, KEYS>(keys, j * KEYS, a.rows, base + S::K + stage);
             load_tile<D, KEYS>(values, j * KEYS, a.rows, base + S::V + stage);
@@ -73,7 +75,7 @@ __global__ void __launch_bounds__(THREADS, 2) attend_kernel(const __grid_constan
     wait_for_predecessor();
     clear_rest<D>(memory);
     load_tile<D, QUERIES>(a.q + head, first, a.rows, base + S::Q);
-    load_block(0);
+    load_block(begin);
     copy_wait<0>();
     __syncthreads();
 
@@ -95,8 +97,8 @@ __global__ void __launch_bounds__(THREADS, 2) attend_kernel(const __grid_constan
         for (int c = 0; c < S::COLUMNS; c++) o[t][c][0] = o[t][c][1] = o[t][c][2] = o[t][c][3] = 0;
     }
 
-    for (int j = 0; j < blocks; j++) {
-        if (j) {
+    for (int j = begin; j < end; j++) {
+        if (j > begin) {
             copy_wait<0>();
             __syncthreads(); /* this block has landed, the one before is used up */
         }
@@ -192,8 +194,20 @@ __global__ void __launch_bounds__(THREADS, 2) attend_kernel(const __grid_constan
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int row = first + warp * WARP_QUERIES + t * 16 + i * 8 + lane / 4;
-            const float by = 1.0f / row_sum(sum[t][i]);
+            const float all = row_sum(sum[t][i]), by = 1.0f / all;
             if (row >= a.rows) continue;
+            if (parts > 1) {
+                const size_t cell =
+                    (static_cast<size_t>(part) * static_cast<size_t>(a.rows) + static_cast<size_t>(row)) *
+                        static_cast<size_t>(a.heads) +
+                    blockIdx.y;
+                float *out = a.partial + cell * D + lane % 4 * 2;
+#pragma unroll
+                for (int c = 0; c < S::COLUMNS; c++)
+                    *reinterpret_cast<float2 *>(out + c * 8) = make_float2(o[t][c][2 * i], o[t][c][2 * i + 1]);
+                if (lane % 4 == 0) a.state[cell] = make_float2(top[t][i], all);
+                continue;
+            }
             cuda_bf16 *out = a.out + static_cast<size_t>(row) * static_cast<size_t>(a.ldo) +
                              static_cast<size_t>(blockIdx.y) * D + lane % 4 * 2;
 #pragma unroll
@@ -203,12 +217,58 @@ __global__ void __launch_bounds__(THREADS, 2) attend_kernel(const __grid_constan
     }
 }
 
+/* A row for each block, two values for each thread at a time. */
+__global__ void __launch_bounds__(THREADS) merge_kernel(const __grid_constant__ tower_attention a, int parts) {
+    constexpr float LOG2_E = 1.4426950408889634f;
+    const int width = a.heads * a.head_dim;
+    const size_t row = blockIdx.x, rows = static_cast<size_t>(a.rows);
+    wait_for_predecessor();
+    for (int c = static_cast<int>(threadIdx.x) * 2; c < width; c += THREADS * 2) {
+        const size_t head = static_cast<size_t>(c / a.head_dim), heads = static_cast<size_t>(a.heads);
+        float2 state[TOWER_MOST_PARTS], x[TOWER_MOST_PARTS];
+        float top = -INFINITY, sum = 0, y[2] = {0, 0};
+#pragma unroll
+        for (int p = 0; p < TOWER_MOST_PARTS; p++) {
+            if (p >= parts) continue;
+            const size_t at = static_cast<size_t>(p) * rows + row;
+            state[p] = a.state[at * heads + head];
+            x[p] = *reinterpret_cast<const float2 *>(a.partial + at * static_cast<size_t>(width) + c);
+            top = fmaxf(top, state[p].x);
+        }
+#pragma unroll
+        for (int p = 0; p < TOWER_MOST_PARTS; p++) {
+            if (p >= parts) continue;
+            const float weight = tower_exp2((state[p].x - top) * LOG2_E);
+            sum += weight * state[p].y;
+            y[0] += weight * x[p].x;
+            y[1] += weight * x[p].y;
+        }
+        *reinterpret_cast<uint32_t *>(a.out + row * static_cast<size_t>(a.ldo) + c) = pack_pair(y[0] / sum, y[1] / sum);
+    }
+}
+
+/* Thread blocks run in waves of two for each multiprocessor, and a wave takes as long for one block as for all: the
+ * number of parts whose waves take least time, one for pictures of many waves. */
+int parts_of(const cuda_launch *l, int tiles, int blocks) {
+    const int wave = 2 * (l->multiprocessors > 0 ? l->multiprocessors : 1);
+    int best = 1;
+    for (int parts = 2; parts <= TOWER_MOST_PARTS && parts <= blocks; parts++) {
+        /* waves / parts, and a tenth of a wave for each part more */
+        const int cost = 10 * ceil_div(tiles * parts, wave) + parts * parts,
+                  least = 10 * ceil_div(tiles * best, wave) + best * best;
+        if (cost * best < least * parts) best = parts;
+    }
+    return best;
+}
+
 template <int D> cudaError_t launch(const cuda_launch *l, const tower_attention *a) {
     const cudaError_t status = tower_allow(attend_kernel<D>, shape<D>::BYTES);
     if (status != cudaSuccess) return status;
+    const int tiles = ceil_div(a->rows, QUERIES), parts = parts_of(l, tiles * a->heads, ceil_div(a->rows, KEYS));
     launch_kernel(l, attend_kernel<D>,
-                  dim3(static_cast<unsigned>(ceil_div(a->rows, QUERIES)), static_cast<unsigned>(a->heads)),
+                  dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(a->heads), static_cast<unsigned>(parts)),
                   dim3(THREADS), static_cast<size_t>(shape<D>::BYTES), *a);
+    if (parts > 1) launch_kernel(l, merge_kernel, dim3(static_cast<unsigned>(a->rows)), dim3(THREADS), 0, *a, parts);
     return cudaSuccess;
 }
 

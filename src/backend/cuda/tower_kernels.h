@@ -55,10 +55,14 @@ typedef struct tower_heads {
 cudaError_t tower_head_rows(const cuda_launch *l, const tower_heads *h, int rows);
 
 /* Every patch sees every patch; scale 1. Scores are never stored: keys are walked in blocks with an online softmax in
- * float32, probabilities meet values as bf16. */
+ * float32, probabilities meet values as bf16. Where the thread blocks of a picture would fill the device badly, keys
+ * are cut into up to TOWER_MOST_PARTS parts, whose results are merged in ascending order. */
+enum { TOWER_MOST_PARTS = 3 };
 typedef struct tower_attention {
     const cuda_bf16 *q, *k, *v; /* [heads][rows][head_dim] */
     cuda_bf16 *out;             /* [rows][ldo], heads side by side */
+    float *partial;             /* room for [TOWER_MOST_PARTS][rows][heads][head_dim] ... */
+    float2 *state;              /* ... and, of each part, its maximum and sum: [TOWER_MOST_PARTS][rows][heads] */
     int ldo, rows, heads, head_dim;
 } tower_attention;
 bool tower_attends(int head_dim); /* is there a kernel? */

@@ -15,6 +15,7 @@
 template <typename Kernel> static cudaError_t tower_allow(Kernel, int) { return cudaSuccess; }
 
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 static inline float tower_exp2(float x) { return exp2f(x); }
