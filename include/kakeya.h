@@ -216,9 +216,9 @@ typedef struct kakeya_engine_options {
     bool drafter_block_bidirectional; /* drafter's sliding layers: no causal mask inside the block */
     size_t memory_limit_bytes;        /* 0: none. Allocations beyond it fail with KAKEYA_OUT_OF_MEMORY */
     kakeya_progress_fn progress;
-    void *user;             /* for progress */
-    int max_batch;          /* maximum number of answers computed together, 1 to 64; more wait. 0: 64 */
-    int max_stall_ms;       /* time a prompt may add to a step of running answers, at least 1. 0: 200, on a GPU 60 */
+    void *user;       /* for progress */
+    int max_batch;    /* maximum number of answers computed together, 1 to 256; more wait. 0: 256 on CUDA, else 64 */
+    int max_stall_ms; /* time a prompt may add to a step of running answers, at least 1. 0: 200, on a GPU 60 */
     kakeya_step_fn on_step; /* may be NULL */
     void *step_user;
     const char *devices; /* GPUs that compute together, by number: "0,1", at most 8; NULL or "": device 0. Tokens are

@@ -26,8 +26,8 @@
 enum {
     BACKEND_MAX_DRAFT = 16,                          /* tokens drafted after the bonus token */
     BACKEND_MAX_DECODE_ROWS = BACKEND_MAX_DRAFT + 1, /* rows of one decode segment */
-    BACKEND_MAX_SEGMENTS = 64, /* decode segments of one forward, or caches in one call of draft */
-    BACKEND_MAX_PROMPTS = 64,  /* prompt segments of one forward, beside them */
+    BACKEND_MAX_SEGMENTS = 256, /* decode segments of one forward, or caches in one call of draft */
+    BACKEND_MAX_PROMPTS = 64,   /* prompt segments of one forward, beside them */
     BACKEND_MAX_FORWARD = BACKEND_MAX_SEGMENTS + BACKEND_MAX_PROMPTS,
 };
 
@@ -168,6 +168,7 @@ struct backend_ops {
     bool int8_products; /* precision int8 is there: what automatic precision is for quantised weights, else bf16 */
     bool fp8_prompts;   /* precision fp8 is there, for weights in FP8 */
     int stall_ms;       /* what a prompt may add to a step of answers by default */
+    int batch;          /* answers that are computed together by default, at most BACKEND_MAX_SEGMENTS */
     bool kinds_differ;  /* rows of prompts are computed by other kernels than rows of answers, and have other bits */
     bool raw_values;    /* models whose values pass no norm are computed: Gemma 3 */
     bool assistants;    /* models with an MTP assistant are computed */

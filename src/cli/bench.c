@@ -246,7 +246,7 @@ int cli_bench(int argc, char **argv) {
                    .help = "with --requests: maximum number under way; the others wait (0: no limit)"),
         CLI_OPTION(.name = "max-batch", .argument = "N", .kind = CLI_INT, .target = &arguments.shared.max_batch,
                    .min = 1, .max = BACKEND_MAX_SEGMENTS,
-                   .help = "with --requests: maximum number of answers computed at the same time (64)"),
+                   .help = "with --requests: maximum number of answers computed at the same time (CUDA 256, else 64)"),
         CLI_OPTION(.name = "mode", .argument = "MODE", .kind = CLI_CHOICE, .target = &arguments.mode,
                    .choices = cli_mode_names, .help = "with --requests: ar, ngram, speculative or auto (ar)"),
         CLI_OPTION(.name = "recorded", .argument = "FILE", .kind = CLI_TEXT, .target = &arguments.recorded,

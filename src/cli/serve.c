@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "backend/backend.h"
 #include "base/error.h"
 #include "base/platform.h"
 #include "cli/cli.h"
@@ -85,6 +86,12 @@ static const char *model_name(const char *model) {
 
 static void tell_ready(void) { notify_service("READY=1"); }
 
+/* Answers computed together where the command line says nothing. */
+static int usual_batch(const char *backend) {
+    const backend_ops *ops = backend_find(backend, NULL);
+    return ops ? ops->batch : 1; /* 1: opening the engine says why */
+}
+
 static void fill(serve_options *o, const kakeya_engine_options *engine, serve_settings *s, const char **name) {
     *name = model_name(engine->model);
     *s = (serve_settings){
@@ -149,7 +156,7 @@ static void fill(serve_options *o, const kakeya_engine_options *engine, serve_se
         .bytes_lost = &bytes_lost,
     };
     s->engine.image_rows_bytes = o->image_cache;
-    s->engine.max_batch = o->max_batch;
+    s->engine.max_batch = o->max_batch ? o->max_batch : usual_batch(engine->backend);
     s->engine.max_stall_ms = o->max_stall_ms;
     cli_shared_session_options(&o->shared, &s->session);
 }
@@ -260,8 +267,8 @@ int cli_serve(int argc, char **argv) {
                    .help = "certificate chain in PEM; enables TLS"),
         CLI_OPTION(.name = "tls-key", .argument = "FILE", .kind = CLI_TEXT, .target = &o.tls_key,
                    .help = "private key of the certificate in PEM"),
-        CLI_OPTION(.name = "max-batch", .argument = "N", .kind = CLI_INT, .target = &o.max_batch, .min = 1, .max = 64,
-                   .help = "maximum number of answers computed at the same time (64)"),
+        CLI_OPTION(.name = "max-batch", .argument = "N", .kind = CLI_INT, .target = &o.max_batch, .min = 1, .max = 256,
+                   .help = "maximum number of answers computed at the same time (CUDA 256, else 64)"),
         CLI_OPTION(.name = "max-queue", .argument = "N", .kind = CLI_INT, .target = &o.max_queue, .min = 1, .max = 4096,
                    .help = "maximum number of waiting requests; further ones get 429 (4 x max-batch, at least 64)"),
         CLI_OPTION(.name = "max-connections", .argument = "N", .kind = CLI_INT, .target = &o.max_connections, .min = 1,

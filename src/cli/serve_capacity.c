@@ -124,7 +124,7 @@ static void print_lines(const capacity *c, FILE *out) {
     } else {
         fputs(s->session_directory ? "files without limit; " : "no files; ", out);
     }
-    fprintf(out, "%d answers at a time\n", serve_batch(s));
+    fprintf(out, "%d answers at a time\n", s->engine.max_batch);
 }
 
 /* ------------------------------------------------------------------------------------------------------- ledger */
@@ -232,7 +232,7 @@ static cJSON *make_json(const capacity *c) {
     cJSON_AddBoolToObject(json, "memory_limited", room->limited);
     cJSON_AddNumberToObject(json, "cache_ram_bytes", (double)c->cache_ram);
     cJSON_AddNumberToObject(json, "cache_disk_bytes", s->session_directory ? (double)s->cache_disk_bytes : 0);
-    cJSON_AddNumberToObject(json, "max_batch", serve_batch(s));
+    cJSON_AddNumberToObject(json, "max_batch", s->engine.max_batch);
     info_room_add_json(json, room);
     add_ledger(json, c);
     return json;

@@ -77,12 +77,12 @@ static widths widths_of(const kakeya_description *d) {
 
 /* Of backend/cpu: the comments name what they are there. */
 enum {
-    CPU_BLOCK = 16,                     /* ATTENTION_BLOCK */
-    CPU_TILE = 64,                      /* CPU_TILE_QUERIES */
-    CPU_PARTITION = 256,                /* CPU_PARTITION_FULL */
-    CPU_CHOICES = BACKEND_MAX_SEGMENTS, /* CPU_HEAD_ROWS */
-    CPU_LEAST_CANDIDATES = 64,          /* SCREEN_LEAST_CANDIDATES */
-    CPU_VOCAB_SHARE = 64,               /* SCREEN_VOCAB_SHARE */
+    CPU_BLOCK = 16,            /* ATTENTION_BLOCK */
+    CPU_TILE = 64,             /* CPU_TILE_QUERIES */
+    CPU_PARTITION = 256,       /* CPU_PARTITION_FULL */
+    CPU_CHOICES = 64,          /* CPU_HEAD_ROWS */
+    CPU_LEAST_CANDIDATES = 64, /* SCREEN_LEAST_CANDIDATES */
+    CPU_VOCAB_SHARE = 64,      /* SCREEN_VOCAB_SHARE */
 };
 
 /* Inputs of products, for each row of the largest forward (backend/cpu/workspace.c). */

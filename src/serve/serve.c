@@ -84,7 +84,7 @@ kakeya_status serve_start(const serve_settings *settings, server_context **out, 
     pthread_mutex_init(&s->answers_lock, NULL);
     memory_queue_init(&s->memory);
     memory_queue_listen(&s->memory, answers_ask_stalled, s);
-    size_t running = (size_t)serve_batch(settings);
+    size_t running = (size_t)settings->engine.max_batch;
     size_t waiting = settings->max_queue ? (size_t)settings->max_queue : 4 * running < 64 ? 64 : 4 * running;
     s->gate = gate_open(running, waiting);
     s->responses = response_store_open(RESPONSE_STORE_ENTRIES, RESPONSE_STORE_BYTES, RESPONSE_STORE_SECONDS);

@@ -53,16 +53,14 @@ typedef struct serve_settings {
     int memory_refuse_percent;     /* the same: more answers are refused; 0: never */
     size_t cache_ram_bytes;        /* of the prefix store; SIZE_MAX: the default */
     bool reuse_any;
-    bool exact_replay;      /* answers that come back become the tokens that were sampled */
-    void (*on_ready)(void); /* the model is loaded; may be NULL; called on a thread of the server's */
-    kakeya_engine_options engine;
-    volatile int *bytes_lost; /* as in engine options, or NULL: set to 0 before the model is loaded again */
+    bool exact_replay;            /* answers that come back become the tokens that were sampled */
+    void (*on_ready)(void);       /* the model is loaded; may be NULL; called on a thread of the server's */
+    kakeya_engine_options engine; /* max_batch is resolved: not 0 */
+    volatile int *bytes_lost;     /* as in engine options, or NULL: set to 0 before the model is loaded again */
     kakeya_session_options session;
 } serve_settings;
 
-/* What the settings mean where they say nothing: the memory that prefixes may take (a tenth of the machine's, 8 GiB at
- * most), and the answers that are computed at a time. */
+/* The memory that prefixes may take where the settings say nothing: a tenth of the machine's, 8 GiB at most. */
 size_t serve_default_cache_bytes(void);
-int serve_batch(const serve_settings *settings);
 
 #endif

@@ -154,7 +154,7 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
     kakeya_status refused = backend_precision(parts->ops, parts->verifier->config.checkpoint_format, parts->precision,
                                               &engine->precision, error);
     if (refused) return refused;
-    engine->max_batch = parts->max_batch ? parts->max_batch : BACKEND_MAX_SEGMENTS;
+    engine->max_batch = parts->max_batch ? parts->max_batch : parts->ops->batch;
     engine->max_stall_ms = parts->max_stall_ms ? parts->max_stall_ms : parts->ops->stall_ms;
     engine->on_step = parts->on_step;
     engine->step_user = parts->step_user;

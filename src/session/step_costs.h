@@ -4,7 +4,7 @@
 
 #include "decode/draft_control.h"
 
-enum { STEP_COSTS_SIZES = 7 }; /* up to BACKEND_MAX_SEGMENTS = 2^6 */
+enum { STEP_COSTS_SIZES = 9 }; /* up to BACKEND_MAX_SEGMENTS = 2^8 */
 
 /* Exponentially weighted sums over the last steps, for a straight line seconds = a + b rows. All zero: nothing yet. */
 typedef struct step_costs {

@@ -9,8 +9,9 @@
 
 enum {
     CONTEXT = 4096,
-    POOL = BACKEND_MAX_SEGMENTS,
-    MOST = BACKEND_MAX_FORWARD, /* the pool's, and first prompts beside them */
+    POOL = 64,
+    CROWD = BACKEND_MAX_SEGMENTS, /* the pool, and forks of it */
+    MOST = BACKEND_MAX_FORWARD,   /* the crowd, and first prompts beside it */
     MIXED = 32,
     LONGEST_PROMPT = 300,
     LONGEST_PACKED = 600,
@@ -204,7 +205,7 @@ static void compare(pool *q, trial *trials, int n, int states, const char *what)
 }
 
 /* n members of the pool from among the first `among`, in random order. */
-static void choose_members(pool *q, int n, int among, int members[POOL]) {
+static void choose_members(pool *q, int n, int among, int *members) {
     for (int i = 0; i < among; i++) members[i] = i;
     for (int i = 0; i < n; i++) {
         int other = i + draw(q, among - i), swapped = members[i];
@@ -225,11 +226,17 @@ static void random_forward(pool *q, trial *trials, const char *what) {
     for (int i = 0; i < n; i++) trial_close(&trials[i], q);
 }
 
-/* All sessions that there can be, with so many rows each. */
-static void full_forward(pool *q, trial *trials, int rows, int wants, const char *what) {
-    for (int i = 0; i < POOL; i++) trial_open(&trials[i], q, i, SEGMENT_DECODE, rows, wants);
-    compare(q, trials, POOL, 4, what);
-    for (int i = 0; i < POOL; i++) trial_close(&trials[i], q);
+/* The first n sessions, with so many rows each. */
+static void full_forward(pool *q, trial *trials, int n, int rows, int wants, const char *what) {
+    for (int i = 0; i < n; i++) trial_open(&trials[i], q, i, SEGMENT_DECODE, rows, wants);
+    compare(q, trials, n, n / 16, what);
+    for (int i = 0; i < n; i++) trial_close(&trials[i], q);
+}
+
+/* As many sessions as one forward takes: the others are forks of the pool's. */
+static void open_crowd(pool *q) {
+    for (int i = POOL; i < CROWD; i++)
+        REQUIRE_OK(q->ops->cache_fork(q->cache[i % POOL], &q->p->account, &q->cache[i], error));
 }
 
 /* ------------------------------------------------------------------------------------------------ first prompts */
@@ -288,13 +295,13 @@ static void packed_prompts(pair *p, const char *name, uint32_t seed) {
 
 /* As many answers as one forward takes, and beside them as many prompts. */
 static void everything_at_once(pool *q, trial *trials, const char *what) {
-    open_unanswered(q, POOL, MOST - POOL, q->state);
+    open_unanswered(q, CROWD, MOST - CROWD, q->state);
     for (int i = 0; i < MOST; i++) {
-        bool prompt = i >= POOL;
+        bool prompt = i >= CROWD;
         trial_open(&trials[i], q, i, prompt ? SEGMENT_PROMPT : SEGMENT_DECODE, prompt ? 1 + draw(q, 10) : 1,
                    draw(q, WANTS));
     }
-    compare(q, trials, MOST, 8, what);
+    compare(q, trials, MOST, 16, what);
     for (int i = 0; i < MOST; i++) trial_close(&trials[i], q);
 }
 
@@ -369,14 +376,14 @@ static bool keeps_draft_context(const pool *q, int member) {
 }
 
 /* Drafts of many caches in one call are those of each alone, and leave the same state. */
-static void random_drafts(pool *q, const char *what) {
-    static int32_t drafts[POOL][BACKEND_MAX_DRAFT];
-    backend_draft_request requests[POOL];
-    backend_cache *forks[POOL];
-    int members[POOL], wanted = 1 + draw(q, POOL), n = 0;
-    choose_members(q, wanted, POOL, members);
+static void random_drafts(pool *q, int among, const char *what) {
+    static int32_t drafts[CROWD][BACKEND_MAX_DRAFT];
+    backend_draft_request requests[CROWD];
+    backend_cache *forks[CROWD];
+    int members[CROWD], wanted = among > POOL ? among : 1 + draw(q, among), n = 0;
+    choose_members(q, wanted, among, members);
     for (int i = 0; i < wanted; i++) {
-        if (!keeps_draft_context(q, members[i])) continue;
+        if (!keeps_draft_context(q, members[i] % POOL)) continue;
         requests[n] = (backend_draft_request){.cache = q->cache[members[i]],
                                               .bonus = draw(q, (int)q->vocab),
                                               .n = 1 + draw(q, BACKEND_MAX_DRAFT),
@@ -393,7 +400,7 @@ static void random_drafts(pool *q, const char *what) {
                 fail_msg("%s: draft %d of cache %d of %d is %d, alone %d", what, k, i, n, (int)drafts[i][k],
                          (int)alone[k]);
         }
-        if (draw(q, 8) == 0) assert_same_state(what, q, requests[i].cache, forks[i]);
+        if (draw(q, among / 8) == 0) assert_same_state(what, q, requests[i].cache, forks[i]);
         q->ops->cache_destroy(forks[i]);
     }
 }
@@ -407,30 +414,34 @@ static void compositions(pair *p, const char *name, int rounds, uint32_t seed) {
     for (int i = 0; i < rounds; i++) {
         snprintf(what, sizeof what, "%s, round %d", name, i);
         random_forward(&q, trials, what);
-        if (i % 3 == 0) random_drafts(&q, what);
+        if (i % 3 == 0) random_drafts(&q, POOL, what);
     }
-    full_forward(&q, trials, 1, WANTS_CHOICES, "64 sessions of one row");
-    full_forward(&q, trials, 2, WANTS_LEADERS, "64 sessions of two rows");
-    everything_at_once(&q, trials, "64 prompts beside 64 sessions");
-    if (!sweep_short() || PAIR_DEVICES == 1) full_forward(&q, trials, 15, WANTS_ALL, "64 sessions of 15 rows");
+    open_crowd(&q);
+    full_forward(&q, trials, CROWD, 1, WANTS_CHOICES, "a crowd of one row each");
+    random_drafts(&q, CROWD, "a crowd of drafts");
+    full_forward(&q, trials, 65, 1, WANTS_LEADERS, "65 sessions of one row");
+    full_forward(&q, trials, sweep_short() ? POOL : CROWD, 2, WANTS_LEADERS, "sessions of two rows");
+    everything_at_once(&q, trials, "64 prompts beside a crowd");
+    if (!sweep_short() || PAIR_DEVICES == 1) full_forward(&q, trials, POOL, 15, WANTS_ALL, "64 sessions of 15 rows");
     pool_close(&q);
 }
 
 /* Sessions that restore share a pass: their evicted positions are decoded together. */
 static void restored_together(pair *p, const char *name, kakeya_restore_layers layers, int rounds, uint32_t seed) {
     if (sweep_short()) rounds = (rounds + 1) / (PAIR_DEVICES > 1 ? 4 : 2);
-    static trial trials[POOL];
+    static trial trials[CROWD];
     pool q;
     char what[96];
     pool_open_restored(&q, p, layers, seed);
     for (int i = 0; i < rounds; i++) {
         snprintf(what, sizeof what, "%s, round %d", name, i);
         random_forward(&q, trials, what);
-        random_drafts(&q, what);
+        random_drafts(&q, POOL, what);
     }
-    full_forward(&q, trials, 1, WANTS_CHOICES, "64 restored sessions of one row");
+    open_crowd(&q);
+    full_forward(&q, trials, CROWD, 1, WANTS_CHOICES, "a crowd of restored sessions of one row each");
     if (!sweep_short() || PAIR_DEVICES == 1)
-        full_forward(&q, trials, 4, WANTS_LOGITS, "64 restored sessions of four rows");
+        full_forward(&q, trials, POOL, 4, WANTS_LOGITS, "64 restored sessions of four rows");
     pool_close(&q);
 }
 

@@ -345,7 +345,7 @@ static void long_sessions_beside_short_ones(void **state) {
  * One more of either kind is refused. */
 static void a_full_forward(void **state) {
     (void)state;
-    enum { MOST_ROWS = 5 };
+    enum { MOST_ROWS = 5, EACH = BACKEND_MAX_FORWARD / BACKEND_MAX_PROMPTS /* of which one is a prompt */ };
     tiny d;
     tiny_open(&d, "gemma4-tiny-dense", "dflash-tiny", KAKEYA_PRECISION_F32);
     size_t vocab = (size_t)d.verifier->config.vocab;
@@ -355,10 +355,12 @@ static void a_full_forward(void **state) {
     float *logits = malloc((BACKEND_MAX_FORWARD + 2) * vocab * sizeof *logits), *alone = malloc(vocab * sizeof *alone);
     tiny_tokens(tokens, 60 + MOST_ROWS, 11);
     for (int i = 0; i < BACKEND_MAX_FORWARD + 2; i++) {
-        int first = i % 2 ? i % 7 : 1 + i % 60, n = i % 2 ? 1 + i % MOST_ROWS : 1; /* some prompts are first ones */
+        bool prompt = i % EACH == 1;
+        int first = prompt ? i / EACH % 7 : 1 + i % 60,
+            n = prompt ? 1 + i / EACH % MOST_ROWS : 1; /* 0: a first prompt */
         cache[i] = tiny_cache(&d, &tiny_policies[i / 2 % 6], KV_FORMAT_F32);
         if (first) tiny_step(&d, cache[i], SEGMENT_PROMPT, tokens, first, first, NULL);
-        segments[i] = tiny_rows(cache[i], i % 2 ? SEGMENT_PROMPT : SEGMENT_DECODE, tokens + first, n, NULL);
+        segments[i] = tiny_rows(cache[i], prompt ? SEGMENT_PROMPT : SEGMENT_DECODE, tokens + first, n, NULL);
         segments[i].first_logit_row = n - 1;
         segments[i].logits = logits + (size_t)i * vocab;
         segments[i].argmax = &argmax[i];

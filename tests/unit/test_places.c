@@ -192,7 +192,7 @@ static void answers_and_prompts_have_their_own_places(void **state) {
     static speaker s[ALL];
     room r = {0};
     steps w = {.room = &r};
-    kakeya_engine *engine = open_engine(0);
+    kakeya_engine *engine = open_engine(BACKEND_MAX_SEGMENTS);
     assert_int_equal(sem_init(&r.submitted, 0, 0), 0);
     engine->on_step = watch;
     engine->step_user = &w;

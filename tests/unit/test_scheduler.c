@@ -540,9 +540,9 @@ static void what_is_refused(void **state) {
     kakeya_engine_options bad;
     kakeya_engine_options_init(&bad);
     bad.model = tiny;
-    bad.max_batch = 65;
+    bad.max_batch = 257;
     assert_int_equal(kakeya_engine_open(&bad, &engine, &error), KAKEYA_INVALID_ARGUMENT);
-    assert_non_null(strstr(error.message, "max_batch is 65"));
+    assert_non_null(strstr(error.message, "max_batch is 257"));
     bad.max_batch = 0;
     bad.max_stall_ms = -1;
     assert_int_equal(kakeya_engine_open(&bad, &engine, &error), KAKEYA_INVALID_ARGUMENT);

@@ -105,6 +105,7 @@ static int start(void **state) {
     if (symlink(KAKEYA_MODELS "/demo", place)) fail_msg("%s: no link", place);
     settings.engine.model = place;
     settings.engine.threads = 1;
+    settings.engine.max_batch = 4;
     settings.session.context_tokens = 1024;
     if (serve_start(&settings, &server, &error) != KAKEYA_OK) fail_msg("%s", error.message);
     port = atoi(strrchr(serve_url(server), ':') + 1);

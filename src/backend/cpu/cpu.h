@@ -30,15 +30,15 @@
 #include "base/threads.h"
 
 enum {
-    CPU_PROMPT_ROWS = 512, /* rows of one forward: compute-bound on wide models, bounded by the workspace they cost */
-    CPU_MAX_ROWS = 1152,   /* the same with pictures, which are at most 1,120 rows and never cut */
-    CPU_HEAD_ROWS = BACKEND_MAX_SEGMENTS, /* rows whose greedy choices are made in one go */
-    CPU_ROPE_GROWTH = 1024,               /* positions by which RoPE tables grow */
-    CPU_PARTITION_FULL = 256,             /* key positions of one independent flash state in full-attention layers */
-    CPU_TILE_QUERIES = 64,                /* query rows (tokens x grouped heads) of one prompt attention tile, about */
-    CPU_SERIAL_VALUES = 8192,             /* per-row work on so few values costs less than a fork and join */
-    CPU_SERIAL_WEIGHTS = 8192,            /* so does a matrix product with so few weights */
-    CPU_SERIAL_PRODUCTS = 65536,          /* and so few multiply-adds */
+    CPU_PROMPT_ROWS = 512,  /* rows of one forward: compute-bound on wide models, bounded by the workspace they cost */
+    CPU_MAX_ROWS = 1152,    /* the same with pictures, which are at most 1,120 rows and never cut */
+    CPU_HEAD_ROWS = 64,     /* rows whose greedy choices are made in one go */
+    CPU_ROPE_GROWTH = 1024, /* positions by which RoPE tables grow */
+    CPU_PARTITION_FULL = 256,    /* key positions of one independent flash state in full-attention layers */
+    CPU_TILE_QUERIES = 64,       /* query rows (tokens x grouped heads) of one prompt attention tile, about */
+    CPU_SERIAL_VALUES = 8192,    /* per-row work on so few values costs less than a fork and join */
+    CPU_SERIAL_WEIGHTS = 8192,   /* so does a matrix product with so few weights */
+    CPU_SERIAL_PRODUCTS = 65536, /* and so few multiply-adds */
 };
 
 /* cos/sin of position * inverse frequency, [position][pairs], grown on demand. */

@@ -116,6 +116,7 @@ const backend_ops *cpu_backend(void) {
         .int8_products = true,
         .assistants = true,
         .stall_ms = 200,
+        .batch = 64,
         .model_create = cpu_model_create,
         .model_destroy = cpu_model_destroy,
         .model_description = cpu_description,

@@ -289,8 +289,9 @@ static kakeya_status run(chain_pass *p, kakeya_error *error) {
     if (status) return status;
     cuda_batch *batch = &m->space.staged[1];
     fill(p, batch);
-    status = cuda_check(cudaMemcpyAsync(m->space.draft_batch, batch, sizeof *batch, cudaMemcpyHostToDevice, stream),
-                        doing, error);
+    size_t bytes = cuda_batch_bytes(p->n > p->key.segments ? p->n : p->key.segments);
+    status =
+        cuda_check(cudaMemcpyAsync(m->space.draft_batch, batch, bytes, cudaMemcpyHostToDevice, stream), doing, error);
     if (!status && p->trace)
         status = cuda_check(enqueue_chains(p), doing, error);
     else if (!status)

@@ -280,11 +280,24 @@ static __global__ __launch_bounds__(ATTEND_THREADS,
     }
 }
 
+/* By a kernel whose blocks are dealt units of a list, which has CUDA_LISTED_SEGMENTS at most. False: none takes it, and
+ * then none takes any part of it, since the number of segments is rounded up to a power of two. */
+static bool attend_listed(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a) {
+    cuda_attention some = *a;
+    some.segments = a->segments < CUDA_LISTED_SEGMENTS ? a->segments : CUDA_LISTED_SEGMENTS;
+    for (; some.first_segment < a->segments; some.first_segment += CUDA_LISTED_SEGMENTS) {
+        if (!cuda_attend_wide(l, batch, &some) && !cuda_attend_codes(l, batch, &some) &&
+            !cuda_attend_runs(l, batch, &some))
+            return false;
+    }
+    return true;
+}
+
 template <int D, bool SPLIT>
 static void launch_attend(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, const int32_t *sight,
                           int rows) {
     size_t bytes = sizeof(attend_memory<D, SPLIT>);
-    if (cuda_attend_wide(l, batch, a) || cuda_attend_codes(l, batch, a) || cuda_attend_runs(l, batch, a)) {
+    if (attend_listed(l, batch, a)) {
         cuda_merge_partitions(l, batch, a, rows);
         return;
     }

@@ -19,8 +19,8 @@ struct run_segment {
 
 struct run_segments {
     int group; /* queries of a row that share a K/V head */
-    run_segment segment[CUDA_MAX_SEGMENTS];
-    int first_unit[CUDA_MAX_SEGMENTS + 1], first_weight[CUDA_MAX_SEGMENTS + 1];
+    run_segment segment[CUDA_LISTED_SEGMENTS];
+    int first_unit[CUDA_LISTED_SEGMENTS + 1], first_weight[CUDA_LISTED_SEGMENTS + 1];
 };
 
 /* Tiles that the partitions of one head of one tile of queries have at most. */
@@ -34,7 +34,7 @@ static __device__ __forceinline__ int run_weight(const cuda_attention &a, int us
 template <typename SEGMENTS>
 static __device__ __forceinline__ void sum_segments(SEGMENTS &m, const cuda_attention &a, int units, int weight) {
     int s = threadIdx.x;
-    if (s < CUDA_MAX_SEGMENTS) {
+    if (s < CUDA_LISTED_SEGMENTS) {
 #pragma unroll
         for (int o = 1; o < 32; o <<= 1) {
             int other_units = __shfl_up_sync(0xffffffffu, units, o),
@@ -51,8 +51,8 @@ static __device__ __forceinline__ void sum_segments(SEGMENTS &m, const cuda_atte
         m.group = a.heads / a.kv_heads;
     }
     __syncthreads();
-    static_assert(CUDA_MAX_SEGMENTS == 64, "two warps have summed");
-    if (s >= 32 && s < CUDA_MAX_SEGMENTS) {
+    static_assert(CUDA_LISTED_SEGMENTS == 64, "two warps have summed");
+    if (s >= 32 && s < CUDA_LISTED_SEGMENTS) {
         m.first_unit[s + 1] += m.first_unit[32];
         m.first_weight[s + 1] += m.first_weight[32];
     }
@@ -65,7 +65,7 @@ static __device__ __forceinline__ void load_segments(run_segments &m, const cuda
                                                      const cuda_attention &a) {
     int s = threadIdx.x, units = 0, weight = 0;
     if (s < a.segments) { /* written before the step's first kernel */
-        const cuda_step *step = &batch->step[s];
+        const cuda_step *step = &batch->step[a.first_segment + s];
         run_segment g = {};
         g.rows = __ldcg(&step->rows);
         if (g.rows) {
@@ -96,17 +96,17 @@ static __device__ __forceinline__ void load_segments(run_segments &m, const cuda
     sum_segments(m, a, units, weight);
 }
 
-/* The segment in which `at` lies among sums; CUDA_MAX_SEGMENTS: behind all. The whole block. */
+/* The segment in which `at` lies among sums; CUDA_LISTED_SEGMENTS: behind all. The whole block. */
 static __device__ __forceinline__ int segment_of(const int *first, int at) {
-    return __syncthreads_count((int)threadIdx.x < CUDA_MAX_SEGMENTS &&
-                               first[min(threadIdx.x + 1, CUDA_MAX_SEGMENTS)] <= at);
+    return __syncthreads_count((int)threadIdx.x < CUDA_LISTED_SEGMENTS &&
+                               first[min(threadIdx.x + 1, CUDA_LISTED_SEGMENTS)] <= at);
 }
 
 /* The first unit of this share of the work: shares are about equal in tiles of keys. The whole block. */
 static __device__ __forceinline__ int first_unit_of(const run_segments &m, const cuda_attention &a, int share) {
-    int at = (int)((long long)m.first_weight[CUDA_MAX_SEGMENTS] * share / gridDim.x),
+    int at = (int)((long long)m.first_weight[CUDA_LISTED_SEGMENTS] * share / gridDim.x),
         s = segment_of(m.first_weight, at);
-    if (s == CUDA_MAX_SEGMENTS) return m.first_unit[CUDA_MAX_SEGMENTS];
+    if (s == CUDA_LISTED_SEGMENTS) return m.first_unit[CUDA_LISTED_SEGMENTS];
     const run_segment &g = m.segment[s];
     int per_head = g.query_tiles * run_weight(a, g.used);
     at -= m.first_weight[s];
@@ -179,8 +179,8 @@ static __device__ __forceinline__ void next_unit(run_cursor &c, const run_segmen
                 c.head = 0;
                 do {
                     c.segment++;
-                } while (c.segment < CUDA_MAX_SEGMENTS && m.first_unit[c.segment + 1] == m.first_unit[c.segment]);
-                if (c.segment == CUDA_MAX_SEGMENTS) return;
+                } while (c.segment < CUDA_LISTED_SEGMENTS && m.first_unit[c.segment + 1] == m.first_unit[c.segment]);
+                if (c.segment == CUDA_LISTED_SEGMENTS) return;
             }
         }
     }

@@ -59,8 +59,8 @@ struct wide_memory {
     wide_tile tile[wide::TILES_AHEAD];
     /* Barriers. Of full and empty there is one for each half of a tile. */
     unsigned long long full[wide::SLOTS][2], empty[wide::SLOTS][2], turned_full, turned_empty, p_full, p_empty;
-    wide_segment segment[CUDA_MAX_SEGMENTS];
-    int first_unit[CUDA_MAX_SEGMENTS + 1], first_weight[CUDA_MAX_SEGMENTS + 1];
+    wide_segment segment[CUDA_LISTED_SEGMENTS];
+    int first_unit[CUDA_LISTED_SEGMENTS + 1], first_weight[CUDA_LISTED_SEGMENTS + 1];
     int group; /* queries of a row that share a K/V head */
 };
 
@@ -91,7 +91,7 @@ static __device__ __forceinline__ void load_wide_segments(wide_memory &m, const 
                                                           const cuda_attention &a) {
     int s = threadIdx.x, units = 0, weight = 0;
     if (s < a.segments) { /* written before the step's first kernel */
-        const cuda_step *step = &batch->step[s];
+        const cuda_step *step = &batch->step[a.first_segment + s];
         wide_segment g = {};
         g.rows = __ldcg(&step->rows);
         if (g.rows) {
@@ -121,9 +121,9 @@ static __device__ __forceinline__ void load_wide_segments(wide_memory &m, const 
  * its queries. The whole block. */
 static __device__ __forceinline__ int first_wide_unit(const wide_memory &m, const cuda_attention &a, int share) {
     const int per_fine = FINE_KEYS / KEYS, per_coarse = COARSE_KEYS / KEYS, fine = FINE_END / FINE_KEYS;
-    int at = (int)((long long)m.first_weight[CUDA_MAX_SEGMENTS] * share / gridDim.x),
+    int at = (int)((long long)m.first_weight[CUDA_LISTED_SEGMENTS] * share / gridDim.x),
         s = segment_of(m.first_weight, at);
-    if (s == CUDA_MAX_SEGMENTS) return m.first_unit[CUDA_MAX_SEGMENTS];
+    if (s == CUDA_LISTED_SEGMENTS) return m.first_unit[CUDA_LISTED_SEGMENTS];
     int partitions = m.segment[s].partitions, run = run_weight(a, partitions);
     at -= m.first_weight[s];
     int runs = at / run, unit = at - runs * run;

@@ -4,8 +4,7 @@
 #include "backend/cuda/matrix.h"
 #include "backend/cuda/restoration.h"
 
-_Static_assert((int)CUDA_CONTEXT_ROWS == (int)BACKEND_MAX_SEGMENTS * (int)KV_BACKLOG,
-               "kernels.h repeats the backend's limits");
+_Static_assert((int)CUDA_CONTEXT_ROWS >= (int)KV_BACKLOG, "the rows of one cache enter together");
 
 /* Products of any number of rows that share their input [rows][ldx]. Prompt rows take the prompt kernels. */
 static cudaError_t products(const backend_model *m, const matrix_product *list, int n, const cuda_bf16 *x, int ldx,
@@ -203,7 +202,7 @@ static kakeya_status extend_entries(backend_model *m, const context_entry *entri
 
 kakeya_status cuda_context_extend_prompts(backend_cache *const *caches, const int *rows, int n, const float *aux,
                                           kakeya_error *error) {
-    context_entry entries[CUDA_MAX_SEGMENTS];
+    context_entry entries[BACKEND_MAX_PROMPTS];
     for (int i = 0; i < n; i++) {
         int from = caches[i]->t.length;
         entries[i] = (context_entry){.cache = caches[i], .aux = aux, .rows = {from, from + rows[i]}};

@@ -165,12 +165,16 @@ typedef struct team_forward {
     int n;
     kakeya_status status[CUDA_MAX_DEVICES];
     kakeya_error error[CUDA_MAX_DEVICES];
-    backend_segment copy[CUDA_MAX_DEVICES][BACKEND_MAX_FORWARD]; /* with each device's caches */
+    kakeya_status of_segment[CUDA_MAX_DEVICES][BACKEND_MAX_FORWARD];
 } team_forward;
 
 static void forward_one(void *context, int index) {
     team_forward *f = context;
-    f->status[index] = cuda_forward(cuda_team_model(f->model->team, index), f->copy[index], f->n, &f->error[index]);
+    backend_segment copy[BACKEND_MAX_FORWARD]; /* with the device's caches */
+    memcpy(copy, f->segments, (size_t)f->n * sizeof *copy);
+    for (int s = 0; s < f->n; s++) copy[s].cache = cache_of(copy[s].cache, index);
+    f->status[index] = cuda_forward(cuda_team_model(f->model->team, index), copy, f->n, &f->error[index]);
+    for (int s = 0; s < f->n; s++) f->of_segment[index][s] = copy[s].status;
 }
 
 /* The caches are the model's, which the first device would say too late: the others need theirs. */
@@ -190,16 +194,11 @@ kakeya_status cuda_devices_forward(backend_model *m, backend_segment *segments, 
     kakeya_status status = check_caches(m, segments, n_segments, error);
     if (status) return status;
     team_forward f = {.model = m, .segments = segments, .n = n_segments};
-    int devices = devices_of(m);
-    for (int i = 0; i < devices; i++) {
-        memcpy(f.copy[i], segments, (size_t)n_segments * sizeof *segments);
-        for (int s = 0; s < n_segments; s++) f.copy[i][s].cache = cache_of(segments[s].cache, i);
-    }
     cuda_team_run(m->team, forward_one, &f);
     for (int s = 0; s < n_segments; s++) {
         segments[s].status = KAKEYA_OK;
-        for (int i = devices - 1; i >= 0; i--) {
-            if (f.copy[i][s].status) segments[s].status = f.copy[i][s].status;
+        for (int i = devices_of(m) - 1; i >= 0; i--) {
+            if (f.of_segment[i][s]) segments[s].status = f.of_segment[i][s];
         }
     }
     if (f.status[0] && error) *error = f.error[0];
@@ -208,24 +207,29 @@ kakeya_status cuda_devices_forward(backend_model *m, backend_segment *segments, 
 
 typedef struct team_draft {
     backend_model *model;
+    const backend_draft_request *requests;
     int n;
     kakeya_status status[CUDA_MAX_DEVICES];
     kakeya_error error[CUDA_MAX_DEVICES];
-    backend_draft_request copy[CUDA_MAX_DEVICES][BACKEND_MAX_SEGMENTS];
+    kakeya_status of_request[CUDA_MAX_DEVICES][BACKEND_MAX_SEGMENTS];
 } team_draft;
 
 /* The first device drafts. The others keep their context beside it, which restoration reads. */
 static void draft_one(void *context, int index) {
     team_draft *d = context;
     backend_model *m = cuda_team_model(d->model->team, index);
+    backend_draft_request copy[BACKEND_MAX_SEGMENTS]; /* with the device's caches */
     kakeya_status status;
+    memcpy(copy, d->requests, (size_t)d->n * sizeof *copy);
+    for (int s = 0; s < d->n; s++) copy[s].cache = cache_of(copy[s].cache, index);
     if (index == 0) {
-        status = cuda_draft(m, d->copy[0], d->n, &d->error[0]);
+        status = cuda_draft(m, copy, d->n, &d->error[0]);
     } else {
-        status = cuda_draft_begin(m, d->copy[index], d->n, &d->error[index]);
+        status = cuda_draft_begin(m, copy, d->n, &d->error[index]);
         kakeya_status finished = cuda_finish(&m->device, "drafting a block", status ? NULL : &d->error[index]);
         if (!status) status = finished;
     }
+    for (int s = 0; s < d->n; s++) d->of_request[index][s] = copy[s].status;
     d->status[index] = status;
 }
 
@@ -237,18 +241,14 @@ kakeya_status cuda_devices_draft(backend_model *m, backend_draft_request *reques
         if (requests[s].cache->model != m)
             return error_set(error, KAKEYA_INVALID_ARGUMENT, "draft request %d: cache of another model", s);
     }
-    team_draft d = {.model = m, .n = n_requests};
+    team_draft d = {.model = m, .requests = requests, .n = n_requests};
     int devices = devices_of(m);
-    for (int i = 0; i < devices; i++) {
-        memcpy(d.copy[i], requests, (size_t)n_requests * sizeof *requests);
-        for (int s = 0; s < n_requests; s++) d.copy[i][s].cache = cache_of(requests[s].cache, i);
-    }
     cuda_team_run(m->team, draft_one, &d);
     kakeya_status status = KAKEYA_OK;
     for (int i = devices - 1; i >= 0; i--) {
         for (int s = 0; s < n_requests; s++) {
             if (i == devices - 1) requests[s].status = KAKEYA_OK;
-            if (d.copy[i][s].status) requests[s].status = d.copy[i][s].status;
+            if (d.of_request[i][s]) requests[s].status = d.of_request[i][s];
         }
         if (!d.status[i]) continue;
         status = d.status[i];

@@ -171,9 +171,9 @@ static kakeya_status draft_blocks(backend_model *m, const backend_draft_request 
     if (status) return status;
     cuda_batch *batch = &m->space.staged[1];
     fill_blocks(requests, n, m->options.drafter->config.mask_token, batch);
-    status = cuda_check(
-        cudaMemcpyAsync(m->space.draft_batch, batch, sizeof *batch, cudaMemcpyHostToDevice, m->device.stream),
-        "drafting a block", error);
+    status = cuda_check(cudaMemcpyAsync(m->space.draft_batch, batch, cuda_batch_bytes(p.key.segments),
+                                        cudaMemcpyHostToDevice, m->device.stream),
+                        "drafting a block", error);
     if (!status) status = cuda_graphs_run(&m->graphs, &m->device, &p.key, enqueue_blocks, &p, error);
     if (!status)
         status = cuda_check(cudaMemcpyAsync(m->space.staged_ids, m->space.argmax, (size_t)batch->rows * sizeof(int32_t),

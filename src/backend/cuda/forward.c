@@ -77,8 +77,8 @@ static void run_prompt_head(cuda_pass *p, int index) {
 
 static kakeya_status run_prompts(cuda_pass *p, kakeya_error *error) {
     backend_model *m = p->model;
-    backend_cache *caches[CUDA_MAX_SEGMENTS];
-    int rows[CUDA_MAX_SEGMENTS];
+    backend_cache *caches[BACKEND_MAX_PROMPTS];
+    int rows[BACKEND_MAX_PROMPTS];
     for (int i = 0; i < p->group->n; i++) {
         const backend_segment *r = &p->segments[p->group->segment[i]];
         caches[i] = r->cache;
@@ -115,7 +115,7 @@ static void copy_results(cuda_pass *p, size_t *kept) {
     cuda_workspace *w = &m->space;
     cudaStream_t stream = m->device.stream;
     size_t vocab = (size_t)m->config->vocab, rows = (size_t)w->staged[0].rows;
-    bool chosen = false;
+    bool chosen = false, led = false;
     if (m->team && p->head == STEP_HEAD_GREEDY)
         cuda_pass_note(p, cudaMemcpyAsync(w->staged_choices, w->screen.best,
                                           (size_t)p->rows * sizeof *w->staged_choices, cudaMemcpyDeviceToHost, stream));
@@ -127,11 +127,9 @@ static void copy_results(cuda_pass *p, size_t *kept) {
         const float *logits = w->logits + wanted.first * vocab;
         size_t bytes = wanted.n * vocab * sizeof(float);
         chosen |= wanted.n && r->argmax;
+        led |= wanted.n && r->leaders;
         if (r->logits && bytes)
             cuda_pass_note(p, cudaMemcpyAsync(r->logits, logits, bytes, cudaMemcpyDeviceToHost, stream));
-        if (r->leaders && wanted.n)
-            cuda_pass_note(p, cudaMemcpyAsync(w->staged_leaders + wanted.first, w->leaders + wanted.first,
-                                              wanted.n * sizeof *w->leaders, cudaMemcpyDeviceToHost, stream));
         if (!has_logits(p, r)) continue;
         m->logit_rows[s] = (int)wanted.n;
         m->logits_of[s] = logits;
@@ -141,6 +139,9 @@ static void copy_results(cuda_pass *p, size_t *kept) {
         m->logits_of[s] = to;
         *kept += wanted.n;
     }
+    if (led)
+        cuda_pass_note(p, cudaMemcpyAsync(w->staged_leaders, w->leaders, rows * sizeof *w->leaders,
+                                          cudaMemcpyDeviceToHost, stream));
     if (chosen)
         cuda_pass_note(
             p, cudaMemcpyAsync(w->staged_ids, w->argmax, rows * sizeof(int32_t), cudaMemcpyDeviceToHost, stream));
@@ -206,7 +207,8 @@ static void follow_logits(backend_model *m) {
 static kakeya_status compute_pass(cuda_pass *p, const cuda_graph *graph, size_t *kept, kakeya_error *error) {
     backend_model *m = p->model;
     cuda_pass_fill(p, &m->space.staged[0]);
-    cuda_pass_note(p, cudaMemcpyAsync(m->space.batch, &m->space.staged[0], sizeof *m->space.batch,
+    int listed = p->group->n > p->key.segments ? p->group->n : p->key.segments;
+    cuda_pass_note(p, cudaMemcpyAsync(m->space.batch, &m->space.staged[0], cuda_batch_bytes(listed),
                                       cudaMemcpyHostToDevice, m->device.stream));
     if (p->masked)
         cuda_pass_note(p, cudaMemcpyAsync(m->space.masks.data, m->space.staged_masks,
@@ -226,6 +228,7 @@ static kakeya_status compute_pass(cuda_pass *p, const cuda_graph *graph, size_t 
 typedef struct cuda_plan {
     cuda_group group[BACKEND_MAX_FORWARD + 2]; /* with the head of last rows, and the one that is not found any more */
     int n, last_rows;                          /* last_rows: which of them is that head; -1: there is none */
+    int segment[BACKEND_MAX_FORWARD + BACKEND_MAX_PROMPTS]; /* of all groups */
 } cuda_plan;
 
 static kakeya_status prepare(cuda_pass *p, backend_model *m, backend_segment *segments, const cuda_plan *plan, int pass,
@@ -256,20 +259,21 @@ static kakeya_status run_pass(backend_model *m, backend_segment *segments, const
 /* Prompts, the head of their last rows, decode rows. */
 static void plan_passes(const backend_model *m, const backend_segment *segments, int n_segments, cuda_plan *plan) {
     bool taken[BACKEND_MAX_FORWARD] = {false};
-    cuda_group last = {.n = 0};
+    cuda_group last = {.segment = plan->segment};
     plan->n = 0;
     plan->last_rows = -1;
     for (int s = 0; s < n_segments; s++) {
         if (cuda_pass_leaves_last_row(&segments[s])) last.segment[last.n++] = s;
     }
-    while (cuda_pass_group(m, segments, n_segments, taken, &plan->group[plan->n])) {
+    for (int *next = last.segment + last.n;; next += plan->group[plan->n++].n) {
+        plan->group[plan->n].segment = next;
+        if (!cuda_pass_group(m, segments, n_segments, taken, &plan->group[plan->n])) break;
         if (segments[plan->group[plan->n].segment[0]].kind == SEGMENT_DECODE && last.n) {
             plan->group[plan->n + 1] = plan->group[plan->n];
             plan->last_rows = plan->n;
             plan->group[plan->n++] = last;
             last.n = 0;
         }
-        plan->n++;
     }
     if (!last.n) return;
     plan->last_rows = plan->n;

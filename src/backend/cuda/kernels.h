@@ -25,9 +25,10 @@ enum {
     CUDA_K_STEP = 32,           /* weights and activations are padded to whole steps of the reduction */
     CUDA_MAX_PRODUCTS = 32,     /* matrices that share one input and one launch */
     CUDA_DECODE_ROWS = 17,      /* BACKEND_MAX_DECODE_ROWS */
-    CUDA_MAX_SEGMENTS = 64,     /* BACKEND_MAX_SEGMENTS */
+    CUDA_MAX_SEGMENTS = 256,    /* BACKEND_MAX_SEGMENTS */
+    CUDA_LISTED_SEGMENTS = 64,  /* that one launch of attention deals to its blocks */
     CUDA_PASS_ROWS = 256,       /* rows of all segments that are computed together */
-    CUDA_CONTEXT_ROWS = 2048,   /* CUDA_MAX_SEGMENTS * KV_BACKLOG: rows that enter the context of caches together */
+    CUDA_CONTEXT_ROWS = 2048,   /* that enter the context of caches together */
     CUDA_ROW_BLOCK = 16,        /* rows of a prompt whose logits are made together */
     CUDA_EXPERT_ROWS = 16,      /* rows of one expert in one unit of work, in passes of more than CUDA_DECODE_ROWS */
     CUDA_ATTENTION_TILE = 64,   /* key positions loaded together, aligned to absolute positions */
@@ -152,6 +153,11 @@ typedef struct cuda_batch {
     cuda_row row[CUDA_PASS_ROWS];   /* the same; of last rows of prompts the temperature alone */
     cuda_step step[CUDA_MAX_SEGMENTS];
 } cuda_batch;
+
+/* Of a batch with so many segments: what the kernels of its pass read. */
+static inline size_t cuda_batch_bytes(int segments) {
+    return offsetof(cuda_batch, step) + (size_t)segments * sizeof(cuda_step);
+}
 
 /* ------------------------------------------------------------------------------------------------ matrix products */
 
@@ -401,6 +407,7 @@ typedef struct cuda_attention {
     int restored_partitions; /* sliding layers: so many of them, the first, are of restored keys, the others of exact
                                 ones */
     int final;
+    int first_segment;          /* of the pass: 0, but in a launch that has some of its segments */
     int segments, segment_rows; /* of the pass, with those that it is filled up with; the most rows of one of them */
 } cuda_attention;
 void cuda_attend(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, int rows);

@@ -11,7 +11,7 @@
 
 /* Indices of the segments of a forward that are computed together. */
 typedef struct cuda_group {
-    int segment[CUDA_MAX_SEGMENTS];
+    int *segment; /* [n] */
     int n;
 } cuda_group;
 
@@ -22,13 +22,13 @@ typedef struct cuda_pass {
     backend_cache *cache; /* of its first segment; others differ in nothing that the list depends on */
     bool prompt;
     bool last_rows; /* prompts: some leave their last row for a head that comes later; else this is that head */
-    int first_row[CUDA_MAX_SEGMENTS]; /* prompts: of each segment */
-    bool side_by_side;                /* prompts: their attention; scratch of each is behind that of those before it */
-    int last_row[CUDA_MAX_SEGMENTS];  /* prompts: its place among last rows; -1: it has none */
-    int rows, position;               /* rows: as launched, some of them may be nobody's; position of row 0 */
-    bool attends_latents;             /* decode rows of caches that restore in this way ... */
-    bool decodes_keys;                /* ... with keys that are decoded ahead, as there are few */
-    int evicted_end;                  /* prompts: positions [sink, evicted_end) are evicted; 0: none are */
+    int first_row[BACKEND_MAX_PROMPTS]; /* prompts: of each segment */
+    bool side_by_side;                 /* prompts: their attention; scratch of each is behind that of those before it */
+    int last_row[BACKEND_MAX_PROMPTS]; /* prompts: its place among last rows; -1: it has none */
+    int rows, position;                /* rows: as launched, some of them may be nobody's; position of row 0 */
+    bool attends_latents;              /* decode rows of caches that restore in this way ... */
+    bool decodes_keys;                 /* ... with keys that are decoded ahead, as there are few */
+    int evicted_end;                   /* prompts: positions [sink, evicted_end) are evicted; 0: none are */
     step_tap tap[2 * TIMELINE_MAX_TAPS]; /* what its caches keep of the layers' outputs */
     int taps;
     graph_key key;
@@ -54,8 +54,8 @@ static inline bool cuda_pass_leaves_last_row(const backend_segment *r) {
     return r->kind == SEGMENT_PROMPT && r->first_logit_row == r->n - 1 && (r->logits || r->argmax || r->leaders);
 }
 
-/* The segments of a forward that go first among those that are not yet `taken`, which they are then. False: none are
- * left. Prompts come first, so that the logits of decode rows are not overwritten. */
+/* The segments of a forward that go first among those that are not yet `taken`, which they are then; group->segment has
+ * room for all. False: none are left. Prompts come first, so that the logits of decode rows are not overwritten. */
 bool cuda_pass_group(const backend_model *m, const backend_segment *segments, int n_segments,
                      bool taken[BACKEND_MAX_FORWARD], cuda_group *group);
 

@@ -15,6 +15,7 @@ const backend_ops *cuda_backend(void) {
     static const backend_ops ops = {
         .name = "cuda",
         .stall_ms = 60,
+        .batch = BACKEND_MAX_SEGMENTS,
         .most_devices = CUDA_MAX_DEVICES,
         .bf16_only = true,
         .fp8_prompts = true,

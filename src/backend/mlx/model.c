@@ -163,6 +163,7 @@ const backend_ops *mlx_backend(void) {
     static const backend_ops ops = {
         .name = "mlx",
         .stall_ms = 200,
+        .batch = 64,
         .kinds_differ = true,
         .finds_argmax = true,
         .model_create = mlx_model_create,
