@@ -67,7 +67,7 @@ size_t bench_sessions_bytes(const kakeya_engine *engine, const backend_cache_opt
     prompt.reserved_capacity = prompt.prompt_capacity;
     beside = timeline_preview(&models, options, prompt_tokens);
     beside.ring_capacity = beside.prompt_capacity;
-    /* The filled session is gone when the prompt comes, but its bytes wait to be copied. */
+    /* The filled session is gone when the prompt comes. */
     size_t filled = kv_bytes(&prompt, granule).total, new_prompt = kv_bytes(&beside, granule).total;
     return (size_t)sessions * kv_bytes(&decoding, granule).total + filled + (filled > new_prompt ? filled : new_prompt);
 }
@@ -223,37 +223,14 @@ static bench_together_row describe(const sessions_run *run, bench_together what,
 
 /* --------------------------------------------------------------------------------------------------- the sessions */
 
-typedef struct memory_stream {
-    unsigned char *data;
-    size_t bytes, at;
-} memory_stream;
-
-static kakeya_status stream_write(void *user, const void *data, size_t bytes, kakeya_error *error) {
-    memory_stream *s = user;
-    if (bytes > s->bytes - s->at)
-        return error_set(error, KAKEYA_FORMAT, "a snapshot of %zu bytes is longer than it said", s->bytes);
-    memcpy(s->data + s->at, data, bytes);
-    s->at += bytes;
-    return KAKEYA_OK;
-}
-
-static kakeya_status stream_read(void *user, void *data, size_t bytes, kakeya_error *error) {
-    memory_stream *s = user;
-    if (bytes > s->bytes - s->at)
-        return error_set(error, KAKEYA_FORMAT, "a snapshot of %zu bytes is shorter than it said", s->bytes);
-    memcpy(data, s->data + s->at, bytes);
-    s->at += bytes;
-    return KAKEYA_OK;
-}
-
 static void make_text(sessions_run *run, int index, int context) {
     const double vocab = run->engine->verifier->config.vocab;
     for (int i = 0; i < context; i++)
         run->text[i] = (int32_t)(random_uniform_at(2 + (uint64_t)index, (uint64_t)i) * vocab);
 }
 
-/* The state of session `index` behind a text of its own and the first decode step, made as any prompt is. */
-static kakeya_status fill(sessions_run *run, int index, int context, memory_stream *out, kakeya_error *error) {
+/* The cache of session `index` after a text of its own and the first decode step, made as any prompt is. */
+static kakeya_status fill(sessions_run *run, int index, int context, kakeya_error *error) {
     const backend_ops *ops = run->engine->ops;
     kakeya_session *session = NULL;
     kakeya_status status = kakeya_session_open(run->engine, &run->session, &session, error);
@@ -263,12 +240,7 @@ static kakeya_status fill(sessions_run *run, int index, int context, memory_stre
     run->cache[index] = session->timeline.cache; /* lent for the step */
     if (!status) status = forward_together(run, index, 1, NULL, error);
     run->cache[index] = NULL;
-    if (!status) {
-        out->bytes = ops->cache_snapshot_bytes(session->timeline.cache);
-        out->data = malloc(out->bytes);
-        if (!out->data) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for %zu bytes", out->bytes);
-    }
-    if (!status) status = ops->cache_snapshot(session->timeline.cache, stream_write, out, error);
+    if (!status) status = ops->cache_fork(session->timeline.cache, &run->engine->account, &run->cache[index], error);
     kakeya_session_close(session);
     return status;
 }
@@ -281,16 +253,8 @@ static void destroy_sessions(sessions_run *run) {
 }
 
 static kakeya_status create_sessions(sessions_run *run, int context, kakeya_error *error) {
-    const backend_ops *ops = run->engine->ops;
     kakeya_status status = KAKEYA_OK;
-    for (int i = 0; i < run->most_sessions && !status; i++) {
-        memory_stream filled = {0};
-        status = fill(run, i, context, &filled, error);
-        if (!status) status = ops->cache_create(run->engine->model, &run->cache_options, &run->cache[i], error);
-        filled.at = 0;
-        if (!status) status = ops->cache_restore(run->cache[i], stream_read, &filled, error);
-        free(filled.data);
-    }
+    for (int i = 0; i < run->most_sessions && !status; i++) status = fill(run, i, context, error);
     for (int i = 1; i < BENCH_WARM_STEPS && !status; i++) status = step(run, run->most_sessions, NULL, error);
     run->length = context + BENCH_WARM_STEPS;
     return status;

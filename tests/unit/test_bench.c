@@ -90,12 +90,12 @@ static void test_steps_are_cut_into_forwards(void **state) {
         int sessions, max_rows;
         bench_step_shape shape;
     } cases[] = {
-        {0, 512, {.most = 64, .last = 0, .forwards = 0, .prompt_room = 512}},
-        {1, 512, {.most = 64, .last = 1, .forwards = 1, .prompt_room = 511}},
-        {63, 512, {.most = 64, .last = 63, .forwards = 1, .prompt_room = 449}},
-        {64, 512, {.most = 64, .last = 64, .forwards = 1, .prompt_room = 448}}, /* prompts have segments of their own */
-        {65, 512, {.most = 64, .last = 1, .forwards = 2, .prompt_room = 511}},
-        {128, 512, {.most = 64, .last = 64, .forwards = 2, .prompt_room = 448}},
+        {0, 512, {.most = 256, .last = 0, .forwards = 0, .prompt_room = 512}},
+        {1, 512, {.most = 256, .last = 1, .forwards = 1, .prompt_room = 511}},
+        {255, 512, {.most = 256, .last = 255, .forwards = 1, .prompt_room = 257}},
+        {256, 512, {.most = 256, .last = 256, .forwards = 1, .prompt_room = 256}}, /* prompts have their own segments */
+        {257, 512, {.most = 256, .last = 1, .forwards = 2, .prompt_room = 511}},
+        {512, 512, {.most = 256, .last = 256, .forwards = 2, .prompt_room = 256}},
         {40, 32, {.most = 32, .last = 8, .forwards = 2, .prompt_room = 24}},
         {32, 32, {.most = 32, .last = 32, .forwards = 1, .prompt_room = 0}}, /* no row is left */
     };

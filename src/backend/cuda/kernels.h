@@ -179,7 +179,7 @@ typedef struct cuda_route {
     int *expert;   /* [rows][rank] */
     int *slot_row; /* [slots] */
     int *slot_of;  /* [rows][rank] */
-    int *begin;    /* [experts + 1]: first slots; prompts only */
+    int *begin;    /* [experts + 1]: first slots; of prompts, and of passes of more than CUDA_DECODE_ROWS rows */
     /* Decode only. Units of work: experts with rows, their first slot and count. In passes of more than
      * CUDA_DECODE_ROWS rows a unit has CUDA_EXPERT_ROWS of them at most, so that an expert may have several. */
     int *active, *active_begin, *active_rows; /* [cuda_route_units] */

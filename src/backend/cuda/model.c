@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cuda/products_wide.h"
 #include "backend/cuda/prompt_gemm.h"
 #include "backend/cuda/prompt_gemm_f8.h"
 #include "base/float16.h"
@@ -135,7 +136,8 @@ static kakeya_status prepare_kernels(const backend_model *m, kakeya_error *error
         if (status) return status;
         if (i < c->layers && d > largest) largest = d;
     }
-    if (!m->options.f_theta) return KAKEYA_OK;
+    kakeya_status status = cuda_check(cuda_products_wide_prepare(), "preparing the products", error);
+    if (status || !m->options.f_theta) return status;
     return cuda_check(cuda_restore_prepare(largest), "preparing the restoration kernels", error);
 }
 

@@ -15,6 +15,7 @@
 #include <math_constants.h>
 
 #include "backend/cuda/product_items.cuh"
+#include "backend/cuda/products_wide.h"
 
 enum { STEP_BYTES = CUDA_K_STEP * 2 }; /* of a row of weights */
 
@@ -106,9 +107,7 @@ static __device__ __forceinline__ void run_items(WORK &work, int first, int stri
 struct bf16_form {
     template <int COLUMNS> static constexpr int depth = COLUMNS == 1 ? 6 : COLUMNS == 2 ? 4 : 3;
 
-    static __host__ __device__ __forceinline__ int split(int steps) {
-        return steps >= 64 ? 8 : steps >= 32 ? 4 : steps >= 16 ? 2 : 1;
-    }
+    static __host__ __device__ __forceinline__ int split(int steps) { return product_split(steps); }
     static __device__ __forceinline__ const cuda_bf16 *advance(const cuda_bf16 *w, size_t rows, int steps) {
         return w + rows * steps * CUDA_K_STEP;
     }
@@ -131,15 +130,16 @@ struct bf16_form {
 
 void cuda_products(const cuda_launch *l, const cuda_product *products, int n, int in, const cuda_bf16 *x, int ldx,
                    int rows, float cap) {
-    run_products<bf16_form>(l, products, n, in, x, ldx, rows, cap);
+    if (!cuda_products_wide(l, products, n, in, x, ldx, rows, cap))
+        run_products<bf16_form>(l, products, n, in, x, ldx, rows, cap);
 }
 
 void cuda_gate_up(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
-    run_ffn<bf16_form, true>(l, f, route, rows);
+    if (!cuda_gate_up_wide(l, f, route, rows)) run_ffn<bf16_form, true>(l, f, route, rows);
 }
 
 void cuda_down(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
-    run_ffn<bf16_form, false>(l, f, route, rows);
+    if (!cuda_down_wide(l, f, route, rows)) run_ffn<bf16_form, false>(l, f, route, rows);
 }
 
 /* ------------------------------------------------------------------------------------------- the greedy choice

@@ -255,32 +255,43 @@ static void launch_after_attention(const cuda_launch *l, const cuda_after_attent
     launch_kernel(l, after_attention_kernel<V>, grid, dim3(ROUTED_THREADS), router_bytes, *a, *route);
 }
 
-/* Choices and units of a pass of more than CUDA_DECODE_ROWS rows: one block; one warp chooses for a row, and places the
- * rows of an expert. */
-enum { LARGE_THREADS = 1024, LARGE_WARPS = LARGE_THREADS / 32 };
+/* Of a pass of more than CUDA_DECODE_ROWS rows. Choices: a warp for a row. */
+enum { CHOICE_WARPS = 4 };
+static __global__ __launch_bounds__(CHOICE_WARPS *
+                                    32) void large_choice_kernel(const __grid_constant__ cuda_route route,
+                                                                 const float *expert_scale) {
+    __shared__ int chosen[CHOICE_WARPS][CUDA_ROUTE_MAX_RANK];
+    __shared__ float value[CHOICE_WARPS][CUDA_ROUTE_MAX_RANK];
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = blockIdx.x * CHOICE_WARPS + warp, rank = route.rank;
+    release_successor();
+    if (row >= __ldcg(route.row_count)) return; /* written before the step's first kernel */
+    wait_for_predecessor();
+    choose_experts(route.logits + (size_t)row * route.experts, route.experts, rank, chosen[warp], value[warp]);
+    __syncwarp();
+    if (lane >= rank) return;
+    route.expert[row * rank + lane] = chosen[warp][lane];
+    route.weight[row * rank + lane] = route_weight(value[warp], chosen[warp], rank, lane, expert_scale);
+}
+
+/* Slots and units: every block counts; one warp of them all places the rows of an expert. */
+enum { LARGE_THREADS = 512, LARGE_WARPS = LARGE_THREADS / 32 };
 
 struct large_route_memory {
-    int begin[CUDA_ROUTE_MAX_EXPERTS + 1], unit[CUDA_ROUTE_MAX_EXPERTS + 1]; /* first slot and unit of each expert */
-    float value[LARGE_ROUTE_SLOTS];
     int chosen[LARGE_ROUTE_SLOTS];
+    int begin[CUDA_ROUTE_MAX_EXPERTS + 1], unit[CUDA_ROUTE_MAX_EXPERTS + 1];
 };
 
-static __global__ __launch_bounds__(LARGE_THREADS) void large_route_kernel(const __grid_constant__ cuda_route route,
-                                                                           const float *expert_scale) {
+static __global__ __launch_bounds__(LARGE_THREADS) void large_route_kernel(const __grid_constant__ cuda_route route) {
     __shared__ large_route_memory m;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, rank = route.rank, experts = route.experts;
     int rows = __ldcg(route.row_count), slots = rows * rank; /* written before the step's first kernel */
     for (int e = threadIdx.x; e <= experts; e += LARGE_THREADS) m.begin[e] = 0;
     release_successor();
     wait_for_predecessor();
-    for (int row = warp; row < rows; row += LARGE_WARPS)
-        choose_experts(route.logits + (size_t)row * experts, experts, rank, m.chosen + row * rank,
-                       m.value + row * rank);
     __syncthreads();
     for (int s = threadIdx.x; s < slots; s += LARGE_THREADS) {
-        int at = s / rank * rank;
+        m.chosen[s] = __ldcg(route.expert + s);
         atomicAdd(&m.begin[m.chosen[s]], 1); /* sums of integers */
-        route.weight[s] = route_weight(m.value + at, m.chosen + at, rank, s - at, expert_scale);
     }
     __syncthreads();
     if (warp == 0) { /* counts become first slots and first units */
@@ -301,8 +312,7 @@ static __global__ __launch_bounds__(LARGE_THREADS) void large_route_kernel(const
         }
         if (lane == 31) {
             m.begin[experts] = slot;
-            m.unit[experts] = unit;
-            *route.active_count = unit;
+            if (blockIdx.x == 0) *route.active_count = unit;
         }
         slot -= own_slots;
         unit -= own_units;
@@ -315,7 +325,9 @@ static __global__ __launch_bounds__(LARGE_THREADS) void large_route_kernel(const
         }
     }
     __syncthreads();
-    for (int e = warp; e < experts; e += LARGE_WARPS) {
+    for (int e = blockIdx.x * LARGE_THREADS + threadIdx.x; e <= experts; e += gridDim.x * LARGE_THREADS)
+        route.begin[e] = m.begin[e];
+    for (int e = blockIdx.x * LARGE_WARPS + warp; e < experts; e += gridDim.x * LARGE_WARPS) {
         int at = m.begin[e], count = m.begin[e + 1] - at;
         for (int u = lane; u * CUDA_EXPERT_ROWS < count; u += 32) {
             route.active[m.unit[e] + u] = e;
@@ -344,8 +356,10 @@ void cuda_after_attention_rows(const cuda_launch *l, const cuda_after_attention 
         launch_after_attention<6>(l, a, route, rows);
     else
         launch_after_attention<8>(l, a, route, rows);
-    if (a->router.w && rows > CUDA_DECODE_ROWS)
-        launch_kernel(l, large_route_kernel, dim3(1), dim3(LARGE_THREADS), 0, *route, a->router.expert_scale);
+    if (!a->router.w || rows <= CUDA_DECODE_ROWS) return;
+    launch_kernel(l, large_choice_kernel, dim3(ceil_div(rows, CHOICE_WARPS)), dim3(CHOICE_WARPS * 32), 0, *route,
+                  a->router.expert_scale);
+    launch_kernel(l, large_route_kernel, dim3(ceil_div(route->experts, LARGE_WARPS)), dim3(LARGE_THREADS), 0, *route);
 }
 
 /* RANK: chosen experts, all of whose rows are requested at once; 0: any number. */

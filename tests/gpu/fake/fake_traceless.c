@@ -4,6 +4,7 @@
 
 #include "backend/cuda/f8_rows.h"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/products_wide.h"
 #include "backend/cuda/prompt_attention.h"
 #include "backend/cuda/prompt_gemm.h"
 #include "backend/cuda/prompt_gemm_f8.h"
@@ -155,6 +156,7 @@ cudaError_t cuda_attention_prepare(int head_dim) {
     bool power = (head_dim & (head_dim - 1)) == 0;
     return power && head_dim >= 16 && head_dim <= 512 ? cudaSuccess : cudaErrorInvalidValue;
 }
+cudaError_t cuda_products_wide_prepare(void) { return cudaSuccess; }
 cudaError_t cuda_restore_prepare(int largest_head_dim) {
     (void)largest_head_dim;
     return cudaSuccess;

@@ -1,0 +1,430 @@
+/* Products of many decode rows. An output of products.cu is the sum of up to eight chains of mma.m16n8k16: chain s has
+ * the steps s, s + split, ... of k in ascending order, and chains are added in their order. Nothing else decides its
+ * bits, so these kernels make the same sums with other neighbours:
+ *
+ *   dense    a block has 64 or 128 outputs of 64 rows, and goes through the chains one after the other. Rows and
+ *            weights come through a ring of steps in shared memory, where all warps read them.
+ *   experts  a warp has a chain of 64 outputs (gate and up: 32 of each) of up to 32 rows of one expert, as a warp of
+ *            products.cu has it for 16 outputs. Each warp has a ring of its own; the chains meet in shared memory.
+ *
+ * A step of a row is 64 bytes, in shared memory as in memory: a quarter of a warp reads two neighbouring rows, 128
+ * bytes without a conflict, and thread t of a quad has the 8 neighbouring k of products.cu. Bound: one read of the
+ * weights. */
+#include "backend/cuda/products_wide.h"
+
+#include "backend/cuda/product_items.cuh"
+
+enum {
+    STEP_BYTES = CUDA_K_STEP * 2, /* of a row */
+    CHUNK = 16,                   /* bytes that one request brings */
+    CHUNKS = STEP_BYTES / CHUNK,
+    LEAST_BLOCK_BYTES =
+        200 << 10,        /* of shared memory: data centres' devices, which have room for two blocks of half of it */
+    WIDE_LEAST_ROWS = 33, /* below, products.cu reads weights once as well */
+    FFN_LEAST_ROWS = 129,
+};
+
+static __device__ __forceinline__ void request_chunk(unsigned char *shared, const void *global, bool wanted) {
+    uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
+    int bytes = wanted ? CHUNK : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes));
+}
+
+/* Of experts' weights, whose neighbours other warps request at the same time: memory is read in longer pieces. (Dense
+ * products, which come back for them later, lose by it.) */
+static __device__ __forceinline__ void request_weights_chunk(unsigned char *shared, const void *global) {
+    uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(global));
+}
+
+static __device__ __forceinline__ void close_group(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
+static __device__ __forceinline__ void wait_all(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
+template <int LEFT> static __device__ __forceinline__ void wait_groups(void) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+/* This lane's part of row `row` of a step in shared memory. */
+static __device__ __forceinline__ uint4 read_row(const unsigned char *step, int row) {
+    int lane = threadIdx.x & 31;
+    return *reinterpret_cast<const uint4 *>(step + (size_t)(row + (lane >> 2)) * STEP_BYTES + (lane & 3) * CHUNK);
+}
+
+/* Two instructions: k of a step of 32. */
+static __device__ __forceinline__ void multiply_step(float (&acc)[4], const uint4 &a, const uint4 &b, const uint4 &x) {
+    mma_bf16(acc, a.x, b.x, a.y, b.y, x.x, x.y);
+    mma_bf16(acc, a.z, b.z, a.w, b.w, x.z, x.w);
+}
+
+/* A place in the order in which the steps of k are added. */
+struct chain_step {
+    int chain, step;
+};
+
+static __device__ __forceinline__ void next_step(chain_step &s, int steps, int split) {
+    s.step += split;
+    if (s.step >= steps) s.step = ++s.chain;
+}
+
+/* --------------------------------------------------------------------------------------------------------- dense */
+
+enum { DENSE_ROWS = 64, DENSE_STAGES = 8, ROW_THREADS = THREADS / CHUNKS /* rows that all threads request at once */ };
+static_assert(ROW_THREADS == DENSE_ROWS, "a thread requests a chunk of x");
+
+template <int M> struct dense_tile {
+    static constexpr int WARP_OUTS = M / 4, WARP_ROWS = DENSE_ROWS / 2; /* four warps by two */
+    static constexpr int TILES = WARP_OUTS / 16, COLUMNS = WARP_ROWS / 8;
+    static constexpr int STAGE_BYTES = (M + DENSE_ROWS) * STEP_BYTES, BYTES = DENSE_STAGES * STAGE_BYTES;
+};
+
+/* What becomes of the sums. gate NULL: outputs of a list of products; else act(gate x) * (up x) in bf16. */
+struct dense_work {
+    product_list list; /* tiles of M outputs; of gate and up: of M / 2 */
+    const cuda_bf16 *x;
+    int steps, ldx, rows, column_tiles;
+    float cap;
+    const cuda_bf16 *gate, *up;
+    cuda_bf16 *act;
+    int outs, ld_act, silu;
+};
+
+template <int M, bool GATED>
+static __global__ __launch_bounds__(THREADS, 2) void dense_kernel(const __grid_constant__ dense_work w) {
+    typedef dense_tile<M> T;
+    extern __shared__ __align__(128) unsigned char ring[];
+    int tile = blockIdx.x / w.column_tiles, first = blockIdx.x % w.column_tiles * DENSE_ROWS, p = 0;
+    int steps = w.steps, split = product_split(steps);
+    while (!GATED && p + 1 < w.list.n && tile >= w.list.first_tile[p + 1]) p++;
+    int o = GATED ? tile * (M / 2) : (tile - w.list.first_tile[p]) * M, outs = GATED ? w.outs : w.list.product[p].out;
+    int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+    size_t ldw = (size_t)steps * STEP_BYTES;
+    const char *weights[M / ROW_THREADS];
+#pragma unroll
+    for (int i = 0; i < M / ROW_THREADS; i++) {
+        int r = row + i * ROW_THREADS, output = GATED ? o + r / 16 * 8 + r % 8 : o + r;
+        const cuda_bf16 *of = !GATED ? w.list.product[p].w : r % 16 < 8 ? w.gate : w.up;
+        weights[i] = reinterpret_cast<const char *>(of) + (size_t)min(output, outs - 1) * ldw + chunk * CHUNK;
+    }
+    bool there = first + row < w.rows;
+    const char *x = reinterpret_cast<const char *>(w.x + (size_t)(there ? first + row : 0) * w.ldx) + chunk * CHUNK;
+    unsigned char *own = ring + row * STEP_BYTES + chunk * CHUNK;
+    auto request_weights = [&](int stage, int step) {
+#pragma unroll
+        for (int i = 0; i < M / ROW_THREADS; i++)
+            request_chunk(own + stage * T::STAGE_BYTES + i * ROW_THREADS * STEP_BYTES,
+                          weights[i] + (size_t)step * STEP_BYTES, true);
+    };
+    auto request_x = [&](int stage, int step) {
+        request_chunk(own + stage * T::STAGE_BYTES + M * STEP_BYTES, x + (size_t)step * STEP_BYTES, there);
+    };
+    chain_step ahead = {0, 0};
+    int requested = 0;
+    for (; requested < DENSE_STAGES - 1 && requested < steps; requested++) {
+        request_weights(requested, ahead.step);
+        next_step(ahead, steps, split);
+    }
+    wait_for_predecessor();
+    chain_step begin = {0, 0};
+    for (int i = 0; i < DENSE_STAGES - 1; i++) {
+        if (i < requested) {
+            request_x(i, begin.step);
+            next_step(begin, steps, split);
+        }
+        close_group();
+    }
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warp_out = warp % 4 * T::WARP_OUTS,
+        warp_row = warp / 4 * T::WARP_ROWS;
+    float acc[T::TILES][T::COLUMNS][4] = {}, sum[T::TILES][T::COLUMNS][4] = {};
+    chain_step now = {0, 0};
+    for (int i = 0, stage = 0, fill = DENSE_STAGES - 1; i < steps; i++) {
+        wait_groups<DENSE_STAGES - 2>();
+        __syncthreads();
+        if (requested < steps) {
+            request_weights(fill, ahead.step);
+            request_x(fill, ahead.step);
+            next_step(ahead, steps, split);
+            requested++;
+        }
+        close_group();
+        const unsigned char *at = ring + stage * T::STAGE_BYTES;
+        uint4 b[T::COLUMNS];
+#pragma unroll
+        for (int c = 0; c < T::COLUMNS; c++) b[c] = read_row(at + M * STEP_BYTES, warp_row + c * 8);
+#pragma unroll
+        for (int t = 0; t < T::TILES; t++) {
+            uint4 low = read_row(at, warp_out + t * 16), high = read_row(at, warp_out + t * 16 + 8);
+#pragma unroll
+            for (int c = 0; c < T::COLUMNS; c++) multiply_step(acc[t][c], low, high, b[c]);
+        }
+        int chain = now.chain;
+        next_step(now, steps, split);
+        if (now.chain != chain) { /* it is whole */
+#pragma unroll
+            for (int t = 0; t < T::TILES; t++) {
+#pragma unroll
+                for (int c = 0; c < T::COLUMNS; c++) {
+#pragma unroll
+                    for (int k = 0; k < 4; k++) {
+                        sum[t][c][k] += acc[t][c][k];
+                        acc[t][c][k] = 0;
+                    }
+                }
+            }
+        }
+        if (++stage == DENSE_STAGES) stage = 0;
+        if (++fill == DENSE_STAGES) fill = 0;
+    }
+    release_successor();
+#pragma unroll
+    for (int t = 0; t < T::TILES; t++) {
+#pragma unroll
+        for (int c = 0; c < T::COLUMNS; c++) {
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                int r = first + warp_row + c * 8 + (lane & 3) * 2 + (k & 1);
+                if (r >= w.rows || (GATED && k >= 2)) continue;
+                if constexpr (GATED) {
+                    int output = o + (warp_out + t * 16) / 2 + (lane >> 2);
+                    float gate = sum[t][c][k], up = sum[t][c][k + 2 < 4 ? k + 2 : k];
+                    if (output < outs)
+                        store_bf16(w.act + (size_t)r * w.ld_act + output, (w.silu ? silu(gate) : gelu_tanh(gate)) * up);
+                } else {
+                    const cuda_product &to = w.list.product[p];
+                    int output = o + warp_out + t * 16 + (lane >> 2) + (k & 2) * 4;
+                    if (output < outs) to.y[(size_t)r * to.ldy + output] = soft_cap(sum[t][c][k], w.cap);
+                }
+            }
+        }
+    }
+}
+
+static bool serves(const cuda_launch *l, int least, int rows) {
+    return rows >= least && l->block_bytes >= LEAST_BLOCK_BYTES;
+}
+
+template <int M, bool GATED> static void launch_dense(const cuda_launch *l, const dense_work &w, int tiles) {
+    launch_kernel(l, dense_kernel<M, GATED>, dim3(tiles * w.column_tiles), dim3(THREADS), (size_t)dense_tile<M>::BYTES,
+                  w);
+}
+
+bool cuda_products_wide(const cuda_launch *l, const cuda_product *products, int n, int in, const cuda_bf16 *x, int ldx,
+                        int rows, float cap) {
+    if (!serves(l, WIDE_LEAST_ROWS, rows)) return false;
+    dense_work w = {};
+    w.x = x;
+    w.steps = ceil_div(in, CUDA_K_STEP);
+    w.ldx = ldx;
+    w.rows = rows;
+    w.cap = cap;
+    w.column_tiles = ceil_div(rows, DENSE_ROWS);
+    int outs = 0;
+    for (int i = 0; i < n; i++) outs += products[i].out;
+    int tile = outs * w.column_tiles <= 64 * 2 * l->multiprocessors ? 64 : 128; /* one wave of small ones */
+    w.list.n = n;
+    for (int i = 0; i < n; i++) {
+        w.list.product[i] = products[i];
+        w.list.first_tile[i + 1] = w.list.first_tile[i] + ceil_div(products[i].out, tile);
+    }
+    if (w.list.first_tile[n] * w.column_tiles < l->multiprocessors) return false; /* too few blocks */
+    if (tile == 64)
+        launch_dense<64, false>(l, w, w.list.first_tile[n]);
+    else
+        launch_dense<128, false>(l, w, w.list.first_tile[n]);
+    return true;
+}
+
+/* ------------------------------------------------------------------------------------------------------- experts */
+
+enum {
+    EXPERT_TILE = 64,    /* rows of weights of a warp */
+    EXPERT_COLUMNS = 32, /* rows of x at once */
+    EXPERT_STAGES = 2,
+    EXPERT_STAGE_BYTES = (EXPERT_TILE + EXPERT_COLUMNS) * STEP_BYTES,
+    EXPERT_BYTES = WARPS * EXPERT_STAGES * EXPERT_STAGE_BYTES,
+    EXPERT_SUMS = EXPERT_TILE * EXPERT_COLUMNS / 32, /* of a lane */
+};
+static_assert(EXPERT_BYTES >= WARPS * EXPERT_SUMS * 32 * (int)sizeof(float), "the chains meet in the ring's place");
+
+/* grid: tiles of an expert, experts. */
+template <bool GATE_UP>
+static __global__ __launch_bounds__(THREADS, 2) void expert_kernel(const __grid_constant__ cuda_feed_forward f,
+                                                                   const __grid_constant__ cuda_route route) {
+    extern __shared__ __align__(128) unsigned char ring[];
+    const int TILES = EXPERT_TILE / 16, COLUMNS = EXPERT_COLUMNS / 8, OUTS = GATE_UP ? EXPERT_TILE / 2 : EXPERT_TILE;
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, expert = blockIdx.y;
+    int steps = (GATE_UP ? f.ldx : f.experts_down.ld) / CUDA_K_STEP, split = product_split(steps);
+    int groups = WARPS / split, chain = warp % split;
+    int outs = GATE_UP ? f.expert_intermediate : f.down.out, ldx = GATE_UP ? f.ldx : f.experts_down.ld;
+    int o = (blockIdx.x * groups + warp / split) * OUTS;
+    size_t ldw = (size_t)steps * STEP_BYTES;
+    const char *matrix = reinterpret_cast<const char *>(GATE_UP ? f.experts_gate_up.data : f.experts_down.data) +
+                         (size_t)expert * (GATE_UP ? 2 : 1) * outs * ldw + (lane & 3) * CHUNK;
+    const char *all_x = reinterpret_cast<const char *>(GATE_UP ? f.x_experts : f.act_experts) + (lane & 3) * CHUNK;
+    unsigned char *own = ring + warp * EXPERT_STAGES * EXPERT_STAGE_BYTES,
+                  *to = own + g * STEP_BYTES + (lane & 3) * CHUNK;
+    /* Row 8 i + g of the tile: of gate and up in turns. */
+    uint32_t weights[EXPERT_TILE / 8]; /* bytes behind the matrix */
+#pragma unroll
+    for (int i = 0; i < EXPERT_TILE / 8; i++) {
+        int output = min(GATE_UP ? o + i / 2 * 8 + g : o + i * 8 + g, outs - 1);
+        weights[i] = (uint32_t)(((size_t)output + (GATE_UP && i % 2 ? outs : 0)) * ldw);
+    }
+    auto request_weights = [&](int stage, int step) {
+        if (step >= steps) return;
+#pragma unroll
+        for (int i = 0; i < EXPERT_TILE / 8; i++)
+            request_weights_chunk(to + stage * EXPERT_STAGE_BYTES + i * 8 * STEP_BYTES,
+                                  matrix + (weights[i] + (uint32_t)(step * STEP_BYTES)));
+    };
+    for (int s = 0; s < EXPERT_STAGES; s++) request_weights(s, chain + s * split); /* nearly all experts have rows */
+    wait_for_predecessor();
+    int begin = __ldcg(route.begin + expert), end = __ldcg(route.begin + expert + 1);
+    if (begin == end) wait_all(); /* nothing may arrive after the block has ended */
+    for (int first = begin; first < end; first += EXPERT_COLUMNS) {
+        int n = min(end - first, (int)EXPERT_COLUMNS);
+        uint32_t x[COLUMNS]; /* bytes behind all_x */
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) {
+            int slot = first + min(c * 8 + g, n - 1);
+            x[c] = (uint32_t)((GATE_UP ? __ldcg(route.slot_row + slot) : slot) * ldx) * (uint32_t)sizeof(cuda_bf16);
+        }
+        auto request_x = [&](int stage, int step) {
+            if (step < steps) {
+#pragma unroll
+                for (int c = 0; c < COLUMNS; c++) {
+                    if (c * 8 >= n) break;
+                    request_chunk(to + stage * EXPERT_STAGE_BYTES + (EXPERT_TILE + c * 8) * STEP_BYTES,
+                                  all_x + (x[c] + (uint32_t)(step * STEP_BYTES)), c * 8 + g < n);
+                }
+            }
+            close_group();
+        };
+        float acc[TILES][COLUMNS][4] = {};
+        for (int s = 0; s < EXPERT_STAGES; s++) {
+            if (first > begin) request_weights(s, chain + s * split);
+            request_x(s, chain + s * split);
+        }
+        for (int step = chain, stage = 0; step < steps; step += split) {
+            wait_groups<EXPERT_STAGES - 1>();
+            __syncwarp();
+            const unsigned char *at = own + stage * EXPERT_STAGE_BYTES;
+            uint4 b[COLUMNS];
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) {
+                if (c * 8 >= n) break;
+                b[c] = read_row(at, EXPERT_TILE + c * 8);
+            }
+#pragma unroll
+            for (int t = 0; t < TILES; t++) {
+                uint4 low = read_row(at, t * 16), high = read_row(at, t * 16 + 8);
+#pragma unroll
+                for (int c = 0; c < COLUMNS; c++) {
+                    if (c * 8 >= n) break;
+                    multiply_step(acc[t][c], low, high, b[c]);
+                }
+            }
+            __syncwarp();
+            request_weights(stage, step + EXPERT_STAGES * split);
+            request_x(stage, step + EXPERT_STAGES * split);
+            stage ^= 1;
+        }
+        wait_groups<0>();
+        if (first + EXPERT_COLUMNS >= end) release_successor();
+        __syncthreads(); /* all rings have been read */
+        float *sums = reinterpret_cast<float *>(ring);
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) {
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                    sums[(warp * EXPERT_SUMS + (t * COLUMNS + c) * 4 + k) * 32 + lane] = acc[t][c][k];
+            }
+        }
+        __syncthreads();
+        auto collect_chains = [&](int group, int at) {
+            float sum = 0;
+            for (int s = 0; s < split; s++) sum += sums[(group * split + s) * EXPERT_SUMS * 32 + at];
+            return sum;
+        };
+        const int each = GATE_UP ? EXPERT_SUMS / 2 : EXPERT_SUMS; /* values of a group's lane */
+        for (int i = threadIdx.x; i < groups * each * 32; i += THREADS) {
+            int group = i / (each * 32), value = i / 32 % each, from = i & 31;
+            int c = GATE_UP ? value / 2 % COLUMNS : value / 4 % COLUMNS, t = value / (GATE_UP ? 2 : 4) / COLUMNS;
+            int k = GATE_UP ? value % 2 : value % 4, row = c * 8 + (from & 3) * 2 + (k & 1);
+            int output = (blockIdx.x * groups + group) * OUTS + t * (OUTS / TILES) + (from >> 2) + (k & 2) * 4;
+            if (row >= n || output >= outs) continue;
+            int at = ((t * COLUMNS + c) * 4 + k) * 32 + from;
+            float y = collect_chains(group, at);
+            if constexpr (GATE_UP) {
+                float up = collect_chains(group, at + 2 * 32);
+                store_bf16(f.act_experts + (size_t)(first + row) * f.experts_down.ld + output,
+                           (f.silu ? silu(y) : gelu_tanh(y)) * up);
+            } else {
+                f.y_experts[(size_t)(first + row) * outs + output] = y;
+            }
+        }
+        __syncthreads(); /* the ring is filled again */
+    }
+}
+
+template <bool GATE_UP>
+static void launch_experts(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route) {
+    int steps = (GATE_UP ? f->ldx : f->experts_down.ld) / CUDA_K_STEP, groups = WARPS / product_split(steps);
+    int outs = GATE_UP ? f->expert_intermediate : f->down.out,
+        each = (GATE_UP ? EXPERT_TILE / 2 : EXPERT_TILE) * groups;
+    launch_kernel(l, expert_kernel<GATE_UP>, dim3(ceil_div(outs, each), route->experts), dim3(THREADS),
+                  (size_t)EXPERT_BYTES, *f, *route);
+}
+
+/* Offsets in one expert's matrix are 32 bits. */
+static bool fits(const cuda_feed_forward *f) {
+    size_t gate_up = (size_t)2 * f->expert_intermediate * f->ldx, down = (size_t)f->down.out * f->experts_down.ld;
+    return !f->experts_gate_up.data || (gate_up < (size_t)1 << 30 && down < (size_t)1 << 30);
+}
+
+bool cuda_gate_up_wide(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
+    if (!serves(l, FFN_LEAST_ROWS, rows) || !fits(f)) return false;
+    if (f->gate.data) {
+        dense_work w = {};
+        w.x = f->x_dense;
+        w.steps = f->gate.ld / CUDA_K_STEP;
+        w.ldx = f->ldx;
+        w.rows = rows;
+        w.column_tiles = ceil_div(rows, DENSE_ROWS);
+        w.gate = f->gate.data;
+        w.up = f->up.data;
+        w.act = f->act;
+        w.outs = f->gate.out;
+        w.ld_act = f->down.ld;
+        w.silu = f->silu;
+        launch_dense<128, true>(l, w, ceil_div(w.outs, 64));
+    }
+    if (f->experts_gate_up.data) launch_experts<true>(l, f, route);
+    return true;
+}
+
+bool cuda_down_wide(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
+    if (!serves(l, FFN_LEAST_ROWS, rows) || !fits(f)) return false;
+    if (f->down.data) {
+        cuda_product down = {.w = f->down.data, .y = f->y, .out = f->down.out, .ldy = f->down.out};
+        cuda_products(l, &down, 1, f->down.ld, f->act, f->down.ld, rows, 0);
+    }
+    if (f->experts_down.data) launch_experts<false>(l, f, route);
+    return true;
+}
+
+template <typename KERNEL> static cudaError_t allow(KERNEL kernel, int bytes) {
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+
+cudaError_t cuda_products_wide_prepare(void) {
+    int device = 0, most = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (status != cudaSuccess || most < LEAST_BLOCK_BYTES) return status; /* then they are never launched */
+    status = allow(dense_kernel<64, false>, dense_tile<64>::BYTES);
+    if (status == cudaSuccess) status = allow(dense_kernel<128, false>, dense_tile<128>::BYTES);
+    if (status == cudaSuccess) status = allow(dense_kernel<128, true>, dense_tile<128>::BYTES);
+    if (status == cudaSuccess) status = allow(expert_kernel<true>, EXPERT_BYTES);
+    return status == cudaSuccess ? allow(expert_kernel<false>, EXPERT_BYTES) : status;
+}
