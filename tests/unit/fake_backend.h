@@ -394,6 +394,7 @@ static kakeya_status fake_draft(backend_model *model, backend_draft_request *req
 static backend_ops fake_backend = {
     .name = "fake",
     .stall_ms = 200,
+    .batch = 64,
     .model_create = fake_model_create,
     .model_destroy = fake_model_destroy,
     .model_description = fake_description,

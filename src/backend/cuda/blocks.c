@@ -5,8 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Of the two kinds one is there. */
 typedef struct block {
     void *data;
+    CUmemGenericAllocationHandle granule;
     size_t bytes;
 } block;
 
@@ -15,21 +17,30 @@ struct cuda_blocks {
     block *kept; /* the oldest first */
     size_t n, capacity;
     size_t bytes, most_bytes;
+    CUresult (*release)(CUmemGenericAllocationHandle);
 };
 
-cuda_blocks *cuda_blocks_create(size_t most_bytes) {
+cuda_blocks *cuda_blocks_create(size_t most_bytes, CUresult (*release)(CUmemGenericAllocationHandle)) {
     cuda_blocks *b = calloc(1, sizeof *b);
     if (!b) return NULL;
     b->most_bytes = most_bytes;
+    b->release = release;
     (void)pthread_mutex_init(&b->lock, NULL);
     return b;
+}
+
+static void release(const cuda_blocks *b, const block *kept) {
+    if (kept->data)
+        (void)cudaFree(kept->data);
+    else
+        (void)b->release(kept->granule);
 }
 
 /* With the lock. */
 static size_t trim(cuda_blocks *b, size_t bytes) {
     size_t n = 0, before = b->bytes;
     while (b->bytes > bytes) {
-        (void)cudaFree(b->kept[n].data);
+        release(b, &b->kept[n]);
         b->bytes -= b->kept[n++].bytes;
     }
     b->n -= n;
@@ -52,19 +63,31 @@ void cuda_blocks_destroy(cuda_blocks *b) {
     free(b);
 }
 
-void *cuda_blocks_take(cuda_blocks *b, size_t bytes) {
-    void *data = NULL;
+/* The youngest of the kind. */
+static bool take(cuda_blocks *b, bool granule, size_t bytes, block *out) {
     (void)pthread_mutex_lock(&b->lock);
     size_t i = b->n;
-    while (i > 0 && b->kept[i - 1].bytes != bytes) i--;
+    while (i > 0 && (b->kept[i - 1].bytes != bytes || !b->kept[i - 1].data != granule)) i--;
     if (i > 0) {
-        data = b->kept[i - 1].data;
+        *out = b->kept[i - 1];
         b->bytes -= bytes;
         b->n--;
         memmove(b->kept + i - 1, b->kept + i, (b->n - (i - 1)) * sizeof *b->kept);
     }
     (void)pthread_mutex_unlock(&b->lock);
-    return data;
+    return i > 0;
+}
+
+void *cuda_blocks_take(cuda_blocks *b, size_t bytes) {
+    block found;
+    return take(b, false, bytes, &found) ? found.data : NULL;
+}
+
+bool cuda_blocks_take_granule(cuda_blocks *b, CUmemGenericAllocationHandle *granule, size_t bytes) {
+    block found;
+    if (!take(b, true, bytes, &found)) return false;
+    *granule = found.granule;
+    return true;
 }
 
 /* With the lock: is there a place for one more? */
@@ -78,14 +101,20 @@ static int has_place(cuda_blocks *b) {
     return 1;
 }
 
-void cuda_blocks_give(cuda_blocks *b, void *data, size_t bytes) {
+static void give(cuda_blocks *b, block given) {
     (void)pthread_mutex_lock(&b->lock);
-    int keeps = bytes <= b->most_bytes && has_place(b);
+    int keeps = given.bytes <= b->most_bytes && has_place(b);
     if (keeps) {
-        (void)trim(b, b->most_bytes - bytes);
-        b->kept[b->n++] = (block){data, bytes};
-        b->bytes += bytes;
+        (void)trim(b, b->most_bytes - given.bytes);
+        b->kept[b->n++] = given;
+        b->bytes += given.bytes;
     }
     (void)pthread_mutex_unlock(&b->lock);
-    if (!keeps) (void)cudaFree(data);
+    if (!keeps) release(b, &given);
+}
+
+void cuda_blocks_give(cuda_blocks *b, void *data, size_t bytes) { give(b, (block){.data = data, .bytes = bytes}); }
+
+void cuda_blocks_give_granule(cuda_blocks *b, CUmemGenericAllocationHandle granule, size_t bytes) {
+    give(b, (block){.granule = granule, .bytes = bytes});
 }

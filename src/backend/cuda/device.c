@@ -125,7 +125,7 @@ kakeya_status cuda_device_open(cuda_device *device, int index, kakeya_error *err
                          device->name, properties.major, properties.minor);
     status = cuda_check(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking), "creating a stream", error);
     if (!status) status = find_virtual_memory(device, error);
-    if (!status) device->blocks = cuda_blocks_create(device->total_bytes / KEPT_SHARE);
+    if (!status) device->blocks = cuda_blocks_create(device->total_bytes / KEPT_SHARE, device->memory.release);
     if (!status && !device->blocks) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a device");
     if (status) cuda_device_close(device);
     return status;
@@ -228,7 +228,7 @@ static void *pointer_to(const cuda_extent *e, size_t granule) { return (void *)(
 /* Gives up a share of the memory, and with the last one the memory itself. */
 static void drop_granule(const cuda_extent *e, cuda_granule *granule) {
     CUmemGenericAllocationHandle handle = granule->handle;
-    if (mem_free(granule)) (void)e->device->memory.release(handle);
+    if (mem_free(granule)) cuda_blocks_give_granule(e->device->blocks, handle, e->device->memory.granule_bytes);
 }
 
 static CUresult map_granule(const cuda_extent *e, size_t at, const cuda_granule *granule) {
@@ -278,7 +278,9 @@ static kakeya_status take(const cuda_extent *e, size_t at, cuda_granule **out, k
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: %s needs another %zu bytes and the limit is %zu",
                          mem_tag_name(e->tag), m->granule_bytes, e->account->limit_bytes);
     CUmemAllocationProp properties = allocation_properties(e->device);
-    CUresult status = m->create(&granule->handle, m->granule_bytes, &properties, 0);
+    CUresult status = CUDA_SUCCESS;
+    if (!cuda_blocks_take_granule(e->device->blocks, &granule->handle, m->granule_bytes))
+        status = m->create(&granule->handle, m->granule_bytes, &properties, 0);
     if (status == CUDA_ERROR_OUT_OF_MEMORY && cuda_blocks_trim(e->device->blocks, 0))
         status = m->create(&granule->handle, m->granule_bytes, &properties, 0);
     keep_limit(e->device, e->account);

@@ -308,8 +308,8 @@ static void attend_prompt(cuda_pass *p, const step_op *op, const prompt_part *pa
                                   .chunk_k = kept->has_keys ? s->chunk_k + in_chunk : NULL,
                                   .chunk_v = s->chunk_v + in_chunk,
                                   .ring_capacity = part->cache->t.ring_capacity,
-                                  .ring_k = store->ring.k.data,
-                                  .ring_v = store->ring.v.data};
+                                  .ring_k = store->ring.k,
+                                  .ring_v = store->ring.v};
     } else {
         args.keys = (prompt_keys){.chunk_begin = 0,
                                   .chunk_k = (const cuda_bf16 *)(const void *)extent_data(&store->pages_k),

@@ -19,7 +19,7 @@ _Static_assert((int)CUDA_DECODE_ROWS == (int)BACKEND_MAX_DECODE_ROWS, "kernels.h
 _Static_assert((int)CUDA_MAX_SEGMENTS == (int)BACKEND_MAX_SEGMENTS, "kernels.h repeats the backend's limits");
 
 enum {
-    PROMPT_ROWS_LARGE = 4096, /* rows of a prompt segment on devices with much memory ... */
+    PROMPT_ROWS_LARGE = 4352, /* rows of a prompt segment on devices with much memory ... */
     PROMPT_ROWS_SMALL = 1024, /* ... and on others, ... */
     PICTURE_ROWS = 1152,      /* ... but of models that read pictures, which are never cut */
 };

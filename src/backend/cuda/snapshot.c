@@ -11,9 +11,9 @@ static place place_of(const backend_cache *c, const snapshot_rows *rows) {
     bool ring = c->t.layer[rows->layer].kind == STORE_RING, latent_ring = c->t.latents == STORE_RING;
     switch (rows->part) {
     case SNAPSHOT_LAYER_V:
-        return ring ? (place){s->ring.v.data, c->t.ring_capacity, 0} : (place){extent_data(&s->pages_v), 0, 0};
+        return ring ? (place){s->ring.v, c->t.ring_capacity, 0} : (place){extent_data(&s->pages_v), 0, 0};
     case SNAPSHOT_LAYER_K:
-        return ring ? (place){s->ring.k.data, c->t.ring_capacity, 0} : (place){extent_data(&s->pages_k), 0, 0};
+        return ring ? (place){s->ring.k, c->t.ring_capacity, 0} : (place){extent_data(&s->pages_k), 0, 0};
     case SNAPSHOT_SINK_V:
         return (place){s->sink.v.data, 0, 0};
     case SNAPSHOT_SINK_K:

@@ -1,6 +1,5 @@
 #include "backend/cuda/stores.h"
 
-#include <stddef.h>
 #include <string.h>
 
 /* ------------------------------------------------------------------------------------------------------- sizes */
@@ -36,16 +35,32 @@ static kakeya_status ring_allocate(backend_cache *c, ring_store *ring, mem_tag t
     return status;
 }
 
-/* Rings of `capacity` for all sliding layers; `which`: the one of its three. */
-static kakeya_status rings_allocate(backend_cache *c, size_t which, int capacity, kakeya_error *error) {
-    kakeya_status status = KAKEYA_OK;
-    for (int i = 0; i < layers_of(c) && !status; i++) {
-        ring_store *ring = (ring_store *)(void *)((char *)&c->layer[i] + which);
+/* Rings of `capacity` lie one behind the other. That of the layer, which begins at `*at`; `*at` moves behind it. */
+static ring_place ring_at(const backend_cache *c, const cuda_buffer *rings, int layer, int capacity, size_t *at) {
+    size_t bytes = mem_rounded(cuda_row_bytes(c, layer) * (size_t)capacity);
+    ring_place place = {.v = (char *)rings->data + *at};
+    *at += bytes;
+    if (!c->t.layer[layer].has_keys) return place;
+    place.k = (char *)rings->data + *at;
+    *at += bytes;
+    return place;
+}
+
+/* Rings of `capacity` for all sliding layers: one piece of memory, since a session has 50 of them. */
+static kakeya_status rings_allocate(backend_cache *c, cuda_buffer *rings, int capacity, kakeya_error *error) {
+    size_t bytes = 0;
+    for (int i = 0; i < layers_of(c); i++) {
         if (is_ring(c, i))
-            status = ring_allocate(c, ring, MEM_KV_SLIDING, c->t.layer[i].has_keys,
-                                   cuda_row_bytes(c, i) * (size_t)capacity, error);
+            bytes += (c->t.layer[i].has_keys ? 2 : 1) * mem_rounded(cuda_row_bytes(c, i) * (size_t)capacity);
     }
-    return status;
+    return bytes ? allocate(c, rings, MEM_KV_SLIDING, bytes, error) : KAKEYA_OK;
+}
+
+static void place_rings(backend_cache *c, int capacity) {
+    size_t at = 0;
+    for (int i = 0; i < layers_of(c); i++) {
+        if (is_ring(c, i)) c->layer[i].ring = ring_at(c, &c->rings, i, capacity, &at);
+    }
 }
 
 static mem_tag layer_tag(const backend_cache *c, int layer) {
@@ -184,8 +199,8 @@ static kakeya_status update_view(backend_cache *c, int capacity, kakeya_error *e
         if (l->kind == STORE_NONE) continue;
         bool ring = l->kind == STORE_RING;
         view->layer[i] = (cuda_layer_view){
-            .k = ring ? s->ring.k.data : (void *)extent_data(&s->pages_k),
-            .v = ring ? s->ring.v.data : (void *)extent_data(&s->pages_v),
+            .k = ring ? s->ring.k : (void *)extent_data(&s->pages_k),
+            .v = ring ? s->ring.v : (void *)extent_data(&s->pages_v),
             .sink_k = s->sink.k.data,
             .sink_v = s->sink.v.data,
             .values = l->values,
@@ -223,7 +238,8 @@ kakeya_status cuda_stores_create(backend_cache *c, const backend_cache *from, ka
     sharing s = {c, from};
     kakeya_status status = KAKEYA_OK;
     for (int i = 0; !status && i < layers_of(c); i++) status = create_layer(c, i, error);
-    if (!status) status = rings_allocate(c, offsetof(layer_store, ring), c->t.ring_capacity, error);
+    if (!status) status = rings_allocate(c, &c->rings, c->t.ring_capacity, error);
+    if (!status) place_rings(c, c->t.ring_capacity);
     if (!status && c->t.latents != STORE_NONE) status = create_latents(c, error);
     if (!status && c->t.options.keep_draft_context) status = create_drafter(c, error);
     if (!status && c->t.keeps_backlog)
@@ -239,11 +255,13 @@ void cuda_stores_destroy(backend_cache *c) {
     (void)cudaStreamSynchronize(c->model->device.stream);
     for (int i = 0; i < GEMMA4_MAX_LAYERS; i++) {
         layer_store *s = &c->layer[i];
-        ring_store *rings[] = {&s->ring, &s->grown, &s->kept, &s->sink};
-        for (int r = 0; r < 4; r++) ring_free(rings[r]);
+        ring_free(&s->sink);
         cuda_extent_destroy(&s->pages_k);
         cuda_extent_destroy(&s->pages_v);
     }
+    cuda_buffer_destroy(&c->rings);
+    cuda_buffer_destroy(&c->grown);
+    cuda_buffer_destroy(&c->kept);
     cuda_buffer_destroy(&c->latent.codes);
     cuda_buffer_destroy(&c->latent.scales);
     cuda_extent_destroy(&c->latent.pages_codes);
@@ -257,10 +275,8 @@ void cuda_stores_destroy(backend_cache *c) {
 }
 
 void cuda_stores_trim(backend_cache *c) {
-    for (int i = 0; i < layers_of(c); i++) {
-        ring_free(&c->layer[i].grown);
-        ring_free(&c->layer[i].kept);
-    }
+    cuda_buffer_destroy(&c->grown);
+    cuda_buffer_destroy(&c->kept);
     (void)cover_pages(c, c->t.first_page, c->t.end_page, NULL); /* which only gives back */
 }
 
@@ -280,56 +296,54 @@ kakeya_status cuda_stores_reserve(backend_cache *c, const timeline_step *step, k
     if (step->end_page != c->t.end_page) status = cover_pages(c, c->t.first_page, step->end_page, error);
     if (!status) status = cuda_stores_own(c, error);
     if (!status && step->ring_capacity != c->t.ring_capacity)
-        status = rings_allocate(c, offsetof(layer_store, grown), step->ring_capacity, error);
+        status = rings_allocate(c, &c->grown, step->ring_capacity, error);
     if (!status && step->kept_capacity != step->ring_capacity)
-        status = rings_allocate(c, offsetof(layer_store, kept), step->kept_capacity, error);
+        status = rings_allocate(c, &c->kept, step->kept_capacity, error);
     if (!status && step->set_aside >= 0 && !c->aside.data) status = reserve_aside(c, error);
     return status;
 }
 
 /* Positions from ring to ring, in runs that are contiguous in both. */
-static cudaError_t copy_positions(const backend_cache *c, cuda_buffer *to, int to_capacity, const cuda_buffer *from,
+static cudaError_t copy_positions(const backend_cache *c, void *to, int to_capacity, const void *from,
                                   int from_capacity, size_t row, position_range moved) {
     cudaError_t status = cudaSuccess;
     for (int p = moved.begin; p < moved.end && status == cudaSuccess;) {
         int at = p % to_capacity, source = p % from_capacity, n = moved.end - p;
         if (n > to_capacity - at) n = to_capacity - at;
         if (n > from_capacity - source) n = from_capacity - source;
-        status = cudaMemcpyAsync((char *)to->data + (size_t)at * row, (const char *)from->data + (size_t)source * row,
+        status = cudaMemcpyAsync((char *)to + (size_t)at * row, (const char *)from + (size_t)source * row,
                                  (size_t)n * row, cudaMemcpyDeviceToDevice, c->model->device.stream);
         p += n;
     }
     return status;
 }
 
-/* The reserved rings at offset `which` replace the present ones and take over the rows `moved`. */
-static kakeya_status move_rings(backend_cache *c, size_t which, int capacity, position_range moved,
+/* The `reserved` rings replace the present ones and take over the rows `moved`. */
+static kakeya_status move_rings(backend_cache *c, cuda_buffer *reserved, int capacity, position_range moved,
                                 kakeya_error *error) {
     cudaError_t copied = cudaSuccess;
+    size_t at = 0;
     for (int i = 0; i < layers_of(c) && copied == cudaSuccess; i++) {
         if (!is_ring(c, i)) continue;
-        ring_store *from = &c->layer[i].ring, *to = (ring_store *)(void *)((char *)&c->layer[i] + which);
+        ring_place from = c->layer[i].ring, to = ring_at(c, reserved, i, capacity, &at);
         size_t row = cuda_row_bytes(c, i);
-        copied = copy_positions(c, &to->v, capacity, &from->v, c->t.ring_capacity, row, moved);
-        if (copied == cudaSuccess && c->t.layer[i].has_keys)
-            copied = copy_positions(c, &to->k, capacity, &from->k, c->t.ring_capacity, row, moved);
+        copied = copy_positions(c, to.v, capacity, from.v, c->t.ring_capacity, row, moved);
+        if (copied == cudaSuccess && to.k)
+            copied = copy_positions(c, to.k, capacity, from.k, c->t.ring_capacity, row, moved);
     }
     kakeya_status status = cuda_check(copied, "moving the K/V of sliding layers", error);
     if (!status) status = cuda_finish(&c->model->device, "moving the K/V of sliding layers", error);
-    for (int i = 0; i < layers_of(c); i++) { /* the timeline changes its mind too, whatever the device says */
-        if (!is_ring(c, i)) continue;
-        ring_store *to = (ring_store *)(void *)((char *)&c->layer[i] + which);
-        ring_free(&c->layer[i].ring);
-        c->layer[i].ring = *to;
-        *to = (ring_store){0};
-    }
+    cuda_buffer_destroy(&c->rings); /* the timeline changes its mind too, whatever the device says */
+    c->rings = *reserved;
+    *reserved = (cuda_buffer){0};
+    place_rings(c, capacity);
     return status ? status : update_view(c, capacity, error);
 }
 
 kakeya_status cuda_stores_begin(backend_cache *c, const timeline_step *step, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
     if (step->ring_capacity != c->t.ring_capacity)
-        status = move_rings(c, offsetof(layer_store, grown), step->ring_capacity, step->moved, error);
+        status = move_rings(c, &c->grown, step->ring_capacity, step->moved, error);
     if (!status && step->set_aside >= 0)
         cuda_set_aside(&c->model->launch, c->view.data, layers_of(c), step->set_aside, 0);
     return status;
@@ -347,7 +361,7 @@ kakeya_status cuda_stores_keep(backend_cache *c, const timeline_keep *keep, kake
     if (keep->put_back >= 0) cuda_set_aside(&c->model->launch, c->view.data, layers_of(c), keep->put_back, 1);
     kakeya_status status = c->t.keeps_state && keep->n ? keep_state(c, keep->n, error) : KAKEYA_OK;
     if (status || !keep->ring_capacity) return status;
-    return move_rings(c, offsetof(layer_store, kept), keep->ring_capacity, keep->moved, error);
+    return move_rings(c, &c->kept, keep->ring_capacity, keep->moved, error);
 }
 
 /* -------------------------------------------------------------------------------------------------------- copy */
@@ -367,12 +381,12 @@ kakeya_status cuda_stores_copy(backend_cache *to, const backend_cache *from, kak
     for (int i = 0; i < layers_of(from) && status == cudaSuccess; i++) {
         const layer_store *s = &from->layer[i];
         layer_store *copy = &to->layer[i];
-        status = copy_ring(from, &copy->ring, &s->ring);
-        if (status == cudaSuccess) status = copy_ring(from, &copy->sink, &s->sink);
+        status = copy_ring(from, &copy->sink, &s->sink);
         if (status == cudaSuccess) status = cuda_extent_copy(&copy->pages_v, &s->pages_v);
         if (status == cudaSuccess) status = cuda_extent_copy(&copy->pages_k, &s->pages_k);
     }
     const latent_store *latent = &from->latent;
+    if (status == cudaSuccess) status = copy_buffer(from, &to->rings, &from->rings);
     if (status == cudaSuccess) status = copy_buffer(from, &to->latent.codes, &latent->codes);
     if (status == cudaSuccess) status = copy_buffer(from, &to->latent.scales, &latent->scales);
     if (status == cudaSuccess) status = cuda_extent_copy(&to->latent.pages_codes, &latent->pages_codes);

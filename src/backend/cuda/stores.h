@@ -7,17 +7,21 @@
 #include "backend/cuda/model.h"
 #include "backend/timeline.h"
 
-/* K and V of a ring, [capacity][values] each in bf16; k empty where keys are derived. */
+/* K and V of rows that stay where they are, [rows][values] each; k empty where keys are derived. */
 typedef struct ring_store {
     cuda_buffer k, v;
 } ring_store;
 
+/* Where a layer's K and V lie in the memory of all rings. */
+typedef struct ring_place {
+    void *k, *v;
+} ring_place;
+
 /* Exact K/V of one layer. Rows are [kv_heads][head_dim]. Pages are one range of addresses, of which granules have
  * memory. */
 typedef struct layer_store {
-    ring_store ring;        /* of timeline.ring_capacity */
-    ring_store grown, kept; /* reserved: for the rows of a forward, and for a commit that keeps some of them */
-    ring_store sink;        /* bounded layers: [sink][values] */
+    ring_place ring; /* of timeline.ring_capacity */
+    ring_store sink; /* bounded layers: [sink][values] */
     cuda_extent pages_k, pages_v;
     restore_form form; /* how its evicted positions are decoded */
 } layer_store;
@@ -40,6 +44,8 @@ struct backend_cache {
     timeline t;
     timeline_step step; /* of the forward that is under way */
     layer_store layer[GEMMA4_MAX_LAYERS];
+    cuda_buffer rings;       /* of all sliding layers, of timeline.ring_capacity */
+    cuda_buffer grown, kept; /* reserved: for the rows of a forward, and for a commit that keeps some of them */
     latent_store latent;
     ring_store draft[DFLASH_MAX_LAYERS]; /* keys after k_norm and RoPE */
     cuda_buffer backlog; /* float [KV_BACKLOG][taps * hidden]: aux rows of [draft_length, length) and of pending rows */
