@@ -139,7 +139,13 @@ void cuda_gate_up(const cuda_launch *l, const cuda_feed_forward *f, const cuda_r
 }
 
 void cuda_down(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
-    if (!cuda_down_wide(l, f, route, rows)) run_ffn<bf16_form, false>(l, f, route, rows);
+    if (!cuda_experts_down_wide(l, f, route, rows)) {
+        run_ffn<bf16_form, false>(l, f, route, rows);
+        return;
+    }
+    if (!f->down.data) return;
+    const cuda_product dense = {.w = f->down.data, .y = f->y, .out = f->down.out, .ldy = f->down.out};
+    cuda_products(l, &dense, 1, f->down.ld, f->act, f->down.ld, rows, 0);
 }
 
 /* ------------------------------------------------------------------------------------------- the greedy choice

@@ -403,12 +403,8 @@ bool cuda_gate_up_wide(const cuda_launch *l, const cuda_feed_forward *f, const c
     return true;
 }
 
-bool cuda_down_wide(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
+bool cuda_experts_down_wide(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
     if (!serves(l, FFN_LEAST_ROWS, rows) || !fits(f)) return false;
-    if (f->down.data) {
-        cuda_product down = {.w = f->down.data, .y = f->y, .out = f->down.out, .ldy = f->down.out};
-        cuda_products(l, &down, 1, f->down.ld, f->act, f->down.ld, rows, 0);
-    }
     if (f->experts_down.data) launch_experts<false>(l, f, route);
     return true;
 }

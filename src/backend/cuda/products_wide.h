@@ -18,11 +18,11 @@ __host__ __device__
     return steps >= 64 ? 8 : steps >= 32 ? 4 : steps >= 16 ? 2 : 1;
 }
 
-/* As cuda_products, cuda_gate_up and cuda_down. False: this device, or so few rows, are not served. */
+/* As cuda_products, cuda_gate_up, and the experts of cuda_down. False: this device, or so few rows, are not served. */
 bool cuda_products_wide(const cuda_launch *l, const cuda_product *products, int n, int in, const cuda_bf16 *x, int ldx,
                         int rows, float cap);
 bool cuda_gate_up_wide(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows);
-bool cuda_down_wide(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows);
+bool cuda_experts_down_wide(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows);
 /* Once per device, before the first launch. */
 cudaError_t cuda_products_wide_prepare(void);
 
