@@ -238,7 +238,7 @@ fails_with "a context that does not fit" "--context-frontiers: 8192" bench --con
 # --- bench --sessions
 # A short run leaves what is measured to test_bench.
 if ! short_sweeps; then
-    counts=1,2,65 contexts=0,40
+    counts=1,2,257 contexts=0,40
     works "bench --sessions works" bench --sessions "$counts" --context-frontiers "$contexts" --prompt-tokens 64 --decode-tokens 2 \
         --repeats 1 --stall-ms 1 --attention restored --csv "$WORK/sessions.csv" --json
     json_holds "every number of sessions at every context, alone and beside a prompt" '
@@ -252,8 +252,8 @@ if ! short_sweeps; then
         (.rows | map(select(.what == "beside_prompt")) |
             all(.tokens_per_second > 0 and .prompt_against_alone > 0 and .prompt_rows == 32 and .steps == 2)) and
         (.rows | map(select(.what == "prompt")) | all(.prompt_tokens_per_second > 0 and .tokens_per_second == null))'
-    json_holds "65 sessions take two forwards" \
-        '.rows | map(select(.what == "decode" and .sessions == 65)) | all(.forwards == 2 * .steps)'
+    json_holds "257 sessions take two forwards" \
+        '.rows | map(select(.what == "decode" and .sessions == 257)) | all(.forwards == 2 * .steps)'
     check "the CSV file has a header and the rows" test "$(wc -l <"$WORK/sessions.csv")" -eq $((1 + $(jq '.rows | length' "$WORK/out")))
     works "bench --sessions prints a table" bench --sessions 2 --context-frontiers 8 --prompt-tokens 16 --decode-tokens 1 \
         --repeats 1 --model "$tiny" --drafter none

@@ -212,8 +212,8 @@ enum { VALUES = sizeof values / sizeof *values };
 static const char *const expressions[] = {"(\\w+@\\w+\\.(com|org)[,;] ?){1,20}", "(ab|\"[^\"]*\")+", "[^a]*a?"};
 static const char *const rules[] = {
     "root ::= (item \", \"?)+\nitem ::= \"\\\"\" [a-z]* \"\\\"\" | \"a\" item \"b\" | [0-9]+",
-    "root ::= \"{\" (\"\\\"\" key \"\\\":\" value \",\"?)* \"}\"\nkey ::= [ab]+\nvalue ::= "
-    "[0-9]{1,3} | \"\\\"\" key \"\\\"\"",
+    ("root ::= \"{\" (\"\\\"\" key \"\\\":\" value \",\"?)* \"}\"\nkey ::= [ab]+\nvalue ::= "
+     "[0-9]{1,3} | \"\\\"\" key \"\\\"\""),
     "root ::= \"[\" (\" \" | item){170,400} \"]\"\nitem ::= \"a\" item \"b\" | \"a\"",
 };
 
