@@ -123,10 +123,10 @@ static void put_extra_keys(text_buffer *out, const kv_block_event *event) {
             continue;
         }
         put_list(out, pictures + salts);
-        for (const kv_picture *p = event->pictures + from; p < event->pictures + from + pictures; p++) {
+        for (size_t k = from; k < from + pictures; k++) {
             put_list(out, 2);
-            put_text(out, p->digest);
-            put_signed(out, (int64_t)p->begin - (int64_t)begin);
+            put_text(out, event->pictures[k].digest);
+            put_signed(out, (int64_t)event->pictures[k].begin - (int64_t)begin);
         }
         if (salts) put_clients_text(out, event->salt);
     }
