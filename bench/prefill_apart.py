@@ -142,6 +142,8 @@ def main():
     command += ["--synthetic", wanted.synthetic, "--context", str(wanted.prompt_tokens + 4096)] if wanted.synthetic else []
     command += ["--model", wanted.model] if wanted.model else []
     devices = wanted.devices.split(",") if wanted.devices else []
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):  # numbers count what this process sees
+        devices = [visible.split(",")[int(d)] for d in devices]
     where = [{"CUDA_VISIBLE_DEVICES": d} for d in (devices[0], devices[-1])] if devices else [{}, {}]
     servers = [Server(*command, *options, threads=wanted.threads, environment=w) for w in where]
     decoder, prefiller = servers

@@ -570,7 +570,8 @@ typedef size_t (*kakeya_read_fn)(void *user, void *data, size_t bytes);
 
 /* Writes the whole state of a session as a stream of kakeya_session_save_bytes bytes: tokens, K/V memory, and whatever
  * is needed to continue with the same tokens, in this process or another. No second copy is held in memory. While a
- * callback writes or reads bytes, the engine's other sessions wait; it must not use them. */
+ * callback writes or reads bytes, the engine's other sessions wait; it must not use them. Between two calls of it they
+ * go on, after a sixth of max_stall_ms at the latest. */
 KAKEYA_API kakeya_status kakeya_session_save(const kakeya_session *session, kakeya_write_fn write, void *user,
                                              kakeya_error *error);
 KAKEYA_API uint64_t kakeya_session_save_bytes(const kakeya_session *session);

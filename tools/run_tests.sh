@@ -73,7 +73,7 @@ if run_step "sanitizer build" tools/build.sh "$sanitized" "$targets" $options -D
 fi
 
 echo "== ThreadSanitizer"
-threaded="test_threads test_concurrency test_cancel test_scheduler" served=""
+threaded="test_threads test_concurrency test_turns test_cancel test_scheduler" served=""
 [ ! -x "$build/tools/grpc_server" ] || served=grpc_server
 if run_step "thread sanitizer build" tools/build.sh build-threads "kakeya_cli $served $threaded" -DKAKEYA_TESTS=ON \
     -DKAKEYA_CUDA=OFF -DKAKEYA_MLX=OFF -DKAKEYA_THREAD_SANITIZE=ON; then

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include "backend/measure.h"
+#include "base/clock.h"
 #include "base/hash.h"
 #include "session/image_rows.h"
 
@@ -31,19 +32,28 @@ kakeya_status engine_create(size_t memory_limit_bytes, kakeya_engine **out, kake
     return KAKEYA_OK;
 }
 
+/* Behind those that wait already. Needs the mutex. */
+static void wait_for_turn(engine_turn *turn) {
+    unsigned long mine = turn->waited++;
+    while (turn->held || turn->served != mine) pthread_cond_wait(&turn->next[mine % ENGINE_TURN_PLACES], &turn->mutex);
+    turn->served++;
+    turn->passed = false;
+}
+
+/* Needs the mutex. */
+static void give_turn(engine_turn *turn) {
+    turn->held = false;
+    if (turn->waited != turn->served) pthread_cond_broadcast(&turn->next[turn->served % ENGINE_TURN_PLACES]);
+}
+
 void engine_turn_begin(kakeya_engine *engine) {
     engine_turn *turn = &engine->turn;
     pthread_mutex_lock(&turn->mutex);
     bool others = turn->waited != turn->served;
-    if (turn->held || (others && turn->passed)) {
-        unsigned long mine = turn->waited++;
-        while (turn->held || turn->served != mine)
-            pthread_cond_wait(&turn->next[mine % ENGINE_TURN_PLACES], &turn->mutex);
-        turn->served++;
-        turn->passed = false;
-    } else if (others) {
+    if (turn->held || (others && turn->passed))
+        wait_for_turn(turn);
+    else if (others)
         turn->passed = true;
-    }
     turn->held = true;
     pthread_mutex_unlock(&turn->mutex);
 }
@@ -51,9 +61,24 @@ void engine_turn_begin(kakeya_engine *engine) {
 void engine_turn_end(kakeya_engine *engine) {
     engine_turn *turn = &engine->turn;
     pthread_mutex_lock(&turn->mutex);
-    turn->held = false;
-    if (turn->waited != turn->served) pthread_cond_broadcast(&turn->next[turn->served % ENGINE_TURN_PLACES]);
+    give_turn(turn);
     pthread_mutex_unlock(&turn->mutex);
+}
+
+/* A step takes the turn twice, so that two of these pieces can stand between two forwards. */
+enum { PIECES_OF_A_STALL = 6 };
+
+void engine_turn_share(kakeya_engine *engine, double *since) {
+    if (clock_seconds() - *since < engine->max_stall_ms / (1000.0 * PIECES_OF_A_STALL)) return;
+    engine_turn *turn = &engine->turn;
+    pthread_mutex_lock(&turn->mutex);
+    if (turn->waited != turn->served) {
+        give_turn(turn);
+        wait_for_turn(turn);
+        turn->held = true;
+    }
+    pthread_mutex_unlock(&turn->mutex);
+    *since = clock_seconds();
 }
 
 /* ----------------------------------------------------------------------------------------------- fingerprint

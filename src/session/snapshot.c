@@ -14,6 +14,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "base/clock.h"
 #include "base/files.h"
 #include "base/hash.h"
 #include "session/park.h"
@@ -30,6 +31,8 @@ typedef struct writer {
     uint64_t at;
     bool failed;
     XXH3_state_t hash;
+    kakeya_engine *engine; /* whose turn is held since `since`; NULL: it is not */
+    double since;
 } writer;
 
 static void write_bytes(writer *w, const void *bytes, size_t n) {
@@ -72,6 +75,8 @@ typedef struct reader {
     uint64_t version; /* 0: not read yet, both checksums are kept */
     hash_stream old_hash;
     XXH3_state_t hash;
+    kakeya_engine *engine; /* whose turn is held since `since` */
+    double since;
 } reader;
 
 static uint64_t checksum_of(const reader *r) {
@@ -149,9 +154,11 @@ static kakeya_status write_failed(const writer *w, kakeya_error *error) {
     return error_set(error, KAKEYA_IO, "session data: the writer takes no more at byte %" PRIu64, w->at);
 }
 
-/* The backend's bytes: as many as it has announced. */
+/* The backend's bytes: as many as it has announced. Between two pieces others may compute: nobody else uses the
+ * session, and what it shares with forks is never written. */
 static kakeya_status write_state_bytes(void *user, const void *data, size_t bytes, kakeya_error *error) {
     writer *w = user;
+    if (w->engine) engine_turn_share(w->engine, &w->since);
     write_bytes(w, data, bytes);
     return w->failed ? write_failed(w, error) : KAKEYA_OK;
 }
@@ -167,7 +174,10 @@ static kakeya_status save_cache(const kakeya_session *session, const backend_cac
                                 kakeya_error *error) {
     if (session->parked) return park_copy(session, write_state_bytes, w, error);
     engine_turn_begin(session->engine);
+    w->engine = session->engine;
+    w->since = clock_seconds();
     kakeya_status status = session->timeline.ops->cache_snapshot(cache, write_state_bytes, w, error);
+    w->engine = NULL;
     engine_turn_end(session->engine);
     return status;
 }
@@ -338,8 +348,10 @@ static kakeya_status read_tokens(kakeya_session *session, reader *r, contents *c
     return KAKEYA_OK;
 }
 
+/* Between two pieces others may compute: nobody else knows the cache that they go to. */
 static kakeya_status read_state_bytes(void *user, void *data, size_t bytes, kakeya_error *error) {
     reader *r = user;
+    engine_turn_share(r->engine, &r->since);
     read_bytes(r, data, bytes);
     return r->ended ? cut_off(r, error) : KAKEYA_OK;
 }
@@ -349,6 +361,8 @@ static kakeya_status read_cache(kakeya_session *session, reader *r, contents *c,
     const decode_timeline *t = &session->timeline;
     uint64_t begin = r->at;
     engine_turn_begin(session->engine);
+    r->engine = session->engine;
+    r->since = clock_seconds();
     session_begin(session);
     kakeya_status status = t->ops->cache_create(t->model, &session->cache_options, &c->cache, error);
     if (status == KAKEYA_OK) status = t->ops->cache_restore(c->cache, read_state_bytes, r, error);

@@ -15,7 +15,7 @@
 #include "base/exp_weight.h"
 #include "base/random.h"
 
-enum { FAKE_ORDER = 3, FAKE_VOCAB = 64, FAKE_CHUNK = 48 };
+enum { FAKE_ORDER = 3, FAKE_VOCAB = 64, FAKE_CHUNK = 48, FAKE_PIECE = 32 };
 
 enum fake_verb {
     FAKE_FORWARD = 0,
@@ -337,7 +337,10 @@ static kakeya_status fake_snapshot(const backend_cache *cache, backend_write_fn 
     size_t length = (size_t)cache->length;
     kakeya_status status = fake_fails(cache->model->script, FAKE_SNAPSHOT, "cache_snapshot", error);
     if (status == KAKEYA_OK) status = write(user, &cache->length, 4, error);
-    if (status == KAKEYA_OK) status = write(user, cache->tokens, length * 4, error);
+    for (size_t at = 0, n; at < length && status == KAKEYA_OK; at += n) {
+        n = length - at < FAKE_PIECE ? length - at : FAKE_PIECE;
+        status = write(user, cache->tokens + at, n * 4, error);
+    }
     return status == KAKEYA_OK ? write(user, cache->kinds, length, error) : status;
 }
 
@@ -347,7 +350,10 @@ static kakeya_status fake_restore(backend_cache *cache, backend_read_fn read, vo
     if (status == KAKEYA_OK) status = read(user, &length, 4, error);
     if (status == KAKEYA_OK && (length < 0 || length > cache->options.context_tokens))
         return error_set(error, KAKEYA_FORMAT, "restore: %d positions", length);
-    if (status == KAKEYA_OK) status = read(user, cache->tokens, (size_t)length * 4, error);
+    for (int at = 0, n; at < length && status == KAKEYA_OK; at += n) {
+        n = length - at < FAKE_PIECE ? length - at : FAKE_PIECE;
+        status = read(user, cache->tokens + at, (size_t)n * 4, error);
+    }
     if (status == KAKEYA_OK) status = read(user, cache->kinds, (size_t)length, error);
     if (status == KAKEYA_OK) cache->length = length;
     return status;

@@ -85,6 +85,7 @@ static kakeya_engine *open_engine(const char *model, const char *drafter, const 
     options.backend = "cpu";
     options.cpu_isa = isa;
     options.threads = 2;
+    options.max_stall_ms = 1; /* snapshots in the smallest pieces */
     assert_ok(kakeya_engine_open(&options, &engine, &error));
     return engine;
 }
