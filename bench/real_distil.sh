@@ -1,14 +1,15 @@
 #!/bin/sh
-# What restoring is worth on a public model, Gemma 3 270M, by rank: trains an f_theta of each rank on texts of Debian packages, by closed
-# form and distilled, and measures dropping and all of them on 24 unseen sequences of four kinds. For a machine with a GPU. It has not been
-# run: a CPU takes hours for it.
+# What restoring is worth on a public model, Gemma 3 270M, by rank: trains f_thetas on texts of Debian packages, by closed form and
+# distilled from there, and measures dropping and all of them on 24 unseen sequences of four kinds. For a machine with a GPU.
 # usage: bench/real_distil.sh OUT [kakeya]
-# environment: BACKEND (cuda), RANKS (128 256 512), STEPS (1000), TOKENS (1200000), KAKEYA_CACHE (the model's folder)
+# environment: BACKEND (cuda), RANKS (512 256 128; the first is twice the second, and so on), STEPS (600), TOKENS (6000000),
+# CLOSED_TOKENS (3000000), KAKEYA_CACHE (the model's folder)
 set -eu
 
 out=${1:?usage: bench/real_distil.sh OUT [kakeya]}
 kakeya=${2:-build/kakeya}
 backend=${BACKEND:-cuda}
+ranks=${RANKS:-512 256 128}
 cd "$(dirname "$0")/.."
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
@@ -16,21 +17,35 @@ model=$(tools/real_model.sh quiet)
 tools/study_texts.py "$out/texts"
 set --
 for piece in "$out"/texts/pieces/*.txt; do set -- "$@" --text "$piece"; done
+precision=
+[ "$backend" = cuda ] || precision="--precision f32"
 
 measure() { # name, policies, options...: one line of the table
     name=$1
     policies=$2
     shift 2
-    "$kakeya" eval fidelity --model "$model" --backend "$backend" --precision f32 --prompt-length 600 --score-tokens 64 \
+    # shellcheck disable=SC2086
+    "$kakeya" eval fidelity --model "$model" --backend "$backend" $precision --drafter none --prompt-length 600 --score-tokens 64 \
         --policies "$policies" --report "$out/$name.json" "$@" >"$out/$name.txt"
     jq -r --arg name "$name" '.summary.arms[] | [$name, .policy, .perplexity, .kl_from_native, .top1_agreement] | @tsv' "$out/$name.json"
 }
 
-measure dropped native,sink-window "$@"
-for rank in ${RANKS:-128 256 512}; do
+train() { # options...
+    "$kakeya" train f-theta --model "$model" --backend "$backend" --sequence 1536 --held-out 6 --even-if-worse "$@" "$out"/texts/train/*.txt
+}
+
+measure dropped native,sink-window --f-theta none "$@"
+first=${ranks%% *}
+[ -e "$out/closed/f_theta_config.json" ] ||
+    train --closed-form --rank "$first" --ranks "$(echo "$ranks" | wc -w)" --tokens "${CLOSED_TOKENS:-3000000}" --metric-tokens 16000 \
+        --out "$out/closed"
+for rank in $ranks; do
+    start=$out/closed/rank-$rank rate=0.0004
+    [ "$rank" != "$first" ] || start=$out/closed
+    [ "$rank" -lt 512 ] || rate=0.0002
+    measure "closed-$rank" native,sink-window,restored,restored-all --f-theta "$start" "$@"
     [ -e "$out/rank-$rank/f_theta_config.json" ] ||
-        "$kakeya" train f-theta --model "$model" --backend "$backend" --distill --rank "$rank" --tokens "${TOKENS:-1200000}" \
-            --steps "${STEPS:-1000}" --rate 0.0003 --needles 0 --even-if-worse --out "$out/rank-$rank" "$out"/texts/train/*.txt
-    measure "closed-$rank" native,sink-window,restored,restored-all --f-theta "$out/rank-$rank/start" "$@"
+        train --distill --init-from "$start" --batch 8 --segments 4 --rows 128 --needles 0 --tokens "${TOKENS:-6000000}" \
+            --steps "${STEPS:-600}" --warm-up "$((${STEPS:-600} / 10))" --rate $rate --out "$out/rank-$rank"
     measure "distilled-$rank" native,sink-window,restored,restored-all --f-theta "$out/rank-$rank" "$@"
 done

@@ -3,8 +3,9 @@
 
 usage: tools/study_texts.py DIR
 
-DIR/train gets prose, documentation and code (debian-handbook, python3.11-doc, Python's own library), DIR/test four kinds by other
-authors: prose (developers-reference), short articles (dict-jargon), code (docutils), German (developers-reference-de).
+DIR/train gets prose, documentation and code (debian-handbook, anarchism, python3.11-doc, git-doc, postgresql-doc-15, Python's own library,
+Django, NetworkX), DIR/test four kinds by other authors: prose (developers-reference), short articles (dict-jargon), code (docutils), German
+(developers-reference-de), a language that is not in DIR/train.
 DIR/pieces has six pieces of each of the four, a sequence each for `kakeya eval fidelity`. Packages are downloaded with apt-get and unpacked
 there; nothing is installed, and what is there already is kept.
 """
@@ -15,8 +16,9 @@ import re
 import subprocess
 import sys
 
-PACKAGES = ["debian-handbook", "python3.11-doc", "libpython3.11-stdlib", "libpython3.11-minimal", "developers-reference",
-            "developers-reference-de", "dict-jargon", "python3-docutils"]
+PACKAGES = ["debian-handbook", "anarchism", "python3.11-doc", "git-doc", "postgresql-doc-15", "libpython3.11-stdlib",
+            "libpython3.11-minimal", "python3-django", "python3-networkx", "developers-reference", "developers-reference-de",
+            "dict-jargon", "python3-docutils"]
 TAGS_WITH_A_LINE = {"p", "div", "li", "dt", "dd", "h1", "h2", "h3", "h4", "h5", "pre", "tr", "br", "table", "section"}
 TAGS_LEFT_OUT = {"script", "style", "head", "nav", "footer", "form", "svg"}
 SMALLEST = 3000  # bytes of a file: shorter ones are menus
@@ -116,6 +118,18 @@ def main():
             if not path.is_file():  # a link into a package that is not here
                 continue
             write(folder, "train", f"library-{path.stem}.txt", path.read_text(encoding="utf-8", errors="replace"))
+
+    write_pages(folder, "train", "anarchism", (package["anarchism"] / "share/doc/anarchism/html").glob("sec*.html"))
+    write_pages(folder, "train", "postgresql", package["postgresql-doc-15"].rglob("*.html"), join=8)
+    for path in sorted((package["git-doc"] / "share/doc/git-doc").rglob("*.txt")):
+        if path.parent.name != "RelNotes":  # hundreds of short notes of one form
+            write(folder, "train", f"git-{path.stem}.txt", path.read_text(encoding="utf-8", errors="replace"))
+    for name in ("django", "networkx"):
+        top = package[f"python3-{name}"] / "lib/python3/dist-packages" / name
+        for path in sorted(top.rglob("*.py")):
+            if not {"locale", "tests"} & set(path.parts):  # lists of translated words; one test is like another
+                write(folder, "train", f"{name}-{'-'.join(path.relative_to(top).with_suffix('').parts)}.txt",
+                      path.read_text(encoding="utf-8", errors="replace"))
 
     for name, kind in (("developers-reference", "prose"), ("developers-reference-de", "german")):
         pages = [p for p in package[name].rglob("*.html") if "de.html" not in p.name or name.endswith("-de")]

@@ -626,7 +626,7 @@ static kakeya_status train(train_command *c, kakeya_error *error) {
     train_report report = {.rank = ranks, .argc = 3, .argv = words};
     static const char *const states[] = {state_name, distill_name, NULL};
     static const char *const others[] = {held_name,          TRAIN_REPORT_NAME, start_name, candidate_name,
-                                         TRAIN_WEIGHTS_NAME, "rank-*",          NULL};
+                                         TRAIN_WEIGHTS_NAME, TRAIN_SIZES_NAME,  "rank-*",   NULL};
     static const train_files own = {"an f_theta", TRAIN_CONFIG_NAME, states, others};
     double begun = clock_seconds();
     kakeya_status status = train_check_out(c->out, &own, error);

@@ -193,7 +193,7 @@ void train_report_choose(train_report *r) {
 }
 
 void train_report_drop(const char *directory) {
-    static const char *const names[] = {TRAIN_CONFIG_NAME, TRAIN_WEIGHTS_NAME, TRAIN_REPORT_NAME};
+    static const char *const names[] = {TRAIN_CONFIG_NAME, TRAIN_WEIGHTS_NAME, TRAIN_SIZES_NAME, TRAIN_REPORT_NAME};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char *path = path_join(directory, names[i]);
         if (path) unlink(path);
@@ -204,13 +204,13 @@ void train_report_drop(const char *directory) {
 
 /* The weights first: without its configuration a directory is no f_theta. */
 static kakeya_status move_f_theta(const char *from, const char *to, kakeya_error *error) {
-    static const char *const names[] = {TRAIN_WEIGHTS_NAME, TRAIN_CONFIG_NAME};
+    static const char *const names[] = {TRAIN_WEIGHTS_NAME, TRAIN_SIZES_NAME, TRAIN_CONFIG_NAME};
     kakeya_status status = KAKEYA_OK;
     for (size_t i = 0; i < sizeof names / sizeof names[0] && !status; i++) {
         char *old = path_join(from, names[i]), *new = path_join(to, names[i]);
         if (!old || !new)
             status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", to);
-        else if (rename(old, new))
+        else if (rename(old, new) && strcmp(names[i], TRAIN_SIZES_NAME) != 0) /* which not every training has */
             status = error_set(error, KAKEYA_IO, "%s: cannot be moved to %s: %s", old, new, strerror(errno));
         free(old);
         free(new);

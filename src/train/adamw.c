@@ -6,7 +6,7 @@ enum { BLOCK = 1 << 14, PARTS = 256 /* of a gradient, whose squares are added up
 
 typedef struct adamw_work {
     const adamw_options *o;
-    const float *gradient;
+    const float *gradient, *unit;
     float *weights, *first, *second;
     double scale, rate, correction[2]; /* 1 - beta^step */
 } adamw_work;
@@ -22,7 +22,8 @@ static void update(void *context, size_t begin, size_t end, int thread) {
         w->first[i] = (float)m;
         w->second[i] = (float)v;
         x -= w->rate * w->o->decay * x;
-        x -= w->rate * (m / w->correction[0]) / (sqrt(v / w->correction[1]) + w->o->eps);
+        double unit = w->unit ? (double)w->unit[i] : 1;
+        x -= unit * w->rate * (m / w->correction[0]) / (sqrt(v / w->correction[1]) + w->o->eps);
         w->weights[i] = (float)x;
     }
 }
@@ -57,9 +58,10 @@ double adamw_length(thread_pool *pool, const float *gradient, size_t n) {
 }
 
 void adamw_step(thread_pool *pool, const adamw_options *o, double rate, int step, double length, const float *gradient,
-                size_t n, float *weights, float *first, float *second) {
+                const float *unit, size_t n, float *weights, float *first, float *second) {
     adamw_work work = {.o = o,
                        .gradient = gradient,
+                       .unit = unit,
                        .weights = weights,
                        .first = first,
                        .second = second,

@@ -16,9 +16,10 @@ typedef struct adamw_options {
 /* Of a gradient; no number where one of its values is none. The same bits for any number of threads. */
 double adamw_length(thread_pool *pool, const float *gradient, size_t n);
 /* Step `step` (from 1 on) of n weights: first and second are zeros before the first one. `length` is the gradient's.
- * The same bits for any number of threads. */
+ * Weight i is counted in units of unit[i], and so must its gradient be; NULL: 1. The same bits for any number of
+ * threads. */
 void adamw_step(thread_pool *pool, const adamw_options *o, double rate, int step, double length, const float *gradient,
-                size_t n, float *weights, float *first, float *second);
+                const float *unit, size_t n, float *weights, float *first, float *second);
 
 /* Of step `step` of `steps`: a straight line to the peak over `warm_up` steps, then half a cosine down to a hundredth
  * of it; or the peak throughout. */

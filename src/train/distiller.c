@@ -17,6 +17,8 @@ struct distiller {
     backend_student *student;
     thread_pool *pool;
     float *weights, *gradient, *moment[2]; /* [layout.n]; the second moment lies behind the first */
+    float *unit;                           /* [layout.n] of each weight, or NULL: 1 */
+    fit_weights sizes;                     /* they alone: those of the start */
     train_passes passes;                   /* through the sequences that are long enough */
     int done;
 };
@@ -56,7 +58,41 @@ size_t distiller_bytes(kakeya_engine *engine, const distiller_options *options) 
     const backend_train_ops *ops = backend_train_find(engine->ops);
     student_options s = student_of(options);
     size_t n = student_layout_of(&options->config, &engine->verifier->config).n;
-    return 4 * n * sizeof(float) + (ops && ops->student_bytes ? ops->student_bytes(engine->model, &s) : 0);
+    return 5 * n * sizeof(float) + (ops && ops->student_bytes ? ops->student_bytes(engine->model, &s) : 0);
+}
+
+static size_t decoder_values(const distiller *d, int layer, int half) {
+    const f_theta_config *f = &d->o.config;
+    return (size_t)(f->kv_heads[layer] * f->head_dim[layer]) * (size_t)(half ? f->rank_v : f->rank_k);
+}
+
+static void copy_sizes(const f_theta_config *f, const fit_weights *from, fit_weights *to) {
+    memcpy(to->input_size, from->input_size, (size_t)f_theta_encoder_in(f) * sizeof *to->input_size);
+    memcpy(to->value_size, from->value_size, (size_t)f->layers * sizeof *to->value_size);
+}
+
+/* Steps are as long in all weights as if inputs and values had unit variance: Adam's are of one length, however much a
+ * weight's input or output counts. */
+static kakeya_status make_units(distiller *d, const fit_weights *start, kakeya_error *error) {
+    if (!start->input_size || !start->value_size) return KAKEYA_OK;
+    size_t inputs = (size_t)f_theta_encoder_in(&d->o.config);
+    d->unit = malloc(d->layout.n * sizeof *d->unit);
+    if (!d->unit || !fit_weights_create_sizes(&d->o.config, &d->sizes))
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
+    copy_sizes(&d->o.config, start, &d->sizes);
+    for (size_t i = 0; i < d->layout.n; i++) d->unit[i] = 1;
+    for (int half = 0; half < 2; half++) {
+        size_t values = (size_t)(half ? d->o.config.rank_v : d->o.config.rank_k) * inputs;
+        float *unit = d->unit + d->layout.encoder[half];
+        for (size_t i = 0; i < values && d->layout.encoder_there[half]; i++)
+            unit[i] = 1 / d->sizes.input_size[i % inputs];
+    }
+    for (int i = 0; i < d->o.config.layers; i++) {
+        float *unit = d->unit + d->layout.decoder[1][i];
+        for (size_t k = 0; k < decoder_values(d, i, 1) && d->layout.decoder_there[i]; k++)
+            unit[k] = d->sizes.value_size[i];
+    }
+    return KAKEYA_OK;
 }
 
 static kakeya_status find_usable(distiller *d, kakeya_error *error) {
@@ -70,11 +106,6 @@ static kakeya_status find_usable(distiller *d, kakeya_error *error) {
     return error_set(error, KAKEYA_INVALID_ARGUMENT,
                      "the data are too short: none of %zu sequences has the %d tokens that distillation needs",
                      d->data->n, least);
-}
-
-static size_t decoder_values(const distiller *d, int layer, int half) {
-    const f_theta_config *f = &d->o.config;
-    return (size_t)(f->kv_heads[layer] * f->head_dim[layer]) * (size_t)(half ? f->rank_v : f->rank_k);
 }
 
 /* Between the optimiser's array and matrices of their own. */
@@ -121,6 +152,7 @@ kakeya_status distiller_create(kakeya_engine *engine, const distiller_options *o
     if (!d->weights || !d->gradient || !d->moment[0])
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: distillation needs %zu bytes", 4 * bytes);
     if (!status) status = find_usable(d, error);
+    if (!status) status = make_units(d, start, error);
     if (!status) status = thread_pool_create(d->o.threads, &d->pool, error);
     student_options student = student_of(&d->o);
     engine_turn_begin(engine);
@@ -142,6 +174,8 @@ void distiller_destroy(distiller *d) {
     free(d->weights);
     free(d->gradient);
     free(d->moment[0]);
+    free(d->unit);
+    fit_weights_free(&d->sizes);
     train_passes_free(&d->passes);
     free(d);
 }
@@ -149,11 +183,13 @@ void distiller_destroy(distiller *d) {
 int distiller_done(const distiller *d) { return d->done; }
 
 kakeya_status distiller_weights(const distiller *d, fit_weights *out, kakeya_error *error) {
-    if (!fit_weights_create(&d->o.config, out)) {
+    bool complete = fit_weights_create(&d->o.config, out) && (!d->unit || fit_weights_create_sizes(&d->o.config, out));
+    if (!complete) {
         fit_weights_free(out);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the weights of an f_theta");
     }
     copy_weights(d, out, true);
+    if (d->unit) copy_sizes(&d->o.config, &d->sizes, out);
     return KAKEYA_OK;
 }
 
@@ -255,12 +291,13 @@ kakeya_status distiller_step(distiller *d, bool (*interrupted)(void *user), void
         status = together ? learn_batch(d, first, out, error) : learn_sequence(d, first + (uint64_t)i, out, error);
     }
     if (status) return status;
+    for (size_t i = 0; i < d->layout.n && d->unit; i++) d->gradient[i] *= d->unit[i];
     out->gradient = adamw_length(d->pool, d->gradient, d->layout.n);
     if (!isfinite(out->lost.loss) || !isfinite(out->gradient))
         return error_set(error, KAKEYA_FORMAT, "step %d: the loss is not a number; use a smaller --rate", step);
     double rate = adamw_rate(d->o.constant, d->o.rate, d->o.warm_up, step, d->o.steps);
-    adamw_step(d->pool, &d->o.adamw, rate, step, out->gradient, d->gradient, d->layout.n, d->weights, d->moment[0],
-               d->moment[1]);
+    adamw_step(d->pool, &d->o.adamw, rate, step, out->gradient, d->gradient, d->unit, d->layout.n, d->weights,
+               d->moment[0], d->moment[1]);
     d->done = step;
     return KAKEYA_OK;
 }

@@ -38,7 +38,8 @@ void distiller_options_init(distiller_options *o, const gemma4_config *verifier)
 size_t distiller_bytes(kakeya_engine *engine, const distiller_options *options);
 /* KAKEYA_UNSUPPORTED where the backend has no student. */
 kakeya_status distiller_check(const kakeya_engine *engine, kakeya_error *error);
-/* The engine outlives the distiller, and so does the corpus, which must not change. KAKEYA_UNSUPPORTED where the
+/* The engine outlives the distiller, and so does the corpus, which must not change. Where `start` has sizes, steps are
+ * counted in these units. KAKEYA_UNSUPPORTED where the
  * backend has no student; KAKEYA_INVALID_ARGUMENT where no sequence is long enough. */
 kakeya_status distiller_create(kakeya_engine *engine, const distiller_options *options, const corpus *data,
                                const fit_weights *start, distiller **out, kakeya_error *error);

@@ -335,7 +335,7 @@ kakeya_status drafting_step(drafting *d, bool (*interrupted)(void *user), void *
     if (!isfinite(out->learned.loss) || !isfinite(out->gradient))
         return error_set(error, KAKEYA_FORMAT, "step %d: the loss is not a number; use a smaller --rate", step);
     double rate = adamw_rate(d->o.constant, d->o.rate, d->o.warm_up, step, d->o.steps);
-    adamw_step(d->pool, &d->o.adamw, rate, step, out->gradient, d->gradient, d->trained, d->weights, d->moment[0],
+    adamw_step(d->pool, &d->o.adamw, rate, step, out->gradient, d->gradient, NULL, d->trained, d->weights, d->moment[0],
                d->moment[1]);
     d->done = step;
     return KAKEYA_OK;

@@ -83,6 +83,36 @@ static kakeya_status write_weights(const f_theta_config *trained, const fit_weig
     return status;
 }
 
+/* What the closed form measured lies in a file beside the weights, since only a training that goes on needs it. */
+static const char *const size_names[] = {"input_size", "value_size"};
+enum { SIZES = sizeof size_names / sizeof *size_names };
+
+typedef struct size_part {
+    float *values;
+    size_t n;
+} size_part;
+
+static void list_sizes(const f_theta_config *c, const fit_weights *w, size_part out[SIZES]) {
+    out[0] = (size_part){w->input_size, (size_t)f_theta_encoder_in(c)};
+    out[1] = (size_part){w->value_size, (size_t)c->layers};
+}
+
+static kakeya_status write_sizes(const fit_weights *w, const f_theta_config *c, const char *path, kakeya_error *error) {
+    size_part size[SIZES];
+    safetensors_entry entries[SIZES] = {0};
+    safetensors_writer *writer = NULL;
+    list_sizes(c, w, size);
+    for (size_t i = 0; i < SIZES; i++)
+        entries[i] =
+            (safetensors_entry){.name = size_names[i], .type = TENSOR_F32, .dims = 1, .shape = {(int64_t)size[i].n}};
+    kakeya_status status = safetensors_writer_open(path, entries, SIZES, &writer, error);
+    for (size_t i = 0; i < SIZES && !status; i++)
+        status = safetensors_writer_write(writer, size[i].values, size[i].n * sizeof *size[i].values, error);
+    if (writer && !status) return safetensors_writer_commit(writer, error);
+    safetensors_writer_abort(writer);
+    return status;
+}
+
 static cJSON *config_json(const f_theta_config *c) {
     cJSON *json = cJSON_CreateObject();
     if (!json) return NULL;
@@ -113,21 +143,52 @@ static cJSON *config_json(const f_theta_config *c) {
 kakeya_status trainer_write(const f_theta_config *trained, const fit_weights *w, const f_theta_config *config,
                             const char *directory, kakeya_error *error) {
     char *weights = path_join(directory, "f_theta_weights.safetensors"),
-         *described = path_join(directory, "f_theta_config.json");
+         *described = path_join(directory, "f_theta_config.json"), *sizes = path_join(directory, TRAIN_SIZES_NAME);
     cJSON *json = config_json(config);
     kakeya_status status = KAKEYA_OK;
-    if (!weights || !described || !json)
+    if (!weights || !described || !sizes || !json)
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
     if (!status) status = write_weights(trained, w, config, weights, error);
+    if (!status && w->input_size && w->value_size) status = write_sizes(w, config, sizes, error);
     if (!status) status = train_write_json(described, json, error);
     cJSON_Delete(json);
     free(weights);
     free(described);
+    free(sizes);
     return status;
 }
 
 static void read_matrix(const weight *w, float *out) {
     for (int r = 0; r < w->out; r++) weight_values(w, r, 0, w->in, out + (size_t)r * (size_t)w->in);
+}
+
+/* The sizes of a directory that has them: numbers above 0. Those of another shape are as none. */
+static kakeya_status read_sizes(const char *directory, const f_theta_config *c, fit_weights *out, kakeya_error *error) {
+    char *path = path_join(directory, TRAIN_SIZES_NAME);
+    safetensors *file = NULL;
+    bool there = false;
+    kakeya_status status =
+        path ? file_find(path, &there, error) : error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
+    if (!status && there) status = safetensors_open(path, &file, error);
+    if (!status && there && !fit_weights_create_sizes(c, out))
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
+    size_part size[SIZES];
+    list_sizes(c, out, size);
+    bool whole = !status && there;
+    for (size_t i = 0; i < SIZES && whole; i++) {
+        const tensor *t = safetensors_find(file, size_names[i]);
+        whole = t && t->type == TENSOR_F32 && t->bytes == size[i].n * sizeof *size[i].values;
+        if (whole) memcpy(size[i].values, t->data, t->bytes);
+        for (size_t k = 0; k < size[i].n && whole; k++) whole = size[i].values[k] > 0;
+    }
+    if (!whole) {
+        free(out->input_size);
+        free(out->value_size);
+        out->input_size = out->value_size = NULL;
+    }
+    safetensors_close(file);
+    free(path);
+    return status;
 }
 
 kakeya_status trainer_read(kakeya_engine *engine, const char *directory, f_theta_config *config, fit_weights *out,
@@ -144,6 +205,7 @@ kakeya_status trainer_read(kakeya_engine *engine, const char *directory, f_theta
                            f_theta_input_name(f->config.input));
     else if (!fit_weights_create(config, out))
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
+    if (!status) status = read_sizes(directory, config, out, error);
     if (status) {
         fit_weights_free(out);
     } else {

@@ -402,7 +402,15 @@ bool fit_weights_create(const f_theta_config *c, fit_weights *out) {
     return complete;
 }
 
+bool fit_weights_create_sizes(const f_theta_config *c, fit_weights *out) {
+    out->input_size = calloc((size_t)f_theta_encoder_in(c), sizeof *out->input_size);
+    out->value_size = calloc((size_t)c->layers, sizeof *out->value_size);
+    return out->input_size && out->value_size;
+}
+
 void fit_weights_free(fit_weights *w) {
+    free(w->input_size);
+    free(w->value_size);
     for (int half = 0; half < 2; half++) {
         free(w->encoder[half]);
         for (int i = 0; i < GEMMA4_MAX_LAYERS; i++) free(w->decoder[half][i]);
@@ -428,6 +436,28 @@ static kakeya_status solve_side(const fit_problem *p, fit_moments *m, bool keys,
     return status;
 }
 
+/* The root mean square of a layer's raw values, which the sums have of vectors longer than one. */
+static double value_size(const fit_sums *s, int layer) {
+    const gemma4_layer_config *l = &s->verifier->layer[layer];
+    double squares = 0;
+    if (!s->verifier->raw_values || s->target[layer] < 0 || l->head_dim < 2) return 1;
+    const double *size = s->size + s->target[layer] + s->keys;
+    for (int h = 0; h < l->kv_heads; h++) squares += size[h * l->head_dim + 1] / s->tokens[0] / l->kv_heads;
+    return squares > 0 ? sqrt(squares) : 1;
+}
+
+static kakeya_status measure_sizes(const fit_problem *p, fit_weights *out, kakeya_error *error) {
+    const fit_sums *s = p->sums;
+    size_t n = (size_t)s->inputs;
+    double mean = 0;
+    if (!fit_weights_create_sizes(p->config, out))
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the sizes of inputs");
+    for (size_t i = 0; i < n; i++) mean += s->xx[i * n + i] / s->tokens[0] / (double)n;
+    for (size_t i = 0; i < n; i++) out->input_size[i] = (float)sqrt(s->xx[i * n + i] / s->tokens[0] + ridge * mean);
+    for (int i = 0; i < p->config->layers; i++) out->value_size[i] = (float)value_size(s, i);
+    return KAKEYA_OK;
+}
+
 kakeya_status fit_solve(const fit_problem *p, fit_weights *out, kakeya_error *error) {
     *out = (fit_weights){0};
     const fit_sums *s = p->sums;
@@ -451,6 +481,7 @@ kakeya_status fit_solve(const fit_problem *p, fit_weights *out, kakeya_error *er
         }
         if (!status) status = solve_side(p, &moments, !half, half || shared, out, error);
     }
+    if (!status && !p->map[0]) status = measure_sizes(p, out, error);
     if (status) fit_weights_free(out);
     moments_free(&moments);
     return status;

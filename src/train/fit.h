@@ -50,10 +50,13 @@ typedef struct fit_sums {
 kakeya_status fit_sums_create(const gemma4_config *verifier, int inputs, fit_sums *out, kakeya_error *error);
 void fit_sums_destroy(fit_sums *s); /* also of a zeroed one */
 
-/* Weights of an f_theta, float32. */
+/* Weights of an f_theta, float32, and the units in which they are best changed: root mean squares over the text of the
+ * closed form, as if inputs and values had unit variance. NULL where nobody has measured them. */
 typedef struct fit_weights {
     float *encoder[2]; /* [rank_k], [rank_v][f_theta_encoder_in]; a shared latent has the first alone */
     float *decoder[2][GEMMA4_MAX_LAYERS]; /* [kv_heads * head_dim][rank_k], [..][rank_v] */
+    float *input_size;                    /* [f_theta_encoder_in] */
+    float *value_size;                    /* [layers] of raw V; 1 where values pass a norm */
 } fit_weights;
 
 typedef enum fit_solver {
@@ -87,8 +90,10 @@ typedef struct fit_problem {
 /* Weights of the shape of the configuration. KAKEYA_INVALID_ARGUMENT: too few tokens for so many inputs, or a rank
  * above them; KAKEYA_FORMAT: sums that are no numbers. */
 kakeya_status fit_solve(const fit_problem *problem, fit_weights *out, kakeya_error *error);
-/* Zeros of the shape of a configuration. False when out of memory. */
+/* Zeros of the shape of a configuration, without sizes. False when out of memory. */
 bool fit_weights_create(const f_theta_config *config, fit_weights *out);
+/* Memory for its sizes, zeros. False when out of memory. */
+bool fit_weights_create_sizes(const f_theta_config *config, fit_weights *out);
 void fit_weights_free(fit_weights *w);
 
 #endif

@@ -172,6 +172,55 @@ static void losses_fall(void **state) {
     kakeya_engine_close(engine);
 }
 
+/* The first step of Adam moves every weight by the rate, in its unit. Sizes go through the files of an f_theta. */
+static void units(void **state) {
+    (void)state;
+    kakeya_engine *engine = open_engine("gemma4-tiny-dense", 1);
+    corpus data = corpus_of(LENGTH);
+    distiller_options o = options_of(engine, 1);
+    o.warm_up = 0;
+    o.constant = true;
+    const f_theta_config *f = &o.config;
+    fit_weights start, after, read;
+    f_theta_config found;
+    start_of(&o, &start);
+    assert_true(fit_weights_create_sizes(f, &start));
+    int inputs = f_theta_encoder_in(f), differ = 0;
+    for (int i = 0; i < inputs; i++) start.input_size[i] = i % 2 ? 4 : 0.5f;
+    for (int l = 0; l < f->layers; l++) start.value_size[l] = 1 + (float)l;
+    distiller *d = NULL;
+    REQUIRE_OK(distiller_create(engine, &o, &data, &start, &d, error));
+    go_on(d, 1);
+    REQUIRE_OK(distiller_weights(d, &after, error));
+    for (int i = 0; i < RANK * inputs; i++) {
+        double moved = fabs((double)(after.encoder[0][i] - start.encoder[0][i])), unit = i % inputs % 2 ? 0.25 : 2;
+        if (moved > 1.01 * o.rate * unit) fail_msg("weight %d moved by %g, a unit is %g", i, moved, unit);
+        differ += moved > 0.9 * o.rate * unit;
+    }
+    assert_true(differ > RANK * inputs / 2);
+    for (int l = 0; l < f->layers; l++) {
+        int n = f->kv_heads[l] * f->head_dim[l] * RANK;
+        for (int half = 0; half < 2; half++) {
+            double most = 0;
+            for (int i = 0; i < n; i++)
+                most = fmax(most, fabs((double)(after.decoder[half][l][i] - start.decoder[half][l][i])));
+            double unit = half ? 1 + l : 1;
+            assert_true(most > 0.9 * o.rate * unit && most < 1.01 * o.rate * unit);
+        }
+    }
+    const char *directory = scratch_folder("sized");
+    REQUIRE_OK(trainer_write(f, &after, f, directory, error));
+    REQUIRE_OK(trainer_read(engine, directory, &found, &read, error));
+    assert_same_bits("inputs", read.input_size, start.input_size, (size_t)inputs);
+    assert_same_bits("values", read.value_size, start.value_size, (size_t)f->layers);
+    fit_weights_free(&read);
+    distiller_destroy(d);
+    fit_weights_free(&start);
+    fit_weights_free(&after);
+    corpus_free(&data);
+    kakeya_engine_close(engine);
+}
+
 static void what_does_not_fit(void **state) {
     (void)state;
     kakeya_engine *engine = open_engine("gemma4-tiny-dense", 1);
@@ -221,7 +270,7 @@ static void optimiser(void **state) {
     const adamw_options o = {.beta = {0.9, 0.99}, .eps = 1e-12, .decay = 0.5, .clip = 1};
     float gradient[3] = {30, -40, 0}, w[3] = {2, 2, 2}, first[3] = {0}, second[3] = {0};
     near(adamw_length(pool, gradient, 3), 50, 1e-9);
-    adamw_step(pool, &o, 0.1, 1, 50, gradient, 3, w, first, second);
+    adamw_step(pool, &o, 0.1, 1, 50, gradient, NULL, 3, w, first, second);
     const double expected[3] = {2 - 0.1 - 0.1, 2 - 0.1 + 0.1, 2 - 0.1};
     for (int i = 0; i < 3; i++) near((double)w[i], expected[i], 1e-6);
     near((double)first[0], 0.1 * 0.6, 1e-7); /* clipped to length 1 */
@@ -231,10 +280,8 @@ static void optimiser(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(optimiser),
-        cmocka_unit_test(one_result),
-        cmocka_unit_test(losses_fall),
-        cmocka_unit_test(what_does_not_fit),
+        cmocka_unit_test(optimiser), cmocka_unit_test(one_result),        cmocka_unit_test(losses_fall),
+        cmocka_unit_test(units),     cmocka_unit_test(what_does_not_fit),
     };
-    return cmocka_run_group_tests_name("distillation", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("distillation", tests, scratch_setup, scratch_teardown);
 }
