@@ -80,17 +80,24 @@ typedef struct backend_student backend_student;
  *
  * A DFlash drafter (model/dflash.h) learns to draft what the verifier has said. A block begins with a token of the
  * sequence, whose position follows those that the drafter has hidden states of; its other rows are masks, and each is
- * to give the token that stood there. Embedding and head are the verifier's and stay as they are. */
+ * to give the token that stood there. Embedding and head are the verifier's and stay as they are.
+ *
+ * An MTP assistant (model/assistant.h) learns in chains: a block begins with a token of the sequence and the state of
+ * the position before it, each pass is to give the token that comes next, and the pass after it gets that token from
+ * the sequence and the state from the pass. Gradients go back through the whole chain; the verifier has none. */
 
 enum { LEARNER_MAX_BLOCK = 32 /* rows */ };
 
 typedef struct learner_options {
-    const dflash_config *drafter; /* fits the verifier */
-    int sequence;                 /* tokens, at most */
-    int blocks;                   /* of a sequence, at most */
-    int sequences;                /* that learn at once where a backend can do so, at most; 0: one */
-    double decay;                 /* the i-th draft counts exp(-(i - 1) / decay); 0: all the same */
-    bool inside_layers;           /* weights of layers have a gradient, too: not fc and the norms outside alone */
+    const dflash_config *drafter;      /* fits the verifier */
+    const assistant_config *assistant; /* or NULL: what learns instead of the drafter; fits the verifier, no clusters */
+    int chain;                         /* of an assistant: tokens of a block, the first and its drafts; the maximum is
+                                          LEARNER_MAX_BLOCK */
+    int sequence;                      /* tokens, at most */
+    int blocks;                        /* of a sequence, at most */
+    int sequences;                     /* that learn at once where a backend can do so, at most; 0: one */
+    double decay;                      /* the i-th draft counts exp(-(i - 1) / decay); 0: all the same */
+    bool inside_layers;                /* weights of layers have a gradient, too: not fc and the norms outside alone */
     bool scaled_embedding, block_bidirectional; /* as in backend_model_options */
 } learner_options;
 
@@ -105,8 +112,9 @@ typedef struct learner_result {
 /* A sequence of n tokens, and where its blocks begin: each first token has one behind it. */
 typedef struct learner_sequence {
     const int32_t *tokens;
-    const float *aux; /* [n][targets * hidden]: the verifier's hidden states that the drafter reads */
-    const int *first; /* [blocks] */
+    const float *aux; /* [n][targets * hidden]: the verifier's hidden states that the drafter reads; of an assistant
+                         [n][width], as assistant_seen says */
+    const int *first; /* [blocks], ascending; of an assistant 1 or more */
     int n, blocks;
     learner_result *result; /* out */
 } learner_sequence;
@@ -194,12 +202,13 @@ typedef struct backend_train_ops {
     kakeya_status (*student_learn_many)(backend_student *s, const student_sequence *sequences, int n, float *gradient,
                                         kakeya_error *error);
 
+    bool learns_assistants; /* the learner takes options with an assistant */
     /* Bytes that a learner takes, and the learner itself; NULL in a backend that has none. */
     size_t (*learner_bytes)(backend_model *m, const learner_options *options);
     kakeya_status (*learner_create)(backend_model *m, const learner_options *options, backend_learner **out,
                                     kakeya_error *error);
     void (*learner_destroy)(backend_learner *l); /* NULL is fine */
-    /* The drafter's weights from here on (model/dflash_values.h), which the caller keeps. */
+    /* The drafter's weights from here on (model/dflash_values.h, assistant_values.h), which the caller keeps. */
     void (*learner_weights)(backend_learner *l, const float *weights);
     /* Learns from n sequences. Unless gradient is NULL, scale times the gradient of the results' loss is added to it,
      * laid out as the weights; undefined on failure. The same bits for any number of threads. */

@@ -1,4 +1,4 @@
-/* kakeya train drafter: a DFlash drafter from the model's own answers. */
+/* kakeya train drafter: a DFlash drafter, or an MTP assistant, from the model's own answers. */
 #include <cjson/cJSON.h>
 #include <math.h>
 #include <stdio.h>
@@ -16,7 +16,9 @@
 #include "cli/train_drafter_report.h"
 #include "cli/train_verbs.h"
 #include "formats/checkpoint.h"
+#include "formats/gguf.h"
 #include "measure/niah.h"
+#include "model/assistant_values.h"
 #include "model/dflash_values.h"
 #include "train/answers.h"
 #include "train/drafter_files.h"
@@ -24,11 +26,13 @@
 #include "train/outputs.h"
 #include "train/saved.h"
 
-enum { LEAST_PROMPT = 8, NEEDLE_ANSWER = 24, HELD_NEEDLES = 4, MOST_ROWS = 3 };
+enum { LEAST_PROMPT = 8, NEEDLE_ANSWER = 24, HELD_NEEDLES = 4, MOST_ROWS = 3, USUAL_MASK = 4, USUAL_CHAIN = 8 };
 static const double save_seconds = 60, show_seconds = 0.5;
 static const char answers_name[] = "answers.state", state_name[] = "drafter.state", report_name[] = "report.json";
 static const saved_kind answers_kind = {"KVANSWR", "the model's answers"};
 
+enum { KIND_DFLASH, KIND_MTP };
+static const char *const kind_names[] = {[KIND_DFLASH] = "dflash", [KIND_MTP] = "mtp", NULL};
 enum { SCOPE_FULL, SCOPE_FC_NORMS };
 static const char *const scope_names[] = {[SCOPE_FULL] = "full", [SCOPE_FC_NORMS] = "fc-norms", NULL};
 enum { STORE_BF16, STORE_F32 };
@@ -42,8 +46,8 @@ typedef struct drafter_command {
     const char **files; /* of --data, then operands */
     size_t n_files;
     const char *out, *init_from, *answers_path;
-    int scope, store, schedule; /* indices of choices */
-    int steps, batch, blocks, prompt_blocks, warm_up, layers, block, taps, mask;
+    int kind, scope, store, schedule; /* indices of choices; with --init-from the kind is the file's */
+    int steps, batch, blocks, prompt_blocks, warm_up, layers, block, taps, mask, hidden, heads, mlp;
     int sequence, answer, prompts, held_out;
     size_t keep;
     float rate, decay, needles, temperature, weight_decay;
@@ -52,6 +56,7 @@ typedef struct drafter_command {
     kakeya_engine *engine;
     corpus asked, held, held_needles, answered;
     drafting_options options;
+    assistant_config assistant; /* of KIND_MTP */
     drafting *training;
     float *values; /* of the drafter */
     uint64_t answers_purpose, purpose;
@@ -64,16 +69,18 @@ typedef struct drafter_command {
 
 static const cli_command command = {
     .name = "train drafter",
-    .summary = "Trains a DFlash drafter, for speculative decoding, on the model's own answers.",
+    .summary = "Trains a DFlash drafter or an MTP assistant, for speculative decoding, on the model's own answers.",
     .operands = "--data FILE [FILE]...",
     .details = "The files are prompts: text, conversations in OpenAI's form with one per line (.jsonl), or token\n"
                "ids (.json). The model answers them, and the drafter learns to draft these answers, in blocks at\n"
-               "random places. The drafter shares the model's embedding and head, which are not trained. The\n"
+               "random places. A DFlash drafter shares the model's embedding and head, which are not trained. An\n"
+               "MTP assistant (--kind mtp) attends the model's own keys and values, and has a head of its own. The\n"
                "drafter and report.json (tokens per forward on held-out prompts) are written to --out. After\n"
                "Ctrl-C answers and weights remain there, and the same command continues to the same drafter.\n",
     .examples =
         "  kakeya train drafter --model M --data chats.jsonl --out M-dflash\n"
-        "  kakeya train drafter --model M-Q4_0.gguf --init-from M-dflash --scope fc-norms --data *.py --out aligned\n",
+        "  kakeya train drafter --model M-Q4_0.gguf --init-from M-dflash --scope fc-norms --data *.py --out aligned\n"
+        "  kakeya train drafter --kind mtp --model M --data chats.jsonl --out M-assistant\n",
 };
 
 /* ------------------------------------------------------------------------------------------------------ progress */
@@ -277,15 +284,62 @@ static kakeya_status check_out(const drafter_command *c, kakeya_error *error) {
     return status ? status : train_make_directory(c->out, error);
 }
 
+/* The published form, narrower by what is asked for: all layers but the last slide. */
+static kakeya_status assistant_shape(drafter_command *c, kakeya_error *error) {
+    const gemma4_config *v = &c->engine->verifier->config;
+    gemma4_config *s = &c->assistant.stack;
+    int layers = c->layers ? c->layers : 4, hidden = c->hidden ? c->hidden : v->hidden / 6 / 8 * 8;
+    assistant_config_published(v, &c->assistant);
+    if (hidden < 8) hidden = 8;
+    if (layers > ASSISTANT_MAX_LAYERS)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "--layers %d: an assistant has at most %d", layers,
+                         (int)ASSISTANT_MAX_LAYERS);
+    const gemma4_layer_config sliding = s->layer[0], full = s->layer[s->layers - 1];
+    s->layers = layers;
+    s->hidden = hidden;
+    s->heads = c->heads ? c->heads : v->heads;
+    for (int i = 0; i < layers; i++) {
+        s->layer[i] = i + 1 < layers ? sliding : full;
+        s->layer[i].kv_source = i;
+        s->layer[i].intermediate = c->mlp ? c->mlp : 4 * hidden;
+        if (s->heads % s->layer[i].kv_heads)
+            return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                             "--heads %d: the model's %d K/V heads must have equally many each", s->heads,
+                             s->layer[i].kv_heads);
+    }
+    c->assistant.clusters = c->assistant.chosen_clusters = 0;
+    return assistant_config_fits("--kind mtp", &c->assistant, v, error);
+}
+
+static kakeya_status begin_assistant(drafter_command *c, kakeya_error *error) {
+    const assistant_model *from = c->engine->assistant;
+    if (!c->engine->ops->assistants)
+        return error_set(error, KAKEYA_UNSUPPORTED, "--kind mtp: backend %s does not run MTP assistants",
+                         c->engine->ops->name);
+    kakeya_status status = KAKEYA_OK;
+    if (c->init_from)
+        c->assistant = from->config;
+    else
+        status = assistant_shape(c, error);
+    if (status) return status;
+    c->options.assistant = &c->assistant;
+    c->values = malloc(assistant_values_count(&c->assistant) * sizeof *c->values);
+    if (!c->values) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the assistant's weights");
+    if (c->init_from) return assistant_read(c->engine, c->values, error);
+    assistant_values_begin(&c->assistant, c->seed, c->values);
+    return KAKEYA_OK;
+}
+
 /* The drafter's shape, and what it begins with. */
 static kakeya_status begin_drafter(drafter_command *c, kakeya_error *error) {
     dflash_config *d = &c->options.config;
     const gemma4_model *v = c->engine->verifier;
+    if (c->kind == KIND_MTP) return begin_assistant(c, error);
     if (c->init_from) {
         *d = c->engine->drafter->config;
     } else {
         dflash_config_fit(&v->config, c->layers ? c->layers : 5, c->block ? c->block : 16, c->taps, d);
-        d->mask_token = c->mask;
+        d->mask_token = c->mask >= 0 ? c->mask : USUAL_MASK;
     }
     if (d->mask_token >= v->config.vocab)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "--mask-token %d: the vocabulary has %d tokens", d->mask_token,
@@ -308,7 +362,8 @@ static void settle(drafter_command *c) {
     o->learner.inside_layers = c->scope == SCOPE_FULL;
     o->learner.scaled_embedding = c->shared.drafter_scaled_embedding;
     o->learner.block_bidirectional = c->shared.drafter_block_bidirectional;
-    o->learner.decay = c->decay >= 0 ? (double)c->decay : 0.5 * o->config.block_size;
+    o->learner.chain = c->block ? c->block : USUAL_CHAIN;
+    o->learner.decay = c->decay >= 0 ? (double)c->decay : 0.5 * drafting_block(o);
     if (c->init_from) o->rate = align_rate;
     if (c->steps) o->steps = c->steps;
     if (c->batch) o->batch = c->batch;
@@ -332,9 +387,10 @@ static void settle(drafter_command *c) {
                               o->learner.inside_layers,
                               o->learner.scaled_embedding,
                               o->learner.block_bidirectional,
-                              o->prompt_blocks};
+                              o->prompt_blocks,
+                              c->kind == KIND_MTP ? o->learner.chain : 0};
     c->purpose = hash_corpus(hash_fnv1a(c->answers_purpose, numbers, sizeof numbers), &c->answered);
-    c->purpose = hash_fnv1a(c->purpose, c->values, dflash_values_count(&o->config) * sizeof *c->values);
+    c->purpose = hash_fnv1a(c->purpose, c->values, drafting_values(o) * sizeof *c->values);
 }
 
 /* --------------------------------------------------------------------------------------------------------- steps */
@@ -405,10 +461,10 @@ static kakeya_status train(drafter_command *c, kakeya_error *error) {
     }
     if (counted) c->loss /= counted;
     clear_progress(c);
-    if (!status)
-        status =
-            drafter_write(&c->options.config, drafting_weights(c->training), c->store == STORE_BF16, c->out, error);
-    return status;
+    if (status) return status;
+    const float *weights = drafting_weights(c->training);
+    if (c->kind == KIND_MTP) return assistant_write(&c->assistant, weights, c->store == STORE_BF16, c->out, error);
+    return drafter_write(&c->options.config, weights, c->store == STORE_BF16, c->out, error);
 }
 
 /* -------------------------------------------------------------------------------------------------------- report */
@@ -421,6 +477,7 @@ static cJSON *report_json(const drafter_command *c, const drafter_row *rows, siz
         return NULL;
     }
     cJSON_AddItemToObject(json, "drafters", list);
+    cJSON_AddStringToObject(json, "kind", kind_names[c->kind]);
     cJSON_AddStringToObject(json, "scope", scope_names[c->scope]);
     cJSON_AddNumberToObject(json, "answers", (double)c->answered.n);
     cJSON_AddNumberToObject(json, "tokens", (double)c->answered.n_tokens);
@@ -479,17 +536,35 @@ static kakeya_status report(drafter_command *c, double seconds, kakeya_error *er
 
 /* ---------------------------------------------------------------------------------------------------------- verb */
 
+/* Where the drafter that the model has lies, of the kind that is trained. */
+static const char *present_drafter(const drafter_command *c) {
+    const kakeya_engine *e = c->engine;
+    if (c->kind == KIND_DFLASH) return e->drafter && e->drafter->checkpoint ? e->drafter->checkpoint->directory : NULL;
+    if (!e->assistant) return NULL;
+    if (e->assistant->file) return gguf_path(e->assistant->file);
+    return e->assistant->checkpoint ? e->assistant->checkpoint->directory : NULL;
+}
+
 static kakeya_status open_engine(drafter_command *c, kakeya_error *error) {
     c->shared.f_theta = "none";
     if (c->init_from) c->shared.drafter = (cli_texts){.text = {c->init_from}, .n = 1};
     kakeya_status status = cli_open_engine(command.name, &c->shared, &c->engine, error);
     if (status) return status;
-    if (c->engine->drafter && !c->init_from && c->engine->drafter->checkpoint) {
-        c->present = strdup(c->engine->drafter->checkpoint->directory);
+    const char *present = c->init_from ? NULL : present_drafter(c);
+    if (present) {
+        c->present = strdup(present);
         if (!c->present) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
     }
-    if (c->init_from && !c->engine->drafter)
+    if (c->init_from && !kakeya_engine_has_drafter(c->engine))
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "--init-from %s: no drafter", c->init_from);
+    if (c->init_from && c->kind == KIND_MTP && !c->engine->assistant)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "--init-from %s: is a DFlash drafter, not an MTP assistant",
+                         c->init_from);
+    if (c->init_from) c->kind = c->engine->assistant ? KIND_MTP : KIND_DFLASH;
+    if (c->init_from && c->kind == KIND_DFLASH && c->block)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "--init-from takes layers, block and input from its file");
+    if (c->kind == KIND_MTP && c->scope == SCOPE_FC_NORMS)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "--scope fc-norms: an MTP assistant is trained in full");
     if (c->sequence > c->engine->verifier->config.max_context) c->sequence = c->engine->verifier->config.max_context;
     if (c->answer > c->sequence - LEAST_PROMPT)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
@@ -533,7 +608,7 @@ int cli_train_drafter(int argc, char **argv) {
                          .answer = 192,
                          .prompts = 1000,
                          .held_out = 16,
-                         .mask = 4,
+                         .mask = -1,
                          .keep = (size_t)1 << 30,
                          .rate = -1,
                          .decay = -1,
@@ -550,15 +625,24 @@ int cli_train_drafter(int argc, char **argv) {
                    .help = "folder for the drafter, and for answers and weights during training"),
         CLI_OPTION(.name = "init-from", .argument = "DIR", .kind = CLI_TEXT, .target = &c.init_from,
                    .help = "start from this drafter and its shape instead of random weights"),
+        CLI_OPTION(.name = "kind", .argument = "KIND", .kind = CLI_CHOICE, .target = &c.kind, .choices = kind_names,
+                   .help = "a new drafter: dflash, or mtp for an MTP assistant (dflash)"),
         CLI_OPTION(
                 .name = "scope", .argument = "WHICH", .kind = CLI_CHOICE, .target = &c.scope, .choices = scope_names,
                 .help =
                     "weights to train: full, or fc-norms for the input projection and the norms outside layers (full)"),
         CLI_OPTION(.name = "layers", .argument = "N", .kind = CLI_INT, .target = &c.layers, .min = 1,
-                   .max = DFLASH_MAX_LAYERS, .help = "layers of a new drafter (5)"),
+                   .max = DFLASH_MAX_LAYERS, .help = "layers of a new drafter (5; of an assistant 4)"),
+        CLI_OPTION(.name = "hidden", .argument = "N", .kind = CLI_INT, .target = &c.hidden, .min = 8, .max = 1 << 14,
+                   .help = "hidden size of a new assistant (a sixth of the model's)"),
+        CLI_OPTION(.name = "heads", .argument = "N", .kind = CLI_INT, .target = &c.heads, .min = 1, .max = 256,
+                   .help = "query heads of a new assistant (the model's)"),
+        CLI_OPTION(.name = "mlp", .argument = "N", .kind = CLI_INT, .target = &c.mlp, .min = 8, .max = 1 << 16,
+                   .help = "width of a new assistant's MLPs (four times its hidden size)"),
         CLI_OPTION(.name = "block", .argument = "N", .kind = CLI_INT, .target = &c.block, .min = 2,
                    .max = LEARNER_MAX_BLOCK,
-                   .help = "block size of a new drafter: one token and the drafts after it (16)"),
+                   .help = "block size of a new drafter: one token and the drafts after it (16); of an assistant the "
+                           "length of the chains it learns from (8)"),
         CLI_OPTION(.name = "taps", .argument = "N", .kind = CLI_INT, .target = &c.taps, .min = 1,
                    .max = DFLASH_MAX_TARGETS, .help = "number of hidden states that a new drafter reads (6)"),
         CLI_OPTION(.name = "mask-token", .argument = "ID", .kind = CLI_INT, .target = &c.mask, .min = 0, .max = 1 << 24,
@@ -610,8 +694,12 @@ int cli_train_drafter(int argc, char **argv) {
     if (!cli_parse(&command, own, shared, argc, argv, &first, &status)) return status;
     size_t operands = (size_t)(argc - first);
     if (c.data.n + operands == 0 || !c.out) return cli_usage_error(&command, "--data and --out are needed");
-    if (c.init_from && (c.layers || c.block || c.taps))
+    if (c.init_from && (c.layers || c.taps || c.hidden || c.heads || c.mlp))
         return cli_usage_error(&command, "--init-from takes layers, block and input from its file");
+    if (c.kind == KIND_MTP && (c.taps || c.mask >= 0))
+        return cli_usage_error(&command, "--taps and --mask-token are a DFlash drafter's");
+    if (c.kind == KIND_DFLASH && (c.hidden || c.heads || c.mlp))
+        return cli_usage_error(&command, "--hidden, --heads and --mlp are an assistant's: use --kind mtp");
     if (c.scope == SCOPE_FC_NORMS && !c.init_from)
         return cli_usage_error(&command, "--scope fc-norms needs --init-from: a new drafter must train all weights");
     kakeya_error error = {0};

@@ -8,14 +8,16 @@
 #include "base/files.h"
 #include "base/float16.h"
 #include "formats/safetensors.h"
+#include "model/assistant_values.h"
 #include "model/dflash_values.h"
+#include "model/gemma4_layers.h"
 #include "model/tensors.h"
 #include "train/outputs.h"
 
 /* ------------------------------------------------------------------------------------------------------- reading */
 
 typedef struct read_walk {
-    const dflash_model *from;
+    const void *from; /* what the walk's offsets mean */
     float *values;
     size_t n;
 } read_walk;
@@ -25,11 +27,14 @@ static kakeya_status read_slot(void *context, const tensor_slot *slot, kakeya_er
     read_walk *w = context;
     const char *at = (const char *)w->from + slot->offset;
     size_t n = (size_t)tensor_slot_elements(slot);
+    if (slot->kind == SLOT_IGNORED) return KAKEYA_OK;
     if (slot->kind == SLOT_MATRIX) {
         weight matrix;
         memcpy(&matrix, at, sizeof matrix);
         for (int r = 0; r < matrix.out; r++)
             weight_values(&matrix, r, 0, matrix.in, w->values + w->n + (size_t)r * (size_t)matrix.in);
+    } else if (slot->kind == SLOT_SCALAR) {
+        memcpy(w->values + w->n, at, sizeof(float));
     } else {
         const float *vector;
         memcpy(&vector, at, sizeof vector);
@@ -44,6 +49,11 @@ kakeya_status drafter_read(const kakeya_engine *engine, float *values, kakeya_er
     return dflash_walk(&engine->drafter->config, read_slot, &walk, error);
 }
 
+kakeya_status assistant_read(const kakeya_engine *engine, float *values, kakeya_error *error) {
+    read_walk walk = {.from = &engine->assistant->weights, .values = values};
+    return assistant_walk(&engine->assistant->config, read_slot, &walk, error);
+}
+
 /* ------------------------------------------------------------------------------------------------------- writing */
 
 typedef struct write_walk {
@@ -56,6 +66,7 @@ typedef struct write_walk {
 static kakeya_status list_slot(void *context, const tensor_slot *slot, kakeya_error *error) {
     (void)error;
     write_walk *w = context;
+    if (slot->kind == SLOT_IGNORED) return KAKEYA_OK;
     if (w->entry) {
         memcpy(w->name[w->n], slot->name, sizeof slot->name);
         safetensors_entry *e = &w->entry[w->n];
@@ -81,10 +92,10 @@ static kakeya_status write_values(safetensors_writer *writer, const float *value
 }
 
 /* The tensors lie one behind the other, in the file as in the array. */
-static kakeya_status write_weights(const dflash_config *c, const float *values, bool bf16, const char *path,
-                                   kakeya_error *error) {
+static kakeya_status write_weights(tensor_walk tensors, const void *shape, const float *values, size_t n_values,
+                                   bool bf16, const char *path, kakeya_error *error) {
     write_walk walk = {.bf16 = bf16};
-    dflash_walk(c, list_slot, &walk, NULL);
+    tensors(shape, list_slot, &walk, NULL);
     size_t n = walk.n;
     walk = (write_walk){.entry = calloc(n, sizeof *walk.entry), .name = calloc(n, sizeof *walk.name), .bf16 = bf16};
     safetensors_writer *writer = NULL;
@@ -92,10 +103,10 @@ static kakeya_status write_weights(const dflash_config *c, const float *values, 
     if (!walk.entry || !walk.name) {
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", path);
     } else {
-        dflash_walk(c, list_slot, &walk, NULL);
+        tensors(shape, list_slot, &walk, NULL);
         status = safetensors_writer_open(path, walk.entry, n, &writer, error);
     }
-    if (!status) status = write_values(writer, values, dflash_values_count(c), bf16, error);
+    if (!status) status = write_values(writer, values, n_values, bf16, error);
     if (writer && !status)
         status = safetensors_writer_commit(writer, error);
     else
@@ -147,17 +158,109 @@ static cJSON *config_json(const dflash_config *c, bool bf16) {
     return json;
 }
 
-kakeya_status drafter_write(const dflash_config *config, const float *values, bool bf16, const char *directory,
-                            kakeya_error *error) {
+/* What is written where; its `described` is deleted. */
+typedef struct folder {
+    tensor_walk tensors;
+    const void *shape;
+    const float *values;
+    size_t n;
+    cJSON *described; /* config.json; NULL: out of memory */
+    bool bf16;
+} folder;
+
+static kakeya_status write_folder(const folder *f, const char *directory, kakeya_error *error) {
     char *weights = path_join(directory, "model.safetensors"), *described = path_join(directory, "config.json");
-    cJSON *json = config_json(config, bf16);
     kakeya_status status = KAKEYA_OK;
-    if (!weights || !described || !json)
+    if (!weights || !described || !f->described)
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
-    if (!status) status = write_weights(config, values, bf16, weights, error);
-    if (!status) status = train_write_json(described, json, error);
-    cJSON_Delete(json);
+    if (!status) status = write_weights(f->tensors, f->shape, f->values, f->n, f->bf16, weights, error);
+    if (!status) status = train_write_json(described, f->described, error);
+    cJSON_Delete(f->described);
     free(weights);
     free(described);
     return status;
+}
+
+kakeya_status drafter_write(const dflash_config *config, const float *values, bool bf16, const char *directory,
+                            kakeya_error *error) {
+    const folder f = {dflash_walk, config, values, dflash_values_count(config), config_json(config, bf16), bf16};
+    return write_folder(&f, directory, error);
+}
+
+/* ---------------------------------------------------------------------------------------------------- assistants */
+
+static const gemma4_layer_config *layer_of_type(const gemma4_config *c, gemma4_layer_type type) {
+    for (int i = 0; i < c->layers; i++) {
+        if (c->layer[i].type == type) return &c->layer[i];
+    }
+    return &c->layer[0];
+}
+
+static void add_rope(cJSON *all, const gemma4_config *c, gemma4_layer_type type) {
+    const gemma4_rope *rope = &c->rope[type];
+    int d = layer_of_type(c, type)->head_dim;
+    cJSON *one = cJSON_AddObjectToObject(all, gemma4_layer_type_name(type));
+    cJSON_AddStringToObject(one, "rope_type", type == GEMMA4_FULL ? "proportional" : "default");
+    if (type == GEMMA4_FULL) cJSON_AddNumberToObject(one, "partial_rotary_factor", 2.0 * rope->rotated_pairs / d);
+    cJSON_AddNumberToObject(one, "rope_theta", (double)rope->theta);
+}
+
+static void add_text_config(cJSON *json, const gemma4_config *c) {
+    const gemma4_layer_config *sliding = layer_of_type(c, GEMMA4_SLIDING), *full = layer_of_type(c, GEMMA4_FULL);
+    cJSON *text = cJSON_AddObjectToObject(json, "text_config"), *types = cJSON_AddArrayToObject(text, "layer_types");
+    for (int i = 0; i < c->layers; i++)
+        cJSON_AddItemToArray(types, cJSON_CreateString(gemma4_layer_type_name(c->layer[i].type)));
+    cJSON_AddStringToObject(text, "model_type", "gemma4_text");
+    cJSON_AddNumberToObject(text, "vocab_size", c->vocab);
+    cJSON_AddNumberToObject(text, "hidden_size", c->hidden);
+    cJSON_AddNumberToObject(text, "num_hidden_layers", c->layers);
+    cJSON_AddNumberToObject(text, "num_kv_shared_layers", c->layers);
+    cJSON_AddNumberToObject(text, "num_attention_heads", c->heads);
+    cJSON_AddNumberToObject(text, "num_key_value_heads", sliding->kv_heads);
+    cJSON_AddNumberToObject(text, "head_dim", sliding->head_dim);
+    cJSON_AddNumberToObject(text, "global_head_dim", full->head_dim);
+    cJSON_AddNumberToObject(text, "num_global_key_value_heads", full->kv_heads);
+    /* says that the number above counts; of an assistant nothing else */
+    cJSON_AddBoolToObject(text, "attention_k_eq_v", full->k_eq_v || full->kv_heads != sliding->kv_heads);
+    cJSON_AddNumberToObject(text, "intermediate_size", c->layer[0].intermediate);
+    cJSON_AddNumberToObject(text, "sliding_window", c->sliding_window);
+    cJSON *rope = cJSON_AddObjectToObject(text, "rope_parameters");
+    add_rope(rope, c, GEMMA4_SLIDING);
+    add_rope(rope, c, GEMMA4_FULL);
+    cJSON_AddNumberToObject(text, "rms_norm_eps", (double)c->rms_eps);
+    if (c->logit_softcap > 0)
+        cJSON_AddNumberToObject(text, "final_logit_softcapping", (double)c->logit_softcap);
+    else
+        cJSON_AddNullToObject(text, "final_logit_softcapping");
+    cJSON_AddNumberToObject(text, "hidden_size_per_layer_input", 0);
+    cJSON_AddNumberToObject(text, "vocab_size_per_layer_input", 0);
+    cJSON_AddFalseToObject(text, "enable_moe_block");
+    cJSON_AddFalseToObject(text, "use_double_wide_mlp");
+    cJSON_AddFalseToObject(text, "attention_bias");
+    cJSON_AddBoolToObject(text, "tie_word_embeddings", c->tied_head);
+    cJSON_AddStringToObject(text, "hidden_activation", "gelu_pytorch_tanh");
+    cJSON_AddNumberToObject(text, "max_position_embeddings", c->max_context);
+}
+
+static cJSON *assistant_json(const assistant_config *c, bool bf16) {
+    cJSON *json = cJSON_CreateObject(), *architectures = cJSON_AddArrayToObject(json, "architectures");
+    if (!architectures) {
+        cJSON_Delete(json);
+        return NULL;
+    }
+    cJSON_AddItemToArray(architectures, cJSON_CreateString("Gemma4AssistantForCausalLM"));
+    cJSON_AddStringToObject(json, "model_type", "gemma4_assistant");
+    cJSON_AddStringToObject(json, "dtype", bf16 ? "bfloat16" : "float32");
+    cJSON_AddNumberToObject(json, "backbone_hidden_size", c->backbone);
+    cJSON_AddFalseToObject(json, "use_ordered_embeddings");
+    cJSON_AddBoolToObject(json, "tie_word_embeddings", c->stack.tied_head);
+    add_text_config(json, &c->stack);
+    return json;
+}
+
+kakeya_status assistant_write(const assistant_config *config, const float *values, bool bf16, const char *directory,
+                              kakeya_error *error) {
+    const folder f = {
+        assistant_walk, config, values, assistant_values_count(config), assistant_json(config, bf16), bf16};
+    return write_folder(&f, directory, error);
 }

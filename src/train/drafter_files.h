@@ -1,4 +1,4 @@
-/* A drafter as a folder: config.json and model.safetensors, as model/dflash.h reads them. */
+/* A drafter as a folder: config.json and model.safetensors, as model/dflash.h and model/assistant.h read them. */
 #ifndef KAKEYA_TRAIN_DRAFTER_FILES_H
 #define KAKEYA_TRAIN_DRAFTER_FILES_H
 
@@ -10,5 +10,10 @@ kakeya_status drafter_read(const kakeya_engine *engine, float *values, kakeya_er
 /* Files are written aside and renamed; config.json, without which a folder is no drafter, comes last. */
 kakeya_status drafter_write(const dflash_config *config, const float *values, bool bf16, const char *directory,
                             kakeya_error *error);
+
+/* The same of an MTP assistant without clusters (model/assistant_values.h); model_type is gemma4_assistant. */
+kakeya_status assistant_read(const kakeya_engine *engine, float *values, kakeya_error *error);
+kakeya_status assistant_write(const assistant_config *config, const float *values, bool bf16, const char *directory,
+                              kakeya_error *error);
 
 #endif

@@ -7,6 +7,7 @@
 #include "model/dflash_values.h"
 #include "train/passes.h"
 #include "train/saved.h"
+#include "train/seen.h"
 
 enum { LEAST_ANSWER = 2 /* a block's first token and a draft */, LEAST_READ = 8 };
 
@@ -15,12 +16,13 @@ struct drafting {
     const backend_train_ops *ops, *learner_ops; /* hidden states; the learner */
     backend_model *host;                        /* of the learner, where it is not the engine's; else NULL */
     drafting_options o;
+    assistant_seen seen; /* of an assistant */
     const corpus *data;
     backend_learner *learner;
     thread_pool *pool;
     size_t n, trained; /* weights; those that change: the first ones */
     float *weights, *gradient, *moment[2];
-    float *aux;    /* [batch][sequence][targets * hidden] */
+    float *aux;    /* [batch][sequence][aux_width] */
     float *states; /* [layers + 1][rows of a forward][hidden], where the backend shows them so; else NULL */
     float *heard;  /* where the sequence in work has its hidden states */
     float **kept;  /* hidden states of sequences of the corpus; NULL: not kept */
@@ -36,8 +38,10 @@ struct drafting {
 
 void drafting_options_init(drafting_options *o) {
     dflash_config config = o->config;
+    const assistant_config *assistant = o->assistant;
     *o = (drafting_options){.config = config,
-                            .learner = {.sequence = 512, .blocks = 32, .decay = 4, .inside_layers = true},
+                            .assistant = assistant,
+                            .learner = {.sequence = 512, .blocks = 32, .decay = 4, .chain = 8, .inside_layers = true},
                             .batch = 8,
                             .steps = 500,
                             .warm_up = 40,
@@ -48,15 +52,26 @@ void drafting_options_init(drafting_options *o) {
 static learner_options learner_of(const drafting_options *o) {
     learner_options l = o->learner;
     l.drafter = &o->config;
+    l.assistant = o->assistant;
     l.sequences = o->batch;
     return l;
 }
 
-static size_t aux_width(const drafting *d) { return (size_t)d->o.config.targets * (size_t)d->o.config.hidden; }
+size_t drafting_values(const drafting_options *o) {
+    return o->assistant ? assistant_values_count(o->assistant) : dflash_values_count(&o->config);
+}
+
+int drafting_block(const drafting_options *o) { return o->assistant ? o->learner.chain : o->config.block_size; }
+
+static size_t aux_width(const drafting *d) {
+    return d->o.assistant ? d->seen.width : (size_t)d->o.config.targets * (size_t)d->o.config.hidden;
+}
 
 static bool shows_layers(const backend_train_ops *ops) { return ops && ops->forward; }
 static bool chooses(const backend_train_ops *ops) { return ops && ops->chooses; }
-static bool has_learner(const backend_train_ops *ops) { return ops && ops->learner_create; }
+static bool has_learner(const backend_train_ops *ops, const drafting_options *o) {
+    return ops && ops->learner_create && (!o->assistant || ops->learns_assistants);
+}
 
 static kakeya_status find_usable(drafting *d, kakeya_error *error) {
     d->kept = calloc(d->data->n + 1, sizeof *d->kept);
@@ -88,7 +103,7 @@ static void free_host_memory(const drafting *d, void *memory) {
 static kakeya_status open_learner(drafting *d, kakeya_error *error) {
     backend_model *host = d->engine->model;
     d->learner_ops = d->ops;
-    if (!has_learner(d->ops)) {
+    if (!has_learner(d->ops, &d->o)) {
         const backend_ops *cpu = backend_find("cpu", error);
         if (!cpu) return KAKEYA_UNSUPPORTED;
         const backend_model_options options = {.verifier = d->engine->verifier,
@@ -107,8 +122,26 @@ static kakeya_status open_learner(drafting *d, kakeya_error *error) {
 size_t drafting_bytes(kakeya_engine *engine, const drafting_options *options) {
     const backend_train_ops *ops = backend_train_find(engine->ops);
     learner_options l = learner_of(options);
-    size_t bytes = 4 * dflash_values_count(&options->config) * sizeof(float) + options->kept_bytes;
-    return bytes + (has_learner(ops) ? ops->learner_bytes(engine->model, &l) : 0);
+    size_t bytes = 4 * drafting_values(options) * sizeof(float) + options->kept_bytes;
+    return bytes + (has_learner(ops, options) ? ops->learner_bytes(engine->model, &l) : 0);
+}
+
+/* Whether the backend shows what is read. */
+static kakeya_status check_backend(const kakeya_engine *engine, const drafting_options *o, kakeya_error *error) {
+    if (shows_layers(backend_train_find(engine->ops))) return KAKEYA_OK;
+    if (o->assistant)
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "backend %s does not expose keys and values, which an MTP assistant learns from: use "
+                         "--backend cpu",
+                         engine->ops->name);
+    for (int i = 0; i < o->config.targets; i++) {
+        if (o->config.target_layer[i] == engine->verifier->config.layers - 1)
+            return error_set(error, KAKEYA_UNSUPPORTED,
+                             "backend %s does not expose the last layer's output, which the drafter reads: use "
+                             "--backend cpu",
+                             engine->ops->name);
+    }
+    return KAKEYA_OK;
 }
 
 kakeya_status drafting_create(kakeya_engine *engine, const drafting_options *options, const corpus *data,
@@ -116,21 +149,17 @@ kakeya_status drafting_create(kakeya_engine *engine, const drafting_options *opt
     *out = NULL;
     const backend_train_ops *ops = backend_train_find(engine->ops);
     int layers = engine->verifier->config.layers;
-    for (int i = 0; i < options->config.targets && !shows_layers(ops); i++) {
-        if (options->config.target_layer[i] == layers - 1)
-            return error_set(error, KAKEYA_UNSUPPORTED,
-                             "backend %s does not expose the last layer's output, which the drafter reads: use "
-                             "--backend cpu",
-                             engine->ops->name);
-    }
+    kakeya_status status = check_backend(engine, options, error);
+    if (status) return status;
     drafting *d = calloc(1, sizeof *d);
     if (!d) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");
     d->engine = engine;
     d->ops = ops;
     d->o = *options;
     d->data = data;
-    d->n = dflash_values_count(&d->o.config);
-    d->trained = d->o.learner.inside_layers ? d->n : dflash_values_outside_layers(&d->o.config);
+    d->n = drafting_values(&d->o);
+    d->trained = d->o.assistant || d->o.learner.inside_layers ? d->n : dflash_values_outside_layers(&d->o.config);
+    if (d->o.assistant) d->seen = assistant_sees(d->o.assistant, &engine->verifier->config);
     size_t bytes = d->n * sizeof(float);
     d->weights = malloc(bytes);
     d->gradient = malloc(bytes);
@@ -142,7 +171,6 @@ kakeya_status drafting_create(kakeya_engine *engine, const drafting_options *opt
     d->results = malloc(batch * sizeof *d->results);
     if (!shows_layers(ops) && !chooses(ops))
         d->states = malloc((size_t)(layers + 1) * rows * (size_t)engine->verifier->config.hidden * sizeof *d->states);
-    kakeya_status status = KAKEYA_OK;
     if (!d->weights || !d->gradient || !d->moment[0] || !d->moment[1] || !d->aux || !d->first || !d->sequences ||
         !d->results || (!shows_layers(ops) && !chooses(ops) && !d->states))
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: training needs %zu bytes", 4 * bytes);
@@ -218,7 +246,11 @@ static void hear(drafting *d, int layer, int position, int rows, const float *h)
 }
 
 static void look(void *user, const train_layer *layer) {
-    hear(user, layer->layer, layer->position, layer->rows, layer->h);
+    drafting *d = user;
+    if (d->o.assistant)
+        seen_take(&d->seen, d->engine->verifier, layer, d->heard);
+    else
+        hear(d, layer->layer, layer->position, layer->rows, layer->h);
 }
 
 /* A forward of rows behind the cache's committed ones, which are committed. */
@@ -289,7 +321,7 @@ static void add_result(learner_result *to, const learner_result *r) {
 /* What the drafts of all blocks of a step count together, where each block has all of them. */
 static double whole_step(const drafting *d) {
     double block = 0;
-    for (int i = 0; i < d->o.config.block_size - 1; i++)
+    for (int i = 0; i < drafting_block(&d->o) - 1; i++)
         block += d->o.learner.decay > 0 ? exp(-i / d->o.learner.decay) : 1;
     return block * d->o.learner.blocks * d->o.batch;
 }

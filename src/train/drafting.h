@@ -1,5 +1,6 @@
-/* Training of a DFlash drafter: steps of AdamW over a corpus of prompts with the model's answers, on a backend's
- * learner (backend/backend_train.h). What a step does follows from the options, the corpus and the step's number alone.
+/* Training of a drafter, DFlash or an MTP assistant: steps of AdamW over a corpus of prompts with the model's answers,
+ * on a backend's learner (backend/backend_train.h). What a step does follows from the options, the corpus and the
+ * step's number alone.
  */
 #ifndef KAKEYA_TRAIN_DRAFTING_H
 #define KAKEYA_TRAIN_DRAFTING_H
@@ -13,9 +14,10 @@ typedef struct drafting drafting;
 
 typedef struct drafting_options {
     dflash_config config;
-    learner_options learner; /* its drafter is `config` */
-    int batch;               /* sequences of a step */
-    int prompt_blocks;       /* of the learner's blocks of a sequence: they begin in the prompt */
+    const assistant_config *assistant; /* what is trained instead, which the caller keeps; or NULL */
+    learner_options learner;           /* its drafter is `config`, its assistant the above */
+    int batch;                         /* sequences of a step */
+    int prompt_blocks;                 /* of the learner's blocks of a sequence: they begin in the prompt */
     int steps, warm_up;
     bool constant; /* the learning rate stays at its peak */
     double rate;   /* the peak */
@@ -31,20 +33,26 @@ typedef struct drafting_step_result {
     double gradient;
 } drafting_step_result;
 
-/* The recipe, with decay and rate for a drafter from nothing: see docs/training.md. `config` stays as it is. */
+/* The recipe, with decay and rate for a drafter from nothing: see docs/training.md. `config` and `assistant` stay as
+ * they are. */
 void drafting_options_init(drafting_options *o);
+/* Weights of what is trained, and tokens of a block: the first and its drafts. */
+size_t drafting_values(const drafting_options *o);
+int drafting_block(const drafting_options *o);
 
 /* Bytes that training will take beside the engine. */
 size_t drafting_bytes(kakeya_engine *engine, const drafting_options *options);
-/* The engine outlives it, and so does the corpus, which must not change. `start`: dflash_values_count values. Hidden
+/* The engine outlives it, and so does the corpus, which must not change. `start`: drafting_values values. Hidden
  * states come from the engine's backend; where that has no learner, the CPU learns. KAKEYA_UNSUPPORTED where the
- * backend shows no hidden states; KAKEYA_INVALID_ARGUMENT where no answer is long enough. */
+ * backend shows no hidden states, or for an assistant not K and V; KAKEYA_INVALID_ARGUMENT where no answer is long
+ * enough. */
 kakeya_status drafting_create(kakeya_engine *engine, const drafting_options *options, const corpus *data,
                               const float *start, drafting **out, kakeya_error *error);
 void drafting_destroy(drafting *d); /* NULL is fine */
 
 int drafting_done(const drafting *d);             /* steps */
-const float *drafting_weights(const drafting *d); /* laid out as in model/dflash_values.h */
+const float *drafting_weights(const drafting *d); /* laid out as in model/dflash_values.h, or
+                                                     assistant_values.h */
 /* The next step. `interrupted` is asked between sequences: KAKEYA_CANCELLED then, and the step has not happened.
  * KAKEYA_FORMAT where the loss is no number. */
 kakeya_status drafting_step(drafting *d, bool (*interrupted)(void *user), void *user, drafting_step_result *out,

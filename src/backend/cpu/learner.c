@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "backend/cpu/chains.h"
 #include "backend/cpu/matrix.h"
 #include "backend/cpu/rope.h"
 
@@ -105,6 +106,7 @@ static void prepare(backend_learner *l, backend_model *m, const learner_options 
 }
 
 size_t cpu_learner_bytes(backend_model *m, const learner_options *options) {
+    if (options->assistant) return sizeof(backend_learner) + chain_learner_bytes(m, options);
     backend_learner *l = mem_alloc(m->account, MEM_WORKSPACE, sizeof *l);
     train_arena a = {0};
     if (!l) return 0;
@@ -120,9 +122,23 @@ static void fill_head(backend_learner *l, void *context, int row) {
              learner_values(&l->head) + (size_t)row * (size_t)l->c.hidden);
 }
 
+static kakeya_status create_chains(backend_model *m, const learner_options *o, backend_learner **out,
+                                   kakeya_error *error) {
+    backend_learner *l = mem_alloc(m->account, MEM_WORKSPACE, sizeof *l);
+    if (!l) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");
+    memset(l, 0, sizeof *l);
+    kakeya_status status = chain_learner_create(m, o, &l->chains, error);
+    if (status)
+        mem_free(l);
+    else
+        *out = l;
+    return status;
+}
+
 kakeya_status cpu_learner_create(backend_model *m, const learner_options *o, backend_learner **out,
                                  kakeya_error *error) {
     *out = NULL;
+    if (o->assistant) return create_chains(m, o, out, error);
     if (o->drafter->block_size > LEARNER_MAX_BLOCK)
         return error_set(error, KAKEYA_UNSUPPORTED, "a drafter with blocks of %d cannot be trained: the maximum is %d",
                          o->drafter->block_size, LEARNER_MAX_BLOCK);
@@ -153,6 +169,7 @@ kakeya_status cpu_learner_create(backend_model *m, const learner_options *o, bac
 
 void cpu_learner_destroy(backend_learner *l) {
     if (!l) return;
+    chain_learner_destroy(l->chains);
     rope_table_destroy(&l->rope);
     mem_free(l->memory);
     mem_free(l);
@@ -163,6 +180,10 @@ static void turn_matrix(const backend_learner *l, const weight *w, const weight 
 }
 
 void cpu_learner_weights(backend_learner *l, const float *weights) {
+    if (l->chains) {
+        chain_learner_weights(l->chains, weights);
+        return;
+    }
     dflash_values_bind(&l->c, learner_vector(weights), &l->w);
     for (int i = 0; i < l->c.layers; i++) {
         const dflash_layer_weights *w = &l->w.layer[i], *t = &l->turned.layer[i];
@@ -211,6 +232,10 @@ static void learn(backend_learner *l, const learner_sequence *s, bool backward) 
 kakeya_status cpu_learner_learn(backend_learner *l, const learner_sequence *sequences, int n, float scale,
                                 float *gradient, kakeya_error *error) {
     (void)error;
+    if (l->chains) {
+        for (int i = 0; i < n; i++) chain_learner_learn(l->chains, &sequences[i], scale, gradient);
+        return KAKEYA_OK;
+    }
     l->scale = scale;
     l->backward = gradient != NULL;
     if (gradient) dflash_values_bind(&l->c, gradient, &l->gradient);

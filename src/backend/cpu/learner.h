@@ -27,6 +27,7 @@ typedef struct learner_layer {
 } learner_layer;
 
 struct backend_learner {
+    struct chain_learner *chains; /* of an assistant, which then is all that there is; else NULL */
     backend_model *m;
     learner_options o;
     dflash_config c;

@@ -51,6 +51,7 @@ const backend_train_ops *cpu_train(void) {
                                           .student_weights = cpu_student_weights,
                                           .student_teach = cpu_student_teach,
                                           .student_learn = cpu_student_learn,
+                                          .learns_assistants = true,
                                           .learner_bytes = cpu_learner_bytes,
                                           .learner_create = cpu_learner_create,
                                           .learner_destroy = cpu_learner_destroy,

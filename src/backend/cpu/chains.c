@@ -1,0 +1,292 @@
+#include "backend/cpu/chains.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/backward.h"
+#include "backend/cpu/matrix.h"
+#include "backend/cpu/rope.h"
+
+/* -------------------------------------------------------------------------------------------------------- memory */
+
+static size_t most(size_t a, size_t b) { return a > b ? a : b; }
+
+/* The largest sizes that a learner of these options has. */
+typedef struct sizes {
+    size_t chains, rows, positions, hidden, backbone, vocab, width, q, widest;
+} sizes;
+
+static sizes sizes_of(const chain_learner *l) {
+    const gemma4_config *c = &l->c.stack;
+    sizes s = {.chains = (size_t)l->o.blocks,
+               .positions = (size_t)l->o.sequence,
+               .hidden = (size_t)c->hidden,
+               .backbone = (size_t)l->c.backbone,
+               .vocab = (size_t)c->vocab};
+    s.rows = s.chains * (size_t)(l->o.chain - 1);
+    for (int i = 0; i < c->layers; i++) {
+        s.width = most(s.width, (size_t)c->layer[i].intermediate);
+        s.q = most(s.q, (size_t)chain_q(l, i));
+    }
+    s.widest = most(most(2 * s.backbone, s.hidden), most(2 * s.width, s.q));
+    return s;
+}
+
+static weight take_turned(train_arena *a, int out, int in) {
+    return weight_matrix(WEIGHT_F32, train_take(a, (size_t)out * (size_t)in), in, out);
+}
+
+static void lay_out_weights(chain_learner *l, train_arena *a) {
+    const gemma4_config *c = &l->c.stack;
+    l->turned.state = take_turned(a, c->hidden, l->c.backbone);
+    l->turned.post = take_turned(a, l->c.backbone, c->hidden);
+    l->turned.head = take_turned(a, c->vocab, c->hidden);
+    for (int i = 0; i < c->layers; i++) {
+        int width = c->layer[i].intermediate;
+        l->turned.layer[i].q = take_turned(a, chain_q(l, i), c->hidden);
+        l->turned.layer[i].o = take_turned(a, c->hidden, chain_q(l, i));
+        l->turned.layer[i].gate = take_turned(a, width, c->hidden);
+        l->turned.layer[i].up = take_turned(a, width, c->hidden);
+        l->turned.layer[i].down = take_turned(a, c->hidden, width);
+    }
+}
+
+static void lay_out_products(chain_learner *l, const sizes *s, train_arena *a) {
+    size_t head = CHAIN_HEAD_ROWS, packed = train_packed_floats(l->m, s->chains, s->widest);
+    packed = most(packed, train_packed_floats(l->m, head, most(s->vocab, s->hidden)));
+    packed = most(packed, train_packed_floats(l->m, s->vocab, head));
+    packed = most(packed, train_packed_floats(l->m, s->widest, s->rows));
+    size_t turned = most((s->vocab + s->hidden) * head, (s->widest + s->hidden) * s->rows);
+    size_t product = most(most(s->vocab, s->widest) * s->hidden, s->chains * s->hidden);
+    l->products = (train_products){l->m, train_take(a, packed), train_take(a, turned), train_take(a, product)};
+    size_t of_thread = train_packed_floats(l->m, CHAIN_CHUNK, s->positions);
+    for (int i = 0; i < l->c.stack.layers; i++)
+        of_thread = most(of_thread, train_packed_floats(l->m, CHAIN_CHUNK, (size_t)l->c.stack.layer[i].head_dim));
+    for (int i = 0; i < l->m->threads; i++) l->thread_packed[i] = train_take(a, of_thread);
+}
+
+static void lay_out_layer(chain_learner *l, int index, const sizes *s, train_arena *a) {
+    chain_layer *x = &l->layer[index];
+    size_t q = (size_t)chain_q(l, index), width = (size_t)l->c.stack.layer[index].intermediate;
+    float **of_hidden[] = {&x->x, &x->x2, &x->attended, &x->middle, &x->fed, &x->sum, &x->d_attended, &x->d_fed};
+    for (size_t i = 0; i < sizeof of_hidden / sizeof *of_hidden; i++)
+        *of_hidden[i] = train_take(a, s->rows * s->hidden);
+    float **of_q[] = {&x->q_raw, &x->q, &x->o, &x->d_q};
+    for (size_t i = 0; i < sizeof of_q / sizeof *of_q; i++) *of_q[i] = train_take(a, s->rows * q);
+    x->gate_up = train_take(a, s->rows * 2 * width);
+    x->d_gate_up = train_take(a, s->rows * 2 * width);
+    x->act = train_take(a, s->rows * width);
+    x->shares = train_take(a, (size_t)l->c.stack.heads * s->rows * s->positions);
+}
+
+static void lay_out(chain_learner *l, train_arena *a) {
+    const sizes s = sizes_of(l);
+    lay_out_weights(l, a);
+    lay_out_products(l, &s, a);
+    for (int type = 0; type < 2; type++) {
+        float **of[] = {&l->kv[type].keys, &l->kv[type].keys_t, &l->kv[type].values, &l->kv[type].values_t};
+        for (int i = 0; i < 4 && l->seen.source[type] >= 0; i++) *of[i] = train_take(a, s.positions * l->seen.kv[type]);
+    }
+    for (int i = 0; i < l->c.stack.layers; i++) lay_out_layer(l, i, &s, a);
+    l->scored = (int *)(void *)train_take(a, s.rows);
+    l->loss = (double *)(void *)train_take(a, 2 * s.rows);
+    l->right = (bool *)(void *)train_take(a, s.rows);
+    l->pair = train_take(a, s.rows * 2 * s.backbone);
+    l->stream = train_take(a, (size_t)(l->c.stack.layers + 1) * s.rows * s.hidden);
+    l->logits = train_take(a, CHAIN_HEAD_ROWS * s.vocab);
+    l->picked = train_take(a, CHAIN_HEAD_ROWS * s.hidden);
+    float **of_rows[] = {&l->normed, &l->d_normed, &l->d_h0};
+    for (int i = 0; i < 3; i++) *of_rows[i] = train_take(a, s.rows * s.hidden);
+    l->d_state = train_take(a, s.rows * s.backbone);
+    l->d_stream = train_take(a, s.chains * s.hidden);
+    l->d_x = train_take(a, s.chains * s.hidden);
+    l->d_act = train_take(a, s.chains * s.width);
+    l->d_o = train_take(a, s.chains * s.q);
+    l->d_shares = train_take(a, (size_t)l->c.stack.heads * s.chains * s.positions);
+}
+
+static void prepare(chain_learner *l, backend_model *m, const learner_options *o) {
+    memset(l, 0, sizeof *l);
+    l->m = m;
+    l->o = *o;
+    l->c = *o->assistant;
+    l->o.assistant = &l->c;
+    l->seen = assistant_sees(&l->c, m->config);
+}
+
+size_t chain_learner_bytes(backend_model *m, const learner_options *options) {
+    chain_learner *l = mem_alloc(m->account, MEM_WORKSPACE, sizeof *l);
+    train_arena a = {0};
+    if (!l) return 0;
+    prepare(l, m, options);
+    lay_out(l, &a);
+    mem_free(l);
+    return a.floats * sizeof(float) + sizeof *l;
+}
+
+kakeya_status chain_learner_create(backend_model *m, const learner_options *options, chain_learner **out,
+                                   kakeya_error *error) {
+    *out = NULL;
+    if (options->assistant->clusters)
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "an assistant with a head of %d clusters cannot be trained: use one with a whole head",
+                         options->assistant->clusters);
+    chain_learner *l = mem_alloc(m->account, MEM_WORKSPACE, sizeof *l);
+    if (!l) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");
+    prepare(l, m, options);
+    train_arena a = {0};
+    lay_out(l, &a);
+    size_t bytes = a.floats * sizeof(float);
+    l->memory = mem_alloc(m->account, MEM_WORKSPACE, bytes);
+    kakeya_status status = KAKEYA_OK;
+    if (!l->memory) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: training needs %zu bytes", bytes);
+    for (int type = 0; type < 2 && !status; type++) {
+        if (l->seen.source[type] >= 0) status = rope_table_reserve(m, &m->rope[type], options->sequence, error);
+    }
+    if (status) {
+        chain_learner_destroy(l);
+        return status;
+    }
+    memset(l->memory, 0, bytes);
+    a = (train_arena){.base = l->memory};
+    lay_out(l, &a);
+    *out = l;
+    return KAKEYA_OK;
+}
+
+void chain_learner_destroy(chain_learner *l) {
+    if (!l) return;
+    mem_free(l->memory);
+    mem_free(l);
+}
+
+static void turn_matrix(const chain_learner *l, const weight *w, const weight *turned) {
+    train_turn_wide(&l->products, chain_values(w), (size_t)w->in, w->out, w->in, chain_values(turned));
+}
+
+void chain_learner_weights(chain_learner *l, const float *weights) {
+    assistant_values_bind(&l->c, chain_vector(weights), &l->w);
+    const assistant_weights *w = &l->w.weights;
+    const weight *pre = &w->pre_projection;
+    int backbone = l->c.backbone;
+    train_turn_wide(&l->products, chain_values(pre) + backbone, (size_t)pre->in, pre->out, backbone,
+                    chain_values(&l->turned.state));
+    turn_matrix(l, &w->post_projection, &l->turned.post);
+    turn_matrix(l, &w->stack.head, &l->turned.head);
+    for (int i = 0; i < l->c.stack.layers; i++) {
+        const gemma4_layer_weights *of = &w->stack.layer[i];
+        turn_matrix(l, &of->q_proj, &l->turned.layer[i].q);
+        turn_matrix(l, &of->o_proj, &l->turned.layer[i].o);
+        turn_matrix(l, &of->gate_proj, &l->turned.layer[i].gate);
+        turn_matrix(l, &of->up_proj, &l->turned.layer[i].up);
+        turn_matrix(l, &of->down_proj, &l->turned.layer[i].down);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------ the cost */
+
+typedef struct score_work {
+    int from; /* of the scored rows */
+} score_work;
+
+static int place_of(const chain_learner *l, int row) { return row / l->chains; }
+
+static int position_of(const chain_learner *l, int row) {
+    return l->sequence->first[row % l->chains] + place_of(l, row) + 1; /* of the token that the row is to give */
+}
+
+static double counts(const chain_learner *l, int place) { return l->o.decay > 0 ? exp(-place / l->o.decay) : 1; }
+
+static bool is_suppressed(const gemma4_config *c, int token) {
+    for (int i = 0; i < c->n_suppress_tokens; i++) {
+        if (c->suppress_tokens[i] == token) return true;
+    }
+    return false;
+}
+
+static void score_row(chain_learner *l, void *context, int row) {
+    const score_work *w = context;
+    const gemma4_config *c = &l->c.stack;
+    int at = l->scored[w->from + row], best = -1;
+    int32_t target = l->sequence->tokens[position_of(l, at)];
+    float *z = l->logits + (size_t)row * (size_t)c->vocab;
+    for (int i = 0; i < c->vocab; i++) {
+        if ((best < 0 || z[i] > z[best]) && !is_suppressed(l->m->config, i)) best = i;
+    }
+    double weigh = counts(l, place_of(l, at));
+    if (c->logit_softcap > 0) l->m->kernels->soft_cap(c->logit_softcap, c->vocab, z);
+    l->loss[at] =
+        weigh * backward_cross_entropy(z, c->vocab, target, c->logit_softcap, (float)((double)l->scale * weigh));
+    l->right[at] = best == target;
+}
+
+static void add_up(const chain_learner *l, learner_result *out) {
+    for (int i = 0; i < l->n_scored; i++) {
+        int row = l->scored[i], place = place_of(l, row);
+        out->loss += l->loss[row];
+        out->counted += counts(l, place);
+        out->drafts[place]++;
+        out->right[place] += l->right[row];
+    }
+    for (int chain = 0; chain < l->chains; chain++) {
+        if (l->sequence->first[chain] + l->passes >= l->sequence->n) continue;
+        int held = 0;
+        while (held < l->passes && l->right[held * l->chains + chain]) held++;
+        out->blocks++;
+        out->held += held;
+    }
+}
+
+/* With `backward`, d_normed, and the head's gradient. */
+static void score(chain_learner *l, bool backward, learner_result *out) {
+    const weight *head = &l->w.weights.stack.head;
+    size_t hidden = (size_t)l->c.stack.hidden, vocab = (size_t)l->c.stack.vocab;
+    if (backward) memset(l->d_normed, 0, (size_t)(l->chains * l->passes) * hidden * sizeof *l->d_normed);
+    for (int from = 0; from < l->n_scored; from += CHAIN_HEAD_ROWS) {
+        int n = l->n_scored - from < CHAIN_HEAD_ROWS ? l->n_scored - from : CHAIN_HEAD_ROWS;
+        for (int i = 0; i < n; i++)
+            memcpy(l->picked + (size_t)i * hidden, l->normed + (size_t)l->scored[from + i] * hidden,
+                   hidden * sizeof *l->picked);
+        train_product(&l->products, l->picked, hidden, n, head, l->logits, vocab);
+        score_work work = {from};
+        chain_each(l, n, score_row, &work);
+        if (!backward) continue;
+        train_outer_add(&l->products, l->logits, vocab, (int)vocab, l->picked, hidden, (int)hidden, n,
+                        chain_values(&l->gradient.weights.stack.head));
+        train_product(&l->products, l->logits, vocab, n, &l->turned.head, l->picked, hidden);
+        for (int i = 0; i < n; i++)
+            memcpy(l->d_normed + (size_t)l->scored[from + i] * hidden, l->picked + (size_t)i * hidden,
+                   hidden * sizeof *l->d_normed);
+    }
+    add_up(l, out);
+}
+
+/* ------------------------------------------------------------------------------------------------------ sequence */
+
+static void place_rows(chain_learner *l) {
+    const learner_sequence *s = l->sequence;
+    l->chains = s->blocks;
+    l->passes = l->o.chain - 1;
+    l->positions = l->n_scored = 0;
+    for (int i = 0; i < s->blocks; i++) {
+        if (s->first[i] > l->positions) l->positions = s->first[i];
+    }
+    for (int row = 0; row < l->chains * l->passes; row++) {
+        if (position_of(l, row) < s->n) l->scored[l->n_scored++] = row;
+    }
+}
+
+void chain_learner_learn(chain_learner *l, const learner_sequence *sequence, float scale, float *gradient) {
+    *sequence->result = (learner_result){0};
+    l->sequence = sequence;
+    l->scale = scale;
+    if (sequence->blocks <= 0) return;
+    place_rows(l);
+    chain_gather(l);
+    if (gradient) assistant_values_bind(&l->c, gradient, &l->gradient);
+    for (int pass = 0; pass < l->passes; pass++) chain_pass(l, pass);
+    score(l, gradient != NULL, sequence->result);
+    if (!gradient) return;
+    for (int pass = l->passes - 1; pass >= 0; pass--) chain_pass_back(l, pass);
+    chain_sums(l);
+}

@@ -1,0 +1,104 @@
+/* The learner of MTP assistants (backend/backend_train.h): chains of passes from many places of one sequence, exact
+ * float32, every value that the way back needs kept, and that way. A pass is that of backend/program/assistant.c.
+ *
+ *   chains.c            memory, weights, the order of a sequence, what the drafts cost
+ *   chains_layer.c      a pass, there and back               chains_attention.c  its attention
+ *
+ * Shapes: N chains of a sequence, D passes of each, R = D N rows, pass by pass; T positions, h hidden of the assistant,
+ * H of the verifier. Tokens come from the sequence, so all that a pass needs of the one before is its state. */
+#ifndef KAKEYA_BACKEND_CPU_CHAINS_H
+#define KAKEYA_BACKEND_CPU_CHAINS_H
+
+#include "backend/backend_train.h"
+#include "backend/cpu/cpu.h"
+#include "backend/cpu/train_products.h"
+#include "model/assistant_values.h"
+
+typedef struct chain_layer {
+    float *x, *x2;            /* [R][h] after the norms before attention and before the MLP */
+    float *q_raw, *q;         /* [R][q] before and after norm and RoPE */
+    float *shares;            /* [D][heads][N][T] attention weights */
+    float *o;                 /* [R][q] */
+    float *attended, *middle; /* [R][h] o_proj of that; the residual stream behind its norm */
+    float *gate_up, *act;     /* [R][2 * intermediate], [R][intermediate] */
+    float *fed, *sum;         /* [R][h] down_proj of that; the stream that layer_scalar multiplies */
+    /* gradients of what products gave */
+    float *d_q, *d_attended, *d_gate_up, *d_fed;
+} chain_layer;
+
+/* What all passes attend of one type of layers, a K/V head's after another: [kv_heads][T][d] and [kv_heads][d][T]. */
+typedef struct chain_kv {
+    float *keys, *keys_t, *values, *values_t;
+} chain_kv;
+
+typedef struct chain_learner {
+    backend_model *m;
+    assistant_config c;
+    learner_options o;
+    assistant_seen seen;
+    assistant_values w, gradient; /* the latter bound during a call that wants one */
+    /* transposed, [in][out] */
+    struct {
+        weight state, post, head; /* the state's half of pre_projection */
+        struct {
+            weight q, o, gate, up, down;
+        } layer[ASSISTANT_MAX_LAYERS];
+    } turned;
+    float *memory;
+    train_products products;
+    void *thread_packed[THREAD_POOL_MAX];
+
+    /* the sequence */
+    const learner_sequence *sequence;
+    int chains, passes, positions; /* N, D, T */
+    int *scored, n_scored;         /* rows that have a target */
+    float scale;
+
+    chain_kv kv[2];         /* by gemma4_layer_type */
+    float *pair;            /* [R][2H] */
+    float *stream;          /* [layers + 1][R][h]: inputs of layers, and the output of the last one */
+    float *normed;          /* [R][h] behind the final norm */
+    float *logits, *picked; /* [CHAIN_HEAD_ROWS][vocab], [CHAIN_HEAD_ROWS][h] */
+    double *loss;           /* [R] */
+    bool *right;            /* [R] */
+    float *d_normed, *d_h0; /* [R][h] */
+    float *d_state;         /* [R][H] of what passes gave */
+    float *d_stream, *d_x;  /* [N][h] */
+    float *d_act, *d_o;     /* [N][intermediate], [N][q] */
+    float *d_shares;        /* [heads][N][T] */
+    chain_layer layer[ASSISTANT_MAX_LAYERS];
+} chain_learner;
+
+enum { CHAIN_HEAD_ROWS = 128, CHAIN_CHUNK = 32 /* rows of a piece of attention */ };
+
+static inline int chain_q(const chain_learner *l, int layer) {
+    return l->c.stack.heads * l->c.stack.layer[layer].head_dim;
+}
+static inline float *chain_values(const weight *w) { return (float *)(uintptr_t)w->stream[0]; }
+static inline float *chain_vector(const float *v) { return (float *)(uintptr_t)v; }
+/* The first row of a pass. */
+static inline size_t chain_row(const chain_learner *l, int pass) { return (size_t)pass * (size_t)l->chains; }
+
+/* task(l, context, row) for each of n rows on the pool. */
+typedef void (*chain_task)(chain_learner *l, void *context, int row);
+void chain_each(chain_learner *l, int n, chain_task task, void *context);
+
+/* --- chains_attention.c: K and V of the sequence; from q to o; from d_o to d_q, which is set. */
+void chain_gather(chain_learner *l);
+void chain_attend(chain_learner *l, int pass, int layer);
+void chain_attend_back(chain_learner *l, int pass, int layer);
+
+/* --- chains_layer.c: a pass from its pair to its state; from d_normed (and d_state of its own, but in the last pass)
+ * to d_state of the pass before. Gradients of norms and scalars are added, those of matrices wait for chain_sums. */
+void chain_pass(chain_learner *l, int pass);
+void chain_pass_back(chain_learner *l, int pass);
+void chain_sums(chain_learner *l);
+
+size_t chain_learner_bytes(backend_model *m, const learner_options *options);
+kakeya_status chain_learner_create(backend_model *m, const learner_options *options, chain_learner **out,
+                                   kakeya_error *error);
+void chain_learner_destroy(chain_learner *l); /* NULL is fine */
+void chain_learner_weights(chain_learner *l, const float *weights);
+void chain_learner_learn(chain_learner *l, const learner_sequence *sequence, float scale, float *gradient);
+
+#endif

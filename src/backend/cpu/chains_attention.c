@@ -1,0 +1,145 @@
+/* Attention of a pass: a chain that begins at p sees positions before p, in sliding layers the window's without p. */
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/backward.h"
+#include "backend/cpu/chains.h"
+#include "backend/cpu/matrix.h"
+
+typedef struct attention_work {
+    chain_learner *l;
+    const chain_kv *kv;
+    int pass, layer, group, chunks, window;
+    size_t d, q, rows, positions;
+} attention_work;
+
+static attention_work work_of(chain_learner *l, int pass, int layer) {
+    const gemma4_layer_config *c = &l->c.stack.layer[layer];
+    return (attention_work){.l = l,
+                            .kv = &l->kv[c->type],
+                            .pass = pass,
+                            .layer = layer,
+                            .group = l->c.stack.heads / c->kv_heads,
+                            .chunks = (l->chains + CHAIN_CHUNK - 1) / CHAIN_CHUNK,
+                            .window = c->type == GEMMA4_SLIDING ? l->m->config->sliding_window : 0,
+                            .d = (size_t)c->head_dim,
+                            .q = (size_t)chain_q(l, layer),
+                            .rows = (size_t)l->chains,
+                            .positions = (size_t)l->positions};
+}
+
+/* -------------------------------------------------------------------------------------------------------- gather */
+
+typedef struct gather_work {
+    chain_learner *l;
+    gemma4_layer_type type;
+    size_t d;
+} gather_work;
+
+/* Items are K/V heads. */
+static void gather_head(void *context, size_t begin, size_t end, int thread) {
+    (void)thread;
+    const gather_work *w = context;
+    const chain_learner *l = w->l;
+    const chain_kv *kv = &l->kv[w->type];
+    size_t n = (size_t)l->positions, d = w->d;
+    for (size_t head = begin; head < end; head++) {
+        for (int half = 0; half < 2; half++) {
+            const float *from = l->sequence->aux + (half ? l->seen.v : l->seen.k)[w->type] + head * d;
+            float *to = (half ? kv->values : kv->keys) + head * n * d;
+            for (size_t p = 0; p < n; p++) memcpy(to + p * d, from + p * l->seen.width, d * sizeof *to);
+            train_turn(to, d, (int)n, (int)d, (half ? kv->values_t : kv->keys_t) + head * n * d);
+        }
+    }
+}
+
+void chain_gather(chain_learner *l) {
+    for (int type = 0; type < 2; type++) {
+        if (l->seen.source[type] < 0) continue;
+        const gemma4_layer_config *c = &l->m->config->layer[l->seen.source[type]];
+        gather_work work = {l, (gemma4_layer_type)type, (size_t)c->head_dim};
+        thread_pool_for(l->m->pool, (size_t)c->kv_heads, 1, gather_head, &work);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------------- there */
+
+static void share_row(const attention_work *w, int first, float *shares) {
+    int begin = w->window && first - w->window + 1 > 0 ? first - w->window + 1 : 0;
+    float largest = -INFINITY;
+    double sum = 0;
+    for (int p = begin; p < first; p++) largest = fmaxf(largest, shares[p]);
+    memset(shares, 0, (size_t)begin * sizeof *shares);
+    memset(shares + first, 0, (w->positions - (size_t)first) * sizeof *shares);
+    for (int p = begin; p < first; p++) sum += (double)(shares[p] = expf(shares[p] - largest));
+    float each = (float)(1 / sum);
+    for (int p = begin; p < first; p++) shares[p] *= each;
+}
+
+/* A piece of the rows of a query head. */
+typedef struct piece {
+    size_t head, kv_head, from, n;
+} piece;
+
+static piece piece_of(const attention_work *w, size_t item) {
+    size_t head = item / (size_t)w->chunks, from = item % (size_t)w->chunks * CHAIN_CHUNK,
+           n = w->rows - from < CHAIN_CHUNK ? w->rows - from : CHAIN_CHUNK;
+    return (piece){head, head / (size_t)w->group, from, n};
+}
+
+static float *shares_of(const attention_work *w, const piece *p) {
+    size_t heads = (size_t)w->l->c.stack.heads;
+    return w->l->layer[w->layer].shares + (((size_t)w->pass * heads + p->head) * w->rows + p->from) * w->positions;
+}
+
+static size_t query_at(const attention_work *w, const piece *p) {
+    return (chain_row(w->l, w->pass) + p->from) * w->q + p->head * w->d;
+}
+
+static void attend_rows(void *context, size_t begin, size_t end, int thread) {
+    const attention_work *w = context;
+    chain_learner *l = w->l;
+    for (size_t item = begin; item < end; item++) {
+        piece p = piece_of(w, item);
+        size_t at = p.kv_head * w->positions * w->d, query = query_at(w, &p);
+        float *shares = shares_of(w, &p);
+        weight keys = weight_matrix(WEIGHT_F32, w->kv->keys + at, l->positions, (int)w->d),
+               values = weight_matrix(WEIGHT_F32, w->kv->values_t + at, (int)w->d, l->positions);
+        multiply_alone(l->m, &keys, l->layer[w->layer].q + query, w->q, (int)p.n, l->thread_packed[thread], shares,
+                       w->positions);
+        for (size_t r = 0; r < p.n; r++) share_row(w, l->sequence->first[p.from + r], shares + r * w->positions);
+        multiply_alone(l->m, &values, shares, w->positions, (int)p.n, l->thread_packed[thread],
+                       l->layer[w->layer].o + query, w->q);
+    }
+}
+
+void chain_attend(chain_learner *l, int pass, int layer) {
+    attention_work work = work_of(l, pass, layer);
+    thread_pool_for(l->m->pool, (size_t)(l->c.stack.heads * work.chunks), 1, attend_rows, &work);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- back */
+
+static void rows_back(void *context, size_t begin, size_t end, int thread) {
+    const attention_work *w = context;
+    chain_learner *l = w->l;
+    for (size_t item = begin; item < end; item++) {
+        piece p = piece_of(w, item);
+        size_t at = p.kv_head * w->positions * w->d;
+        const float *shares = shares_of(w, &p);
+        float *d_shares = l->d_shares + (p.head * w->rows + p.from) * w->positions;
+        weight values = weight_matrix(WEIGHT_F32, w->kv->values + at, l->positions, (int)w->d),
+               keys = weight_matrix(WEIGHT_F32, w->kv->keys_t + at, (int)w->d, l->positions);
+        multiply_alone(l->m, &values, l->d_o + p.from * w->q + p.head * w->d, w->q, (int)p.n, l->thread_packed[thread],
+                       d_shares, w->positions);
+        for (size_t r = 0; r < p.n; r++)
+            backward_softmax(shares + r * w->positions, (int)w->positions, d_shares + r * w->positions);
+        multiply_alone(l->m, &keys, d_shares, w->positions, (int)p.n, l->thread_packed[thread],
+                       l->layer[w->layer].d_q + query_at(w, &p), w->q);
+    }
+}
+
+void chain_attend_back(chain_learner *l, int pass, int layer) {
+    attention_work work = work_of(l, pass, layer);
+    thread_pool_for(l->m->pool, (size_t)(l->c.stack.heads * work.chunks), 1, rows_back, &work);
+}

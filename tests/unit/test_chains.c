@@ -1,0 +1,293 @@
+/* Training of MTP assistants: the gradient of every tensor against numerical differentiation, through whole chains; the
+ * loss is that of the logits which the engine's assistant has, and its drafts are what a learner finds right; the same
+ * bits for any number of threads. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "unit/assistant_pair.h"
+
+#include "backend/backend_train.h"
+#include "model/assistant_values.h"
+#include "model/tensors.h"
+#include "train/seen.h"
+
+enum { LENGTH = 40, CHAINS = 5, DRAFTS = 4 };
+static const double decay = 3;
+
+typedef struct school {
+    pair p;
+    const backend_train_ops *ops;
+    backend_learner *learner;
+    assistant_config config;
+    assistant_seen seen;
+    size_t n;
+    float *weights, *gradient, *states;
+    int32_t tokens[LENGTH];
+} school;
+
+typedef struct reading {
+    school *s;
+    size_t n;
+} reading;
+
+static kakeya_status read_slot(void *context, const tensor_slot *slot, kakeya_error *error) {
+    (void)error;
+    reading *r = context;
+    const char *at = (const char *)&r->s->p.assistant->weights + slot->offset;
+    float *to = r->s->weights + r->n;
+    if (slot->kind == SLOT_IGNORED) return KAKEYA_OK;
+    r->n += (size_t)tensor_slot_elements(slot);
+    if (slot->kind == SLOT_MATRIX) {
+        const weight *w = (const weight *)(const void *)at;
+        for (int row = 0; row < w->out; row++)
+            r->s->ops->weight_row(r->s->p.backend, w, row, to + (size_t)row * (size_t)w->in);
+    } else if (slot->kind == SLOT_VECTOR) {
+        memcpy(to, *(const float *const *)(const void *)at, (size_t)tensor_slot_elements(slot) * sizeof *to);
+    } else {
+        memcpy(to, at, sizeof *to);
+    }
+    return KAKEYA_OK;
+}
+
+static void look(void *user, const train_layer *layer) {
+    school *s = user;
+    seen_take(&s->seen, s->p.verifier, layer, s->states);
+}
+
+/* What the verifier says of the sequence, in two forwards. */
+static void listen(school *s) {
+    backend_cache *cache = open_cache(&s->p, &native, KV_FORMAT_F32);
+    REQUIRE_OK(s->ops->forward(s->p.backend, cache, s->tokens, 23, look, s, error));
+    REQUIRE_OK(s->ops->forward(s->p.backend, cache, s->tokens + 23, LENGTH - 23, look, s, error));
+    s->p.ops->cache_destroy(cache);
+}
+
+static learner_options options_of(const school *s) {
+    return (learner_options){
+        .assistant = &s->config, .chain = DRAFTS + 1, .sequence = LENGTH, .blocks = CHAINS, .decay = decay};
+}
+
+static void open_on(school *s, int which, int threads) {
+    memset(s, 0, sizeof *s);
+    open_pair(&s->p, which, KAKEYA_PRECISION_F32, threads);
+    s->ops = backend_train_find(s->p.ops);
+    s->config = s->p.assistant->config;
+    s->seen = assistant_sees(&s->config, &s->p.verifier->config);
+    s->n = assistant_values_count(&s->config);
+    s->weights = calloc(s->n, sizeof *s->weights);
+    s->gradient = calloc(s->n, sizeof *s->gradient);
+    s->states = calloc(LENGTH * s->seen.width, sizeof *s->states);
+    reading r = {s, 0};
+    REQUIRE_OK(assistant_walk(&s->config, read_slot, &r, error));
+    assert_int_equal(r.n, s->n);
+    memcpy(s->tokens, ids(&s->p, "input_ids"), sizeof s->tokens);
+    listen(s);
+    const learner_options o = options_of(s);
+    size_t before = mem_total(&s->p.account), bytes = s->ops->learner_bytes(s->p.backend, &o);
+    REQUIRE_OK(s->ops->learner_create(s->p.backend, &o, &s->learner, error));
+    assert_in_range(mem_total(&s->p.account) - before, bytes, bytes + (1 << 20)); /* and RoPE's tables */
+}
+
+static void close_school(school *s) {
+    s->ops->learner_destroy(s->learner);
+    free(s->weights);
+    free(s->gradient);
+    free(s->states);
+    close_pair(&s->p);
+}
+
+static learner_result learn_at(school *s, const int *first, int chains, int length, float *gradient) {
+    learner_result r;
+    const learner_sequence sequence = {s->tokens, s->states, first, length, chains, &r};
+    if (gradient) memset(gradient, 0, s->n * sizeof *gradient);
+    s->ops->learner_weights(s->learner, s->weights);
+    REQUIRE_OK(s->ops->learner_learn(s->learner, &sequence, 1, 1, gradient, error));
+    return r;
+}
+
+/* The sequence is longer than a window, and the last chain ends behind it. */
+static learner_result learn(school *s, float *gradient) {
+    static const int first[CHAINS] = {1, 9, 17, 30, LENGTH - 3};
+    return learn_at(s, first, CHAINS, LENGTH, gradient);
+}
+
+/* ----------------------------------------------------------------------------------------------------- gradients */
+
+typedef struct slot_check {
+    school *s;
+    size_t at;
+    double loss;
+} slot_check;
+
+/* Along the gradient of one tensor: central differences of two steps, without the error of third order. */
+static kakeya_status check_slot(void *context, const tensor_slot *slot, kakeya_error *error) {
+    (void)error;
+    slot_check *c = context;
+    school *s = c->s;
+    if (slot->kind == SLOT_IGNORED) return KAKEYA_OK;
+    size_t n = (size_t)tensor_slot_elements(slot), at = c->at;
+    c->at += n;
+    double square = 0, change[2];
+    for (size_t i = at; i < at + n; i++) square += (double)s->gradient[i] * (double)s->gradient[i];
+    double length = sqrt(square);
+    if (slot->kind == SLOT_SCALAR && at + n == s->n) return KAKEYA_OK; /* the final norm takes the last one's size away */
+    if (!(length > 1e-5)) fail_msg("%s: gradient of length %g", slot->name, length);
+    float *kept = malloc(n * sizeof *kept);
+    memcpy(kept, s->weights + at, n * sizeof *kept);
+    for (int twice = 0; twice < 2; twice++) {
+        double step = fmin(0.02, 0.002 * c->loss / length) * (1 + twice), loss[2];
+        for (int sign = 0; sign < 2; sign++) {
+            for (size_t i = 0; i < n; i++)
+                s->weights[at + i] =
+                    (float)((double)kept[i] + (sign ? -step : step) * (double)s->gradient[at + i] / length);
+            loss[sign] = learn(s, NULL).loss;
+        }
+        change[twice] = (loss[0] - loss[1]) / (2 * step);
+    }
+    memcpy(s->weights + at, kept, n * sizeof *kept);
+    free(kept);
+    double found = (4 * change[0] - change[1]) / 3;
+    if (!(fabs(found - length) <= 0.01 * length + 1e-4))
+        fail_msg("%s: gradient %g, differentiated %g", slot->name, length, found);
+    return KAKEYA_OK;
+}
+
+static void gradients(void **state) {
+    (void)state;
+    static const int with[] = {0, 1, 3};
+    for (size_t i = 0; i < sizeof with / sizeof *with; i++) {
+        school s;
+        open_on(&s, with[i], 1);
+        learner_result r = learn(&s, s.gradient);
+        assert_int_equal(r.blocks, CHAINS - 1);
+        assert_int_equal(r.drafts[0], CHAINS);
+        assert_int_equal(r.drafts[2], CHAINS - 1);
+        slot_check check = {&s, 0, r.loss};
+        REQUIRE_OK(assistant_walk(&s.config, check_slot, &check, error));
+        assert_int_equal(check.at, s.n);
+        close_school(&s);
+    }
+}
+
+/* A loss that each number of a scalar's neighbourhood has: the derivative alone, not its length. */
+static void scalars_have_a_sign(void **state) {
+    (void)state;
+    school s;
+    open_on(&s, 0, 1);
+    learn(&s, s.gradient);
+    assistant_values w, g;
+    assistant_values_bind(&s.config, s.weights, &w);
+    assistant_values_bind(&s.config, s.gradient, &g);
+    for (int i = 0; i < s.config.stack.layers; i++) {
+        const float step = 4e-3f, kept = *w.scalar[i];
+        *w.scalar[i] = kept + step;
+        double up = learn(&s, NULL).loss;
+        *w.scalar[i] = kept - step;
+        double found = (up - learn(&s, NULL).loss) / (2 * (double)step), expected = (double)*g.scalar[i];
+        *w.scalar[i] = kept;
+        if (!(fabs(found - expected) <= 0.02 * fabs(expected) + 2e-3))
+            fail_msg("scalar of layer %d: %g, differentiated %g", i, expected, found);
+    }
+    close_school(&s);
+}
+
+/* --------------------------------------------------------------------------------------------- what inference does */
+
+static double cross_entropy(const float *z, int n, int32_t target) {
+    double largest = -INFINITY, sum = 0;
+    for (int i = 0; i < n; i++) largest = fmax(largest, (double)z[i]);
+    for (int i = 0; i < n; i++) sum += exp((double)z[i] - largest);
+    return largest + log(sum) - (double)z[target];
+}
+
+static void as_the_engine_drafts(void **state) {
+    (void)state;
+    static const int with[] = {0, 1, 3}, prefixes[] = {6, 25}; /* within a window, and behind it */
+    for (int k = 0; k < 6; k++) {
+        school s;
+        open_on(&s, with[k / 2], 1);
+        int prefix = prefixes[k % 2], vocab = s.config.stack.vocab;
+        float *logits = calloc((size_t)(DRAFTS * vocab), sizeof *logits);
+        backend_cache *cache = open_cache(&s.p, &native, KV_FORMAT_F32);
+        step(&s.p, cache, SEGMENT_PROMPT, s.tokens, prefix, prefix, NULL);
+        const assistant_trace trace = {.logits = logits};
+        int32_t drafts[DRAFTS];
+        REQUIRE_OK(assistant_chain(cache, s.tokens[prefix], DRAFTS, drafts, &trace, error));
+        memcpy(s.tokens + prefix + 1, drafts, sizeof drafts);
+        listen(&s);
+        double expected = 0;
+        for (int i = 0; i < DRAFTS; i++)
+            expected += exp(-i / decay) * cross_entropy(logits + (size_t)i * (size_t)vocab, vocab, drafts[i]);
+        learner_result r = learn_at(&s, &prefix, 1, LENGTH, NULL);
+        if (r.held != DRAFTS)
+            fail_msg("%s: %g of %d drafts are the assistant's", pairs[with[k / 2]].name, r.held, DRAFTS);
+        if (!(fabs(r.loss - expected) <= 1e-4 * (1 + expected)))
+            fail_msg("%s: loss %.8g, of the assistant's logits %.8g", pairs[with[k / 2]].name, r.loss, expected);
+        s.p.ops->cache_destroy(cache);
+        free(logits);
+        close_school(&s);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------------------- more */
+
+static void any_number_of_threads(void **state) {
+    (void)state;
+    school s[2];
+    for (int i = 0; i < 2; i++) {
+        open_on(&s[i], 0, i ? 2 : 3);
+        assert_true(learn(&s[i], s[i].gradient).loss > 0);
+    }
+    assert_same_bits("gradient with 2 and with 3 threads", s[0].gradient, s[1].gradient, s[0].n);
+    for (int i = 0; i < 2; i++) close_school(&s[i]);
+}
+
+/* A chain's gradient is its own: others beside it add theirs. */
+static void chains_add_up(void **state) {
+    (void)state;
+    static const int first[] = {4, 21};
+    school s;
+    open_on(&s, 1, 1);
+    float *sum = calloc(s.n, sizeof *sum);
+    double loss = 0;
+    for (int i = 0; i < 2; i++) {
+        loss += learn_at(&s, &first[i], 1, LENGTH, s.gradient).loss;
+        for (size_t k = 0; k < s.n; k++) sum[k] += s.gradient[k];
+    }
+    double both = learn_at(&s, first, 2, LENGTH, s.gradient).loss, off = 0, length = 0;
+    for (size_t k = 0; k < s.n; k++) {
+        off += ((double)sum[k] - (double)s.gradient[k]) * ((double)sum[k] - (double)s.gradient[k]);
+        length += (double)sum[k] * (double)sum[k];
+    }
+    if (!(fabs(loss - both) <= 1e-5 * loss) || !(sqrt(off) <= 1e-4 * sqrt(length)))
+        fail_msg("losses %g and %g, gradients off by %g of %g", loss, both, sqrt(off), sqrt(length));
+    free(sum);
+    close_school(&s);
+}
+
+static void clusters_are_refused(void **state) {
+    (void)state;
+    pair p;
+    open_pair(&p, 2, KAKEYA_PRECISION_F32, 1);
+    const backend_train_ops *ops = backend_train_find(p.ops);
+    const learner_options o = {
+        .assistant = &p.assistant->config, .chain = DRAFTS + 1, .sequence = LENGTH, .blocks = CHAINS};
+    backend_learner *learner = NULL;
+    kakeya_error message = {0};
+    assert_int_equal(ops->learner_create(p.backend, &o, &learner, &message), KAKEYA_UNSUPPORTED);
+    assert_non_null(strstr(message.message, "16 clusters"));
+    assert_null(learner);
+    close_pair(&p);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gradients),
+        cmocka_unit_test(scalars_have_a_sign),
+        cmocka_unit_test(as_the_engine_drafts),
+        cmocka_unit_test(any_number_of_threads),
+        cmocka_unit_test(chains_add_up),
+        cmocka_unit_test(clusters_are_refused),
+    };
+    return cmocka_run_group_tests_name("training of assistants", tests, NULL, NULL);
+}
