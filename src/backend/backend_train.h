@@ -93,11 +93,13 @@ typedef struct learner_options {
     const assistant_config *assistant; /* or NULL: what learns instead of the drafter; fits the verifier, no clusters */
     int chain;                         /* of an assistant: tokens of a block, the first and its drafts; the maximum is
                                           LEARNER_MAX_BLOCK */
-    int sequence;                      /* tokens, at most */
-    int blocks;                        /* of a sequence, at most */
-    int sequences;                     /* that learn at once where a backend can do so, at most; 0: one */
-    double decay;                      /* the i-th draft counts exp(-(i - 1) / decay); 0: all the same */
-    bool inside_layers;                /* weights of layers have a gradient, too: not fc and the norms outside alone */
+    bool distribution;  /* of an assistant: drafts are to have the verifier's probabilities (KL from them is the loss),
+                           not the sequence's tokens (cross entropy) */
+    int sequence;       /* tokens, at most */
+    int blocks;         /* of a sequence, at most */
+    int sequences;      /* that learn at once where a backend can do so, at most; 0: one */
+    double decay;       /* the i-th draft counts exp(-(i - 1) / decay); 0: all the same */
+    bool inside_layers; /* weights of layers have a gradient, too: not fc and the norms outside alone */
     bool scaled_embedding, block_bidirectional; /* as in backend_model_options */
 } learner_options;
 

@@ -18,9 +18,9 @@
 #include "formats/checkpoint.h"
 #include "formats/gguf.h"
 #include "measure/niah.h"
-#include "model/assistant_values.h"
 #include "model/dflash_values.h"
 #include "train/answers.h"
+#include "train/assistant_start.h"
 #include "train/drafter_files.h"
 #include "train/drafting.h"
 #include "train/outputs.h"
@@ -35,6 +35,8 @@ enum { KIND_DFLASH, KIND_MTP };
 static const char *const kind_names[] = {[KIND_DFLASH] = "dflash", [KIND_MTP] = "mtp", NULL};
 enum { SCOPE_FULL, SCOPE_FC_NORMS };
 static const char *const scope_names[] = {[SCOPE_FULL] = "full", [SCOPE_FC_NORMS] = "fc-norms", NULL};
+enum { LOSS_AUTO, LOSS_ENTROPY, LOSS_KL };
+static const char *const loss_names[] = {[LOSS_AUTO] = "auto", [LOSS_ENTROPY] = "entropy", [LOSS_KL] = "kl", NULL};
 enum { STORE_BF16, STORE_F32 };
 static const char *const store_names[] = {[STORE_BF16] = "bf16", [STORE_F32] = "f32", NULL};
 enum { SCHEDULE_COSINE, SCHEDULE_CONSTANT };
@@ -46,7 +48,7 @@ typedef struct drafter_command {
     const char **files; /* of --data, then operands */
     size_t n_files;
     const char *out, *init_from, *answers_path;
-    int kind, scope, store, schedule; /* indices of choices; with --init-from the kind is the file's */
+    int kind, scope, store, schedule, loss_kind; /* indices of choices; with --init-from the kind is the file's */
     int steps, batch, blocks, prompt_blocks, warm_up, layers, block, taps, mask, hidden, heads, mlp;
     int sequence, answer, prompts, held_out;
     size_t keep;
@@ -322,12 +324,10 @@ static kakeya_status begin_assistant(drafter_command *c, kakeya_error *error) {
     else
         status = assistant_shape(c, error);
     if (status) return status;
-    c->options.assistant = &c->assistant;
     c->values = malloc(assistant_values_count(&c->assistant) * sizeof *c->values);
     if (!c->values) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the assistant's weights");
     if (c->init_from) return assistant_read(c->engine, c->values, error);
-    assistant_values_begin(&c->assistant, c->seed, c->values);
-    return KAKEYA_OK;
+    return assistant_start(&c->assistant, c->engine->verifier, c->seed, c->values, error);
 }
 
 /* The drafter's shape, and what it begins with. */
@@ -355,6 +355,7 @@ static void settle(drafter_command *c) {
     static const double align_rate = 2e-4;
     drafting_options *o = &c->options;
     drafting_options_init(o);
+    o->assistant = c->kind == KIND_MTP ? &c->assistant : NULL;
     o->threads = c->shared.threads;
     o->seed = c->seed;
     o->kept_bytes = c->keep;
@@ -363,6 +364,7 @@ static void settle(drafter_command *c) {
     o->learner.scaled_embedding = c->shared.drafter_scaled_embedding;
     o->learner.block_bidirectional = c->shared.drafter_block_bidirectional;
     o->learner.chain = c->block ? c->block : USUAL_CHAIN;
+    o->learner.distribution = c->kind == KIND_MTP && c->loss_kind != LOSS_ENTROPY;
     o->learner.decay = c->decay >= 0 ? (double)c->decay : 0.5 * drafting_block(o);
     if (c->init_from) o->rate = align_rate;
     if (c->steps) o->steps = c->steps;
@@ -388,7 +390,8 @@ static void settle(drafter_command *c) {
                               o->learner.scaled_embedding,
                               o->learner.block_bidirectional,
                               o->prompt_blocks,
-                              c->kind == KIND_MTP ? o->learner.chain : 0};
+                              c->kind == KIND_MTP ? o->learner.chain : 0,
+                              o->learner.distribution};
     c->purpose = hash_corpus(hash_fnv1a(c->answers_purpose, numbers, sizeof numbers), &c->answered);
     c->purpose = hash_fnv1a(c->purpose, c->values, drafting_values(o) * sizeof *c->values);
 }
@@ -479,6 +482,7 @@ static cJSON *report_json(const drafter_command *c, const drafter_row *rows, siz
     cJSON_AddItemToObject(json, "drafters", list);
     cJSON_AddStringToObject(json, "kind", kind_names[c->kind]);
     cJSON_AddStringToObject(json, "scope", scope_names[c->scope]);
+    cJSON_AddStringToObject(json, "loss", c->options.learner.distribution ? "kl" : "entropy");
     cJSON_AddNumberToObject(json, "answers", (double)c->answered.n);
     cJSON_AddNumberToObject(json, "tokens", (double)c->answered.n_tokens);
     cJSON_AddNumberToObject(json, "steps", c->options.steps);
@@ -563,6 +567,8 @@ static kakeya_status open_engine(drafter_command *c, kakeya_error *error) {
     if (c->init_from) c->kind = c->engine->assistant ? KIND_MTP : KIND_DFLASH;
     if (c->init_from && c->kind == KIND_DFLASH && c->block)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "--init-from takes layers, block and input from its file");
+    if (c->kind == KIND_DFLASH && c->loss_kind == LOSS_KL)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "--loss kl: a DFlash drafter learns from tokens alone");
     if (c->kind == KIND_MTP && c->scope == SCOPE_FC_NORMS)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "--scope fc-norms: an MTP assistant is trained in full");
     if (c->sequence > c->engine->verifier->config.max_context) c->sequence = c->engine->verifier->config.max_context;
@@ -671,6 +677,11 @@ int cli_train_drafter(int argc, char **argv) {
                    .max = 1 << 12,
                    .help =
                        "number of these at random places of the prompt instead; at least one stays in the answer (0)"),
+        CLI_OPTION(.name = "loss", .argument = "NAME", .kind = CLI_CHOICE, .target = &c.loss_kind,
+                   .choices = loss_names,
+                   .help =
+                       "entropy: drafts are to give the answer's tokens; kl: an assistant's are to have the model's "
+                       "probabilities of them; auto: kl where it can be (auto)"),
         CLI_OPTION(.name = "decay", .argument = "X", .kind = CLI_FLOAT, .target = &c.decay, .min = 0, .max = 1e6,
                    .help = "weight of draft i of a block is exp(-(i-1)/X); 0: equal weights (half a block)"),
         CLI_OPTION(.name = "rate", .argument = "X", .kind = CLI_FLOAT, .target = &c.rate, .min = 0, .max = 1,

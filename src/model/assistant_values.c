@@ -73,8 +73,6 @@ static double normal(uint64_t seed, uint64_t position) {
     return sqrt(-2 * log(1 - u)) * cos(2 * acos(-1.0) * v);
 }
 
-/* Matrices keep the size of what they are given. The norms that end a branch let little of it into the residual stream
- * at first. */
 static kakeya_status begin(void *context, const tensor_slot *slot, kakeya_error *error) {
     (void)error;
     values_walk *w = context;

@@ -24,7 +24,8 @@ typedef struct assistant_values {
 
 size_t assistant_values_count(const assistant_config *c);
 void assistant_values_bind(const assistant_config *c, float *values, assistant_values *out);
-/* Random matrices; norms and scalars of ones. */
+/* Random matrices that keep the size of what they are given; norms and scalars of ones, but for the norms that end a
+ * branch, which let little of it into the residual stream. */
 void assistant_values_begin(const assistant_config *c, uint64_t seed, float *values);
 
 #endif

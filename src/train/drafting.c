@@ -38,9 +38,7 @@ struct drafting {
 
 void drafting_options_init(drafting_options *o) {
     dflash_config config = o->config;
-    const assistant_config *assistant = o->assistant;
     *o = (drafting_options){.config = config,
-                            .assistant = assistant,
                             .learner = {.sequence = 512, .blocks = 32, .decay = 4, .chain = 8, .inside_layers = true},
                             .batch = 8,
                             .steps = 500,

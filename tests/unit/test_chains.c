@@ -23,6 +23,7 @@ typedef struct school {
     size_t n;
     float *weights, *gradient, *states;
     int32_t tokens[LENGTH];
+    bool distribution;
 } school;
 
 typedef struct reading {
@@ -63,12 +64,17 @@ static void listen(school *s) {
 }
 
 static learner_options options_of(const school *s) {
-    return (learner_options){
-        .assistant = &s->config, .chain = DRAFTS + 1, .sequence = LENGTH, .blocks = CHAINS, .decay = decay};
+    return (learner_options){.assistant = &s->config,
+                             .chain = DRAFTS + 1,
+                             .sequence = LENGTH,
+                             .blocks = CHAINS,
+                             .decay = decay,
+                             .distribution = s->distribution};
 }
 
-static void open_on(school *s, int which, int threads) {
+static void open_on(school *s, int which, int threads, bool distribution) {
     memset(s, 0, sizeof *s);
+    s->distribution = distribution;
     open_pair(&s->p, which, KAKEYA_PRECISION_F32, threads);
     s->ops = backend_train_find(s->p.ops);
     s->config = s->p.assistant->config;
@@ -130,12 +136,14 @@ static kakeya_status check_slot(void *context, const tensor_slot *slot, kakeya_e
     double square = 0, change[2];
     for (size_t i = at; i < at + n; i++) square += (double)s->gradient[i] * (double)s->gradient[i];
     double length = sqrt(square);
-    if (slot->kind == SLOT_SCALAR && at + n == s->n) return KAKEYA_OK; /* the final norm takes the last one's size away */
+    if (slot->kind == SLOT_SCALAR && at + n == s->n)
+        return KAKEYA_OK; /* the final norm takes the last one's size away */
     if (!(length > 1e-5)) fail_msg("%s: gradient of length %g", slot->name, length);
     float *kept = malloc(n * sizeof *kept);
     memcpy(kept, s->weights + at, n * sizeof *kept);
     for (int twice = 0; twice < 2; twice++) {
-        double step = fmin(0.02, 0.002 * c->loss / length) * (1 + twice), loss[2];
+        double most = slot->kind == SLOT_SCALAR ? 0.005 : 0.02; /* the streams' size, which softmax follows steeply */
+        double step = fmin(most, 0.002 * c->loss / length) * (1 + twice), loss[2];
         for (int sign = 0; sign < 2; sign++) {
             for (size_t i = 0; i < n; i++)
                 s->weights[at + i] =
@@ -155,9 +163,9 @@ static kakeya_status check_slot(void *context, const tensor_slot *slot, kakeya_e
 static void gradients(void **state) {
     (void)state;
     static const int with[] = {0, 1, 3};
-    for (size_t i = 0; i < sizeof with / sizeof *with; i++) {
+    for (size_t i = 0; i < 2 * sizeof with / sizeof *with; i++) {
         school s;
-        open_on(&s, with[i], 1);
+        open_on(&s, with[i / 2], 1, i % 2);
         learner_result r = learn(&s, s.gradient);
         assert_int_equal(r.blocks, CHAINS - 1);
         assert_int_equal(r.drafts[0], CHAINS);
@@ -173,7 +181,7 @@ static void gradients(void **state) {
 static void scalars_have_a_sign(void **state) {
     (void)state;
     school s;
-    open_on(&s, 0, 1);
+    open_on(&s, 0, 1, false);
     learn(&s, s.gradient);
     assistant_values w, g;
     assistant_values_bind(&s.config, s.weights, &w);
@@ -205,7 +213,7 @@ static void as_the_engine_drafts(void **state) {
     static const int with[] = {0, 1, 3}, prefixes[] = {6, 25}; /* within a window, and behind it */
     for (int k = 0; k < 6; k++) {
         school s;
-        open_on(&s, with[k / 2], 1);
+        open_on(&s, with[k / 2], 1, false);
         int prefix = prefixes[k % 2], vocab = s.config.stack.vocab;
         float *logits = calloc((size_t)(DRAFTS * vocab), sizeof *logits);
         backend_cache *cache = open_cache(&s.p, &native, KV_FORMAT_F32);
@@ -229,13 +237,48 @@ static void as_the_engine_drafts(void **state) {
     }
 }
 
+/* KL from the verifier, out of its own logits and the assistant's. */
+static void as_the_verifier_speaks(void **state) {
+    (void)state;
+    enum { PREFIX = 25 };
+    school s;
+    open_on(&s, 0, 1, true);
+    size_t vocab = (size_t)s.config.stack.vocab;
+    float *logits = calloc(2 * DRAFTS * vocab, sizeof *logits), *taught = logits + DRAFTS * vocab;
+    backend_cache *cache = open_cache(&s.p, &native, KV_FORMAT_F32);
+    step(&s.p, cache, SEGMENT_PROMPT, s.tokens, PREFIX, PREFIX, NULL);
+    int32_t drafts[DRAFTS];
+    const assistant_trace trace = {.logits = logits};
+    REQUIRE_OK(assistant_chain(cache, s.tokens[PREFIX], DRAFTS, drafts, &trace, error));
+    memcpy(s.tokens + PREFIX + 1, drafts, sizeof drafts);
+    listen(&s);
+    backend_segment segment = {
+        .cache = cache, .tokens = s.tokens + PREFIX, .n = DRAFTS, .kind = SEGMENT_PROMPT, .logits = taught};
+    REQUIRE_OK(s.p.ops->forward(s.p.backend, &segment, 1, error));
+    double expected = 0;
+    for (size_t i = 0; i < DRAFTS; i++) {
+        const float *p = taught + i * vocab, *q = logits + i * vocab;
+        double kl = 0, of_p = cross_entropy(p, (int)vocab, 0) + (double)p[0],
+               of_q = cross_entropy(q, (int)vocab, 0) + (double)q[0];
+        for (size_t t = 0; t < vocab; t++) kl += exp((double)p[t] - of_p) * ((double)p[t] - of_p - (double)q[t] + of_q);
+        expected += exp(-(double)i / decay) * kl;
+    }
+    const int first = PREFIX;
+    learner_result r = learn_at(&s, &first, 1, LENGTH, NULL);
+    assert_int_equal((int)r.held, DRAFTS);
+    if (!(fabs(r.loss - expected) <= 2e-4 * (1 + expected))) fail_msg("loss %.8g, expected %.8g", r.loss, expected);
+    s.p.ops->cache_destroy(cache);
+    free(logits);
+    close_school(&s);
+}
+
 /* ----------------------------------------------------------------------------------------------------------- more */
 
 static void any_number_of_threads(void **state) {
     (void)state;
     school s[2];
     for (int i = 0; i < 2; i++) {
-        open_on(&s[i], 0, i ? 2 : 3);
+        open_on(&s[i], 0, i ? 2 : 3, true);
         assert_true(learn(&s[i], s[i].gradient).loss > 0);
     }
     assert_same_bits("gradient with 2 and with 3 threads", s[0].gradient, s[1].gradient, s[0].n);
@@ -247,7 +290,7 @@ static void chains_add_up(void **state) {
     (void)state;
     static const int first[] = {4, 21};
     school s;
-    open_on(&s, 1, 1);
+    open_on(&s, 1, 1, false);
     float *sum = calloc(s.n, sizeof *sum);
     double loss = 0;
     for (int i = 0; i < 2; i++) {
@@ -285,6 +328,7 @@ int main(void) {
         cmocka_unit_test(gradients),
         cmocka_unit_test(scalars_have_a_sign),
         cmocka_unit_test(as_the_engine_drafts),
+        cmocka_unit_test(as_the_verifier_speaks),
         cmocka_unit_test(any_number_of_threads),
         cmocka_unit_test(chains_add_up),
         cmocka_unit_test(clusters_are_refused),

@@ -1,9 +1,7 @@
 #include "backend/cpu/chains.h"
 
-#include <math.h>
 #include <string.h>
 
-#include "backend/cpu/backward.h"
 #include "backend/cpu/matrix.h"
 #include "backend/cpu/rope.h"
 
@@ -53,7 +51,7 @@ static void lay_out_weights(chain_learner *l, train_arena *a) {
 
 static void lay_out_products(chain_learner *l, const sizes *s, train_arena *a) {
     size_t head = CHAIN_HEAD_ROWS, packed = train_packed_floats(l->m, s->chains, s->widest);
-    packed = most(packed, train_packed_floats(l->m, head, most(s->vocab, s->hidden)));
+    packed = most(packed, train_packed_floats(l->m, head, most(s->vocab, s->widest)));
     packed = most(packed, train_packed_floats(l->m, s->vocab, head));
     packed = most(packed, train_packed_floats(l->m, s->widest, s->rows));
     size_t turned = most((s->vocab + s->hidden) * head, (s->widest + s->hidden) * s->rows);
@@ -95,6 +93,10 @@ static void lay_out(chain_learner *l, train_arena *a) {
     l->stream = train_take(a, (size_t)(l->c.stack.layers + 1) * s.rows * s.hidden);
     l->logits = train_take(a, CHAIN_HEAD_ROWS * s.vocab);
     l->picked = train_take(a, CHAIN_HEAD_ROWS * s.hidden);
+    if (l->o.distribution) {
+        l->taught = train_take(a, CHAIN_HEAD_ROWS * s.vocab);
+        l->states = train_take(a, CHAIN_HEAD_ROWS * s.backbone);
+    }
     float **of_rows[] = {&l->normed, &l->d_normed, &l->d_h0};
     for (int i = 0; i < 3; i++) *of_rows[i] = train_take(a, s.rows * s.hidden);
     l->d_state = train_take(a, s.rows * s.backbone);
@@ -183,84 +185,6 @@ void chain_learner_weights(chain_learner *l, const float *weights) {
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------ the cost */
-
-typedef struct score_work {
-    int from; /* of the scored rows */
-} score_work;
-
-static int place_of(const chain_learner *l, int row) { return row / l->chains; }
-
-static int position_of(const chain_learner *l, int row) {
-    return l->sequence->first[row % l->chains] + place_of(l, row) + 1; /* of the token that the row is to give */
-}
-
-static double counts(const chain_learner *l, int place) { return l->o.decay > 0 ? exp(-place / l->o.decay) : 1; }
-
-static bool is_suppressed(const gemma4_config *c, int token) {
-    for (int i = 0; i < c->n_suppress_tokens; i++) {
-        if (c->suppress_tokens[i] == token) return true;
-    }
-    return false;
-}
-
-static void score_row(chain_learner *l, void *context, int row) {
-    const score_work *w = context;
-    const gemma4_config *c = &l->c.stack;
-    int at = l->scored[w->from + row], best = -1;
-    int32_t target = l->sequence->tokens[position_of(l, at)];
-    float *z = l->logits + (size_t)row * (size_t)c->vocab;
-    for (int i = 0; i < c->vocab; i++) {
-        if ((best < 0 || z[i] > z[best]) && !is_suppressed(l->m->config, i)) best = i;
-    }
-    double weigh = counts(l, place_of(l, at));
-    if (c->logit_softcap > 0) l->m->kernels->soft_cap(c->logit_softcap, c->vocab, z);
-    l->loss[at] =
-        weigh * backward_cross_entropy(z, c->vocab, target, c->logit_softcap, (float)((double)l->scale * weigh));
-    l->right[at] = best == target;
-}
-
-static void add_up(const chain_learner *l, learner_result *out) {
-    for (int i = 0; i < l->n_scored; i++) {
-        int row = l->scored[i], place = place_of(l, row);
-        out->loss += l->loss[row];
-        out->counted += counts(l, place);
-        out->drafts[place]++;
-        out->right[place] += l->right[row];
-    }
-    for (int chain = 0; chain < l->chains; chain++) {
-        if (l->sequence->first[chain] + l->passes >= l->sequence->n) continue;
-        int held = 0;
-        while (held < l->passes && l->right[held * l->chains + chain]) held++;
-        out->blocks++;
-        out->held += held;
-    }
-}
-
-/* With `backward`, d_normed, and the head's gradient. */
-static void score(chain_learner *l, bool backward, learner_result *out) {
-    const weight *head = &l->w.weights.stack.head;
-    size_t hidden = (size_t)l->c.stack.hidden, vocab = (size_t)l->c.stack.vocab;
-    if (backward) memset(l->d_normed, 0, (size_t)(l->chains * l->passes) * hidden * sizeof *l->d_normed);
-    for (int from = 0; from < l->n_scored; from += CHAIN_HEAD_ROWS) {
-        int n = l->n_scored - from < CHAIN_HEAD_ROWS ? l->n_scored - from : CHAIN_HEAD_ROWS;
-        for (int i = 0; i < n; i++)
-            memcpy(l->picked + (size_t)i * hidden, l->normed + (size_t)l->scored[from + i] * hidden,
-                   hidden * sizeof *l->picked);
-        train_product(&l->products, l->picked, hidden, n, head, l->logits, vocab);
-        score_work work = {from};
-        chain_each(l, n, score_row, &work);
-        if (!backward) continue;
-        train_outer_add(&l->products, l->logits, vocab, (int)vocab, l->picked, hidden, (int)hidden, n,
-                        chain_values(&l->gradient.weights.stack.head));
-        train_product(&l->products, l->logits, vocab, n, &l->turned.head, l->picked, hidden);
-        for (int i = 0; i < n; i++)
-            memcpy(l->d_normed + (size_t)l->scored[from + i] * hidden, l->picked + (size_t)i * hidden,
-                   hidden * sizeof *l->d_normed);
-    }
-    add_up(l, out);
-}
-
 /* ------------------------------------------------------------------------------------------------------ sequence */
 
 static void place_rows(chain_learner *l) {
@@ -272,7 +196,7 @@ static void place_rows(chain_learner *l) {
         if (s->first[i] > l->positions) l->positions = s->first[i];
     }
     for (int row = 0; row < l->chains * l->passes; row++) {
-        if (position_of(l, row) < s->n) l->scored[l->n_scored++] = row;
+        if (chain_position(l, row) < s->n) l->scored[l->n_scored++] = row;
     }
 }
 
@@ -285,7 +209,7 @@ void chain_learner_learn(chain_learner *l, const learner_sequence *sequence, flo
     chain_gather(l);
     if (gradient) assistant_values_bind(&l->c, gradient, &l->gradient);
     for (int pass = 0; pass < l->passes; pass++) chain_pass(l, pass);
-    score(l, gradient != NULL, sequence->result);
+    chain_score(l, gradient != NULL, sequence->result);
     if (!gradient) return;
     for (int pass = l->passes - 1; pass >= 0; pass--) chain_pass_back(l, pass);
     chain_sums(l);

@@ -1,8 +1,8 @@
 /* The learner of MTP assistants (backend/backend_train.h): chains of passes from many places of one sequence, exact
  * float32, every value that the way back needs kept, and that way. A pass is that of backend/program/assistant.c.
  *
- *   chains.c            memory, weights, the order of a sequence, what the drafts cost
- *   chains_layer.c      a pass, there and back               chains_attention.c  its attention
+ *   chains.c            memory, weights, the order of a sequence    chains_head.c       what the drafts cost
+ *   chains_layer.c      a pass, there and back                      chains_attention.c  its attention
  *
  * Shapes: N chains of a sequence, D passes of each, R = D N rows, pass by pass; T positions, h hidden of the assistant,
  * H of the verifier. Tokens come from the sequence, so all that a pass needs of the one before is its state. */
@@ -59,6 +59,7 @@ typedef struct chain_learner {
     float *stream;          /* [layers + 1][R][h]: inputs of layers, and the output of the last one */
     float *normed;          /* [R][h] behind the final norm */
     float *logits, *picked; /* [CHAIN_HEAD_ROWS][vocab], [CHAIN_HEAD_ROWS][h] */
+    float *taught, *states; /* the verifier's, [CHAIN_HEAD_ROWS][vocab] and [H]; of options.distribution */
     double *loss;           /* [R] */
     bool *right;            /* [R] */
     float *d_normed, *d_h0; /* [R][h] */
@@ -87,6 +88,14 @@ void chain_each(chain_learner *l, int n, chain_task task, void *context);
 void chain_gather(chain_learner *l);
 void chain_attend(chain_learner *l, int pass, int layer);
 void chain_attend_back(chain_learner *l, int pass, int layer);
+
+/* The position of the token that a row is to give. */
+static inline int chain_position(const chain_learner *l, int row) {
+    return l->sequence->first[row % l->chains] + row / l->chains + 1;
+}
+
+/* --- chains_head.c: what the drafts cost; with `backward` d_normed, and the head's gradient. */
+void chain_score(chain_learner *l, bool backward, learner_result *out);
 
 /* --- chains_layer.c: a pass from its pair to its state; from d_normed (and d_state of its own, but in the last pass)
  * to d_state of the pass before. Gradients of norms and scalars are added, those of matrices wait for chain_sums. */

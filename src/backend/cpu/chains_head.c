@@ -1,0 +1,184 @@
+/* What drafts cost: cross entropy with the sequence, or KL from the verifier's own distribution of the same token. */
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/chains.h"
+
+/* e^x for x of 0 or less, to 2 parts in 10^7: without branches, so that loops over it become vector instructions. */
+static inline float exponential(float x) {
+    const float log2e = 1.44269504f, high = 0.693359375f, low = -2.12194440e-4f;
+    x = x > -87 ? x : -87; /* and what is no number */
+    int n = (int)(x * log2e - 0.5f);
+    float r = x - (float)n * high - (float)n * low;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1;
+    int bits = (n + 127) << 23;
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    return p * power;
+}
+
+enum { AT_ONCE = 64 }; /* values whose float sum is one of the float64 sums */
+
+/* A row of logits behind the soft cap. */
+typedef struct row_logits {
+    float *z;
+    float largest;
+} row_logits;
+
+static row_logits logits_of(const chain_learner *l, float *z, int row, float cap) {
+    int n = l->c.stack.vocab;
+    row_logits r = {z + (size_t)row * (size_t)n, 0};
+    if (cap > 0) l->m->kernels->soft_cap(cap, n, r.z);
+    r.largest = l->m->kernels->maximum(r.z, n);
+    return r;
+}
+
+/* z becomes the gradient, times `scale`. */
+static double entropy(const row_logits *r, int n, int target, float cap, float scale) {
+    double at = (double)r->z[target], slope = cap > 0 ? 1 - at / (double)cap * (at / (double)cap) : 1, sum = 0;
+    for (int from = 0; from < n; from += AT_ONCE) {
+        int count = from + AT_ONCE < n ? AT_ONCE : n - from;
+        float e[AT_ONCE], part = 0, *z = r->z + from;
+        for (int i = 0; i < count; i++) e[i] = exponential(z[i] - r->largest);
+        for (int i = 0; i < count; i++) part += e[i];
+        for (int i = 0; i < count; i++) {
+            float inside = cap > 0 ? z[i] / cap : 0;
+            z[i] = e[i] * (1 - inside * inside);
+        }
+        sum += (double)part;
+    }
+    float each = (float)((double)scale / sum);
+    for (int i = 0; i < n; i++) r->z[i] *= each;
+    r->z[target] -= (float)((double)scale * slope);
+    return (double)r->largest + log(sum) - at;
+}
+
+/* KL(p | q); q's row becomes the gradient, times `scale`; p's is spent. */
+static double divergence(const row_logits *p, const row_logits *q, int n, float cap, float scale) {
+    double apart = 0, sum[2] = {0};
+    for (int from = 0; from < n; from += AT_ONCE) {
+        int count = from + AT_ONCE < n ? AT_ONCE : n - from;
+        float e[2][AT_ONCE], part[3] = {0};
+        float *z[2] = {p->z + from, q->z + from};
+        for (int i = 0; i < count; i++) e[0][i] = exponential(z[0][i] - p->largest);
+        for (int i = 0; i < count; i++) e[1][i] = exponential(z[1][i] - q->largest);
+        for (int i = 0; i < count; i++) {
+            part[0] += e[0][i];
+            part[1] += e[1][i];
+            part[2] += e[0][i] * (z[0][i] - z[1][i]);
+        }
+        sum[0] += (double)part[0];
+        sum[1] += (double)part[1];
+        apart += (double)part[2];
+        for (int i = 0; i < count; i++) { /* q's logits are needed no more but for the cap's slope */
+            float inside = cap > 0 ? z[1][i] / cap : 0, slope = scale * (1 - inside * inside);
+            z[0][i] = e[0][i] * slope;
+            z[1][i] = e[1][i] * slope;
+        }
+    }
+    float each[2] = {(float)(1 / sum[0]), (float)(1 / sum[1])};
+    for (int i = 0; i < n; i++) q->z[i] = q->z[i] * each[1] - p->z[i] * each[0];
+    return apart / sum[0] - ((double)p->largest + log(sum[0])) + ((double)q->largest + log(sum[1]));
+}
+
+/* ---------------------------------------------------------------------------------------------------------- rows */
+
+typedef struct score_work {
+    int from; /* of the scored rows */
+} score_work;
+
+static int place_of(const chain_learner *l, int row) { return row / l->chains; }
+
+static double counts(const chain_learner *l, int place) { return l->o.decay > 0 ? exp(-place / l->o.decay) : 1; }
+
+static bool is_suppressed(const gemma4_config *c, int token) {
+    for (int i = 0; i < c->n_suppress_tokens; i++) {
+        if (c->suppress_tokens[i] == token) return true;
+    }
+    return false;
+}
+
+/* What is drafted: the largest logit, the lowest token on ties, but for those that the model suppresses. */
+static int choice_of(const chain_learner *l, const row_logits *r) {
+    int n = l->c.stack.vocab, best = l->m->kernels->first_at_least(r->z, n, r->largest);
+    if (best < n && !is_suppressed(l->m->config, best)) return best;
+    best = -1;
+    for (int i = 0; i < n; i++) {
+        if ((best < 0 || r->z[i] > r->z[best]) && !is_suppressed(l->m->config, i)) best = i;
+    }
+    return best;
+}
+
+static void score_row(chain_learner *l, void *context, int row) {
+    const score_work *w = context;
+    int at = l->scored[w->from + row], n = l->c.stack.vocab;
+    int32_t target = l->sequence->tokens[chain_position(l, at)];
+    double weigh = counts(l, place_of(l, at));
+    float cap = l->c.stack.logit_softcap, scale = (float)((double)l->scale * weigh);
+    const row_logits q = logits_of(l, l->logits, row, cap);
+    l->right[at] = choice_of(l, &q) == target;
+    if (l->o.distribution) {
+        const row_logits p = logits_of(l, l->taught, row, l->m->config->logit_softcap);
+        l->loss[at] = weigh * divergence(&p, &q, n, cap, scale);
+    } else {
+        l->loss[at] = weigh * entropy(&q, n, target, cap, scale);
+    }
+}
+
+static void add_up(const chain_learner *l, learner_result *out) {
+    for (int i = 0; i < l->n_scored; i++) {
+        int row = l->scored[i], place = place_of(l, row);
+        out->loss += l->loss[row];
+        out->counted += counts(l, place);
+        out->drafts[place]++;
+        out->right[place] += l->right[row];
+    }
+    for (int chain = 0; chain < l->chains; chain++) {
+        if (l->sequence->first[chain] + l->passes >= l->sequence->n) continue;
+        int held = 0;
+        while (held < l->passes && l->right[held * l->chains + chain]) held++;
+        out->blocks++;
+        out->held += held;
+    }
+}
+
+/* The verifier's logits of the same tokens: its states are its head's input. */
+static void teach(chain_learner *l, int from, int n) {
+    size_t backbone = (size_t)l->c.backbone;
+    for (int i = 0; i < n; i++) {
+        int position = chain_position(l, l->scored[from + i]) - 1;
+        memcpy(l->states + (size_t)i * backbone, l->sequence->aux + (size_t)position * l->seen.width,
+               backbone * sizeof *l->states);
+    }
+    train_product(&l->products, l->states, backbone, n, &l->m->weights->head, l->taught, (size_t)l->c.stack.vocab);
+}
+
+void chain_score(chain_learner *l, bool backward, learner_result *out) {
+    const weight *head = &l->w.weights.stack.head;
+    size_t hidden = (size_t)l->c.stack.hidden, vocab = (size_t)l->c.stack.vocab;
+    if (backward) memset(l->d_normed, 0, (size_t)(l->chains * l->passes) * hidden * sizeof *l->d_normed);
+    for (int from = 0; from < l->n_scored; from += CHAIN_HEAD_ROWS) {
+        int n = l->n_scored - from < CHAIN_HEAD_ROWS ? l->n_scored - from : CHAIN_HEAD_ROWS;
+        for (int i = 0; i < n; i++)
+            memcpy(l->picked + (size_t)i * hidden, l->normed + (size_t)l->scored[from + i] * hidden,
+                   hidden * sizeof *l->picked);
+        train_product(&l->products, l->picked, hidden, n, head, l->logits, vocab);
+        if (l->o.distribution) teach(l, from, n);
+        score_work work = {from};
+        chain_each(l, n, score_row, &work);
+        if (!backward) continue;
+        train_outer_add(&l->products, l->logits, vocab, (int)vocab, l->picked, hidden, (int)hidden, n,
+                        chain_values(&l->gradient.weights.stack.head));
+        train_product(&l->products, l->logits, vocab, n, &l->turned.head, l->picked, hidden);
+        for (int i = 0; i < n; i++)
+            memcpy(l->d_normed + (size_t)l->scored[from + i] * hidden, l->picked + (size_t)i * hidden,
+                   hidden * sizeof *l->d_normed);
+    }
+    add_up(l, out);
+}
