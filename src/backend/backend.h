@@ -35,6 +35,7 @@ enum {
 
 typedef struct backend_model backend_model;
 typedef struct backend_cache backend_cache;
+typedef struct backend_reading backend_reading;
 typedef struct backend_ops backend_ops;
 
 typedef struct backend_model_options {
@@ -234,6 +235,14 @@ struct backend_ops {
     /* Optional: rows [across / pooling * down / pooling][hidden] of the text model out of a picture; NULL: this backend
      * reads none. */
     kakeya_status (*embed_image)(backend_model *model, const backend_image *image, float *rows, kakeya_error *error);
+    /* Optional, all three or none: the same in pieces, between which the model may do anything else; any number of
+     * pictures may be under way. The patches are needed no more behind image_begin, `rows` are until image_end. A step
+     * computes for `seconds` or a little longer, a piece at least; true: the rows are there. image_end gives the memory
+     * back, at any time, also without the turn. */
+    kakeya_status (*image_begin)(backend_model *model, const backend_image *image, float *rows, backend_reading **out,
+                                 kakeya_error *error);
+    bool (*image_step)(backend_reading *reading, double seconds);
+    void (*image_end)(backend_reading *reading);
 
     /* Optional: writes quantised weights as this backend arranges them in memory to a file, so that model_create maps
      * them where it is what gemma4_model_beside says of BACKEND_ARRANGED. KAKEYA_UNSUPPORTED where it arranges none of

@@ -170,8 +170,11 @@ bool admission_make_room(admission *a) {
     kakeya_request *victim = NULL;
     int running = 0;
     bool given_back = false;
-    for (kakeya_request *r = a->running.first; r; r = r->next)
-        given_back |= r->state != REQUEST_DONE && decode_workspace_give_back(&r->session->workspace);
+    for (kakeya_request *r = a->running.first; r; r = r->next) {
+        if (r->state == REQUEST_DONE) continue;
+        given_back |= prompt_images_give_up(&r->prompt.images);
+        given_back |= decode_workspace_give_back(&r->session->workspace);
+    }
     for (kakeya_request *r = a->waiting.first; r; r = r->next)
         given_back |= decode_workspace_give_back(&r->session->workspace);
     if (given_back) return true;

@@ -31,10 +31,10 @@ kakeya_request *admission_take_done(admission *a);
 /* It has begun, is not done, and has its memory. */
 bool admission_is_active(const kakeya_request *r);
 
-/* Memory has run out for one that has begun. What only drafts need goes first. Then the request that arrived last
- * makes room, unless it is the only one; those that have done so often are the last to be chosen. From now on the
- * engine reckons with all that the requests may come to need: who waits begins again only if it need not make room once
- * more. False: there is nothing to be had. Needs the turn. */
+/* Memory has run out for one that has begun. What only drafts need goes first, and pictures that are being read. Then
+ * the request that arrived last makes room, unless it is the only one; those that have done so often are the last to be
+ * chosen. From now on the engine reckons with all that the requests may come to need: who waits begins again only if it
+ * need not make room once more. False: there is nothing to be had. Needs the turn. */
 bool admission_make_room(admission *a);
 
 #endif

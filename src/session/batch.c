@@ -47,8 +47,9 @@ typedef struct step {
     int answers, n;
     backend_segment segment[BACKEND_MAX_FORWARD];
     int rows;
-    int decoding;   /* segments of decode rows */
-    int budget;     /* tokens that prompts might have had */
+    int decoding; /* segments of decode rows */
+    int budget;   /* tokens that prompts might have had */
+    image_time pictures;
     double seconds; /* of the forward */
 } step;
 
@@ -167,20 +168,43 @@ static void add_prompt(step *s, kakeya_request *r, int tokens) {
     if (first) answer_choose_first(r->session, &r->answer, r->prompt.tokens, r->prompt.n, &s->batch->buffers);
     const int room = room_for_prompt(s);
     if (room < 1) return;
-    kakeya_status status =
-        prompt_segment(r->session, &r->prompt, (size_t)tokens, (size_t)room, first, &s->segment[s->n], &r->error);
+    kakeya_status status = prompt_segment(r->session, &r->prompt, (size_t)tokens, (size_t)room, &s->pictures, first,
+                                          &s->segment[s->n], &r->error);
     if (status != KAKEYA_OK) {
         r->status = prompt_failed(r->session, &r->prompt, status, &r->error);
         r->failing = true;
         return;
     }
-    if (s->segment[s->n].n == 0) return; /* a picture that waits for a forward with more room */
+    if (s->segment[s->n].n == 0) return; /* a picture that waits for its rows, or for a forward with more room */
     /* what an answer left half computed is computed again as what it was */
     const bool decodes = s->segment[s->n].kind == SEGMENT_DECODE;
     if (decodes && s->decoding == BACKEND_MAX_SEGMENTS) return;
     s->decoding += decodes;
     s->rows += s->segment[s->n].n;
     s->member[s->n++] = r;
+}
+
+static void add_shares(step *s, const prompt_shares *prompts) {
+    for (int i = 0; i < prompts->n; i++) {
+        kakeya_request *r = prompts->share[i].prompt;
+        if (prompts->share[i].tokens > 0 && !r->failing) add_prompt(s, r, prompts->share[i].tokens);
+    }
+}
+
+/* Beside answers a step makes rows of pictures or computes those of prompts, by turns where there is both: answers wait
+ * for one of the two. */
+static void add_in_turn(step *s, const prompt_shares *prompts) {
+    const double stall = s->batch->engine->max_stall_ms / 1000.0;
+    const int rows = s->rows;
+    if (s->answers && s->batch->count % 2 == 0) {
+        add_shares(s, prompts);
+        if (s->n > s->answers) return;
+    }
+    s->pictures = (image_time){.seconds = stall, .apart = s->answers > 0};
+    add_shares(s, prompts);
+    if (!s->answers || s->pictures.spent == 0) return;
+    s->n = s->answers;
+    s->rows = rows;
 }
 
 static void add_prompts(step *s) {
@@ -194,8 +218,7 @@ static void add_prompts(step *s) {
                               r->session->options.prompt_chunk_tokens);
     s->budget = prompt_budget(s);
     prompt_shares_divide(&prompts, s->budget);
-    for (int i = 0; i < prompts.n; i++)
-        if (prompts.share[i].tokens > 0) add_prompt(s, prompts.share[i].prompt, prompts.share[i].tokens);
+    add_in_turn(s, &prompts);
 }
 
 static kakeya_status fill_segments(step *s, kakeya_error *error) {

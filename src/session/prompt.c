@@ -169,8 +169,8 @@ static size_t end_of_kind(const kakeya_session *session, size_t from, size_t end
     return at;
 }
 
-kakeya_status prompt_segment(kakeya_session *session, prompt_work *work, size_t most, size_t room, decode_first *first,
-                             backend_segment *segment, kakeya_error *error) {
+kakeya_status prompt_segment(kakeya_session *session, prompt_work *work, size_t most, size_t room, image_time *time,
+                             decode_first *first, backend_segment *segment, kakeya_error *error) {
     decode_timeline *t = &session->timeline;
     size_t chunk = (size_t)session->options.prompt_chunk_tokens, from = computed(session);
     if (chunk > most) chunk = most;
@@ -181,7 +181,7 @@ kakeya_status prompt_segment(kakeya_session *session, prompt_work *work, size_t 
         *segment = (backend_segment){0};
         return KAKEYA_OK;
     }
-    bool last = work->end == work->n, chosen = last && first && first->choice != DECODE_FROM_LOGITS;
+    bool ready, last = work->end == work->n, chosen = last && first && first->choice != DECODE_FROM_LOGITS;
     int rows = (int)(work->end - from);
     kakeya_status status = decode_timeline_reserve(t, work->end, error);
     if (status == KAKEYA_OK && last && !chosen) status = decode_timeline_keep_logits(t, error);
@@ -192,9 +192,13 @@ kakeya_status prompt_segment(kakeya_session *session, prompt_work *work, size_t 
                                  .kind = work->as_computed ? kind_at(t, from) : SEGMENT_PROMPT,
                                  .first_logit_row = last ? rows - 1 : rows,
                                  .logits = chosen ? NULL : t->logits};
-    status = prompt_images_give(&work->images, session->engine, &session->account, from, work->end, &segment->given,
-                                &segment->n_given, error);
+    status = prompt_images_give(&work->images, session->engine, &session->account, from, work->end, time, &ready,
+                                &segment->given, &segment->n_given, error);
     if (status != KAKEYA_OK) return status;
+    if (!ready) {
+        *segment = (backend_segment){0};
+        return KAKEYA_OK;
+    }
     if (chosen) decode_first_ask(first, &session->workspace.sampler, segment);
     return KAKEYA_OK;
 }

@@ -1,8 +1,10 @@
 #include "session/prompt_images.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/sized.h"
 #include "media/digest.h"
 #include "media/resize.h"
@@ -116,7 +118,7 @@ static kakeya_status fit(const gemma4_vision *v, const kakeya_media *media, size
 kakeya_status prompt_images_create(const kakeya_engine *engine, const int32_t *tokens, size_t n,
                                    const kakeya_media *media, size_t n_media, bool borrow, prompt_images *out,
                                    kakeya_error *error) {
-    *out = (prompt_images){0};
+    *out = (prompt_images){.ops = engine->ops};
     if (!n_media) return KAKEYA_OK;
     kakeya_status status = need_vision(engine, error);
     if (status != KAKEYA_OK) return status;
@@ -140,7 +142,7 @@ kakeya_status prompt_images_create(const kakeya_engine *engine, const int32_t *t
 
 kakeya_status prompt_images_of_timeline(const kakeya_engine *engine, mem_account *account, const decode_timeline *t,
                                         prompt_images *out, kakeya_error *error) {
-    *out = (prompt_images){0};
+    *out = (prompt_images){.ops = engine->ops};
     if (!t->n_images) return KAKEYA_OK;
     kakeya_status status = need_vision(engine, error);
     if (status != KAKEYA_OK) return status;
@@ -162,7 +164,22 @@ kakeya_status prompt_images_of_timeline(const kakeya_engine *engine, mem_account
     return KAKEYA_OK;
 }
 
+bool prompt_images_give_up(prompt_images *images) {
+    bool any = false;
+    for (size_t i = 0; i < images->n; i++) {
+        prompt_image *picture = &images->image[i];
+        if (!picture->reading) continue;
+        images->ops->image_end(picture->reading);
+        mem_free(picture->rows);
+        picture->reading = NULL;
+        picture->rows = NULL;
+        picture->whole = any = true;
+    }
+    return any;
+}
+
 void prompt_images_free(prompt_images *images) {
+    (void)prompt_images_give_up(images);
     for (size_t i = 0; i < images->n; i++) {
         if (!images->image[i].borrowed) image_free(&images->image[i].pixels);
         mem_free(images->image[i].rows);
@@ -204,14 +221,24 @@ size_t prompt_images_end(const prompt_images *images, size_t from, size_t end) {
     return end;
 }
 
-static kakeya_status make_rows(prompt_image *picture, kakeya_engine *engine, mem_account *account,
-                               kakeya_error *error) {
+static bool is_made(const prompt_image *picture) { return picture->rows && !picture->reading; }
+
+static void note_made(const prompt_image *picture, kakeya_engine *engine) {
+    atomic_fetch_add(&engine->images_computed, 1);
+    atomic_fetch_add(&engine->image_rows_computed, picture->place.n);
+    image_rows_keep(engine->image_rows, picture->place.digest, picture->rows,
+                    picture->place.n * (size_t)engine->verifier->vision->text_hidden);
+}
+
+/* Rows that are known, or in the making; of backends that read in one go, made. */
+static kakeya_status begin_rows(prompt_image *picture, kakeya_engine *engine, mem_account *account, bool *known,
+                                kakeya_error *error) {
     const gemma4_vision *v = engine->verifier->vision;
     const size_t values = 3 * (size_t)picture->pixels.width * (size_t)picture->pixels.height;
     const size_t row_values = picture->place.n * (size_t)v->text_hidden;
     picture->rows = mem_alloc(account, MEM_WORKSPACE, row_values * sizeof(float));
-    if (picture->rows && image_rows_find(engine->image_rows, picture->place.digest, picture->rows, row_values))
-        return KAKEYA_OK;
+    *known = picture->rows && image_rows_find(engine->image_rows, picture->place.digest, picture->rows, row_values);
+    if (*known) return KAKEYA_OK;
     float *patches = mem_alloc(account, MEM_WORKSPACE, values * sizeof *patches);
     kakeya_status status = KAKEYA_OK;
     if (!patches || !picture->rows) {
@@ -222,23 +249,54 @@ static kakeya_status make_rows(prompt_image *picture, kakeya_engine *engine, mem
                                      .down = picture->pixels.height / v->patch,
                                      .patches = patches};
         image_patches(&picture->pixels, v->patch, patches);
-        status = engine->ops->embed_image(engine->model, &given, picture->rows, error);
+        status = engine->ops->image_begin
+                     ? engine->ops->image_begin(engine->model, &given, picture->rows, &picture->reading, error)
+                     : engine->ops->embed_image(engine->model, &given, picture->rows, error);
     }
     mem_free(patches);
-    if (status == KAKEYA_OK) {
-        atomic_fetch_add(&engine->images_computed, 1);
-        atomic_fetch_add(&engine->image_rows_computed, picture->place.n);
-        image_rows_keep(engine->image_rows, picture->place.digest, picture->rows, row_values);
-    } else {
+    if (status != KAKEYA_OK) {
         mem_free(picture->rows);
         picture->rows = NULL;
+    } else if (!picture->reading) {
+        note_made(picture, engine);
     }
     return status;
 }
 
+/* Whether the rows can be made, or gone on with, in what is left of the step. */
+static bool has_time(const prompt_image *picture, const backend_ops *ops, const image_time *time) {
+    if (!time) return true;
+    if (time->seconds <= 0) return false;
+    const bool pieces = ops->image_begin && !picture->whole;
+    return pieces || !time->rows || time->spent / (double)time->rows * (double)picture->place.n <= time->seconds;
+}
+
+static kakeya_status make_rows(prompt_image *picture, kakeya_engine *engine, mem_account *account, image_time *time,
+                               kakeya_error *error) {
+    const backend_ops *ops = engine->ops;
+    const double begin = clock_seconds();
+    bool known = false;
+    kakeya_status status = picture->rows ? KAKEYA_OK : begin_rows(picture, engine, account, &known, error);
+    if (picture->reading && ops->image_step(picture->reading, time && !picture->whole ? time->seconds : INFINITY)) {
+        ops->image_end(picture->reading);
+        picture->reading = NULL;
+        note_made(picture, engine);
+    }
+    if (!time || known) return status;
+    const double seconds = clock_seconds() - begin;
+    time->seconds -= seconds;
+    time->spent += seconds;
+    if (is_made(picture)) time->rows += picture->place.n;
+    return status;
+}
+
 kakeya_status prompt_images_give(prompt_images *images, kakeya_engine *engine, mem_account *account, size_t from,
-                                 size_t end, const backend_given **given, int *n_given, kakeya_error *error) {
+                                 size_t end, image_time *time, bool *ready, const backend_given **given, int *n_given,
+                                 kakeya_error *error) {
     int n = 0;
+    *ready = true;
+    *given = NULL;
+    *n_given = 0;
     for (size_t i = 0; i < images->n; i++) {
         prompt_image *picture = &images->image[i];
         if (picture->place.begin < from || picture->place.begin >= end) {
@@ -248,13 +306,23 @@ kakeya_status prompt_images_give(prompt_images *images, kakeya_engine *engine, m
             }
             continue;
         }
-        kakeya_status status = picture->rows ? KAKEYA_OK : make_rows(picture, engine, account, error);
-        if (status != KAKEYA_OK) return status;
+        if (!is_made(picture)) {
+            const double spent = time ? time->spent : 0;
+            const bool now = has_time(picture, engine->ops, time);
+            kakeya_status status = now ? make_rows(picture, engine, account, time, error) : KAKEYA_OK;
+            if (status != KAKEYA_OK) return status;
+            if (time && time->apart && time->spent > spent) *ready = false;
+            if (!is_made(picture)) {
+                *ready = false;
+                return KAKEYA_OK;
+            }
+        }
         images->given[n++] = (backend_given){.first = (int)(picture->place.begin - from),
                                              .n = (int)picture->place.n,
                                              .rows = picture->rows,
                                              .both_ways = engine->verifier->vision->both_ways};
     }
+    if (!*ready) return KAKEYA_OK;
     *given = n ? images->given : NULL;
     *n_given = n;
     return KAKEYA_OK;

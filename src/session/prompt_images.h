@@ -7,12 +7,23 @@
 
 typedef struct prompt_image {
     timeline_image place;
-    image pixels;  /* as the model reads them */
-    bool borrowed; /* the pixels are the caller's */
-    float *rows;   /* [place.n][hidden], MEM_WORKSPACE; NULL: not made yet */
+    image pixels;             /* as the model reads them */
+    bool borrowed;            /* the pixels are the caller's */
+    float *rows;              /* [place.n][hidden], MEM_WORKSPACE; NULL: not begun yet */
+    backend_reading *reading; /* of rows in the making */
+    bool whole;               /* in one go: there is no memory for what it holds between two steps */
 } prompt_image;
 
+/* What a step has for making rows. */
+typedef struct image_time {
+    double seconds; /* that are left; 0: none are made in it */
+    double spent;
+    size_t rows; /* made with that */
+    bool apart;  /* rows come into a later forward than that of the step that has made them */
+} image_time;
+
 typedef struct prompt_images {
+    const backend_ops *ops;
     prompt_image *image;  /* [n] ascending */
     backend_given *given; /* [n] those of a chunk */
     size_t n;
@@ -37,9 +48,14 @@ kakeya_status prompt_images_load(const kakeya_engine *engine, kakeya_error *erro
  * none: before `end`, or behind it where it begins with a picture that is longer. */
 size_t prompt_images_end(const prompt_images *images, size_t from, size_t end);
 
-/* The rows of all pictures in [from, end), as a segment of these tokens wants them. Needs the turn. */
+/* The rows of all pictures in [from, end), as a segment of these tokens wants them. time: NULL is as much as it takes;
+ * else, where that is not enough, *ready is false, and another step is to ask. Needs the turn. */
 kakeya_status prompt_images_give(prompt_images *images, kakeya_engine *engine, mem_account *account, size_t from,
-                                 size_t end, const backend_given **given, int *n_given, kakeya_error *error);
+                                 size_t end, image_time *time, bool *ready, const backend_given **given, int *n_given,
+                                 kakeya_error *error);
+
+/* Gives up rows in the making, and the memory that they take: they are made in one go then. Whether there were any. */
+bool prompt_images_give_up(prompt_images *images);
 
 /* How many of `common` tokens that two prompts begin with have the same pictures, none of them cut. */
 size_t prompt_images_common(const prompt_images *images, const decode_timeline *t, size_t common);

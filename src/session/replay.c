@@ -20,8 +20,9 @@ static kakeya_status replay_stretch(kakeya_session *session, backend_cache *cach
                                    .kind = kind,
                                    .first_logit_row = last ? n - 1 : n,
                                    .logits = logits};
-        status = prompt_images_give(images, session->engine, &session->account, from, from + (size_t)n, &segment.given,
-                                    &segment.n_given, error);
+        bool ready;
+        status = prompt_images_give(images, session->engine, &session->account, from, from + (size_t)n, NULL, &ready,
+                                    &segment.given, &segment.n_given, error);
         if (status == KAKEYA_OK) status = t->ops->forward(t->model, &segment, 1, error);
         if (status == KAKEYA_OK) status = t->ops->cache_commit(cache, n, error);
         from += (size_t)n;

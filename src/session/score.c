@@ -69,9 +69,10 @@ static kakeya_status score_chunk(scoring *s, size_t from, size_t n, segment_kind
                                .kind = kind,
                                .logits = rows,
                                .hidden_states = s->chunk_hidden};
+    bool ready;
     engine_turn_begin(s->session->engine);
     kakeya_status status = prompt_images_give(&s->images, s->session->engine, &s->session->account, from, from + n,
-                                              &segment.given, &segment.n_given, error);
+                                              NULL, &ready, &segment.given, &segment.n_given, error);
     if (status == KAKEYA_OK) status = t->ops->forward(t->model, &segment, 1, error);
     if (status == KAKEYA_OK) status = engine_check(s->session->engine, error);
     if (status == KAKEYA_OK) status = t->ops->cache_commit(s->cache, (int)n, error);

@@ -142,6 +142,9 @@ const backend_ops *cpu_backend(void) {
         .finds_argmax = true,
         .masks_argmax = true,
         .embed_image = cpu_embed_image,
+        .image_begin = cpu_image_begin,
+        .image_step = cpu_image_step,
+        .image_end = cpu_image_end,
         .weights_arrange = repack_to_file,
     };
     return &ops;

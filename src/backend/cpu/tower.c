@@ -5,12 +5,14 @@
 #include "backend/cpu/tower.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "backend/cpu/experts.h"
 #include "backend/cpu/matrix.h"
 #include "backend/cpu/rope.h"
 #include "backend/program/tower.h"
+#include "base/clock.h"
 
 enum {
     CHUNK = 256, /* rows of a product */
@@ -19,7 +21,7 @@ enum {
 
 static const double layer_norm_eps = 1e-5;
 
-typedef struct tower_run {
+typedef struct backend_reading {
     backend_model *m;
     const gemma4_vision *v;
     int patches, across, pooled; /* pooled: rows that come out */
@@ -36,8 +38,11 @@ typedef struct tower_run {
     packed_rows packed;
     rope_table rope;
     program_op *ops;
+    int n_ops, at;        /* at: begin of the part of the list in work, which ends with a barrier */
+    int done;             /* operations of the part that the chunk in work has had */
     const program_op *op; /* in work */
     int first;            /* row of the chunk in work */
+    size_t tile;          /* of attention */
 } tower_run;
 
 static int max_int(int a, int b) { return a > b ? a : b; }
@@ -250,8 +255,8 @@ static void attend_tile(const tower_run *t, int head, int first, float *scratch)
 static void attend_tiles(void *context, size_t begin, size_t end, int thread) {
     const tower_run *t = context;
     for (size_t item = begin; item < end; item++) {
-        const int heads = t->v->heads;
-        attend_tile(t, (int)item % heads, (int)item / heads * TILE, t->scratch + (size_t)thread * t->scratch_floats);
+        const int heads = t->v->heads, tile = (int)t->tile + (int)item / heads;
+        attend_tile(t, (int)item % heads, tile * TILE, t->scratch + (size_t)thread * t->scratch_floats);
     }
 }
 
@@ -276,45 +281,57 @@ static void run_pool(const tower_run *t, const program_op *o) {
 /* Operations that wait for all rows. */
 static bool is_barrier(const program_op *o) { return o->kind == OP_ATTEND || o->kind == OP_POOL; }
 
-static void run_barrier(tower_run *t, const program_op *o) {
+/* A piece of it: of attention, as many tiles as threads. True: it is whole. */
+static bool run_barrier(tower_run *t, const program_op *o) {
     t->op = o;
+    if (o->kind != OP_ATTEND) {
+        run_pool(t, o);
+        t->all = t->pooled;
+        return true;
+    }
+    const size_t tiles = (size_t)((t->patches + TILE - 1) / TILE), left = tiles - t->tile;
+    const size_t n = left < (size_t)t->m->threads ? left : (size_t)t->m->threads;
     t->first = 0;
-    if (o->kind == OP_ATTEND) {
-        const size_t tiles = (size_t)((t->patches + TILE - 1) / TILE);
-        thread_pool_for(t->m->pool, tiles * (size_t)t->v->heads, 1, attend_tiles, t);
-        return;
-    }
-    run_pool(t, o);
-    t->all = t->pooled;
+    thread_pool_for(t->m->pool, n * (size_t)t->v->heads, 1, attend_tiles, t);
+    t->first = t->all;
+    t->tile += n;
+    if (t->tile < tiles) return false;
+    t->tile = 0;
+    return true;
 }
 
-static void run_chunk(tower_run *t, const program_op *from, const program_op *end, int rows) {
-    for (const program_op *o = from; o < end; o++) {
-        t->op = o;
-        if (o->kind == OP_PRODUCTS)
-            run_products(t, o, rows);
-        else
-            rows_run(t->m, rows, o->steps ? o->width * o->steps : 3 * t->v->heads * o->width,
-                     o->kind == OP_HEADS ? head_rows : row_programs, t);
-    }
+static void run_rows(tower_run *t, const program_op *o) {
+    const int rows = t->all - t->first < CHUNK ? t->all - t->first : CHUNK;
+    t->op = o;
+    if (o->kind == OP_PRODUCTS)
+        run_products(t, o, rows);
+    else
+        rows_run(t->m, rows, o->steps ? o->width * o->steps : 3 * t->v->heads * o->width,
+                 o->kind == OP_HEADS ? head_rows : row_programs, t);
 }
 
-static void run_list(tower_run *t, int n) {
-    for (int i = 0; i < n;) {
-        int end = i;
-        while (end < n && !is_barrier(&t->ops[end])) end++;
-        for (t->first = 0; t->first < t->all; t->first += CHUNK)
-            run_chunk(t, t->ops + i, t->ops + end, t->all - t->first < CHUNK ? t->all - t->first : CHUNK);
-        if (end < n) run_barrier(t, &t->ops[end++]);
-        i = end;
+/* The next piece. True: that was the last one. */
+static bool run_piece(tower_run *t) {
+    int end = t->at;
+    while (end < t->n_ops && !is_barrier(&t->ops[end])) end++;
+    if (t->first < t->all && end > t->at) {
+        run_rows(t, &t->ops[t->at + t->done]);
+        if (++t->done < end - t->at) return false;
+        t->done = 0;
+        t->first += CHUNK;
+        return end == t->n_ops && t->first >= t->all;
     }
+    if (!run_barrier(t, &t->ops[end])) return false;
+    t->at = end + 1;
+    t->first = 0;
+    return t->at == t->n_ops;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- memory */
 
-static packing_set packings_of(const tower_run *t, int n) {
+static packing_set packings_of(const tower_run *t) {
     packing_set packings = 0;
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < t->n_ops; i++)
         for (int s = 0; t->ops[i].kind == OP_PRODUCTS && s < PROGRAM_MATRICES && t->ops[i].slot[s]; s++)
             packings |= packing_exact(t->m, tower_matrix(t->v, t->ops[i].slot[s]));
     return packings;
@@ -358,7 +375,7 @@ static void list_rooms(tower_run *t, const cpu_kernels *kernels, int threads, ro
     memcpy(out, rooms, sizeof rooms);
 }
 
-static kakeya_status allocate(tower_run *t, int n, kakeya_error *error) {
+static kakeya_status allocate(tower_run *t, kakeya_error *error) {
     const gemma4_vision *v = t->v;
     backend_model *m = t->m;
     room rooms[ROOMS];
@@ -369,7 +386,7 @@ static kakeya_status allocate(tower_run *t, int n, kakeya_error *error) {
         if (!*rooms[i].at)
             return error_set(error, KAKEYA_OUT_OF_MEMORY, "an image of %d patches: out of memory", t->patches);
     }
-    kakeya_status status = packed_rows_create(m, &t->packed, CHUNK, widest_of(v), packings_of(t, n), error);
+    kakeya_status status = packed_rows_create(m, &t->packed, CHUNK, widest_of(v), packings_of(t), error);
     if (status || !v->tower) return status;
     status = rope_table_create(m, &t->rope, v->rope_theta, 1.0f, v->head_dim / 2, v->head_dim / 4, error);
     return status ? status : rope_table_reserve(m, &t->rope, max_int(t->across, t->patches / t->across), error);
@@ -391,37 +408,56 @@ size_t cpu_image_bytes(const gemma4_vision *v, weight_format format, int patches
     return bytes;
 }
 
-static void release(tower_run *t) {
+void cpu_image_end(backend_reading *t) {
     float *const rooms[] = {t->patch, t->h,      t->q,   t->k,       t->v_rows, t->pool,
                             t->x,     t->branch, t->act, t->clamped, t->scratch};
     for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) mem_free(rooms[i]);
     packed_rows_destroy(&t->packed);
     rope_table_destroy(&t->rope);
     mem_free(t->ops);
+    free(t);
 }
 
-kakeya_status cpu_embed_image(backend_model *m, const backend_image *image, float *rows, kakeya_error *error) {
+kakeya_status cpu_image_begin(backend_model *m, const backend_image *image, float *rows, backend_reading **out,
+                              kakeya_error *error) {
     const gemma4_vision *v = image->vision;
-    tower_run t = {.m = m,
-                   .v = v,
-                   .patches = image->across * image->down,
-                   .across = image->across,
-                   .pooled = image->across / v->pooling * (image->down / v->pooling),
-                   .soft = rows};
+    *out = NULL;
     if (image->across > v->positions || image->down > v->positions)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
                          "an image of %d x %d patches: the model supports at most %d in each direction", image->across,
                          image->down, v->positions);
-    t.all = t.patches;
-    t.ops = mem_alloc(m->account, MEM_WORKSPACE, (size_t)tower_most_ops(v) * sizeof *t.ops);
-    if (!t.ops) return error_set(error, KAKEYA_OUT_OF_MEMORY, "an image: out of memory");
-    const int n = program_tower(v, t.ops);
-    kakeya_status status = allocate(&t, n, error);
-    if (!status) {
-        memcpy(t.patch, image->patches,
-               (size_t)t.patches * (size_t)gemma4_vision_patch_values(v) * sizeof *image->patches);
-        run_list(&t, n);
+    tower_run *t = calloc(1, sizeof *t);
+    if (!t) return error_set(error, KAKEYA_OUT_OF_MEMORY, "an image: out of memory");
+    *t = (tower_run){.m = m, .v = v, .across = image->across, .soft = rows};
+    t->all = t->patches = image->across * image->down;
+    t->pooled = image->across / v->pooling * (image->down / v->pooling);
+    t->ops = mem_alloc(m->account, MEM_WORKSPACE, (size_t)tower_most_ops(v) * sizeof *t->ops);
+    t->n_ops = t->ops ? program_tower(v, t->ops) : 0;
+    kakeya_status status =
+        t->ops ? allocate(t, error) : error_set(error, KAKEYA_OUT_OF_MEMORY, "an image: out of memory");
+    if (status) {
+        cpu_image_end(t);
+        return status;
     }
-    release(&t);
-    return status;
+    const size_t values = (size_t)t->patches * (size_t)gemma4_vision_patch_values(v);
+    memcpy(t->patch, image->patches, values * sizeof *image->patches);
+    *out = t;
+    return KAKEYA_OK;
+}
+
+bool cpu_image_step(backend_reading *t, double seconds) {
+    const double end = clock_seconds() + seconds;
+    do {
+        if (run_piece(t)) return true;
+    } while (clock_seconds() < end);
+    return false;
+}
+
+kakeya_status cpu_embed_image(backend_model *m, const backend_image *image, float *rows, kakeya_error *error) {
+    backend_reading *t;
+    kakeya_status status = cpu_image_begin(m, image, rows, &t, error);
+    if (status) return status;
+    while (!cpu_image_step(t, INFINITY)) continue;
+    cpu_image_end(t);
+    return KAKEYA_OK;
 }
