@@ -87,13 +87,18 @@ static void print_vision(const info_subject *s, int threads) {
     char a[32], b[32], layers[32] = "no layers";
     if (!f->vision_hidden) return;
     if (f->vision_layers) snprintf(layers, sizeof layers, "%d layers", f->vision_layers);
-    printf("  vision          %s, hidden %d, %s parameters, %s; read on the CPU alone\n", layers, f->vision_hidden,
+    printf("  vision          %s, hidden %d, %s parameters, %s\n", layers, f->vision_hidden,
            format_count(a, f->vision_parameters), format_bytes(b, (double)f->vision_bytes));
-    printf("                  while a picture is read:");
-    for (size_t i = 0; kakeya_image_budget(i); i++)
-        printf("%s %s of %d tokens", i ? "," : "",
-               format_bytes(a, (double)info_picture_bytes(s, threads, kakeya_image_budget(i))), kakeya_image_budget(i));
-    printf("\n");
+    for (int gpu = 0; gpu < 2; gpu++) {
+        if (!info_picture_bytes(s, gpu, threads, f->vision_budget)) continue;
+        printf("                  while a picture is read%s:", gpu ? " on the GPU" : " on the CPU");
+        for (size_t i = 0; kakeya_image_budget(i); i++) {
+            const int budget = kakeya_image_budget(i);
+            printf("%s %s of %d tokens", i ? "," : "",
+                   format_bytes(a, (double)info_picture_bytes(s, gpu, threads, budget)), budget);
+        }
+        printf("\n");
+    }
 }
 
 static void print_parameters(const info_subject *s) {
@@ -252,8 +257,11 @@ static void add_vision(cJSON *json, const info_subject *s, int threads) {
     cJSON *pictures = cJSON_AddArrayToObject(vision, "pictures");
     for (size_t i = 0; kakeya_image_budget(i); i++) {
         cJSON *picture = cJSON_CreateObject();
-        add_number(picture, "budget", kakeya_image_budget(i));
-        add_number(picture, "workspace_bytes", (double)info_picture_bytes(s, threads, kakeya_image_budget(i)));
+        const int budget = kakeya_image_budget(i);
+        const size_t of_gpu = info_picture_bytes(s, true, threads, budget);
+        add_number(picture, "budget", budget);
+        add_number(picture, "workspace_bytes", (double)info_picture_bytes(s, false, threads, budget));
+        if (of_gpu) add_number(picture, "gpu_workspace_bytes", (double)of_gpu);
         cJSON_AddItemToArray(pictures, picture);
     }
 }

@@ -56,8 +56,9 @@ typedef struct info_room_options {
 /* *out is freed by info_room_free. */
 kakeya_status info_room_compute(const info_subject *s, const info_room_options *options, info_room **out,
                                 kakeya_error *error);
-/* What a picture of `budget` tokens takes while a CPU reads it; 0: the model reads none. threads 0: all processors. */
-size_t info_picture_bytes(const info_subject *s, int threads, int budget);
+/* What a picture of `budget` tokens takes while the CPU reads it, or the GPU that is here; 0: the model, or that
+ * device, reads none, or there is none. threads 0: all processors. */
+size_t info_picture_bytes(const info_subject *s, bool gpu, int threads, int budget);
 void info_room_free(info_room *room);
 void info_room_print(const info_room *room);
 void info_room_add_json(struct cJSON *object, const info_room *room);

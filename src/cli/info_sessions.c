@@ -52,9 +52,9 @@ static int threads_of(const info_room_options *options) {
     return options->threads ? options->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
-size_t info_picture_bytes(const info_subject *s, int threads, int budget) {
+size_t info_picture_bytes(const info_subject *s, bool gpu, int threads, int budget) {
     const info_room_options options = {.threads = threads};
-    return room_of_picture(s->model, ROOM_CPU, threads_of(&options), budget);
+    return room_of_picture(s->model, gpu ? ROOM_GPU : ROOM_CPU, threads_of(&options), budget);
 }
 
 static room_engine engine_of(const info_subject *s, const info_room *room, int threads, int tokens) {

@@ -91,6 +91,7 @@ json_holds "layers, parameters, weights, and workspace by budget" '.vision | .la
     (.pictures | map(.workspace_bytes) | . == sort and .[0] > 0)'
 works "and in words" info $VISION/tiny-unified
 check "of an embedder, too" grep -q '^  vision          no layers, hidden [0-9]*, .* parameters' "$WORK/out"
+check "with a picture's workspace" grep -q '^  *while a picture is read on the CPU: .* of 70 tokens, .* of 1120 tokens$' "$WORK/out"
 works "with --vision off there is none" info $VISION/tiny-tower --vision off --json
 json_holds "and says so" '.vision == null'
 works "nor in a model of text" info --json
