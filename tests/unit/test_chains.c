@@ -308,6 +308,46 @@ static void chains_add_up(void **state) {
     close_school(&s);
 }
 
+/* Sequences that learn at once are those that learn one after the other. */
+static void sequences_add_up(void **state) {
+    (void)state;
+    enum { OTHER = 29 };
+    static const int first[2][CHAINS] = {{1, 9, 17, 30, LENGTH - 3}, {5, OTHER - 2}};
+    school s;
+    open_on(&s, 3, 2, true);
+    learner_options o = options_of(&s);
+    o.sequences = 2;
+    backend_learner *both = NULL;
+    REQUIRE_OK(s.ops->learner_create(s.p.backend, &o, &both, error));
+    float *sum = calloc(2 * s.n, sizeof *sum), *at_once = sum + s.n;
+    learner_result r[2], each[2];
+    learner_sequence sequence[2];
+    for (int i = 0; i < 2; i++) {
+        int length = i ? OTHER : LENGTH, chains = i ? 2 : CHAINS;
+        sequence[i] = (learner_sequence){s.tokens, s.states, first[i], length, chains, &r[i]};
+        each[i] = learn_at(&s, first[i], chains, length, s.gradient);
+        for (size_t k = 0; k < s.n; k++) sum[k] += s.gradient[k];
+    }
+    s.ops->learner_weights(both, s.weights);
+    REQUIRE_OK(s.ops->learner_learn(both, sequence, 2, 1, at_once, error));
+    double off = 0, length = 0;
+    for (size_t k = 0; k < s.n; k++) {
+        off += ((double)sum[k] - (double)at_once[k]) * ((double)sum[k] - (double)at_once[k]);
+        length += (double)sum[k] * (double)sum[k];
+    }
+    if (!(sqrt(off) <= 1e-4 * sqrt(length))) fail_msg("gradients off by %g of %g", sqrt(off), sqrt(length));
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(r[i].blocks, each[i].blocks);
+        assert_memory_equal(r[i].right, each[i].right, sizeof r[i].right);
+        assert_memory_equal(r[i].drafts, each[i].drafts, sizeof r[i].drafts);
+        if (!(fabs(r[i].loss - each[i].loss) <= 1e-5 * each[i].loss))
+            fail_msg("sequence %d: %g, alone %g", i, r[i].loss, each[i].loss);
+    }
+    s.ops->learner_destroy(both);
+    free(sum);
+    close_school(&s);
+}
+
 static void clusters_are_refused(void **state) {
     (void)state;
     pair p;
@@ -331,6 +371,7 @@ int main(void) {
         cmocka_unit_test(as_the_verifier_speaks),
         cmocka_unit_test(any_number_of_threads),
         cmocka_unit_test(chains_add_up),
+        cmocka_unit_test(sequences_add_up),
         cmocka_unit_test(clusters_are_refused),
     };
     return cmocka_run_group_tests_name("training of assistants", tests, NULL, NULL);

@@ -11,12 +11,14 @@ static size_t most(size_t a, size_t b) { return a > b ? a : b; }
 
 /* The largest sizes that a learner of these options has. */
 typedef struct sizes {
-    size_t chains, rows, positions, hidden, backbone, vocab, width, q, widest;
+    size_t sequences, chains, rows, positions, hidden, backbone, vocab, width, q, widest;
 } sizes;
 
 static sizes sizes_of(const chain_learner *l) {
     const gemma4_config *c = &l->c.stack;
-    sizes s = {.chains = (size_t)l->o.blocks,
+    size_t sequences = (size_t)(l->o.sequences > 1 ? l->o.sequences : 1);
+    sizes s = {.sequences = sequences,
+               .chains = sequences * (size_t)l->o.blocks,
                .positions = (size_t)l->o.sequence,
                .hidden = (size_t)c->hidden,
                .backbone = (size_t)l->c.backbone,
@@ -83,10 +85,15 @@ static void lay_out(chain_learner *l, train_arena *a) {
     lay_out_products(l, &s, a);
     for (int type = 0; type < 2; type++) {
         float **of[] = {&l->kv[type].keys, &l->kv[type].keys_t, &l->kv[type].values, &l->kv[type].values_t};
-        for (int i = 0; i < 4 && l->seen.source[type] >= 0; i++) *of[i] = train_take(a, s.positions * l->seen.kv[type]);
+        for (int i = 0; i < 4 && l->seen.source[type] >= 0; i++)
+            *of[i] = train_take(a, s.sequences * s.positions * l->seen.kv[type]);
     }
     for (int i = 0; i < l->c.stack.layers; i++) lay_out_layer(l, i, &s, a);
     l->scored = (int *)(void *)train_take(a, s.rows);
+    l->first = (int *)(void *)train_take(a, s.chains);
+    l->sequence = (int *)(void *)train_take(a, s.chains);
+    l->begin = (int *)(void *)train_take(a, s.sequences + 1);
+    l->seen_positions = (int *)(void *)train_take(a, s.sequences);
     l->loss = (double *)(void *)train_take(a, 2 * s.rows);
     l->right = (bool *)(void *)train_take(a, s.rows);
     l->pair = train_take(a, s.rows * 2 * s.backbone);
@@ -185,32 +192,45 @@ void chain_learner_weights(chain_learner *l, const float *weights) {
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------ sequence */
+/* ----------------------------------------------------------------------------------------------------- sequences */
 
 static void place_rows(chain_learner *l) {
-    const learner_sequence *s = l->sequence;
-    l->chains = s->blocks;
     l->passes = l->o.chain - 1;
-    l->positions = l->n_scored = 0;
-    for (int i = 0; i < s->blocks; i++) {
-        if (s->first[i] > l->positions) l->positions = s->first[i];
+    l->chains = l->positions = l->n_scored = 0;
+    for (int i = 0; i < l->n_sequences; i++) {
+        const learner_sequence *s = &l->sequences[i];
+        l->begin[i] = l->chains;
+        l->seen_positions[i] = 0;
+        for (int k = 0; k < s->blocks; k++) {
+            l->sequence[l->chains] = i;
+            l->first[l->chains++] = s->first[k];
+            if (s->first[k] > l->seen_positions[i]) l->seen_positions[i] = s->first[k];
+        }
+        if (l->seen_positions[i] > l->positions) l->positions = l->seen_positions[i];
     }
+    l->begin[l->n_sequences] = l->chains;
     for (int row = 0; row < l->chains * l->passes; row++) {
-        if (chain_position(l, row) < s->n) l->scored[l->n_scored++] = row;
+        if (chain_position(l, row) < chain_sequence(l, row)->n) l->scored[l->n_scored++] = row;
     }
 }
 
-void chain_learner_learn(chain_learner *l, const learner_sequence *sequence, float scale, float *gradient) {
-    *sequence->result = (learner_result){0};
-    l->sequence = sequence;
-    l->scale = scale;
-    if (sequence->blocks <= 0) return;
+static void learn(chain_learner *l, const learner_sequence *sequences, int n, bool backward) {
+    for (int i = 0; i < n; i++) *sequences[i].result = (learner_result){0};
+    l->sequences = sequences;
+    l->n_sequences = n;
     place_rows(l);
+    if (!l->chains) return;
     chain_gather(l);
-    if (gradient) assistant_values_bind(&l->c, gradient, &l->gradient);
     for (int pass = 0; pass < l->passes; pass++) chain_pass(l, pass);
-    chain_score(l, gradient != NULL, sequence->result);
-    if (!gradient) return;
+    chain_score(l, backward);
+    if (!backward) return;
     for (int pass = l->passes - 1; pass >= 0; pass--) chain_pass_back(l, pass);
     chain_sums(l);
+}
+
+void chain_learner_learn(chain_learner *l, const learner_sequence *sequences, int n, float scale, float *gradient) {
+    int at_once = l->o.sequences > 1 ? l->o.sequences : 1;
+    l->scale = scale;
+    if (gradient) assistant_values_bind(&l->c, gradient, &l->gradient);
+    for (int i = 0; i < n; i += at_once) learn(l, sequences + i, n - i < at_once ? n - i : at_once, gradient != NULL);
 }

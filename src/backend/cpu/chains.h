@@ -1,11 +1,12 @@
-/* The learner of MTP assistants (backend/backend_train.h): chains of passes from many places of one sequence, exact
+/* The learner of MTP assistants (backend/backend_train.h): chains of passes from many places of sequences, exact
  * float32, every value that the way back needs kept, and that way. A pass is that of backend/program/assistant.c.
  *
  *   chains.c            memory, weights, the order of a sequence    chains_head.c       what the drafts cost
  *   chains_layer.c      a pass, there and back                      chains_attention.c  its attention
  *
- * Shapes: N chains of a sequence, D passes of each, R = D N rows, pass by pass; T positions, h hidden of the assistant,
- * H of the verifier. Tokens come from the sequence, so all that a pass needs of the one before is its state. */
+ * Shapes: N chains of all sequences that learn at once, D passes of each, R = D N rows, pass by pass; T positions of
+ * the longest sequence, h hidden of the assistant, H of the verifier. Tokens come from the sequences, so all that a
+ * pass needs of the one before is its state. */
 #ifndef KAKEYA_BACKEND_CPU_CHAINS_H
 #define KAKEYA_BACKEND_CPU_CHAINS_H
 
@@ -26,7 +27,7 @@ typedef struct chain_layer {
     float *d_q, *d_attended, *d_gate_up, *d_fed;
 } chain_layer;
 
-/* What all passes attend of one type of layers, a K/V head's after another: [kv_heads][T][d] and [kv_heads][d][T]. */
+/* What all passes attend of one type of layers, of a sequence [kv_heads][T][d] and [kv_heads][d][T] with its own T. */
 typedef struct chain_kv {
     float *keys, *keys_t, *values, *values_t;
 } chain_kv;
@@ -48,9 +49,12 @@ typedef struct chain_learner {
     train_products products;
     void *thread_packed[THREAD_POOL_MAX];
 
-    /* the sequence */
-    const learner_sequence *sequence;
+    /* the sequences */
+    const learner_sequence *sequences;
+    int n_sequences;
     int chains, passes, positions; /* N, D, T */
+    int *first, *sequence;         /* [N]: where a chain begins, and of which sequence */
+    int *begin, *seen_positions;   /* [n + 1], [n]: a sequence's first chain, and its T */
     int *scored, n_scored;         /* rows that have a target */
     float scale;
 
@@ -84,18 +88,21 @@ static inline size_t chain_row(const chain_learner *l, int pass) { return (size_
 typedef void (*chain_task)(chain_learner *l, void *context, int row);
 void chain_each(chain_learner *l, int n, chain_task task, void *context);
 
-/* --- chains_attention.c: K and V of the sequence; from q to o; from d_o to d_q, which is set. */
+/* --- chains_attention.c: K and V of the sequences; from q to o; from d_o to d_q, which is set. */
 void chain_gather(chain_learner *l);
 void chain_attend(chain_learner *l, int pass, int layer);
 void chain_attend_back(chain_learner *l, int pass, int layer);
 
 /* The position of the token that a row is to give. */
 static inline int chain_position(const chain_learner *l, int row) {
-    return l->sequence->first[row % l->chains] + row / l->chains + 1;
+    return l->first[row % l->chains] + row / l->chains + 1;
+}
+static inline const learner_sequence *chain_sequence(const chain_learner *l, int row) {
+    return &l->sequences[l->sequence[row % l->chains]];
 }
 
 /* --- chains_head.c: what the drafts cost; with `backward` d_normed, and the head's gradient. */
-void chain_score(chain_learner *l, bool backward, learner_result *out);
+void chain_score(chain_learner *l, bool backward);
 
 /* --- chains_layer.c: a pass from its pair to its state; from d_normed (and d_state of its own, but in the last pass)
  * to d_state of the pass before. Gradients of norms and scalars are added, those of matrices wait for chain_sums. */
@@ -108,6 +115,6 @@ kakeya_status chain_learner_create(backend_model *m, const learner_options *opti
                                    kakeya_error *error);
 void chain_learner_destroy(chain_learner *l); /* NULL is fine */
 void chain_learner_weights(chain_learner *l, const float *weights);
-void chain_learner_learn(chain_learner *l, const learner_sequence *sequence, float scale, float *gradient);
+void chain_learner_learn(chain_learner *l, const learner_sequence *sequences, int n, float scale, float *gradient);
 
 #endif

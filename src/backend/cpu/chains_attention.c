@@ -9,8 +9,8 @@
 typedef struct attention_work {
     chain_learner *l;
     const chain_kv *kv;
-    int pass, layer, group, chunks, window;
-    size_t d, q, rows, positions;
+    int pass, layer, group, window;
+    size_t d, q, rows, positions; /* of the longest sequence */
 } attention_work;
 
 static attention_work work_of(chain_learner *l, int pass, int layer) {
@@ -20,7 +20,6 @@ static attention_work work_of(chain_learner *l, int pass, int layer) {
                             .pass = pass,
                             .layer = layer,
                             .group = l->c.stack.heads / c->kv_heads,
-                            .chunks = (l->chains + CHAIN_CHUNK - 1) / CHAIN_CHUNK,
                             .window = c->type == GEMMA4_SLIDING ? l->m->config->sliding_window : 0,
                             .d = (size_t)c->head_dim,
                             .q = (size_t)chain_q(l, layer),
@@ -36,19 +35,27 @@ typedef struct gather_work {
     size_t d;
 } gather_work;
 
-/* Items are K/V heads. */
+/* Where a sequence's K or V of a head lies. */
+static size_t kv_at(const chain_learner *l, gemma4_layer_type type, size_t sequence, size_t head, size_t d) {
+    size_t room = (size_t)l->o.sequence * l->seen.kv[type];
+    return sequence * room + head * (size_t)l->seen_positions[sequence] * d;
+}
+
+/* Items are K/V heads of sequences. */
 static void gather_head(void *context, size_t begin, size_t end, int thread) {
     (void)thread;
     const gather_work *w = context;
     const chain_learner *l = w->l;
     const chain_kv *kv = &l->kv[w->type];
-    size_t n = (size_t)l->positions, d = w->d;
-    for (size_t head = begin; head < end; head++) {
+    size_t d = w->d, heads = l->seen.kv[w->type] / d;
+    for (size_t item = begin; item < end; item++) {
+        size_t sequence = item / heads, head = item % heads, n = (size_t)l->seen_positions[sequence],
+               at = kv_at(l, w->type, sequence, head, d);
         for (int half = 0; half < 2; half++) {
-            const float *from = l->sequence->aux + (half ? l->seen.v : l->seen.k)[w->type] + head * d;
-            float *to = (half ? kv->values : kv->keys) + head * n * d;
+            const float *from = l->sequences[sequence].aux + (half ? l->seen.v : l->seen.k)[w->type] + head * d;
+            float *to = (half ? kv->values : kv->keys) + at;
             for (size_t p = 0; p < n; p++) memcpy(to + p * d, from + p * l->seen.width, d * sizeof *to);
-            train_turn(to, d, (int)n, (int)d, (half ? kv->values_t : kv->keys_t) + head * n * d);
+            train_turn(to, d, (int)n, (int)d, (half ? kv->values_t : kv->keys_t) + at);
         }
     }
 }
@@ -58,33 +65,49 @@ void chain_gather(chain_learner *l) {
         if (l->seen.source[type] < 0) continue;
         const gemma4_layer_config *c = &l->m->config->layer[l->seen.source[type]];
         gather_work work = {l, (gemma4_layer_type)type, (size_t)c->head_dim};
-        thread_pool_for(l->m->pool, (size_t)c->kv_heads, 1, gather_head, &work);
+        thread_pool_for(l->m->pool, (size_t)(l->n_sequences * c->kv_heads), 1, gather_head, &work);
     }
 }
 
 /* --------------------------------------------------------------------------------------------------------- there */
 
-static void share_row(const attention_work *w, int first, float *shares) {
+static void share_row(const attention_work *w, int first, size_t positions, float *shares) {
     int begin = w->window && first - w->window + 1 > 0 ? first - w->window + 1 : 0;
     float largest = -INFINITY;
     double sum = 0;
     for (int p = begin; p < first; p++) largest = fmaxf(largest, shares[p]);
     memset(shares, 0, (size_t)begin * sizeof *shares);
-    memset(shares + first, 0, (w->positions - (size_t)first) * sizeof *shares);
+    memset(shares + first, 0, (positions - (size_t)first) * sizeof *shares);
     for (int p = begin; p < first; p++) sum += (double)(shares[p] = expf(shares[p] - largest));
     float each = (float)(1 / sum);
     for (int p = begin; p < first; p++) shares[p] *= each;
 }
 
-/* A piece of the rows of a query head. */
+/* A piece of a query head's rows: chains [from, from + n), all of one sequence, whose K and V lie at `kv`. */
 typedef struct piece {
-    size_t head, kv_head, from, n;
+    size_t head, from, n, positions, kv;
 } piece;
 
+static size_t chunks_of(const chain_learner *l, int sequence) {
+    return (size_t)(l->begin[sequence + 1] - l->begin[sequence] + CHAIN_CHUNK - 1) / CHAIN_CHUNK;
+}
+
+static size_t all_chunks(const chain_learner *l) {
+    size_t chunks = 0;
+    for (int i = 0; i < l->n_sequences; i++) chunks += chunks_of(l, i);
+    return chunks;
+}
+
+/* Items are chunks of all heads, those of a head one behind the other. */
 static piece piece_of(const attention_work *w, size_t item) {
-    size_t head = item / (size_t)w->chunks, from = item % (size_t)w->chunks * CHAIN_CHUNK,
-           n = w->rows - from < CHAIN_CHUNK ? w->rows - from : CHAIN_CHUNK;
-    return (piece){head, head / (size_t)w->group, from, n};
+    const chain_learner *l = w->l;
+    size_t chunks = all_chunks(l), head = item / chunks, chunk = item % chunks;
+    int sequence = 0;
+    for (; chunk >= chunks_of(l, sequence); sequence++) chunk -= chunks_of(l, sequence);
+    size_t from = (size_t)l->begin[sequence] + chunk * CHAIN_CHUNK, left = (size_t)l->begin[sequence + 1] - from;
+    gemma4_layer_type type = l->c.stack.layer[w->layer].type;
+    return (piece){head, from, left < CHAIN_CHUNK ? left : CHAIN_CHUNK, (size_t)l->seen_positions[sequence],
+                   kv_at(l, type, (size_t)sequence, head / (size_t)w->group, w->d)};
 }
 
 static float *shares_of(const attention_work *w, const piece *p) {
@@ -101,13 +124,13 @@ static void attend_rows(void *context, size_t begin, size_t end, int thread) {
     chain_learner *l = w->l;
     for (size_t item = begin; item < end; item++) {
         piece p = piece_of(w, item);
-        size_t at = p.kv_head * w->positions * w->d, query = query_at(w, &p);
+        size_t query = query_at(w, &p);
         float *shares = shares_of(w, &p);
-        weight keys = weight_matrix(WEIGHT_F32, w->kv->keys + at, l->positions, (int)w->d),
-               values = weight_matrix(WEIGHT_F32, w->kv->values_t + at, (int)w->d, l->positions);
+        weight keys = weight_matrix(WEIGHT_F32, w->kv->keys + p.kv, (int)p.positions, (int)w->d),
+               values = weight_matrix(WEIGHT_F32, w->kv->values_t + p.kv, (int)w->d, (int)p.positions);
         multiply_alone(l->m, &keys, l->layer[w->layer].q + query, w->q, (int)p.n, l->thread_packed[thread], shares,
                        w->positions);
-        for (size_t r = 0; r < p.n; r++) share_row(w, l->sequence->first[p.from + r], shares + r * w->positions);
+        for (size_t r = 0; r < p.n; r++) share_row(w, l->first[p.from + r], p.positions, shares + r * w->positions);
         multiply_alone(l->m, &values, shares, w->positions, (int)p.n, l->thread_packed[thread],
                        l->layer[w->layer].o + query, w->q);
     }
@@ -115,7 +138,7 @@ static void attend_rows(void *context, size_t begin, size_t end, int thread) {
 
 void chain_attend(chain_learner *l, int pass, int layer) {
     attention_work work = work_of(l, pass, layer);
-    thread_pool_for(l->m->pool, (size_t)(l->c.stack.heads * work.chunks), 1, attend_rows, &work);
+    thread_pool_for(l->m->pool, (size_t)l->c.stack.heads * all_chunks(l), 1, attend_rows, &work);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- back */
@@ -125,15 +148,14 @@ static void rows_back(void *context, size_t begin, size_t end, int thread) {
     chain_learner *l = w->l;
     for (size_t item = begin; item < end; item++) {
         piece p = piece_of(w, item);
-        size_t at = p.kv_head * w->positions * w->d;
         const float *shares = shares_of(w, &p);
         float *d_shares = l->d_shares + (p.head * w->rows + p.from) * w->positions;
-        weight values = weight_matrix(WEIGHT_F32, w->kv->values + at, l->positions, (int)w->d),
-               keys = weight_matrix(WEIGHT_F32, w->kv->keys_t + at, (int)w->d, l->positions);
+        weight values = weight_matrix(WEIGHT_F32, w->kv->values + p.kv, (int)p.positions, (int)w->d),
+               keys = weight_matrix(WEIGHT_F32, w->kv->keys_t + p.kv, (int)w->d, (int)p.positions);
         multiply_alone(l->m, &values, l->d_o + p.from * w->q + p.head * w->d, w->q, (int)p.n, l->thread_packed[thread],
                        d_shares, w->positions);
         for (size_t r = 0; r < p.n; r++)
-            backward_softmax(shares + r * w->positions, (int)w->positions, d_shares + r * w->positions);
+            backward_softmax(shares + r * w->positions, (int)p.positions, d_shares + r * w->positions);
         multiply_alone(l->m, &keys, d_shares, w->positions, (int)p.n, l->thread_packed[thread],
                        l->layer[w->layer].d_q + query_at(w, &p), w->q);
     }
@@ -141,5 +163,5 @@ static void rows_back(void *context, size_t begin, size_t end, int thread) {
 
 void chain_attend_back(chain_learner *l, int pass, int layer) {
     attention_work work = work_of(l, pass, layer);
-    thread_pool_for(l->m->pool, (size_t)(l->c.stack.heads * work.chunks), 1, rows_back, &work);
+    thread_pool_for(l->m->pool, (size_t)l->c.stack.heads * all_chunks(l), 1, rows_back, &work);
 }

@@ -118,7 +118,7 @@ static int choice_of(const chain_learner *l, const row_logits *r) {
 static void score_row(chain_learner *l, void *context, int row) {
     const score_work *w = context;
     int at = l->scored[w->from + row], n = l->c.stack.vocab;
-    int32_t target = l->sequence->tokens[chain_position(l, at)];
+    int32_t target = chain_sequence(l, at)->tokens[chain_position(l, at)];
     double weigh = counts(l, place_of(l, at));
     float cap = l->c.stack.logit_softcap, scale = (float)((double)l->scale * weigh);
     const row_logits q = logits_of(l, l->logits, row, cap);
@@ -131,20 +131,22 @@ static void score_row(chain_learner *l, void *context, int row) {
     }
 }
 
-static void add_up(const chain_learner *l, learner_result *out) {
+static void add_up(const chain_learner *l) {
     for (int i = 0; i < l->n_scored; i++) {
         int row = l->scored[i], place = place_of(l, row);
+        learner_result *out = chain_sequence(l, row)->result;
         out->loss += l->loss[row];
         out->counted += counts(l, place);
         out->drafts[place]++;
         out->right[place] += l->right[row];
     }
     for (int chain = 0; chain < l->chains; chain++) {
-        if (l->sequence->first[chain] + l->passes >= l->sequence->n) continue;
+        const learner_sequence *s = chain_sequence(l, chain);
+        if (l->first[chain] + l->passes >= s->n) continue;
         int held = 0;
         while (held < l->passes && l->right[held * l->chains + chain]) held++;
-        out->blocks++;
-        out->held += held;
+        s->result->blocks++;
+        s->result->held += held;
     }
 }
 
@@ -152,14 +154,14 @@ static void add_up(const chain_learner *l, learner_result *out) {
 static void teach(chain_learner *l, int from, int n) {
     size_t backbone = (size_t)l->c.backbone;
     for (int i = 0; i < n; i++) {
-        int position = chain_position(l, l->scored[from + i]) - 1;
-        memcpy(l->states + (size_t)i * backbone, l->sequence->aux + (size_t)position * l->seen.width,
+        int row = l->scored[from + i], position = chain_position(l, row) - 1;
+        memcpy(l->states + (size_t)i * backbone, chain_sequence(l, row)->aux + (size_t)position * l->seen.width,
                backbone * sizeof *l->states);
     }
     train_product(&l->products, l->states, backbone, n, &l->m->weights->head, l->taught, (size_t)l->c.stack.vocab);
 }
 
-void chain_score(chain_learner *l, bool backward, learner_result *out) {
+void chain_score(chain_learner *l, bool backward) {
     const weight *head = &l->w.weights.stack.head;
     size_t hidden = (size_t)l->c.stack.hidden, vocab = (size_t)l->c.stack.vocab;
     if (backward) memset(l->d_normed, 0, (size_t)(l->chains * l->passes) * hidden * sizeof *l->d_normed);
@@ -180,5 +182,5 @@ void chain_score(chain_learner *l, bool backward, learner_result *out) {
             memcpy(l->d_normed + (size_t)l->scored[from + i] * hidden, l->picked + (size_t)i * hidden,
                    hidden * sizeof *l->d_normed);
     }
-    add_up(l, out);
+    add_up(l);
 }

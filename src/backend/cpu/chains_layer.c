@@ -72,7 +72,7 @@ typedef struct head_work {
 } head_work;
 
 static size_t angle_of(const chain_learner *l, const head_work *w, int row) {
-    return (size_t)l->sequence->first[row] * (size_t)w->rope->pairs;
+    return (size_t)l->first[row] * (size_t)w->rope->pairs;
 }
 
 static void heads_row(chain_learner *l, void *context, int row) {
@@ -115,13 +115,13 @@ static head_work heads_of(chain_learner *l, int pass, int layer, float *out) {
 
 static void embed_row(chain_learner *l, void *context, int row) {
     int pass = *(const int *)context;
-    const learner_sequence *s = l->sequence;
+    const learner_sequence *s = chain_sequence(l, row);
     size_t backbone = (size_t)l->c.backbone, from = chain_row(l, pass) + (size_t)row;
-    int at = s->first[row] + pass;
+    int at = l->first[row] + pass;
     float *pair = l->pair + from * 2 * backbone;
     load_row(l->m, &l->m->weights->embed, at < s->n ? s->tokens[at] : 0, 0, (int)backbone, pair);
     l->m->kernels->scale(l->m->embed_scale, (int)backbone, pair);
-    if (!pass) memcpy(pair + backbone, s->aux + (size_t)(s->first[row] - 1) * l->seen.width, backbone * sizeof *pair);
+    if (!pass) memcpy(pair + backbone, s->aux + (size_t)(l->first[row] - 1) * l->seen.width, backbone * sizeof *pair);
 }
 
 typedef struct act_work {

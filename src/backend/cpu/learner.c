@@ -233,7 +233,7 @@ kakeya_status cpu_learner_learn(backend_learner *l, const learner_sequence *sequ
                                 float *gradient, kakeya_error *error) {
     (void)error;
     if (l->chains) {
-        for (int i = 0; i < n; i++) chain_learner_learn(l->chains, &sequences[i], scale, gradient);
+        chain_learner_learn(l->chains, sequences, n, scale, gradient);
         return KAKEYA_OK;
     }
     l->scale = scale;
