@@ -90,7 +90,10 @@ enum { LEARNER_MAX_BLOCK = 32 /* rows */ };
 
 typedef struct learner_options {
     const dflash_config *drafter;      /* fits the verifier */
-    const assistant_config *assistant; /* or NULL: what learns instead of the drafter; fits the verifier, no clusters */
+    const assistant_config *assistant; /* or NULL: what learns instead of the drafter; fits the verifier */
+    const int32_t *token_of;           /* of an assistant with clusters: [vocab], the tokens cluster by cluster. The
+                                          head's rows are in the order of tokens nevertheless. Centroids learn to find
+                                          the clusters that hold the probability */
     int chain;                         /* of an assistant: tokens of a block, the first and its drafts; the maximum is
                                           LEARNER_MAX_BLOCK */
     bool distribution;  /* of an assistant: drafts are to have the verifier's probabilities (KL from them is the loss),

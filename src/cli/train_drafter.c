@@ -356,6 +356,7 @@ static void settle(drafter_command *c) {
     drafting_options *o = &c->options;
     drafting_options_init(o);
     o->assistant = c->kind == KIND_MTP ? &c->assistant : NULL;
+    if (o->assistant && c->init_from) o->token_of = c->engine->assistant->weights.token_of;
     o->threads = c->shared.threads;
     o->seed = c->seed;
     o->kept_bytes = c->keep;
@@ -466,7 +467,8 @@ static kakeya_status train(drafter_command *c, kakeya_error *error) {
     clear_progress(c);
     if (status) return status;
     const float *weights = drafting_weights(c->training);
-    if (c->kind == KIND_MTP) return assistant_write(&c->assistant, weights, c->store == STORE_BF16, c->out, error);
+    if (c->kind == KIND_MTP)
+        return assistant_write(&c->assistant, c->options.token_of, weights, c->store == STORE_BF16, c->out, error);
     return drafter_write(&c->options.config, weights, c->store == STORE_BF16, c->out, error);
 }
 

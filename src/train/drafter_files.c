@@ -17,7 +17,8 @@
 /* ------------------------------------------------------------------------------------------------------- reading */
 
 typedef struct read_walk {
-    const void *from; /* what the walk's offsets mean */
+    const void *from;        /* what the walk's offsets mean */
+    const int32_t *token_of; /* an assistant's head lies so; else NULL */
     float *values;
     size_t n;
 } read_walk;
@@ -31,8 +32,11 @@ static kakeya_status read_slot(void *context, const tensor_slot *slot, kakeya_er
     if (slot->kind == SLOT_MATRIX) {
         weight matrix;
         memcpy(&matrix, at, sizeof matrix);
-        for (int r = 0; r < matrix.out; r++)
-            weight_values(&matrix, r, 0, matrix.in, w->values + w->n + (size_t)r * (size_t)matrix.in);
+        bool ordered = w->token_of && slot->offset == offsetof(assistant_weights, stack.head);
+        for (int r = 0; r < matrix.out; r++) {
+            int row = ordered ? w->token_of[r] : r;
+            weight_values(&matrix, r, 0, matrix.in, w->values + w->n + (size_t)row * (size_t)matrix.in);
+        }
     } else if (slot->kind == SLOT_SCALAR) {
         memcpy(w->values + w->n, at, sizeof(float));
     } else {
@@ -50,7 +54,8 @@ kakeya_status drafter_read(const kakeya_engine *engine, float *values, kakeya_er
 }
 
 kakeya_status assistant_read(const kakeya_engine *engine, float *values, kakeya_error *error) {
-    read_walk walk = {.from = &engine->assistant->weights, .values = values};
+    const assistant_weights *from = &engine->assistant->weights;
+    read_walk walk = {.from = from, .token_of = from->token_of, .values = values};
     return assistant_walk(&engine->assistant->config, read_slot, &walk, error);
 }
 
@@ -91,22 +96,46 @@ static kakeya_status write_values(safetensors_writer *writer, const float *value
     return status;
 }
 
-/* The tensors lie one behind the other, in the file as in the array. */
-static kakeya_status write_weights(tensor_walk tensors, const void *shape, const float *values, size_t n_values,
-                                   bool bf16, const char *path, kakeya_error *error) {
-    write_walk walk = {.bf16 = bf16};
-    tensors(shape, list_slot, &walk, NULL);
-    size_t n = walk.n;
-    walk = (write_walk){.entry = calloc(n, sizeof *walk.entry), .name = calloc(n, sizeof *walk.name), .bf16 = bf16};
+/* What is written where; its `described` is deleted. */
+typedef struct folder {
+    tensor_walk tensors;
+    const void *shape;
+    const float *values;
+    size_t n;
+    cJSON *described; /* config.json; NULL: out of memory */
+    bool bf16;
+    const int32_t *token_of; /* of an assistant with clusters: [vocab] */
+    int vocab;
+} folder;
+
+static kakeya_status write_order(safetensors_writer *writer, const int32_t *order, int n, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    for (int i = 0; i < n && !status; i++) {
+        const int64_t token = order[i];
+        status = safetensors_writer_write(writer, &token, sizeof token, error);
+    }
+    return status;
+}
+
+/* The tensors lie one behind the other, in the file as in the array; an order of tokens comes last. */
+static kakeya_status write_weights(const folder *f, const char *path, kakeya_error *error) {
+    write_walk walk = {.bf16 = f->bf16};
+    f->tensors(f->shape, list_slot, &walk, NULL);
+    size_t n = walk.n + (f->token_of != NULL);
+    walk = (write_walk){.entry = calloc(n, sizeof *walk.entry), .name = calloc(n, sizeof *walk.name), .bf16 = f->bf16};
     safetensors_writer *writer = NULL;
     kakeya_status status = KAKEYA_OK;
     if (!walk.entry || !walk.name) {
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", path);
     } else {
-        tensors(shape, list_slot, &walk, NULL);
+        f->tensors(f->shape, list_slot, &walk, NULL);
+        if (f->token_of)
+            walk.entry[walk.n] = (safetensors_entry){
+                .name = "masked_embedding.token_ordering", .type = TENSOR_I64, .dims = 1, .shape = {f->vocab}};
         status = safetensors_writer_open(path, walk.entry, n, &writer, error);
     }
-    if (!status) status = write_values(writer, values, n_values, bf16, error);
+    if (!status) status = write_values(writer, f->values, f->n, f->bf16, error);
+    if (!status && f->token_of) status = write_order(writer, f->token_of, f->vocab, error);
     if (writer && !status)
         status = safetensors_writer_commit(writer, error);
     else
@@ -158,22 +187,12 @@ static cJSON *config_json(const dflash_config *c, bool bf16) {
     return json;
 }
 
-/* What is written where; its `described` is deleted. */
-typedef struct folder {
-    tensor_walk tensors;
-    const void *shape;
-    const float *values;
-    size_t n;
-    cJSON *described; /* config.json; NULL: out of memory */
-    bool bf16;
-} folder;
-
 static kakeya_status write_folder(const folder *f, const char *directory, kakeya_error *error) {
     char *weights = path_join(directory, "model.safetensors"), *described = path_join(directory, "config.json");
     kakeya_status status = KAKEYA_OK;
     if (!weights || !described || !f->described)
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
-    if (!status) status = write_weights(f->tensors, f->shape, f->values, f->n, f->bf16, weights, error);
+    if (!status) status = write_weights(f, weights, error);
     if (!status) status = train_write_json(described, f->described, error);
     cJSON_Delete(f->described);
     free(weights);
@@ -183,7 +202,12 @@ static kakeya_status write_folder(const folder *f, const char *directory, kakeya
 
 kakeya_status drafter_write(const dflash_config *config, const float *values, bool bf16, const char *directory,
                             kakeya_error *error) {
-    const folder f = {dflash_walk, config, values, dflash_values_count(config), config_json(config, bf16), bf16};
+    const folder f = {.tensors = dflash_walk,
+                      .shape = config,
+                      .values = values,
+                      .n = dflash_values_count(config),
+                      .described = config_json(config, bf16),
+                      .bf16 = bf16};
     return write_folder(&f, directory, error);
 }
 
@@ -252,15 +276,25 @@ static cJSON *assistant_json(const assistant_config *c, bool bf16) {
     cJSON_AddStringToObject(json, "model_type", "gemma4_assistant");
     cJSON_AddStringToObject(json, "dtype", bf16 ? "bfloat16" : "float32");
     cJSON_AddNumberToObject(json, "backbone_hidden_size", c->backbone);
-    cJSON_AddFalseToObject(json, "use_ordered_embeddings");
+    cJSON_AddBoolToObject(json, "use_ordered_embeddings", c->clusters > 0);
+    if (c->clusters) {
+        cJSON_AddNumberToObject(json, "num_centroids", c->clusters);
+        cJSON_AddNumberToObject(json, "centroid_intermediate_top_k", c->chosen_clusters);
+    }
     cJSON_AddBoolToObject(json, "tie_word_embeddings", c->stack.tied_head);
     add_text_config(json, &c->stack);
     return json;
 }
 
-kakeya_status assistant_write(const assistant_config *config, const float *values, bool bf16, const char *directory,
-                              kakeya_error *error) {
-    const folder f = {
-        assistant_walk, config, values, assistant_values_count(config), assistant_json(config, bf16), bf16};
+kakeya_status assistant_write(const assistant_config *config, const int32_t *token_of, const float *values, bool bf16,
+                              const char *directory, kakeya_error *error) {
+    const folder f = {.tensors = assistant_walk,
+                      .shape = config,
+                      .values = values,
+                      .n = assistant_values_count(config),
+                      .described = assistant_json(config, bf16),
+                      .bf16 = bf16,
+                      .token_of = config->clusters ? token_of : NULL,
+                      .vocab = config->stack.vocab};
     return write_folder(&f, directory, error);
 }

@@ -11,9 +11,10 @@ kakeya_status drafter_read(const kakeya_engine *engine, float *values, kakeya_er
 kakeya_status drafter_write(const dflash_config *config, const float *values, bool bf16, const char *directory,
                             kakeya_error *error);
 
-/* The same of an MTP assistant without clusters (model/assistant_values.h); model_type is gemma4_assistant. */
+/* The same of an MTP assistant (model/assistant_values.h), the head's rows in the order of tokens; model_type is
+ * gemma4_assistant. token_of: of clusters, as in assistant_weights. */
 kakeya_status assistant_read(const kakeya_engine *engine, float *values, kakeya_error *error);
-kakeya_status assistant_write(const assistant_config *config, const float *values, bool bf16, const char *directory,
-                              kakeya_error *error);
+kakeya_status assistant_write(const assistant_config *config, const int32_t *token_of, const float *values, bool bf16,
+                              const char *directory, kakeya_error *error);
 
 #endif

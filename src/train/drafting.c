@@ -51,6 +51,7 @@ static learner_options learner_of(const drafting_options *o) {
     learner_options l = o->learner;
     l.drafter = &o->config;
     l.assistant = o->assistant;
+    l.token_of = o->token_of;
     l.sequences = o->batch;
     return l;
 }

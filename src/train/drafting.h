@@ -15,6 +15,7 @@ typedef struct drafting drafting;
 typedef struct drafting_options {
     dflash_config config;
     const assistant_config *assistant; /* what is trained instead, which the caller keeps; or NULL */
+    const int32_t *token_of;           /* of the assistant's clusters, as in assistant_weights; the caller keeps it */
     learner_options learner;           /* its drafter is `config`, its assistant the above */
     int batch;                         /* sequences of a step */
     int prompt_blocks;                 /* of the learner's blocks of a sequence: they begin in the prompt */

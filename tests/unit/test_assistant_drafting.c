@@ -7,6 +7,7 @@
 #include "backend/weight_values.h"
 #include "failing_allocations.h"
 #include "golden.h"
+#include "packed.h"
 #include "scratch.h"
 #include "train/assistant_start.h"
 #include "train/drafter_files.h"
@@ -14,10 +15,10 @@
 
 enum { LENGTH = 40, ANSWER = 12, SEQUENCES = 5, STEPS = 6 };
 
-static kakeya_engine *open_engine(const char *drafter, int threads) {
+static kakeya_engine *open_of(const char *model, const char *drafter, int threads) {
     kakeya_engine_options options;
     kakeya_engine_options_init(&options);
-    options.model = KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense";
+    options.model = model;
     options.f_theta = "none";
     options.drafter = drafter;
     options.precision = KAKEYA_PRECISION_F32;
@@ -25,6 +26,10 @@ static kakeya_engine *open_engine(const char *drafter, int threads) {
     kakeya_engine *engine = NULL;
     REQUIRE_OK(kakeya_engine_open(&options, &engine, error));
     return engine;
+}
+
+static kakeya_engine *open_engine(const char *drafter, int threads) {
+    return open_of(KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense", drafter, threads);
 }
 
 static assistant_config config_of(const kakeya_engine *engine) {
@@ -174,7 +179,7 @@ static void files(void **state) {
     for (int bf16 = 0; bf16 < 2; bf16++) {
         const char *directory = scratch_path(bf16 ? "assistant-bf16" : "assistant-f32");
         mkdir(directory, 0777);
-        REQUIRE_OK(assistant_write(&c, values, bf16, directory, error));
+        REQUIRE_OK(assistant_write(&c, NULL, values, bf16, directory, error));
         kakeya_engine *with = open_engine(directory, 1);
         const assistant_config *read = &with->assistant->config;
         assert_int_equal(read->backbone, c.backbone);
@@ -197,6 +202,37 @@ static void files(void **state) {
     free(values);
     free(again);
     kakeya_engine_close(engine);
+}
+
+/* One with clusters: read, written and read again, with its order of tokens. */
+static void files_of_clusters(void **state) {
+    (void)state;
+    const char *model = unpacked_folder(KAKEYA_TEST_DATA "/golden/gemma4-tiny-ple");
+    kakeya_engine *engine = open_of(model, unpacked_folder(KAKEYA_TEST_DATA "/golden/mtp/ple"), 1);
+    const assistant_model *a = engine->assistant;
+    size_t n = assistant_values_count(&a->config);
+    int vocab = a->config.stack.vocab;
+    float *values = malloc(2 * n * sizeof *values), *again = values + n;
+    REQUIRE_OK(assistant_read(engine, values, error));
+    const char *directory = scratch_path("assistant-clusters");
+    mkdir(directory, 0777);
+    REQUIRE_OK(assistant_write(&a->config, a->weights.token_of, values, false, directory, error));
+    kakeya_engine *with = open_of(model, directory, 1);
+    assert_int_equal(with->assistant->config.clusters, a->config.clusters);
+    assert_int_equal(with->assistant->config.chosen_clusters, a->config.chosen_clusters);
+    assert_memory_equal(with->assistant->weights.token_of, a->weights.token_of, (size_t)vocab * sizeof(int32_t));
+    REQUIRE_OK(assistant_read(with, again, error));
+    assert_same_bits("weights", values, again, n);
+    for (int row = 0; row < vocab; row += 37) { /* what drafts read */
+        float of[2][64];
+        assert_in_range(a->config.stack.hidden, 1, 64);
+        weight_values(&a->weights.stack.head, row, 0, a->config.stack.hidden, of[0]);
+        weight_values(&with->assistant->weights.stack.head, row, 0, a->config.stack.hidden, of[1]);
+        assert_same_bits("a row of the head", of[0], of[1], (size_t)a->config.stack.hidden);
+    }
+    kakeya_engine_close(with);
+    kakeya_engine_close(engine);
+    free(values);
 }
 
 static void what_does_not_fit(void **state) {
@@ -235,7 +271,7 @@ static kakeya_status make_one(kakeya_engine *engine, const drafting_options *o, 
     if (!status) status = drafting_create(engine, o, data, values, &d, problem);
     if (!status) status = drafting_step(d, NULL, NULL, &r, problem);
     if (!status) status = drafting_save(d, scratch_path("lost.state"), 7, problem);
-    if (!status) status = assistant_write(o->assistant, drafting_weights(d), true, scratch_path("lost"), problem);
+    if (!status) status = assistant_write(o->assistant, NULL, drafting_weights(d), true, scratch_path("lost"), problem);
     drafting_destroy(d);
     return status;
 }
@@ -281,6 +317,7 @@ int main(void) {
         cmocka_unit_test(loss_falls),
         cmocka_unit_test(begins_with_the_models_head),
         cmocka_unit_test(files),
+        cmocka_unit_test(files_of_clusters),
         cmocka_unit_test(what_does_not_fit),
         cmocka_unit_test(allocations_fail),
     };

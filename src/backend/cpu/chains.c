@@ -41,6 +41,7 @@ static void lay_out_weights(chain_learner *l, train_arena *a) {
     l->turned.state = take_turned(a, c->hidden, l->c.backbone);
     l->turned.post = take_turned(a, l->c.backbone, c->hidden);
     l->turned.head = take_turned(a, c->vocab, c->hidden);
+    if (l->c.clusters) l->turned.centroids = take_turned(a, l->c.clusters, c->hidden);
     for (int i = 0; i < c->layers; i++) {
         int width = c->layer[i].intermediate;
         l->turned.layer[i].q = take_turned(a, chain_q(l, i), c->hidden);
@@ -100,6 +101,7 @@ static void lay_out(chain_learner *l, train_arena *a) {
     l->stream = train_take(a, (size_t)(l->c.stack.layers + 1) * s.rows * s.hidden);
     l->logits = train_take(a, CHAIN_HEAD_ROWS * s.vocab);
     l->picked = train_take(a, CHAIN_HEAD_ROWS * s.hidden);
+    if (l->c.clusters) l->clusters = train_take(a, CHAIN_HEAD_ROWS * (size_t)l->c.clusters);
     if (l->o.distribution) {
         l->taught = train_take(a, CHAIN_HEAD_ROWS * s.vocab);
         l->states = train_take(a, CHAIN_HEAD_ROWS * s.backbone);
@@ -136,10 +138,6 @@ size_t chain_learner_bytes(backend_model *m, const learner_options *options) {
 kakeya_status chain_learner_create(backend_model *m, const learner_options *options, chain_learner **out,
                                    kakeya_error *error) {
     *out = NULL;
-    if (options->assistant->clusters)
-        return error_set(error, KAKEYA_UNSUPPORTED,
-                         "an assistant with a head of %d clusters cannot be trained: use one with a whole head",
-                         options->assistant->clusters);
     chain_learner *l = mem_alloc(m->account, MEM_WORKSPACE, sizeof *l);
     if (!l) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");
     prepare(l, m, options);
@@ -182,6 +180,7 @@ void chain_learner_weights(chain_learner *l, const float *weights) {
                     chain_values(&l->turned.state));
     turn_matrix(l, &w->post_projection, &l->turned.post);
     turn_matrix(l, &w->stack.head, &l->turned.head);
+    if (l->c.clusters) turn_matrix(l, &w->centroids, &l->turned.centroids);
     for (int i = 0; i < l->c.stack.layers; i++) {
         const gemma4_layer_weights *of = &w->stack.layer[i];
         turn_matrix(l, &of->q_proj, &l->turned.layer[i].q);

@@ -40,7 +40,7 @@ typedef struct chain_learner {
     assistant_values w, gradient; /* the latter bound during a call that wants one */
     /* transposed, [in][out] */
     struct {
-        weight state, post, head; /* the state's half of pre_projection */
+        weight state, post, head, centroids; /* the state's half of pre_projection */
         struct {
             weight q, o, gate, up, down;
         } layer[ASSISTANT_MAX_LAYERS];
@@ -64,6 +64,7 @@ typedef struct chain_learner {
     float *normed;          /* [R][h] behind the final norm */
     float *logits, *picked; /* [CHAIN_HEAD_ROWS][vocab], [CHAIN_HEAD_ROWS][h] */
     float *taught, *states; /* the verifier's, [CHAIN_HEAD_ROWS][vocab] and [H]; of options.distribution */
+    float *clusters;        /* [CHAIN_HEAD_ROWS][clusters], where there are any */
     double *loss;           /* [R] */
     bool *right;            /* [R] */
     float *d_normed, *d_h0; /* [R][h] */

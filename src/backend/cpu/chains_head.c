@@ -104,6 +104,56 @@ static bool is_suppressed(const gemma4_config *c, int token) {
     return false;
 }
 
+/* ------------------------------------------------------------------------------------------------------ clusters */
+
+static int tokens_of_cluster(const chain_learner *l) { return l->c.stack.vocab / l->c.clusters; }
+
+/* The clusters that a draft looks into: the largest logits, the lower index on ties. False: it is not among them. */
+static bool is_chosen(const chain_learner *l, const float *logits, int cluster) {
+    int before = 0;
+    for (int i = 0; i < l->c.clusters; i++)
+        before += logits[i] > logits[cluster] || (logits[i] == logits[cluster] && i < cluster);
+    return before < l->c.chosen_clusters;
+}
+
+/* What is drafted of the tokens in these clusters. */
+static int choice_of_clusters(const chain_learner *l, const float *logits, const row_logits *r) {
+    int size = tokens_of_cluster(l), best = -1;
+    for (int cluster = 0; cluster < l->c.clusters; cluster++) {
+        if (!is_chosen(l, logits, cluster)) continue;
+        for (int i = 0; i < size; i++) {
+            int token = l->o.token_of[cluster * size + i];
+            bool better = best < 0 || r->z[token] > r->z[best] || (r->z[token] == r->z[best] && token < best);
+            if (better && !is_suppressed(l->m->config, token)) best = token;
+        }
+    }
+    return best;
+}
+
+/* Cross entropy of the clusters with the probability that each of them holds, the verifier's (p) or all of it where the
+ * target is; z becomes the gradient, times `scale`. */
+static double cluster_entropy(const chain_learner *l, const row_logits *p, int target, float scale, float *z) {
+    int n = l->c.clusters, size = tokens_of_cluster(l);
+    float largest = z[0];
+    double sum = 0, all = 0, loss = 0;
+    for (int i = 1; i < n; i++) largest = z[i] > largest ? z[i] : largest;
+    for (int i = 0; i < n; i++) sum += (double)exponential(z[i] - largest);
+    double base = (double)largest + log(sum);
+    for (int i = 0; p && i < l->c.stack.vocab; i++) all += (double)exponential(p->z[i] - p->largest);
+    for (int i = 0; i < n; i++) {
+        double held = 0;
+        for (int k = 0; k < size; k++) {
+            int token = l->o.token_of[i * size + k];
+            held += p ? (double)exponential(p->z[token] - p->largest) / all : token == target;
+        }
+        loss += held * (base - (double)z[i]);
+        z[i] = (float)((double)scale * (exp((double)z[i] - base) - held));
+    }
+    return loss;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- cost */
+
 /* What is drafted: the largest logit, the lowest token on ties, but for those that the model suppresses. */
 static int choice_of(const chain_learner *l, const row_logits *r) {
     int n = l->c.stack.vocab, best = l->m->kernels->first_at_least(r->z, n, r->largest);
@@ -121,14 +171,15 @@ static void score_row(chain_learner *l, void *context, int row) {
     int32_t target = chain_sequence(l, at)->tokens[chain_position(l, at)];
     double weigh = counts(l, place_of(l, at));
     float cap = l->c.stack.logit_softcap, scale = (float)((double)l->scale * weigh);
+    float *clusters = l->c.clusters ? l->clusters + (size_t)row * (size_t)l->c.clusters : NULL;
     const row_logits q = logits_of(l, l->logits, row, cap);
-    l->right[at] = choice_of(l, &q) == target;
-    if (l->o.distribution) {
-        const row_logits p = logits_of(l, l->taught, row, l->m->config->logit_softcap);
-        l->loss[at] = weigh * divergence(&p, &q, n, cap, scale);
-    } else {
-        l->loss[at] = weigh * entropy(&q, n, target, cap, scale);
-    }
+    row_logits p = {0};
+    if (l->o.distribution) p = logits_of(l, l->taught, row, l->m->config->logit_softcap);
+    l->right[at] = (clusters ? choice_of_clusters(l, clusters, &q) : choice_of(l, &q)) == target;
+    double loss = 0;
+    if (clusters) loss = cluster_entropy(l, l->o.distribution ? &p : NULL, target, scale, clusters);
+    loss += l->o.distribution ? divergence(&p, &q, n, cap, scale) : entropy(&q, n, target, cap, scale);
+    l->loss[at] = weigh * loss;
 }
 
 static void add_up(const chain_learner *l) {
@@ -161,23 +212,34 @@ static void teach(chain_learner *l, int from, int n) {
     train_product(&l->products, l->states, backbone, n, &l->m->weights->head, l->taught, (size_t)l->c.stack.vocab);
 }
 
+/* From gradients of logits to those of the head, and to that of its input, in `picked`. */
+static void head_back(chain_learner *l, int n) {
+    const train_products *p = &l->products;
+    const assistant_weights *g = &l->gradient.weights;
+    int hidden = l->c.stack.hidden, vocab = l->c.stack.vocab, clusters = l->c.clusters;
+    size_t h = (size_t)hidden, v = (size_t)vocab, c = (size_t)clusters;
+    train_outer_add(p, l->logits, v, vocab, l->picked, h, hidden, n, chain_values(&g->stack.head));
+    if (clusters) train_outer_add(p, l->clusters, c, clusters, l->picked, h, hidden, n, chain_values(&g->centroids));
+    train_product(p, l->logits, v, n, &l->turned.head, l->picked, h);
+    if (clusters) train_product_add(p, l->clusters, c, n, &l->turned.centroids, l->picked);
+}
+
 void chain_score(chain_learner *l, bool backward) {
-    const weight *head = &l->w.weights.stack.head;
-    size_t hidden = (size_t)l->c.stack.hidden, vocab = (size_t)l->c.stack.vocab;
+    const assistant_weights *w = &l->w.weights;
+    size_t hidden = (size_t)l->c.stack.hidden, vocab = (size_t)l->c.stack.vocab, clusters = (size_t)l->c.clusters;
     if (backward) memset(l->d_normed, 0, (size_t)(l->chains * l->passes) * hidden * sizeof *l->d_normed);
     for (int from = 0; from < l->n_scored; from += CHAIN_HEAD_ROWS) {
         int n = l->n_scored - from < CHAIN_HEAD_ROWS ? l->n_scored - from : CHAIN_HEAD_ROWS;
         for (int i = 0; i < n; i++)
             memcpy(l->picked + (size_t)i * hidden, l->normed + (size_t)l->scored[from + i] * hidden,
                    hidden * sizeof *l->picked);
-        train_product(&l->products, l->picked, hidden, n, head, l->logits, vocab);
+        train_product(&l->products, l->picked, hidden, n, &w->stack.head, l->logits, vocab);
+        if (clusters) train_product(&l->products, l->picked, hidden, n, &w->centroids, l->clusters, clusters);
         if (l->o.distribution) teach(l, from, n);
         score_work work = {from};
         chain_each(l, n, score_row, &work);
         if (!backward) continue;
-        train_outer_add(&l->products, l->logits, vocab, (int)vocab, l->picked, hidden, (int)hidden, n,
-                        chain_values(&l->gradient.weights.stack.head));
-        train_product(&l->products, l->logits, vocab, n, &l->turned.head, l->picked, hidden);
+        head_back(l, n);
         for (int i = 0; i < n; i++)
             memcpy(l->d_normed + (size_t)l->scored[from + i] * hidden, l->picked + (size_t)i * hidden,
                    hidden * sizeof *l->d_normed);
