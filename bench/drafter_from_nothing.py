@@ -1,9 +1,9 @@
-"""A drafter of the demo model from nothing: prompts out of code files, three runs of `kakeya train drafter`, and what the drafters are
-worth on the public prompts (docs/benchmarks.md, "Training of drafters").
+"""A drafter of the demo model from nothing, DFlash or (--kind mtp) an MTP assistant: prompts out of code files, runs of
+`kakeya train drafter`, and what the drafters are worth on the public prompts (docs/benchmarks.md, "Training of drafters").
 
 usage: python3 bench/drafter_from_nothing.py --work DIR [--backend cuda] [--pieces 59637] [--prompts 30000] [--steps 11809] [--keep 62G]
                                              [--other-prompts 26000] [--other-steps 11063] [--last-prompts 1000] [--last-steps 700]
-                                             [--batch 16] [--drafter DIR]... FOLDER...
+                                             [--batch 16] [--kind dflash] [--drafter DIR]... FOLDER...
 environment: KAKEYA (build/kakeya)
 
 Pieces of 900 to 1,450 characters begin at random lines of the Python, C and C++ files below the FOLDERs, each piece becomes a file in
@@ -15,6 +15,9 @@ goes on from there with longer texts, of which three of ten are needles. DIR/fir
 there is not trained again. The public prompts are those of
 tests/data/golden/demo_golden.json.gz with spec_accept_lengths: 64 tokens are answered to each piece of code, 24 at most to each needle.
 --drafter measures another drafter, too; with --steps 0 nothing is trained.
+
+An assistant of less than 1 MB has two runs: chains of five drafts, three of four in prompts, then chains of seven with more needles, in
+longer texts. --other-prompts and --other-steps are not its.
 
 A small case:
 --backend cpu --pieces 40 --prompts 8 --steps 1 --other-prompts 8 --other-steps 1 --last-prompts 4 --last-steps 1 --batch 2 --keep 1G
@@ -107,7 +110,8 @@ def train(out, pieces, options):
         return
     begun = time.time()
     command = [KAKEYA, "train", "drafter", "--model", MODEL, "--backend", wanted.backend, "--batch", str(wanted.batch),
-               "--answer", "128", "--blocks", "32", "--out", out] + options
+               "--answer", "128" if wanted.kind == "dflash" else "64", "--blocks", "32" if wanted.kind == "dflash" else "96",
+               "--out", out] + options
     print(" ".join(command), "PIECE...", flush=True)
     subprocess.run(command + pieces, check=True)
     print("%.0f s" % (time.time() - begun), flush=True)
@@ -144,6 +148,7 @@ parser.add_argument("--other-steps", type=int, default=11063)
 parser.add_argument("--last-prompts", type=int, default=1000)
 parser.add_argument("--last-steps", type=int, default=700)
 parser.add_argument("--batch", type=int, default=16)
+parser.add_argument("--kind", choices=["dflash", "mtp"], default="dflash")
 parser.add_argument("--drafter", action="append", default=[])
 parser.add_argument("folders", nargs="*")
 wanted = parser.parse_args()
@@ -155,7 +160,20 @@ if not os.path.isdir(place):
 # relative to here: a command has room for about 2 MB of names
 every = [os.path.relpath(os.path.join(place, name)) for name in sorted(os.listdir(place))]
 made = []
-if wanted.steps:
+if wanted.steps and wanted.kind == "mtp":
+    first, last = (os.path.join(wanted.work, name) for name in ("assistant-first", "assistant"))
+    train(first, every[: wanted.prompts + wanted.prompts // 50 + 40],
+          ["--kind", "mtp", "--layers", "3", "--hidden", "40", "--mlp", "128", "--block", "6", "--sequence", "560",
+           "--held-out", str(min(32, wanted.prompts // 8 + 1)), "--prompts", str(wanted.prompts), "--needles", "0.1",
+           "--keep", wanted.keep, "--prompt-blocks", "72", "--steps", str(wanted.steps), "--warm-up", str(min(40, wanted.steps // 4)),
+           "--rate", "0.004"])
+    train(last, every[-(wanted.last_prompts + 40):],
+          ["--init-from", first, "--block", "8", "--sequence", "1200",
+           "--held-out", str(min(16, wanted.last_prompts // 8 + 1)), "--prompts", str(wanted.last_prompts), "--needles", "0.3",
+           "--keep", wanted.keep, "--prompt-blocks", "32", "--steps", str(wanted.last_steps),
+           "--warm-up", str(min(20, wanted.last_steps // 4)), "--rate", "0.0015"])
+    made = [first, last]
+elif wanted.steps:
     first, second, third = (os.path.join(wanted.work, name) for name in ("first", "second", "third"))
 
     def many(prompts, steps, warm_up):

@@ -58,7 +58,7 @@ static void lay_out_products(chain_learner *l, const sizes *s, train_arena *a) {
     packed = most(packed, train_packed_floats(l->m, s->vocab, head));
     packed = most(packed, train_packed_floats(l->m, s->widest, s->rows));
     size_t turned = most((s->vocab + s->hidden) * head, (s->widest + s->hidden) * s->rows);
-    size_t product = most(most(s->vocab, s->widest) * s->hidden, s->chains * s->hidden);
+    size_t product = most(most(most(s->vocab, s->widest), s->chains), head) * s->hidden;
     l->products = (train_products){l->m, train_take(a, packed), train_take(a, turned), train_take(a, product)};
     size_t of_thread = train_packed_floats(l->m, CHAIN_CHUNK, s->positions);
     for (int i = 0; i < l->c.stack.layers; i++)
