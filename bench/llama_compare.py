@@ -12,7 +12,7 @@ kakeya: the whole process), prompts of 512 and 4,096 tokens, decoding 64 tokens 
 resident memory of a process after both (of llama.cpp with Python's, 15 MB). llama.cpp has its defaults but for the
 number of threads and a K/V cache of sliding layers that holds the window alone, as kakeya's does.
 text: greedy continuations; where they part, by how much llama.cpp prefers its own token.
-likelihood: mean KL divergence of kakeya from llama.cpp over 1,804 tokens, three texts or their beginnings and one piece
+likelihood: mean KL divergence of kakeya from llama.cpp over 2,304 tokens, three texts or their beginnings and two pieces
 from the middle, at its own precision and at f32.
 
 --under COMMAND is put before both programs (`nice -n -10`), where others use the machine: threads that wait for each
@@ -284,7 +284,7 @@ def main():
         text(o, [item["prompt_ids"] for item in vectors["greedy"]])
     if "likelihood" in o.only:
         pieces = [ids[at:at + TEXT] for ids in texts for at in range(0, len(ids) - 300, TEXT)]
-        likelihood(o, pieces[:4])
+        likelihood(o, pieces[:5])
 
 
 if __name__ == "__main__":
