@@ -181,6 +181,7 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
     if (refused) return refused;
     engine->max_batch = parts->max_batch ? parts->max_batch : parts->ops->batch;
     engine->max_stall_ms = parts->max_stall_ms ? parts->max_stall_ms : parts->ops->stall_ms;
+    engine->threads = parts->threads;
     engine->on_step = parts->on_step;
     engine->step_user = parts->step_user;
     engine->fingerprint = hash_verifier(hash_int(HASH_FNV1A_START, (int)engine->precision), parts->verifier);

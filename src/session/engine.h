@@ -50,6 +50,7 @@ struct kakeya_engine {
     struct scheduler *scheduler;    /* session/scheduler.h; NULL until the first request */
     pthread_mutex_t scheduler_lock; /* of the pointer */
     int max_batch, max_stall_ms;    /* of the scheduler, resolved */
+    int threads;                    /* of the host, as asked for: 0 is one per core */
     atomic_uint cancels;            /* of its sessions, so far */
     bool vision_off;                /* pictures are refused, whatever the model's files have */
     struct image_rows *image_rows;  /* session/image_rows.h; NULL: none are kept */

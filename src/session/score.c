@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/sized.h"
+#include "base/threads.h"
 #include "formats/safetensors.h"
 #include "session/divergence.h"
 #include "session/prompt_images.h"
@@ -12,6 +13,7 @@ static const size_t logits_limit_bytes = (size_t)64 << 20;
 
 typedef struct scoring {
     kakeya_session *session;
+    thread_pool *pool; /* a row is a thread's: which one computes it changes no bit */
     backend_cache *cache;
     const int32_t *tokens;
     size_t n;
@@ -35,6 +37,21 @@ static double negative_log_likelihood(const float *row, int vocab, int32_t targe
         if ((double)row[i] > maximum) maximum = (double)row[i];
     for (int i = 0; i < vocab; i++) sum += exp((double)row[i] - maximum);
     return log(sum) + maximum - (double)row[target];
+}
+
+/* Rows, and which tokens they are to predict. */
+typedef struct likelihood_work {
+    const float *rows;
+    int vocab;
+    const int32_t *targets;
+    float *nll;
+} likelihood_work;
+
+static void take_likelihoods(void *context, size_t begin, size_t end, int thread) {
+    (void)thread;
+    const likelihood_work *w = context;
+    for (size_t i = begin; i < end; i++)
+        w->nll[i] = (float)negative_log_likelihood(w->rows + i * (size_t)w->vocab, w->vocab, w->targets[i]);
 }
 
 /* Compares the rows of positions [from, from + n) with the reference's. */
@@ -84,12 +101,13 @@ static kakeya_status score_chunk(scoring *s, size_t from, size_t n, segment_kind
     for (size_t layer = 0; s->hidden && layer < layers; layer++)
         memcpy(s->hidden + (layer * s->n + from) * hidden, s->chunk_hidden + layer * n * hidden,
                n * hidden * sizeof(float));
-    for (size_t i = 0; s->nll && i < n && from + i + 1 < s->n; i++) {
-        double nll = negative_log_likelihood(rows + i * vocab, config->vocab, s->tokens[from + i + 1]);
-        if (isnan(nll))
+    size_t scored = from + n < s->n ? n : s->n - 1 - from;
+    likelihood_work work = {rows, config->vocab, s->tokens + from + 1, s->nll ? s->nll + from : NULL};
+    if (s->nll) thread_pool_for(s->pool, scored, 1, take_likelihoods, &work);
+    for (size_t i = 0; s->nll && i < scored; i++) {
+        if (isnan(s->nll[from + i]))
             return error_set(error, KAKEYA_BACKEND, "scoring: the logits of position %zu are not finite numbers",
                              from + i);
-        s->nll[from + i] = (float)nll;
     }
     return s->reference ? compare(s, rows, from, n, error) : KAKEYA_OK;
 }
@@ -227,6 +245,7 @@ static kakeya_status score_tokens(kakeya_session *session, const int32_t *tokens
     if (status == KAKEYA_OK && o.against) status = open_against(&s, o.against, error);
     if (status == KAKEYA_OK && o.file) status = open_file(&s, &o, error);
     if (status == KAKEYA_OK) status = score_allocate(&s, error);
+    if (status == KAKEYA_OK) status = thread_pool_create(session->engine->threads, &s.pool, error);
     if (status == KAKEYA_OK) {
         engine_turn_begin(session->engine);
         status = t->ops->cache_create(t->model, &session->cache_options, &s.cache, error);
@@ -256,6 +275,7 @@ static kakeya_status score_tokens(kakeya_session *session, const int32_t *tokens
     status = close_file(&s, &o, status, error);
     safetensors_close(s.against);
     prompt_images_free(&s.images);
+    if (s.pool) thread_pool_destroy(s.pool);
     mem_free(s.own_hidden);
     mem_free(s.chunk_logits);
     mem_free(s.chunk_hidden);
