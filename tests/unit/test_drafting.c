@@ -222,5 +222,5 @@ int main(void) {
         cmocka_unit_test(one_result), cmocka_unit_test(another_backend),   cmocka_unit_test(loss_falls),
         cmocka_unit_test(files),      cmocka_unit_test(what_does_not_fit),
     };
-    return cmocka_run_group_tests_name("steps of a drafter's training", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("steps of a drafter's training", tests, scratch_setup, scratch_teardown);
 }

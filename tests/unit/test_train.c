@@ -437,5 +437,5 @@ int main(void) {
         cmocka_unit_test(eigen),        cmocka_unit_test(too_little),  cmocka_unit_test(metric_is_a_derivative),
         cmocka_unit_test(one_solution), cmocka_unit_test(own_answers),
     };
-    return cmocka_run_group_tests_name("training", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("training", tests, scratch_setup, scratch_teardown);
 }
