@@ -581,6 +581,8 @@ KAKEYA_API uint64_t kakeya_session_save_bytes(const kakeya_session *session);
  * been read. */
 KAKEYA_API kakeya_status kakeya_session_load(kakeya_session *session, kakeya_read_fn read, void *user,
                                              kakeya_error *error);
+/* Seconds of the last load in which it waited for the engine's other sessions; 0: nothing was loaded. */
+KAKEYA_API double kakeya_session_load_waited(const kakeya_session *session);
 
 /* Two numbers that tell whether a session can load a saved one, without reading it: both must be equal to those of the
  * session that was saved. The fingerprint covers the models and the precision; the policy covers attention, the K/V

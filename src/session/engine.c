@@ -68,8 +68,9 @@ void engine_turn_end(kakeya_engine *engine) {
 /* A step takes the turn twice, so that two of these pieces can stand between two forwards. */
 enum { PIECES_OF_A_STALL = 6 };
 
-void engine_turn_share(kakeya_engine *engine, double *since) {
-    if (clock_seconds() - *since < engine->max_stall_ms / (1000.0 * PIECES_OF_A_STALL)) return;
+double engine_turn_share(kakeya_engine *engine, double *since) {
+    const double begin = clock_seconds();
+    if (begin - *since < engine->max_stall_ms / (1000.0 * PIECES_OF_A_STALL)) return 0;
     engine_turn *turn = &engine->turn;
     pthread_mutex_lock(&turn->mutex);
     if (turn->waited != turn->served) {
@@ -79,6 +80,7 @@ void engine_turn_share(kakeya_engine *engine, double *since) {
     }
     pthread_mutex_unlock(&turn->mutex);
     *since = clock_seconds();
+    return *since - begin;
 }
 
 /* ----------------------------------------------------------------------------------------------- fingerprint

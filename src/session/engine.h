@@ -104,8 +104,8 @@ void engine_turn_begin(kakeya_engine *engine);
 void engine_turn_end(kakeya_engine *engine);
 /* For work that may stop in the middle: once the turn has been held since *since (clock_seconds) for a part of what a
  * prompt may add to a step, whoever waits for it comes first. *since is then the time at which it was taken up again.
- */
-void engine_turn_share(kakeya_engine *engine, double *since);
+ * Seconds that the others had it. */
+double engine_turn_share(kakeya_engine *engine, double *since);
 
 /* Parking a session needs some memory where there is none left: under a limit it is set aside while several sessions
  * are open, and lent to parking and to what takes a session up again. Both need the turn. */

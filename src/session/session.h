@@ -21,6 +21,7 @@ struct kakeya_session {
     decode_workspace workspace;
     size_t prompt_tokens, reused_tokens; /* of the syncs since the last generate */
     double prefill_seconds;
+    double load_waited;             /* seconds of the last load in which others had the engine */
     atomic_bool cancelled;          /* by another thread; taken by the call that returns next */
     struct kakeya_request *request; /* in the scheduler's hands, whose lock protects this; NULL: none */
 };

@@ -76,7 +76,7 @@ typedef struct reader {
     hash_stream old_hash;
     XXH3_state_t hash;
     kakeya_engine *engine; /* whose turn is held since `since` */
-    double since;
+    double since, waited;
 } reader;
 
 static uint64_t checksum_of(const reader *r) {
@@ -158,7 +158,7 @@ static kakeya_status write_failed(const writer *w, kakeya_error *error) {
  * session, and what it shares with forks is never written. */
 static kakeya_status write_state_bytes(void *user, const void *data, size_t bytes, kakeya_error *error) {
     writer *w = user;
-    if (w->engine) engine_turn_share(w->engine, &w->since);
+    if (w->engine) (void)engine_turn_share(w->engine, &w->since);
     write_bytes(w, data, bytes);
     return w->failed ? write_failed(w, error) : KAKEYA_OK;
 }
@@ -351,7 +351,7 @@ static kakeya_status read_tokens(kakeya_session *session, reader *r, contents *c
 /* Between two pieces others may compute: nobody else knows the cache that they go to. */
 static kakeya_status read_state_bytes(void *user, void *data, size_t bytes, kakeya_error *error) {
     reader *r = user;
-    engine_turn_share(r->engine, &r->since);
+    r->waited += engine_turn_share(r->engine, &r->since);
     read_bytes(r, data, bytes);
     return r->ended ? cut_off(r, error) : KAKEYA_OK;
 }
@@ -360,9 +360,11 @@ static kakeya_status read_state_bytes(void *user, void *data, size_t bytes, kake
 static kakeya_status read_cache(kakeya_session *session, reader *r, contents *c, kakeya_error *error) {
     const decode_timeline *t = &session->timeline;
     uint64_t begin = r->at;
+    const double asked = clock_seconds();
     engine_turn_begin(session->engine);
     r->engine = session->engine;
     r->since = clock_seconds();
+    r->waited = r->since - asked;
     session_begin(session);
     kakeya_status status = t->ops->cache_create(t->model, &session->cache_options, &c->cache, error);
     if (status == KAKEYA_OK) status = t->ops->cache_restore(c->cache, read_state_bytes, r, error);
@@ -434,8 +436,11 @@ kakeya_status kakeya_session_load(kakeya_session *session, kakeya_read_fn read, 
     mem_free(c.tokens);
     mem_free(c.row_kind);
     mem_free(c.logits);
+    session->load_waited = r.waited;
     return status;
 }
+
+double kakeya_session_load_waited(const kakeya_session *session) { return session->load_waited; }
 
 /* ------------------------------------------------------------------------------------------------ memory and files */
 

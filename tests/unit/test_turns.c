@@ -11,6 +11,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "fake_engine.h"
 
 enum { TOKENS = 380 };
@@ -135,7 +136,11 @@ static void others_compute_meanwhile(void **state) {
     loaded.verb = FAKE_RESTORE;
     loaded.at = 0;
     loaded.pieces = 0;
+    const double asked = clock_seconds();
+    assert_true(kakeya_session_load_waited(other) == 0);
     ok(kakeya_session_load(other, get, &loaded, error));
+    const double waited = kakeya_session_load_waited(other), held = 0.002 * (TOKENS / FAKE_PIECE);
+    if (!(waited > 0 && waited <= clock_seconds() - asked - held)) fail_msg("waited for %g s", waited);
     assert_int_equal(loaded.at, loaded.bytes);
     assert_others_computed(&loaded);
     end(&beside);
