@@ -103,6 +103,8 @@ static void lay_out(chain_learner *l, train_arena *a) {
     l->picked = train_take(a, CHAIN_HEAD_ROWS * s.hidden);
     if (l->c.clusters) l->clusters = train_take(a, CHAIN_HEAD_ROWS * (size_t)l->c.clusters);
     if (l->o.distribution) {
+        l->verifiers_head =
+            weight_matrix(WEIGHT_F32, train_take(a, s.vocab * s.backbone), (int)s.vocab, (int)s.backbone);
         l->taught = train_take(a, CHAIN_HEAD_ROWS * s.vocab);
         l->states = train_take(a, CHAIN_HEAD_ROWS * s.backbone);
     }
@@ -135,6 +137,12 @@ size_t chain_learner_bytes(backend_model *m, const learner_options *options) {
     return a.floats * sizeof(float) + sizeof *l;
 }
 
+static void fill_head(chain_learner *l, void *context, int row) {
+    (void)context;
+    load_row(l->m, &l->m->weights->head, row, 0, l->c.backbone,
+             chain_values(&l->verifiers_head) + (size_t)row * (size_t)l->c.backbone);
+}
+
 kakeya_status chain_learner_create(backend_model *m, const learner_options *options, chain_learner **out,
                                    kakeya_error *error) {
     *out = NULL;
@@ -157,6 +165,7 @@ kakeya_status chain_learner_create(backend_model *m, const learner_options *opti
     memset(l->memory, 0, bytes);
     a = (train_arena){.base = l->memory};
     lay_out(l, &a);
+    if (l->o.distribution) chain_each(l, l->c.stack.vocab, fill_head, NULL);
     *out = l;
     return KAKEYA_OK;
 }

@@ -45,6 +45,7 @@ typedef struct chain_learner {
             weight q, o, gate, up, down;
         } layer[ASSISTANT_MAX_LAYERS];
     } turned;
+    weight verifiers_head; /* float32, of options.distribution */
     float *memory;
     train_products products;
     void *thread_packed[THREAD_POOL_MAX];

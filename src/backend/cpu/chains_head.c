@@ -209,7 +209,7 @@ static void teach(chain_learner *l, int from, int n) {
         memcpy(l->states + (size_t)i * backbone, chain_sequence(l, row)->aux + (size_t)position * l->seen.width,
                backbone * sizeof *l->states);
     }
-    train_product(&l->products, l->states, backbone, n, &l->m->weights->head, l->taught, (size_t)l->c.stack.vocab);
+    train_product(&l->products, l->states, backbone, n, &l->verifiers_head, l->taught, (size_t)l->c.stack.vocab);
 }
 
 /* From gradients of logits to those of the head, and to that of its input, in `picked`. */
