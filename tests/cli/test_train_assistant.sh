@@ -50,6 +50,12 @@ small=$(wc -c <"$WORK/aligned/model.safetensors")
 large=$(wc -c <"$WORK/whole/model.safetensors")
 check "which is half as large" test "$((2 * small))" -lt "$((large + 9000))"
 
+# --- to a quantised model
+run convert tests/data/golden/gemma4-tiny-dense "$WORK/q4.gguf" --to q4_0
+run train drafter --model "$WORK/q4.gguf" --sequence 64 --answer 24 --held-out 2 --init-from "$WORK/whole" --steps 2 --batch 2 \
+    --out "$WORK/q4" --json "$WORK/ids.json"
+json_holds "an assistant is aligned with a model in Q4_0" '.loss == "kl" and .last_loss > 0 and (.drafters | length == 2)'
+
 # --- what cannot be done
 # shellcheck disable=SC2086
 fails_with "norms of an assistant alone" "an MTP assistant is trained in full" \
