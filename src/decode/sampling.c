@@ -147,8 +147,8 @@ bool sampler_suppresses(const sampler *s, int32_t token) {
 
 bool sampler_suppresses_any(const sampler *s) { return s->n_suppress || s->constraints.excluded; }
 
-int sampler_cut_drafts(const sampler *s, const int32_t *drafts, int n) {
-    return s->constraints.grammar ? matcher_count_allowed(s->constraints.grammar, &s->space->grammar, drafts, n) : n;
+int sampler_correct_drafts(const sampler *s, int32_t *drafts, int n, int most) {
+    return s->constraints.grammar ? matcher_correct(s->constraints.grammar, &s->space->grammar, drafts, n, most) : n;
 }
 
 int sampler_forced_drafts(const sampler *s, int32_t *drafts, int most) {

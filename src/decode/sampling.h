@@ -116,8 +116,9 @@ bool sampler_suppresses(const sampler *s, int32_t token);
 /* Whether there is such a token at all. */
 bool sampler_suppresses_any(const sampler *s);
 
-/* Cuts drafts for the next positions at the first one that can never be sampled; returns how many are left. */
-int sampler_cut_drafts(const sampler *s, const int32_t *drafts, int n);
+/* n drafts for the next positions, of at most `most`. Where a grammar refuses one, or behind the last, follows what the
+ * grammar leaves no choice about; returns how many there are then. */
+int sampler_correct_drafts(const sampler *s, int32_t *drafts, int n, int most);
 /* Drafts that the grammar leaves no choice about, at most `most`. */
 int sampler_forced_drafts(const sampler *s, int32_t *drafts, int most);
 

@@ -143,9 +143,10 @@ static void extend_drafts(decode_stream *b) {
                                       best.kept + best_found);
 }
 
-/* Drafts for the next positions, without those behind the first one that cannot be. */
-static int next_drafts(const decode_workspace *w, const int32_t *drafts, int n) {
-    return sampler_cut_drafts(&w->sampler, drafts, usable_drafts(w, drafts, n));
+/* n drafts for the next positions, at most `most`, as a grammar corrects them, without those behind the first one that
+ * cannot be. */
+static int next_drafts(const decode_workspace *w, int32_t *drafts, int n, int most) {
+    return usable_drafts(w, drafts, sampler_correct_drafts(&w->sampler, drafts, usable_drafts(w, drafts, n), most));
 }
 
 static int least(int a, int b) { return a < b ? a : b; }
@@ -217,7 +218,7 @@ void decode_answered(decode_stream *s, double seconds) {
     if (s->question++ == QUESTION_DRAFTS) {
         s->block.draft_seconds = seconds;
         s->block.asked = s->plan.length;
-        s->block.drafted = next_drafts(w, s->tokens + 1, s->plan.length);
+        s->block.drafted = next_drafts(w, s->tokens + 1, s->plan.length, s->plan.length);
         if (s->options->mode != KAKEYA_MODE_AUTO) return;
         if (followed(s))
             extend_as_followed(s, followed(s));
@@ -304,7 +305,7 @@ kakeya_status decode_plan(decode_stream *s, int most_rows, const draft_prices *p
     }
     if (uses_ngrams(o)) {
         find_predicted(s);
-        s->n_found = next_drafts(w, s->found, s->n_found);
+        if (s->n_found) s->n_found = next_drafts(w, s->found, s->n_found, o->draft_length);
     }
     s->plan = plan_of(s, prices);
     take_forced(s, prices);

@@ -415,7 +415,7 @@ static int find_forced(const matcher *m, matcher_space *space, int32_t *tokens, 
     matcher *at = space->trial;
     int n = 0;
     *whole = true;
-    copy(at, m);
+    if (at != m) copy(at, m);
     while (n < most) {
         int before = n;
         unsigned next = LETTERS;
@@ -459,4 +459,9 @@ int matcher_forced(const matcher *m, matcher_space *space, int32_t *tokens, int 
     if (n > most) n = most;
     if (n) memcpy(tokens, found, (size_t)n * sizeof *tokens);
     return n;
+}
+
+int matcher_correct(const matcher *m, matcher_space *space, int32_t *tokens, int n, int most) {
+    const int right = matcher_count_allowed(m, space, tokens, n);
+    return right < most ? right + matcher_forced(space->trial, space, tokens + right, most - right) : right;
 }

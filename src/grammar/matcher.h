@@ -45,5 +45,8 @@ int matcher_count_allowed(const matcher *m, matcher_space *space, const int32_t 
  * ends where there is a choice lacks its last token, since a longer one might take its place. Returns their number, at
  * most `most` and MATCHER_MAX_FORCED; 0 where memory ends, too. */
 int matcher_forced(const matcher *m, matcher_space *space, int32_t *tokens, int most);
+/* n drafts of at most `most`: behind those that are allowed stands what must come there. Returns how many there are
+ * then. */
+int matcher_correct(const matcher *m, matcher_space *space, int32_t *tokens, int n, int most);
 
 #endif

@@ -325,6 +325,45 @@ static void test_forced_text(void **state) {
     kakeya_grammar_close(g);
 }
 
+/* Drafts are the text's tokens up to any place, and tokens that are refused there. */
+static void test_corrected_drafts(void **state) {
+    (void)state;
+    kakeya_grammar_options o =
+        options(KAKEYA_GRAMMAR_JSON_SCHEMA,
+                "{\"type\":\"array\",\"minItems\":9,\"items\":{\"type\":\"object\",\"properties\":{"
+                "\"temperature\":{\"type\":\"integer\"},\"place of it\":{\"enum\":[\"out of doors\",7]}},"
+                "\"required\":[\"temperature\",\"place of it\"],\"additionalProperties\":false}}");
+    kakeya_grammar *g = make(&o);
+    size_t n;
+    int32_t *ids = ids_of("[{\"temperature\": 12, \"place of it\": \"out of doors\"}, {\"temperature\": -1", &n);
+    const int text = (int)n;
+    int longer = 0;
+    for (int from = 0; from < text; from++) {
+        for (int right = 0; right <= text - from && right < 16; right++) {
+            for (int wrong = 0; wrong < 3; wrong++) {
+                matcher *m = start(g, NULL, 0), *behind = start(g, NULL, 0);
+                int32_t drafts[24], forced[24];
+                for (int i = 0; i < from; i++) assert_true(matcher_accept(m, &space, ids[i]));
+                for (int i = 0; i < from + right; i++) assert_true(matcher_accept(behind, &space, ids[i]));
+                memcpy(drafts, ids + from, (size_t)right * sizeof *drafts);
+                for (int i = 0; i < wrong; i++) drafts[right + i] = stops[0]; /* before the text's end */
+                const int most = right + wrong + 3, must = matcher_forced(behind, &space, forced, most - right);
+                assert_int_equal(matcher_correct(m, &space, drafts, right + wrong, most), right + must);
+                assert_memory_equal(drafts, ids + from, (size_t)right * sizeof *drafts);
+                assert_memory_equal(drafts + right, forced, (size_t)must * sizeof *forced);
+                assert_int_equal(matcher_count_allowed(m, &space, drafts, right + must), right + must);
+                assert_int_equal(matcher_correct(m, &space, drafts, right, right), right);
+                longer += must > wrong;
+                matcher_destroy(m);
+                matcher_destroy(behind);
+            }
+        }
+    }
+    assert_true(longer > 50);
+    kakeya_free(ids);
+    kakeya_grammar_close(g);
+}
+
 /* ----------------------------------------------------------------------------------------------------------- sampling
  */
 
@@ -515,10 +554,11 @@ static void test_nothing_left(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_masks),       cmocka_unit_test(test_forced_tokens_of_known_places),
-        cmocka_unit_test(test_courses),     cmocka_unit_test(test_thinking_budget),
-        cmocka_unit_test(test_forced_text), cmocka_unit_test(test_distribution),
-        cmocka_unit_test(test_masked_rows), cmocka_unit_test(test_nothing_left),
+        cmocka_unit_test(test_masks),        cmocka_unit_test(test_forced_tokens_of_known_places),
+        cmocka_unit_test(test_courses),      cmocka_unit_test(test_thinking_budget),
+        cmocka_unit_test(test_forced_text),  cmocka_unit_test(test_corrected_drafts),
+        cmocka_unit_test(test_distribution), cmocka_unit_test(test_masked_rows),
+        cmocka_unit_test(test_nothing_left),
     };
     mem_account_init(&account, NULL, 0);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
