@@ -305,15 +305,17 @@ kakeya_status decode_plan(decode_stream *s, int most_rows, const draft_prices *p
     }
     if (uses_ngrams(o)) {
         find_predicted(s);
-        if (s->n_found) s->n_found = next_drafts(w, s->found, s->n_found, o->draft_length);
+        /* beside others few are used, and those are corrected then */
+        if (s->n_found && !prices) s->n_found = next_drafts(w, s->found, s->n_found, o->draft_length);
     }
     s->plan = plan_of(s, prices);
     take_forced(s, prices);
     s->priced = prices != NULL;
     s->block.source = s->plan.source;
     if (s->plan.source == DRAFT_NGRAM) {
-        memcpy(s->tokens + 1, s->found, (size_t)s->plan.length * sizeof *s->found);
-        s->block.drafted = s->plan.length;
+        const int n = s->plan.length;
+        memcpy(s->tokens + 1, s->found, (size_t)n * sizeof *s->found);
+        s->block.drafted = prices ? next_drafts(w, s->tokens + 1, n, n) : n;
         s->block.ngram_match = s->match;
     }
     if (o->mode == KAKEYA_MODE_AUTO && s->plan.source == DRAFT_NONE && s->n_found)

@@ -5,6 +5,7 @@
  *   f8_kernels times      times only
  */
 #include "backend/cuda/f8_rows.h"
+#include "backend/cuda/prompt_gemm.h"
 #include "backend/cuda/prompt_gemm_f8.h"
 #include "gpu/prompt_support.cuh"
 
@@ -404,7 +405,7 @@ void times() {
 
 int main(int argc, char **argv) {
     const char *only = argc > 1 ? argv[1] : "";
-    if (!prompt_gemm_f8_runs()) {
+    if (!prompt_gemm_bulk_runs()) {
         std::printf("skipped: no products in FP8 on this device\n");
         return 0;
     }

@@ -1,7 +1,7 @@
 /* Many sessions in one forward, and in one call of draft: whatever is beside a session, of any policy and with any
  * number of rows, its results and what it keeps have the bits that it has alone. Run by `make test-gpu`, and on a fake
  * device (tests/gpu/fake) wherever the backend is compiled. */
-#include "backend/cuda/prompt_gemm_f8.h"
+#include "backend/cuda/prompt_gemm.h"
 #include "backend/measure.h"
 #include "base/random.h"
 #include "gpu/random_pair.h"
@@ -330,7 +330,7 @@ static void packed_in_all_weights(void) {
     static const int windows[3] = {0, 40, 0};
     const gemma4_config form = routed_form();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        if (cases[i].format != WEIGHT_BF16 && !prompt_gemm_f8_runs()) continue; /* the fake device has no codes */
+        if (cases[i].format != WEIGHT_BF16 && !prompt_gemm_bulk_runs()) continue; /* the fake device has no codes */
         pair p;
         random_weights = cases[i].format;
         pair_precision = cases[i].precision;

@@ -46,6 +46,7 @@ typedef struct cuda_launch {
     int block_bytes;         /* of shared memory that a block may have */
     cuda_bf16 *expanded;     /* prompts: room for quantised weights of one product in bf16 (matrix.h); or NULL */
     size_t expanded_bytes;
+    bool codes; /* prompts can multiply quantised weights as they lie (prompt_gemm.h) */
 } cuda_launch;
 
 /* How weights lie on the device; matrix.h has the kernels of each form. */

@@ -37,18 +37,60 @@ static prompt_gemm_args bf16_args(const cuda_matrix *w, const cuda_bf16 *x, size
                               .k = w->ld};
 }
 
+static prompt_gemm_args product_args(const matrix_product *product, const cuda_bf16 *x, size_t ldx, int rows) {
+    return bf16_args(product->w, x, ldx, product->y, (size_t)product->ldy, rows);
+}
+
+static prompt_gemm_args gated_args(const cuda_matrix *gate, const cuda_matrix *up, const cuda_bf16 *x, size_t ldx,
+                                   cuda_bf16 *out, size_t ldo, int rows) {
+    prompt_gemm_args args = bf16_args(gate, x, ldx, out, ldo, rows);
+    args.n = whole_rows(gate->out); /* what is more goes to columns of `out` that the next product multiplies by zero */
+    args.w_up = up->data;
+    args.output = PROMPT_GEMM_GELU_BF16;
+    return args;
+}
+
+/* up: of expert 0; stride: from one expert to the next. */
+static prompt_gemm_grouped_args experts_gated_args(const cuda_matrix *experts, const uint16_t *up, size_t stride,
+                                                   int width, const cuda_route *route, const cuda_bf16 *x, size_t ldx,
+                                                   cuda_bf16 *out, size_t ldo, int rows) {
+    prompt_gemm_grouped_args args = {
+        .product = bf16_args(experts, x, ldx, out, ldo, rows * route->rank),
+        .expert_begin = route->begin,
+        .counter = route->finished,
+        .expert_stride = stride,
+        .experts = route->experts,
+    };
+    args.product.n = width;
+    args.product.w_up = up;
+    args.product.output = PROMPT_GEMM_GELU_BF16;
+    return args;
+}
+
+static prompt_gemm_grouped_args experts_args(const cuda_matrix *experts, size_t stride, int width,
+                                             const cuda_route *route, const cuda_bf16 *x, size_t ldx, void *y,
+                                             bool rounded, size_t ldy, int rows) {
+    prompt_gemm_grouped_args args = {
+        .product = bf16_args(experts, x, ldx, y, ldy, rows * route->rank),
+        .expert_begin = route->begin,
+        .counter = route->finished,
+        .expert_stride = stride,
+        .experts = route->experts,
+    };
+    args.product.n = width;
+    args.product.output = rounded ? PROMPT_GEMM_BF16 : PROMPT_GEMM_F32;
+    return args;
+}
+
 static cudaError_t bf16_prompt_product(const cuda_launch *l, const matrix_product *product, const cuda_bf16 *x,
                                        size_t ldx, int rows) {
-    prompt_gemm_args args = bf16_args(product->w, x, ldx, product->y, (size_t)product->ldy, rows);
+    prompt_gemm_args args = product_args(product, x, ldx, rows);
     return prompt_gemm(&args, l->stream);
 }
 
 static cudaError_t bf16_prompt_gated(const cuda_launch *l, const cuda_matrix *gate, const cuda_matrix *up,
                                      const cuda_bf16 *x, size_t ldx, cuda_bf16 *out, size_t ldo, int rows) {
-    prompt_gemm_args args = bf16_args(gate, x, ldx, out, ldo, rows);
-    args.n = whole_rows(gate->out); /* what is more goes to columns of `out` that the next product multiplies by zero */
-    args.w_up = up->data;
-    args.output = PROMPT_GEMM_GELU_BF16;
+    prompt_gemm_args args = gated_args(gate, up, x, ldx, out, ldo, rows);
     return prompt_gemm(&args, l->stream);
 }
 
@@ -56,37 +98,27 @@ static cudaError_t bf16_prompt_experts_gated(const cuda_launch *l, const cuda_ma
                                              const cuda_route *route, const cuda_bf16 *x, size_t ldx, cuda_bf16 *out,
                                              size_t ldo, int rows) {
     size_t half = (size_t)width * (size_t)experts->ld;
-    prompt_gemm_grouped_args args = {
-        .product = bf16_args(experts, x, ldx, out, ldo, rows * route->rank),
-        .expert_begin = route->begin,
-        .counter = route->finished,
-        .expert_stride = 2 * half,
-        .experts = route->experts,
-    };
-    args.product.n = width;
-    args.product.w_up = experts->data + half;
-    args.product.output = PROMPT_GEMM_GELU_BF16;
+    prompt_gemm_grouped_args args =
+        experts_gated_args(experts, experts->data + half, 2 * half, width, route, x, ldx, out, ldo, rows);
     return prompt_gemm_grouped(&args, l->stream);
 }
 
 static cudaError_t bf16_prompt_experts(const cuda_launch *l, const cuda_matrix *experts, int width,
                                        const cuda_route *route, const cuda_bf16 *x, size_t ldx, void *y, bool rounded,
                                        size_t ldy, int rows) {
-    prompt_gemm_grouped_args args = {
-        .product = bf16_args(experts, x, ldx, y, ldy, rows * route->rank),
-        .expert_begin = route->begin,
-        .counter = route->finished,
-        .expert_stride = (size_t)width * (size_t)experts->ld,
-        .experts = route->experts,
-    };
-    args.product.n = width;
-    args.product.output = rounded ? PROMPT_GEMM_BF16 : PROMPT_GEMM_F32;
+    prompt_gemm_grouped_args args =
+        experts_args(experts, (size_t)width * (size_t)experts->ld, width, route, x, ldx, y, rounded, ldy, rows);
     return prompt_gemm_grouped(&args, l->stream);
 }
 
 /* ---------------------------------------------------------------------------------------------------- quantised
- * Prompts multiply weights that are expanded to bf16 just before: all of a product, or as many experts as there is room
- * for. Experts without rows are left out. */
+ * Prompts multiply weights as they lie, where the device can. Otherwise they are made bf16 just before: all of a
+ * product, or as many experts as there is room for, without those that have no rows. Bits are the same. */
+
+/* Rows up to which dense weights are multiplied as they lie: of more, each tile of rows converts them again. */
+enum { DENSE_CODES_ROWS = 512 };
+
+static bool takes_codes(const cuda_launch *l, int rows) { return l->codes && rows <= DENSE_CODES_ROWS; }
 
 static size_t quant_bytes(cuda_form form, int out, int in) {
     return (size_t)((out + QUANT_ROWS - 1) / QUANT_ROWS) * quant_strip_bytes(form, cuda_padded(in));
@@ -116,8 +148,19 @@ static cuda_matrix expand(const cuda_launch *l, const cuda_matrix *w, size_t at)
     return expanded;
 }
 
+static cudaError_t multiply_codes(const cuda_launch *l, prompt_gemm_args product, cuda_form form) {
+    prompt_gemm_codes_args args = {.grouped.product = product, .form = form};
+    return prompt_gemm_codes(&args, l->stream);
+}
+
+static cudaError_t multiply_expert_codes(const cuda_launch *l, prompt_gemm_grouped_args grouped, cuda_form form) {
+    prompt_gemm_codes_args args = {.grouped = grouped, .form = form};
+    return prompt_gemm_codes(&args, l->stream);
+}
+
 static cudaError_t quant_prompt_product(const cuda_launch *l, const matrix_product *product, const cuda_bf16 *x,
                                         size_t ldx, int rows) {
+    if (takes_codes(l, rows)) return multiply_codes(l, product_args(product, x, ldx, rows), product->w->form);
     cuda_matrix w = expand(l, product->w, 0);
     matrix_product expanded = *product;
     expanded.w = &w;
@@ -126,6 +169,7 @@ static cudaError_t quant_prompt_product(const cuda_launch *l, const matrix_produ
 
 static cudaError_t quant_prompt_gated(const cuda_launch *l, const cuda_matrix *gate, const cuda_matrix *up,
                                       const cuda_bf16 *x, size_t ldx, cuda_bf16 *out, size_t ldo, int rows) {
+    if (takes_codes(l, rows)) return multiply_codes(l, gated_args(gate, up, x, ldx, out, ldo, rows), gate->form);
     cuda_matrix first = expand(l, gate, 0), second = expand(l, up, matrix_expanded_bytes(gate));
     return bf16_prompt_gated(l, &first, &second, x, ldx, out, ldo, rows);
 }
@@ -149,6 +193,12 @@ static cudaError_t quant_prompt_experts_gated(const cuda_launch *l, const cuda_m
                                               const cuda_route *route, const cuda_bf16 *x, size_t ldx, cuda_bf16 *out,
                                               size_t ldo, int rows) {
     cudaError_t status = cudaSuccess;
+    if (l->codes) {
+        const uint16_t *up = experts->data + quant_bytes(experts->form, width, experts->in) / sizeof *experts->data;
+        const size_t strips = (size_t)(2 * width) / QUANT_ROWS;
+        return multiply_expert_codes(l, experts_gated_args(experts, up, strips, width, route, x, ldx, out, ldo, rows),
+                                     experts->form);
+    }
     for (int first = 0, n; first < route->experts && status == cudaSuccess; first += n) {
         cuda_matrix some;
         cuda_route to;
@@ -162,6 +212,11 @@ static cudaError_t quant_prompt_experts(const cuda_launch *l, const cuda_matrix 
                                         const cuda_route *route, const cuda_bf16 *x, size_t ldx, void *y, bool rounded,
                                         size_t ldy, int rows) {
     cudaError_t status = cudaSuccess;
+    if (l->codes) {
+        const size_t strips = (size_t)width / QUANT_ROWS;
+        return multiply_expert_codes(l, experts_args(experts, strips, width, route, x, ldx, y, rounded, ldy, rows),
+                                     experts->form);
+    }
     for (int first = 0, n; first < route->experts && status == cudaSuccess; first += n) {
         cuda_matrix some;
         cuda_route to;

@@ -7,7 +7,6 @@
 
 #include "backend/cuda/products_wide.h"
 #include "backend/cuda/prompt_gemm.h"
-#include "backend/cuda/prompt_gemm_f8.h"
 #include "base/float16.h"
 
 _Static_assert((int)CUDA_MAX_LAYERS == (int)GEMMA4_MAX_LAYERS, "kernels.h repeats the model's limits");
@@ -175,8 +174,9 @@ kakeya_status cuda_model_create(const backend_model_options *options, int device
         m->launch = (cuda_launch){.stream = m->device.stream,
                                   .multiprocessors = m->device.multiprocessors,
                                   .block_bytes = m->device.block_bytes,
-                                  .programmatic = m->device.capability >= 90};
-        if (options->precision == KAKEYA_PRECISION_FP8 && !prompt_gemm_f8_runs())
+                                  .programmatic = m->device.capability >= 90,
+                                  .codes = prompt_gemm_bulk_runs()};
+        if (options->precision == KAKEYA_PRECISION_FP8 && !m->launch.codes)
             status =
                 error_set(error, KAKEYA_UNSUPPORTED,
                           "precision fp8 needs a GPU of compute capability 9.0 and kernels for it (sm_90a), this is %s",

@@ -7,6 +7,7 @@
  * of the gate with eight of the up matrix in one tile of W, so that a thread holds both factors of its elements. On
  * sm_90a the largest tiles are prompt_gemm_fit.cuh's. */
 #include "backend/cuda/prompt_gemm.h"
+#include "backend/cuda/prompt_gemm_codes.cuh"
 #include "backend/cuda/prompt_gemm_f8.cuh"
 #include "backend/cuda/prompt_gemm_f8.h"
 #include "backend/cuda/prompt_gemm_fit.cuh"
@@ -367,8 +368,23 @@ fit_choice choose_width(const gemm_params &p, const device_limits &limits) {
     return best;
 }
 
-template <bool GATED>
-cudaError_t launch_fit(const gemm_params &p, const device_limits &limits, int width, cudaStream_t stream) {
+/* Blocks and shared memory of a launch, and, of a dense product, the width of its tiles. */
+struct fit_launch_size {
+    unsigned blocks;
+    int bytes, width;
+};
+
+fit_launch_size fit_size(const gemm_params &p, const device_limits &limits) {
+    fit_launch_size size = {static_cast<unsigned>(limits.multiprocessors), fit_tile::BYTES + table_bytes(p), 0};
+    if (!p.expert_begin) {
+        size.width = choose_width(p, limits).width;
+        int tiles = (p.m + size.width - 1) / size.width * ((p.n + fit_outputs(p) - 1) / fit_outputs(p));
+        if (tiles < limits.multiprocessors) size.blocks = static_cast<unsigned>(tiles);
+    }
+    return size;
+}
+
+template <bool GATED> cudaError_t launch_fit(const gemm_params &p, const device_limits &limits, cudaStream_t stream) {
     encode_function encode;
     cudaError_t status = find_encode(&encode);
     if (status != cudaSuccess) return status;
@@ -380,23 +396,17 @@ cudaError_t launch_fit(const gemm_params &p, const device_limits &limits, int wi
         return cudaErrorInvalidValue;
     }
     maps.staged = encode_results(encode, &maps.out, p);
-    int blocks = limits.multiprocessors, bytes = fit_tile::BYTES + table_bytes(p);
-    if (!p.expert_begin) {
-        int tiles = (p.m + width - 1) / width * ((p.n + fit_outputs(p) - 1) / fit_outputs(p));
-        if (tiles < blocks) blocks = tiles;
-    }
-    status = cudaFuncSetAttribute(fit_kernel<GATED>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    fit_launch_size size = fit_size(p, limits);
+    status = cudaFuncSetAttribute(fit_kernel<GATED>, cudaFuncAttributeMaxDynamicSharedMemorySize, size.bytes);
     if (status != cudaSuccess) return status;
-    fit_kernel<GATED>
-        <<<static_cast<unsigned>(blocks), fit_tile::THREADS, static_cast<size_t>(bytes), stream>>>(p, maps, width);
+    fit_kernel<GATED><<<size.blocks, fit_tile::THREADS, static_cast<size_t>(size.bytes), stream>>>(p, maps, size.width);
     return cudaGetLastError();
 }
 
 /* The largest tiles this device has. */
 cudaError_t launch_large(const gemm_params &p, const device_limits &limits, cudaStream_t stream) {
     if (!has_fit(p, limits)) return launch_tile<large_tile>(p, limits, stream);
-    int width = p.expert_begin ? 0 : choose_width(p, limits).width;
-    return p.w_up ? launch_fit<true>(p, limits, width, stream) : launch_fit<false>(p, limits, width, stream);
+    return p.w_up ? launch_fit<true>(p, limits, stream) : launch_fit<false>(p, limits, stream);
 }
 
 /* The maps of f8_kernel: A in bytes, and W by sixteens: {bytes, rows of a strip, strips of sixteen, sixteens, units}.
@@ -444,16 +454,29 @@ template <bool GATED> cudaError_t launch_f8(const prompt_gemm_f8_args *args, gem
     f8_weights w = f8_weights_of(args, &maps);
     if (!encode_f8(encode, &maps, p, w)) return cudaErrorInvalidValue;
     maps.staged = encode_results(encode, &maps.out, p);
-    int blocks = limits.multiprocessors, bytes = fit_tile::BYTES + table_bytes(p), width = 0;
-    if (!p.expert_begin) {
-        width = choose_width(p, limits).width;
-        int tiles = (p.m + width - 1) / width * ((p.n + fit_outputs(p) - 1) / fit_outputs(p));
-        if (tiles < blocks) blocks = tiles;
-    }
-    status = cudaFuncSetAttribute(f8_kernel<GATED>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    fit_launch_size size = fit_size(p, limits);
+    status = cudaFuncSetAttribute(f8_kernel<GATED>, cudaFuncAttributeMaxDynamicSharedMemorySize, size.bytes);
     if (status != cudaSuccess) return status;
     f8_kernel<GATED>
-        <<<static_cast<unsigned>(blocks), fit_tile::THREADS, static_cast<size_t>(bytes), stream>>>(p, maps, w, width);
+        <<<size.blocks, fit_tile::THREADS, static_cast<size_t>(size.bytes), stream>>>(p, maps, w, size.width);
+    return cudaGetLastError();
+}
+
+template <bool GATED> cudaError_t launch_codes(const gemm_params &p, const code_weights &w, cudaStream_t stream) {
+    device_limits limits;
+    encode_function encode;
+    cudaError_t status = query_limits(&limits);
+    if (status == cudaSuccess) status = find_encode(&encode);
+    if (status != cudaSuccess) return status;
+    if (!has_bulk(p, limits)) return cudaErrorNotSupported;
+    fit_maps maps = {};
+    if (!encode_map(encode, &maps.a, 2, p.a, p.k, p.lda, p.m, 0, 1, fit_tile::BOX)) return cudaErrorInvalidValue;
+    maps.staged = encode_results(encode, &maps.out, p);
+    fit_launch_size size = fit_size(p, limits);
+    status = cudaFuncSetAttribute(codes_kernel<GATED>, cudaFuncAttributeMaxDynamicSharedMemorySize, size.bytes);
+    if (status != cudaSuccess) return status;
+    codes_kernel<GATED>
+        <<<size.blocks, fit_tile::THREADS, static_cast<size_t>(size.bytes), stream>>>(p, maps, w, size.width);
     return cudaGetLastError();
 }
 
@@ -471,6 +494,17 @@ gemm_params make_params(const prompt_gemm_args *args) {
     p.n = args->n;
     p.k = args->k;
     p.output = args->output;
+    return p;
+}
+
+gemm_params make_grouped(const prompt_gemm_grouped_args *args) {
+    gemm_params p = make_params(&args->product);
+    if (!args->expert_begin) return p;
+    p.expert_begin = args->expert_begin;
+    p.rows = args->rows;
+    p.counter = args->counter;
+    p.experts = args->experts;
+    p.expert_stride = args->expert_stride;
     return p;
 }
 
@@ -537,18 +571,30 @@ extern "C" cudaError_t prompt_gemm_grouped(const prompt_gemm_grouped_args *args,
     device_limits limits;
     cudaError_t status = query_limits(&limits);
     if (status != cudaSuccess) return status;
-    gemm_params p = make_params(&args->product);
-    p.expert_begin = args->expert_begin;
-    p.rows = args->rows;
-    p.counter = args->counter;
-    p.experts = args->experts;
-    p.expert_stride = args->expert_stride;
+    gemm_params p = make_grouped(args);
     return fits_large(p, limits) ? launch_large(p, limits, stream) : launch_tile<medium_tile>(p, limits, stream);
 }
 
-extern "C" int prompt_gemm_f8_runs(void) {
+extern "C" int prompt_gemm_bulk_runs(void) {
     device_limits limits;
     return query_limits(&limits) == cudaSuccess && has_bulk(gemm_params(), limits);
+}
+
+extern "C" cudaError_t prompt_gemm_codes(const prompt_gemm_codes_args *args, cudaStream_t stream) {
+    const prompt_gemm_grouped_args *grouped = &args->grouped;
+    if (!prompt_gemm_takes(&grouped->product) || args->form == CUDA_FORM_BF16 ||
+        (grouped->expert_begin &&
+         (grouped->rows || !grouped->counter || grouped->experts <= 0 || grouped->experts > PROMPT_GEMM_MAX_EXPERTS)))
+        return cudaErrorInvalidValue;
+    gemm_params p = make_grouped(grouped);
+    code_weights w = {};
+    w.w = reinterpret_cast<const char *>(p.w);
+    w.w_up = reinterpret_cast<const char *>(p.w_up);
+    w.strip_bytes = quant_strip_bytes(args->form, p.k);
+    w.of_expert = p.expert_stride;
+    w.strips = (p.n + QUANT_ROWS - 1) / QUANT_ROWS;
+    w.form = args->form;
+    return p.w_up ? launch_codes<true>(p, w, stream) : launch_codes<false>(p, w, stream);
 }
 
 extern "C" cudaError_t prompt_gemm_f8(const prompt_gemm_f8_args *args, cudaStream_t stream) {

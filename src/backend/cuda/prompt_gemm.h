@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "backend/cuda/kernels.h"
 #include "backend/cuda/prompt_gemm_output.h"
 
 #ifdef __cplusplus
@@ -42,6 +43,8 @@ static inline int prompt_gemm_takes(const prompt_gemm_args *args) {
 }
 
 cudaError_t prompt_gemm(const prompt_gemm_args *args, cudaStream_t stream);
+/* Whether this device, the current one, has the bulk tensor copy engine, and this build kernels for it (sm_90a). */
+int prompt_gemm_bulk_runs(void);
 
 /* Keys and values of evicted positions from their gathered latents, rounded to bf16: the restore buffers' rows, up to
  * `rows`, for which there is memory. Keys pass k_norm and RoPE, values their stored scales. A programmatic launch
@@ -77,6 +80,17 @@ static inline int prompt_gemm_takes_experts(const prompt_gemm_grouped_args *args
 }
 
 cudaError_t prompt_gemm_grouped(const prompt_gemm_grouped_args *args, cudaStream_t stream);
+
+/* The same with quantised weights as they lie (quant.h): to the bit, those of the weights that quant_expand would have
+ * written. Only where prompt_gemm_bulk_runs() says so. */
+typedef struct prompt_gemm_codes_args {
+    /* w, w_up: strips; expert_stride counts them. rows is NULL. Dense: expert_begin is NULL, and the others are not
+     * read. */
+    prompt_gemm_grouped_args grouped;
+    cuda_form form;
+} prompt_gemm_codes_args;
+
+cudaError_t prompt_gemm_codes(const prompt_gemm_codes_args *args, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -23,11 +23,11 @@ struct bulk_tile {
 
 /* A place in the ring of stages; `turn` is the parity of its lap. */
 struct ring_place {
-    int stage = 0, turn = 0;
+    int stages = bulk_tile::STAGES, stage = 0, turn = 0;
     __device__ __forceinline__ void advance(int by) {
         stage += by;
-        if (stage >= bulk_tile::STAGES) {
-            stage -= bulk_tile::STAGES;
+        if (stage >= stages) {
+            stage -= stages;
             turn ^= 1;
         }
     }
@@ -35,7 +35,8 @@ struct ring_place {
 
 struct bulk_context {
     uint32_t base;
-    int steps; /* of k, of a tile */
+    int steps;                      /* of k, of a tile */
+    int stages = bulk_tile::STAGES; /* of which the ring is made: those, or fewer */
 
     __device__ __forceinline__ uint32_t stage_at(const ring_place &r) const {
         return base + static_cast<uint32_t>(r.stage * bulk_tile::STAGE_BYTES);

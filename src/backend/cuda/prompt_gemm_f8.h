@@ -33,8 +33,7 @@ typedef struct prompt_gemm_f8_args {
     unsigned *counter;
 } prompt_gemm_f8_args;
 
-/* Whether this device, the current one, can. */
-int prompt_gemm_f8_runs(void);
+/* Only where prompt_gemm_bulk_runs() says so. */
 cudaError_t prompt_gemm_f8(const prompt_gemm_f8_args *args, cudaStream_t stream);
 
 #ifdef __cplusplus

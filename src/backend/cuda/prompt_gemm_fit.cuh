@@ -372,7 +372,7 @@ __device__ __forceinline__ void consume_fit(const bulk_context &c, const fit_pla
     uint32_t places = c.base + static_cast<uint32_t>(fit_tile::STAGED + warpgroup * 2 * fit_tile::PIECE);
     const fit_lane l = {lane % 4, lane / 4, maps.up_first != 0, plan.p.output};
     fit_out out = {plan.p, maps, l, places, warpgroup, warp, 0};
-    ring_place r;
+    ring_place r = {c.stages};
     for (int tile; (tile = news.hear(lane)) < plan.all;) {
         fit_place t = plan.find(tile);
         float acc[128];

@@ -4,14 +4,6 @@
 
 enum { EXPAND_THREADS = 256, EXPAND_WARPS = EXPAND_THREADS / 32 };
 
-static __device__ __forceinline__ unsigned scaled_pair(unsigned pair, float scale, float offset, bool affine) {
-    float2 codes = __bfloat1622float2(*reinterpret_cast<__nv_bfloat162 *>(&pair));
-    float low = __fmul_rn(codes.x, scale), high = __fmul_rn(codes.y, scale);
-    if (affine) low = __fadd_rn(low, offset), high = __fadd_rn(high, offset);
-    __nv_bfloat162 rounded = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<unsigned *>(&rounded);
-}
-
 /* One warp: the unit of a strip whose codes lie at `unit`, to eight rows of `out`. */
 template <cuda_form FORM>
 static __device__ __forceinline__ void expand_unit(const char *unit, cuda_bf16 *out, int ld, int k, int rows) {

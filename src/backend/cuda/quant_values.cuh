@@ -151,6 +151,15 @@ template <cuda_form FORM> struct row_scales {
     __device__ __forceinline__ float offset(int b) const { return __uint_as_float(word[AFFINE ? 2 * b + 1 : 0]); }
 };
 
+/* Two codes in bf16, times their scale, in float32, and rounded: values in bf16. */
+static __device__ __forceinline__ unsigned scaled_pair(unsigned pair, float scale, float offset, bool affine) {
+    float2 codes = __bfloat1622float2(*reinterpret_cast<__nv_bfloat162 *>(&pair));
+    float low = __fmul_rn(codes.x, scale), high = __fmul_rn(codes.y, scale);
+    if (affine) low = __fadd_rn(low, offset), high = __fadd_rn(high, offset);
+    __nv_bfloat162 rounded = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<unsigned *>(&rounded);
+}
+
 /* A run of words, of global memory that is read once, or of shared memory. */
 template <int WORDS> static __device__ __forceinline__ void load_run(unsigned (&v)[WORDS], const char *p) {
     if constexpr (WORDS == 1)

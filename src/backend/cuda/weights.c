@@ -422,8 +422,8 @@ static size_t room_of(const cuda_matrix *w, bool fp8) {
     return fp8 && w->form == CUDA_FORM_F8 ? 0 : matrix_expanded_bytes(w);
 }
 
-/* What a prompt's products need at a time. Experts come a few at a time. */
-static size_t expanded_bytes(const gemma4_config *c, const cuda_weights *w, bool fp8) {
+/* What a prompt's products need at a time. Experts come a few at a time, where they are not multiplied as they lie. */
+static size_t expanded_bytes(const gemma4_config *c, const cuda_weights *w, bool fp8, bool codes) {
     static const size_t most_experts = (size_t)512 << 20;
     size_t most = room_of(&w->ple_model_proj, fp8);
     for (int i = 0; i < c->layers; i++) {
@@ -436,7 +436,7 @@ static size_t expanded_bytes(const gemma4_config *c, const cuda_weights *w, bool
             size_t bytes = room_of(alone[m], fp8);
             if (bytes > most) most = bytes;
         }
-        for (size_t m = 0; m < sizeof experts / sizeof experts[0]; m++) {
+        for (size_t m = 0; !codes && m < sizeof experts / sizeof experts[0]; m++) {
             size_t all = room_of(experts[m], fp8), one = c->experts ? all / (size_t)c->experts : 0;
             size_t bytes = all < most_experts || one > most_experts ? (all < most_experts ? all : one) : most_experts;
             if (bytes > most) most = bytes;
@@ -466,7 +466,7 @@ kakeya_status cuda_weights_create(cuda_weights *w, const cuda_device *device, co
     if (!status)
         status =
             cuda_buffer_create(&w->memory, device, options->account, MEM_WEIGHTS, plan.bytes, "the weights", error);
-    size_t expanded = expanded_bytes(c, w, options->precision == KAKEYA_PRECISION_FP8);
+    size_t expanded = expanded_bytes(c, w, options->precision == KAKEYA_PRECISION_FP8, launch->codes);
     if (!status && expanded)
         status = cuda_buffer_create(&w->expanded, device, options->account, MEM_WORKSPACE, expanded,
                                     "weights of one product in bf16", error);

@@ -145,7 +145,11 @@ void f8_round_rows(const cuda_launch *l, const cuda_route *route, const cuda_bf1
                    unsigned char *codes, float *scale, int rows) {
     (void)l, (void)route, (void)x, (void)ldx, (void)width, (void)codes, (void)scale, (void)rows;
 }
-int prompt_gemm_f8_runs(void) { return 0; }
+int prompt_gemm_bulk_runs(void) { return 0; }
+cudaError_t prompt_gemm_codes(const prompt_gemm_codes_args *args, cudaStream_t stream) {
+    (void)args, (void)stream;
+    return cudaErrorNotSupported;
+}
 cudaError_t prompt_gemm_f8(const prompt_gemm_f8_args *args, cudaStream_t stream) {
     (void)args, (void)stream;
     return cudaErrorNotSupported;
