@@ -1,5 +1,7 @@
 #include "base/random.h"
 
+#include <math.h>
+
 enum { ROUNDS = 10 };
 
 static const uint32_t multiplier_0 = 0xD2511F53u, multiplier_1 = 0xCD9E8D57u;
@@ -35,3 +37,8 @@ double random_uniform_numbered(uint64_t seed, uint64_t position, uint32_t number
 }
 
 double random_uniform_at(uint64_t seed, uint64_t position) { return random_uniform_numbered(seed, position, 0); }
+
+double random_normal_at(uint64_t seed, uint64_t position) {
+    double u = random_uniform_numbered(seed, position, 0), v = random_uniform_numbered(seed, position, 1);
+    return sqrt(-2 * log(1 - u)) * cos(2 * acos(-1.0) * v);
+}

@@ -12,5 +12,7 @@ void random_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_
 double random_uniform_at(uint64_t seed, uint64_t position);
 /* The same where one position needs several numbers; number 0 is the one above. */
 double random_uniform_numbered(uint64_t seed, uint64_t position, uint32_t number);
+/* Of mean 0 and deviation 1, by numbers 0 and 1 of the position (Box and Muller). */
+double random_normal_at(uint64_t seed, uint64_t position);
 
 #endif

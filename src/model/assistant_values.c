@@ -68,11 +68,6 @@ void assistant_values_bind(const assistant_config *c, float *values, assistant_v
 
 /* ------------------------------------------------------------------------------------------------- from nothing */
 
-static double normal(uint64_t seed, uint64_t position) {
-    double u = random_uniform_numbered(seed, position, 0), v = random_uniform_numbered(seed, position, 1);
-    return sqrt(-2 * log(1 - u)) * cos(2 * acos(-1.0) * v);
-}
-
 static kakeya_status begin(void *context, const tensor_slot *slot, kakeya_error *error) {
     (void)error;
     values_walk *w = context;
@@ -83,7 +78,7 @@ static kakeya_status begin(void *context, const tensor_slot *slot, kakeya_error 
     bool ends = strstr(slot->name, "post_attention_layernorm") || strstr(slot->name, "post_feedforward_layernorm");
     float ones = ends ? (float)(1 / sqrt(2.0 * w->config->stack.layers)) : 1;
     for (size_t i = 0; i < n; i++)
-        at[i] = slot->kind == SLOT_MATRIX ? (float)(deviation * normal(w->seed, w->n + i)) : ones;
+        at[i] = slot->kind == SLOT_MATRIX ? (float)(deviation * random_normal_at(w->seed, w->n + i)) : ones;
     w->n += n;
     return KAKEYA_OK;
 }

@@ -53,11 +53,6 @@ void dflash_values_bind(const dflash_config *c, float *values, dflash_model *out
 
 /* ------------------------------------------------------------------------------------------------- from nothing */
 
-static double normal(uint64_t seed, uint64_t position) {
-    double u = random_uniform_numbered(seed, position, 0), v = random_uniform_numbered(seed, position, 1);
-    return sqrt(-2 * log(1 - u)) * cos(2 * acos(-1.0) * v);
-}
-
 /* Matrices keep the size of what they are given; those that end a branch add little to the residual stream at first. */
 static kakeya_status begin(void *context, const tensor_slot *slot, kakeya_error *error) {
     (void)error;
@@ -71,7 +66,7 @@ static kakeya_status begin(void *context, const tensor_slot *slot, kakeya_error 
         if (ends_branch) deviation /= sqrt(2.0 * w->config->layers);
     }
     for (size_t i = 0; i < n; i++)
-        at[i] = slot->kind == SLOT_MATRIX ? (float)(deviation * normal(w->seed, w->n + i)) : 1;
+        at[i] = slot->kind == SLOT_MATRIX ? (float)(deviation * random_normal_at(w->seed, w->n + i)) : 1;
     if (slot->offset == offsetof(dflash_model, norm)) memcpy(at, w->verifier->final_norm, n * sizeof *at);
     w->n += n;
     return KAKEYA_OK;

@@ -44,6 +44,21 @@ static void test_uniform_range_and_mean(void **state) {
     assert_true(variance > 0.0825 && variance < 0.0842); /* 1/12 = 0.0833 */
 }
 
+static void test_normal_moments(void **state) {
+    (void)state;
+    double sum = 0, squares = 0, fourths = 0;
+    enum { COUNT = 100000 };
+    for (uint64_t position = 0; position < COUNT; position++) {
+        double value = random_normal_at(7, position), square = value * value;
+        sum += value;
+        squares += square;
+        fourths += square * square;
+    }
+    assert_true(sum / COUNT > -0.015 && sum / COUNT < 0.015);
+    assert_true(squares / COUNT > 0.98 && squares / COUNT < 1.02);
+    assert_true(fourths / COUNT > 2.85 && fourths / COUNT < 3.15); /* of a uniform distribution 1.8 */
+}
+
 static void test_keyed_by_all_bits(void **state) {
     (void)state;
     double base = random_uniform_at(1, 1);
@@ -59,6 +74,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_known_answers),
         cmocka_unit_test(test_uniform_range_and_mean),
+        cmocka_unit_test(test_normal_moments),
         cmocka_unit_test(test_keyed_by_all_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
