@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "cli/about.h"
 #include "cli/info.h"
 #include "cli/info_image.h"
 #include "cli/terminal.h"
@@ -16,16 +17,18 @@ static const cli_command command = {
                "free memory, or into --memory: that of a GPU, which need not be here, or with --backend cpu of a\n"
                "machine.\n"
                "--image describes a picture instead: how a model resizes it, and the tokens that it takes, at each\n"
-               "budget.\n",
+               "budget.\n"
+               "--backends lists the backends instead, what each would compute on, and why one is not used.\n",
     .examples = "  kakeya info --context 7300\n"
                 "  kakeya info --synthetic 26b-a4b --context 62000 --json\n"
                 "  kakeya info gemma-4-26b-q4_k_m.gguf --stored\n"
                 "  kakeya info --synthetic 26b-a4b --sessions --memory 141G\n"
-                "  kakeya info --image photo.jpg\n",
+                "  kakeya info --image photo.jpg\n"
+                "  kakeya info --backends\n",
 };
 
 typedef struct info_arguments {
-    bool sessions, stored, check;
+    bool sessions, stored, check, backends;
     size_t memory_bytes;
     const char *image;
 } info_arguments;
@@ -374,6 +377,8 @@ int cli_info(int argc, char **argv) {
                    .help = "with --sessions: memory that they must fit into (what is free here; K, M, G may follow)"),
         CLI_OPTION(.name = "image", .argument = "FILE", .kind = CLI_TEXT, .target = &arguments.image,
                    .help = "a picture ('-': standard input) instead of a model: its size and tokens at each budget"),
+        CLI_OPTION(.name = "backends", .kind = CLI_FLAG, .target = &arguments.backends,
+                   .help = "the backends instead of a model: what each computes on, or why it is not used"),
         {.name = NULL},
     };
     int first, status;
@@ -386,10 +391,17 @@ int cli_info(int argc, char **argv) {
         return cli_usage_error(&command,
                                "--image describes a picture: not with a model, --sessions, --stored or --check");
 
+    if (arguments.backends && (shared.model || shared.synthetic || arguments.image || arguments.sessions ||
+                               arguments.stored || arguments.check))
+        return cli_usage_error(&command,
+                               "--backends describes this build: not with a model, --image, --sessions, --stored or "
+                               "--check");
+
     arguments.stored |= arguments.check;
     kakeya_error error = {0};
-    kakeya_status failed = arguments.image ? info_image_print(arguments.image, shared.json, &error)
-                                           : describe(&arguments, &shared, &error);
+    kakeya_status failed = arguments.backends ? about_backends(shared.json, &error)
+                           : arguments.image  ? info_image_print(arguments.image, shared.json, &error)
+                                              : describe(&arguments, &shared, &error);
     cli_shared_free(&shared);
     return failed ? cli_fail(command.name, &error) : CLI_DONE;
 }

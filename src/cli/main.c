@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 
 #include "base/platform.h"
+#include "cli/about.h"
 #include "cli/cli.h"
 #include "cli/terminal.h"
 
@@ -44,7 +45,8 @@ static void print_help(void) {
            "kakeya runs Gemma 4 models with bounded K/V memory and lossless speculative decoding.\n\n"
            "Verbs:\n");
     for (int i = 0; i < VERB_COUNT; i++) printf("  %-10s  %s\n", verbs[i].name, verbs[i].summary);
-    printf("\nkakeya VERB --help explains a verb; kakeya --version prints the version.\n"
+    printf("\nkakeya VERB --help explains a verb; kakeya --version prints the version, and\n"
+           "kakeya --version --verbose the build, its backends and its libraries.\n"
            "The model is --model DIR, else $KAKEYA_MODEL, else the bundled demo.\n\n"
            "Example:\n"
            "  kakeya run \"def fibonacci(n):\" --raw --max-tokens 64\n");
@@ -91,6 +93,7 @@ int main(int argc, char **argv) {
     }
     if (strcmp(name, "--version") == 0) {
         printf("kakeya %s\n", kakeya_version());
+        if (argc > 2 && strcmp(argv[2], "--verbose") == 0) about_build(); /* what else follows changes nothing */
         return terminal_finish("--version", CLI_DONE);
     }
     for (int i = 0; i < VERB_COUNT; i++) {

@@ -304,6 +304,7 @@ const char *kakeya_engine_note(const kakeya_engine *engine, size_t i) {
         engine->verifier->note,
         engine->text.tokens ? engine->text.chat.note : "",
         engine->ops->model_note ? engine->ops->model_note(engine->model) : "",
+        engine->plugin_note ? engine->plugin_note : "",
         engine->drafter_note,
         engine->f_theta ? engine->f_theta->note : "",
     };

@@ -35,6 +35,7 @@ struct kakeya_engine {
     dflash_model *drafter;                 /* NULL: none */
     assistant_model *assistant;            /* NULL: none */
     f_theta_model *f_theta;                /* NULL: none */
+    const char *plugin_note;               /* NULL or why a plugin beside the program is not used */
     char drafter_note[256];                /* "" or why a drafter beside the model is not used */
     char *drafter_sought, *f_theta_sought; /* where none was found: the places, for messages; NULL: not looked for */
     kakeya_tokenizer text;

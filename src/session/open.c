@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/registry.h"
 #include "backend/synthetic.h"
 #include "base/device_list.h"
 #include "base/files.h"
@@ -249,6 +250,8 @@ static kakeya_status open_engine(const kakeya_engine_options *options, kakeya_en
     parts.devices = devices;
     if (status == KAKEYA_OK && options->model) status = checkpoint_resolve(options->model, &directory, error);
     if (status == KAKEYA_OK) status = engine_create(options->memory_limit_bytes, &engine, error);
+    if (status == KAKEYA_OK && (!options->backend || strcmp(options->backend, "auto") == 0))
+        engine->plugin_note = backend_refused_plugin();
     if (status == KAKEYA_OK) status = set_spill_directory(engine, options->spill_directory, error);
     if (status == KAKEYA_OK && options->image_rows_bytes) {
         engine->image_rows = image_rows_open(options->image_rows_bytes);

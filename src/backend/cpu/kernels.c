@@ -76,6 +76,8 @@ static const cpu_kernels *const *supported_tables(size_t first) { return tables 
 static const char *const *supported_names(size_t first) { return names + first; }
 #endif
 
+const char *const *cpu_kernels_compiled(void) { return supported_names(0); }
+
 const char *const *cpu_kernels_supported(void) { return supported_names(first_supported()); }
 
 const cpu_kernels *cpu_kernels_find(const char *name) {

@@ -12,5 +12,7 @@ kakeya_status cpu_kernels_choose(const char *name, const cpu_kernels **out, kake
 cpu_input cpu_input_of(kakeya_precision precision);
 /* Names of the tables that this CPU can run, best first, NULL-terminated. */
 const char *const *cpu_kernels_supported(void);
+/* Names of all tables of this build, in the same form. */
+const char *const *cpu_kernels_compiled(void);
 
 #endif

@@ -49,15 +49,25 @@ kakeya_status cuda_pinned(void **out, size_t bytes, const char *what, kakeya_err
                      bytes);
 }
 
-bool cuda_device_present(void) {
+kakeya_status cuda_device_present(char *about, size_t bytes, kakeya_error *error) {
     int count = 0, major = 0, minor = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
-        (void)cudaGetLastError();
-        return false;
-    }
-    return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
-           cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0) == cudaSuccess &&
-           10 * major + minor >= OLDEST_CAPABILITY;
+    struct cudaDeviceProp properties;
+    kakeya_status status = cuda_check(cudaGetDeviceCount(&count), "CUDA", error);
+    if (!status && count == 0) status = error_set(error, KAKEYA_UNSUPPORTED, "CUDA: no CUDA device is present");
+    if (!status)
+        status =
+            cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "CUDA device 0", error);
+    if (!status)
+        status =
+            cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0), "CUDA device 0", error);
+    if (!status && 10 * major + minor < OLDEST_CAPABILITY)
+        status = error_set(error, KAKEYA_UNSUPPORTED,
+                           "CUDA device 0: its compute capability is %d.%d; at least 8.0 is needed", major, minor);
+    if (status || !about) return status;
+    status = cuda_check(cudaGetDeviceProperties(&properties, 0), "CUDA device 0", error);
+    if (!status)
+        snprintf(about, bytes, "%.63s, compute capability %d.%d; devices: %d", properties.name, major, minor, count);
+    return status;
 }
 
 static kakeya_status find_entry(const char *name, void *function, kakeya_error *error) {

@@ -34,8 +34,9 @@ typedef struct cuda_device {
     cuda_blocks *blocks; /* memory of closed sessions */
 } cuda_device;
 
-/* Is there a device that this build can use? Quiet. */
-bool cuda_device_present(void);
+/* Whether there is a device that this build can use; its name, and how many there are, into about unless that is NULL.
+ * Makes no context. */
+kakeya_status cuda_device_present(char *about, size_t bytes, kakeya_error *error);
 kakeya_status cuda_device_open(cuda_device *device, int index, kakeya_error *error);
 void cuda_device_close(cuda_device *device);
 /* Makes the device current for the calling thread. */

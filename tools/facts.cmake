@@ -1,0 +1,36 @@
+# At every build: which sources these are, and which headers a plugin shares with the program. A file is written when it changes, so that
+# nothing is compiled again otherwise.
+# usage: cmake -D SOURCE=DIR -D BUILD=DIR -D VERSION=X.Y.Z -P tools/facts.cmake
+# The revision is git's, "+changes" if files of it have been changed; of an archive (make dist) what tools/revision.txt says; else "".
+set(revision "")
+find_program(git git)
+if(git AND EXISTS ${SOURCE}/.git)
+  execute_process(COMMAND ${git} -C ${SOURCE} rev-parse HEAD OUTPUT_VARIABLE revision OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  execute_process(COMMAND ${git} -C ${SOURCE} --no-optional-locks diff --quiet HEAD RESULT_VARIABLE changed ERROR_QUIET)
+  if(revision AND changed)
+    string(APPEND revision "+changes")
+  endif()
+else()
+  file(READ ${SOURCE}/tools/revision.txt text)
+  string(STRIP "${text}" text)
+  if(NOT text MATCHES "Format")
+    set(revision "${text}")
+  endif()
+endif()
+
+set(headers "")
+foreach(folder include src/base src/media src/formats src/model src/backend src/backend/program)
+  file(GLOB found ${SOURCE}/${folder}/*.h)
+  list(SORT found)
+  list(APPEND headers ${found})
+endforeach()
+set(sums "")
+foreach(header IN LISTS headers)
+  file(SHA256 ${header} sum)
+  string(APPEND sums ${sum})
+endforeach()
+string(SHA256 sum "${sums}")
+string(SUBSTRING ${sum} 0 16 sum)
+
+file(CONFIGURE OUTPUT ${BUILD}/generated/build/kakeya_revision.h CONTENT "#define KAKEYA_REVISION \"${revision}\"\n")
+file(CONFIGURE OUTPUT ${BUILD}/generated/build/kakeya_interface.h CONTENT "#define KAKEYA_INTERFACE \"${VERSION}-${sum}\"\n")
