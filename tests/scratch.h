@@ -31,10 +31,15 @@ static inline int scratch_teardown(void **state) {
     return nftw(scratch_directory, scratch_remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
-/* Path of a file in the scratch directory; up to eight results stay valid. */
+/* Path of a file in the scratch directory; up to eight results stay valid. Tests that have not set the directory up
+ * would write into the root, and into each other's files there. */
 static inline const char *scratch_path(const char *name) {
     static char paths[8][512];
     static int next;
+    if (!*scratch_directory) {
+        fprintf(stderr, "%s: there is no scratch directory, the group of tests lacks scratch_setup\n", name);
+        exit(1);
+    }
     char *path = paths[next++ % 8];
     snprintf(path, sizeof paths[0], "%s/%s", scratch_directory, name);
     return path;

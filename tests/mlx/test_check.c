@@ -160,5 +160,5 @@ int main(void) {
         cmocka_unit_test_setup_teardown(codes_are_multiplied_as_they_are, with_kernels, without_kernels),
         cmocka_unit_test_setup_teardown(faults_are_found, with_kernels, without_kernels),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -321,5 +321,5 @@ int main(void) {
         cmocka_unit_test(what_does_not_fit),
         cmocka_unit_test(allocations_fail),
     };
-    return cmocka_run_group_tests_name("steps of an assistant's training", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("steps of an assistant's training", tests, scratch_setup, scratch_teardown);
 }

@@ -397,5 +397,5 @@ static void bits_of_quantised_weights_stay(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(bits_stay), cmocka_unit_test(bits_of_policies_stay),
                                        cmocka_unit_test(bits_of_quantised_weights_stay)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
