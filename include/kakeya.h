@@ -231,7 +231,13 @@ typedef struct kakeya_engine_options {
     size_t image_rows_bytes; /* cache of picture embeddings for later prompts with the same pictures; in addition to
                                 memory_limit_bytes. 0: no cache */
     kakeya_vision vision;
+    /* Bytes that weights may take in memory, 0: all that they need. What every token needs is always there; routed
+     * experts are read from the model's files when they are wanted, and tokens are the same. CPU backend, mixtures of
+     * experts. KAKEYA_WEIGHTS_AUTO: three quarters of what is free, and no more than all weights. */
+    size_t weights_limit_bytes;
 } kakeya_engine_options;
+
+#define KAKEYA_WEIGHTS_AUTO SIZE_MAX
 
 KAKEYA_API void kakeya_engine_options_init_sized(kakeya_engine_options *options, size_t size);
 static inline void kakeya_engine_options_init(kakeya_engine_options *options) {
@@ -276,6 +282,29 @@ KAKEYA_API size_t kakeya_engine_layer_memory(const kakeya_engine *engine, kakeya
 /* Bytes that the K/V memory of all sessions may occupy in total, including what it occupies now: what the memory limit
  * leaves after everything else or, without a limit, what the device can still provide. 0: unknown. */
 KAKEYA_API size_t kakeya_engine_kv_room(const kakeya_engine *engine);
+
+/* Weights under weights_limit_bytes: zeros without one. Counts since the engine was opened. Any thread may ask. */
+typedef struct kakeya_weights {
+    size_t size;
+    size_t limit;            /* bytes */
+    size_t resident;         /* bytes of it that every token needs */
+    size_t slot_bytes;       /* memory of one routed expert */
+    size_t slots, experts;   /* routed experts that there is memory for, and that there are, in all layers */
+    uint64_t wanted, found;  /* experts that forwards wanted, and those of them that were in memory */
+    uint64_t bytes_read;     /* for the others */
+    uint64_t failures;       /* forwards that failed because experts could not be read */
+    bool failing;            /* the last read failed: so will answers, until one succeeds */
+    double read_seconds;     /* that forwards waited for reads */
+    const char *read_method; /* "direct reads", "reads through the page cache"; NULL: none */
+} kakeya_weights;
+
+KAKEYA_API void kakeya_engine_weights_sized(const kakeya_engine *engine, kakeya_weights *out);
+static inline kakeya_weights kakeya_engine_weights(const kakeya_engine *engine) {
+    kakeya_weights weights;
+    weights.size = sizeof weights;
+    kakeya_engine_weights_sized(engine, &weights);
+    return weights;
+}
 
 KAKEYA_API size_t kakeya_engine_spilled_bytes(const kakeya_engine *engine); /* of preempted sessions, in files */
 

@@ -50,6 +50,8 @@ typedef struct backend_model_options {
     int n_devices;                    /* 0: device 0; the CPU takes no other number */
     bool drafter_scaled_embedding;
     bool drafter_block_bidirectional;
+    size_t weights_limit; /* 0: none; only of backends that bound weights */
+    size_t weights_aside; /* bytes of the drafters' and f_theta's weights that are mapped: part of the limit */
     mem_account *account;
     kakeya_progress_fn progress; /* or NULL: told of bytes on their way to the device */
     void *user;
@@ -62,6 +64,19 @@ static inline kv_format backend_kv_format(kakeya_kv_format format) {
            : format == KAKEYA_KV_BF16 ? KV_FORMAT_BF16
                                       : KV_FORMAT_F32;
 }
+
+/* Weights under a limit; all zeros without one. Counts since the model was made; any thread may ask. */
+typedef struct backend_weights {
+    size_t limit, resident; /* resident: of the limit, what every token needs */
+    size_t slot_bytes;      /* memory of one expert */
+    int slots, experts;     /* that there is memory for, and that there are, in all layers */
+    uint64_t wanted, found; /* experts that forwards wanted, and those of them that were in memory */
+    uint64_t bytes;         /* that were read */
+    uint64_t failures;      /* forwards that failed because experts could not be read */
+    bool failing;           /* the last read failed */
+    double seconds;         /* that forwards waited for reads */
+    const char *method;     /* how they are read */
+} backend_weights;
 
 typedef struct backend_cache_options {
     int context_tokens;
@@ -163,19 +178,20 @@ typedef kakeya_status (*backend_write_fn)(void *user, const void *data, size_t b
 typedef kakeya_status (*backend_read_fn)(void *user, void *data, size_t bytes, kakeya_error *error);
 
 struct backend_ops {
-    const char *name;   /* "cpu", "cuda" */
-    int most_devices;   /* that can compute together by number; 0: none can be chosen */
-    bool bf16_only;     /* precision f32 is refused; automatic precision is bf16 whatever the checkpoint holds */
-    bool int8_products; /* precision int8 is there: what automatic precision is for quantised weights, else bf16 */
-    bool fp8_prompts;   /* precision fp8 is there, for weights in FP8 */
-    int stall_ms;       /* what a prompt may add to a step of answers by default */
-    int batch;          /* answers that are computed together by default, at most BACKEND_MAX_SEGMENTS */
-    bool kinds_differ;  /* rows of prompts are computed by other kernels than rows of answers, and have other bits */
-    bool raw_values;    /* models whose values pass no norm are computed: Gemma 3 */
-    bool assistants;    /* models with an MTP assistant are computed */
-    bool finds_argmax;  /* forward fills backend_segment.argmax */
-    bool masks_argmax;  /* and follows backend_segment.allowed */
-    bool finds_leaders; /* forward fills backend_segment.leaders, and read_logits is there */
+    const char *name;    /* "cpu", "cuda" */
+    int most_devices;    /* that can compute together by number; 0: none can be chosen */
+    bool bf16_only;      /* precision f32 is refused; automatic precision is bf16 whatever the checkpoint holds */
+    bool int8_products;  /* precision int8 is there: what automatic precision is for quantised weights, else bf16 */
+    bool fp8_prompts;    /* precision fp8 is there, for weights in FP8 */
+    int stall_ms;        /* what a prompt may add to a step of answers by default */
+    int batch;           /* answers that are computed together by default, at most BACKEND_MAX_SEGMENTS */
+    bool kinds_differ;   /* rows of prompts are computed by other kernels than rows of answers, and have other bits */
+    bool raw_values;     /* models whose values pass no norm are computed: Gemma 3 */
+    bool assistants;     /* models with an MTP assistant are computed */
+    bool bounds_weights; /* weights_limit is kept: experts come from files when they are wanted */
+    bool finds_argmax;   /* forward fills backend_segment.argmax */
+    bool masks_argmax;   /* and follows backend_segment.allowed */
+    bool finds_leaders;  /* forward fills backend_segment.leaders, and read_logits is there */
 
     kakeya_status (*model_create)(const backend_model_options *options, backend_model **out, kakeya_error *error);
     void (*model_destroy)(backend_model *model);
@@ -183,6 +199,8 @@ struct backend_ops {
         const backend_model *model); /* "cpu/avx512, 2 threads" style, owned by the model */
     const char *(*model_note)(
         const backend_model *model); /* "" or one line that the user should know; NULL: never any */
+    /* What the limit on weights has come to. NULL: the backend bounds none. */
+    void (*model_weights)(const backend_model *model, backend_weights *out);
     int (*model_prompt_chunk)(const backend_model *model); /* preferred (and largest) tokens per prompt segment, and the
                                                               most rows of a forward, but for pictures */
     /* The most rows of a forward with given rows, which may need memory that the model keeps then; NULL: the same. */

@@ -102,9 +102,17 @@ void file_map_close(file_map *map) {
     *map = (file_map){0};
 }
 
+bool file_map_offset(const file_map *map, const void *data, size_t bytes, uint64_t *offset) {
+    uintptr_t begin = (uintptr_t)data, base = (uintptr_t)map->data;
+    if (!map->data || begin < base || begin - base > map->bytes || bytes > map->bytes - (begin - base)) return false;
+    *offset = begin - base;
+    return true;
+}
+
 void file_map_unneeded(const file_map *map, const void *data, size_t bytes) {
-    uintptr_t begin = (uintptr_t)data, base = (uintptr_t)map->data, page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    if (!map->data || begin < base || begin - base > map->bytes || bytes > map->bytes - (begin - base)) return;
+    uintptr_t begin = (uintptr_t)data, page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uint64_t offset;
+    if (!file_map_offset(map, data, bytes, &offset)) return;
     uintptr_t first = (begin + page - 1) / page * page, end = (begin + bytes) / page * page;
     if (first < end) (void)madvise((void *)first, end - first, MADV_DONTNEED);
 }

@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 
 #include "base/error.h"
@@ -18,6 +19,8 @@ void file_map_close(file_map *map);
 /* Tells the system that nobody reads these bytes soon: pages that lie wholly inside leave the process's memory. They
  * come back when they are read. Nothing happens where the bytes are not the map's. */
 void file_map_unneeded(const file_map *map, const void *data, size_t bytes);
+/* Where in the file mapped bytes lie. False: they are not, or not all, the map's. */
+bool file_map_offset(const file_map *map, const void *data, size_t bytes, uint64_t *offset);
 
 /* Reads a whole file into malloc'ed memory with a NUL behind it: a regular file, a pipe, a FIFO, a device, a file of
  * /proc. What stat says of its size is a hint; what is read decides, and more than max_bytes is refused.

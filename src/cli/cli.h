@@ -32,12 +32,13 @@ typedef struct cli_shared {
     int attention, restore_layers, precision, kv_format, vision; /* indices of choices = values of the public enums */
     int sink, window, draft_window, threads, context;
     size_t memory_limit_bytes;
+    const char *weights_limit; /* as given: bytes or "auto" */
     bool json;
     int max_batch, max_stall_ms; /* 0: defaults; of verbs that have options for them */
     char *model_path;            /* what cli_shared_model found; freed by cli_shared_free */
 } cli_shared;
 
-enum { CLI_SHARED_OPTIONS = 26 };
+enum { CLI_SHARED_OPTIONS = 27 };
 
 /* Sets the defaults and fills `table` with entries that point into *shared. */
 void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]);
@@ -46,6 +47,9 @@ void cli_shared_free(cli_shared *shared);
 /* The model directory or name: --model, else $KAKEYA_MODEL, else the bundled demo beside the executable; NULL with
  * --synthetic. */
 kakeya_status cli_shared_model(cli_shared *shared, const char **model, kakeya_error *error);
+
+/* A limit on weights: bytes, or "auto". */
+bool cli_weights_limit(const char *text, size_t *out);
 
 /* Options for the library. The engine's progress goes to the terminal. */
 kakeya_status cli_shared_engine_options(cli_shared *shared, kakeya_engine_options *options, kakeya_error *error);

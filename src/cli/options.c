@@ -104,7 +104,7 @@ static bool parse_integer(const char *text, long long *out) {
     return errno == 0;
 }
 
-static bool parse_bytes(const char *text, size_t *out) {
+bool cli_parse_bytes(const char *text, size_t *out) {
     size_t digits = strspn(text, "0123456789");
     if (digits == 0 || digits > 15) return false;
     unsigned long long value = strtoull(text, NULL, 10);
@@ -206,7 +206,7 @@ static int set_value(const cli_command *command, const cli_option *option, const
         return CLI_DONE;
     }
     case CLI_BYTES:
-        if (!parse_bytes(text, option->target)) {
+        if (!cli_parse_bytes(text, option->target)) {
             return wrong_value(command, option, text, "a number of bytes (K, M, G and T may follow)");
         }
         return CLI_DONE;

@@ -63,6 +63,9 @@ typedef struct cli_command {
 bool cli_parse(const cli_command *command, const cli_option *own, const cli_option *shared, int argc, char **argv,
                int *first_operand, int *status);
 
+/* A number of bytes, behind which K, M, G or T may stand, as options take it. False: it is none. */
+bool cli_parse_bytes(const char *text, size_t *out);
+
 /* A wrong use that parsing alone cannot see: one line and the usage line on stderr; returns CLI_USAGE. */
 int cli_usage_error(const cli_command *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

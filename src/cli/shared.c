@@ -109,6 +109,9 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
         CLI_OPTION(.name = "memory-limit", .argument = "BYTES", .kind = CLI_BYTES,
                    .target = &shared->memory_limit_bytes,
                    .help = "limit on allocated memory, not counting mapped weights; K, M, G may follow"),
+        CLI_OPTION(.name = "weights-limit", .argument = "BYTES", .kind = CLI_TEXT, .target = &shared->weights_limit,
+                   .help = "CPU, mixtures of experts: memory that weights may take; experts are read from the model's "
+                           "files when they are wanted, and tokens are the same; K, M, G may follow, or auto"),
         CLI_OPTION(.name = "json", .kind = CLI_FLAG, .target = &shared->json,
                    .help = "print one JSON object on stdout"),
         {.name = NULL},
@@ -170,6 +173,14 @@ kakeya_status cli_shared_model(cli_shared *shared, const char **model, kakeya_er
     return KAKEYA_OK;
 }
 
+bool cli_weights_limit(const char *text, size_t *out) {
+    if (strcmp(text, "auto") == 0)
+        *out = KAKEYA_WEIGHTS_AUTO;
+    else if (!cli_parse_bytes(text, out) || *out == 0)
+        return false;
+    return true;
+}
+
 kakeya_status cli_shared_engine_options(cli_shared *shared, kakeya_engine_options *options, kakeya_error *error) {
     kakeya_engine_options_init(options);
     kakeya_status status = cli_shared_model(shared, &options->model, error);
@@ -192,6 +203,10 @@ kakeya_status cli_shared_engine_options(cli_shared *shared, kakeya_engine_option
     options->drafter_scaled_embedding = shared->drafter_scaled_embedding;
     options->drafter_block_bidirectional = shared->drafter_block_bidirectional;
     options->memory_limit_bytes = shared->memory_limit_bytes;
+    if (shared->weights_limit && !cli_weights_limit(shared->weights_limit, &options->weights_limit_bytes))
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "--weights-limit: '%s' is not a number of bytes (K, M, G and T may follow), nor auto",
+                         shared->weights_limit);
     options->max_batch = shared->max_batch;
     options->max_stall_ms = shared->max_stall_ms;
     options->progress = terminal_progress;

@@ -383,6 +383,7 @@ static const option_rule rules[] = {
     {NULL, "kv-format", ALL & ~KV & ~VERIFY, NAME, 0, 0, "auto f32 bf16 q8 q4", is_kv_format},
     {NULL, "threads", ALL & ~EITHER, COUNT, 0, 1024, NULL, is_threads},
     {NULL, "memory-limit", ALL, BYTES, 0, 0, NULL, NULL},
+    {NULL, "weights-limit", ALL, TEXT, 0, 0, NULL, NULL},
     /* output */
     {NULL, "report", ALL, TEXT, 0, 0, NULL, NULL},
     {NULL, "plot", NIAH, TEXT, 0, 0, NULL, NULL},

@@ -271,6 +271,7 @@ static kakeya_status adopt(assistant_model *model, const tensor_memory *memory, 
                            assistant_model **out) {
     model->owned = memory->owned;
     model->n_owned = memory->n_owned;
+    model->mapped_bytes = memory->mapped_bytes;
     if (status == KAKEYA_OK)
         *out = model;
     else

@@ -34,6 +34,7 @@ typedef struct assistant_model {
     struct gguf *file;             /* of a GGUF file */
     void **owned;                  /* MEM_WEIGHTS blocks */
     size_t n_owned;
+    size_t mapped_bytes; /* bytes of mapped tensors that are bound */
 } assistant_model;
 
 /* Whether an assistant lies there, by what its configuration calls itself. False also of what cannot be read: who opens

@@ -264,6 +264,7 @@ static kakeya_status synthesize(const gemma4_config *verifier, bool outline, mem
                                                                             account, &memory, error);
     model->owned = memory.owned;
     model->n_owned = memory.n_owned;
+    model->mapped_bytes = memory.mapped_bytes;
     if (status != KAKEYA_OK) {
         dflash_model_close(model);
         return status;

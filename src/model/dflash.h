@@ -35,6 +35,7 @@ typedef struct dflash_model {
     bool scaled_embedding;         /* the file says that embeddings are multiplied by sqrt(hidden) */
     void **owned;
     size_t n_owned;
+    size_t mapped_bytes; /* bytes of mapped tensors that are bound */
 } dflash_model;
 
 kakeya_status dflash_config_parse(const char *name, const char *json, size_t json_bytes, dflash_config *out,

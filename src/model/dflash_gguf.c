@@ -203,5 +203,6 @@ kakeya_status dflash_gguf_open(const char *path, const gemma4_config *verifier, 
     status = gguf_binding_end(&b, status, NULL, error);
     model->owned = memory.owned;
     model->n_owned = memory.n_owned;
+    model->mapped_bytes = memory.mapped_bytes;
     return status;
 }

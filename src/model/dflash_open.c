@@ -17,6 +17,7 @@ static kakeya_status open_checkpoint(const char *directory, const gemma4_config 
     status = tensors_bind(ck, "", dflash_walk, &model->config, model, NULL, NULL, account, &memory, error);
     model->owned = memory.owned;
     model->n_owned = memory.n_owned;
+    model->mapped_bytes = memory.mapped_bytes;
     return status;
 }
 

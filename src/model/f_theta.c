@@ -350,6 +350,7 @@ kakeya_status f_theta_model_open(const char *directory, const gemma4_config *ver
         tensor_memory memory = {0}; /* stays empty: f_theta has matrices only, and those belong to the checkpoint */
         model->encoder_in = f_theta_encoder_in(c);
         status = tensors_bind(ck, "", f_theta_walk, c, model, NULL, NULL, account, &memory, error);
+        model->mapped_bytes = memory.mapped_bytes;
         tensor_memory_release(&memory);
     }
     if (status == KAKEYA_OK) status = read_report(directory, model, error);
@@ -373,6 +374,7 @@ kakeya_status f_theta_model_synthesize_as(const f_theta_config *config, weight_f
         (outline ? tensors_outline : tensors_synthesize)(f_theta_walk, config, model, format, account, &memory, error);
     model->owned = memory.owned;
     model->n_owned = memory.n_owned;
+    model->mapped_bytes = memory.mapped_bytes;
     if (status != KAKEYA_OK) {
         f_theta_model_close(model);
         return status;

@@ -55,6 +55,7 @@ typedef struct f_theta_model {
     struct checkpoint *checkpoint;                                     /* NULL for synthetic weights */
     void **owned;                                                      /* MEM_WEIGHTS blocks */
     size_t n_owned;
+    size_t mapped_bytes; /* bytes of mapped tensors that are bound */
     char note[512]; /* where its report.json says that dropping is better than restoring with it: that; else "" */
 } f_theta_model;
 

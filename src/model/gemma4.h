@@ -7,6 +7,7 @@
 #define KAKEYA_MODEL_GEMMA4_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "base/alloc.h"
 #include "base/error.h"
@@ -154,5 +155,11 @@ char *gemma4_model_beside(const gemma4_model *model, const char *ending);
 
 /* Bytes of a matrix that nobody reads soon: where they are mapped from a GGUF file, they leave the process's memory. */
 void gemma4_model_unneeded(const gemma4_model *model, const void *data, size_t bytes);
+/* The same of everything that is mapped, from whatever files. */
+void gemma4_model_release(const gemma4_model *model);
+
+/* Where mapped bytes lie: *path is the model's. False: no file holds them as they are. */
+bool gemma4_model_locate(const gemma4_model *model, const void *data, size_t bytes, const char **path,
+                         uint64_t *offset);
 
 #endif

@@ -269,3 +269,27 @@ char *gemma4_model_beside(const gemma4_model *model, const char *ending) {
 void gemma4_model_unneeded(const gemma4_model *model, const void *data, size_t bytes) {
     if (model->file) gguf_unneeded(model->file, data, bytes);
 }
+
+void gemma4_model_release(const gemma4_model *model) {
+    for (size_t i = 0; model->file && i < model->file->n_parts; i++) {
+        const file_map *map = &model->file->parts[i].map;
+        file_map_unneeded(map, map->data, map->bytes);
+    }
+    for (size_t i = 0; model->checkpoint && i < model->checkpoint->n_shards; i++) {
+        const file_map *map = &model->checkpoint->shards[i]->map;
+        file_map_unneeded(map, map->data, map->bytes);
+    }
+}
+
+bool gemma4_model_locate(const gemma4_model *model, const void *data, size_t bytes, const char **path,
+                         uint64_t *offset) {
+    for (size_t i = 0; model->file && i < model->file->n_parts; i++) {
+        *path = model->file->parts[i].path;
+        if (file_map_offset(&model->file->parts[i].map, data, bytes, offset)) return true;
+    }
+    for (size_t i = 0; model->checkpoint && i < model->checkpoint->n_shards; i++) {
+        *path = model->checkpoint->shards[i]->path;
+        if (file_map_offset(&model->checkpoint->shards[i]->map, data, bytes, offset)) return true;
+    }
+    return false;
+}

@@ -7,6 +7,7 @@
 #include "backend/measure.h"
 #include "base/clock.h"
 #include "base/hash.h"
+#include "base/sized.h"
 #include "session/image_rows.h"
 
 static void destroy_locks(kakeya_engine *engine) {
@@ -159,6 +160,15 @@ static uint64_t hash_f_theta(uint64_t hash, const f_theta_model *model) {
 
 /* -------------------------------------------------------------------------------------------------- life time */
 
+/* Of models beside the verifier, whose files are mapped. */
+static size_t mapped_aside(const engine_parts *parts) {
+    size_t bytes = 0;
+    if (parts->drafter) bytes += parts->drafter->mapped_bytes;
+    if (parts->assistant) bytes += parts->assistant->mapped_bytes;
+    if (parts->f_theta) bytes += parts->f_theta->mapped_bytes;
+    return bytes;
+}
+
 kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, kakeya_error *error) {
     engine->ops = parts->ops;
     engine->verifier = parts->verifier;
@@ -202,6 +212,8 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
         .n_devices = parts->n_devices,
         .drafter_scaled_embedding = parts->drafter_scaled_embedding,
         .drafter_block_bidirectional = parts->drafter_block_bidirectional,
+        .weights_limit = parts->weights_limit,
+        .weights_aside = mapped_aside(parts),
         .account = &engine->account,
         .progress = parts->progress,
         .user = parts->user,
@@ -251,6 +263,25 @@ void engine_forget_file(kakeya_engine *engine, FILE **file) {
 }
 
 /* --------------------------------------------------------------------------------------------------- questions */
+
+void kakeya_engine_weights_sized(const kakeya_engine *engine, kakeya_weights *out) {
+    kakeya_weights weights = {.size = sizeof weights};
+    backend_weights state = {0};
+    if (engine->ops->model_weights) engine->ops->model_weights(engine->model, &state);
+    weights.limit = state.limit;
+    weights.resident = state.resident;
+    weights.slot_bytes = state.slot_bytes;
+    weights.slots = (size_t)state.slots;
+    weights.experts = (size_t)state.experts;
+    weights.wanted = state.wanted;
+    weights.found = state.found;
+    weights.bytes_read = state.bytes;
+    weights.failures = state.failures;
+    weights.failing = state.failing;
+    weights.read_seconds = state.seconds;
+    weights.read_method = state.method;
+    sized_write(out, &weights, sizeof weights);
+}
 
 size_t kakeya_engine_spilled_bytes(const kakeya_engine *engine) { return atomic_load(&engine->spilled_bytes); }
 

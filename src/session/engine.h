@@ -76,6 +76,7 @@ typedef struct engine_parts {
     const int *devices; /* [n_devices]; 0: as the backend likes */
     int n_devices;
     bool drafter_scaled_embedding, drafter_block_bidirectional;
+    size_t weights_limit;        /* 0: none */
     int max_batch, max_stall_ms; /* 0: defaults */
     kakeya_step_fn on_step;      /* may be NULL */
     void *step_user;

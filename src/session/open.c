@@ -232,6 +232,7 @@ static kakeya_status open_engine(const kakeya_engine_options *options, kakeya_en
         .threads = options->threads,
         .drafter_scaled_embedding = options->drafter_scaled_embedding,
         .drafter_block_bidirectional = options->drafter_block_bidirectional,
+        .weights_limit = options->weights_limit_bytes,
         .max_batch = options->max_batch,
         .max_stall_ms = options->max_stall_ms,
         .on_step = options->on_step,
@@ -245,6 +246,10 @@ static kakeya_status open_engine(const kakeya_engine_options *options, kakeya_en
         parts.ops = backend_find(options->backend, error);
         if (!parts.ops) status = KAKEYA_UNSUPPORTED;
     }
+    if (status == KAKEYA_OK && parts.weights_limit && !parts.ops->bounds_weights)
+        status =
+            error_set(error, KAKEYA_UNSUPPORTED,
+                      "weights limit: backend %s has all weights in its memory: choose backend cpu", parts.ops->name);
     int devices[DEVICE_LIST_MOST];
     if (status == KAKEYA_OK) status = read_devices(options->devices, parts.ops, devices, &parts.n_devices, error);
     parts.devices = devices;

@@ -10,6 +10,7 @@
  *   latents.h       what f_theta's encoders give            token_latents.h their oldest source
  *   repack.h        weights in tiles, tile_file.h from a file  measure.c    benchmarks and diagnostics
  *   fine_layers.h   layers whose products round less
+ *   bounded.h       weights under a limit
  *   train.c         the table of training                   look.h          forwards that it looks at
  *   students.h      distillation of an f_theta              learner.h       training of a drafter
  *   backward.h      gradients of rows                       train_products.h exact products
@@ -91,7 +92,9 @@ struct backend_model {
     gemma4_weights *own_weights;   /* with precision int8: fine_layers.h marks some, repack.h points them to tiles */
     unsigned char *tiles;          /* MEM_WEIGHTS: theirs, one behind the other, so that huge pages hold all of them */
     file_map tile_map;             /* what holds them instead (tile_file.h) */
-    char note[256];                /* "" or where the tiles are from */
+    char *tile_path;               /* its file; NULL: there is none */
+    struct bounded_weights *bounded; /* bounded.h; NULL: all weights are there */
+    char note[256];                  /* "" or where the tiles are from */
     const cpu_kernels *kernels;
     thread_pool *pool;
     mem_account *account;
@@ -123,7 +126,7 @@ struct backend_model {
     float *expert_weight;  /* [experts_per_token] */
     int *expert_rows;      /* [max_rows * experts_per_token] slot -> row, grouped by expert */
     int *expert_slot;      /* [max_rows * experts_per_token] (row, rank) -> slot */
-    int *expert_begin;     /* [experts + 1] */
+    int *expert_begin;     /* [experts + 1], and behind it room for a list of experts */
     float *expert_gate_up; /* [slots][2 * expert_intermediate] */
     float *expert_out;     /* [slots][hidden] */
     packed_rows packed, packed_moe, packed_slots, packed_act, packed_act_slots;

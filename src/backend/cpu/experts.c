@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "backend/cpu/bounded.h"
 #include "backend/cpu/experts.h"
 #include "backend/cpu/matrix.h"
 
@@ -113,25 +114,28 @@ void experts_mix(const backend_model *m, size_t row, float *out) {
     }
 }
 
-/* One product per expert in use, of its `out` rows of the stacked matrix; results lie ldy floats apart. */
-static int expert_jobs(backend_model *m, const packed_rows *input, const weight *stacked, int out, float *y, size_t ldy,
-                       weight *views, matrix_job *jobs) {
-    int n = 0;
-    for (int e = 0; e < m->config->experts; e++) {
-        int first = m->expert_begin[e], rows = m->expert_begin[e + 1] - first;
-        if (rows == 0) continue;
-        views[n] = weight_rows(stacked, e * out, out);
-        jobs[n] = matrix_product(input, rows, &views[n], y + (size_t)first * ldy, ldy);
-        jobs[n].first_row = first;
-        n++;
-    }
-    return n;
+expert_list experts_chosen(const backend_model *m) {
+    expert_list list = {.expert = m->expert_begin + m->config->experts + 1};
+    for (int e = 0; e < m->config->experts; e++)
+        if (m->expert_begin[e + 1] > m->expert_begin[e]) list.expert[list.n++] = e;
+    return list;
 }
 
-static int gate_up_jobs(backend_model *m, const program_op *o, int rows, weight *views, matrix_job *jobs) {
+/* One product per expert, of its `out` rows of the stacked matrix; results lie ldy floats apart. */
+static int expert_jobs(backend_model *m, int layer, expert_list list, const packed_rows *input, const weight *stacked,
+                       int out, float *y, size_t ldy, weight *views, matrix_job *jobs) {
+    for (int i = 0; i < list.n; i++) {
+        int e = list.expert[i], first = m->expert_begin[e];
+        views[i] = m->bounded ? bounded_expert(m, layer, stacked, e, out) : weight_rows(stacked, e * out, out);
+        jobs[i] = matrix_product(input, m->expert_begin[e + 1] - first, &views[i], y + (size_t)first * ldy, ldy);
+        jobs[i].first_row = first;
+    }
+    return list.n;
+}
+
+void experts_pack(backend_model *m, const program_op *o, int rows) {
     gather_context gather = {.model = m};
-    int width = m->config->expert_intermediate, hidden = m->config->hidden;
-    size_t ldy = 2 * (size_t)width;
+    int hidden = m->config->hidden;
     packing_set packings = 0;
     for (int i = 0; i < PROGRAM_MATRICES; i++) {
         gather.readers[i] = program_matrix(m->weights, o->slot[i]);
@@ -139,18 +143,40 @@ static int gate_up_jobs(backend_model *m, const program_op *o, int rows, weight 
     }
     pack(m, &m->packed_moe, m->x_experts, (size_t)hidden, rows, hidden, packings);
     rows_run(m, rows * m->config->experts_per_token, hidden / 2, gather_slots, &gather);
-    if (weight_present(gather.readers[0]))
-        return expert_jobs(m, &m->packed_slots, gather.readers[0], 2 * width, m->expert_gate_up, ldy, views, jobs);
-    int n = expert_jobs(m, &m->packed_slots, gather.readers[1], width, m->expert_gate_up, ldy, views, jobs);
-    return n + expert_jobs(m, &m->packed_slots, gather.readers[2], width, m->expert_gate_up + width, ldy, views + n,
-                           jobs + n);
 }
 
-int experts_jobs(backend_model *m, const program_op *o, int rows, weight *views, matrix_job *jobs) {
-    if (o->epilogue == EPILOGUE_GATED) return gate_up_jobs(m, o, rows, views, jobs);
-    const weight *down = program_matrix(m->weights, o->slot[0]);
+int experts_gate_up(backend_model *m, const program_op *o, expert_list list, weight *views, matrix_job *jobs) {
+    const weight *both = program_matrix(m->weights, o->slot[0]);
+    int width = m->config->expert_intermediate, n = 0;
+    size_t ldy = 2 * (size_t)width;
+    float *y = m->expert_gate_up;
+    if (weight_present(both))
+        return expert_jobs(m, o->layer, list, &m->packed_slots, both, 2 * width, y, ldy, views, jobs);
+    for (int i = 0; i < 2; i++)
+        n += expert_jobs(m, o->layer, list, &m->packed_slots, program_matrix(m->weights, o->slot[1 + i]), width,
+                         y + i * width, ldy, views + n, jobs + n);
+    return n;
+}
+
+int experts_down(backend_model *m, int layer, expert_list list, weight *views, matrix_job *jobs) {
+    const weight *down = &m->weights->layer[layer].experts_down;
     int width = m->config->expert_intermediate, hidden = m->config->hidden;
-    pack(m, &m->packed_act_slots, m->expert_gate_up, 2 * (size_t)width, rows * m->config->experts_per_token, width,
-         packing_of(m, down));
-    return expert_jobs(m, &m->packed_act_slots, down, hidden, m->expert_out, (size_t)hidden, views, jobs);
+    for (int i = 0; i < list.n;) { /* runs of neighbours */
+        int first = list.expert[i], next = first;
+        while (i < list.n && m->expert_begin[list.expert[i]] == m->expert_begin[next]) next = list.expert[i++] + 1;
+        pack_at(m, &m->packed_act_slots, m->expert_begin[first],
+                m->expert_gate_up + (size_t)m->expert_begin[first] * 2 * (size_t)width, 2 * (size_t)width,
+                m->expert_begin[next] - m->expert_begin[first], width, packing_of(m, down));
+    }
+    return expert_jobs(m, layer, list, &m->packed_act_slots, down, hidden, m->expert_out, (size_t)hidden, views, jobs);
+}
+
+void experts_activate(backend_model *m, expert_list list) {
+    int width = m->config->expert_intermediate;
+    for (int i = 0; i < list.n;) {
+        int first = list.expert[i], next = first;
+        while (i < list.n && m->expert_begin[list.expert[i]] == m->expert_begin[next]) next = list.expert[i++] + 1;
+        activate(m, m->expert_gate_up + (size_t)m->expert_begin[first] * 2 * (size_t)width,
+                 m->expert_begin[next] - m->expert_begin[first], width);
+    }
 }

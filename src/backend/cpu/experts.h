@@ -9,9 +9,20 @@
 packing_set experts_packings(const backend_model *m, const gemma4_layer_weights *w);
 /* Each row's experts by the router's logits, and the rows of each expert. */
 void experts_route(backend_model *m, const float *expert_scale, int rows);
-/* Packs the input of an OP_EXPERT_PRODUCTS, with rows grouped by expert. Products of experts that somebody has chosen;
- * `views` and `jobs` have room for all. Returns how many. */
-int experts_jobs(backend_model *m, const program_op *o, int rows, weight *views, matrix_job *jobs);
+/* Experts of a layer; those of a model that is bounded (bounded.h) are in memory where products are made of them. */
+typedef struct expert_list {
+    int *expert; /* [n] */
+    int n;
+} expert_list;
+/* Those that somebody has chosen, ascending; in the model's workspace, where it may be put in another order. */
+expert_list experts_chosen(const backend_model *m);
+/* Packs the input of the gated OP_EXPERT_PRODUCTS, with rows grouped by expert. */
+void experts_pack(backend_model *m, const program_op *o, int rows);
+/* The products of that operation; what activates their results; packs those, and the products of the operation behind
+ * it. `views` and `jobs` have room for all. Return how many. */
+int experts_gate_up(backend_model *m, const program_op *o, expert_list list, weight *views, matrix_job *jobs);
+void experts_activate(backend_model *m, expert_list list);
+int experts_down(backend_model *m, int layer, expert_list list, weight *views, matrix_job *jobs);
 /* gelu_tanh(gate) * up, in place, rows of 2 * width. */
 void activate(backend_model *m, float *gate_up, int rows, int width);
 /* The sum of a row's experts with their weights, in the order of its ranking. */

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "backend/cpu/attention.h"
+#include "backend/cpu/bounded.h"
 #include "backend/cpu/cache.h"
 #include "backend/cpu/experts.h"
 #include "backend/cpu/head.h"
@@ -33,6 +34,9 @@ typedef struct forward_step {
     const float *given[CPU_MAX_ROWS]; /* the same: what stands in the place of the token's embedding; NULL: nothing */
     const program_op *op;             /* in work */
     atomic_bool burst;                /* a new K or V is not a finite number; once so, a row stays so */
+    bool in_parts;                    /* a layer's experts were more than are in memory at once: all is done */
+    kakeya_status status;             /* experts could not be read; what rows have from then on means nothing */
+    kakeya_error *error;
 } forward_step;
 
 /* ------------------------------------------------------------------------------------- embedding and products */
@@ -97,16 +101,51 @@ static void run_products(forward_step *f, const program_op *o) {
 
 /* A batch of products ends with that of its last piece: the dense ones come first, as they are cut into the larger
  * pieces, and the small ones at the end leave no thread waiting long. */
-static void run_expert_products(forward_step *f, const program_op *dense, const program_op *experts) {
+static void run_gate_up(forward_step *f, const program_op *dense, const program_op *experts, expert_list list) {
     backend_model *m = f->model;
     matrix_job *jobs = m->jobs;
-    weight *views = (weight *)(void *)(m->jobs + m->max_jobs);
     int n = dense ? product_jobs(f, dense, jobs) : 0;
-    n += experts_jobs(m, experts, f->rows, views, jobs + n);
+    n += experts_gate_up(m, experts, list, (weight *)(void *)(m->jobs + m->max_jobs), jobs + n);
     matrix_run(m, jobs, n);
     if (dense) finish_products(f, dense);
-    if (experts->epilogue == EPILOGUE_GATED)
-        activate(m, m->expert_gate_up, f->rows * m->config->experts_per_token, m->config->expert_intermediate);
+    experts_activate(m, list);
+}
+
+static void run_down(forward_step *f, const program_op *dense, int layer, expert_list list) {
+    backend_model *m = f->model;
+    matrix_job *jobs = m->jobs;
+    int n = dense ? product_jobs(f, dense, jobs) : 0;
+    n += experts_down(m, layer, list, (weight *)(void *)(m->jobs + m->max_jobs), jobs + n);
+    matrix_run(m, jobs, n);
+    if (dense) finish_products(f, dense);
+}
+
+/* Where memory does not hold all experts that rows have chosen, it has some after the others, for both products. */
+static void run_bounded(forward_step *f, const program_op *dense, const program_op *experts, expert_list list) {
+    const int layer = experts->layer, slots = bounded_slots(f->model), all = list.n;
+    f->in_parts = all > slots;
+    if (f->in_parts) bounded_order(f->model, layer, list.expert, all);
+    for (int done = 0; done < all; done += list.n, list.expert += list.n) {
+        list.n = all - done < slots ? all - done : slots;
+        if (!f->status) f->status = bounded_fetch(f->model, layer, list.expert, list.n, f->error);
+        if (f->status) list.n = all - done, f->in_parts = true;
+        const expert_list there = {list.expert, f->status ? 0 : list.n};
+        run_gate_up(f, done ? NULL : dense, experts, there);
+        if (f->in_parts && there.n) run_down(f, NULL, layer, there);
+    }
+}
+
+static void run_expert_products(forward_step *f, const program_op *dense, const program_op *experts) {
+    backend_model *m = f->model;
+    expert_list list = experts_chosen(m);
+    const bool gated = experts->epilogue == EPILOGUE_GATED;
+    if (gated) experts_pack(m, experts, f->rows);
+    if (gated && m->bounded)
+        run_bounded(f, dense, experts, list);
+    else if (gated)
+        run_gate_up(f, dense, experts, list);
+    else
+        run_down(f, dense, experts->layer, m->bounded && f->in_parts ? (expert_list){0} : list);
 }
 
 static void run_experts_alone(forward_step *f, const program_op *o) { run_expert_products(f, NULL, o); }
@@ -577,11 +616,12 @@ kakeya_status cpu_forward(backend_model *m, backend_segment *segments, int n_seg
     for (int s = 0; s < n_segments && !status; s++) rows += segments[s].n;
     if (!status && rows > m->max_rows) status = workspace_grow(m, rows, error);
     if (status) return status;
-    forward_step f = {.model = m, .requests = segments, .n_segments = n_segments};
+    forward_step f = {.model = m, .requests = segments, .n_segments = n_segments, .error = error};
     status = plan_and_reserve(&f, error);
     if (status) return status;
     begin_segments(&f);
     run_list(&f);
     mark_segments(&f);
-    return KAKEYA_OK;
+    for (int s = 0; f.status && s < n_segments; s++) (void)host_cache_commit(segments[s].cache, 0, NULL);
+    return f.status;
 }

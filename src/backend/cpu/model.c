@@ -6,6 +6,7 @@
 #include "backend/cpu/assistant.h"
 #include "backend/cpu/attention.h"
 #include "backend/cpu/block.h"
+#include "backend/cpu/bounded.h"
 #include "backend/cpu/cache.h"
 #include "backend/cpu/fine_layers.h"
 #include "backend/cpu/forward.h"
@@ -24,6 +25,7 @@ static void cpu_model_destroy(backend_model *m) {
     rope_table_destroy(&m->rope[GEMMA4_SLIDING]);
     rope_table_destroy(&m->rope[GEMMA4_FULL]);
     rope_table_destroy(&m->draft_rope);
+    bounded_destroy(m);
     repack_destroy(m);
     free(m->own_weights);
     thread_pool_destroy(m->pool);
@@ -90,8 +92,9 @@ static kakeya_status cpu_model_create(const backend_model_options *options, back
         if (!status && m->options.assistant) status = assistant_create(m, error);
         if (!status) status = create_rope_tables(m, error);
         if (!status) status = repack_weights(m, error);
-        if (!status) head_create(m);
-        if (!status) assistant_screen(m);
+        if (!status && options->weights_limit) status = bounded_create(m, error);
+        if (!status && !m->bounded) head_create(m); /* its copy is no weight that tokens need */
+        if (!status && !m->bounded) assistant_screen(m);
     }
     if (status) {
         cpu_model_destroy(m);
@@ -115,12 +118,14 @@ const backend_ops *cpu_backend(void) {
         .raw_values = true,
         .int8_products = true,
         .assistants = true,
+        .bounds_weights = true,
         .stall_ms = 200,
         .batch = 64,
         .model_create = cpu_model_create,
         .model_destroy = cpu_model_destroy,
         .model_description = cpu_description,
         .model_note = cpu_note,
+        .model_weights = bounded_state,
         .model_prompt_chunk = cpu_prompt_chunk,
         .model_most_rows = cpu_most_rows,
         .cache_check = cpu_cache_check,

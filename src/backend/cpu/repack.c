@@ -162,10 +162,35 @@ static kakeya_status map_tiles(backend_model *m, const tile_list *list, bool *fo
     if (*found && !status)
         status = tile_file_open(path, (const weight *const *)list->w, list->n, &m->tile_map, tiles, error);
     for (size_t i = 0; *found && !status && i < list->n; i++) point_to(list->w[i], tiles[i]);
-    if (*found && !status) snprintf(m->note, sizeof m->note, "quantised weights are those of %s", path);
+    if (*found && !status) {
+        m->tile_path = path;
+        path = NULL;
+    }
+    if (m->tile_path) snprintf(m->note, sizeof m->note, "quantised weights are those of %s", m->tile_path);
     free(tiles);
     free(path);
     return status;
+}
+
+static bool is_of_experts(const gemma4_weights *weights, int layers, const weight *w) {
+    for (int i = 0; i < layers; i++) {
+        const gemma4_layer_weights *l = &weights->layer[i];
+        if (w == &l->experts_gate_up || w == &l->experts_gate || w == &l->experts_up || w == &l->experts_down)
+            return true;
+    }
+    return false;
+}
+
+/* Experts that are read when they are wanted stay as the file has them. */
+static void leave_experts(const backend_model *m, tile_list *list) {
+    size_t all = list->n;
+    list->n = 0;
+    list->bytes = 0;
+    for (size_t i = 0; i < all; i++) {
+        if (is_of_experts(m->own_weights, m->config->layers, list->w[i])) continue;
+        list->bytes += tiles_bytes(list->w[i]);
+        list->w[list->n++] = list->w[i];
+    }
 }
 
 kakeya_status repack_weights(backend_model *m, kakeya_error *error) {
@@ -179,6 +204,10 @@ kakeya_status repack_weights(backend_model *m, kakeya_error *error) {
     if (!list_tiles(w, m->config->layers, &list)) return no_list(error);
     repack_state state = {.m = m, .options = &m->options, .total = list.bytes};
     kakeya_status status = map_tiles(m, &list, &tiled, error);
+    if (!status && !tiled && m->options.weights_limit) {
+        leave_experts(m, &list);
+        state.total = list.bytes;
+    }
     if (!status && !tiled && must_be_made(m) && !has_room(m, list.bytes))
         status =
             error_set(error, KAKEYA_OUT_OF_MEMORY, "no room for %zu bytes of synthetic weights", (size_t)list.bytes);
@@ -198,6 +227,7 @@ kakeya_status repack_weights(backend_model *m, kakeya_error *error) {
 
 void repack_destroy(backend_model *m) {
     mem_free(m->tiles);
+    free(m->tile_path);
     file_map_close(&m->tile_map);
 }
 

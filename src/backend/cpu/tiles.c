@@ -9,6 +9,8 @@ static const int8_form *form_of(weight_format format) {
 
 int8_shape tiles_shape(const weight *w) { return form_shape(form_of(w->format), w); }
 
+bool tiles_have_factors(const weight *w) { return form_has_factors(form_of(w->format)); }
+
 size_t tiles_in_row(const weight *w) { return (size_t)(w->in / INT8_BLOCK / tiles_shape(w).inside); }
 
 size_t tiles_row_bytes(const weight *w) { return tiles_in_row(w) * tile_bytes(form_of(w->format), tiles_shape(w)); }

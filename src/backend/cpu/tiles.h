@@ -14,6 +14,8 @@ static inline const float *tiles_factors(const weight *w, int row) {
 static inline float tiles_times_factor(weight_format format, float value, float factor) {
     return format == WEIGHT_FP4_E4M3_DIV ? value / factor : value * factor;
 }
+/* Whether tiles of this format need a factor per row beside them, in their matrix's last stream. */
+bool tiles_have_factors(const weight *w);
 /* Tiles of 16 outputs. */
 size_t tiles_in_row(const weight *w);
 /* Bytes of the tiles of a matrix. */

@@ -1,0 +1,24 @@
+/* Weights under a limit. What every token needs is copied into memory of its own; routed experts lie in the arena of
+ * model/expert_store.h, and are read from their file when rows have chosen them. Nothing reads the mapped files any
+ * more, so their pages take no memory. Products, and so results, are those of weights that are all there. */
+#ifndef KAKEYA_BACKEND_CPU_BOUNDED_H
+#define KAKEYA_BACKEND_CPU_BOUNDED_H
+
+#include "backend/cpu/cpu.h"
+
+/* With weights_limit, behind repack_weights. KAKEYA_INVALID_ARGUMENT names what is needed where the limit is too small,
+ * KAKEYA_UNSUPPORTED says why the model's weights cannot be bounded. */
+kakeya_status bounded_create(backend_model *m, kakeya_error *error);
+void bounded_destroy(backend_model *m); /* fine without */
+void bounded_state(const backend_model *m, backend_weights *out);
+
+/* Experts that can be in memory at a time. */
+int bounded_slots(const backend_model *m);
+/* Orders a layer's `experts` [n] so that those come first which are in memory. */
+void bounded_order(const backend_model *m, int layer, int *experts, int n);
+/* Has these experts of a layer in memory until the next call; n at most bounded_slots. */
+kakeya_status bounded_fetch(backend_model *m, int layer, const int *experts, int n, kakeya_error *error);
+/* Rows of one expert, which is in memory, of one of the layer's stacked matrices, as a matrix of their own. */
+weight bounded_expert(const backend_model *m, int layer, const weight *stacked, int expert, int out);
+
+#endif
