@@ -35,11 +35,12 @@ class Engine(Handle):
     def __init__(self, model: Optional[str] = None, *, synthetic: Optional[str] = None, drafter: Optional[str] = None,
                  f_theta: Optional[str] = None, backend: Optional[str] = None, precision: str = "auto", threads: int = 0,
                  devices: Optional[str] = None, memory_limit: int = 0, max_batch: int = 0, max_stall_ms: int = 0,
-                 progress: Optional[Progress] = None) -> None:
+                 weights_limit: int = 0, progress: Optional[Progress] = None) -> None:
         """model: a directory, a GGUF file, or a name in the Hugging Face cache; None: $KAKEYA_MODEL, else the demo model.
 
         synthetic: weights made in memory in a published shape, such as "26b-a4b". drafter, f_theta: None takes what lies beside
         the model, "none" takes none. backend: "cpu", "cuda" or "mlx"; None: the best there is. memory_limit: bytes; 0: none.
+        weights_limit: bytes for weights, of which experts are read from their file when they are wanted; 0: all are in memory.
         max_batch: answers computed together. progress: called with (what, done, total); return False to give up.
         """
         asked = options("engine")
@@ -56,6 +57,7 @@ class Engine(Handle):
         asked.backend, asked.devices = text(backend), text(devices)
         asked.precision, asked.threads = value_of("precision", precision), threads
         asked.memory_limit_bytes, asked.max_batch, asked.max_stall_ms = memory_limit, max_batch, max_stall_ms
+        asked.weights_limit_bytes = weights_limit
         given_up = False
 
         def on_progress(_: Any, what: Any, done: int, total: int) -> bool:

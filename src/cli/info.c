@@ -345,6 +345,7 @@ static kakeya_status describe(const info_arguments *arguments, cli_shared *share
     const info_room_options wanted = {.backend = shared->backend,
                                       .precision = (kakeya_precision)shared->precision,
                                       .threads = shared->threads,
+                                      .weights_limit = options.weights_limit_bytes,
                                       .memory_bytes = arguments->memory_bytes};
     status = info_devices_compute(&s, shared->devices, &devices, error);
     const info_subject of_one = info_devices_subject(&s, devices);

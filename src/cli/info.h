@@ -47,10 +47,11 @@ typedef struct info_room_options {
     const char *backend;
     kakeya_precision precision;
     int threads;
-    size_t memory_bytes; /* 0: what this machine's device has free */
-    size_t limit_bytes;  /* of allocations, as --memory-limit means it; 0: none */
-    int image_budget;    /* tokens of a picture; 0: the model's */
-    bool asked_is_last;  /* no lengths beyond the subject's context */
+    size_t memory_bytes;  /* 0: what this machine's device has free */
+    size_t limit_bytes;   /* of allocations, as --memory-limit means it; 0: none */
+    size_t weights_limit; /* of weights, which are then allocated on a CPU; 0: none */
+    int image_budget;     /* tokens of a picture; 0: the model's */
+    bool asked_is_last;   /* no lengths beyond the subject's context */
 } info_room_options;
 
 /* *out is freed by info_room_free. */

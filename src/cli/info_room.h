@@ -18,6 +18,7 @@ struct info_room {
     int threads, image_budget; /* 0: the model's */
     bool given, limited;       /* the memory: it was said, or it is the limit's and not what is free */
     size_t memory;
+    size_t weights_limit;                  /* 0: none */
     room_engine engine[INFO_MOST_LENGTHS]; /* by length */
     kakeya_kv_format format;
     int n, tokens[INFO_MOST_LENGTHS]; /* in ascending order */

@@ -60,6 +60,8 @@ size_t info_picture_bytes(const info_subject *s, bool gpu, int threads, int budg
 static room_engine engine_of(const info_subject *s, const info_room *room, int threads, int tokens) {
     room_engine engine =
         room_of_engine(s->model, room->device, room_default_rows(room->device, room->memory), threads, tokens);
+    if (room->weights_limit && room->device == ROOM_CPU && engine.weights > room->weights_limit)
+        engine.weights = room->weights_limit;
     if (room->image_budget) engine.picture = room_of_picture(s->model, room->device, threads, room->image_budget);
     return engine;
 }
@@ -67,7 +69,7 @@ static room_engine engine_of(const info_subject *s, const info_room *room, int t
 /* A limit counts what is allocated: on a CPU that is all but the weights, which are mapped. Those of GGUF files
  * are repacked where half of the limit holds them. */
 static void apply_limit(const info_subject *s, kakeya_precision precision, info_room *room, size_t limit_bytes) {
-    size_t mapped = room->device == ROOM_CPU ? room->engine[0].weights : 0;
+    size_t mapped = room->device == ROOM_CPU && !room->weights_limit ? room->engine[0].weights : 0;
     bool int8 = precision == KAKEYA_PRECISION_AUTO || precision == KAKEYA_PRECISION_INT8;
     weight_format format = s->model->verifier->checkpoint_format;
     if (int8 && format >= WEIGHT_Q4_0 && format <= WEIGHT_NVFP4 && mapped <= limit_bytes / 2) mapped = 0;
@@ -96,6 +98,7 @@ kakeya_status info_room_compute(const info_subject *s, const info_room_options *
     }
     room->threads = threads_of(options);
     room->image_budget = options->image_budget;
+    room->weights_limit = options->weights_limit == KAKEYA_WEIGHTS_AUTO ? room->memory / 4 * 3 : options->weights_limit;
     list_lengths(room, s, options->asked_is_last);
     for (int i = 0; i < room->n; i++) room->engine[i] = engine_of(s, room, room->threads, room->tokens[i]);
     apply_limit(s, options->precision, room, options->limit_bytes);
@@ -151,7 +154,7 @@ void info_room_print(const info_room *room) {
     printf("\nsessions that fit at once into %s %s, beside %s of weights and about %s of workspace (%s with "
            "the longest); K/V in %s\n",
            format_bytes(a, (double)room->memory),
-           room->limited              ? "of --memory-limit and mapped weights"
+           room->limited ? (room->weights_limit ? "of --memory-limit" : "of --memory-limit and mapped weights")
            : room->device == ROOM_GPU ? (room->given ? "of a GPU" : "that this GPU has free")
                                       : (room->given ? "of a machine" : "that this machine has free"),
            format_bytes(b, (double)room->engine[0].weights), format_bytes(c, (double)room->engine[0].workspace),

@@ -45,6 +45,7 @@ static kakeya_status measure(capacity *c, const cli_shared *shared, kakeya_error
                                        .precision = engine->precision,
                                        .threads = shared->threads,
                                        .limit_bytes = engine->memory_limit_bytes,
+                                       .weights_limit = engine->weights_limit_bytes,
                                        .image_budget = s->image_budget,
                                        .asked_is_last = true};
     kakeya_status status = info_devices_compute(&c->subject, engine->devices, &c->devices, error);
@@ -62,7 +63,9 @@ static kakeya_status measure(capacity *c, const cli_shared *shared, kakeya_error
 static const info_room_cell *cell_of(const capacity *c, int length) { return &c->room->cell[length][c->policy]; }
 
 /* Whether weights are not counted, as a limit on a CPU does not. */
-static bool is_mapped_aside(const info_room *room) { return room->limited && room->device == ROOM_CPU; }
+static bool is_mapped_aside(const info_room *room) {
+    return room->limited && room->device == ROOM_CPU && !room->weights_limit;
+}
 
 static size_t offered(const info_room *room) {
     return is_mapped_aside(room) ? room->memory - room->engine[0].weights : room->memory;

@@ -711,6 +711,7 @@ int cli_train(int argc, char **argv) {
     train_distill_init(&c.distill, own + CLOSED);
     int first, status;
     if (!cli_parse(&command, own, shared, argc, argv, &first, &status)) return status;
+    if (c.shared.weights_limit) return cli_usage_error(&command, "--weights-limit: training needs all weights");
     if (first == argc || strcmp(argv[first], "f-theta") != 0)
         return cli_usage_error(&command, "say what to train: f-theta or drafter");
     size_t operands = (size_t)(argc - ++first);

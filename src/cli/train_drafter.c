@@ -705,6 +705,7 @@ int cli_train_drafter(int argc, char **argv) {
     };
     int first, status;
     if (!cli_parse(&command, own, shared, argc, argv, &first, &status)) return status;
+    if (c.shared.weights_limit) return cli_usage_error(&command, "--weights-limit: training needs all weights");
     size_t operands = (size_t)(argc - first);
     if (c.data.n + operands == 0 || !c.out) return cli_usage_error(&command, "--data and --out are needed");
     if (c.init_from && (c.layers || c.taps || c.hidden || c.heads || c.mlp))

@@ -56,7 +56,7 @@ typedef struct f_theta_model {
     void **owned;                                                      /* MEM_WEIGHTS blocks */
     size_t n_owned;
     size_t mapped_bytes; /* bytes of mapped tensors that are bound */
-    char note[512]; /* where its report.json says that dropping is better than restoring with it: that; else "" */
+    char note[512];      /* where its report.json says that dropping is better than restoring with it: that; else "" */
 } f_theta_model;
 
 kakeya_status f_theta_config_parse(const char *name, const char *json, size_t json_bytes, f_theta_config *out,
