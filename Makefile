@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 
 .DEFAULT_GOAL := all
-.PHONY: all demo demo-real check test test-whole test-gpu cross-macos fuzz coverage install uninstall package wheel clean help
+.PHONY: all demo demo-real check test test-whole test-gpu cross-macos fuzz coverage install uninstall package dist wheel clean help
 
 all:
 	@tools/bootstrap.sh build
@@ -51,7 +51,12 @@ uninstall:
 
 package: all
 	@tools/bootstrap.sh package
+	@. tools/cuda.sh && . tools/mlx.sh && cuda=$$(cuda_options "$(CUDA)") && mlx=$$(mlx_options "$(MLX)" "$(BUILD)") && \
+		tools/build.sh "$(BUILD)" product $$cuda $$mlx -DKAKEYA_PLUGINS=ON
 	@tools/package.sh "$(BUILD)"
+
+dist:
+	@tools/dist.sh "$(BUILD)"
 
 # The Python package; Debian packages and packages of PyPI that it needs are installed first.
 wheel:
@@ -76,6 +81,8 @@ help:
 	@echo "make fuzz       fuzz every parser, SECONDS_PER_TARGET=600 seconds each"
 	@echo "make coverage   line coverage of the unit tests, report in build-coverage/"
 	@echo "make install    into PREFIX=$(PREFIX) (DESTDIR is honoured); make uninstall removes it again"
-	@echo "make package    a Debian package with a service for systemd, in $(BUILD)/packages/"
+	@echo "make package    Debian packages: program with a service for systemd, library, headers, demo model, and the CUDA backend"
+	@echo "                if it is built (CUDA=on); in $(BUILD)/packages/"
+	@echo "make dist       the archive of the sources that are committed, the same bytes each time, in $(BUILD)/dist/"
 	@echo "make wheel      the Python package with the program and the demo model, in $(BUILD)/wheels/"
 	@echo "make clean      remove every build directory"

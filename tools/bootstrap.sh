@@ -1,11 +1,11 @@
 #!/bin/sh
 # Installs the Debian packages that a task still lacks, naming each; does nothing, apt included, when none is missing.
-# usage: tools/bootstrap.sh build|test|balancer|browser|shells|style|cache|mlx|fuzz|arm64|coverage|package
-# `browser`, `shells`, `style`, `cache`, `mlx`, `fuzz` and `arm64` packages are optional to the caller: where they cannot be
+# usage: tools/bootstrap.sh build|test|balancer|browser|shells|style|packaging|cache|mlx|fuzz|arm64|coverage|package
+# `browser`, `shells`, `style`, `packaging`, `cache`, `mlx`, `fuzz` and `arm64` packages are optional to the caller: where they cannot be
 # installed the script fails and the caller decides.
 set -eu
 
-task=${1:?usage: tools/bootstrap.sh build|test|balancer|browser|shells|style|cache|mlx|fuzz|arm64|coverage|package}
+task=${1:?usage: tools/bootstrap.sh build|test|balancer|browser|shells|style|packaging|cache|mlx|fuzz|arm64|coverage|package}
 missing=""
 
 need_command() { # command, package
@@ -83,6 +83,12 @@ style)
     need_command clang-format clang-format
     need_command codespell codespell
     ;;
+packaging)
+    need_command dpkg-shlibdeps dpkg-dev
+    need_command lintian lintian
+    need_command ruby ruby
+    need_command nix-instantiate nix-bin
+    ;;
 pip) python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip" ;;
 mlx)
     python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
@@ -109,7 +115,7 @@ coverage)
     need_command gcovr gcovr
     ;;
 *)
-    echo "usage: tools/bootstrap.sh build|test|balancer|browser|shells|style|cache|mlx|fuzz|arm64|coverage|package" >&2
+    echo "usage: tools/bootstrap.sh build|test|balancer|browser|shells|style|packaging|cache|mlx|fuzz|arm64|coverage|package" >&2
     exit 2
     ;;
 esac

@@ -1,5 +1,5 @@
-# At every build: which sources these are, and which headers a plugin shares with the program. A file is written when it changes, so that
-# nothing is compiled again otherwise.
+# At every build: which sources these are, which headers a plugin shares with the program, and the bill of materials. A file is written
+# when it changes, so that nothing is compiled again otherwise.
 # usage: cmake -D SOURCE=DIR -D BUILD=DIR -D VERSION=X.Y.Z -P tools/facts.cmake
 # The revision is git's, "+changes" if files of it have been changed; of an archive (make dist) what tools/revision.txt says; else "".
 set(revision "")
@@ -32,5 +32,6 @@ endforeach()
 string(SHA256 sum "${sums}")
 string(SUBSTRING ${sum} 0 16 sum)
 
+configure_file(${BUILD}/generated/kakeya.cdx.json.in ${BUILD}/kakeya.cdx.json @ONLY)
 file(CONFIGURE OUTPUT ${BUILD}/generated/build/kakeya_revision.h CONTENT "#define KAKEYA_REVISION \"${revision}\"\n")
 file(CONFIGURE OUTPUT ${BUILD}/generated/build/kakeya_interface.h CONTENT "#define KAKEYA_INTERFACE \"${VERSION}-${sum}\"\n")

@@ -44,6 +44,8 @@ if(KAKEYA_HAVE_MLX)
 endif()
 
 set(KAKEYA_LIBRARY_ROWS "")
+set(KAKEYA_COMPONENTS "")
+set(KAKEYA_NEEDS "")
 foreach(row IN LISTS KAKEYA_LIBRARY_TABLE)
   string(REPLACE "|" ";" row "${row}")
   list(GET row 0 name)
@@ -51,7 +53,41 @@ foreach(row IN LISTS KAKEYA_LIBRARY_TABLE)
   list(GET row 2 license)
   list(GET row 3 role)
   string(APPEND KAKEYA_LIBRARY_ROWS " \\\n    X(\"${name}\", \"${version}\", \"${license}\", \"${role}\")")
+  # the same as a component of the bill of materials
+  string(TOLOWER "pkg:generic/${name}@${version}" purl)
+  set(said "\"license\": {\"id\": \"${license}\"}")
+  if(license MATCHES " AND ")
+    set(said "\"expression\": \"${license}\"")
+  elseif(license MATCHES "^LicenseRef-(.*)")
+    set(said "\"license\": {\"name\": \"${CMAKE_MATCH_1}\"}")
+  endif()
+  set(scope required)
+  if(role MATCHES "^loaded")
+    set(scope optional)
+  endif()
+  if(NOT role)
+    set(role linked)
+  endif()
+  string(APPEND KAKEYA_COMPONENTS "${comma}
+    {\"type\": \"library\", \"bom-ref\": \"${purl}\", \"name\": \"${name}\", \"version\": \"${version}\", \"scope\": \"${scope}\",
+     \"licenses\": [{${said}}], \"purl\": \"${purl}\", \"properties\": [{\"name\": \"kakeya:linkage\", \"value\": \"${role}\"}]}")
+  string(APPEND KAKEYA_NEEDS "${comma}\"${purl}\"")
+  set(comma ", ")
 endforeach()
+# The bill of materials, CycloneDX 1.5. The build adds the revision of the sources (tools/facts.cmake).
+file(WRITE ${CMAKE_BINARY_DIR}/generated/kakeya.cdx.json.in "\
+{
+  \"bomFormat\": \"CycloneDX\", \"specVersion\": \"1.5\", \"version\": 1,
+  \"metadata\": {
+    \"component\": {\"type\": \"application\", \"bom-ref\": \"kakeya\", \"name\": \"kakeya\", \"version\": \"${PROJECT_VERSION}\",
+      \"licenses\": [{\"license\": {\"id\": \"MIT\"}}],
+      \"properties\": [{\"name\": \"kakeya:revision\", \"value\": \"@revision@\"}]}
+  },
+  \"components\": [${KAKEYA_COMPONENTS}
+  ],
+  \"dependencies\": [{\"ref\": \"kakeya\", \"dependsOn\": [${KAKEYA_NEEDS}]}]
+}
+")
 
 # How it is compiled. Folders in the flags, which are told to forget them, are nobody's business.
 string(TOUPPER "${CMAKE_BUILD_TYPE}" type)

@@ -25,6 +25,8 @@ tools/bootstrap.sh balancer >/dev/null 2>&1 || true # the tests behind nginx are
 tools/bootstrap.sh browser >/dev/null 2>&1 || true # the test of the page is skipped without one
 tools/bootstrap.sh cache >/dev/null 2>&1 || true # without it, what several builds have in common is compiled by each
 tools/bootstrap.sh mlx >/dev/null 2>&1 || true   # what cannot be had is skipped
+tools/bootstrap.sh shells >/dev/null 2>&1 || true
+tools/bootstrap.sh packaging >/dev/null 2>&1 || true # what looks at packages is skipped without it
 tools/bootstrap.sh style >/dev/null 2>&1 || true # the style test skips what it cannot check
 
 echo "== Release build"

@@ -2,12 +2,14 @@
 # Makes an OCI image of a package of kakeya and what it depends on, from the packages of the distribution alone: no base image from
 # elsewhere, and neither a daemon nor a registry. Needs mmdebstrap, as root or where users may have namespaces of their own.
 # usage: packaging/oci/image.sh PACKAGE.deb DIRECTORY [SUITE [MIRROR]]
+# If the package of the demo model (kakeya-models-demo) lies beside it, that is installed, too.
 # DIRECTORY becomes an OCI layout, which others read: skopeo copy oci:DIRECTORY:latest docker://REGISTRY/kakeya:latest
 # DIRECTORY.tar is its root, for who wants no image: see docs/deploy.md.
 set -eu
 
 usage="usage: packaging/oci/image.sh PACKAGE.deb DIRECTORY [SUITE [MIRROR]]"
 package=$(realpath "${1:?$usage}") layout=${2:?$usage} suite=${3:-bookworm} mirror=${4:-}
+models=$(find "$(dirname "$package")" -maxdepth 1 -name 'kakeya-models-demo_*.deb' | head -n 1)
 root=$layout.tar blobs=$layout/blobs/sha256
 : "${SOURCE_DATE_EPOCH:=$(stat -c %Y "$package")}"
 export SOURCE_DATE_EPOCH # the same package and the same packages of the distribution make the same image
@@ -17,7 +19,7 @@ command -v mmdebstrap >/dev/null || { echo "packaging/oci/image.sh: mmdebstrap i
 
 # The user that the server runs as has a number alone. Lists and caches of the package manager are not for an image.
 mmdebstrap --quiet --variant=minbase \
-    --customize-hook="copy-in '$package' /tmp" \
+    --customize-hook="copy-in '$package' ${models:+'$models'} /tmp" \
     --customize-hook="chroot \"\$1\" sh -c 'apt-get install -y --no-install-recommends /tmp/*.deb && rm /tmp/*.deb'" \
     --customize-hook="mkdir -p \"\$1/models\" \"\$1/sessions\" && chown 10001:10001 \"\$1/sessions\" && chmod 700 \"\$1/sessions\"" \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \

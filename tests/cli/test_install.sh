@@ -18,7 +18,7 @@ for file in bin/kakeya include/kakeya.h include/kakeya_text.h include/kakeya_ima
     lib/libkakeya.a lib/libkakeya.so lib/libkakeya.so.0.2 \
     lib/pkgconfig/kakeya.pc share/man/man1/kakeya.1 share/bash-completion/completions/kakeya share/zsh/site-functions/_kakeya \
     share/fish/vendor_completions.d/kakeya.fish share/kakeya/models/demo/config.json \
-    share/kakeya/proto/kakeya/v1/runtime.proto; do
+    share/kakeya/proto/kakeya/v1/runtime.proto share/doc/kakeya/kakeya.cdx.json; do
     check "$file is installed" test -f "$prefix/$file"
 done
 
@@ -76,31 +76,5 @@ check "and leaves no file" test -z "$(find "$WORK/stage" -type f)"
 check "and no directory of ours" test ! -e "$prefix/share/kakeya"
 
 [ ! -f "$WORK/manifest" ] || cp "$WORK/manifest" "$BUILD/install_manifest.txt"
-
-# the Debian package holds the same, and a service for systemd
-if ! command -v dpkg-shlibdeps >/dev/null 2>&1; then
-    skip "the Debian package" "no dpkg-dev here"
-elif short_sweeps; then
-    skip "the Debian package" "short sweeps"
-else
-    run_package() { tools/package.sh "$BUILD" >"$WORK/out" 2>"$WORK/err"; }
-    run_package && STATUS=0 || STATUS=$?
-    check "make package makes a package" test "$STATUS" -eq 0
-    package=$(cat "$WORK/out")
-    check "that can be unpacked" dpkg-deb -x "$package" "$WORK/package"
-    KAKEYA=$WORK/package/usr/bin/kakeya
-    cd "$WORK"
-    works "its program runs, with the demo models" run --raw --max-tokens 4 'def f'
-    cd - >/dev/null
-    check "it depends on what the program is linked with" sh -c 'dpkg-deb -f "$1" Depends | grep -q libcjson1' - "$package"
-    if [ -x "$BUILD/tools/grpc_server" ]; then
-        check "and on grpc, which it loads" sh -c 'dpkg-deb -f "$1" Depends | grep -q libgrpc' - "$package"
-    fi
-    check "its manual page is compressed" gzip -t "$WORK/package/usr/share/man/man1/kakeya.1.gz"
-    check "and not there a second time" test ! -e "$WORK/package/usr/share/man/man1/kakeya.1"
-    unit=$WORK/package/usr/lib/systemd/system/kakeya.service
-    check "its service starts the installed program" grep -q '^ExecStart=/usr/bin/kakeya serve ' "$unit"
-    check "no path of the build is in it" sh -c '! grep -q -F -e "$1" "$2"' - "$BUILD" "$unit"
-fi
 
 finish

@@ -195,12 +195,13 @@ def _():
             raise Skip(f"there is no {tool}")
     if subprocess.run(["unshare", "--mount", "--root=/", "true"], capture_output=True).returncode:
         raise Skip("unshare does not work here")
-    made = subprocess.run(["sh", "tools/package.sh", BUILD], capture_output=True, text=True)
-    equal(made.returncode, 0, made.stderr)
     folder = tempfile.mkdtemp(prefix="kakeya-image-")
     try:
+        made = subprocess.run(["sh", "tools/package.sh", BUILD, os.path.join(folder, "packages")], capture_output=True, text=True)
+        equal(made.returncode, 0, made.stderr)
+        package = next(path for path in made.stdout.split() if os.path.basename(path).startswith("kakeya_"))
         image = os.path.join(folder, "image")
-        made = subprocess.run(["sh", "packaging/oci/image.sh", made.stdout.split()[0], image], capture_output=True, text=True)
+        made = subprocess.run(["sh", "packaging/oci/image.sh", package, image], capture_output=True, text=True)
         equal(made.returncode, 0, made.stderr[-500:])
         blobs = os.path.join(image, "blobs", "sha256")
         for name in os.listdir(blobs):

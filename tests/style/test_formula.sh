@@ -1,4 +1,4 @@
-# Homebrew's formula asks for what CMake looks for, and for nothing else.
+# Homebrew's formula and the Nix expression ask for what CMake looks for, and for nothing else.
 . tests/cli/common.sh
 
 # Modules of pkg-config and what else is looked for, as Homebrew names what brings them; what is left of a line is a test's or another
@@ -23,12 +23,32 @@ done
 named=$(sed -n 's/^    for formula in \(.*\); do$/\1/p' tools/bootstrap.sh | tr ' ' '\n' | grep -v -x -e cmake -e ninja -e pkgconf | sort)
 check "make on a Mac asks for the same, but for libmlx and what macOS has" test "$named" = \
     "$(grep -v -x -e mlx -e libedit -e zlib "$WORK/named")"
-for option in $(grep -o -E 'DKAKEYA_[A-Z_]+' packaging/kakeya.rb | sed 's/^D//' | sort -u); do
+# nixpkgs has other names for some of them.
+grep -v -x mlx "$WORK/wanted" | sed -e 's/^jpeg-turbo$/libjpeg/' -e 's/^openssl@3$/openssl/' -e 's/^protobuf-c$/protobufc/' \
+    -e 's/^webp$/libwebp/' -e 's/^xxhash$/xxHash/' -e 's/^zeromq$/zeromq/' | LC_ALL=C sort >"$WORK/wanted.nix"
+sed -n '/^  buildInputs = \[$/,/^  \];$/p' packaging/kakeya.nix | sed -n 's/^    \([A-Za-z0-9-]*\)$/\1/p' | LC_ALL=C sort >"$WORK/named.nix"
+check "the Nix expression names what CMake looks for" diff "$WORK/wanted.nix" "$WORK/named.nix"
+tr -d '\n' <packaging/kakeya.nix | sed 's/.*{ lib, \([^}]*\) }:.*/\1/' | tr -d ' ' | tr ',' '\n' | LC_ALL=C sort >"$WORK/arguments"
+sed -n -E 's/^ *nativeBuildInputs = \[ (.*) \];/\1/p' packaging/kakeya.nix | tr ' ' '\n' | cat - "$WORK/named.nix" | sed '$astdenv' |
+    LC_ALL=C sort -u >"$WORK/used"
+check "and takes what it names" diff "$WORK/arguments" "$WORK/used"
+check "its version is the project's" grep -q -F "version = \"$(sed -n 's/^project(kakeya VERSION \([0-9.]*\) .*/\1/p' CMakeLists.txt)\";" \
+    packaging/kakeya.nix
+for option in $(grep -h -o -E 'DKAKEYA_[A-Z_]+' packaging/kakeya.rb packaging/kakeya.nix | sed 's/^D//' | sort -u); do
     check "CMake has $option" grep -q -E "(option|set)\($option " CMakeLists.txt
 done
 if command -v ruby >/dev/null 2>&1; then
     check "it is Ruby" ruby -c packaging/kakeya.rb
 else
     skip "it is Ruby" "ruby is not installed"
+fi
+if ! command -v nix-instantiate >/dev/null 2>&1; then
+    skip "the other is Nix" "nix-instantiate is not installed"
+elif ! nix-instantiate --parse -E 1 >"$WORK/out" 2>"$WORK/err"; then
+    skip "the other is Nix" "nix-instantiate does not work here"
+else
+    check "the other is Nix" nix-instantiate --parse packaging/kakeya.nix
+    sed 's/;$//' packaging/kakeya.nix >"$WORK/broken.nix"
+    check "which nix-instantiate can tell" sh -c '! nix-instantiate --parse "$1"' - "$WORK/broken.nix"
 fi
 finish
