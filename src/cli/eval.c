@@ -634,6 +634,11 @@ int cli_eval(int argc, char **argv) {
     }
     for (int i = 0; i < EVALUATIONS; i++)
         if (strcmp(argv[1], evaluations[i].name) == 0) return evaluations[i].run(argc - 1, argv + 1, NULL);
+    if (strcmp(argv[1], "--list-verbs") == 0) {
+        for (int i = 0; i < EVALUATIONS; i++)
+            cli_list_words((cli_word[]){{evaluations[i].name, evaluations[i].command->summary}, {0}});
+        return CLI_DONE;
+    }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         fputs(usage, stdout);
         putchar('\n');

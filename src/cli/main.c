@@ -91,6 +91,10 @@ int main(int argc, char **argv) {
         print_help();
         return terminal_finish("help", CLI_DONE);
     }
+    if (strcmp(name, "--list-verbs") == 0) {
+        for (int i = 0; i < VERB_COUNT; i++) cli_list_words((cli_word[]){{verbs[i].name, verbs[i].summary}, {0}});
+        return terminal_finish("--list-verbs", CLI_DONE);
+    }
     if (strcmp(name, "--version") == 0) {
         printf("kakeya %s\n", kakeya_version());
         if (argc > 2 && strcmp(argv[2], "--verbose") == 0) about_build(); /* what else follows changes nothing */

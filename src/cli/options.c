@@ -13,6 +13,7 @@ enum {
     MAX_OPTIONS = 96,
     HELP_CODE = 1000,
     LIST_CODE,
+    WORDS_CODE,
     FIRST_CODE, /* getopt codes of the tables' entries */
     HELP_COLUMN = 30,
     HELP_WIDTH = 100, /* columns of a line */
@@ -84,6 +85,10 @@ static void list_table(const cli_option *table) {
         for (size_t i = 0; option->choices && option->choices[i]; i++) printf("%s%s", i ? " " : "", option->choices[i]);
         printf("%s\t%s\n", option->choices || !option->argument ? "" : option->argument, option->help);
     }
+}
+
+void cli_list_words(const cli_word *words) {
+    for (; words && words->name; words++) printf("%s\t%s\n", words->name, words->summary);
 }
 
 static bool parse_number(const char *text, double *out) {
@@ -253,13 +258,14 @@ static bool is_model_file(const cli_option *shared, const char *operand, const c
 
 bool cli_parse(const cli_command *command, const cli_option *own, const cli_option *shared, int argc, char **argv,
                int *first_operand, int *status) {
-    struct option long_options[MAX_OPTIONS + 3];
+    struct option long_options[MAX_OPTIONS + 4];
     const cli_option *entries[MAX_OPTIONS];
     size_t n = add_table(own, long_options, entries, 0);
     n = add_table(shared, long_options, entries, n);
     long_options[n] = (struct option){.name = "help", .has_arg = no_argument, .val = HELP_CODE};
     long_options[n + 1] = (struct option){.name = "list-options", .has_arg = no_argument, .val = LIST_CODE};
-    long_options[n + 2] = (struct option){0};
+    long_options[n + 2] = (struct option){.name = "list-verbs", .has_arg = no_argument, .val = WORDS_CODE};
+    long_options[n + 3] = (struct option){0};
 
     opterr = 0; /* the messages are ours */
     optind = 1;
@@ -275,6 +281,11 @@ bool cli_parse(const cli_command *command, const cli_option *own, const cli_opti
         if (code == LIST_CODE) {
             list_table(own);
             list_table(shared);
+            *status = CLI_DONE;
+            return false;
+        }
+        if (code == WORDS_CODE) {
+            cli_list_words(command->words);
             *status = CLI_DONE;
             return false;
         }

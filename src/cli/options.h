@@ -47,17 +47,23 @@ typedef struct cli_option {
 #define CLI_OPTION(...)                                                                                                \
     { __VA_ARGS__ }
 
+/* A word that chooses among commands: a verb, or what some verbs take next. */
+typedef struct cli_word {
+    const char *name, *summary; /* name NULL ends a list */
+} cli_word;
+
 typedef struct cli_command {
-    const char *name;     /* "run" */
-    const char *summary;  /* one line, shown by `kakeya --help` too */
-    const char *operands; /* "[PROMPT]" or "" */
-    const char *examples; /* whole lines */
-    const char *details;  /* whole lines below the summary, or NULL */
+    const char *name;      /* "run" */
+    const char *summary;   /* one line, shown by `kakeya --help` too */
+    const char *operands;  /* "[PROMPT]" or "" */
+    const char *examples;  /* whole lines */
+    const char *details;   /* whole lines below the summary, or NULL */
+    const cli_word *words; /* first operands that choose what the verb does, or NULL */
 } cli_command;
 
 /* Parses argv[1..argc) against up to two tables (`shared` may be NULL). A first operand that is the name of a GGUF file
  * is taken as the value of the shared option "model", where that has none. --help prints the tables, --list-options
- * the same for completion by shells (tools/completion). Returns true to go on, with *first_operand
+ * and --list-verbs the same for completion by shells (tools/completion). Returns true to go on, with *first_operand
  * set; false when the verb is over: *status is then CLI_DONE (after --help) or CLI_USAGE (a message and the usage line
  * are on stderr). */
 bool cli_parse(const cli_command *command, const cli_option *own, const cli_option *shared, int argc, char **argv,
@@ -65,6 +71,9 @@ bool cli_parse(const cli_command *command, const cli_option *own, const cli_opti
 
 /* A number of bytes, behind which K, M, G or T may stand, as options take it. False: it is none. */
 bool cli_parse_bytes(const char *text, size_t *out);
+
+/* What --list-verbs prints, for completion by shells: a line for each word, its name and its summary between a tab. */
+void cli_list_words(const cli_word *words);
 
 /* A wrong use that parsing alone cannot see: one line and the usage line on stderr; returns CLI_USAGE. */
 int cli_usage_error(const cli_command *command, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -34,6 +34,10 @@ int cli_remote(int argc, char **argv) {
     }
     for (int i = 0; i < VERBS; i++)
         if (strcmp(argv[1], verbs[i].name) == 0) return verbs[i].run(argc - 1, argv + 1);
+    if (strcmp(argv[1], "--list-verbs") == 0) {
+        for (int i = 0; i < VERBS; i++) cli_list_words((cli_word[]){{verbs[i].name, verbs[i].summary}, {0}});
+        return CLI_DONE;
+    }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         fputs(usage, stdout);
         fputs("\nRequests and results travel as signed files over any git remote, the bus. Neither end accepts a\n"

@@ -20,8 +20,17 @@
 
 #include "serve/store_file.h"
 
+enum { LIST, SHOW, REMOVE };
+static const cli_word actions[] = {
+    [LIST] = {"list", "list the sessions that are saved"},
+    [SHOW] = {"show", "verify one and show what it holds"},
+    [REMOVE] = {"rm", "remove sessions"},
+    {0},
+};
+
 static const cli_command command = {
     .name = "sessions",
+    .words = actions,
     .summary = "Lists, shows and removes the sessions that kakeya serve has saved.",
     .operands = "list | show NAME | rm NAME...",
     .examples = "  kakeya sessions list --session-dir ~/kv\n"
@@ -283,7 +292,8 @@ int cli_sessions(int argc, char **argv) {
     if (!cli_parse(&command, own, NULL, argc, argv, &first, &status)) return status;
     if (first == argc) return cli_usage_error(&command, "say list, show or rm");
     const char *what = argv[first++];
-    bool lists = strcmp(what, "list") == 0, shows = strcmp(what, "show") == 0, removes = strcmp(what, "rm") == 0;
+    bool lists = strcmp(what, actions[LIST].name) == 0, shows = strcmp(what, actions[SHOW].name) == 0;
+    bool removes = strcmp(what, actions[REMOVE].name) == 0;
     if (!lists && !shows && !removes) return cli_usage_error(&command, "unknown '%s' (list, show or rm)", what);
     if (lists && first < argc) return cli_usage_error(&command, "list takes no name, but there is '%s'", argv[first]);
     if (shows && argc != first + 1) return cli_usage_error(&command, "show takes one name");

@@ -83,8 +83,16 @@ enum { INPUT_AUX, INPUT_DRAFTER };
 static const char *const input_names[] = {[INPUT_AUX] = "aux", [INPUT_DRAFTER] = "drafter", NULL};
 static const char *const latents_names[] = {"kv", "bf16", "q8", "q4", NULL};
 
+enum { F_THETA, DRAFTER };
+static const cli_word subjects[] = {
+    [F_THETA] = {"f-theta", "a low-rank map that restores evicted K/V, for restored attention"},
+    [DRAFTER] = {"drafter", "a DFlash drafter or an MTP assistant, for speculative decoding"},
+    {0},
+};
+
 static const cli_command command = {
     .name = "train",
+    .words = subjects,
     .summary = "Trains what a model needs: f-theta, for restored attention; drafter, for speculative decoding.",
     .operands = "f-theta --data FILE [FILE]...",
     .details = "For a drafter see kakeya train drafter --help.\n"
@@ -652,7 +660,7 @@ static kakeya_status train(train_command *c, kakeya_error *error) {
 }
 
 int cli_train(int argc, char **argv) {
-    if (argc > 1 && strcmp(argv[1], "drafter") == 0) return cli_train_drafter(argc - 1, argv + 1);
+    if (argc > 1 && strcmp(argv[1], subjects[DRAFTER].name) == 0) return cli_train_drafter(argc - 1, argv + 1);
     train_command c = {.rank = 0,
                        .tokens = 400000,
                        .sequence = 1024,
@@ -712,7 +720,7 @@ int cli_train(int argc, char **argv) {
     int first, status;
     if (!cli_parse(&command, own, shared, argc, argv, &first, &status)) return status;
     if (c.shared.weights_limit) return cli_usage_error(&command, "--weights-limit: training needs all weights");
-    if (first == argc || strcmp(argv[first], "f-theta") != 0)
+    if (first == argc || strcmp(argv[first], subjects[F_THETA].name) != 0)
         return cli_usage_error(&command, "say what to train: f-theta or drafter");
     size_t operands = (size_t)(argc - ++first);
     if (c.data.n + operands == 0 || !c.out) return cli_usage_error(&command, "--data and --out are needed");

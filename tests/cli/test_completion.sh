@@ -7,6 +7,14 @@ check "and has every option of the help" sh -c '
     "$0" run --help | grep -o -E "^  --[a-z-]+" | sed "s/^  //" | grep -v -x -e --help | sort >"$1/help"
     cut -f1 "$1/out" | sort | cmp -s - "$1/help"' "$program" "$WORK"
 check "a line is a name, values and a text" test -z "$(awk -F'\t' 'NF != 3 || $3 == ""' "$WORK/out")"
+works "--list-verbs works" --list-verbs
+check "a line is a name and a text" test -z "$(awk -F'\t' 'NF != 2 || $2 == ""' "$WORK/out")"
+works "it has what verbs take next" sessions --list-verbs
+check "all of it" test "$(cut -f1 "$WORK/out" | tr '\n' ' ')" = "list show rm "
+works "and nothing where a verb takes nothing" run --list-verbs
+check "at all" test ! -s "$WORK/out"
+check "no verb is written down in a script of completion" sh -c '! grep -n -w -E "f-theta|drafter|list show rm|eval \| remote" "$@" |
+    grep -v "# what some verbs take next"' - tools/completion/kakeya.bash tools/completion/_kakeya tools/completion/kakeya.fish
 works "of a verb of a verb, too" eval niah --list-options
 check "with its own options" grep -q "^--lines	" "$WORK/out"
 
@@ -41,6 +49,9 @@ for shell in bash zsh fish; do
     offers $shell "--follow" remote status --fo
     offers $shell "--lines" eval niah --lin
     offers $shell "f-theta" train f
+    offers $shell "show" sessions s
+    offers $shell "--session-dir" sessions list --se
+    offers $shell "--init-from" train drafter --init
     offers $shell "README.md" run --prompt-file README
 done
 finish

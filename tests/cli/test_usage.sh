@@ -44,28 +44,6 @@ check "verify is in the manual page" grep -q "^\.SS verify" docs/kakeya.1
 refuses "verify: an unknown option is named" "unknown option '--frobnicate'" verify --frobnicate
 refuses "verify: it has policies of its own" "unknown option '--attention'" verify --attention native
 
-# Every option of every verb is in the manual page. Help texts name the verbs, and the verbs of verbs.
-listed() { sed -n -E 's/^  ([a-z][a-z-]+) .*/\1/p' "$WORK/out"; }
-run --help
-verbs=$(listed)
-for verb in $verbs; do
-    case $verb in
-    eval | remote) run "$verb" --help && verbs="$verbs $(listed | sed "s/^/$verb+/")" ;;
-    esac
-done
-check "verbs of verbs were found" sh -c 'echo "$1" | grep -q -w eval+draft-policy' - "$verbs"
-for verb in $verbs train+drafter; do
-    verb=$(echo "$verb" | tr + ' ')
-    # shellcheck disable=SC2086
-    run $verb --help
-    missing=""
-    for option in $(grep -o -E '^  --[a-z-]+' "$WORK/out" | sed 's/^  --//'); do
-        pattern=$(printf '%s' "$option" | sed 's/-/\\\\-/g')
-        grep -q -e "\\\\-\\\\-$pattern" docs/kakeya.1 || missing="$missing --$option"
-    done
-    check "$verb: the manual page has every option" test -z "$missing"
-done
-
 refuses "run: a temperature must be a number" "--temperature: 'warm' is not a number from 0" run --temperature warm x
 refuses "run: a negative temperature is refused" "--temperature: '-1' is not a number from 0" run --temperature -1 x
 refuses "run: infinity is no number" "--temperature: 'inf' is not a number" run --temperature inf x

@@ -4,12 +4,14 @@
 # What every verb says with --help, in a file for each; verbs of verbs have theirs.
 mkdir "$WORK/help"
 "$KAKEYA" --help >"$WORK/help/kakeya"
-for verb in $(sed -n -E 's/^  ([a-z][a-z-]+) .*/\1/p' "$WORK/help/kakeya" | grep -v -x kakeya) "train f-theta" "train drafter" \
-    "remote init" "remote allow" "remote run" "remote status" "remote list" "remote fetch" "remote cancel" "remote clean" "remote serve" \
-    "eval niah" "eval fidelity" "eval code" "eval acceptance" "eval lossless" "eval kv-format" "eval draft-policy" "eval mac-acceptance"; do
+"$KAKEYA" --list-verbs | cut -f1 | while IFS= read -r verb; do
+    echo "$verb"
+    "$KAKEYA" "$verb" --list-verbs 2>/dev/null | cut -f1 | sed "s/^/$verb /"
+done >"$WORK/verbs"
+while IFS= read -r verb; do
     # shellcheck disable=SC2086
     "$KAKEYA" $verb --help >"$WORK/help/$(echo "$verb" | tr ' ' -)"
-done
+done <"$WORK/verbs"
 check "the help texts are found" test "$(cat "$WORK/help"/* | wc -l)" -gt 500
 awk 'length > 100 && !/^usage: / && !/^  kakeya / { print FILENAME ": " $0 }' "$WORK/help"/* >"$WORK/out"
 check "no line of a help text is longer than 100 columns" test ! -s "$WORK/out"

@@ -1,23 +1,20 @@
 # bash completion for kakeya(1). Verbs and options come from the program's own tables, so they are never out of date.
 _kakeya() {
-    local program=$1 word=$2 previous=$3 verb=${COMP_WORDS[1]} values first=2 words=""
+    local program=$1 word=$2 previous=$3 verb=${COMP_WORDS[1]} values first=2 words="" next=""
     if [ "$COMP_CWORD" -eq 1 ]; then
-        words="$("$program" --help 2>/dev/null | sed -n 's/^  \([a-z]*\)  .*/\1/p') --help --version"
+        words="$("$program" --list-verbs 2>/dev/null | cut -f1) --help --version"
         mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
         return
     fi
-    case $verb in
-    eval | remote | train | sessions)
-        if [[ $COMP_CWORD -eq 2 && $word != -* ]]; then
-            case $verb in
-            train) words="f-theta drafter" ;;
-            sessions) words="list show rm" ;;
-            *) words=$("$program" "$verb" --help 2>/dev/null | sed -n 's/^  \([a-z][a-z-]*\) .*/\1/p') ;;
-            esac
+    # what some verbs take next: eval niah, train drafter
+    next=$("$program" "$verb" --list-verbs 2>/dev/null | cut -f1)
+    if [ -n "$next" ]; then
+        if [[ $COMP_CWORD -eq 2 ]]; then
+            [[ $word == -* ]] || words=$next
+        elif [[ $'\n'$next$'\n' == *$'\n'"${COMP_WORDS[2]}"$'\n'* ]]; then
+            verb="$verb ${COMP_WORDS[2]}" first=3
         fi
-        [[ $verb == sessions || ${COMP_WORDS[2]} == -* || $COMP_CWORD -eq 2 ]] || verb="$verb ${COMP_WORDS[2]}" first=3
-        ;;
-    esac
+    fi
     # shellcheck disable=SC2086  # a verb may be two words
     if [[ $previous == --* ]]; then
         values=$("$program" $verb --list-options 2>/dev/null | awk -F'\t' -v name="$previous" '$1 == name { print $2 }')

@@ -4,23 +4,20 @@ function __kakeya_complete
     set -l word (commandline -ct)
     set -l program $words[1]
     if test (count $words) -eq 1
-        $program --help 2>/dev/null | sed -n 's/^  \([a-z]*\)  *\(.*\)/\1\t\2/p'
+        $program --list-verbs 2>/dev/null
         return
     end
     set -l verb $words[2]
-    if contains -- $verb eval remote train sessions
-        if test (count $words) -eq 2
-            switch $verb
-                case train
-                    printf '%s\n' f-theta drafter
-                case sessions
-                    printf '%s\n' list show rm
-                case '*'
-                    $program $verb --help 2>/dev/null | sed -n 's/^  \([a-z][a-z-]*\)  *\(.*\)/\1\t\2/p'
-            end
+    # what some verbs take next: eval niah, train drafter
+    set -l next ($program $verb --list-verbs 2>/dev/null)
+    if test (count $next) -gt 0
+        if test (count $words) -eq 2; and not string match -q -- '-*' $word
+            printf '%s\n' $next
             return
         end
-        test $verb = sessions; or set -a verb $words[3]
+        if test (count $words) -gt 2; and contains -- $words[3] (string split -f 1 \t -- $next)
+            set -a verb $words[3]
+        end
     end
     if string match -q -- '--*' $words[-1]
         for line in ($program $verb --list-options 2>/dev/null)
