@@ -94,6 +94,18 @@ static cJSON *result_json(const run_options *options, const kakeya_engine *engin
         cJSON_AddNumberToObject(figures, "grammar_redraws", (double)stats->grammar_redraws);
         cJSON_AddNumberToObject(figures, "grammar_masks", (double)stats->grammar_masks);
     }
+    const kakeya_weights weights = kakeya_engine_weights(engine);
+    if (weights.limit) {
+        cJSON *experts = cJSON_AddObjectToObject(figures, "weights");
+        cJSON_AddNumberToObject(experts, "limit_bytes", (double)weights.limit);
+        cJSON_AddNumberToObject(experts, "resident_bytes", (double)weights.resident);
+        cJSON_AddNumberToObject(experts, "experts", (double)weights.experts);
+        cJSON_AddNumberToObject(experts, "slots", (double)weights.slots);
+        cJSON_AddNumberToObject(experts, "wanted", (double)weights.wanted);
+        cJSON_AddNumberToObject(experts, "found", (double)weights.found);
+        cJSON_AddNumberToObject(experts, "bytes_read", (double)weights.bytes_read);
+        cJSON_AddNumberToObject(experts, "read_seconds", weights.read_seconds);
+    }
     kakeya_kv_bytes kv = kakeya_session_kv_bytes(session);
     cJSON *bytes = cJSON_AddObjectToObject(figures, "kv_bytes");
     cJSON_AddNumberToObject(bytes, "full", (double)kv.full);

@@ -502,6 +502,15 @@ size_t life_spilled(life *l) {
     return bytes;
 }
 
+kakeya_weights life_weights(life *l) {
+    const server_context *s = l->server;
+    kakeya_weights weights = {.size = sizeof weights};
+    pthread_mutex_lock(&l->engine_lock);
+    if (s->engine) kakeya_engine_weights_sized(s->engine, &weights);
+    pthread_mutex_unlock(&l->engine_lock);
+    return weights;
+}
+
 size_t life_kv_room(life *l) {
     const server_context *s = l->server;
     pthread_mutex_lock(&l->engine_lock);

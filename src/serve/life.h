@@ -44,6 +44,7 @@ kakeya_image_counts life_image_counts(life *life);
 size_t life_layer_memory(life *life, kakeya_memory_kind kind, int layer); /* K/V of one layer */
 size_t life_memory(life *life, kakeya_memory_kind kind);
 size_t life_kv_room(life *life);
+kakeya_weights life_weights(life *life);
 size_t life_spilled(life *life); /* bytes in files of sessions that wait for memory */
 /* Loads after the first one: those that have succeeded, and the others. */
 void life_counts(life *life, uint64_t *wakes, uint64_t *failures);

@@ -237,6 +237,24 @@ static void write_kv(server_context *s, metrics_page *p) {
     write_pressure(s, p);
 }
 
+/* Of a server with --weights-limit. */
+static void write_weights(server_context *s, metrics_page *p) {
+    const kakeya_weights w = life_weights(s->life);
+    if (!w.limit) return;
+    metrics_one(p, "weights_limit_bytes", NULL, "gauge", "--weights-limit.", (double)w.limit);
+    metrics_one(p, "weights_resident_bytes", NULL, "gauge", "Of it, what every token needs.", (double)w.resident);
+    metrics_one(p, "experts", NULL, "gauge", "Routed experts of the model.", (double)w.experts);
+    metrics_one(p, "expert_slots", NULL, "gauge", "Routed experts that the limit has memory for.", (double)w.slots);
+    metrics_one(p, "experts_wanted_total", NULL, "counter", "Experts that forwards wanted, each once a layer.",
+                (double)w.wanted);
+    metrics_one(p, "experts_found_total", NULL, "counter", "Of these, those that were in memory.", (double)w.found);
+    metrics_one(p, "expert_read_bytes_total", NULL, "counter", "Read for the others.", (double)w.bytes_read);
+    metrics_one(p, "expert_read_seconds_total", NULL, "counter", "Time that forwards waited for these reads.",
+                w.read_seconds);
+    metrics_one(p, "expert_read_failures_total", NULL, "counter", "Forwards that failed for a read.",
+                (double)w.failures);
+}
+
 /* How often, and how long all together. */
 static void write_summary(metrics_page *p, const char *name, const char *help, uint64_t count, double seconds) {
     metrics_family(p, name, NULL, "summary", help);
@@ -352,6 +370,7 @@ void metrics_call(call *c) {
     write_requests(s, &page);
     if (atomic_load(&s->loaded)) {
         write_kv(s, &page);
+        write_weights(s, &page);
         write_store(s, &page);
         write_kv_events(s, &page);
     }
