@@ -41,7 +41,7 @@ def total(values, name):
 
 @test("every family is whole, described once, and listed in docs/server.md; and everything that is listed there exists")
 def _():
-    s = Server("--metrics-names", "both")
+    s = Server("--metrics-names", "both", "--weights-limit", "auto")
     ask(s, chat("Hello."))
     text = text_of(s)
     seen, family = [], None
