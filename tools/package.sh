@@ -15,7 +15,8 @@ if ! (cd "$build" && cpack -G DEB -B "$packages" -D CPACK_OUTPUT_FILE_PREFIX="$p
 fi
 rm -rf "$packages/_CPack_Packages"
 
-# CPack gives all packages one synopsis and puts their own below it; and it has the library call ldconfig, for which dpkg has a trigger.
+# CPack gives all packages one synopsis and puts their own below it; and it has packages with libraries call ldconfig, for which dpkg has
+# a trigger, and which plugins do not need.
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 for package in "$packages"/*.deb; do
@@ -24,8 +25,8 @@ for package in "$packages"/*.deb; do
     awk '/^Description: / { synopsis = 1; next } synopsis { $0 = "Description:" $0; synopsis = 0 } { print }' "$tree/DEBIAN/control" \
         >"$work/control"
     cat "$work/control" >"$tree/DEBIAN/control"
+    rm -f "$tree/DEBIAN/postinst" "$tree/DEBIAN/postrm"
     if grep -q -x 'Package: libkakeya0' "$work/control"; then
-        rm -f "$tree/DEBIAN/postinst" "$tree/DEBIAN/postrm"
         cp packaging/debian/triggers "$tree/DEBIAN/triggers"
         chmod 644 "$tree/DEBIAN/triggers"
         version=$(sed -n 's/^Version: //p' "$work/control")

@@ -51,6 +51,17 @@ for example in batch chat; do
     check "$example reports a failure" sh -c 'test "$1" -eq 1 && grep -q /no/such/model "$2"' - "$STATUS" "$WORK/err"
 done
 
+# Every public function has an example, or a test of the interface that shows its use. Of the functions that take a struct's size, callers
+# use the inline function or macro without it.
+cat include/kakeya*.h | tr '\n' ' ' | grep -o 'KAKEYA_API [^;]*;' |
+    sed -n 's/^KAKEYA_API[^(]*[ *]\(kakeya_[a-z_0-9]*\)(.*/\1/p' | sort >"$WORK/declared"
+sed -E 's/^kakeya_image_facts_sized$/kakeya_image_describe/; s/_sized$//' "$WORK/declared" | sort -u >"$WORK/named"
+cat examples/*.c examples/*.cpp tests/unit/*.c tests/unit/*.h | grep -o -E '\<kakeya_[a-z_0-9]+[(,)]' | tr -d '(,)' | sort -u >"$WORK/used"
+comm -23 "$WORK/named" "$WORK/used" >"$WORK/out"
+STATUS=0
+: >"$WORK/err"
+check "every public function is used by an example or a test" test "$(wc -l <"$WORK/named")" -gt 60 -a ! -s "$WORK/out"
+
 # libkakeya.so and libkakeya.a: kakeya_* and nothing else, and the example against each of them in every language
 foreign() { # nm's output: names that are not ours
     awk 'NF >= 3 && $2 ~ /[A-TV-Z]/ && $3 !~ /^kakeya_/ { print $3 }' | head
@@ -67,8 +78,6 @@ for kind in so a; do
     check "libkakeya.$kind shows kakeya_* only" test ! -s "$WORK/out"
     # every function that the header declares, and no other
     awk '$2 == "T" { print $3 }' "$WORK/names.$kind" | sort >"$WORK/shown"
-    cat include/kakeya*.h | tr '\n' ' ' | grep -o 'KAKEYA_API [^;]*;' |
-        sed -n 's/^KAKEYA_API[^(]*[ *]\(kakeya_[a-z_0-9]*\)(.*/\1/p' | sort >"$WORK/declared"
     check "libkakeya.$kind shows what the header declares" cmp "$WORK/declared" "$WORK/shown"
 done
 check "the header declares functions" test "$(wc -l <"$WORK/declared")" -gt 60
