@@ -623,8 +623,10 @@ void eval_run_again(int argc, char **argv, const eval_again *again) {
     eval_again_outcome *outcome = again->outcome;
     *outcome = (eval_again_outcome){0};
     outcome->status = error_set(&outcome->error, KAKEYA_INVALID_ARGUMENT, "its command cannot run here");
+    cli_take_beginnings(true);
     for (int i = 0; argc > 2 && i < REPLAYED; i++)
         if (strcmp(argv[2], evaluations[i].name) == 0) evaluations[i].run(argc - 2, argv + 2, again);
+    cli_take_beginnings(false);
 }
 
 int cli_eval(int argc, char **argv) {

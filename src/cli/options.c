@@ -256,6 +256,29 @@ static bool is_model_file(const cli_option *shared, const char *operand, const c
     return false;
 }
 
+static bool beginnings_taken;
+
+void cli_take_beginnings(bool take) { beginnings_taken = take; }
+
+/* getopt_long takes any beginning that no other option has, so that a verb without --mode would read it as --model. */
+static bool is_whole_name(const cli_command *command, const struct option *options, const char *word, int *status) {
+    if (beginnings_taken || strncmp(word, "--", 2) != 0) return true;
+    size_t length = strcspn(word + 2, "=");
+    const char *meant = NULL;
+    int n = 0;
+    for (; options->name; options++) {
+        if (strncmp(options->name, word + 2, length) != 0) continue;
+        if (!options->name[length]) return true;
+        meant = options->name;
+        n++;
+    }
+    if (n == 1)
+        *status = cli_usage_error(command, "unknown option '%.*s'; did you mean '--%s'?", (int)length + 2, word, meant);
+    else
+        *status = cli_usage_error(command, "unknown option '%s'", word);
+    return false;
+}
+
 bool cli_parse(const cli_command *command, const cli_option *own, const cli_option *shared, int argc, char **argv,
                int *first_operand, int *status) {
     struct option long_options[MAX_OPTIONS + 4];
@@ -270,9 +293,11 @@ bool cli_parse(const cli_command *command, const cli_option *own, const cli_opti
     opterr = 0; /* the messages are ours */
     optind = 1;
     for (;;) {
-        int at = optind;
         int code = getopt_long(argc, argv, ":h", long_options, NULL);
         if (code == -1) break;
+        const char *word = argv[optarg && optarg == argv[optind - 1] ? optind - 2 : optind - 1];
+        bool is_letter = code == 'h' || (code == '?' && optopt && optopt < HELP_CODE);
+        if (!is_letter && !is_whole_name(command, long_options, word, status)) return false;
         if (code == HELP_CODE || code == 'h') {
             print_help(command, own, shared);
             *status = CLI_DONE;
@@ -294,11 +319,10 @@ bool cli_parse(const cli_command *command, const cli_option *own, const cli_opti
             return false;
         }
         if (code == '?') {
-            if (optopt >= FIRST_CODE) {
-                *status = cli_usage_error(command, "option '--%s' takes no value", entries[optopt - FIRST_CODE]->name);
-            } else {
-                *status = cli_usage_error(command, "unknown option '%s'", argv[optopt ? at : optind - 1]);
-            }
+            if (is_letter)
+                *status = cli_usage_error(command, "unknown option '-%c'", optopt);
+            else
+                *status = cli_usage_error(command, "option '%.*s' takes no value", (int)strcspn(word, "="), word);
             return false;
         }
         *status = set_value(command, entries[code - FIRST_CODE], optarg);

@@ -61,11 +61,11 @@ typedef struct cli_command {
     const cli_word *words; /* first operands that choose what the verb does, or NULL */
 } cli_command;
 
-/* Parses argv[1..argc) against up to two tables (`shared` may be NULL). A first operand that is the name of a GGUF file
- * is taken as the value of the shared option "model", where that has none. --help prints the tables, --list-options
- * and --list-verbs the same for completion by shells (tools/completion). Returns true to go on, with *first_operand
- * set; false when the verb is over: *status is then CLI_DONE (after --help) or CLI_USAGE (a message and the usage line
- * are on stderr). */
+/* Parses argv[1..argc) against up to two tables (`shared` may be NULL). Options have their whole names. A first operand
+ * that is the name of a GGUF file is taken as the value of the shared option "model", where that has none. --help
+ * prints the tables, --list-options and --list-verbs the same for completion by shells (tools/completion). Returns true
+ * to go on, with *first_operand set; false when the verb is over: *status is then CLI_DONE (after --help) or CLI_USAGE
+ * (a message and the usage line are on stderr). */
 bool cli_parse(const cli_command *command, const cli_option *own, const cli_option *shared, int argc, char **argv,
                int *first_operand, int *status);
 
@@ -74,6 +74,10 @@ bool cli_parse_bytes(const char *text, size_t *out);
 
 /* What --list-verbs prints, for completion by shells: a line for each word, its name and its summary between a tab. */
 void cli_list_words(const cli_word *words);
+
+/* Whether beginnings of names are taken as well, as long as no other option has them: not, unless a command line of an
+ * earlier version is run again, whose options could be shortened. Of the whole process. */
+void cli_take_beginnings(bool take);
 
 /* A wrong use that parsing alone cannot see: one line and the usage line on stderr; returns CLI_USAGE. */
 int cli_usage_error(const cli_command *command, const char *format, ...) __attribute__((format(printf, 2, 3)));

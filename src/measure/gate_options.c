@@ -508,8 +508,8 @@ typedef struct said_option {
     const char *value; /* NULL of flags */
 } said_option;
 
-/* An option by its name or, as getopt_long takes it, by a beginning of it that no other one has. RULES: none; -1: more
- * than one. */
+/* An option by its name or, as earlier versions took it, by a beginning of it that no other one has. RULES: none; -1:
+ * more than one. */
 static int find_option(const gate_context *context, const char *word, size_t length) {
     int found = RULES;
     for (int i = 0; i < RULES; i++) {

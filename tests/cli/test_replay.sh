@@ -44,6 +44,9 @@ works "files from elsewhere" gate --replay 0 --files "$WORK/copies" "$WORK/f.jso
 jq -c '.command = ["kakeya","eval","fidelity","/dev/zero","--max-sequences","5"]' "$WORK/f.json" >"$WORK/device.json"
 run gate --replay 1 "$WORK/device.json"
 check "what is no regular file is not read" grep -q '/dev/zero: no such file' "$WORK/out"
+jq -c '.command |= map(if . == "--score-tokens" then "--score" elif . == "--max-sequences" then "--max-seq" else . end)' \
+    "$WORK/f.json" >"$WORK/shortened.json"
+works "options that an earlier version let shorten" gate --replay 1 "$WORK/shortened.json"
 works "kernels of another kind stay within the bounds" gate --replay 1 --isa scalar "$WORK/f.json"
 check "which is said" grep -q 'within bounds, because the report was made with another backend' "$WORK/out"
 refuses "a number of rows that is none" "neither a number of rows nor 'all'" gate --replay many "$WORK/f.json"
@@ -74,7 +77,7 @@ if ! short_sweeps; then
     }
     # Whole runs have more of the same: a report costs seconds, and its replay as many.
     more() { [ -z "${WHOLE_SWEEPS:-}" ] || honest "$@"; }
-    text="$EXAMPLES/code/events.py --prompt-length=100 --score 4 --max-seq 5"
+    text="$EXAMPLES/code/events.py --prompt-length=100 --score-tokens 4 --max-sequences 5"
     # shellcheck disable=SC2086
     {
         more "in float32, with scalar kernels" "" fidelity $text --precision f32 --isa scalar --threads 1

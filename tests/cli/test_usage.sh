@@ -20,6 +20,8 @@ for verb in run serve tokenize score info explain bench; do
     check "$verb --help is silent on stderr" test ! -s "$WORK/err"
     check "$verb is in the manual page" grep -q "^\.SS $verb" docs/kakeya.1
     refuses "$verb: an unknown option is named" "unknown option '--frobnicate'" $verb --frobnicate
+    refuses "$verb: an option has its whole name" \
+        "^kakeya $verb: unknown option '--thread'; did you mean '--threads'\\?$" $verb --thread 2
     refuses "$verb: a missing value is named" "option '--model' needs a value" $verb --model
     refuses "$verb: a flag takes no value" "option '--json' takes no value" $verb --json=yes
     refuses "$verb: a bad number names the option" "--threads: 'two' is not an integer" $verb --threads two
@@ -44,6 +46,14 @@ check "verify is in the manual page" grep -q "^\.SS verify" docs/kakeya.1
 refuses "verify: an unknown option is named" "unknown option '--frobnicate'" verify --frobnicate
 refuses "verify: it has policies of its own" "unknown option '--attention'" verify --attention native
 
+for mode in "--mode ar" --mode=ar --mode; do
+    # shellcheck disable=SC2086  # words
+    refuses "serve $mode: an option of another verb is no beginning of one" \
+        "^kakeya serve: unknown option '--mode'; did you mean '--model'\?$" serve $mode
+done
+refuses "nor is a flag's beginning a flag, behind an operand" "^kakeya run: unknown option '--ra'; did you mean '--raw'\?$" run hello --ra
+refuses "a letter behind an operand is named" "^kakeya run: unknown option '-x'$" run hello -xy
+refuses "a beginning of several options means none" "^kakeya run: unknown option '--draft'$" run --draft 3 hello
 refuses "run: a temperature must be a number" "--temperature: 'warm' is not a number from 0" run --temperature warm x
 refuses "run: a negative temperature is refused" "--temperature: '-1' is not a number from 0" run --temperature -1 x
 refuses "run: infinity is no number" "--temperature: 'inf' is not a number" run --temperature inf x
