@@ -154,6 +154,83 @@ def _():
     s.stop()
 
 
+def put(b, field, name, text):
+    """A file in a field of files, as if it had been chosen."""
+    b.evaluate(f"""(() => {{ const d = new DataTransfer(); d.items.add(new File([{json.dumps(text)}], {json.dumps(name)}));
+        const field = document.getElementById('{field}'); field.files = d.files; field.dispatchEvent(new Event('change')); }})()""")
+
+
+KEPT = "[...document.querySelectorAll('#kept li > :first-child')].map(n => n.textContent)"
+
+
+@test("60: a block of code is copied; conversations are kept on request, listed, opened, deleted, exported and imported")
+def _():
+    said = "So: `f(x)`"
+    s = Server("--name", "demo", model=scripted_model(said))
+    b = open_page(s)
+    try:
+        ready(b)
+        b.evaluate("document.getElementById('temperature').value = '0'; 0")
+        b.evaluate("copied = []; navigator.clipboard.writeText = text => { copied.push(text); return Promise.resolve(); }; 0")
+        say(b, "first")
+        answered(b, 1)
+        block = json.dumps("Use:\n```python\nf(x)\n  + 1\n```\n")
+        b.evaluate(f"node = document.createElement('div'); document.body.append(node); show(node, {block}); 0")
+        b.evaluate("node.querySelector('.copy').click()")
+        b.until("!!node.querySelector('.copy.done')", "the button says that it has copied")
+        equal((b.evaluate("copied"), b.evaluate("node.querySelector('.copy').ariaLabel")), (["f(x)\n  + 1"], "Copy the code"))
+        equal(b.evaluate("node.textContent"), "Use:\nf(x)\n  + 1")
+        equal((b.evaluate(KEPT), b.evaluate("Object.keys(localStorage)")), ([], []), "nothing is kept unless it is asked for")
+        b.evaluate("document.getElementById('keep').click()")
+        equal(b.evaluate(KEPT), ["first"])
+        b.evaluate("document.getElementById('fresh').click()")
+        say(b, "second")
+        answered(b, 1)
+        say(b, "and more")
+        answered(b, 2)
+        equal(b.evaluate(KEPT), ["second", "first"])
+
+        # the tab comes again: the list is there, and what is opened goes on as it would have
+        b.call("Page.reload")
+        b.until("typeof current !== 'undefined' && current === null && document.readyState === 'complete'", "the page is there again")
+        ready(b)
+        equal((b.evaluate(KEPT), b.evaluate("document.getElementById('keep').checked")), (["second", "first"], True))
+        equal(b.evaluate("document.querySelectorAll('.turn').length"), 0)
+        b.evaluate("document.querySelector('#kept li > :first-child').click()")
+        turns = "[...document.querySelectorAll('.turn > .text')].map(n => n.textContent)"
+        equal(b.evaluate(turns), ["second", "So: f(x)", "and more", "So: f(x)"])
+        equal(b.evaluate("document.querySelector('#kept [aria-current]').textContent"), "second")
+        b.evaluate("""sent = []; send_on = window.fetch; window.fetch = (path, options) => {
+            if (options && options.body) sent.push(JSON.parse(options.body).messages); return send_on(path, options); }; 0""")
+        say(b, "third")
+        answered(b, 3)
+        equal([m["content"] for m in b.evaluate("sent[0]")], ["second", said, "and more", said, "third"])
+
+        # out and in again
+        b.evaluate("URL.createObjectURL = blob => { exported = blob.text(); return '#'; }; document.getElementById('export').click(); 0")
+        exported = json.loads(b.evaluate("exported"))
+        equal((exported["model"], len(exported["messages"])), ("demo", 6))
+        b.evaluate("[...document.querySelectorAll('#kept li')][0].lastChild.click()")
+        equal(b.evaluate(KEPT), ["first"])
+        put(b, "chosen", "c.json", json.dumps(exported))
+        b.until("document.querySelectorAll('.turn').length === 6", "the file is shown")
+        equal(b.evaluate(KEPT), ["second", "first"])
+        alone = [{"role": "system", "content": "Be <b>brief</b>."}, {"role": "user", "content": "<i>hi</i>"}]
+        put(b, "chosen", "m.json", json.dumps(alone))
+        b.until("document.querySelectorAll('.turn').length === 1", "so are messages alone")
+        equal((b.evaluate("document.getElementById('system').value"), b.evaluate(turns)), ("Be <b>brief</b>.", ["<i>hi</i>"]))
+        picture = {"type": "image_url", "image_url": {"url": "https://example.invalid/x.png"}}
+        for wrong in ("{}", "no JSON", "[]", '[{"role": "tool", "content": "x"}]', json.dumps([{"role": "user", "content": [picture]}])):
+            b.evaluate("tell(''); 0")
+            put(b, "chosen", "w.json", wrong)
+            b.until("document.getElementById('trouble').textContent.startsWith('w.json is no conversation')", wrong)
+        equal(b.evaluate("document.querySelectorAll('.turn').length"), 1, "what is shown stays")
+        stayed_here(b, s)
+    finally:
+        b.close()
+    s.stop()
+
+
 @test("60: a full context, before or within an answer, suggests a new chat")
 def _():
     s = Server("--name", "demo", "--context", "300")
