@@ -7,8 +7,6 @@
 
 /* -------------------------------------------------------------------------------------------------------- memory */
 
-static size_t most(size_t a, size_t b) { return a > b ? a : b; }
-
 /* The largest sizes that a learner of these options has. */
 typedef struct sizes {
     size_t sequences, chains, rows, positions, hidden, backbone, vocab, width, q, widest;
@@ -25,44 +23,40 @@ static sizes sizes_of(const chain_learner *l) {
                .vocab = (size_t)c->vocab};
     s.rows = s.chains * (size_t)(l->o.chain - 1);
     for (int i = 0; i < c->layers; i++) {
-        s.width = most(s.width, (size_t)c->layer[i].intermediate);
-        s.q = most(s.q, (size_t)chain_q(l, i));
+        s.width = train_most(s.width, (size_t)c->layer[i].intermediate);
+        s.q = train_most(s.q, (size_t)chain_q(l, i));
     }
-    s.widest = most(most(2 * s.backbone, s.hidden), most(2 * s.width, s.q));
+    s.widest = train_most(train_most(2 * s.backbone, s.hidden), train_most(2 * s.width, s.q));
     return s;
-}
-
-static weight take_turned(train_arena *a, int out, int in) {
-    return weight_matrix(WEIGHT_F32, train_take(a, (size_t)out * (size_t)in), in, out);
 }
 
 static void lay_out_weights(chain_learner *l, train_arena *a) {
     const gemma4_config *c = &l->c.stack;
-    l->turned.state = take_turned(a, c->hidden, l->c.backbone);
-    l->turned.post = take_turned(a, l->c.backbone, c->hidden);
-    l->turned.head = take_turned(a, c->vocab, c->hidden);
-    if (l->c.clusters) l->turned.centroids = take_turned(a, l->c.clusters, c->hidden);
+    l->turned.state = train_take_turned(a, c->hidden, l->c.backbone);
+    l->turned.post = train_take_turned(a, l->c.backbone, c->hidden);
+    l->turned.head = train_take_turned(a, c->vocab, c->hidden);
+    if (l->c.clusters) l->turned.centroids = train_take_turned(a, l->c.clusters, c->hidden);
     for (int i = 0; i < c->layers; i++) {
         int width = c->layer[i].intermediate;
-        l->turned.layer[i].q = take_turned(a, chain_q(l, i), c->hidden);
-        l->turned.layer[i].o = take_turned(a, c->hidden, chain_q(l, i));
-        l->turned.layer[i].gate = take_turned(a, width, c->hidden);
-        l->turned.layer[i].up = take_turned(a, width, c->hidden);
-        l->turned.layer[i].down = take_turned(a, c->hidden, width);
+        l->turned.layer[i].q = train_take_turned(a, chain_q(l, i), c->hidden);
+        l->turned.layer[i].o = train_take_turned(a, c->hidden, chain_q(l, i));
+        l->turned.layer[i].gate = train_take_turned(a, width, c->hidden);
+        l->turned.layer[i].up = train_take_turned(a, width, c->hidden);
+        l->turned.layer[i].down = train_take_turned(a, c->hidden, width);
     }
 }
 
 static void lay_out_products(chain_learner *l, const sizes *s, train_arena *a) {
     size_t head = CHAIN_HEAD_ROWS, packed = train_packed_floats(l->m, s->chains, s->widest);
-    packed = most(packed, train_packed_floats(l->m, head, most(s->vocab, s->widest)));
-    packed = most(packed, train_packed_floats(l->m, s->vocab, head));
-    packed = most(packed, train_packed_floats(l->m, s->widest, s->rows));
-    size_t turned = most((s->vocab + s->hidden) * head, (s->widest + s->hidden) * s->rows);
-    size_t product = most(most(most(s->vocab, s->widest), s->chains), head) * s->hidden;
+    packed = train_most(packed, train_packed_floats(l->m, head, train_most(s->vocab, s->widest)));
+    packed = train_most(packed, train_packed_floats(l->m, s->vocab, head));
+    packed = train_most(packed, train_packed_floats(l->m, s->widest, s->rows));
+    size_t turned = train_most((s->vocab + s->hidden) * head, (s->widest + s->hidden) * s->rows);
+    size_t product = train_most(train_most(train_most(s->vocab, s->widest), s->chains), head) * s->hidden;
     l->products = (train_products){l->m, train_take(a, packed), train_take(a, turned), train_take(a, product)};
     size_t of_thread = train_packed_floats(l->m, CHAIN_CHUNK, s->positions);
     for (int i = 0; i < l->c.stack.layers; i++)
-        of_thread = most(of_thread, train_packed_floats(l->m, CHAIN_CHUNK, (size_t)l->c.stack.layer[i].head_dim));
+        of_thread = train_most(of_thread, train_packed_floats(l->m, CHAIN_CHUNK, (size_t)l->c.stack.layer[i].head_dim));
     for (int i = 0; i < l->m->threads; i++) l->thread_packed[i] = train_take(a, of_thread);
 }
 
@@ -137,12 +131,6 @@ size_t chain_learner_bytes(backend_model *m, const learner_options *options) {
     return a.floats * sizeof(float) + sizeof *l;
 }
 
-static void fill_head(chain_learner *l, void *context, int row) {
-    (void)context;
-    load_row(l->m, &l->m->weights->head, row, 0, l->c.backbone,
-             chain_values(&l->verifiers_head) + (size_t)row * (size_t)l->c.backbone);
-}
-
 kakeya_status chain_learner_create(backend_model *m, const learner_options *options, chain_learner **out,
                                    kakeya_error *error) {
     *out = NULL;
@@ -165,7 +153,7 @@ kakeya_status chain_learner_create(backend_model *m, const learner_options *opti
     memset(l->memory, 0, bytes);
     a = (train_arena){.base = l->memory};
     lay_out(l, &a);
-    if (l->o.distribution) chain_each(l, l->c.stack.vocab, fill_head, NULL);
+    if (l->o.distribution) train_load_head(m, &l->verifiers_head);
     *out = l;
     return KAKEYA_OK;
 }
@@ -176,27 +164,23 @@ void chain_learner_destroy(chain_learner *l) {
     mem_free(l);
 }
 
-static void turn_matrix(const chain_learner *l, const weight *w, const weight *turned) {
-    train_turn_wide(&l->products, chain_values(w), (size_t)w->in, w->out, w->in, chain_values(turned));
-}
-
 void chain_learner_weights(chain_learner *l, const float *weights) {
-    assistant_values_bind(&l->c, chain_vector(weights), &l->w);
+    assistant_values_bind(&l->c, train_vector(weights), &l->w);
     const assistant_weights *w = &l->w.weights;
     const weight *pre = &w->pre_projection;
     int backbone = l->c.backbone;
-    train_turn_wide(&l->products, chain_values(pre) + backbone, (size_t)pre->in, pre->out, backbone,
-                    chain_values(&l->turned.state));
-    turn_matrix(l, &w->post_projection, &l->turned.post);
-    turn_matrix(l, &w->stack.head, &l->turned.head);
-    if (l->c.clusters) turn_matrix(l, &w->centroids, &l->turned.centroids);
+    train_turn_wide(&l->products, train_values(pre) + backbone, (size_t)pre->in, pre->out, backbone,
+                    train_values(&l->turned.state));
+    train_turn_matrix(&l->products, &w->post_projection, &l->turned.post);
+    train_turn_matrix(&l->products, &w->stack.head, &l->turned.head);
+    if (l->c.clusters) train_turn_matrix(&l->products, &w->centroids, &l->turned.centroids);
     for (int i = 0; i < l->c.stack.layers; i++) {
         const gemma4_layer_weights *of = &w->stack.layer[i];
-        turn_matrix(l, &of->q_proj, &l->turned.layer[i].q);
-        turn_matrix(l, &of->o_proj, &l->turned.layer[i].o);
-        turn_matrix(l, &of->gate_proj, &l->turned.layer[i].gate);
-        turn_matrix(l, &of->up_proj, &l->turned.layer[i].up);
-        turn_matrix(l, &of->down_proj, &l->turned.layer[i].down);
+        train_turn_matrix(&l->products, &of->q_proj, &l->turned.layer[i].q);
+        train_turn_matrix(&l->products, &of->o_proj, &l->turned.layer[i].o);
+        train_turn_matrix(&l->products, &of->gate_proj, &l->turned.layer[i].gate);
+        train_turn_matrix(&l->products, &of->up_proj, &l->turned.layer[i].up);
+        train_turn_matrix(&l->products, &of->down_proj, &l->turned.layer[i].down);
     }
 }
 

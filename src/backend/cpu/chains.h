@@ -12,7 +12,7 @@
 
 #include "backend/backend_train.h"
 #include "backend/cpu/cpu.h"
-#include "backend/cpu/train_products.h"
+#include "backend/cpu/train_rows.h"
 #include "model/assistant_values.h"
 
 typedef struct chain_layer {
@@ -81,14 +81,8 @@ enum { CHAIN_HEAD_ROWS = 128, CHAIN_CHUNK = 32 /* rows of a piece of attention *
 static inline int chain_q(const chain_learner *l, int layer) {
     return l->c.stack.heads * l->c.stack.layer[layer].head_dim;
 }
-static inline float *chain_values(const weight *w) { return (float *)(uintptr_t)w->stream[0]; }
-static inline float *chain_vector(const float *v) { return (float *)(uintptr_t)v; }
 /* The first row of a pass. */
 static inline size_t chain_row(const chain_learner *l, int pass) { return (size_t)pass * (size_t)l->chains; }
-
-/* task(l, context, row) for each of n rows on the pool. */
-typedef void (*chain_task)(chain_learner *l, void *context, int row);
-void chain_each(chain_learner *l, int n, chain_task task, void *context);
 
 /* --- chains_attention.c: K and V of the sequences; from q to o; from d_o to d_q, which is set. */
 void chain_gather(chain_learner *l);

@@ -90,6 +90,7 @@ static double divergence(const row_logits *p, const row_logits *q, int n, float 
 /* ---------------------------------------------------------------------------------------------------------- rows */
 
 typedef struct score_work {
+    chain_learner *l;
     int from; /* of the scored rows */
 } score_work;
 
@@ -165,8 +166,9 @@ static int choice_of(const chain_learner *l, const row_logits *r) {
     return best;
 }
 
-static void score_row(chain_learner *l, void *context, int row) {
+static void score_row(void *context, int row) {
     const score_work *w = context;
+    chain_learner *l = w->l;
     int at = l->scored[w->from + row], n = l->c.stack.vocab;
     int32_t target = chain_sequence(l, at)->tokens[chain_position(l, at)];
     double weigh = counts(l, place_of(l, at));
@@ -218,8 +220,8 @@ static void head_back(chain_learner *l, int n) {
     const assistant_weights *g = &l->gradient.weights;
     int hidden = l->c.stack.hidden, vocab = l->c.stack.vocab, clusters = l->c.clusters;
     size_t h = (size_t)hidden, v = (size_t)vocab, c = (size_t)clusters;
-    train_outer_add(p, l->logits, v, vocab, l->picked, h, hidden, n, chain_values(&g->stack.head));
-    if (clusters) train_outer_add(p, l->clusters, c, clusters, l->picked, h, hidden, n, chain_values(&g->centroids));
+    train_outer_add(p, l->logits, v, vocab, l->picked, h, hidden, n, train_values(&g->stack.head));
+    if (clusters) train_outer_add(p, l->clusters, c, clusters, l->picked, h, hidden, n, train_values(&g->centroids));
     train_product(p, l->logits, v, n, &l->turned.head, l->picked, h);
     if (clusters) train_product_add(p, l->clusters, c, n, &l->turned.centroids, l->picked);
 }
@@ -230,19 +232,15 @@ void chain_score(chain_learner *l, bool backward) {
     if (backward) memset(l->d_normed, 0, (size_t)(l->chains * l->passes) * hidden * sizeof *l->d_normed);
     for (int from = 0; from < l->n_scored; from += CHAIN_HEAD_ROWS) {
         int n = l->n_scored - from < CHAIN_HEAD_ROWS ? l->n_scored - from : CHAIN_HEAD_ROWS;
-        for (int i = 0; i < n; i++)
-            memcpy(l->picked + (size_t)i * hidden, l->normed + (size_t)l->scored[from + i] * hidden,
-                   hidden * sizeof *l->picked);
+        train_pick(l->normed, l->scored + from, n, hidden, l->picked);
         train_product(&l->products, l->picked, hidden, n, &w->stack.head, l->logits, vocab);
         if (clusters) train_product(&l->products, l->picked, hidden, n, &w->centroids, l->clusters, clusters);
         if (l->o.distribution) teach(l, from, n);
-        score_work work = {from};
-        chain_each(l, n, score_row, &work);
+        score_work work = {l, from};
+        train_each(l->m, n, score_row, &work);
         if (!backward) continue;
         head_back(l, n);
-        for (int i = 0; i < n; i++)
-            memcpy(l->d_normed + (size_t)l->scored[from + i] * hidden, l->picked + (size_t)i * hidden,
-                   hidden * sizeof *l->d_normed);
+        train_put(l->picked, l->scored + from, n, hidden, l->d_normed);
     }
     add_up(l);
 }

@@ -14,6 +14,7 @@
  *   train.c         the table of training                   look.h          forwards that it looks at
  *   students.h      distillation of an f_theta              learner.h       training of a drafter
  *   backward.h      gradients of rows                       train_products.h exact products
+ *   train_rows.h    rows of both kinds of drafters' learners
  *   kernels.h       the inner loops, a table per instruction set */
 #ifndef KAKEYA_BACKEND_CPU_CPU_H
 #define KAKEYA_BACKEND_CPU_CPU_H

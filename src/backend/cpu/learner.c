@@ -8,27 +8,21 @@
 
 /* -------------------------------------------------------------------------------------------------------- memory */
 
-static size_t most(size_t a, size_t b) { return a > b ? a : b; }
-
-static weight take_turned(train_arena *a, int out, int in) {
-    return weight_matrix(WEIGHT_F32, train_take(a, (size_t)out * (size_t)in), in, out);
-}
-
 static void lay_out_weights(backend_learner *l, train_arena *a) {
     const dflash_config *c = &l->c;
     int q = (int)learner_q(c), kv = (int)learner_kv(c);
     for (int i = 0; i < c->layers; i++) {
         dflash_layer_weights *t = &l->turned.layer[i];
-        t->q_proj = take_turned(a, q, c->hidden);
-        t->k_proj = take_turned(a, kv, c->hidden);
-        t->v_proj = take_turned(a, kv, c->hidden);
-        t->o_proj = take_turned(a, c->hidden, q);
-        t->gate_proj = take_turned(a, c->intermediate, c->hidden);
-        t->up_proj = take_turned(a, c->intermediate, c->hidden);
-        t->down_proj = take_turned(a, c->hidden, c->intermediate);
+        t->q_proj = train_take_turned(a, q, c->hidden);
+        t->k_proj = train_take_turned(a, kv, c->hidden);
+        t->v_proj = train_take_turned(a, kv, c->hidden);
+        t->o_proj = train_take_turned(a, c->hidden, q);
+        t->gate_proj = train_take_turned(a, c->intermediate, c->hidden);
+        t->up_proj = train_take_turned(a, c->intermediate, c->hidden);
+        t->down_proj = train_take_turned(a, c->hidden, c->intermediate);
     }
     l->head = weight_matrix(WEIGHT_F32, train_take(a, (size_t)c->vocab * (size_t)c->hidden), c->vocab, c->hidden);
-    l->head_t = take_turned(a, c->vocab, c->hidden);
+    l->head_t = train_take_turned(a, c->vocab, c->hidden);
 }
 
 /* Largest inputs and outputs of products. */
@@ -36,14 +30,14 @@ static void lay_out_products(backend_learner *l, train_arena *a) {
     const dflash_config *c = &l->c;
     size_t rows = (size_t)(l->o.blocks * c->block_size), all = (size_t)l->o.sequence, hidden = (size_t)c->hidden,
            q = learner_q(c), kv = learner_kv(c), width = (size_t)c->intermediate, aux = (size_t)c->targets * hidden,
-           widest = most(most(hidden, q), most(kv, width));
+           widest = train_most(train_most(hidden, q), train_most(kv, width));
     size_t packed = train_packed_floats(l->m, LEARNER_HEAD_ROWS, (size_t)c->vocab);
-    packed = most(packed, train_packed_floats(l->m, most(rows, LEARNER_HEAD_ROWS), widest));
-    packed = most(packed, train_packed_floats(l->m, all, most(aux, most(hidden, kv))));
-    packed = most(packed, train_packed_floats(l->m, widest, rows));
-    packed = most(packed, train_packed_floats(l->m, most(hidden, kv), all));
-    size_t product = most(most(rows, all) * hidden, hidden * most(aux, widest));
-    size_t turned = most(rows * (widest + hidden), all * (hidden + most(aux, kv)));
+    packed = train_most(packed, train_packed_floats(l->m, train_most(rows, LEARNER_HEAD_ROWS), widest));
+    packed = train_most(packed, train_packed_floats(l->m, all, train_most(aux, train_most(hidden, kv))));
+    packed = train_most(packed, train_packed_floats(l->m, widest, rows));
+    packed = train_most(packed, train_packed_floats(l->m, train_most(hidden, kv), all));
+    size_t product = train_most(train_most(rows, all) * hidden, hidden * train_most(aux, widest));
+    size_t turned = train_most(rows * (widest + hidden), all * (hidden + train_most(aux, kv)));
     l->products = (train_products){l->m, train_take(a, packed), train_take(a, turned), train_take(a, product)};
     for (int i = 0; i < l->m->threads; i++) {
         l->thread[i] = train_take(a, LEARNER_CHUNK * rows);
@@ -78,10 +72,10 @@ static void lay_out(backend_learner *l, train_arena *a) {
     for (int k = 0; k < 3; k++) *context[k] = train_take(a, all * hidden);
     float **wide[] = {&l->last, &l->final_x, &l->branch, &l->d_h, &l->d_x};
     for (int k = 0; k < 5; k++)
-        *wide[k] = train_take(a, rows * most(hidden, 4)); /* branch also holds a row's results */
+        *wide[k] = train_take(a, rows * train_most(hidden, 4)); /* branch also holds a row's results */
     l->picked = train_take(a, LEARNER_HEAD_ROWS * hidden);
     l->logits = train_take(a, LEARNER_HEAD_ROWS * (size_t)c->vocab);
-    l->sink = train_take(a, most(rows, all) * hidden);
+    l->sink = train_take(a, train_most(rows, all) * hidden);
     l->d_act = train_take(a, rows * width);
     l->d_gate_up = train_take(a, 2 * rows * width);
     float **query[] = {&l->d_q, &l->d_o, &l->q_t, &l->d_o_t};
@@ -114,12 +108,6 @@ size_t cpu_learner_bytes(backend_model *m, const learner_options *options) {
     lay_out(l, &a);
     mem_free(l);
     return a.floats * sizeof(float) + sizeof *l;
-}
-
-static void fill_head(backend_learner *l, void *context, int row) {
-    (void)context;
-    load_row(l->m, &l->m->weights->head, row, 0, l->c.hidden,
-             learner_values(&l->head) + (size_t)row * (size_t)l->c.hidden);
 }
 
 static kakeya_status create_chains(backend_model *m, const learner_options *o, backend_learner **out,
@@ -160,9 +148,8 @@ kakeya_status cpu_learner_create(backend_model *m, const learner_options *o, bac
     memset(l->memory, 0, bytes);
     a = (train_arena){.base = l->memory};
     lay_out(l, &a);
-    learner_each(l, l->c.vocab, fill_head, NULL);
-    train_turn_wide(&l->products, learner_values(&l->head), (size_t)l->c.hidden, l->c.vocab, l->c.hidden,
-                    learner_values(&l->head_t));
+    train_load_head(m, &l->head);
+    train_turn_matrix(&l->products, &l->head, &l->head_t);
     *out = l;
     return KAKEYA_OK;
 }
@@ -175,25 +162,21 @@ void cpu_learner_destroy(backend_learner *l) {
     mem_free(l);
 }
 
-static void turn_matrix(const backend_learner *l, const weight *w, const weight *turned) {
-    train_turn_wide(&l->products, learner_values(w), (size_t)w->in, w->out, w->in, learner_values(turned));
-}
-
 void cpu_learner_weights(backend_learner *l, const float *weights) {
     if (l->chains) {
         chain_learner_weights(l->chains, weights);
         return;
     }
-    dflash_values_bind(&l->c, learner_vector(weights), &l->w);
+    dflash_values_bind(&l->c, train_vector(weights), &l->w);
     for (int i = 0; i < l->c.layers; i++) {
         const dflash_layer_weights *w = &l->w.layer[i], *t = &l->turned.layer[i];
-        turn_matrix(l, &w->q_proj, &t->q_proj);
-        turn_matrix(l, &w->k_proj, &t->k_proj);
-        turn_matrix(l, &w->v_proj, &t->v_proj);
-        turn_matrix(l, &w->o_proj, &t->o_proj);
-        turn_matrix(l, &w->gate_proj, &t->gate_proj);
-        turn_matrix(l, &w->up_proj, &t->up_proj);
-        turn_matrix(l, &w->down_proj, &t->down_proj);
+        train_turn_matrix(&l->products, &w->q_proj, &t->q_proj);
+        train_turn_matrix(&l->products, &w->k_proj, &t->k_proj);
+        train_turn_matrix(&l->products, &w->v_proj, &t->v_proj);
+        train_turn_matrix(&l->products, &w->o_proj, &t->o_proj);
+        train_turn_matrix(&l->products, &w->gate_proj, &t->gate_proj);
+        train_turn_matrix(&l->products, &w->up_proj, &t->up_proj);
+        train_turn_matrix(&l->products, &w->down_proj, &t->down_proj);
     }
 }
 

@@ -1,9 +1,12 @@
 /* The learner of drafters (backend/backend_train.h): a drafter's forward over many blocks of one sequence, exact
  * float32, every value that the way back needs kept, and that way. The rooms:
  *
- *   learner.c            memory, weights, the order of a sequence        learner_layer.c     context, layers, there and
- * back learner_attention.c  blocks over the context and themselves          learner_head.c      what the drafts cost
- *   train_products.h     products                                        backward.h          gradients of rows
+ *   learner.c            memory, weights, the order of a sequence
+ *   learner_layer.c      context, layers, there and back
+ *   learner_attention.c  blocks over the context and themselves
+ *   learner_head.c       what the drafts cost
+ *   train_rows.h         norms, heads and gates of rows
+ *   train_products.h     products
  *
  * Shapes: N rows of all blocks, B of one, T positions of context, H hidden, C = T + B columns that rows attend. */
 #ifndef KAKEYA_BACKEND_CPU_LEARNER_H
@@ -11,7 +14,7 @@
 
 #include "backend/backend_train.h"
 #include "backend/cpu/cpu.h"
-#include "backend/cpu/train_products.h"
+#include "backend/cpu/train_rows.h"
 #include "model/dflash_values.h"
 
 typedef struct learner_layer {
@@ -67,12 +70,6 @@ enum { LEARNER_HEAD_ROWS = 128, LEARNER_CHUNK = 32 /* rows or columns of a piece
 
 static inline size_t learner_kv(const dflash_config *c) { return (size_t)(c->kv_heads * c->head_dim); }
 static inline size_t learner_q(const dflash_config *c) { return (size_t)(c->heads * c->head_dim); }
-static inline float *learner_values(const weight *w) { return (float *)(uintptr_t)w->stream[0]; }
-static inline float *learner_vector(const float *v) { return (float *)(uintptr_t)v; }
-
-/* task(l, context, row) for each of n rows on the pool. */
-typedef void (*learner_task)(backend_learner *l, void *context, int row);
-void learner_each(backend_learner *l, int n, learner_task task, void *context);
 
 /* --- learner_attention.c: from q, own and context to o; from d_o to d_q, d_own and d_columns, which are set. */
 void learner_attend(backend_learner *l, int layer);
@@ -85,10 +82,10 @@ void learner_context(backend_learner *l);
 void learner_context_back(backend_learner *l);
 void learner_forward(backend_learner *l, int layer, float *out);
 void learner_back(backend_learner *l, int layer); /* d_h: of the layer's output, then of its input */
-/* Rows of H values: a norm, and the way back through it, added to d_x; the gain's gradient where `d_gain` is given. */
-void learner_norm(backend_learner *l, const float *x, const float *gain, int rows, float *out);
-void learner_norm_back(backend_learner *l, const float *x, const float *gain, const float *d_out, int rows, float *d_x,
-                       const float *d_gain);
+/* Norms of rows of H values. */
+static inline train_norms learner_norms(const backend_learner *l, int rows) {
+    return (train_norms){l->m, rows, l->c.hidden, l->c.rms_eps};
+}
 
 /* --- learner_head.c: what the drafts cost; with `backward` d_h of the last layer's output. */
 void learner_score(backend_learner *l, learner_result *out);

@@ -6,6 +6,7 @@
 #include "backend/cpu/learner.h"
 
 typedef struct score_work {
+    const backend_learner *l;
     int from; /* of the scored rows */
     double *loss;
     bool *right;
@@ -15,8 +16,9 @@ static int place_of(const backend_learner *l, int row) { return row % l->c.block
 
 static double counts(const backend_learner *l, int place) { return l->o.decay > 0 ? exp(-place / l->o.decay) : 1; }
 
-static void score_row(backend_learner *l, void *context, int row) {
+static void score_row(void *context, int row) {
     const score_work *w = context;
+    const backend_learner *l = w->l;
     int vocab = l->c.vocab, at = l->scored[w->from + row], best = -1;
     int32_t target = l->tokens[l->position[at]];
     float *z = l->logits + (size_t)row * (size_t)vocab;
@@ -52,24 +54,20 @@ void learner_score(backend_learner *l, learner_result *out) {
     size_t hidden = (size_t)l->c.hidden;
     double *loss = (double *)(void *)l->branch; /* [N] doubles fit where [N][H] floats do: H is even */
     bool *right = (bool *)(loss + l->rows);
-    learner_norm(l, l->last, l->w.norm, l->rows, l->final_x);
+    train_norm(learner_norms(l, l->rows), l->last, l->w.norm, NULL, l->final_x);
     if (l->backward) memset(l->d_x, 0, (size_t)l->rows * hidden * sizeof *l->d_x);
     for (int from = 0; from < l->n_scored; from += LEARNER_HEAD_ROWS) {
         int n = l->n_scored - from < LEARNER_HEAD_ROWS ? l->n_scored - from : LEARNER_HEAD_ROWS;
-        for (int i = 0; i < n; i++)
-            memcpy(l->picked + (size_t)i * hidden, l->final_x + (size_t)l->scored[from + i] * hidden,
-                   hidden * sizeof *l->picked);
+        train_pick(l->final_x, l->scored + from, n, hidden, l->picked);
         train_product(&l->products, l->picked, hidden, n, &l->head, l->logits, (size_t)l->c.vocab);
-        score_work work = {from, loss, right};
-        learner_each(l, n, score_row, &work);
+        score_work work = {l, from, loss, right};
+        train_each(l->m, n, score_row, &work);
         if (!l->backward) continue;
         train_product(&l->products, l->logits, (size_t)l->c.vocab, n, &l->head_t, l->picked, hidden);
-        for (int i = 0; i < n; i++)
-            memcpy(l->d_x + (size_t)l->scored[from + i] * hidden, l->picked + (size_t)i * hidden,
-                   hidden * sizeof *l->d_x);
+        train_put(l->picked, l->scored + from, n, hidden, l->d_x);
     }
     add_up(l, loss, right, out);
     if (!l->backward) return;
     memset(l->d_h, 0, (size_t)l->rows * hidden * sizeof *l->d_h);
-    learner_norm_back(l, l->last, l->w.norm, l->d_x, l->rows, l->d_h, l->gradient.norm);
+    train_norm_back(learner_norms(l, l->rows), l->last, l->w.norm, l->d_x, l->d_h, l->gradient.norm);
 }
