@@ -96,6 +96,21 @@ typedef void (*kakeya_stored_fn)(void *user, const char *group, const char *form
 KAKEYA_API kakeya_status kakeya_inspect(const char *model, bool check, kakeya_stored_fn stored, void *user,
                                         kakeya_error *error);
 
+/* What a limit on weights (kakeya_engine_options.weights_limit_bytes) comes to for the files of a mixture of experts,
+ * drafters aside. */
+typedef struct kakeya_weights_needs {
+    size_t size;
+    size_t resident;              /* bytes that every token needs */
+    size_t expert_bytes;          /* of a routed expert, in the layer where they are largest */
+    size_t experts, wanted;       /* routed experts of all layers, and those of them that a token chooses */
+    double read_bytes_per_second; /* of experts at random places of the file, several at a time */
+} kakeya_weights_needs;
+
+/* Reads a model's files, a directory or a GGUF file, and measures their disk for about so many seconds (0: not at all).
+ * KAKEYA_UNSUPPORTED for a model without experts. */
+KAKEYA_API kakeya_status kakeya_weights_inspect(const char *model, double seconds, kakeya_weights_needs *out,
+                                                kakeya_error *error);
+
 #ifdef __cplusplus
 }
 #endif

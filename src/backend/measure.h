@@ -93,6 +93,8 @@ typedef struct backend_measure_ops {
      * next to each other. format: of the tower's matrices. */
     size_t (*image_bytes)(const struct gemma4_vision *vision, weight_format format, int patches, int side, int threads);
     kakeya_status (*probe)(backend_model *model, backend_probe *out, kakeya_error *error);
+    /* Bytes per second of reads of experts, of a model whose weights are bounded. NULL: none is. */
+    kakeya_status (*probe_weights)(backend_model *model, double *bytes_per_second, kakeya_error *error);
     /* The same of a model with these options that is not there: precision, isa, threads and account are read. NULL
      * where `machine` is. */
     kakeya_status (*probe_machine)(const backend_model_options *options, backend_probe *out, kakeya_error *error);

@@ -9,7 +9,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/platform.h"
+#include "base/random.h"
 
 /* Reads under way at a time. A disk needs several; more than these only wait for each other. */
 enum { READERS = 8 };
@@ -187,6 +189,34 @@ kakeya_status block_reader_run(block_reader *reader, const block_read *reads, si
     const read_file *changed = changed_file(reader);
     if (!changed) return KAKEYA_OK;
     return error_set(error, KAKEYA_IO, "%s: the file was changed while it is in use", changed->path);
+}
+
+/* Reads that a probe issues together, as those of a layer's experts are. */
+enum { PROBE_READS = 2 * READERS };
+
+kakeya_status block_reader_probe(block_reader *reader, int file, uint64_t begin, uint64_t end, size_t bytes,
+                                 double seconds, double *rate, kakeya_error *error) {
+    const size_t room = block_room(BLOCK_BYTES - 1, bytes);
+    unsigned char *memory = NULL;
+    if (bytes > end - begin) bytes = (size_t)(end - begin);
+    if (posix_memalign((void **)(void *)&memory, BLOCK_BYTES, PROBE_READS * room) != 0)
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for reading files");
+    const double start = clock_seconds();
+    kakeya_status status = KAKEYA_OK;
+    uint64_t done = 0, drawn = 0;
+    do {
+        block_read reads[PROBE_READS];
+        for (size_t i = 0; i < PROBE_READS; i++) {
+            uint64_t places = end - begin - bytes + 1;
+            uint64_t at = begin + (uint64_t)(random_uniform_at(7, drawn++) * (double)places);
+            reads[i] = block_read_of(file, at, bytes, memory + i * room);
+            done += reads[i].bytes;
+        }
+        status = block_reader_run(reader, reads, PROBE_READS, error);
+    } while (!status && clock_seconds() - start < seconds);
+    *rate = (double)done / (clock_seconds() - start);
+    free(memory);
+    return status;
 }
 
 const char *block_reader_method(const block_reader *reader) {

@@ -32,6 +32,11 @@ kakeya_status block_reader_file(block_reader *reader, const char *path, int *fil
  * what was read may be used. One call at a time. */
 kakeya_status block_reader_run(block_reader *reader, const block_read *reads, size_t n, kakeya_error *error);
 
+/* Bytes per second of reads of `bytes` at random places of [begin, end) of a file, as many at a time as the reader has
+ * under way, for about so many seconds. */
+kakeya_status block_reader_probe(block_reader *reader, int file, uint64_t begin, uint64_t end, size_t bytes,
+                                 double seconds, double *rate, kakeya_error *error);
+
 /* How bytes come: "direct reads", "reads through the page cache". */
 const char *block_reader_method(const block_reader *reader);
 

@@ -23,12 +23,16 @@ static const cli_command command = {
                "--profile adds, on backends cuda and mlx, a table of one decode step's kernels, each measured alone.\n"
                "--sessions measures many sessions instead. Each decodes one token per step: first by themselves,\n"
                "then with a new session's prompt beside them, of which a step takes as much as --stall-ms allows.\n"
+               "--weights-limit, which may be a list here, measures instead what each limit costs: a prompt and\n"
+               "decoding with random tokens at the first context, experts in memory, bytes read, and the share of\n"
+               "the slowest of disk, memory and kernels, all probed in the same run.\n"
                "--requests measures a busy engine instead. Each request has a random text of half to one and a half\n"
                "times --prompt-tokens. The ideal beside it has all prompts at the speed of one long prompt, and all\n"
                "answers at that of a full batch in step. With --url the requests go to a server, as streams.\n",
     .examples = "  kakeya bench --context-frontiers 0,1024,4096\n"
                 "  kakeya bench --synthetic 26b-a4b:layers=6 --threads 2 --csv bench.csv\n"
                 "  kakeya bench --sessions 1,4,8 --context-frontiers 1238\n"
+                "  kakeya bench --weights-limit 3G,4G,8G --model gemma-4-26b-q4_0.gguf --repeats 1\n"
                 "  kakeya bench --requests 64 --prompt-tokens 256 --answer-tokens 32\n"
                 "  kakeya bench --requests 64 --url http://127.0.0.1:8080 --outstanding 32\n",
 };
@@ -163,6 +167,7 @@ static kakeya_status bench_one(kakeya_engine *engine, const bench_arguments *arg
 
 static kakeya_status bench(bench_arguments *arguments, kakeya_error *error) {
     if (arguments->url) return bench_url(arguments, error);
+    if (arguments->shared.weights_limit) return bench_weights(arguments, error);
     kakeya_engine *engine = NULL;
     file_writer *csv = NULL;
     const char *model = NULL;
@@ -198,6 +203,12 @@ static bool check_combination(const bench_arguments *a, int *status) {
                                   a->profile ? "--profile"
                                   : a->csv   ? "--csv"
                                              : "--sessions");
+    else if (a->shared.weights_limit && (a->requests || a->sessions.n || a->profile || a->csv))
+        *status = cli_usage_error(&command, "--weights-limit and %s exclude each other",
+                                  a->requests     ? "--requests"
+                                  : a->sessions.n ? "--sessions"
+                                  : a->profile    ? "--profile"
+                                                  : "--csv");
     else if (!a->requests && others)
         *status = cli_usage_error(&command, "--url, --recorded, --rate, --outstanding and --max-batch need --requests");
     else if (a->requests && a->prompt_tokens < 2)

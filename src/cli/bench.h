@@ -34,6 +34,9 @@ void bench_add_spread(struct cJSON *object, const char *key, const bench_spread 
 kakeya_status bench_sessions(kakeya_engine *engine, const bench_arguments *arguments, file_writer *csv,
                              kakeya_error *error);
 
+/* --weights-limit: an engine for each limit of the list. */
+kakeya_status bench_weights(bench_arguments *arguments, kakeya_error *error);
+
 /* --requests: measures and prints, with an engine or, with --url, without. */
 kakeya_status bench_requests(kakeya_engine *engine, const bench_arguments *arguments, kakeya_error *error);
 kakeya_status bench_url(const bench_arguments *arguments, kakeya_error *error);

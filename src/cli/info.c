@@ -7,6 +7,7 @@
 #include "cli/about.h"
 #include "cli/info.h"
 #include "cli/info_image.h"
+#include "cli/info_weights.h"
 #include "cli/terminal.h"
 
 static const cli_command command = {
@@ -16,6 +17,8 @@ static const cli_command command = {
     .details = "--sessions adds how many sessions fit at once beside weights and workspace into this machine's\n"
                "free memory, or into --memory: that of a GPU, which need not be here, or with --backend cpu of a\n"
                "machine.\n"
+               "--weights-limit adds what it costs: how many experts fit, what a token reads, and how many tokens\n"
+               "a second that allows, from a second's reading of the disk.\n"
                "--image describes a picture instead: how a model resizes it, and the tokens that it takes, at each\n"
                "budget.\n"
                "--backends lists the backends instead, what each would compute on, and why one is not used.\n",
@@ -313,7 +316,8 @@ static kakeya_status print_files(const char *model, bool check, cJSON *json, kak
 }
 
 static kakeya_status print_json(const info_subject *s, const info_devices *devices, const info_room *room,
-                                const info_arguments *arguments, const char *model, int threads, kakeya_error *error) {
+                                const info_arguments *arguments, const char *model, int threads,
+                                const kakeya_weights_needs *weights, size_t limit, kakeya_error *error) {
     cJSON *json = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "model", s->name);
     add_architecture(json, &s->facts);
@@ -324,6 +328,7 @@ static kakeya_status print_json(const info_subject *s, const info_devices *devic
     info_devices_add_json(json, devices);
     if (!status && arguments->stored) status = print_files(model, arguments->check, json, error);
     if (room) info_room_add_json(json, room);
+    if (weights) info_weights_add_json(json, weights, limit);
     if (!status) status = cli_print_json(json, error);
     cJSON_Delete(json);
     return status;
@@ -342,18 +347,23 @@ static kakeya_status describe(const info_arguments *arguments, cli_shared *share
     s.context = (size_t)(shared->context ? shared->context : s.facts.max_context);
     info_room *room = NULL;
     info_devices *devices = NULL;
+    const size_t limit = options.weights_limit_bytes;
+    kakeya_weights_needs weights;
+    if (limit) status = info_weights_measure(options.model, &weights, error);
     const info_room_options wanted = {.backend = shared->backend,
                                       .precision = (kakeya_precision)shared->precision,
                                       .threads = shared->threads,
                                       .weights_limit = options.weights_limit_bytes,
                                       .memory_bytes = arguments->memory_bytes};
-    status = info_devices_compute(&s, shared->devices, &devices, error);
+    if (!status) status = info_devices_compute(&s, shared->devices, &devices, error);
     const info_subject of_one = info_devices_subject(&s, devices);
     if (!status && arguments->sessions) status = info_room_compute(&of_one, &wanted, &room, error);
     if (!status)
-        status = shared->json ? print_json(&s, devices, room, arguments, options.model, shared->threads, error)
+        status = shared->json ? print_json(&s, devices, room, arguments, options.model, shared->threads,
+                                           limit ? &weights : NULL, limit, error)
                               : print_text(&s, room, shared->threads, error);
     if (!status && !shared->json) info_devices_print(&s, devices);
+    if (!status && !shared->json && limit) info_weights_print(&weights, limit);
     if (!status && arguments->stored && !shared->json)
         status = print_files(options.model, arguments->check, NULL, error);
     info_room_free(room);

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "cli/info_room.h"
+#include "cli/info_weights.h"
 #include "cli/terminal.h"
 #include "serve/serve.h"
 
@@ -18,7 +19,8 @@ typedef struct capacity {
     int policy;            /* the server's, in info_policies */
     kakeya_kv_bytes kv;    /* of a session of the whole context */
     size_t cache_ram;
-    size_t picture; /* what a picture of the server's budget takes while it is read; 0: none are */
+    kakeya_weights_needs weights; /* with --weights-limit, where the server does not start */
+    size_t picture;               /* what a picture of the server's budget takes while it is read; 0: none are */
 } capacity;
 
 static int find_policy(const kakeya_session_options *session) {
@@ -238,6 +240,7 @@ static cJSON *make_json(const capacity *c) {
     cJSON_AddNumberToObject(json, "max_batch", s->engine.max_batch);
     info_room_add_json(json, room);
     add_ledger(json, c);
+    if (c->weights.size) info_weights_add_json(json, &c->weights, s->engine.weights_limit_bytes);
     return json;
 }
 
@@ -261,6 +264,7 @@ static kakeya_status say(const capacity *c, serve_capacity_form form, kakeya_err
         print_lines(c, stdout);
         info_room_print(c->room);
         print_ledger(c);
+        if (c->weights.size) info_weights_print(&c->weights, c->settings->engine.weights_limit_bytes);
         break;
     case SERVE_CAPACITY_JSON:
         status = cli_print_json(json, error);
@@ -280,6 +284,9 @@ kakeya_status serve_capacity_say(const cli_shared *shared, const serve_settings 
     kakeya_error why = {0};
     status = measure(&c, shared, &why);
     if (status == KAKEYA_OK) status = check(&c, &why);
+    const bool dry = form == SERVE_CAPACITY_TABLE || form == SERVE_CAPACITY_JSON;
+    if (status == KAKEYA_OK && dry && settings->engine.weights_limit_bytes)
+        status = info_weights_measure(settings->engine.model, &c.weights, &why);
     if (status == KAKEYA_OK) {
         status = say(&c, form, &why);
     } else if (status == KAKEYA_UNSUPPORTED && form <= SERVE_CAPACITY_LOG) {

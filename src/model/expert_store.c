@@ -196,3 +196,10 @@ expert_counts expert_store_counts(const expert_store *s) {
                            .failing = atomic_load(&s->failing),
                            .seconds = (double)atomic_load(&s->nanoseconds) / 1e9};
 }
+
+const expert_piece *expert_store_largest(const expert_store *s) {
+    const expert_piece *largest = &s->layers[0].piece[0];
+    for (const expert_piece *p = largest; p < s->layers[0].piece + EXPERT_PIECES; p++)
+        if (p->bytes > largest->bytes) largest = p;
+    return largest;
+}

@@ -43,6 +43,9 @@ kakeya_status expert_store_fetch(expert_store *store, int layer, const int *expe
 /* A piece of an expert that is there; NULL where the layer has no such piece. */
 const void *expert_store_piece(const expert_store *store, int layer, int expert, int piece);
 
+/* The largest piece of the first layer's experts. */
+const expert_piece *expert_store_largest(const expert_store *store);
+
 /* Counts since the store was made; may be read by any thread. */
 typedef struct expert_counts {
     uint64_t wanted, found; /* experts that forwards wanted, and those of them that were there */

@@ -292,3 +292,11 @@ weight bounded_expert(const backend_model *m, int layer, const weight *stacked, 
     }
     return w;
 }
+
+kakeya_status bounded_probe(backend_model *m, double *bytes_per_second, kakeya_error *error) {
+    const struct bounded_weights *b = m->bounded;
+    if (!b) return error_set(error, KAKEYA_INVALID_ARGUMENT, "there is no limit on weights");
+    const expert_piece *p = expert_store_largest(b->store);
+    return block_reader_probe(b->reader, p->file, p->offset, p->offset + (uint64_t)m->config->experts * p->bytes,
+                              p->bytes, 1, bytes_per_second, error);
+}

@@ -21,4 +21,7 @@ kakeya_status bounded_fetch(backend_model *m, int layer, const int *experts, int
 /* Rows of one expert, which is in memory, of one of the layer's stacked matrices, as a matrix of their own. */
 weight bounded_expert(const backend_model *m, int layer, const weight *stacked, int expert, int out);
 
+/* Bytes per second of reads of experts at random places, measured for about a second. */
+kakeya_status bounded_probe(backend_model *m, double *bytes_per_second, kakeya_error *error);
+
 #endif

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "backend/cpu/assistant.h"
+#include "backend/cpu/bounded.h"
 #include "backend/cpu/forward.h"
 #include "backend/cpu/head.h"
 #include "backend/cpu/int8.h"
@@ -202,6 +203,7 @@ const backend_measure_ops *cpu_measure(void) {
         .greedy_head_bytes = cpu_greedy_head_bytes,
         .assistant_head_bytes = assistant_head_bytes,
         .free_bytes = cpu_free_bytes,
+        .probe_weights = bounded_probe,
         .input_bytes = input_bytes,
         .restored_key_bytes = restored_keys_bytes,
         .image_bytes = cpu_image_bytes,

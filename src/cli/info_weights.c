@@ -1,0 +1,93 @@
+#include "cli/info_weights.h"
+
+#include <cjson/cJSON.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cli/terminal.h"
+
+enum { CURVE_STEPS = 8, CURVE_ROWS = CURVE_STEPS + 2 };
+
+typedef struct curve_row {
+    size_t limit;
+    double held;      /* part of all experts that are in memory: the hit rate of uniform routing */
+    double bytes;     /* that a token reads */
+    double tokens;    /* a second that these reads allow; 0: there are none */
+    bool asked, fits; /* fits: more than what every token needs */
+} curve_row;
+
+kakeya_status info_weights_measure(const char *model, kakeya_weights_needs *out, kakeya_error *error) {
+    *out = (kakeya_weights_needs){.size = sizeof *out};
+    return kakeya_weights_inspect(model, 1, out, error);
+}
+
+static curve_row row_of(const kakeya_weights_needs *n, size_t limit) {
+    curve_row row = {.limit = limit, .fits = limit > n->resident};
+    if (row.fits) row.held = (double)((limit - n->resident) / n->expert_bytes) / (double)n->experts;
+    if (row.held > 1) row.held = 1;
+    row.bytes = (1 - row.held) * (double)n->wanted * (double)n->expert_bytes;
+    if (row.bytes > 0) row.tokens = n->read_bytes_per_second / row.bytes;
+    return row;
+}
+
+static int by_limit(const void *a, const void *b) {
+    const curve_row *x = a, *y = b;
+    return (x->limit > y->limit) - (x->limit < y->limit);
+}
+
+/* From an eighth of the experts to all of them, and the limit that was asked for. */
+static int make_curve(const kakeya_weights_needs *n, size_t limit, curve_row rows[CURVE_ROWS]) {
+    int count = 0;
+    for (size_t i = 1; i <= CURVE_STEPS; i++)
+        rows[count++] = row_of(n, n->resident + n->experts * n->expert_bytes / CURVE_STEPS * i + n->expert_bytes);
+    if (limit && limit != KAKEYA_WEIGHTS_AUTO) {
+        rows[count] = row_of(n, limit);
+        rows[count++].asked = true;
+    }
+    qsort(rows, (size_t)count, sizeof *rows, by_limit);
+    return count;
+}
+
+void info_weights_print(const kakeya_weights_needs *n, size_t limit) {
+    char a[32], b[32], c[32];
+    curve_row rows[CURVE_ROWS];
+    const int count = make_curve(n, limit, rows);
+    printf("\nweights under a limit (--weights-limit): %s that every token needs, %s experts of %s, of which a token "
+           "chooses %zu\n",
+           format_bytes(a, (double)n->resident), format_count(b, n->experts), format_bytes(c, (double)n->expert_bytes),
+           n->wanted);
+    printf("the disk reads %s a second; routing is taken to be uniform, which is the worst case\n",
+           format_bytes(a, n->read_bytes_per_second));
+    printf("  %10s %10s %14s %18s\n", "limit", "hit rate", "read per token", "reads allow");
+    for (int i = 0; i < count; i++) {
+        char tokens[48] = "all is in memory";
+        if (rows[i].tokens > 0) snprintf(tokens, sizeof tokens, "%.2f tokens/s", rows[i].tokens);
+        if (!rows[i].fits) snprintf(tokens, sizeof tokens, "not enough");
+        printf("%s %10s %8.1f %% %14s %18s\n", rows[i].asked ? "->" : "  ", format_bytes(a, (double)rows[i].limit),
+               100 * rows[i].held, format_bytes(b, rows[i].bytes), tokens);
+    }
+}
+
+void info_weights_add_json(struct cJSON *object, const kakeya_weights_needs *n, size_t limit) {
+    curve_row rows[CURVE_ROWS];
+    const int count = make_curve(n, limit, rows);
+    cJSON *weights = cJSON_AddObjectToObject(object, "weights_limit");
+    cJSON_AddNumberToObject(weights, "resident_bytes", (double)n->resident);
+    cJSON_AddNumberToObject(weights, "expert_bytes", (double)n->expert_bytes);
+    cJSON_AddNumberToObject(weights, "experts", (double)n->experts);
+    cJSON_AddNumberToObject(weights, "experts_per_token", (double)n->wanted);
+    cJSON_AddNumberToObject(weights, "read_bytes_per_second", n->read_bytes_per_second);
+    cJSON *curve = cJSON_AddArrayToObject(weights, "curve");
+    for (int i = 0; i < count; i++) {
+        cJSON *row = cJSON_CreateObject();
+        cJSON_AddNumberToObject(row, "limit_bytes", (double)rows[i].limit);
+        cJSON_AddBoolToObject(row, "enough", rows[i].fits);
+        cJSON_AddNumberToObject(row, "hit_rate", rows[i].held);
+        cJSON_AddNumberToObject(row, "bytes_per_token", rows[i].bytes);
+        if (rows[i].tokens > 0)
+            cJSON_AddNumberToObject(row, "tokens_per_second", rows[i].tokens);
+        else
+            cJSON_AddNullToObject(row, "tokens_per_second");
+        cJSON_AddItemToArray(curve, row);
+    }
+}
