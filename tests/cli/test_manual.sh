@@ -1,4 +1,4 @@
-# The program's own tables of verbs and options, from which --help and completion come, and the manual page: what one
+# The program's own tables of verbs and options, from which --help, completion and docs/reference.md come, and the manual page: what one
 # of them has, the other has, too, under the same name and with the same argument.
 . tests/cli/common.sh
 
@@ -58,4 +58,9 @@ awk -F'\t' '
     !(($1, $2, $3) in has) { print $1 ": no option --" $2 " " $3 }' "$WORK/tables" "$WORK/page" >"$WORK/out"
 check "and explains no other, nor with another argument" test ! -s "$WORK/out"
 
+# The page of reference is what the program prints.
+works "the server is in this build" serve --help
+if tools/reference.sh "$KAKEYA" >"$WORK/reference" 2>"$WORK/err"; then STATUS=0; else STATUS=$?; fi
+diff "$WORK/reference" docs/reference.md >"$WORK/out" || true
+check "docs/reference.md is up to date (tools/reference.sh writes it anew)" test "$STATUS" -eq 0 -a ! -s "$WORK/out"
 finish
