@@ -104,7 +104,7 @@ check "also in the ledger" grep -q '^  picture  .* while a picture of 140 tokens
 set -- --backend cpu --precision f32 --max-tokens 6 --image $IMAGES/photo.jpg --image $IMAGES/text.png,budget=140 \
     --image $IMAGES/exact.png --image-budget 70
 names="tiny-tower tiny-e tiny-unified" prompts=9 compositions=8
-short_sweeps && names="tiny-tower tiny-e" prompts=3 compositions=2
+short_sweeps && names="tiny-tower tiny-e" prompts=5 compositions=2
 for name in $names; do
     works "$name: streams with pictures" eval lossless --model $VISION/$name --prompts $prompts --json --report "$WORK/lossless.json" "$@"
     json_holds "none differs, slow references included" '.summary.lossless | .differences == 0 and .comparisons > 5 * $n' \
