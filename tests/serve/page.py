@@ -63,6 +63,20 @@ def _():
         holds(b.evaluate("lengths.size") > 3, "the text has grown in pieces")
         figures = " ".join(last(b, ".figures"))
         holds("40 tokens" in figures and "tokens/s" in figures and "per forward" in figures and "was cut" in figures, figures)
+        # the chart of an answer: 10 tokens in each of the first 6 s, 30 in each of the last 4, of 20 forwards; none of a short one
+        chart = b.evaluate("""(() => { const node = document.createElement('div'), steps = [[0, 0]];
+            for (let i = 0, n = 0; i < 10; i++) steps.push([1000 * i + 500, n += i < 6 ? 10 : 30]);
+            steps.push([10000, 180]);
+            document.getElementById('log').append(node);
+            show_chart(node, steps, 4);
+            const none = node.childNodes.length;
+            show_chart(node, steps, 20);
+            const c = node.firstChild, shown = {none, label: c.getAttribute('aria-label'), high: c.getBoundingClientRect().height,
+                points: c.querySelector('polyline').getAttribute('points').split(' ').map(p => Number(p.split(',')[1]))};
+            node.remove();
+            return shown; })()""")
+        equal((chart["none"], chart["label"]), (0, "Speed over the answer: 10 to 30 tokens/s"))
+        equal((chart["points"], chart["high"] > 10), ([15.7] * 6 + [1] * 4, True))
         say(b, "Go on.")
         answered(b, 2)
         body["messages"] += [{"role": "assistant", "content": first}, {"role": "user", "content": "Go on."}]
