@@ -16,6 +16,11 @@ check "the help texts are found" test "$(cat "$WORK/help"/* | wc -l)" -gt 500
 awk 'length > 100 && !/^usage: / && !/^  kakeya / { print FILENAME ": " $0 }' "$WORK/help"/* >"$WORK/out"
 check "no line of a help text is longer than 100 columns" test ! -s "$WORK/out"
 
+STATUS=0
+: >"$WORK/err"
+wc -l README.md >"$WORK/out"
+check "README has at most 150 lines" test "$(wc -l <README.md)" -le 150
+
 ls README.md CONTRIBUTING.md docs/*.md docs/guide/*.md include/*.h python/README.md python/kakeya/*.py \
     python/kakeya/remote/*.py models/README.md docs/kakeya.1 "$WORK/help"/* >"$WORK/pages"
 check "the pages are found" test "$(wc -l <"$WORK/pages")" -gt 30
