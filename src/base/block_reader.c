@@ -173,18 +173,24 @@ static kakeya_status tell_failure(const block_reader *reader, kakeya_error *erro
                      reader->failed == CUT_SHORT ? "the file ends before them" : strerror(reader->failed));
 }
 
-kakeya_status block_reader_run(block_reader *reader, const block_read *reads, size_t n, kakeya_error *error) {
-    if (n == 0) return KAKEYA_OK;
+void block_reader_begin(block_reader *reader, const block_read *reads, size_t n) {
     pthread_mutex_lock(&reader->lock);
     reader->reads = reads;
     reader->n = reader->left = n;
     reader->next = 0;
     reader->failed = 0;
-    if (n > 1) pthread_cond_broadcast(&reader->work);
+    if (n > 0) pthread_cond_broadcast(&reader->work);
+    pthread_mutex_unlock(&reader->lock);
+}
+
+kakeya_status block_reader_wait(block_reader *reader, kakeya_error *error) {
+    pthread_mutex_lock(&reader->lock);
+    const bool any = reader->n > 0;
     take_reads(reader);
     while (reader->left > 0) pthread_cond_wait(&reader->done, &reader->lock);
     reader->n = reader->next = 0;
     pthread_mutex_unlock(&reader->lock);
+    if (!any) return KAKEYA_OK;
     if (reader->failed) return tell_failure(reader, error);
     const read_file *changed = changed_file(reader);
     if (!changed) return KAKEYA_OK;
@@ -217,6 +223,11 @@ kakeya_status block_reader_probe(block_reader *reader, int file, uint64_t begin,
     *rate = (double)done / (clock_seconds() - start);
     free(memory);
     return status;
+}
+
+kakeya_status block_reader_run(block_reader *reader, const block_read *reads, size_t n, kakeya_error *error) {
+    block_reader_begin(reader, reads, n);
+    return block_reader_wait(reader, error);
 }
 
 const char *block_reader_method(const block_reader *reader) {

@@ -28,8 +28,12 @@ void block_reader_destroy(block_reader *reader); /* NULL is fine */
  * on; it may be renamed or removed. */
 kakeya_status block_reader_file(block_reader *reader, const char *path, int *file, kakeya_error *error);
 
+/* Begins reads [n], which stay where they are until block_reader_wait has returned; one call at a time. */
+void block_reader_begin(block_reader *reader, const block_read *reads, size_t n);
 /* Waits until all of them are there. KAKEYA_IO: one could not be read, ended early, or its file has changed: nothing of
- * what was read may be used. One call at a time. */
+ * what was read may be used. */
+kakeya_status block_reader_wait(block_reader *reader, kakeya_error *error);
+/* Both. */
 kakeya_status block_reader_run(block_reader *reader, const block_read *reads, size_t n, kakeya_error *error);
 
 /* Bytes per second of reads of `bytes` at random places of [begin, end) of a file, as many at a time as the reader has

@@ -1,5 +1,6 @@
 #include "model/expert_store.h"
 
+#include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,10 +9,16 @@
 
 enum { NOWHERE = -1 };
 
-/* Slots in the order of their last use, as a ring through slot 0's place before the first: `slots` itself. */
+/* How much a use counts one pass over the layers later. Routers have lasting favourites, and a text has its own: of the
+ * demo's answers in memory for half of its experts, this finds nine tenths of what one would find who knows the future,
+ * and least recent use eight (docs/guide/larger-than-memory.md). */
+static const double memory_of_uses = 0.98;
+/* Scores are counted in a unit that grows instead of fading themselves; at this one all are brought back. */
+static const double largest_unit = 1e100;
+
 typedef struct slot {
     int layer, expert; /* NOWHERE: it holds nothing */
-    int newer, older;
+    uint64_t wanted;   /* the last call that wanted what it holds */
 } slot;
 
 struct expert_store {
@@ -21,10 +28,15 @@ struct expert_store {
     size_t slot_bytes;
     void *memory; /* MEM_WEIGHTS */
     unsigned char *arena;
-    slot *slot;        /* [slots + 1]; the last is the ring's end */
-    int *where;        /* [n_layers][experts]: slots, or NOWHERE */
-    block_read *reads; /* [slots * EXPERT_PIECES], but at most one call's */
-    int *filled;       /* [slots]: of the call under way */
+    slot *slot;          /* [slots] */
+    double *score;       /* [n_layers][experts]: uses, recent ones more, in `unit`s */
+    double unit, growth; /* growth: of the unit, with each call */
+    uint64_t calls;
+    int *where;          /* [n_layers][experts]: slots, or NOWHERE */
+    block_read *reads;   /* [slots * EXPERT_PIECES], but at most one call's */
+    int *filled;         /* [n_filled]: slots of the call under way, of ... */
+    int n_filled, layer; /* ... this layer */
+    uint64_t reading;    /* bytes of its reads */
     atomic_uint_fast64_t wanted, found, bytes, failures, nanoseconds;
     atomic_bool failing;
 };
@@ -46,19 +58,6 @@ size_t expert_slot_bytes(const expert_layer *layers, int n_layers) {
     return most;
 }
 
-static void unlink_slot(expert_store *s, int i) {
-    s->slot[s->slot[i].newer].older = s->slot[i].older;
-    s->slot[s->slot[i].older].newer = s->slot[i].newer;
-}
-
-static void make_newest(expert_store *s, int i) {
-    slot *end = &s->slot[s->slots];
-    s->slot[i].newer = s->slots;
-    s->slot[i].older = end->older;
-    s->slot[end->older].newer = i;
-    end->older = i;
-}
-
 kakeya_status expert_store_create(block_reader *reader, const expert_layer *layers, int n_layers, int experts,
                                   size_t slots, mem_account *account, expert_store **out, kakeya_error *error) {
     *out = NULL;
@@ -71,11 +70,12 @@ kakeya_status expert_store_create(block_reader *reader, const expert_layer *laye
     s->slot_bytes = expert_slot_bytes(layers, n_layers);
     s->layers = malloc((size_t)n_layers * sizeof *s->layers);
     s->slot = malloc((slots + 1) * sizeof *s->slot);
+    s->score = calloc(all, sizeof *s->score);
     s->where = malloc(all * sizeof *s->where);
     s->reads = malloc(at_once * EXPERT_PIECES * sizeof *s->reads);
     s->filled = malloc(at_once * sizeof *s->filled);
     s->memory = mem_alloc(account, MEM_WEIGHTS, slots * s->slot_bytes + BLOCK_BYTES);
-    if (!s->layers || !s->slot || !s->where || !s->reads || !s->filled || !s->memory) {
+    if (!s->layers || !s->slot || !s->score || !s->where || !s->reads || !s->filled || !s->memory) {
         expert_store_destroy(s);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu experts of %zu bytes", slots,
                          expert_slot_bytes(layers, n_layers));
@@ -83,11 +83,9 @@ kakeya_status expert_store_create(block_reader *reader, const expert_layer *laye
     memcpy(s->layers, layers, (size_t)n_layers * sizeof *layers);
     s->arena = (unsigned char *)(((uintptr_t)s->memory + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES);
     for (size_t i = 0; i < all; i++) s->where[i] = NOWHERE;
-    s->slot[slots] = (slot){NOWHERE, NOWHERE, (int)slots, (int)slots};
-    for (size_t i = 0; i < slots; i++) {
-        s->slot[i] = (slot){.layer = NOWHERE, .expert = NOWHERE};
-        make_newest(s, (int)i);
-    }
+    for (size_t i = 0; i < slots; i++) s->slot[i] = (slot){.layer = NOWHERE, .expert = NOWHERE};
+    s->unit = 1;
+    s->growth = exp(-log(memory_of_uses) / n_layers);
     *out = s;
     return KAKEYA_OK;
 }
@@ -98,6 +96,7 @@ void expert_store_destroy(expert_store *s) {
     free(s->filled);
     free(s->reads);
     free(s->where);
+    free(s->score);
     free(s->slot);
     free(s->layers);
     free(s);
@@ -105,11 +104,15 @@ void expert_store_destroy(expert_store *s) {
 
 int expert_store_slots(const expert_store *s) { return s->slots; }
 
+static double *score_of(const expert_store *s, int layer, int expert) {
+    return &s->score[(size_t)layer * (size_t)s->experts + (size_t)expert];
+}
+
 static int *where_of(const expert_store *s, int layer, int expert) {
     return &s->where[(size_t)layer * (size_t)s->experts + (size_t)expert];
 }
 
-void expert_store_order(const expert_store *s, int layer, int *experts, int n) {
+int expert_store_order(const expert_store *s, int layer, int *experts, int n) {
     int there = 0;
     for (int i = 0; i < n; i++) {
         if (*where_of(s, layer, experts[i]) == NOWHERE) continue;
@@ -117,6 +120,7 @@ void expert_store_order(const expert_store *s, int layer, int *experts, int n) {
         memmove(experts + there + 1, experts + there, (size_t)(i - there) * sizeof *experts);
         experts[there++] = e;
     }
+    return there;
 }
 
 static void forget(expert_store *s, int i) {
@@ -137,47 +141,75 @@ static size_t list_reads(const expert_store *s, int layer, int expert, int at, b
     return n;
 }
 
-static kakeya_status fill(expert_store *s, int layer, int n_filled, size_t n_reads, kakeya_error *error) {
-    const double begin = clock_seconds();
-    kakeya_status status = block_reader_run(s->reader, s->reads, n_reads, error);
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < n_reads; i++) bytes += s->reads[i].bytes;
-    atomic_fetch_add(&s->nanoseconds, (uint64_t)((clock_seconds() - begin) * 1e9));
-    if (status) {
-        atomic_fetch_add(&s->failures, 1);
-        atomic_store(&s->failing, true);
-        for (int i = 0; i < n_filled; i++) forget(s, s->filled[i]);
-        return status;
+static void count_uses(expert_store *s, int layer, const int *experts, int n) {
+    s->calls++;
+    s->unit *= s->growth;
+    if (s->unit > largest_unit) {
+        for (size_t i = 0; i < (size_t)s->n_layers * (size_t)s->experts; i++) s->score[i] /= s->unit;
+        s->unit = 1;
     }
-    atomic_store(&s->failing, false);
-    atomic_fetch_add(&s->bytes, bytes);
-    for (int i = 0; i < n_filled; i++) *where_of(s, layer, s->slot[s->filled[i]].expert) = s->filled[i];
-    return KAKEYA_OK;
+    for (int i = 0; i < n; i++) *score_of(s, layer, experts[i]) += s->unit;
 }
 
-kakeya_status expert_store_fetch(expert_store *s, int layer, const int *experts, int n, kakeya_error *error) {
-    int n_filled = 0;
+/* An empty slot, or the one whose expert was used least, of those that this call does not want. */
+static int choose_slot(const expert_store *s) {
+    int best = NOWHERE;
+    double least = 0;
+    for (int i = 0; i < s->slots; i++) {
+        const slot *x = &s->slot[i];
+        if (x->expert == NOWHERE) return i;
+        if (x->wanted == s->calls) continue;
+        const double score = *score_of(s, x->layer, x->expert);
+        if (best != NOWHERE && score >= least) continue;
+        best = i;
+        least = score;
+    }
+    return best;
+}
+
+void expert_store_begin(expert_store *s, int layer, const int *experts, int n) {
     size_t n_reads = 0;
+    count_uses(s, layer, experts, n);
+    s->n_filled = 0;
+    s->layer = layer;
     for (int i = 0; i < n; i++) { /* first of all, so that none of them makes room for another */
         int at = *where_of(s, layer, experts[i]);
-        if (at == NOWHERE) continue;
-        unlink_slot(s, at);
-        make_newest(s, at);
+        if (at != NOWHERE) s->slot[at].wanted = s->calls;
     }
     for (int i = 0; i < n; i++) {
         if (*where_of(s, layer, experts[i]) != NOWHERE) continue;
-        int at = s->slot[s->slots].newer; /* the oldest */
+        int at = choose_slot(s);
         forget(s, at);
-        s->slot[at].layer = layer;
-        s->slot[at].expert = experts[i];
-        unlink_slot(s, at);
-        make_newest(s, at);
-        s->filled[n_filled++] = at;
+        s->slot[at] = (slot){.layer = layer, .expert = experts[i], .wanted = s->calls};
+        s->filled[s->n_filled++] = at;
         n_reads += list_reads(s, layer, experts[i], at, s->reads + n_reads);
     }
     atomic_fetch_add(&s->wanted, (uint64_t)n);
-    atomic_fetch_add(&s->found, (uint64_t)(n - n_filled));
-    return n_filled ? fill(s, layer, n_filled, n_reads, error) : KAKEYA_OK;
+    atomic_fetch_add(&s->found, (uint64_t)(n - s->n_filled));
+    s->reading = 0;
+    for (size_t i = 0; i < n_reads; i++) s->reading += s->reads[i].bytes;
+    block_reader_begin(s->reader, s->reads, n_reads);
+}
+
+kakeya_status expert_store_wait(expert_store *s, kakeya_error *error) {
+    if (s->n_filled == 0) return KAKEYA_OK;
+    const double begin = clock_seconds();
+    kakeya_status status = block_reader_wait(s->reader, error);
+    atomic_fetch_add(&s->nanoseconds, (uint64_t)((clock_seconds() - begin) * 1e9));
+    atomic_store(&s->failing, status != KAKEYA_OK);
+    for (int i = 0; i < s->n_filled; i++) {
+        const int at = s->filled[i];
+        if (status)
+            s->slot[at].layer = s->slot[at].expert = NOWHERE;
+        else
+            *where_of(s, s->layer, s->slot[at].expert) = at;
+    }
+    s->n_filled = 0;
+    if (status)
+        atomic_fetch_add(&s->failures, 1);
+    else
+        atomic_fetch_add(&s->bytes, s->reading);
+    return status;
 }
 
 const void *expert_store_piece(const expert_store *s, int layer, int expert, int piece) {

@@ -1,5 +1,5 @@
 /* Routed experts under a limit: an arena of equal slots, each of which holds one expert in the form in which kernels
- * read it, filled from the files that hold them. What was used least recently makes room. */
+ * read it, filled from the files that hold them. What was used least makes room; later uses count more. */
 #ifndef KAKEYA_MODEL_EXPERT_STORE_H
 #define KAKEYA_MODEL_EXPERT_STORE_H
 
@@ -33,12 +33,14 @@ void expert_store_destroy(expert_store *store); /* NULL is fine */
 
 int expert_store_slots(const expert_store *store);
 
-/* Orders a layer's `experts` [n] so that those come first which are there already. */
-void expert_store_order(const expert_store *store, int layer, int *experts, int n);
+/* Orders a layer's `experts` [n] so that those come first which are there already. Returns how many are. */
+int expert_store_order(const expert_store *store, int layer, int *experts, int n);
 
-/* Has these experts [n] of a layer in slots, n at most the number of slots, until the next call. KAKEYA_IO: one of them
- * could not be read whole; none that was not is ever given out. */
-kakeya_status expert_store_fetch(expert_store *store, int layer, const int *experts, int n, kakeya_error *error);
+/* These experts [n] of a layer are wanted, n at most the number of slots. Those that are in slots stay there until the
+ * next call; reads of the others begin. */
+void expert_store_begin(expert_store *store, int layer, const int *experts, int n);
+/* The others are there, too. KAKEYA_IO: one of them could not be read whole; none that was not is ever given out. */
+kakeya_status expert_store_wait(expert_store *store, kakeya_error *error);
 
 /* A piece of an expert that is there; NULL where the layer has no such piece. */
 const void *expert_store_piece(const expert_store *store, int layer, int expert, int piece);
@@ -52,7 +54,7 @@ typedef struct expert_counts {
     uint64_t bytes;         /* that were read */
     uint64_t failures;      /* fetches that failed */
     bool failing;           /* the last fetch that read something failed */
-    double seconds;         /* that forwards waited for reads */
+    double seconds;         /* that were waited for reads */
 } expert_counts;
 expert_counts expert_store_counts(const expert_store *store);
 

@@ -268,12 +268,16 @@ void bounded_state(const backend_model *m, backend_weights *out) {
 
 int bounded_slots(const backend_model *m) { return expert_store_slots(m->bounded->store); }
 
-void bounded_order(const backend_model *m, int layer, int *experts, int n) {
-    expert_store_order(m->bounded->store, layer, experts, n);
+int bounded_order(const backend_model *m, int layer, int *experts, int n) {
+    return expert_store_order(m->bounded->store, layer, experts, n);
 }
 
-kakeya_status bounded_fetch(backend_model *m, int layer, const int *experts, int n, kakeya_error *error) {
-    return expert_store_fetch(m->bounded->store, layer, experts, n, error);
+void bounded_begin(backend_model *m, int layer, const int *experts, int n) {
+    expert_store_begin(m->bounded->store, layer, experts, n);
+}
+
+kakeya_status bounded_wait(backend_model *m, kakeya_error *error) {
+    return expert_store_wait(m->bounded->store, error);
 }
 
 weight bounded_expert(const backend_model *m, int layer, const weight *stacked, int expert, int out) {

@@ -14,10 +14,12 @@ void bounded_state(const backend_model *m, backend_weights *out);
 
 /* Experts that can be in memory at a time. */
 int bounded_slots(const backend_model *m);
-/* Orders a layer's `experts` [n] so that those come first which are in memory. */
-void bounded_order(const backend_model *m, int layer, int *experts, int n);
-/* Has these experts of a layer in memory until the next call; n at most bounded_slots. */
-kakeya_status bounded_fetch(backend_model *m, int layer, const int *experts, int n, kakeya_error *error);
+/* Orders a layer's `experts` [n] so that those come first which are in memory. Returns how many are. */
+int bounded_order(const backend_model *m, int layer, int *experts, int n);
+/* These experts of a layer are wanted, n at most bounded_slots: those in memory stay there until the next call, reads
+ * of the others begin, and have ended when bounded_wait returns. */
+void bounded_begin(backend_model *m, int layer, const int *experts, int n);
+kakeya_status bounded_wait(backend_model *m, kakeya_error *error);
 /* Rows of one expert, which is in memory, of one of the layer's stacked matrices, as a matrix of their own. */
 weight bounded_expert(const backend_model *m, int layer, const weight *stacked, int expert, int out);
 

@@ -120,18 +120,26 @@ static void run_down(forward_step *f, const program_op *dense, int layer, expert
     if (dense) finish_products(f, dense);
 }
 
-/* Where memory does not hold all experts that rows have chosen, it has some after the others, for both products. */
+/* Experts that are in memory are multiplied while the others are read. Where memory does not hold all that rows have
+ * chosen, it has some after the others, for both products. */
 static void run_bounded(forward_step *f, const program_op *dense, const program_op *experts, expert_list list) {
-    const int layer = experts->layer, slots = bounded_slots(f->model), all = list.n;
+    backend_model *m = f->model;
+    const int layer = experts->layer, slots = bounded_slots(m), all = list.n;
+    int there = f->status ? 0 : bounded_order(m, layer, list.expert, all);
     f->in_parts = all > slots;
-    if (f->in_parts) bounded_order(f->model, layer, list.expert, all);
     for (int done = 0; done < all; done += list.n, list.expert += list.n) {
         list.n = all - done < slots ? all - done : slots;
-        if (!f->status) f->status = bounded_fetch(f->model, layer, list.expert, list.n, f->error);
-        if (f->status) list.n = all - done, f->in_parts = true;
-        const expert_list there = {list.expert, f->status ? 0 : list.n};
-        run_gate_up(f, done ? NULL : dense, experts, there);
-        if (f->in_parts && there.n) run_down(f, NULL, layer, there);
+        if (there > list.n) there = list.n;
+        if (!f->status) bounded_begin(m, layer, list.expert, list.n);
+        if (there || (dense && !done)) run_gate_up(f, done ? NULL : dense, experts, (expert_list){list.expert, there});
+        if (!f->status) f->status = bounded_wait(m, f->error);
+        if (f->status) {
+            f->in_parts = true;
+            return;
+        }
+        if (there < list.n) run_gate_up(f, NULL, experts, (expert_list){list.expert + there, list.n - there});
+        if (f->in_parts) run_down(f, NULL, layer, list);
+        there = 0;
     }
 }
 
