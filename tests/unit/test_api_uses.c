@@ -10,6 +10,7 @@
 
 #include <sched.h>
 
+#include "kakeya_description.h"
 #include "kakeya_text.h"
 
 static kakeya_engine *open_demo(kakeya_precision precision) {
@@ -215,6 +216,19 @@ static void test_place_of_the_next_token(void **state) {
     kakeya_engine_close(engine);
 }
 
+/* Before a model is opened under a limit on its weights: what every token needs, and what an expert takes. */
+static void test_what_a_limit_on_weights_comes_to(void **state) {
+    (void)state;
+    kakeya_weights_needs needs = {.size = sizeof needs};
+    ok(kakeya_weights_inspect(KAKEYA_MODELS "/demo", 0, &needs, &failure));
+    assert_true(needs.resident > 0 && needs.expert_bytes > 0);
+    assert_int_equal(needs.experts, 12 * 16); /* layers, experts of each */
+    assert_true(needs.wanted > 0 && needs.wanted < needs.experts && needs.wanted % 12 == 0);
+    assert_true(needs.read_bytes_per_second == 0); /* which was not measured */
+    assert_int_equal(kakeya_weights_inspect(KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense", 0, &needs, &failure),
+                     KAKEYA_UNSUPPORTED);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_a_saved_session_needs),
@@ -222,6 +236,7 @@ int main(void) {
         cmocka_unit_test(test_pictures),
         cmocka_unit_test(test_picture_that_was_fitted_elsewhere),
         cmocka_unit_test(test_place_of_the_next_token),
+        cmocka_unit_test(test_what_a_limit_on_weights_comes_to),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
