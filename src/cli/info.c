@@ -33,7 +33,7 @@ static const cli_command command = {
 typedef struct info_arguments {
     bool sessions, stored, check, backends;
     size_t memory_bytes;
-    const char *image;
+    const char *image, *text_file;
 } info_arguments;
 
 static const kakeya_kv_format kv_formats[] = {KAKEYA_KV_BF16, KAKEYA_KV_F32, KAKEYA_KV_Q8, KAKEYA_KV_Q4};
@@ -317,7 +317,7 @@ static kakeya_status print_files(const char *model, bool check, cJSON *json, kak
 
 static kakeya_status print_json(const info_subject *s, const info_devices *devices, const info_room *room,
                                 const info_arguments *arguments, const char *model, int threads,
-                                const kakeya_weights_needs *weights, size_t limit, kakeya_error *error) {
+                                const info_weights *weights, kakeya_error *error) {
     cJSON *json = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "model", s->name);
     add_architecture(json, &s->facts);
@@ -328,7 +328,7 @@ static kakeya_status print_json(const info_subject *s, const info_devices *devic
     info_devices_add_json(json, devices);
     if (!status && arguments->stored) status = print_files(model, arguments->check, json, error);
     if (room) info_room_add_json(json, room);
-    if (weights) info_weights_add_json(json, weights, limit);
+    if (weights) info_weights_add_json(json, weights);
     if (!status) status = cli_print_json(json, error);
     cJSON_Delete(json);
     return status;
@@ -348,8 +348,8 @@ static kakeya_status describe(const info_arguments *arguments, cli_shared *share
     info_room *room = NULL;
     info_devices *devices = NULL;
     const size_t limit = options.weights_limit_bytes;
-    kakeya_weights_needs weights;
-    if (limit) status = info_weights_measure(options.model, &weights, error);
+    info_weights weights;
+    if (limit) status = info_weights_measure(&options, arguments->text_file, &weights, error);
     const info_room_options wanted = {.backend = shared->backend,
                                       .precision = (kakeya_precision)shared->precision,
                                       .threads = shared->threads,
@@ -360,10 +360,10 @@ static kakeya_status describe(const info_arguments *arguments, cli_shared *share
     if (!status && arguments->sessions) status = info_room_compute(&of_one, &wanted, &room, error);
     if (!status)
         status = shared->json ? print_json(&s, devices, room, arguments, options.model, shared->threads,
-                                           limit ? &weights : NULL, limit, error)
+                                           limit ? &weights : NULL, error)
                               : print_text(&s, room, shared->threads, error);
     if (!status && !shared->json) info_devices_print(&s, devices);
-    if (!status && !shared->json && limit) info_weights_print(&weights, limit);
+    if (!status && !shared->json && limit) info_weights_print(&weights);
     if (!status && arguments->stored && !shared->json)
         status = print_files(options.model, arguments->check, NULL, error);
     info_room_free(room);
@@ -388,6 +388,9 @@ int cli_info(int argc, char **argv) {
                    .help = "with --sessions: memory that they must fit into (what is free here; K, M, G may follow)"),
         CLI_OPTION(.name = "image", .argument = "FILE", .kind = CLI_TEXT, .target = &arguments.image,
                    .help = "a picture ('-': standard input) instead of a model: its size and tokens at each budget"),
+        CLI_OPTION(.name = "text-file", .argument = "FILE", .kind = CLI_TEXT, .target = &arguments.text_file,
+                   .help =
+                       "with --weights-limit: a text whose experts are counted under the limit ('-': standard input)"),
         CLI_OPTION(.name = "backends", .kind = CLI_FLAG, .target = &arguments.backends,
                    .help = "the backends instead of a model: what each computes on, or why it is not used"),
         {.name = NULL},
@@ -396,6 +399,8 @@ int cli_info(int argc, char **argv) {
     if (!cli_parse(&command, own, table, argc, argv, &first, &status)) return status;
     if (argc > first && !shared.model && !shared.synthetic) shared.model = argv[first++];
     if (argc > first) return cli_usage_error(&command, "unexpected '%s': one model at a time", argv[first]);
+    if (arguments.text_file && !shared.weights_limit)
+        return cli_usage_error(&command, "--text-file needs --weights-limit");
     if (arguments.memory_bytes && !arguments.sessions) return cli_usage_error(&command, "--memory needs --sessions");
     if (arguments.image &&
         (shared.model || shared.synthetic || arguments.sessions || arguments.stored || arguments.check))

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/error.h"
+#include "cli/input.h"
 #include "cli/terminal.h"
 
 enum { CURVE_STEPS = 8, CURVE_ROWS = CURVE_STEPS + 2 };
@@ -16,9 +18,55 @@ typedef struct curve_row {
     bool asked, fits; /* fits: more than what every token needs */
 } curve_row;
 
-kakeya_status info_weights_measure(const char *model, kakeya_weights_needs *out, kakeya_error *error) {
-    *out = (kakeya_weights_needs){.size = sizeof *out};
-    return kakeya_weights_inspect(model, 1, out, error);
+/* One forward for each token, as in an answer. */
+static kakeya_status follow(kakeya_engine *engine, const int32_t *ids, size_t n, info_weights *out,
+                            kakeya_error *error) {
+    kakeya_session_options options;
+    kakeya_session *session = NULL;
+    kakeya_session_options_init(&options);
+    options.without_drafter = true;
+    kakeya_status status = kakeya_session_open(engine, &options, &session, error);
+    kakeya_weights before = kakeya_engine_weights(engine);
+    for (size_t i = 1; i <= n && !status; i++) {
+        status = kakeya_session_sync(session, ids, i, NULL, NULL, NULL, error);
+        if (i == n / 2) before = kakeya_engine_weights(engine);
+    }
+    kakeya_session_close(session);
+    if (status) return status;
+    const kakeya_weights after = kakeya_engine_weights(engine);
+    out->tokens = n - n / 2;
+    out->hit_rate = (double)(after.found - before.found) / (double)(after.wanted - before.wanted);
+    out->bytes = (double)(after.bytes_read - before.bytes_read) / (double)out->tokens;
+    return KAKEYA_OK;
+}
+
+static kakeya_status try_text(const kakeya_engine_options *options, const char *file, info_weights *out,
+                              kakeya_error *error) {
+    kakeya_engine_options alone = *options;
+    kakeya_engine *engine = NULL;
+    char *text = NULL;
+    int32_t *ids = NULL;
+    size_t bytes = 0, n = 0;
+    alone.drafter = alone.f_theta = "none";
+    alone.second_drafter = NULL;
+    kakeya_status status = input_read_text(file, &text, &bytes, error);
+    if (!status) status = kakeya_engine_open(&alone, &engine, error);
+    terminal_clear_progress();
+    if (!status)
+        status = kakeya_tokenize(kakeya_engine_tokenizer(engine), text, bytes, KAKEYA_TEXT_PROMPT, &ids, &n, error);
+    if (!status && n < 2) status = error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: not two tokens", file);
+    if (!status) status = follow(engine, ids, n < INFO_TEXT_TOKENS ? n : INFO_TEXT_TOKENS, out, error);
+    kakeya_free(ids);
+    free(text);
+    kakeya_engine_close(engine);
+    return status;
+}
+
+kakeya_status info_weights_measure(const kakeya_engine_options *options, const char *text_file, info_weights *out,
+                                   kakeya_error *error) {
+    *out = (info_weights){.needs = {.size = sizeof out->needs}, .limit = options->weights_limit_bytes};
+    kakeya_status status = kakeya_weights_inspect(options->model, 1, &out->needs, error);
+    return status || !text_file ? status : try_text(options, text_file, out, error);
 }
 
 static curve_row row_of(const kakeya_weights_needs *n, size_t limit) {
@@ -48,10 +96,11 @@ static int make_curve(const kakeya_weights_needs *n, size_t limit, curve_row row
     return count;
 }
 
-void info_weights_print(const kakeya_weights_needs *n, size_t limit) {
+void info_weights_print(const info_weights *w) {
+    const kakeya_weights_needs *n = &w->needs;
     char a[32], b[32], c[32];
     curve_row rows[CURVE_ROWS];
-    const int count = make_curve(n, limit, rows);
+    const int count = make_curve(n, w->limit, rows);
     printf("\nweights under a limit (--weights-limit): %s that every token needs, %s experts of %s, of which a token "
            "chooses %zu\n",
            format_bytes(a, (double)n->resident), format_count(b, n->experts), format_bytes(c, (double)n->expert_bytes),
@@ -66,11 +115,17 @@ void info_weights_print(const kakeya_weights_needs *n, size_t limit) {
         printf("%s %10s %8.1f %% %14s %18s\n", rows[i].asked ? "->" : "  ", format_bytes(a, (double)rows[i].limit),
                100 * rows[i].held, format_bytes(b, rows[i].bytes), tokens);
     }
+    if (!w->tokens) return;
+    printf("measured under the limit, on %zu tokens of the text: hit rate %.1f %%, %s read per token", w->tokens,
+           100 * w->hit_rate, format_bytes(a, w->bytes));
+    if (w->bytes > 0) printf(", which allows %.2f tokens/s", n->read_bytes_per_second / w->bytes);
+    putchar('\n');
 }
 
-void info_weights_add_json(struct cJSON *object, const kakeya_weights_needs *n, size_t limit) {
+void info_weights_add_json(struct cJSON *object, const info_weights *w) {
+    const kakeya_weights_needs *n = &w->needs;
     curve_row rows[CURVE_ROWS];
-    const int count = make_curve(n, limit, rows);
+    const int count = make_curve(n, w->limit, rows);
     cJSON *weights = cJSON_AddObjectToObject(object, "weights_limit");
     cJSON_AddNumberToObject(weights, "resident_bytes", (double)n->resident);
     cJSON_AddNumberToObject(weights, "expert_bytes", (double)n->expert_bytes);
@@ -90,4 +145,9 @@ void info_weights_add_json(struct cJSON *object, const kakeya_weights_needs *n, 
             cJSON_AddNullToObject(row, "tokens_per_second");
         cJSON_AddItemToArray(curve, row);
     }
+    if (!w->tokens) return;
+    cJSON *measured = cJSON_AddObjectToObject(weights, "measured");
+    cJSON_AddNumberToObject(measured, "tokens", (double)w->tokens);
+    cJSON_AddNumberToObject(measured, "hit_rate", w->hit_rate);
+    cJSON_AddNumberToObject(measured, "bytes_per_token", w->bytes);
 }

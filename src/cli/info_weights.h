@@ -4,10 +4,23 @@
 
 #include "cli/cli.h"
 
-/* What the curve is made of; the disk is read for a second. `model` NULL: synthetic weights, which are refused. */
-kakeya_status info_weights_measure(const char *model, kakeya_weights_needs *out, kakeya_error *error);
-/* limit: a row of its own, unless it is KAKEYA_WEIGHTS_AUTO. */
-void info_weights_print(const kakeya_weights_needs *needs, size_t limit);
-void info_weights_add_json(struct cJSON *object, const kakeya_weights_needs *needs, size_t limit);
+/* What the curve is made of, and what a text has shown. */
+typedef struct info_weights {
+    kakeya_weights_needs needs;
+    size_t limit;    /* as asked for */
+    size_t tokens;   /* of the text that were measured; 0: there is no text */
+    double hit_rate; /* of their experts, those in memory */
+    double bytes;    /* that each of them read */
+} info_weights;
+
+/* The disk is read for a second. options: model, which may not be synthetic, and the limit. text_file: NULL, or a text
+ * that is computed token by token under the limit, its first INFO_TEXT_TOKENS tokens; those of the second half are
+ * measured, as memory holds what the first has left there. */
+enum { INFO_TEXT_TOKENS = 512 };
+kakeya_status info_weights_measure(const kakeya_engine_options *options, const char *text_file, info_weights *out,
+                                   kakeya_error *error);
+/* The limit has a row of its own, unless it is KAKEYA_WEIGHTS_AUTO. */
+void info_weights_print(const info_weights *weights);
+void info_weights_add_json(struct cJSON *object, const info_weights *weights);
 
 #endif

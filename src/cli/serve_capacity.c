@@ -19,8 +19,8 @@ typedef struct capacity {
     int policy;            /* the server's, in info_policies */
     kakeya_kv_bytes kv;    /* of a session of the whole context */
     size_t cache_ram;
-    kakeya_weights_needs weights; /* with --weights-limit, where the server does not start */
-    size_t picture;               /* what a picture of the server's budget takes while it is read; 0: none are */
+    info_weights weights; /* with --weights-limit, where the server does not start */
+    size_t picture;       /* what a picture of the server's budget takes while it is read; 0: none are */
 } capacity;
 
 static int find_policy(const kakeya_session_options *session) {
@@ -240,7 +240,7 @@ static cJSON *make_json(const capacity *c) {
     cJSON_AddNumberToObject(json, "max_batch", s->engine.max_batch);
     info_room_add_json(json, room);
     add_ledger(json, c);
-    if (c->weights.size) info_weights_add_json(json, &c->weights, s->engine.weights_limit_bytes);
+    if (c->weights.limit) info_weights_add_json(json, &c->weights);
     return json;
 }
 
@@ -264,7 +264,7 @@ static kakeya_status say(const capacity *c, serve_capacity_form form, kakeya_err
         print_lines(c, stdout);
         info_room_print(c->room);
         print_ledger(c);
-        if (c->weights.size) info_weights_print(&c->weights, c->settings->engine.weights_limit_bytes);
+        if (c->weights.limit) info_weights_print(&c->weights);
         break;
     case SERVE_CAPACITY_JSON:
         status = cli_print_json(json, error);
@@ -286,7 +286,7 @@ kakeya_status serve_capacity_say(const cli_shared *shared, const serve_settings 
     if (status == KAKEYA_OK) status = check(&c, &why);
     const bool dry = form == SERVE_CAPACITY_TABLE || form == SERVE_CAPACITY_JSON;
     if (status == KAKEYA_OK && dry && settings->engine.weights_limit_bytes)
-        status = info_weights_measure(settings->engine.model, &c.weights, &why);
+        status = info_weights_measure(&settings->engine, NULL, &c.weights, &why);
     if (status == KAKEYA_OK) {
         status = say(&c, form, &why);
     } else if (status == KAKEYA_UNSUPPORTED && form <= SERVE_CAPACITY_LOG) {

@@ -34,6 +34,15 @@ check "down to where all is in memory" grep -q 'all is in memory$' "$WORK/out"
 run info "$demo" --weights-limit 24M --json
 check "info's curve as JSON" jq -e '.weights_limit | .experts == 192 and .experts_per_token == 48 and .read_bytes_per_second > 0 and
     ([.curve[].hit_rate] | . == sort) and (.curve | length == 9) and .curve[-1].tokens_per_second == null' "$WORK/out"
+head -c 600 src/cli/info.c >"$WORK/text"
+run info "$demo" --weights-limit 30M --text-file "$WORK/text" --json
+check "info counts the experts of a text, which are found more often than by chance" \
+    jq -e '.weights_limit | .measured.tokens > 50 and .measured.bytes_per_token > 0 and
+    .measured.hit_rate > ([.curve[] | select(.limit_bytes == 31457280)][0].hit_rate)' "$WORK/out"
+run info "$demo" --weights-limit 30M --text-file "$WORK/text"
+check "and prints them" grep -q '^measured under the limit, on [0-9]* tokens of the text: hit rate' "$WORK/out"
+run info "$demo" --text-file "$WORK/text"
+check "a text needs a limit" test "$STATUS" -eq 2
 run info --synthetic 26b-a4b --weights-limit 4G
 check "info refuses weights without a file" grep -q 'synthetic weights have none' "$WORK/err"
 run serve --dry-run --json --model "$demo" --weights-limit 24M
