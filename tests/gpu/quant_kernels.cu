@@ -146,13 +146,16 @@ struct quant_matrix {
     }
 };
 
-cuda_launch make_launch(cudaStream_t stream, bool programmatic) {
+/* many: of a device whose blocks have the shared memory that kernels for many rows take. With one multiprocessor these
+ * kernels are always launched. */
+cuda_launch make_launch(cudaStream_t stream, bool programmatic, bool many = false) {
     int count = 0;
     CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
     cuda_launch l = {};
     l.stream = stream;
     l.multiprocessors = count;
     l.programmatic = programmatic;
+    l.block_bytes = many ? 227 << 10 : 0;
     return l;
 }
 
@@ -160,7 +163,6 @@ cuda_launch make_launch(cudaStream_t stream, bool programmatic) {
 void check_products(cuda_form form) {
     static const int shapes[][2] = {{16, 32},    {8, 96},      {40, 64},    {100, 256}, {704, 704},
                                     {264, 2112}, {2048, 2816}, {176, 4096}, {96, 8192}, {20, 1568}};
-    cuda_launch l = make_launch(0, true);
     for (const auto &s : shapes) {
         int out = s[0], in = s[1], most = 70;
         quant_matrix w(form, out, in, false);
@@ -173,7 +175,10 @@ void check_products(cuda_form form) {
         std::vector<float> alone(y.count);
         double worst = 0;
         bool same = true;
-        for (int rows : {1, 2, 3, 8, 9, 16, 17, 24, 25, 33, 70}) {
+        for (int rows : {1, 2, 3, 8, 9, 16, 17, 24, 25, 33, 70, -33, -45, -70}) {
+            cuda_launch l = make_launch(0, true, rows < 0);
+            if (rows < 0) l.multiprocessors = 1;
+            rows = std::abs(rows);
             std::vector<uint16_t> some(static_cast<size_t>(rows) * w.ld + 64, 0xffff);
             std::copy(x.begin(), x.begin() + static_cast<long>(rows) * w.ld, some.begin());
             device_array<uint16_t> dx(some.size());
@@ -349,6 +354,112 @@ void check_feed_forward(cuda_form form, bool one_scale = false) {
     for (device_array<uint16_t> *w : wide) delete w;
 }
 
+/* Where rows of a pass go: random experts, or, skewed, half of all choices to the first RANK. */
+struct many_route {
+    std::vector<int> begin, active, active_begin, active_rows, slot_row;
+    device_array<int> d_begin, d_active, d_active_begin, d_active_rows, d_slot_row, d_count, d_row_count;
+    cuda_route route = {};
+
+    static std::vector<std::vector<int>> choose(int rows, int rank, int experts, bool skewed) {
+        std::vector<std::vector<int>> of(static_cast<size_t>(experts));
+        for (int r = 0; r < rows; r++) {
+            std::vector<char> taken(static_cast<size_t>(experts));
+            for (int i = 0; i < rank; i++) {
+                int e = skewed && r % 2 ? i : static_cast<int>(random_bits()) % experts;
+                while (taken[e]) e = (e + 1) % experts;
+                taken[e] = 1;
+                of[e].push_back(r);
+            }
+        }
+        return of;
+    }
+    static std::vector<int> starts(const std::vector<std::vector<int>> &of) {
+        std::vector<int> b(1);
+        for (const auto &rows : of) b.push_back(b.back() + static_cast<int>(rows.size()));
+        return b;
+    }
+    static int units(const std::vector<std::vector<int>> &of) {
+        int n = 0;
+        for (const auto &rows : of) n += (static_cast<int>(rows.size()) + CUDA_EXPERT_ROWS - 1) / CUDA_EXPERT_ROWS;
+        return n;
+    }
+    explicit many_route(const std::vector<std::vector<int>> &of, int rank)
+        : begin(starts(of)), d_begin(begin.size()), d_active(units(of)), d_active_begin(units(of)),
+          d_active_rows(units(of)), d_slot_row(begin.back()), d_count(1), d_row_count(1) {
+        for (size_t e = 0; e < of.size(); e++) {
+            slot_row.insert(slot_row.end(), of[e].begin(), of[e].end());
+            for (int at = begin[e]; at < begin[e + 1]; at += CUDA_EXPERT_ROWS) {
+                active.push_back(static_cast<int>(e));
+                active_begin.push_back(at);
+                active_rows.push_back(std::min<int>(begin[e + 1] - at, CUDA_EXPERT_ROWS));
+            }
+        }
+        d_begin.set(begin);
+        d_active.set(active);
+        d_active_begin.set(active_begin);
+        d_active_rows.set(active_rows);
+        d_slot_row.set(slot_row);
+        d_count.set({static_cast<int>(active.size())});
+        d_row_count.set({begin.back() / rank});
+        route.row_count = d_row_count.data;
+        route.begin = d_begin.data;
+        route.active = d_active.data;
+        route.active_begin = d_active_begin.data;
+        route.active_rows = d_active_rows.data;
+        route.active_count = d_count.data;
+        route.slot_row = d_slot_row.data;
+        route.experts = static_cast<int>(of.size());
+        route.rank = rank;
+    }
+};
+
+/* Feed-forward blocks of many rows: the bits of the kernels for few. */
+void check_many_rows(cuda_form form) {
+    enum { EXPERTS = 12, RANK = 3 };
+    static const int shapes[][3] = {{256, 160, 96}, {1568, 704, 104}, {2816, 40, 704}}; /* hidden, dense, experts */
+    for (const auto &s : shapes) {
+        const int hidden = s[0], dense = s[1], width = s[2];
+        quant_matrix gate(form, dense, hidden, false), up(form, dense, hidden, false), down(form, hidden, dense, false),
+            experts(form, EXPERTS * 2 * width, hidden, false), experts_down(form, EXPERTS * hidden, width, false);
+        for (int rows : {33, 70, 256}) {
+            many_route to(many_route::choose(rows, RANK, EXPERTS, rows == 70), RANK);
+            const int slots = rows * RANK;
+            device_array<uint16_t> x(static_cast<size_t>(rows) * hidden);
+            randomize(x, 0.5f);
+            std::vector<float> y[2][2];
+            std::vector<uint16_t> acts[2][2];
+            for (int many = 0; many < 2; many++) {
+                cuda_launch l = make_launch(0, true, many);
+                if (many) l.multiprocessors = 1;
+                device_array<uint16_t> act(static_cast<size_t>(rows) * down.ld),
+                    act_experts(static_cast<size_t>(slots) * experts_down.ld);
+                device_array<float> out(static_cast<size_t>(rows) * hidden),
+                    out_experts(static_cast<size_t>(slots) * hidden);
+                out.poison();
+                out_experts.poison();
+                CHECK(cudaMemset(act.data, 0, act.count * 2));
+                CHECK(cudaMemset(act_experts.data, 0, act_experts.count * 2));
+                cuda_feed_forward f = {
+                    gate.matrix,      up.matrix, down.matrix, experts.matrix, experts_down.matrix, width,
+                    x.data,           x.data,    hidden,      act.data,       act_experts.data,    out.data,
+                    out_experts.data, 0};
+                quant_gate_up(&l, &f, &to.route, rows);
+                quant_down(&l, &f, &to.route, rows);
+                CHECK(cudaDeviceSynchronize());
+                acts[many][0] = act.get();
+                acts[many][1] = act_experts.get();
+                y[many][0] = out.get();
+                y[many][1] = out_experts.get();
+            }
+            for (int part = 0; part < 2; part++)
+                report(acts[0][part] == acts[1][part] &&
+                           std::memcmp(y[0][part].data(), y[1][part].data(), y[0][part].size() * sizeof(float)) == 0,
+                       "%s feed forward of %d, %d rows, %s: the bits of kernels for few rows", name_of(form), hidden,
+                       rows, part ? "experts" : "dense");
+        }
+    }
+}
+
 /* ---- times: a graph of 30 launches on weights of their own, of one row, eight and sixteen ---- */
 
 double microseconds(cudaStream_t stream, int launches, const std::function<void(int)> &run) {
@@ -470,6 +581,85 @@ void times(cuda_form form, bool one_scale = false) {
     CHECK(cudaStreamDestroy(stream));
 }
 
+/* Many rows: kernels for few, and those for many. */
+void many_times(cuda_form form) {
+    enum { COPIES = 8, MOST = 256, EXPERTS = 128, RANK = 8, HIDDEN = 2816, DENSE = 2112, WIDTH = 704 };
+    cudaStream_t stream;
+    CHECK(cudaStreamCreate(&stream));
+    static const struct {
+        const char *name;
+        int out, in;
+    } cases[] = {{"q/k/v, sliding", 8192, 2816}, {"o, sliding", 2816, 4096}, {"head", 262144, 2816}};
+    auto compare = [&](int rows, int copies, const std::function<void(const cuda_launch &, int)> &run) {
+        double us[2];
+        for (int many = 0; many < 2; many++) {
+            cuda_launch l = make_launch(stream, true, many);
+            us[many] = microseconds(stream, copies, [&](int i) { run(l, i); });
+        }
+        std::printf("  %3d rows %7.1f %7.1f us", rows, us[0], us[1]);
+    };
+    for (const auto &c : cases) {
+        size_t bytes = static_cast<size_t>(c.out) / 8 * quant_strip_bytes(form, c.in);
+        int copies = c.out > 100000 ? 1 : COPIES;
+        device_array<unsigned char> w(bytes * copies);
+        CHECK(cudaMemset(w.data, 0x11, w.count));
+        device_array<uint16_t> x(static_cast<size_t>(MOST + 1) * c.in);
+        randomize(x, 1.0f);
+        device_array<float> y(static_cast<size_t>(MOST) * c.out);
+        std::printf("%s many %-15s", name_of(form), c.name);
+        for (int rows : {34, 64, 128, 256})
+            compare(rows, copies, [&](const cuda_launch &l, int i) {
+                cuda_product p = {reinterpret_cast<cuda_bf16 *>(w.data + static_cast<size_t>(i) * bytes), y.data, c.out,
+                                  c.out, false};
+                quant_products(&l, form, &p, 1, c.in, x.data, c.in, rows, 0);
+            });
+        std::printf("\n");
+    }
+    size_t sizes[5] = {DENSE / 8 * quant_strip_bytes(form, HIDDEN), DENSE / 8 * quant_strip_bytes(form, HIDDEN),
+                       HIDDEN / 8 * quant_strip_bytes(form, DENSE),
+                       static_cast<size_t>(EXPERTS) * 2 * WIDTH / 8 * quant_strip_bytes(form, HIDDEN),
+                       static_cast<size_t>(EXPERTS) * HIDDEN / 8 * quant_strip_bytes(form, WIDTH)};
+    size_t all = sizes[0] + sizes[1] + sizes[2] + sizes[3] + sizes[4];
+    device_array<unsigned char> w(all * COPIES);
+    CHECK(cudaMemset(w.data, 0x11, w.count));
+    device_array<uint16_t> x(MOST * HIDDEN), act(MOST * DENSE), act_experts(MOST * RANK * WIDTH);
+    device_array<float> y(MOST * HIDDEN), y_experts(MOST * RANK * HIDDEN);
+    randomize(x, 1.0f);
+    randomize(act, 1.0f);
+    randomize(act_experts, 1.0f);
+    static const char *const names[] = {"gate/up, dense", "gate/up, experts", "down, dense", "down, experts"};
+    for (int part = 0; part < 4; part++) {
+        std::printf("%s many %-16s", name_of(form), names[part]);
+        for (int rows : {34, 64, 128, 256}) {
+            many_route to(many_route::choose(rows, RANK, EXPERTS, false), RANK);
+            compare(rows, COPIES, [&](const cuda_launch &l, int i) {
+                unsigned char *at = w.data + all * static_cast<size_t>(i);
+                cuda_matrix m[5];
+                const int outs[5] = {DENSE, DENSE, HIDDEN, EXPERTS * 2 * WIDTH, EXPERTS * HIDDEN},
+                          ins[5] = {HIDDEN, HIDDEN, DENSE, HIDDEN, WIDTH};
+                for (int k = 0; k < 5; k++) {
+                    m[k] = {reinterpret_cast<cuda_bf16 *>((k < 3) == (part % 2 == 0) ? at : nullptr),
+                            form,
+                            outs[k],
+                            ins[k],
+                            ins[k],
+                            false};
+                    at += sizes[k];
+                }
+                cuda_feed_forward f = {
+                    m[0],   m[1],           m[2], m[3], m[4], WIDTH, x.data, x.data, HIDDEN, act.data, act_experts.data,
+                    y.data, y_experts.data, 0};
+                if (part < 2)
+                    quant_gate_up(&l, &f, &to.route, rows);
+                else
+                    quant_down(&l, &f, &to.route, rows);
+            });
+        }
+        std::printf("\n");
+    }
+    CHECK(cudaStreamDestroy(stream));
+}
+
 } /* namespace */
 
 int main(int argc, char **argv) {
@@ -479,12 +669,14 @@ int main(int argc, char **argv) {
             check_products(c.form);
             check_expansion(c.form);
             check_feed_forward(c.form);
+            check_many_rows(c.form);
             if (c.form == CUDA_FORM_F8) {
                 check_one_scale();
                 check_feed_forward(c.form, true);
             }
         }
         if (std::strcmp(only, "check") != 0) times(c.form);
+        if (std::strcmp(only, "check") != 0) many_times(c.form);
         if (std::strcmp(only, "check") != 0 && c.form == CUDA_FORM_F8) times(c.form, true);
     }
     return failures ? 1 : 0;

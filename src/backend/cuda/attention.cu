@@ -280,12 +280,13 @@ static __global__ __launch_bounds__(ATTEND_THREADS,
     }
 }
 
-/* By a kernel whose blocks are dealt units of a list, which has CUDA_LISTED_SEGMENTS at most. False: none takes it, and
- * then none takes any part of it, since the number of segments is rounded up to a power of two. */
+/* By a kernel whose blocks are dealt units of a list of segments. False: none takes it, and then none takes any part of
+ * it, since the number of segments is rounded up to a power of two. */
 static bool attend_listed(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a) {
+    const int most = cuda_attend_runs_segments(a);
     cuda_attention some = *a;
-    some.segments = a->segments < CUDA_LISTED_SEGMENTS ? a->segments : CUDA_LISTED_SEGMENTS;
-    for (; some.first_segment < a->segments; some.first_segment += CUDA_LISTED_SEGMENTS) {
+    some.segments = a->segments < most ? a->segments : most;
+    for (; some.first_segment < a->segments; some.first_segment += most) {
         if (!cuda_attend_wide(l, batch, &some) && !cuda_attend_codes(l, batch, &some) &&
             !cuda_attend_runs(l, batch, &some))
             return false;

@@ -33,6 +33,8 @@ void cuda_merge_partitions(const cuda_launch *l, const cuda_batch *batch, const 
 /* The partitions of decode rows by blocks that stay (attention_runs.cu). False: that kernel does not serve this case.
  */
 bool cuda_attend_runs(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a);
+/* Segments that one launch of it has room for; of K = V layers as many as the two below. */
+int cuda_attend_runs_segments(const cuda_attention *a);
 cudaError_t cuda_attend_runs_prepare(int head_dim);
 /* The same of K = V layers with head dimension 512 on sm_90a (attention_wide.cu); in 8 bits for many queries. */
 bool cuda_attend_wide(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a);

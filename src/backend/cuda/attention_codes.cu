@@ -45,7 +45,7 @@ template <int N> struct __align__(16) code_state {
     float rescale[2][N * 8], top[N * 8], sum[N * 8];
     run_query query[4][N * 8]; /* in turns, for who still writes units before */
     unsigned long long full[CODE_MOST_SLOTS], empty[CODE_MOST_SLOTS];
-    run_segments segments;
+    run_segments<CUDA_LISTED_SEGMENTS> segments;
 };
 
 template <int N> struct code_memory {
@@ -72,8 +72,8 @@ static __device__ __forceinline__ int code_shift(int position, int head, int kv_
 enum code_rows { CODES_OF_EARLIER_STEPS, CODES_OF_THIS_STEP, ALL_CODES };
 
 /* What no query of the unit sees is left as it was: any codes are numbers, and its scale is not used. */
-static __device__ __forceinline__ void request_codes(code_slot &to, const run_segments &m, const cuda_attention &a,
-                                                     const run_cursor &c, code_rows which) {
+static __device__ __forceinline__ void request_codes(code_slot &to, const run_segments<CUDA_LISTED_SEGMENTS> &m,
+                                                     const cuda_attention &a, const run_cursor &c, code_rows which) {
     const run_segment &g = m.segment[c.segment];
     if (which == CODES_OF_THIS_STEP && c.base + KEYS <= g.position) return;
     int warp = ((int)threadIdx.x - CODE_THREADS) / 32, lane = threadIdx.x & 31, in_sink = g.sink_v ? g.sink : 0;
@@ -323,12 +323,11 @@ static __device__ __forceinline__ void add_codes(code_output<N> &o, const code_s
 
 /* States of units without keys, and of partitions that no unit stands for. */
 template <int AT_ONCE>
-static __device__ __forceinline__ void write_units_without_codes(const run_segments &m, const cuda_attention &a,
-                                                                 int from, int to) {
+static __device__ __forceinline__ void write_units_without_codes(const run_segments<CUDA_LISTED_SEGMENTS> &m,
+                                                                 const cuda_attention &a, int from, int to) {
     for (int unit = from + (int)threadIdx.x; unit < to; unit += CODE_THREADS) {
         run_cursor c = {};
         c.unit = unit;
-        while (m.first_unit[c.segment + 1] <= unit) c.segment++;
         find_place(c, m);
         enter_queries<AT_ONCE>(c, m, a);
         enter_partition(c, m, a);
@@ -472,7 +471,6 @@ static __global__ __launch_bounds__(CODE_BLOCK, 1) void attend_codes_kernel(cons
         run_cursor start = {};
         start.unit = from;
         if (from < to) {
-            while (m.segments.first_unit[start.segment + 1] <= from) start.segment++;
             find_place(start, m.segments);
             enter_queries<N * 8>(start, m.segments, a);
             enter_partition(start, m.segments, a);

@@ -39,7 +39,7 @@ template <int D, bool SPLIT, int M> struct run_state {
     float2 tile_turn[TILES_AHEAD][SPLIT ? D / 8 : 1];
     run_tile tile[TILES_AHEAD];
     unsigned long long full[MOST_PIECES], empty[MOST_PIECES]; /* barriers of the pieces */
-    run_segments segments;
+    run_segments<SPLIT ? CUDA_LISTED_SEGMENTS : CUDA_MAX_SEGMENTS> segments;
 };
 
 template <int D, bool SPLIT, int M> struct run_memory {
@@ -129,8 +129,8 @@ static __device__ __forceinline__ void load_q4(bf16 (*to)[D + PAD], const cuda_b
 
 /* What no query of the unit sees is zero, for 0 times what is not a number is not 0. Q4: of kernels for K/V in 4 bits
  * alone, whose call would take registers of the others. */
-template <int D, bool SPLIT, bool Q4>
-static __device__ __forceinline__ void request_piece(run_piece<D, SPLIT> &to, const run_segments &m,
+template <int D, bool SPLIT, bool Q4, int N>
+static __device__ __forceinline__ void request_piece(run_piece<D, SPLIT> &to, const run_segments<N> &m,
                                                      const cuda_attention &a, const run_cursor &c, int half,
                                                      key_rows which) {
     const int CHUNKS = D / 8, AT_ONCE = BRING_THREADS / CHUNKS; /* chunks of a row; rows */
@@ -418,13 +418,13 @@ static __device__ __forceinline__ void add_values(run_output<D, M> &o, const run
 /* ------------------------------------------------------------------------------------------------------ computing */
 
 /* States of units without keys, and of partitions that no unit stands for. */
-template <int AT_ONCE>
-static __device__ __forceinline__ void write_empty_units(const run_segments &m, const cuda_attention &a, int from,
-                                                         int to) {
+template <int AT_ONCE, int N>
+static __device__ __forceinline__ void write_empty_units(const run_segments<N> &m, const cuda_attention &a, int segment,
+                                                         int from, int to) {
     for (int unit = from + (int)threadIdx.x; unit < to; unit += RUN_THREADS) {
         run_cursor c = {};
         c.unit = unit;
-        while (m.first_unit[c.segment + 1] <= unit) c.segment++;
+        c.segment = segment;
         find_place(c, m);
         enter_queries<AT_ONCE>(c, m, a);
         enter_partition(c, m, a);
@@ -471,15 +471,15 @@ static __device__ __forceinline__ void write_unit(const run_output<D, M> &o, con
 }
 
 template <int D, bool SPLIT, int M, bool Q4>
-static __device__ __forceinline__ void compute_tiles(run_memory<D, SPLIT, M> &all, const cuda_attention &a, int from,
-                                                     int to) {
+static __device__ __forceinline__ void compute_tiles(run_memory<D, SPLIT, M> &all, const cuda_attention &a, int segment,
+                                                     int from, int to) {
     const int PIECES = run_memory<D, SPLIT, M>::PIECES;
     run_state<D, SPLIT, M> &m = all.state;
     int lane = threadIdx.x & 31, query = (int)threadIdx.x / QUERY_THREADS;
     turn_share<D> turns;
     if constexpr (SPLIT) share_turns(turns, a);
     wait_for_predecessor();
-    write_empty_units<M * QUERIES>(m.segments, a, from, to);
+    write_empty_units<M * QUERIES>(m.segments, a, segment, from, to);
     run_output<D, M> o = {};
     visible_range mine = {};
     int side = 0, held = -1; /* held: whose queries are in shared memory */
@@ -492,7 +492,7 @@ static __device__ __forceinline__ void compute_tiles(run_memory<D, SPLIT, M> &al
         const run_tile t = m.tile[tiles % TILES_AHEAD];
         if (t.flags & TILE_IS_NONE) return;
         int query_tiles = (t.queries + QUERIES - 1) / QUERIES,
-            whose = (t.segment << 24) + (t.head << 12) + t.query_tile;
+            whose = (int)((unsigned)t.segment << 24) + (t.head << 12) + t.query_tile;
         if (whose != held) { /* all have used the others for the last time before they wrote probabilities */
             held = whose;
             side ^= 1;
@@ -562,12 +562,13 @@ static __global__ __launch_bounds__(RUN_BLOCK, 1) void attend_runs_kernel(const 
     if ((int)threadIdx.x < PIECES)
         init_barriers(&m.full[threadIdx.x], BRING_THREADS + BRING_WARPS, &m.empty[threadIdx.x], RUN_WARPS);
     load_segments<AT_ONCE>(m.segments, batch, a);
-    int from = first_unit_of(m.segments, a, blockIdx.x), to = first_unit_of(m.segments, a, blockIdx.x + 1);
+    int from = first_unit_of(m.segments, a, blockIdx.x), to = first_unit_of(m.segments, a, blockIdx.x + 1),
+        segment = segment_of(m.segments.first_unit, from);
     if (threadIdx.x >= RUN_THREADS) {
         run_cursor start = {};
         start.unit = from;
+        start.segment = segment;
         if (from < to) {
-            while (m.segments.first_unit[start.segment + 1] <= from) start.segment++;
             find_place(start, m.segments);
             enter_queries<AT_ONCE>(start, m.segments, a);
             enter_partition(start, m.segments, a);
@@ -578,7 +579,7 @@ static __global__ __launch_bounds__(RUN_BLOCK, 1) void attend_runs_kernel(const 
             bring_tiles<D, SPLIT, M, Q4>(all, a, start, to);
         return;
     }
-    compute_tiles<D, SPLIT, M, Q4>(all, a, from, to);
+    compute_tiles<D, SPLIT, M, Q4>(all, a, segment, from, to);
 #endif
 }
 
@@ -588,6 +589,8 @@ static __global__ __launch_bounds__(RUN_BLOCK, 1) void attend_runs_kernel(const 
 static bool splits(const cuda_attention &a) {
     return a.k_norm && a.pairs * 8 == a.head_dim && turned_columns(a.pairs) == a.pairs;
 }
+
+int cuda_attend_runs_segments(const cuda_attention *a) { return splits(*a) ? CUDA_LISTED_SEGMENTS : CUDA_MAX_SEGMENTS; }
 
 template <int D, bool SPLIT, int M>
 static void launch_runs(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, int units) {

@@ -17,10 +17,12 @@ struct run_segment {
     int query_tiles; /* of M x 16 queries */
 };
 
-struct run_segments {
+/* N at most, a multiple of 32. */
+template <int N> struct run_segments {
+    static constexpr int MOST = N;
     int group; /* queries of a row that share a K/V head */
-    run_segment segment[CUDA_LISTED_SEGMENTS];
-    int first_unit[CUDA_LISTED_SEGMENTS + 1], first_weight[CUDA_LISTED_SEGMENTS + 1];
+    run_segment segment[N];
+    int first_unit[N + 1], first_weight[N + 1];
 };
 
 /* Tiles that the partitions of one head of one tile of queries have at most. */
@@ -30,11 +32,13 @@ static __device__ __forceinline__ int run_weight(const cuda_attention &a, int us
     return min(used, fine) * per_fine + max(used - fine, 0) * per_coarse;
 }
 
-/* Sums of the units and weights of all segments, one of which each of the first threads brings. The whole block. */
+/* Sums of the units and weights of all segments, one of which each of the first threads brings. A block that has so
+ * many threads, whole. */
 template <typename SEGMENTS>
 static __device__ __forceinline__ void sum_segments(SEGMENTS &m, const cuda_attention &a, int units, int weight) {
+    const int MOST = SEGMENTS::MOST;
     int s = threadIdx.x;
-    if (s < CUDA_LISTED_SEGMENTS) {
+    if (s < MOST) {
 #pragma unroll
         for (int o = 1; o < 32; o <<= 1) {
             int other_units = __shfl_up_sync(0xffffffffu, units, o),
@@ -51,17 +55,22 @@ static __device__ __forceinline__ void sum_segments(SEGMENTS &m, const cuda_atte
         m.group = a.heads / a.kv_heads;
     }
     __syncthreads();
-    static_assert(CUDA_LISTED_SEGMENTS == 64, "two warps have summed");
-    if (s >= 32 && s < CUDA_LISTED_SEGMENTS) {
-        m.first_unit[s + 1] += m.first_unit[32];
-        m.first_weight[s + 1] += m.first_weight[32];
+    units = weight = 0; /* of the warps before */
+    for (int warp = 1; s < MOST && warp <= s / 32; warp++) {
+        units += m.first_unit[warp * 32];
+        weight += m.first_weight[warp * 32];
+    }
+    __syncthreads();
+    if (s < MOST) {
+        m.first_unit[s + 1] += units;
+        m.first_weight[s + 1] += weight;
     }
     __syncthreads();
 }
 
 /* The whole block. */
-template <int QUERIES_AT_ONCE>
-static __device__ __forceinline__ void load_segments(run_segments &m, const cuda_batch *batch,
+template <int QUERIES_AT_ONCE, int N>
+static __device__ __forceinline__ void load_segments(run_segments<N> &m, const cuda_batch *batch,
                                                      const cuda_attention &a) {
     int s = threadIdx.x, units = 0, weight = 0;
     if (s < a.segments) { /* written before the step's first kernel */
@@ -96,17 +105,16 @@ static __device__ __forceinline__ void load_segments(run_segments &m, const cuda
     sum_segments(m, a, units, weight);
 }
 
-/* The segment in which `at` lies among sums; CUDA_LISTED_SEGMENTS: behind all. The whole block. */
-static __device__ __forceinline__ int segment_of(const int *first, int at) {
-    return __syncthreads_count((int)threadIdx.x < CUDA_LISTED_SEGMENTS &&
-                               first[min(threadIdx.x + 1, CUDA_LISTED_SEGMENTS)] <= at);
+/* The segment in which `at` lies among sums; N - 1, how many there can be: behind all. The whole block. */
+template <int N> static __device__ __forceinline__ int segment_of(const int (&first)[N], int at) {
+    return __syncthreads_count((int)threadIdx.x < N - 1 && first[min((int)threadIdx.x + 1, N - 1)] <= at);
 }
 
 /* The first unit of this share of the work: shares are about equal in tiles of keys. The whole block. */
-static __device__ __forceinline__ int first_unit_of(const run_segments &m, const cuda_attention &a, int share) {
-    int at = (int)((long long)m.first_weight[CUDA_LISTED_SEGMENTS] * share / gridDim.x),
-        s = segment_of(m.first_weight, at);
-    if (s == CUDA_LISTED_SEGMENTS) return m.first_unit[CUDA_LISTED_SEGMENTS];
+template <int N>
+static __device__ __forceinline__ int first_unit_of(const run_segments<N> &m, const cuda_attention &a, int share) {
+    int at = (int)((long long)m.first_weight[N] * share / gridDim.x), s = segment_of(m.first_weight, at);
+    if (s == N) return m.first_unit[N];
     const run_segment &g = m.segment[s];
     int per_head = g.query_tiles * run_weight(a, g.used);
     at -= m.first_weight[s];
@@ -138,8 +146,8 @@ static __device__ __forceinline__ void skip_evicted(run_cursor &c) {
     while (c.base < c.end && !has_exact_keys(c)) c.base += KEYS;
 }
 
-template <int QUERIES_AT_ONCE>
-static __device__ __forceinline__ void enter_queries(run_cursor &c, const run_segments &m, const cuda_attention &a) {
+template <int QUERIES_AT_ONCE, int N>
+static __device__ __forceinline__ void enter_queries(run_cursor &c, const run_segments<N> &m, const cuda_attention &a) {
     const run_segment &g = m.segment[c.segment];
     int group = m.group, position = g.position;
     c.first_query = c.query_tile * QUERIES_AT_ONCE;
@@ -153,7 +161,9 @@ static __device__ __forceinline__ void enter_queries(run_cursor &c, const run_se
 }
 
 /* To the first tile with keys of the partition. */
-static __device__ __forceinline__ void enter_partition(run_cursor &c, const run_segments &m, const cuda_attention &a) {
+template <int N>
+static __device__ __forceinline__ void enter_partition(run_cursor &c, const run_segments<N> &m,
+                                                       const cuda_attention &a) {
     int begin, end;
     if (a.sliding_window) {
         begin = (m.segment[c.segment].first_tile + c.partition) * KEYS;
@@ -166,8 +176,8 @@ static __device__ __forceinline__ void enter_partition(run_cursor &c, const run_
     skip_evicted(c);
 }
 
-template <int QUERIES_AT_ONCE>
-static __device__ __forceinline__ void next_unit(run_cursor &c, const run_segments &m, const cuda_attention &a) {
+template <int QUERIES_AT_ONCE, int N>
+static __device__ __forceinline__ void next_unit(run_cursor &c, const run_segments<N> &m, const cuda_attention &a) {
     bool others = m.segment[c.segment].query_tiles > 1;
     c.unit++;
     if (++c.query_tile == m.segment[c.segment].query_tiles) {
@@ -179,8 +189,8 @@ static __device__ __forceinline__ void next_unit(run_cursor &c, const run_segmen
                 c.head = 0;
                 do {
                     c.segment++;
-                } while (c.segment < CUDA_LISTED_SEGMENTS && m.first_unit[c.segment + 1] == m.first_unit[c.segment]);
-                if (c.segment == CUDA_LISTED_SEGMENTS) return;
+                } while (c.segment < N && m.first_unit[c.segment + 1] == m.first_unit[c.segment]);
+                if (c.segment == N) return;
             }
         }
     }
@@ -189,8 +199,8 @@ static __device__ __forceinline__ void next_unit(run_cursor &c, const run_segmen
 }
 
 /* To a tile with keys before unit `to`, if there is one. */
-template <int QUERIES_AT_ONCE>
-static __device__ __forceinline__ bool find_tile(run_cursor &c, const run_segments &m, const cuda_attention &a,
+template <int QUERIES_AT_ONCE, int N>
+static __device__ __forceinline__ bool find_tile(run_cursor &c, const run_segments<N> &m, const cuda_attention &a,
                                                  int to) {
     while (c.unit < to && c.base >= c.end) next_unit<QUERIES_AT_ONCE>(c, m, a);
     return c.unit < to;
@@ -201,8 +211,9 @@ static __device__ __forceinline__ void next_tile(run_cursor &c) {
     skip_evicted(c);
 }
 
-/* Where in its segment the unit lies. */
-static __device__ __forceinline__ void find_place(run_cursor &c, const run_segments &m) {
+/* The unit's segment, which is not before c.segment, and where in it the unit lies. */
+template <int N> static __device__ __forceinline__ void find_place(run_cursor &c, const run_segments<N> &m) {
+    while (m.first_unit[c.segment + 1] <= c.unit) c.segment++;
     const run_segment &g = m.segment[c.segment];
     int at = c.unit - m.first_unit[c.segment], per_head = g.used * g.query_tiles;
     c.head = at / per_head;

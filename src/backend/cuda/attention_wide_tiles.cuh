@@ -48,6 +48,7 @@ struct wide_cursor {
 
 /* Operands of the tensor cores are panels (prompt_tensor.cuh). */
 struct wide_memory {
+    static constexpr int MOST = CUDA_LISTED_SEGMENTS;
     unsigned char q[wide::PANELS * wide::PANEL];
     unsigned char v[wide::SLOTS][wide::PANELS * wide::PANEL];
     unsigned char turned[2 * wide::PANEL];

@@ -26,7 +26,7 @@ enum {
     CUDA_MAX_PRODUCTS = 32,     /* matrices that share one input and one launch */
     CUDA_DECODE_ROWS = 17,      /* BACKEND_MAX_DECODE_ROWS */
     CUDA_MAX_SEGMENTS = 256,    /* BACKEND_MAX_SEGMENTS */
-    CUDA_LISTED_SEGMENTS = 64,  /* that one launch of attention deals to its blocks */
+    CUDA_LISTED_SEGMENTS = 64,  /* that one launch of attention of K = V layers deals to its blocks */
     CUDA_PASS_ROWS = 256,       /* rows of all segments that are computed together */
     CUDA_CONTEXT_ROWS = 2048,   /* that enter the context of caches together */
     CUDA_ROW_BLOCK = 16,        /* rows of a prompt whose logits are made together */

@@ -12,36 +12,14 @@
  * weights. */
 #include "backend/cuda/products_wide.h"
 
-#include "backend/cuda/product_items.cuh"
+#include "backend/cuda/products_wide.cuh"
 
 enum {
     STEP_BYTES = CUDA_K_STEP * 2, /* of a row */
-    CHUNK = 16,                   /* bytes that one request brings */
     CHUNKS = STEP_BYTES / CHUNK,
-    LEAST_BLOCK_BYTES =
-        200 << 10,        /* of shared memory: data centres' devices, which have room for two blocks of half of it */
     WIDE_LEAST_ROWS = 33, /* below, products.cu reads weights once as well */
     FFN_LEAST_ROWS = 129,
 };
-
-static __device__ __forceinline__ void request_chunk(unsigned char *shared, const void *global, bool wanted) {
-    uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
-    int bytes = wanted ? CHUNK : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes));
-}
-
-/* Of experts' weights, whose neighbours other warps request at the same time: memory is read in longer pieces. (Dense
- * products, which come back for them later, lose by it.) */
-static __device__ __forceinline__ void request_weights_chunk(unsigned char *shared, const void *global) {
-    uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(global));
-}
-
-static __device__ __forceinline__ void close_group(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
-static __device__ __forceinline__ void wait_all(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
-template <int LEFT> static __device__ __forceinline__ void wait_groups(void) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
 
 /* This lane's part of row `row` of a step in shared memory. */
 static __device__ __forceinline__ uint4 read_row(const unsigned char *step, int row) {
@@ -198,7 +176,7 @@ static __global__ __launch_bounds__(THREADS, 2) void dense_kernel(const __grid_c
 }
 
 static bool serves(const cuda_launch *l, int least, int rows) {
-    return rows >= least && l->block_bytes >= LEAST_BLOCK_BYTES;
+    return rows >= least && l->block_bytes >= WIDE_LEAST_BLOCK_BYTES;
 }
 
 template <int M, bool GATED> static void launch_dense(const cuda_launch *l, const dense_work &w, int tiles) {
@@ -235,21 +213,18 @@ bool cuda_products_wide(const cuda_launch *l, const cuda_product *products, int 
 /* ------------------------------------------------------------------------------------------------------- experts */
 
 enum {
-    EXPERT_TILE = 64,    /* rows of weights of a warp */
-    EXPERT_COLUMNS = 32, /* rows of x at once */
     EXPERT_STAGES = 2,
-    EXPERT_STAGE_BYTES = (EXPERT_TILE + EXPERT_COLUMNS) * STEP_BYTES,
+    EXPERT_STAGE_BYTES = (WIDE_OUTS + WIDE_ROWS) * STEP_BYTES,
     EXPERT_BYTES = WARPS * EXPERT_STAGES * EXPERT_STAGE_BYTES,
-    EXPERT_SUMS = EXPERT_TILE * EXPERT_COLUMNS / 32, /* of a lane */
 };
-static_assert(EXPERT_BYTES >= WARPS * EXPERT_SUMS * 32 * (int)sizeof(float), "the chains meet in the ring's place");
+static_assert(EXPERT_BYTES >= WARPS * WIDE_SUMS * 32 * (int)sizeof(float), "the chains meet in the ring's place");
 
 /* grid: tiles of an expert, experts. */
 template <bool GATE_UP>
 static __global__ __launch_bounds__(THREADS, 2) void expert_kernel(const __grid_constant__ cuda_feed_forward f,
                                                                    const __grid_constant__ cuda_route route) {
     extern __shared__ __align__(128) unsigned char ring[];
-    const int TILES = EXPERT_TILE / 16, COLUMNS = EXPERT_COLUMNS / 8, OUTS = GATE_UP ? EXPERT_TILE / 2 : EXPERT_TILE;
+    const int TILES = WIDE_TILES, COLUMNS = WIDE_COLUMNS, OUTS = GATE_UP ? WIDE_OUTS / 2 : WIDE_OUTS;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, expert = blockIdx.y;
     int steps = (GATE_UP ? f.ldx : f.experts_down.ld) / CUDA_K_STEP, split = product_split(steps);
     int groups = WARPS / split, chain = warp % split;
@@ -262,16 +237,16 @@ static __global__ __launch_bounds__(THREADS, 2) void expert_kernel(const __grid_
     unsigned char *own = ring + warp * EXPERT_STAGES * EXPERT_STAGE_BYTES,
                   *to = own + g * STEP_BYTES + (lane & 3) * CHUNK;
     /* Row 8 i + g of the tile: of gate and up in turns. */
-    uint32_t weights[EXPERT_TILE / 8]; /* bytes behind the matrix */
+    uint32_t weights[WIDE_OUTS / 8]; /* bytes behind the matrix */
 #pragma unroll
-    for (int i = 0; i < EXPERT_TILE / 8; i++) {
+    for (int i = 0; i < WIDE_OUTS / 8; i++) {
         int output = min(GATE_UP ? o + i / 2 * 8 + g : o + i * 8 + g, outs - 1);
         weights[i] = (uint32_t)(((size_t)output + (GATE_UP && i % 2 ? outs : 0)) * ldw);
     }
     auto request_weights = [&](int stage, int step) {
         if (step >= steps) return;
 #pragma unroll
-        for (int i = 0; i < EXPERT_TILE / 8; i++)
+        for (int i = 0; i < WIDE_OUTS / 8; i++)
             request_weights_chunk(to + stage * EXPERT_STAGE_BYTES + i * 8 * STEP_BYTES,
                                   matrix + (weights[i] + (uint32_t)(step * STEP_BYTES)));
     };
@@ -279,8 +254,8 @@ static __global__ __launch_bounds__(THREADS, 2) void expert_kernel(const __grid_
     wait_for_predecessor();
     int begin = __ldcg(route.begin + expert), end = __ldcg(route.begin + expert + 1);
     if (begin == end) wait_all(); /* nothing may arrive after the block has ended */
-    for (int first = begin; first < end; first += EXPERT_COLUMNS) {
-        int n = min(end - first, (int)EXPERT_COLUMNS);
+    for (int first = begin; first < end; first += WIDE_ROWS) {
+        int n = min(end - first, (int)WIDE_ROWS);
         uint32_t x[COLUMNS]; /* bytes behind all_x */
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
@@ -292,7 +267,7 @@ static __global__ __launch_bounds__(THREADS, 2) void expert_kernel(const __grid_
 #pragma unroll
                 for (int c = 0; c < COLUMNS; c++) {
                     if (c * 8 >= n) break;
-                    request_chunk(to + stage * EXPERT_STAGE_BYTES + (EXPERT_TILE + c * 8) * STEP_BYTES,
+                    request_chunk(to + stage * EXPERT_STAGE_BYTES + (WIDE_OUTS + c * 8) * STEP_BYTES,
                                   all_x + (x[c] + (uint32_t)(step * STEP_BYTES)), c * 8 + g < n);
                 }
             }
@@ -311,7 +286,7 @@ static __global__ __launch_bounds__(THREADS, 2) void expert_kernel(const __grid_
 #pragma unroll
             for (int c = 0; c < COLUMNS; c++) {
                 if (c * 8 >= n) break;
-                b[c] = read_row(at, EXPERT_TILE + c * 8);
+                b[c] = read_row(at, WIDE_OUTS + c * 8);
             }
 #pragma unroll
             for (int t = 0; t < TILES; t++) {
@@ -328,41 +303,20 @@ static __global__ __launch_bounds__(THREADS, 2) void expert_kernel(const __grid_
             stage ^= 1;
         }
         wait_groups<0>();
-        if (first + EXPERT_COLUMNS >= end) release_successor();
+        if (first + WIDE_ROWS >= end) release_successor();
         __syncthreads(); /* all rings have been read */
         float *sums = reinterpret_cast<float *>(ring);
-#pragma unroll
-        for (int t = 0; t < TILES; t++) {
-#pragma unroll
-            for (int c = 0; c < COLUMNS; c++) {
-#pragma unroll
-                for (int k = 0; k < 4; k++)
-                    sums[(warp * EXPERT_SUMS + (t * COLUMNS + c) * 4 + k) * 32 + lane] = acc[t][c][k];
-            }
-        }
+        put_sums(sums, acc, n);
         __syncthreads();
-        auto collect_chains = [&](int group, int at) {
-            float sum = 0;
-            for (int s = 0; s < split; s++) sum += sums[(group * split + s) * EXPERT_SUMS * 32 + at];
-            return sum;
-        };
-        const int each = GATE_UP ? EXPERT_SUMS / 2 : EXPERT_SUMS; /* values of a group's lane */
-        for (int i = threadIdx.x; i < groups * each * 32; i += THREADS) {
-            int group = i / (each * 32), value = i / 32 % each, from = i & 31;
-            int c = GATE_UP ? value / 2 % COLUMNS : value / 4 % COLUMNS, t = value / (GATE_UP ? 2 : 4) / COLUMNS;
-            int k = GATE_UP ? value % 2 : value % 4, row = c * 8 + (from & 3) * 2 + (k & 1);
-            int output = (blockIdx.x * groups + group) * OUTS + t * (OUTS / TILES) + (from >> 2) + (k & 2) * 4;
-            if (row >= n || output >= outs) continue;
-            int at = ((t * COLUMNS + c) * 4 + k) * 32 + from;
-            float y = collect_chains(group, at);
-            if constexpr (GATE_UP) {
-                float up = collect_chains(group, at + 2 * 32);
+        collect_sums<GATE_UP>(sums, split, n, [&](int row, int at, float y, float up) {
+            int output = blockIdx.x * groups * OUTS + at;
+            if (output >= outs) return;
+            if constexpr (GATE_UP)
                 store_bf16(f.act_experts + (size_t)(first + row) * f.experts_down.ld + output,
                            (f.silu ? silu(y) : gelu_tanh(y)) * up);
-            } else {
+            else
                 f.y_experts[(size_t)(first + row) * outs + output] = y;
-            }
-        }
+        });
         __syncthreads(); /* the ring is filled again */
     }
 }
@@ -370,8 +324,7 @@ static __global__ __launch_bounds__(THREADS, 2) void expert_kernel(const __grid_
 template <bool GATE_UP>
 static void launch_experts(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route) {
     int steps = (GATE_UP ? f->ldx : f->experts_down.ld) / CUDA_K_STEP, groups = WARPS / product_split(steps);
-    int outs = GATE_UP ? f->expert_intermediate : f->down.out,
-        each = (GATE_UP ? EXPERT_TILE / 2 : EXPERT_TILE) * groups;
+    int outs = GATE_UP ? f->expert_intermediate : f->down.out, each = (GATE_UP ? WIDE_OUTS / 2 : WIDE_OUTS) * groups;
     launch_kernel(l, expert_kernel<GATE_UP>, dim3(ceil_div(outs, each), route->experts), dim3(THREADS),
                   (size_t)EXPERT_BYTES, *f, *route);
 }
@@ -417,7 +370,7 @@ cudaError_t cuda_products_wide_prepare(void) {
     int device = 0, most = 0;
     cudaError_t status = cudaGetDevice(&device);
     if (status == cudaSuccess) status = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    if (status != cudaSuccess || most < LEAST_BLOCK_BYTES) return status; /* then they are never launched */
+    if (status != cudaSuccess || most < WIDE_LEAST_BLOCK_BYTES) return status; /* then they are never launched */
     status = allow(dense_kernel<64, false>, dense_tile<64>::BYTES);
     if (status == cudaSuccess) status = allow(dense_kernel<128, false>, dense_tile<128>::BYTES);
     if (status == cudaSuccess) status = allow(dense_kernel<128, true>, dense_tile<128>::BYTES);

@@ -462,7 +462,20 @@ template <bool GATED> cudaError_t launch_f8(const prompt_gemm_f8_args *args, gem
     return cudaGetLastError();
 }
 
+template <bool GATED, bool NARROW>
+cudaError_t start_codes(const gemm_params &p, const fit_maps &maps, const code_weights &w, fit_launch_size size,
+                        cudaStream_t stream) {
+    cudaError_t status =
+        cudaFuncSetAttribute(codes_kernel<GATED, NARROW>, cudaFuncAttributeMaxDynamicSharedMemorySize, size.bytes);
+    if (status != cudaSuccess) return status;
+    codes_kernel<GATED, NARROW>
+        <<<size.blocks, codes_tile<NARROW>::THREADS, static_cast<size_t>(size.bytes), stream>>>(p, maps, w, size.width);
+    return cudaGetLastError();
+}
+
+/* Experts of few rows have hardly more of them than a narrow tile. */
 template <bool GATED> cudaError_t launch_codes(const gemm_params &p, const code_weights &w, cudaStream_t stream) {
+    constexpr int FEW_ROWS = 96, NARROW_ROWS = codes_tile<true>::MOST_ROWS;
     device_limits limits;
     encode_function encode;
     cudaError_t status = query_limits(&limits);
@@ -473,11 +486,9 @@ template <bool GATED> cudaError_t launch_codes(const gemm_params &p, const code_
     if (!encode_map(encode, &maps.a, 2, p.a, p.k, p.lda, p.m, 0, 1, fit_tile::BOX)) return cudaErrorInvalidValue;
     maps.staged = encode_results(encode, &maps.out, p);
     fit_launch_size size = fit_size(p, limits);
-    status = cudaFuncSetAttribute(codes_kernel<GATED>, cudaFuncAttributeMaxDynamicSharedMemorySize, size.bytes);
-    if (status != cudaSuccess) return status;
-    codes_kernel<GATED>
-        <<<size.blocks, fit_tile::THREADS, static_cast<size_t>(size.bytes), stream>>>(p, maps, w, size.width);
-    return cudaGetLastError();
+    bool narrow = p.expert_begin ? p.m <= p.experts * FEW_ROWS : size.width <= NARROW_ROWS;
+    return narrow ? start_codes<GATED, true>(p, maps, w, size, stream)
+                  : start_codes<GATED, false>(p, maps, w, size, stream);
 }
 
 gemm_params make_params(const prompt_gemm_args *args) {

@@ -228,9 +228,9 @@ __device__ __forceinline__ void consume_f8(const bulk_context &c, const fit_plan
         if (!maps.staged)
             write_blocks<GATED, 32, 0>(plan.p, t, l, acc, column + warp * (OUTPUTS / 8));
         else if (!GATED && plan.p.output == PROMPT_GEMM_F32)
-            stage_pieces<GATED, true, 0>(out, t, acc, column);
+            stage_pieces<GATED, true, fit_tile::MOST_ROWS / 8, 0>(out, t, acc, column);
         else
-            stage_pieces<GATED, false, 0>(out, t, acc, column);
+            stage_pieces<GATED, false, fit_tile::MOST_ROWS / 8, 0>(out, t, acc, column);
     }
     asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory");
 }

@@ -42,15 +42,16 @@ struct fit_cut {
     int tiles, width; /* row tiles, and the rows of each but the last */
 };
 
-__host__ __device__ __forceinline__ fit_cut cut_rows(int rows) {
-    int tiles = (rows + fit_tile::MOST_ROWS - 1) / fit_tile::MOST_ROWS;
+__host__ __device__ __forceinline__ fit_cut cut_rows(int rows, int most) {
+    int tiles = (rows + most - 1) / most;
     return {tiles, tiles ? fit_width((rows + tiles - 1) / tiles) : 0};
 }
 
-/* tiles_before[e]: tiles of the experts below e. */
-template <int THREADS> __device__ void count_fit(const gemm_params &p, int w_tiles, int *tiles_before) {
+/* tiles_before[e]: tiles of the experts below e, of up to `most` rows. */
+template <int THREADS>
+__device__ void count_fit(const gemm_params &p, int w_tiles, int *tiles_before, int most = fit_tile::MOST_ROWS) {
     for (int e = static_cast<int>(threadIdx.x); e < p.experts; e += THREADS)
-        tiles_before[e + 1] = cut_rows(p.expert_begin[e + 1] - p.expert_begin[e]).tiles * w_tiles;
+        tiles_before[e + 1] = cut_rows(p.expert_begin[e + 1] - p.expert_begin[e], most).tiles * w_tiles;
     sum_table(tiles_before, p.experts);
 }
 
@@ -67,10 +68,11 @@ struct fit_place {
 struct fit_plan {
     const gemm_params &p;
     const int *tiles_before;
-    int dense_width, all;
+    int dense_width, all, most;
 
-    __device__ __forceinline__ fit_plan(const gemm_params &params, const int *before, int w_tiles, int width)
-        : p(params), tiles_before(before), dense_width(width) {
+    __device__ __forceinline__ fit_plan(const gemm_params &params, const int *before, int w_tiles, int width,
+                                        int most_rows = fit_tile::MOST_ROWS)
+        : p(params), tiles_before(before), dense_width(width), most(most_rows) {
         all = p.expert_begin ? before[p.experts] : (p.m + width - 1) / width * w_tiles;
     }
 
@@ -89,7 +91,7 @@ struct fit_plan {
             expert = low;
             begin = p.expert_begin[expert];
             count = p.expert_begin[expert + 1] - begin;
-            cut = cut_rows(count);
+            cut = cut_rows(count, most);
             tile -= tiles_before[expert];
         }
         int row = tile % cut.tiles * cut.width, left = count - row;
@@ -202,11 +204,13 @@ __device__ __forceinline__ void multiply_fit(const bulk_context &c, ring_place &
     if (lane == 0) barrier_arrive(c.empty(before));
 }
 
+/* MOST: blocks of eight rows. */
+template <int MOST>
 __device__ __forceinline__ void multiply_width(const bulk_context &c, ring_place &r, float (&acc)[128], int width,
                                                int warpgroup, int lane) {
 #define FIT_CASE(BLOCKS)                                                                                               \
     case BLOCKS:                                                                                                       \
-        multiply_fit<BLOCKS>(c, r, acc, warpgroup, lane);                                                              \
+        multiply_fit<(BLOCKS < MOST ? BLOCKS : MOST)>(c, r, acc, warpgroup, lane);                                     \
         break
     switch (width / 8) {
         FIT_CASE(2);
@@ -233,7 +237,7 @@ __device__ __forceinline__ void multiply_width(const bulk_context &c, ring_place
         FIT_CASE(30);
         FIT_CASE(31);
     default:
-        multiply_fit<32>(c, r, acc, warpgroup, lane);
+        multiply_fit<MOST>(c, r, acc, warpgroup, lane);
         break;
     }
 #undef FIT_CASE
@@ -310,10 +314,10 @@ struct fit_out {
 /* Results by way of shared memory, whence the copy engine takes them while the warpgroup goes on: pieces of a
  * warpgroup's 64 outputs by 32 rows of float32 or 64 of bf16, gated of 32 by 64, in two places by turns, swizzled as in
  * the maps. The last piece of an expert goes straight: the engine would write over the rows behind it. */
-template <bool GATED, bool WIDE, int PIECE>
+template <bool GATED, bool WIDE, int MOST, int PIECE>
 __device__ __forceinline__ void stage_pieces(fit_out &o, const fit_place &t, const float (&acc)[128], int column) {
     constexpr int BLOCKS = WIDE ? 4 : 8, ROWS = BLOCKS * 8, BYTES = GATED ? fit_tile::GATED_PIECE : fit_tile::PIECE;
-    if constexpr (PIECE * BLOCKS < 32) {
+    if constexpr (PIECE * BLOCKS < MOST) {
         if (PIECE * ROWS >= t.rows) return;
         if ((PIECE + 1) * ROWS > t.rows) {
             write_blocks<GATED, BLOCKS, PIECE * BLOCKS>(o.p, t, o.l, acc, column + o.warp * (GATED ? 8 : 16));
@@ -360,11 +364,11 @@ __device__ __forceinline__ void stage_pieces(fit_out &o, const fit_place &t, con
             if (WIDE && column + 32 < o.p.n) store_box(o.maps.out, to + BYTES / 2, column + 32, row);
             asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
         }
-        stage_pieces<GATED, WIDE, PIECE + 1>(o, t, acc, column);
+        stage_pieces<GATED, WIDE, MOST, PIECE + 1>(o, t, acc, column);
     }
 }
 
-template <bool GATED>
+template <bool GATED, int MOST = fit_tile::MOST_ROWS / 8>
 __device__ __forceinline__ void consume_fit(const bulk_context &c, const fit_plan &plan, fit_news news,
                                             const fit_maps &maps, int warpgroup) {
     int warp = static_cast<int>(threadIdx.x) % 128 / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -376,14 +380,14 @@ __device__ __forceinline__ void consume_fit(const bulk_context &c, const fit_pla
     for (int tile; (tile = news.hear(lane)) < plan.all;) {
         fit_place t = plan.find(tile);
         float acc[128];
-        multiply_width(c, r, acc, t.width, warpgroup, lane);
+        multiply_width<MOST>(c, r, acc, t.width, warpgroup, lane);
         int column = t.w_tile * OUTPUTS + warpgroup * (OUTPUTS / 2);
         if (!maps.staged)
-            write_blocks<GATED, 32, 0>(plan.p, t, l, acc, column + warp * (OUTPUTS / 8));
+            write_blocks<GATED, MOST, 0>(plan.p, t, l, acc, column + warp * (OUTPUTS / 8));
         else if (!GATED && plan.p.output == PROMPT_GEMM_F32)
-            stage_pieces<GATED, true, 0>(out, t, acc, column);
+            stage_pieces<GATED, true, MOST, 0>(out, t, acc, column);
         else
-            stage_pieces<GATED, false, 0>(out, t, acc, column);
+            stage_pieces<GATED, false, MOST, 0>(out, t, acc, column);
     }
     asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory");
 }

@@ -3,7 +3,7 @@
 #ifndef KAKEYA_BACKEND_CUDA_QUANT_FORM_CUH
 #define KAKEYA_BACKEND_CUDA_QUANT_FORM_CUH
 
-#include "backend/cuda/quant_units.cuh"
+#include "backend/cuda/quant_many.cuh"
 
 /* The units that a warp has still to request. */
 struct unit_cursor {
@@ -174,11 +174,9 @@ template <cuda_form FORM, bool ONE_SCALE = false> struct quant_form {
                                                                                        : 4)
                                  : COLUMNS == 2 ? (SMALL ? 3 : 2)
                                  : COLUMNS == 3 ? (SMALL ? 2 : 1)
-                                                : 2 - (FORM != CUDA_FORM_Q4);
+                                                : 1;
 
-    static __host__ __device__ __forceinline__ int split(int steps) {
-        return steps >= 120 ? 8 : steps >= 48 ? 4 : steps >= 32 ? 2 : 1;
-    }
+    static __host__ __device__ __forceinline__ int split(int steps) { return quant_split(steps); }
     static __device__ __forceinline__ const cuda_bf16 *advance(const cuda_bf16 *w, size_t rows, int steps) {
         return w + rows / QUANT_ROWS * quant_strip_bytes(FORM, steps * CUDA_K_STEP) / sizeof *w;
     }
@@ -204,17 +202,22 @@ template <cuda_form FORM, bool ONE_SCALE = false> struct quant_form {
 template <cuda_form FORM, bool ONE_SCALE>
 static void form_products(const cuda_launch *l, const cuda_product *products, int n, int in, const cuda_bf16 *x,
                           int ldx, int rows, float cap) {
-    run_products<quant_form<FORM, ONE_SCALE>>(l, products, n, in, x, ldx, rows, cap);
+    if (!many_products<FORM>(l, products, n, in, x, ldx, rows, cap))
+        run_products<quant_form<FORM, ONE_SCALE>>(l, products, n, in, x, ldx, rows, cap);
 }
 
 template <cuda_form FORM, bool ONE_SCALE>
 static void form_gate_up(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
-    run_ffn<quant_form<FORM, ONE_SCALE>, true>(l, f, route, rows);
+    cuda_feed_forward left = *f;
+    many_gate_up<FORM>(l, &left, route, rows);
+    if (left.gate.data || left.experts_gate_up.data) run_ffn<quant_form<FORM, ONE_SCALE>, true>(l, &left, route, rows);
 }
 
 template <cuda_form FORM, bool ONE_SCALE>
 static void form_down(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
-    run_ffn<quant_form<FORM, ONE_SCALE>, false>(l, f, route, rows);
+    cuda_feed_forward left = *f;
+    many_down<FORM>(l, &left, route, rows);
+    if (left.down.data || left.experts_down.data) run_ffn<quant_form<FORM, ONE_SCALE>, false>(l, &left, route, rows);
 }
 
 /* The launchers of a form: files of their own, since each takes the compiler half a minute. */

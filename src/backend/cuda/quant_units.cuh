@@ -28,6 +28,11 @@ template <cuda_form FORM> struct quant_stage {
     row_scales<FORM> scales[2];
 };
 
+/* Among how many warps the units of an output are dealt: a function of k alone. */
+static __host__ __device__ __forceinline__ int quant_split(int steps) {
+    return steps >= 120 ? 8 : steps >= 48 ? 4 : steps >= 32 ? 2 : 1;
+}
+
 /* A warp's slice of an item: neighbouring units, so that all of them lie at constant distances. */
 struct unit_slice {
     int first, count;
@@ -71,6 +76,37 @@ static __device__ __forceinline__ void add_scaled(float (&acc)[4], const float (
     acc[3] = fmaf(second, sum[3], acc[3]);
 }
 
+/* Of a row of weights in a block: the scales of its halves, which differ in G8 and G4 alone, and the offset. */
+struct block_scales {
+    float half[2], offset;
+};
+
+template <cuda_form FORM> static __device__ __forceinline__ block_scales scales_of(const row_scales<FORM> &row, int b) {
+    return {{row.scale(b, 0), row.scale(b, 1)}, row.offset(b)};
+}
+
+/* A block of 16 outputs, whose codes are `low` and `high`, times eight rows of x. */
+template <cuda_form FORM>
+static __device__ __forceinline__ void multiply_block(float (&acc)[4], const unsigned (&low)[4],
+                                                      const unsigned (&high)[4], const block_scales &first,
+                                                      const block_scales &second, const uint4 &x) {
+    float sum[4];
+    mma_from_zero(sum, low, x.x, x.y);
+    if (halved<FORM>) {
+        add_scaled(acc, sum, first.half[0], second.half[0]);
+        mma_from_zero(sum, high, x.z, x.w);
+    } else {
+        mma_bf16(sum, high[0], high[1], high[2], high[3], x.z, x.w);
+    }
+    add_scaled(acc, sum, first.half[1], second.half[1]);
+    if (row_scales<FORM>::AFFINE) {
+        const unsigned one = 0x3f803f80u, ones[4] = {one, one, one, one};
+        mma_from_zero(sum, ones, x.x, x.y);
+        mma_bf16(sum, one, one, one, one, x.z, x.w);
+        add_scaled(acc, sum, first.offset, second.offset);
+    }
+}
+
 template <cuda_form FORM, int COLUMNS>
 static __device__ __forceinline__ void multiply_unit(float (&acc)[COLUMNS][4], const quant_stage<FORM> &stage,
                                                      const unit_rows<COLUMNS> &rows) {
@@ -81,25 +117,10 @@ static __device__ __forceinline__ void multiply_unit(float (&acc)[COLUMNS][4], c
         stage.codes[1].pairs(b, second);
         const unsigned low[4] = {first[0], second[0], first[1], second[1]},
                        high[4] = {first[2], second[2], first[3], second[3]};
+        const block_scales scales[2] = {scales_of<FORM>(stage.scales[0], b), scales_of<FORM>(stage.scales[1], b)};
 #pragma unroll
-        for (int c = 0; c < COLUMNS; c++) {
-            const uint4 x = rows.block[b][c];
-            float sum[4];
-            mma_from_zero(sum, low, x.x, x.y);
-            if (halved<FORM>) {
-                add_scaled(acc[c], sum, stage.scales[0].scale(b, 0), stage.scales[1].scale(b, 0));
-                mma_from_zero(sum, high, x.z, x.w);
-            } else {
-                mma_bf16(sum, high[0], high[1], high[2], high[3], x.z, x.w);
-            }
-            add_scaled(acc[c], sum, stage.scales[0].scale(b, 1), stage.scales[1].scale(b, 1));
-            if (row_scales<FORM>::AFFINE) {
-                const unsigned one = 0x3f803f80u, ones[4] = {one, one, one, one};
-                mma_from_zero(sum, ones, x.x, x.y);
-                mma_bf16(sum, one, one, one, one, x.z, x.w);
-                add_scaled(acc[c], sum, stage.scales[0].offset(b), stage.scales[1].offset(b));
-            }
-        }
+        for (int c = 0; c < COLUMNS; c++)
+            multiply_block<FORM>(acc[c], low, high, scales[0], scales[1], rows.block[b][c]);
     }
 }
 
