@@ -17,6 +17,8 @@
 #include "base/platform.h"
 #include "serve/image_filter.h"
 
+extern char **environ; /* no header of POSIX has it */
+
 enum { AT_A_TIME = 4, SECONDS = 30, MOST_DATA = 800 << 20, NAME_BYTES = 160 };
 
 /* What goes over the socket, both ways, before bytes of a file and before pixels. */
@@ -108,13 +110,22 @@ typedef struct child {
     double end; /* of its time */
 } child;
 
+/* Of the environment, what the loader finds the program's libraries by: NULL behind the last. */
+static void keep_library_paths(char *kept[3]) {
+    int n = 0;
+    for (char **e = environ; *e && n < 2; e++)
+        if (strncmp(*e, "LD_LIBRARY_PATH=", 16) == 0 || strncmp(*e, "DYLD_LIBRARY_PATH=", 18) == 0) kept[n++] = *e;
+    kept[n] = NULL;
+}
+
 /* The child's end of the socket becomes its stdin; its stdout and stderr lead nowhere. */
 static int spawn(const char *program, int theirs, pid_t *pid) {
-    char verb[] = "serve", argument[] = IMAGE_CHILD_ARGUMENT, name[] = "kakeya", *none[] = {NULL};
+    char verb[] = "serve", argument[] = IMAGE_CHILD_ARGUMENT, name[] = "kakeya", *kept[3];
     char *argv[] = {name, verb, argument, NULL};
     sigset_t set;
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
+    keep_library_paths(kept);
     int why = posix_spawn_file_actions_init(&actions);
     if (why) return why;
     why = posix_spawnattr_init(&attributes);
@@ -127,7 +138,7 @@ static int spawn(const char *program, int theirs, pid_t *pid) {
         why = posix_spawn_file_actions_adddup2(&actions, theirs, STDIN_FILENO);
         if (!why) why = posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", 1 /* O_WRONLY */, 0);
         if (!why) why = posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
-        if (!why) why = posix_spawn(pid, program, &actions, &attributes, argv, none);
+        if (!why) why = posix_spawn(pid, program, &actions, &attributes, argv, kept);
         posix_spawnattr_destroy(&attributes);
     }
     posix_spawn_file_actions_destroy(&actions);
