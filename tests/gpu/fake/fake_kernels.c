@@ -655,9 +655,9 @@ static uint64_t head_row_tag(const head_arguments *a, int v) {
 static void run_head(const void *arguments) {
     const head_arguments *a = arguments;
     for (int r = 0; r < a->rows; r++) {
-        bool kept = a->x == last.x;
-        uint64_t seen = head_seen[r] = kept ? last.seen[r] : fake_now.seen[a->first + r];
-        int ill = kept ? last.ill[r] : fake_now.ill[a->first + r];
+        bool kept = a->x == last.x, normed = a->first >= 0; /* else a drafter's: choose_drafts knows what they see */
+        uint64_t seen = head_seen[r] = kept ? last.seen[r] : normed ? fake_now.seen[a->first + r] : 0;
+        int ill = kept ? last.ill[r] : normed && fake_now.ill[a->first + r];
         float *row = a->y + (size_t)r * (size_t)a->ldy;
         for (int v = 0; v < a->out; v++) {
             uint64_t value = (seen + head_row_tag(a, v)) * 0xbf58476d1ce4e5b9u;
@@ -672,6 +672,7 @@ void cuda_products(const cuda_launch *l, const cuda_product *products, int n, in
     bool tied = embedding && products[0].w >= embedding->data &&
                 products[0].w < embedding->data + (size_t)embedding->out * (size_t)embedding->ld;
     if (cap <= 0 && !tied) return;
+    const ptrdiff_t first = (x - normed_rows) / normed_ld, all = sizeof fake_now.seen / sizeof fake_now.seen[0];
     head_arguments a = {x,
                         products[0].w,
                         products[0].y,
@@ -679,7 +680,7 @@ void cuda_products(const cuda_launch *l, const cuda_product *products, int n, in
                         cuda_padded(in),
                         products[0].ldy,
                         rows,
-                        (int)((x - normed_rows) / normed_ld)};
+                        first < 0 || first + rows > all ? -1 : (int)first};
     fake_launch(run_head, &a, sizeof a);
 }
 
