@@ -65,7 +65,7 @@ static void pool_open_restored(pool *q, pair *p, kakeya_restore_layers layers, u
     const int lengths[] = {1,   3,   5,     63,    64,    65,    68,     69,        80,
                            127, 128, 129,   w - 1, w,     w + 1, w + 63, w + 64,    w + 65,
                            200, 330, w + 4, 2 * w, 3 * w, 1000,  1023,   1024 + 64, 1500};
-    static int32_t tokens[FARTHEST + BACKEND_MAX_DECODE_ROWS];
+    static int32_t tokens[CONTEXT];
     *q = (pool){.p = p,
                 .ops = p->ops[CUDA],
                 .model = p->model[CUDA],
