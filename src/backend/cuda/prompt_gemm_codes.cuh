@@ -2,8 +2,8 @@
  * prompt_gemm_fit.cuh; rows of A come through the copy engine. The weights of a stage are sixteen units (quant.h), and
  * each warp of a warpgroup that fetches makes four of them bf16 and writes them where the engine would have put them.
  * Its units come through a ring of its own, in the place of a stage, in which those of the next tile are on their way
- * while this one ends. Bound: the products, 1024 cycles a stage at 256 rows of A; or, at few rows, the conversion
- * (docs/cuda.md, Q7). */
+ * while this one ends. Bound: the products, 1024 cycles a stage at 256 rows of A; or, at few rows, what stages
+ * wait for (docs/cuda.md, Q7). */
 #ifndef KAKEYA_BACKEND_CUDA_PROMPT_GEMM_CODES_CUH
 #define KAKEYA_BACKEND_CUDA_PROMPT_GEMM_CODES_CUH
 
