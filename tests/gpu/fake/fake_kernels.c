@@ -484,8 +484,9 @@ static void run_latent_keys(const void *arguments) {
     if (rows > a->most_latents) fake_broken("more evicted positions than are decoded", rows, a->most_latents);
     for (int row = 0; row < rows; row++) {
         int p = a->gathered.positions[row];
-        const tag *t = (const tag *)(const void *)(a->gathered.codes + (size_t)row * (size_t)(a->rank_k + a->rank_v));
-        put(row_of(a->keys, row, a->exact.kv_heads * LATENT_HEAD_DIM), p, t->token, t->ill, RESTORED_KEY);
+        tag t = get(a->gathered.codes + (size_t)row * (size_t)a->gathered.latent.width, p, CODE,
+                    "a latent of another position");
+        put(row_of(a->keys, row, a->exact.kv_heads * LATENT_HEAD_DIM), p, t.token, t.ill, RESTORED_KEY);
     }
 }
 
