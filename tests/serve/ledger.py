@@ -169,7 +169,9 @@ def check_thresholds(policy, kv_format):
         answers.append(answer)
     equal(seen[:2], [None, "warning"], f"{what}: it warns first")
     holds(len(answers) < 20, f"{what}: it refuses")
-    equal(s.get("/health").json["memory"], "refusing", what)
+    # what a prompt held beside its session's rings may be free again by now: the log keeps that it was refusing
+    holds("memory: refusing" in s.log(), f"{what}: the log says that it refuses")
+    holds(s.get("/health").json.get("memory") in ("warning", "refusing"), f"{what}: it warns or refuses")
     bytes_of = sum(v for k, v in reported(s).items() if k.startswith("kakeya_kv_bytes"))
     holds(bytes_of > 0.3 * ROOM, f"{what}: {bytes_of} bytes are held")
     for answer in answers:
