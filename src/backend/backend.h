@@ -255,11 +255,11 @@ struct backend_ops {
     kakeya_status (*embed_image)(backend_model *model, const backend_image *image, float *rows, kakeya_error *error);
     /* Optional, all three or none: the same in pieces, between which the model may do anything else; any number of
      * pictures may be under way. The patches are needed no more behind image_begin, `rows` are until image_end. A step
-     * computes for `seconds` or a little longer, a piece at least; true: the rows are there. image_end gives the memory
-     * back, at any time, also without the turn. */
+     * computes for `seconds` or a little longer, a piece at least; made: the rows are there. Behind a failure only
+     * image_end may follow, which gives the memory back, at any time, also without the turn. */
     kakeya_status (*image_begin)(backend_model *model, const backend_image *image, float *rows, backend_reading **out,
                                  kakeya_error *error);
-    bool (*image_step)(backend_reading *reading, double seconds);
+    kakeya_status (*image_step)(backend_reading *reading, double seconds, bool *made, kakeya_error *error);
     void (*image_end)(backend_reading *reading);
 
     /* Optional: writes quantised weights as this backend arranges them in memory to a file, so that model_create maps

@@ -277,10 +277,18 @@ static kakeya_status make_rows(prompt_image *picture, kakeya_engine *engine, mem
     const double begin = clock_seconds();
     bool known = false;
     kakeya_status status = picture->rows ? KAKEYA_OK : begin_rows(picture, engine, account, &known, error);
-    if (picture->reading && ops->image_step(picture->reading, time && !picture->whole ? time->seconds : INFINITY)) {
-        ops->image_end(picture->reading);
-        picture->reading = NULL;
-        note_made(picture, engine);
+    if (picture->reading) {
+        bool made = false;
+        status = ops->image_step(picture->reading, time && !picture->whole ? time->seconds : INFINITY, &made, error);
+        if (made || status != KAKEYA_OK) {
+            ops->image_end(picture->reading);
+            picture->reading = NULL;
+        }
+        if (status == KAKEYA_OK && made) note_made(picture, engine);
+        if (status != KAKEYA_OK) {
+            mem_free(picture->rows);
+            picture->rows = NULL;
+        }
     }
     if (!time || known) return status;
     const double seconds = clock_seconds() - begin;

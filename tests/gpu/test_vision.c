@@ -242,6 +242,61 @@ static void memory_of_pictures(void **state) {
     pair_close(&p);
 }
 
+typedef struct reading {
+    float *wanted, *got;
+    size_t values;
+    backend_reading *handle;
+} reading;
+
+static reading begin_reading(pair *p, const gemma4_vision *v, uint64_t seed) {
+    const int across = 48, down = 36;
+    reading r = {.values = (size_t)(across / v->pooling * (down / v->pooling) * v->text_hidden)};
+    float *patches = draw_patches(v, across, down, seed);
+    const backend_image image = {.vision = v, .across = across, .down = down, .patches = patches};
+    r.wanted = malloc(r.values * sizeof *r.wanted);
+    r.got = malloc(r.values * sizeof *r.got);
+    REQUIRE_OK(p->ops[CUDA]->embed_image(p->model[CUDA], &image, r.wanted, error));
+    REQUIRE_OK(p->ops[CUDA]->image_begin(p->model[CUDA], &image, r.got, &r.handle, error));
+    free(patches);
+    return r;
+}
+
+static bool read_piece(pair *p, reading *r) {
+    bool made;
+    REQUIRE_OK(p->ops[CUDA]->image_step(r->handle, 0, &made, error));
+    return made;
+}
+
+/* Two pictures, a piece of one after a piece of the other, and one that is given up: the bits of reading in one go. */
+static void pieces_of_pictures(void **state) {
+    (void)state;
+    pair p;
+    open_tiny(&p, "tiny-tower");
+    const gemma4_vision *v = p.verifier->vision;
+    multiply_numbers(true);
+    reading r[3];
+    for (uint64_t i = 0; i < 3; i++) r[i] = begin_reading(&p, v, 7 + i);
+    const size_t all = mem_total(&p.account);
+    bool made[2] = {read_piece(&p, &r[0]), false};
+    p.ops[CUDA]->image_end(r[2].handle);
+    int pieces = 1;
+    for (; !made[0] || !made[1]; pieces++)
+        for (int i = 0; i < 2; i++)
+            if (!made[i]) made[i] = read_piece(&p, &r[i]);
+    assert_true(pieces >= v->layers);
+    for (int i = 0; i < 2; i++) {
+        assert_same_bits("pieces", r[i].got, r[i].wanted, r[i].values);
+        p.ops[CUDA]->image_end(r[i].handle);
+    }
+    assert_true(mem_total(&p.account) < all); /* one picture's memory stays for the next one */
+    for (int i = 0; i < 3; i++) {
+        free(r[i].wanted);
+        free(r[i].got);
+    }
+    multiply_numbers(false);
+    pair_close(&p);
+}
+
 /* ------------------------------------------------------------------------------------------------------ given rows */
 
 enum { CONTEXT = 2048, ROWS = 330, LATER = 200, GIVEN = 3, DECODED = 70 };
@@ -438,6 +493,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(towers_of_tiny_models),
         cmocka_unit_test(towers_of_published_shapes),
+        cmocka_unit_test(pieces_of_pictures),
         cmocka_unit_test(memory_of_pictures),
         cmocka_unit_test(given_rows_of_tiny_models),
         cmocka_unit_test(given_rows),

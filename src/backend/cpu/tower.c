@@ -445,19 +445,21 @@ kakeya_status cpu_image_begin(backend_model *m, const backend_image *image, floa
     return KAKEYA_OK;
 }
 
-bool cpu_image_step(backend_reading *t, double seconds) {
+kakeya_status cpu_image_step(backend_reading *t, double seconds, bool *made, kakeya_error *error) {
+    (void)error; /* the processor computes what it is given */
     const double end = clock_seconds() + seconds;
     do {
-        if (run_piece(t)) return true;
-    } while (clock_seconds() < end);
-    return false;
+        *made = run_piece(t);
+    } while (!*made && clock_seconds() < end);
+    return KAKEYA_OK;
 }
 
 kakeya_status cpu_embed_image(backend_model *m, const backend_image *image, float *rows, kakeya_error *error) {
     backend_reading *t;
     kakeya_status status = cpu_image_begin(m, image, rows, &t, error);
     if (status) return status;
-    while (!cpu_image_step(t, INFINITY)) continue;
+    bool made;
+    status = cpu_image_step(t, INFINITY, &made, error);
     cpu_image_end(t);
-    return KAKEYA_OK;
+    return status;
 }

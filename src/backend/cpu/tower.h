@@ -9,7 +9,7 @@ kakeya_status cpu_embed_image(backend_model *m, const backend_image *image, floa
 /* Those of the same names, in pieces: an operation on some rows. */
 kakeya_status cpu_image_begin(backend_model *m, const backend_image *image, float *rows, backend_reading **out,
                               kakeya_error *error);
-bool cpu_image_step(backend_reading *reading, double seconds);
+kakeya_status cpu_image_step(backend_reading *reading, double seconds, bool *made, kakeya_error *error);
 void cpu_image_end(backend_reading *reading);
 /* backend_measure_ops.image_bytes */
 size_t cpu_image_bytes(const struct gemma4_vision *vision, weight_format format, int patches, int side, int threads);

@@ -2,11 +2,16 @@
  * Gemma4UnifiedVisionEmbedder. */
 #include "backend/cuda/tower.h"
 
+#include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 
 #include "backend/cuda/prompt_gemm.h"
 #include "backend/cuda/tower_kernels.h"
 #include "backend/cuda/tower_weights.h"
+#include "base/clock.h"
+
+enum { PIECE_PATCHES = 1024 }; /* patches that attend between two looks at the clock: layers of small pictures */
 
 static const float layer_norm_eps = 1e-5f;
 
@@ -26,14 +31,18 @@ struct cuda_tower {
     tower_weights weights;
     program_op *ops;
     int n_ops;
-    cuda_buffer memory; /* of the largest picture so far */
+    pthread_mutex_t lock;
+    cuda_buffer memory; /* of the largest picture that has ended; empty while one that is read has it */
 };
 
-typedef struct tower_run {
+typedef struct backend_reading {
     const backend_model *m;
-    const cuda_tower *t;
+    cuda_tower *t;
     const gemma4_vision *v;
+    cuda_buffer memory;
     tower_space s;
+    float *out; /* the caller's rows */
+    int at;     /* operations that have run */
     int patches, across, pooled;
     int rows; /* of the part of the list in work: patches, then pooled */
     cudaError_t failure;
@@ -312,6 +321,7 @@ size_t cuda_image_bytes(const gemma4_vision *vision, weight_format format, int p
 void cuda_tower_destroy(cuda_tower *t) {
     if (!t) return;
     cuda_buffer_destroy(&t->memory);
+    pthread_mutex_destroy(&t->lock);
     tower_weights_destroy(&t->weights);
     mem_free(t->ops);
     free(t);
@@ -324,6 +334,7 @@ kakeya_status cuda_load_vision(backend_model *m, const gemma4_vision *vision, ka
     cuda_tower *t = calloc(1, sizeof *t);
     if (!t) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for what reads images");
     t->vision = vision;
+    pthread_mutex_init(&t->lock, NULL);
     t->ops = mem_alloc(m->account, MEM_WORKSPACE, (size_t)tower_most_ops(vision) * sizeof *t->ops);
     kakeya_status status = t->ops ? cuda_device_use(&m->device, error)
                                   : error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for what reads images");
@@ -338,20 +349,38 @@ kakeya_status cuda_load_vision(backend_model *m, const gemma4_vision *vision, ka
     return status;
 }
 
-/* Room for the picture, in the place of what is too small for it. */
-static kakeya_status reserve(backend_model *m, size_t bytes, kakeya_error *error) {
-    cuda_buffer *memory = &m->tower->memory;
-    if (memory->bytes >= bytes) return KAKEYA_OK;
-    cuda_buffer_destroy(memory);
-    return cuda_buffer_create(memory, &m->device, m->account, MEM_WORKSPACE, bytes, "an image", error);
+/* Room for a picture: what the last one had, if that is enough. */
+static kakeya_status take_memory(tower_run *r, size_t bytes, kakeya_error *error) {
+    cuda_buffer *kept = &r->t->memory;
+    pthread_mutex_lock(&r->t->lock);
+    r->memory = *kept;
+    *kept = (cuda_buffer){0};
+    pthread_mutex_unlock(&r->t->lock);
+    if (r->memory.bytes >= bytes) return KAKEYA_OK;
+    cuda_buffer_destroy(&r->memory);
+    return cuda_buffer_create(&r->memory, &r->m->device, r->m->account, MEM_WORKSPACE, bytes, "an image", error);
+}
+
+/* The larger one of it and what is kept stays for the next picture. */
+static void leave_memory(tower_run *r) {
+    cuda_buffer *kept = &r->t->memory;
+    pthread_mutex_lock(&r->t->lock);
+    if (r->memory.bytes > kept->bytes) {
+        const cuda_buffer smaller = *kept;
+        *kept = r->memory;
+        r->memory = smaller;
+    }
+    pthread_mutex_unlock(&r->t->lock);
+    cuda_buffer_destroy(&r->memory);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- verbs */
 
 /* The picture's values on the device, and where everything goes. */
-static kakeya_status begin(tower_run *r, backend_model *m, const backend_image *image, kakeya_error *error) {
+static kakeya_status begin(tower_run *r, backend_model *m, const backend_image *image, float *rows,
+                           kakeya_error *error) {
     const gemma4_vision *v = image->vision;
-    *r = (tower_run){.m = m, .v = v, .patches = image->across * image->down, .across = image->across};
+    *r = (tower_run){.m = m, .v = v, .out = rows, .patches = image->across * image->down, .across = image->across};
     r->pooled = image->across / v->pooling * (image->down / v->pooling);
     r->rows = r->patches;
     if (image->across > v->positions || image->down > v->positions)
@@ -360,46 +389,88 @@ static kakeya_status begin(tower_run *r, backend_model *m, const backend_image *
                          image->down, v->positions);
     kakeya_status status = cuda_load_vision(m, v, error);
     if (!status) status = cuda_device_use(&m->device, error);
-    if (!status) status = reserve(m, place_items(v, r->patches, NULL, &r->s), error);
     if (status) return status;
     r->t = m->tower;
-    (void)place_items(v, r->patches, m->tower->memory.data, &r->s);
+    status = take_memory(r, place_items(v, r->patches, NULL, &r->s), error);
+    if (status) return status;
+    (void)place_items(v, r->patches, r->memory.data, &r->s);
     const size_t values_in = (size_t)r->patches * (size_t)gemma4_vision_patch_values(v);
     note(r, cudaMemcpyAsync(r->s.patch, image->patches, values_in * sizeof(float), cudaMemcpyHostToDevice,
                             m->device.stream));
     return KAKEYA_OK;
 }
 
-static kakeya_status end(const tower_run *r, kakeya_error *error) {
+/* What has been launched is done. */
+static kakeya_status finish(const tower_run *r, kakeya_error *error) {
     const kakeya_status status = cuda_finish(&r->m->device, "reading an image", error);
     return status ? status : cuda_check(r->failure, "reading an image", error);
 }
 
+kakeya_status cuda_image_begin(backend_model *m, const backend_image *image, float *rows, backend_reading **out,
+                               kakeya_error *error) {
+    tower_run *r = *out = calloc(1, sizeof *r);
+    if (!r) return error_set(error, KAKEYA_OUT_OF_MEMORY, "an image: out of memory");
+    kakeya_status status = begin(r, m, image, rows, error);
+    if (!status) status = finish(r, error); /* the patches are the caller's again */
+    if (!status) return KAKEYA_OK;
+    cuda_image_end(r);
+    *out = NULL;
+    return status;
+}
+
+kakeya_status cuda_image_step(backend_reading *r, double seconds, bool *made, kakeya_error *error) {
+    const double end = clock_seconds() + seconds;
+    kakeya_status status = cuda_device_use(&r->m->device, error);
+    *made = false;
+    while (!status && !*made) {
+        for (int attended = 0; r->at < r->t->n_ops && (attended < PIECE_PATCHES || isinf(seconds)); r->at++) {
+            run_op(r, &r->t->ops[r->at]);
+            if (r->t->ops[r->at].kind == OP_ATTEND) attended += r->patches;
+        }
+        *made = r->at == r->t->n_ops;
+        const size_t bytes = (size_t)r->pooled * (size_t)r->v->text_hidden * sizeof(float);
+        if (*made) note(r, cudaMemcpyAsync(r->out, r->s.soft, bytes, cudaMemcpyDeviceToHost, r->m->device.stream));
+        status = finish(r, error);
+        if (clock_seconds() >= end) break;
+    }
+    return status;
+}
+
+void cuda_image_end(backend_reading *r) {
+    if (r->t) leave_memory(r);
+    free(r);
+}
+
 kakeya_status cuda_embed_image(backend_model *m, const backend_image *image, float *rows, kakeya_error *error) {
-    tower_run r;
-    kakeya_status status = begin(&r, m, image, error);
+    backend_reading *r;
+    bool made;
+    kakeya_status status = cuda_image_begin(m, image, rows, &r, error);
     if (status) return status;
-    for (int i = 0; i < r.t->n_ops; i++) run_op(&r, &r.t->ops[i]);
-    const size_t values_out = (size_t)r.pooled * (size_t)r.v->text_hidden;
-    note(&r, cudaMemcpyAsync(rows, r.s.soft, values_out * sizeof(float), cudaMemcpyDeviceToHost, m->device.stream));
-    return end(&r, error);
+    status = cuda_image_step(r, INFINITY, &made, error);
+    cuda_image_end(r);
+    return status;
 }
 
 kakeya_status cuda_image_seconds(backend_model *m, const backend_image *image, double *seconds, kakeya_error *error) {
     tower_run r;
     for (int kind = 0; kind < OP_KINDS; kind++) seconds[kind] = 0;
-    kakeya_status status = begin(&r, m, image, error);
-    if (status) return status;
-    const int n = r.t->n_ops;
+    kakeya_status status = begin(&r, m, image, NULL, error);
+    const int n = status ? 0 : r.t->n_ops;
     cudaEvent_t *event = calloc((size_t)n + 1, sizeof *event);
-    if (!event) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for events");
+    if (!status && !event) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for events");
+    if (status) {
+        if (r.t) leave_memory(&r);
+        free(event);
+        return status;
+    }
     for (int i = 0; i <= n; i++) note(&r, cudaEventCreate(&event[i]));
     for (int i = 0; i < n && r.failure == cudaSuccess; i++) {
         note(&r, cudaEventRecord(event[i], m->device.stream));
         run_op(&r, &r.t->ops[i]);
     }
     if (r.failure == cudaSuccess) note(&r, cudaEventRecord(event[n], m->device.stream));
-    status = end(&r, error);
+    status = finish(&r, error);
+    leave_memory(&r);
     for (int i = 0; i < n && !status; i++) {
         float milliseconds = 0;
         status = cuda_check(cudaEventElapsedTime(&milliseconds, event[i], event[i + 1]), "reading an image", error);

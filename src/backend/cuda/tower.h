@@ -9,6 +9,10 @@
 /* The verbs of backend.h. Of several devices the first one reads pictures. */
 kakeya_status cuda_load_vision(backend_model *m, const gemma4_vision *vision, kakeya_error *error);
 kakeya_status cuda_embed_image(backend_model *m, const backend_image *image, float *rows, kakeya_error *error);
+kakeya_status cuda_image_begin(backend_model *m, const backend_image *image, float *rows, backend_reading **out,
+                               kakeya_error *error);
+kakeya_status cuda_image_step(backend_reading *reading, double seconds, bool *made, kakeya_error *error);
+void cuda_image_end(backend_reading *reading);
 /* Device time of the operations of a list by kind, without copies between host and device: seconds [OP_KINDS]. */
 kakeya_status cuda_image_seconds(backend_model *m, const backend_image *image, double *seconds, kakeya_error *error);
 void cuda_tower_destroy(cuda_tower *tower); /* NULL is fine */

@@ -49,6 +49,9 @@ const backend_ops *cuda_backend(void) {
         .draft = cuda_devices_draft,
         .load_vision = cuda_load_vision,
         .embed_image = cuda_embed_image,
+        .image_begin = cuda_image_begin,
+        .image_step = cuda_image_step,
+        .image_end = cuda_image_end,
     };
     return &ops;
 }

@@ -483,9 +483,15 @@ static void run_latent_keys(const void *arguments) {
     int rows = x->batch->restored_rows[0];
     if (rows > a->most_latents) fake_broken("more evicted positions than are decoded", rows, a->most_latents);
     for (int row = 0; row < rows; row++) {
-        int p = a->gathered.positions[row];
-        tag t = get(a->gathered.codes + (size_t)row * (size_t)a->gathered.latent.width, p, CODE,
-                    "a latent of another position");
+        int p;
+        const cuda_step *step = find_row(x->batch, 0, row, &p);
+        const cuda_bf16 *codes = a->gathered.codes + (size_t)row * (size_t)a->gathered.latent.width;
+        if (a->gathered.positions[row] != p)
+            fake_broken("a gathered row of another position", a->gathered.positions[row], p);
+        /* whole groups are decoded: the first and the last may hold positions that nobody attends */
+        bool attended = p >= step->restored_begin[0] + CUDA_LATENT_GROUP &&
+                        p <= step->position + step->rows - 1 - step->window;
+        tag t = attended ? get(codes, p, CODE, "a latent of another position") : *(const tag *)(const void *)codes;
         put(row_of(a->keys, row, a->exact.kv_heads * LATENT_HEAD_DIM), p, t.token, t.ill, RESTORED_KEY);
     }
 }
