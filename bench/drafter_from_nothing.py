@@ -1,5 +1,5 @@
 """A drafter of the demo model from nothing, DFlash or (--kind mtp) an MTP assistant: prompts out of code files, runs of
-`kakeya train drafter`, and what the drafters are worth on the public prompts (docs/benchmarks.md, "Training of drafters").
+`kakeya train drafter`, and what the drafters are worth on the public prompts (docs/laboratory/benchmarks.md, "Training of drafters").
 
 usage: python3 bench/drafter_from_nothing.py --work DIR [--backend cuda] [--pieces 59637] [--prompts 30000] [--steps 11809] [--keep 62G]
                                              [--other-prompts 26000] [--other-steps 11063] [--last-prompts 1000] [--last-steps 700]

@@ -19,7 +19,7 @@ from array import array
 PICTURES = ("photo.jpg", "gradient.png", "text.png", "exact.png", "noise-small.png", "orientation.png")
 BEFORE, ANSWER, SEQUENCES = 30, 24, 30
 COMMON = ("--backend", "cpu", "--precision", "f32", "--threads", "2", "--sink", "2", "--window", "12")
-TEXTS = ("README.md", "docs/server.md", "docs/cuda.md", "docs/sessions.md")
+TEXTS = ("README.md", "docs/reference/server.md", "docs/laboratory/cuda.md", "docs/reference/sessions.md")
 
 
 def kakeya(*words):
@@ -58,7 +58,7 @@ def measure(model):
     with open(f"{model}/config.json") as file:
         config = json.load(file)
     begin, token, end = (config[key] for key in ("boi_token_id", "image_token_id", "eoi_token_id"))
-    text = json.loads(kakeya("tokenize", "--model", model, "--text-file", "docs/images.md", "--json"))["ids"]
+    text = json.loads(kakeya("tokenize", "--model", model, "--text-file", "docs/guide/images.md", "--json"))["ids"]
     draw = random.Random(7)
     with tempfile.TemporaryDirectory() as folder:
         kakeya("train", *COMMON, "f-theta", "--model", model, "--data", *TEXTS, "--tokens", "40000", "--sequence", "256", "--even-if-worse",

@@ -1,5 +1,5 @@
 """What pictures do to the answers beside them: the gaps between the answers' events while other requests have pictures read, one after
-the other, and while there are none (docs/images.md).
+the other, and while there are none (docs/guide/images.md).
 
 usage: python3 bench/images_beside.py [--backend cpu] [--model DIR | --tower LAYERSxHIDDEN] [--budget 280] [--pictures 4] [--readers 1]
                                       [--answers 8] [--rounds 5] [--threads N] [-- OPTION...]

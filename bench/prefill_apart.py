@@ -1,6 +1,6 @@
-"""What a long prompt does to the answers beside it, and what is left of that where another server computes it (docs/deploy.md, "Prefill
-apart"). A server generates, another one computes prompts, and tests/serve/sidecar.py stands before the first. By turns nothing comes
-(none), a prompt comes straight to the server that generates (beside), and a prompt comes through the sidecar (apart).
+"""What a long prompt does to the answers beside it, and what is left of that where another server computes it (docs/guide/deploy.md,
+"Prefill apart"). A server generates, another one computes prompts, and tests/serve/sidecar.py stands before the first. By turns
+nothing comes (none), a prompt comes straight to the server that generates (beside), and a prompt comes through the sidecar (apart).
 
 usage: python3 bench/prefill_apart.py [--backend cpu] [--synthetic 26b-a4b | --model DIR] [--prompt-tokens 7000] [--answers 4] [--rounds 5]
                                       [--threads N] [--devices 0,1] [--directory DIR] [--json] [-- OPTION...]

@@ -84,7 +84,7 @@ typedef enum kakeya_kv_format {
     KAKEYA_KV_F32,
     KAKEYA_KV_BF16,
     KAKEYA_KV_Q8, /* full-attention layers in 8 bits with a scale per head; bounded layers in bf16 */
-    KAKEYA_KV_Q4, /* the same in 4 bits, experimental (its loss of fidelity: docs/formats.md) */
+    KAKEYA_KV_Q4, /* the same in 4 bits, experimental (its loss of fidelity: docs/reference/formats.md) */
 } kakeya_kv_format;
 
 typedef enum kakeya_attention {
@@ -507,8 +507,8 @@ static inline void kakeya_generate_options_init(kakeya_generate_options *options
 }
 
 /* Continues the timeline. Generated tokens are appended to it (stop token included). The token stream is the same for
- * every mode, draft length, chunking and thread count (docs/architecture.md, "Positions, never block borders"). options
- * NULL: all defaults. stats may be NULL. */
+ * every mode, draft length, chunking and thread count (docs/design/architecture.md, "Positions, never block borders").
+ * options NULL: all defaults. stats may be NULL. */
 KAKEYA_API kakeya_status kakeya_session_generate(kakeya_session *session, const kakeya_generate_options *options,
                                                  kakeya_stats *stats, kakeya_error *error);
 

@@ -209,10 +209,10 @@ KAKEYA_API kakeya_status kakeya_chat_parser_finish(kakeya_chat_parser *parser, k
 
 /* --------------------------------------------------------------------------------------------- grammars */
 
-/* What an answer may contain (docs/grammar.md). A grammar constrains sampling: tokens that it does not allow are never
- * chosen, and where only a stop token may follow, the answer ends. A complete answer is valid; one that max_tokens or a
- * stop string cuts short is the beginning of a valid one. The choice depends only on the logits, the earlier tokens,
- * the seed and the position: it is the same for every mode, draft length and batch. */
+/* What an answer may contain (docs/reference/grammar.md). A grammar constrains sampling: tokens that it does not allow
+ * are never chosen, and where only a stop token may follow, the answer ends. A complete answer is valid; one that
+ * max_tokens or a stop string cuts short is the beginning of a valid one. The choice depends only on the logits, the
+ * earlier tokens, the seed and the position: it is the same for every mode, draft length and batch. */
 typedef struct kakeya_grammar kakeya_grammar;
 
 /* What the text of an answer may be. */

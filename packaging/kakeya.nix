@@ -1,5 +1,5 @@
 # Builds the program of a checkout with the libraries of nixpkgs: nix-build -E 'with import <nixpkgs> {}; callPackage ./packaging/kakeya.nix {}'
-# The CPU backend alone; a build with CUDA is made by `make` (docs/limits.md).
+# The CPU backend alone; a build with CUDA is made by `make` (docs/reference/limits.md).
 { lib, stdenv, cmake, ninja, pkg-config, cjson, giflib, grpc, hwloc, libedit, libevent, libjpeg, libspng, libwebp, openssl, protobufc
 , xxHash, yajl, zeromq, zlib }:
 

@@ -1,4 +1,4 @@
-# Builds the program of a checkout with Homebrew's libraries (docs/mac.md). No address of the project is public yet: the checkout, or a
+# Builds the program of a checkout with Homebrew's libraries (docs/guide/mac.md). No address of the project is public yet: the checkout, or a
 # release's archive, is named by HOMEBREW_KAKEYA_SOURCE.
 class Kakeya < Formula
   desc "Inference engine and server for Gemma 4 with bounded, measured K/V memory"

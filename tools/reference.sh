@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prints docs/reference.md: every verb and option, out of the program's own tables.
-# usage: tools/reference.sh KAKEYA >docs/reference.md
+# Prints docs/reference/options.md: every verb and option, out of the program's own tables.
+# usage: tools/reference.sh KAKEYA >docs/reference/options.md
 set -eu
 
 kakeya=${1:?usage: tools/reference.sh KAKEYA}

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Texts for the study of a public model (docs/real-model.md), out of Debian packages: to train on, and by other authors to test with.
+"""Texts for the study of a public model (docs/laboratory/real-model.md), from Debian packages: to train on, by others to test with.
 
 usage: tools/study_texts.py DIR
 

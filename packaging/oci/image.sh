@@ -4,7 +4,7 @@
 # usage: packaging/oci/image.sh PACKAGE.deb DIRECTORY [SUITE [MIRROR]]
 # If the package of the demo model (kakeya-models-demo) lies beside it, that is installed, too.
 # DIRECTORY becomes an OCI layout, which others read: skopeo copy oci:DIRECTORY:latest docker://REGISTRY/kakeya:latest
-# DIRECTORY.tar is its root, for who wants no image: see docs/deploy.md.
+# DIRECTORY.tar is its root, for who wants no image: see docs/guide/deploy.md.
 set -eu
 
 usage="usage: packaging/oci/image.sh PACKAGE.deb DIRECTORY [SUITE [MIRROR]]"

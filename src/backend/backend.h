@@ -9,7 +9,7 @@
  * A cache has `length` committed positions. A forward computes rows behind them; these rows are *pending* until
  * cache_commit keeps the first n of them (0 <= n <= pending) and drops the others without a trace. Committing also
  * extends the drafter's context and the f_theta latents by the kept rows, from aux hidden states that the forward left
- * on the device. Position rule of the attention policies (docs/restoration.md): a decode row at position t sees
+ * on the device. Position rule of the attention policies (docs/design/restoration.md): a decode row at position t sees
  * position j exactly if j < sink or j > t - window; a prompt row sees as evicted what the last committed decode row of
  * an earlier turn had evicted; the layer's own causal/sliding mask applies on top. */
 #ifndef KAKEYA_BACKEND_BACKEND_H

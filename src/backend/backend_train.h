@@ -24,7 +24,7 @@ typedef void (*train_look_fn)(void *user, const train_layer *layer);
 /* --- distillation ---------------------------------------------------------------------------------------------------
  *
  * The teacher is the model's native forward of a sequence. The student decodes some of its rows again, with the K/V of
- * evicted positions restored by an f_theta in training (docs/restoration.md, "The rule"):
+ * evicted positions restored by an f_theta in training (docs/design/restoration.md, "The rule"):
  *
  *     keys of a row at t:  [exact K/V of the teacher, constants | restored K/V | K/V of the student's own rows]
  *

@@ -21,7 +21,7 @@ static const cli_command command = {
     .summary = "Checks reports of `kakeya eval` and `kakeya verify` by deriving every verdict from the raw rows.",
     .operands = "FILE...",
     .details = "Exit status 0 if every report passes, 1 otherwise, with one line '[CODE] what is wrong' per\n"
-               "violation. docs/reports.md explains the codes.\n"
+               "violation. docs/reference/reports.md explains the codes.\n"
                "\n"
                "With --replay, the report's evaluation runs again for some of its rows: tokens, drafts, likelihoods\n"
                "and divergences are compared bit for bit. The probability of detecting a changed report is printed.\n"

@@ -36,7 +36,7 @@ static const cli_command command = {
                "requested policy and K/V format. Tokens and the bits of their log-probabilities must be the same.\n"
                "\n"
                "New rounds begin for --seconds; there is always at least one. Only one engine is in memory at a\n"
-               "time. Exit status 0 if nothing differs, 1 otherwise. docs/verify.md explains the output.\n",
+               "time. Exit status 0 if nothing differs, 1 otherwise. docs/reference/verify.md explains the output.\n",
     .examples =
         "  kakeya verify --seconds 60 --report v.json && kakeya gate v.json\n"
         "  kakeya verify --kv-formats bf16,q8 --policies native,restored --report v.json --sign ~/.ssh/id_ed25519\n"

@@ -1,5 +1,5 @@
-/* What the choice of draft lengths goes by beside what it measures. docs/draft-lengths.md says how much each value
- * matters, and `kakeya eval draft-policy` measures it. */
+/* What the choice of draft lengths goes by beside what it measures. docs/design/draft-lengths.md says how much each
+ * value matters, and `kakeya eval draft-policy` measures it. */
 #ifndef KAKEYA_DECODE_DRAFT_POLICY_H
 #define KAKEYA_DECODE_DRAFT_POLICY_H
 

@@ -100,7 +100,7 @@ static void put_leap_seconds(char *out, size_t room) {
 static const struct {
     const char *name, *expression;
     uint16_t most;        /* characters; 0: any number */
-    const char *left_out; /* of the standard's language, beside what is longer; for docs/grammar.md */
+    const char *left_out; /* of the standard's language, beside what is longer; for docs/reference/grammar.md */
 } formats[] = {
     {"date-time", DATE "[Tt](" TIME, 0, YEARS}, /* leap seconds follow */
     {"date", DATE, 0, "years before 0001"},

@@ -10,7 +10,7 @@
 /* Whether the standard defines it; others are annotations. */
 bool format_is_known(const char *name);
 /* What is accepted, in at most *most characters (UINT32_MAX: any number), is always one of the format, and most that
- * are one are accepted: docs/grammar.md says what is left out. KAKEYA_UNSUPPORTED: it is not known. */
+ * are one are accepted: docs/reference/grammar.md says what is left out. KAKEYA_UNSUPPORTED: it is not known. */
 kakeya_status format_dfa(const char *name, dfa *out, uint32_t *most, kakeya_error *error);
 
 /* What of the format number i is left out, in words; *most: the characters that it may have, 0: any number. NULL: there

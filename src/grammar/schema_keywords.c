@@ -5,7 +5,7 @@
 #include "grammar/schema.h"
 #include "grammar/schema_private.h"
 
-/* What is made of them, for docs/grammar.md (test_grammar_tables): %u is the limit of the row. */
+/* What is made of them, for docs/reference/grammar.md (test_grammar_tables): %u is the limit of the row. */
 #define FOLLOWED   "followed"
 #define LISTED     "followed; values that other keywords forbid are taken out of the list"
 #define ENUMERATED LISTED ", which has up to %u"

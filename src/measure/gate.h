@@ -1,5 +1,5 @@
 /* The gate: derives every verdict of a report again from its raw rows, and refuses reports that cannot show it. Rules
- * have stable codes (docs/reports.md lists them). */
+ * have stable codes (docs/reference/reports.md lists them). */
 #ifndef KAKEYA_MEASURE_GATE_H
 #define KAKEYA_MEASURE_GATE_H
 

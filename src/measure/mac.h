@@ -1,7 +1,7 @@
 /* `kakeya eval mac-acceptance`: whether the MLX backend does on this machine what it does on MLX's CPU device, in one
  * report that a Mac's owner sends back. Its parts: tokens under both backends row by row, greedy answers, decode modes,
  * sessions that move between the backends, memory along a long session, speed beside what the device allows, and, in
- * whole runs, the reports of `eval lossless` and `eval niah`. docs/reports.md documents the format. */
+ * whole runs, the reports of `eval lossless` and `eval niah`. docs/reference/reports.md documents the format. */
 #ifndef KAKEYA_MEASURE_MAC_H
 #define KAKEYA_MEASURE_MAC_H
 

@@ -1,7 +1,7 @@
 /* Reports: one JSON object of kind, command, environment, options, raw rows and a summary derived from the rows. A
  * report file is always readable: it is written whole beside its final name and renamed, first empty, then after the
  * first row and after every few seconds, and "complete" only at the end. A pipe or a device gets the report once, at
- * the end. docs/reports.md documents the format. */
+ * the end. docs/reference/reports.md documents the format. */
 #ifndef KAKEYA_MEASURE_REPORT_H
 #define KAKEYA_MEASURE_REPORT_H
 

@@ -1,5 +1,6 @@
 /* The raw rows of a report: one per sample and arm. Everything a report claims is derived from them
- * (measure/summary.h), and the gate (measure/gate.h) derives it again. docs/reports.md documents the JSON form. */
+ * (measure/summary.h), and the gate (measure/gate.h) derives it again. docs/reference/reports.md documents the JSON
+ * form. */
 #ifndef KAKEYA_MEASURE_ROWS_H
 #define KAKEYA_MEASURE_ROWS_H
 

@@ -5,7 +5,7 @@
 
 #include "measure/rows.h"
 
-/* The "summary" object of a report (docs/reports.md), freed with cJSON_Delete; NULL when out of memory. */
+/* The "summary" object of a report (docs/reference/reports.md), freed with cJSON_Delete; NULL when out of memory. */
 cJSON *eval_summary_derive(eval_kind kind, const eval_rows *rows);
 
 /* The part of kv-format (summary_kv_format.c); scratch is not used. False when out of memory. */

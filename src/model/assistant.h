@@ -1,6 +1,6 @@
 /* MTP assistants of Gemma 4: small drafters that attend the verifier's own K/V. Configuration and weight binding, from
  * directories (gemma4_assistant, gemma4_unified_assistant) and GGUF files (gemma4-assistant). No arithmetic lives here;
- * docs/drafters.md says what an assistant computes. */
+ * docs/guide/drafters.md says what an assistant computes. */
 #ifndef KAKEYA_MODEL_ASSISTANT_H
 #define KAKEYA_MODEL_ASSISTANT_H
 

@@ -1,6 +1,6 @@
 /* What files say of a text model of Gemma 4 or Gemma 3, once for both forms: config.json and GGUF. A fact has a name in
  * each, one range, and a meaning where it is absent. Both readers walk the table; what follows from the numbers is
- * settled in one place. docs/formats.md lists the same facts. */
+ * settled in one place. docs/reference/formats.md lists the same facts. */
 #ifndef KAKEYA_MODEL_GEMMA4_FACTS_H
 #define KAKEYA_MODEL_GEMMA4_FACTS_H
 

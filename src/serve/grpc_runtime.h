@@ -1,5 +1,5 @@
-/* kakeya.v1.RuntimeService: five methods on sessions of tokens (docs/grpc.md). All functions are for the server's
- * thread, but for the opening and the closing. */
+/* kakeya.v1.RuntimeService: five methods on sessions of tokens (docs/reference/grpc.md). All functions are for the
+ * server's thread, but for the opening and the closing. */
 #ifndef KAKEYA_SERVE_GRPC_RUNTIME_H
 #define KAKEYA_SERVE_GRPC_RUNTIME_H
 

@@ -1,5 +1,5 @@
 /* Many sessions on one backend: the blocks of all answers and the chunks of all prompts that are wanted are one forward
- * per iteration (docs/scheduling.md). One thread at a time computes: a caller that waits, for all, until its own
+ * per iteration (docs/design/scheduling.md). One thread at a time computes: a caller that waits, for all, until its own
  * request is done; or a thread of the scheduler's own, while nobody waits.
  *
  *   - Requests begin in the order of arrival, while fewer than max_batch that want answers have begun and the K/V

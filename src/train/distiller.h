@@ -31,7 +31,7 @@ typedef struct distiller_step_result {
     double gradient;
 } distiller_step_result;
 
-/* The recipe: see docs/training.md. Its lengths follow the verifier's window. */
+/* The recipe: see docs/guide/train.md. Its lengths follow the verifier's window. */
 void distiller_options_init(distiller_options *o, const gemma4_config *verifier);
 
 /* Bytes that a distiller will take beside the engine. */

@@ -34,7 +34,7 @@ typedef struct drafting_step_result {
     double gradient;
 } drafting_step_result;
 
-/* The recipe, with decay and rate for a drafter from nothing: see docs/training.md. `config` stays as it is. */
+/* The recipe, with decay and rate for a drafter from nothing: see docs/guide/train.md. `config` stays as it is. */
 void drafting_options_init(drafting_options *o);
 /* Weights of what is trained, and tokens of a block: the first and its drafts. */
 size_t drafting_values(const drafting_options *o);

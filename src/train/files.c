@@ -1,4 +1,4 @@
-/* The files of a trained f_theta (docs/restoration.md). */
+/* The files of a trained f_theta (docs/design/restoration.md). */
 #include <cjson/cJSON.h>
 #include <stdio.h>
 #include <stdlib.h>

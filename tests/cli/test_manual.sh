@@ -1,4 +1,4 @@
-# The program's own tables of verbs and options, from which --help, completion and docs/reference.md come, and the manual page: what one
+# The tables of verbs and options from which --help, completion and docs/reference/options.md come, and the manual page: what one
 # of them has, the other has, too, under the same name and with the same argument.
 . tests/cli/common.sh
 
@@ -61,6 +61,6 @@ check "and explains no other, nor with another argument" test ! -s "$WORK/out"
 # The page of reference is what the program prints.
 works "the server is in this build" serve --help
 if tools/reference.sh "$KAKEYA" >"$WORK/reference" 2>"$WORK/err"; then STATUS=0; else STATUS=$?; fi
-diff "$WORK/reference" docs/reference.md >"$WORK/out" || true
-check "docs/reference.md is up to date (tools/reference.sh writes it anew)" test "$STATUS" -eq 0 -a ! -s "$WORK/out"
+diff "$WORK/reference" docs/reference/options.md >"$WORK/out" || true
+check "docs/reference/options.md is up to date (tools/reference.sh writes it anew)" test "$STATUS" -eq 0 -a ! -s "$WORK/out"
 finish

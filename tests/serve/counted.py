@@ -39,7 +39,7 @@ def total(values, name):
     return sum(v for k, v in values.items() if k == name or k.startswith(name + "|"))
 
 
-@test("every family is whole, described once, and listed in docs/server.md; and everything that is listed there exists")
+@test("every family is whole, described once, and listed in docs/reference/server.md; and everything that is listed there exists")
 def _():
     s = Server("--metrics-names", "both", "--weights-limit", "auto")
     ask(s, chat("Hello."))
@@ -52,13 +52,13 @@ def _():
             seen.append(name)
         holds(name == family or (name.startswith(family + "_") and name[len(family):] in ("_bucket", "_sum", "_count")), line)
     equal(len(seen), len(set(seen)))
-    section = open("docs/server.md").read().split("\n## Metrics\n")[1].split("\n## ")[0]
+    section = open("docs/reference/server.md").read().split("\n## Metrics\n")[1].split("\n## ")[0]
     table = "\n".join(line for line in section.splitlines() if line.startswith("| "))
     listed = {n for cell in table.split("|") for n in re.findall(r"\b[a-z0-9_]+(?=[,{ ]|$)", re.sub(r"\{[^}]*\}", "", cell))}
     own = {n[len("kakeya_"):] for n in seen if n.startswith("kakeya_")}
-    equal(sorted(own - listed), [], "not in docs/server.md")
+    equal(sorted(own - listed), [], "not in docs/reference/server.md")
     words = {"name", "type", "gauge", "counter", "histogram", "summary"}
-    equal(sorted(n for n in listed - own - words), [], "in docs/server.md alone")
+    equal(sorted(n for n in listed - own - words), [], "in docs/reference/server.md alone")
     s.stop()
 
 

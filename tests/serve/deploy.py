@@ -1,5 +1,5 @@
-"""Every command of docs/deploy.md: run as it stands, with free ports and directories of this test, or by the test that is named here, or
-not run, which the text before it says."""
+"""Every command of docs/guide/deploy.md: run as it stands, with free ports and directories of this test, or by the test that is named
+here, or not run, which the text before it says."""
 
 import os
 import re
@@ -9,7 +9,7 @@ import tempfile
 
 from harness import *  # noqa: F403
 
-PAGE = "docs/deploy.md"
+PAGE = "docs/guide/deploy.md"
 # Commands that another test runs, and a word of it that shows that it does.
 ELSEWHERE = {
     "haproxy -f packaging/haproxy.cfg": ("tests/serve/restarts.py", "haproxy.cfg"),
@@ -122,8 +122,8 @@ def _():
             heads = [line.lstrip("# ").strip() for line in f if line.startswith("#")]
         return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in heads}
 
-    for path, section in re.findall(r"\]\(([\w.-]*)#([\w-]+)\)", text):
-        path = os.path.join("docs", path) if path else PAGE
+    for path, section in re.findall(r"\]\(([\w./-]*)#([\w-]+)\)", text):
+        path = os.path.join(os.path.dirname(PAGE), path) if path else PAGE
         holds(section in sections(path), f"{path}#{section}")
 
 

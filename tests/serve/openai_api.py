@@ -103,7 +103,7 @@ def _():
 
 
 def choice_seed(seed, choice):
-    """As documented in docs/server.md."""
+    """As documented in docs/reference/server.md."""
     if choice == 0:
         return seed
     bits = (1 << 64) - 1

@@ -1,4 +1,4 @@
-"""OpenAI's Python client: schemas. The twenty of tests/unit/test_grammar_answers.c, at the server: all that docs/grammar.md lists."""
+"""OpenAI's Python client: schemas. The twenty of tests/unit/test_grammar_answers.c: all that docs/reference/grammar.md lists."""
 
 import json
 import re

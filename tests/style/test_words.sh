@@ -21,7 +21,7 @@ STATUS=0
 wc -l README.md >"$WORK/out"
 check "README has at most 150 lines" test "$(wc -l <README.md)" -le 150
 
-ls README.md CONTRIBUTING.md docs/*.md docs/guide/*.md include/*.h python/README.md python/kakeya/*.py \
+ls README.md CONTRIBUTING.md docs/*.md docs/*/*.md include/*.h python/README.md python/kakeya/*.py \
     python/kakeya/remote/*.py models/README.md docs/kakeya.1 "$WORK/help"/* >"$WORK/pages"
 check "the pages are found" test "$(wc -l <"$WORK/pages")" -gt 30
 grep -v '^#' tests/style/phrases.txt | cut -f1 >"$WORK/phrases"

@@ -535,11 +535,11 @@ static void test_turn_ends(void **state) {
 static void test_documented(void **state) {
     (void)state;
     size_t bytes;
-    char *text = scratch_read(KAKEYA_TEST_DATA "/../../docs/formats.md", &bytes);
+    char *text = scratch_read(KAKEYA_TEST_DATA "/../../docs/reference/formats.md", &bytes);
     for (int id = 0; id < FACT_COUNT; id++) {
         const char *const names[] = {gemma4_facts[id].json, gemma4_facts[id].gguf};
         for (int i = 0; i < 2; i++)
-            if (names[i] && !strstr(text, names[i])) fail_msg("docs/formats.md does not name %s", names[i]);
+            if (names[i] && !strstr(text, names[i])) fail_msg("docs/reference/formats.md does not name %s", names[i]);
     }
     free(text);
 }

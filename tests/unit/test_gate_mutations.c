@@ -1,7 +1,7 @@
 /* Protects the gate against edits that nobody thought of: thousands of random changes to true reports of every kind. A
- * change may pass only where docs/reports.md says that the gate cannot know; whatever else passes is a hole. The
- * summary and the rates in the rows are derived again after every change, as a careful forger would.
- * Whole runs only: test_gate has the rules. */
+ * change may pass only where docs/reference/reports.md says that the gate cannot know; whatever else passes is a hole.
+ * The summary and the rates in the rows are derived again after every change, as a careful forger would. Whole runs
+ * only: test_gate has the rules. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -314,7 +314,7 @@ static bool size_may_differ(eval_kind kind, const char *key, const cJSON *before
     return (plain && strncmp(policy, "restored", 8) != 0) || kv_ring_positions(from) == kv_ring_positions(to);
 }
 
-/* Of a key of a row whose value has changed. docs/reports.md, "What a gate cannot know". */
+/* Of a key of a row whose value has changed. docs/reference/reports.md, "What a gate cannot know". */
 static bool row_may_differ(eval_kind kind, const char *key, const cJSON *before, const cJSON *after) {
     if (size_may_differ(kind, key, before, after)) return true;
     /* Memory grows by pages; the block that decodes last may have asked for one more. */

@@ -1,5 +1,5 @@
-/* The tables of docs/grammar.md are those of the code: what is made of each keyword, what of each format is left out,
- * the limits. `test_grammar_tables print` prints them. */
+/* The tables of docs/reference/grammar.md are those of the code: what is made of each keyword, what of each format is
+ * left out, the limits. `test_grammar_tables print` prints them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -109,7 +109,7 @@ static void put_limits(FILE *out) {
 static void (*const tables[])(FILE *) = {put_keywords, put_formats, put_limits};
 
 static char *read_document(void) {
-    FILE *in = fopen(KAKEYA_TEST_DATA "/../../docs/grammar.md", "r");
+    FILE *in = fopen(KAKEYA_TEST_DATA "/../../docs/reference/grammar.md", "r");
     assert_non_null(in);
     char *text = calloc(1, 1 << 20);
     assert_non_null(text);
@@ -129,7 +129,8 @@ static void test_tables(void **state) {
         tables[i](out);
         fclose(out);
         if (!strstr(document, table))
-            fail_msg("docs/grammar.md has another table than the code (test_grammar_tables print):\n%s", table);
+            fail_msg("docs/reference/grammar.md has another table than the code (test_grammar_tables print):\n%s",
+                     table);
         free(table);
     }
     free(document);

@@ -88,7 +88,7 @@ static bool goes_on(const consumer *c, kv_medium medium, uint64_t hash) {
 }
 
 /* A request that begins with what the block ends and goes on as nobody did: nothing of the beginning is computed, but
- * for its last row, where it ends in an answer (docs/kv-events.md). */
+ * for its last row, where it ends in an answer (docs/reference/kv-events.md). */
 static void assert_resumes(prefix_store *store, consumer *c, kv_medium medium, const known_block *end,
                            const char *what) {
     int32_t ids[MOST_TOKENS + 1];

@@ -120,8 +120,8 @@ static timeline_models models_of(const run *r) {
 
 typedef enum sight { UNSEEN, EXACT, RESTORED } sight;
 
-/* Straight from the rule: docs/restoration.md. The row is pending or committed at `t`, of `kind`; frontiers come from
- * the committed decode rows before it. */
+/* Straight from the rule: docs/design/restoration.md. The row is pending or committed at `t`, of `kind`; frontiers come
+ * from the committed decode rows before it. */
 static sight expected_sight(const run *r, bool sliding, segment_kind kind, int t, int j) {
     const backend_cache_options *o = &r->options;
     if (j > t || (sliding && t - j >= r->verifier.sliding_window)) return UNSEEN;

@@ -20,8 +20,8 @@ enum { TABLES = 4 };
 static const cpu_kernels *const best_first[TABLES] = {&cpu_kernels_avx512bf16, &cpu_kernels_avx512, &cpu_kernels_avx2,
                                                       &cpu_kernels_scalar};
 static const char *const best_names[TABLES + 1] = {"avx512bf16", "avx512", "avx2", "scalar", NULL};
-/* Intel's CPUs since Sapphire Rapids multiply pairs of bf16 at half the rate of float32 (docs/kernels-cpu.md): they
- * have AMX for that. */
+/* Intel's CPUs since Sapphire Rapids multiply pairs of bf16 at half the rate of float32 (docs/design/kernels-cpu.md):
+ * they have AMX for that. */
 static const cpu_kernels *const intel_first[TABLES] = {&cpu_kernels_avx512, &cpu_kernels_avx512bf16, &cpu_kernels_avx2,
                                                        &cpu_kernels_scalar};
 static const char *const intel_names[TABLES + 1] = {"avx512", "avx512bf16", "avx2", "scalar", NULL};

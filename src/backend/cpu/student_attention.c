@@ -21,7 +21,7 @@ static int oldest_seen(const backend_student *s, int layer, int position) {
     return c->layer[layer].type == GEMMA4_SLIDING && oldest > 0 ? oldest : 0;
 }
 
-/* The rule of docs/restoration.md. */
+/* The rule of docs/design/restoration.md. */
 static bool sees(const backend_student *s, int layer, bool forced, int t, const student_column *column) {
     int p = column->position, row = s->segment.prompt ? s->segment.first - 1 : t; /* that has evicted */
     if (p > t || p < oldest_seen(s, layer, t)) return false;

@@ -3,7 +3,7 @@
  * each warp of a warpgroup that fetches makes four of them bf16 and writes them where the engine would have put them.
  * Its units come through a ring of its own, in the place of a stage, in which those of the next tile are on their way
  * while this one ends. Bound: the products, 1024 cycles a stage at 256 rows of A; or, at few rows, what stages
- * wait for (docs/cuda.md, Q7). */
+ * wait for (docs/laboratory/cuda.md, Q7). */
 #ifndef KAKEYA_BACKEND_CUDA_PROMPT_GEMM_CODES_CUH
 #define KAKEYA_BACKEND_CUDA_PROMPT_GEMM_CODES_CUH
 

@@ -1,8 +1,8 @@
 /* Products of many decode rows with quantised weights of one form: the sums of quant_form.cuh, in their order and so
  * with their bits, by other neighbours. A warp has its slice of the units of 64 outputs (of gate and up 32 each) and up
  * to 32 rows, so that a code becomes bf16 once for all of them. Units come through a ring of the warp's own in shared
- * memory, rows through L1; the slices meet in the ring's place. Bound: one read of the weights; docs/cuda.md,
- * 15b, has what is reached. */
+ * memory, rows through L1; the slices meet in the ring's place. Bound: one read of the weights;
+ * docs/laboratory/cuda.md, 15b, has what is reached. */
 #ifndef KAKEYA_BACKEND_CUDA_QUANT_MANY_CUH
 #define KAKEYA_BACKEND_CUDA_QUANT_MANY_CUH
 

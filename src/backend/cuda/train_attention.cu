@@ -2,7 +2,7 @@
  * train_products.cu's; here columns are laid side by side, masked, and their gradients taken back. */
 #include "backend/cuda/train_common.cuh"
 
-/* The rule of docs/restoration.md. */
+/* The rule of docs/design/restoration.md. */
 static __device__ __forceinline__ bool sees(const train_mask &m, int item, int t, const train_column &column) {
     int p = column.position;
     if (column.kind == TRAIN_NO_COLUMN || p > t || (m.sliding && p <= t - m.sliding)) return false;

@@ -1,7 +1,7 @@
-/* A forward as data: the list of operations that a model is, for a machine to execute (docs/program.md). An operation
- * carries all its operands: items (values of rows), slots (weights) and scalars. A machine receives an address per item
- * and a binding per slot, and knows nothing else of the model. A list is over all segments of a forward; it has no
- * pointers, so it can be printed, compared and kept. */
+/* A forward as data: the list of operations that a model is, for a machine to execute (docs/design/program.md). An
+ * operation carries all its operands: items (values of rows), slots (weights) and scalars. A machine receives an
+ * address per item and a binding per slot, and knows nothing else of the model. A list is over all segments of a
+ * forward; it has no pointers, so it can be printed, compared and kept. */
 #ifndef KAKEYA_BACKEND_PROGRAM_PROGRAM_H
 #define KAKEYA_BACKEND_PROGRAM_PROGRAM_H
 
