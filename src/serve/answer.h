@@ -105,6 +105,7 @@ typedef struct answer_usage {
     double queue_seconds, prefill_seconds, first_token_seconds;
     double decode_seconds; /* behind the first token */
     uint64_t drafted, accepted, forwards;
+    size_t kv_bytes;                        /* K/V memory of its sessions, when it was last measured */
     uint64_t predicted, predicted_accepted; /* drafts from options.prediction, of all choices; at the end alone */
 } answer_usage;
 

@@ -137,6 +137,8 @@ void answer_say_alone(answer *a, event_record record, const char *text, const an
 void answer_say_last(answer *a);
 /* Whether the network thread is so far behind that answers should wait. */
 bool answer_is_stalled(answer *a);
+/* K/V memory that the sessions of its choices held when each was last measured. */
+size_t answer_kv_bytes(const answer *a);
 
 /* --- memory that answers share (answer_memory.c) */
 

@@ -93,6 +93,12 @@ static void on_sent(void *user) {
     if (atomic_load_explicit(&a->stalled, memory_order_relaxed)) resume(a);
 }
 
+size_t answer_kv_bytes(const answer *a) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < a->n_choices; i++) bytes += atomic_load(&a->choices[i].kv_bytes);
+    return bytes;
+}
+
 /* What the answer has taken so far. What the computing thread writes at its end is not looked at. */
 static answer_usage usage_so_far(answer *a) {
     double at = atomic_load(&a->first_token_at);
@@ -103,7 +109,8 @@ static answer_usage usage_so_far(answer *a) {
                       .first_tokens = a->options.choices,
                       .drafted = atomic_load(&a->drafted),
                       .accepted = atomic_load(&a->accepted),
-                      .forwards = atomic_load(&a->forwards)};
+                      .forwards = atomic_load(&a->forwards),
+                      .kv_bytes = answer_kv_bytes(a)};
     u.prefill_seconds = (at > 0 ? at : clock_seconds()) - a->begun_prompt;
     size_t sampled = atomic_load(&a->sampled);
     if (sampled > u.completion_tokens) u.completion_tokens = sampled;
@@ -224,12 +231,6 @@ void answers_tick(server_context *s, double now) {
     pthread_mutex_unlock(&s->answers_lock);
 }
 
-static size_t kv_bytes(const answer *a) {
-    size_t bytes = 0;
-    for (size_t i = 0; i < a->n_choices; i++) bytes += atomic_load(&a->choices[i].kv_bytes);
-    return bytes;
-}
-
 answer_counts answers_count(server_context *s) {
     answer_counts counts = {0};
     pthread_mutex_lock(&s->answers_lock);
@@ -269,8 +270,8 @@ void answers_list(server_context *s, text_buffer *out) {
                     "\"prompt_done\":%zu,\"cached_tokens\":%zu,\"kv_bytes\":%zu,\"choices\":%zu,"
                     "\"client\":\"%016llx\",\"seconds\":%.3f,"
                     "\"params\":{\"temperature\":",
-                    state, begun ? "true" : "false", s->context, tokens, a->options.n_ids, done, cached, kv_bytes(a),
-                    a->options.choices, a->call->client, clock_seconds() - a->begun);
+                    state, begun ? "true" : "false", s->context, tokens, a->options.n_ids, done, cached,
+                    answer_kv_bytes(a), a->options.choices, a->call->client, clock_seconds() - a->begun);
         text_json_number(out, (double)a->options.sampling.temperature);
         text_format(out, ",\"max_tokens\":%d}}", a->options.max_tokens ? a->options.max_tokens : -1);
     }

@@ -362,6 +362,7 @@ static void complete_usage(answer *a) {
     a->usage.prompt_tokens = a->options.n_ids;
     a->usage.first_tokens =
         a->options.choices < a->usage.completion_tokens ? a->options.choices : a->usage.completion_tokens;
+    a->usage.kv_bytes = answer_kv_bytes(a);
     a->final = a->usage;
     atomic_store(&a->complete, true);
 }

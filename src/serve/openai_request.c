@@ -210,10 +210,10 @@ void openai_timings(text_buffer *out, const answer_usage *u) {
     text_format(out,
                 "\"timings\":{\"cache_n\":%zu,\"prompt_n\":%zu,\"prompt_ms\":%.3f,\"prompt_per_second\":%.3f,"
                 "\"predicted_n\":%zu,\"predicted_ms\":%.3f,\"predicted_per_second\":%.3f,\"draft_n\":%llu,"
-                "\"draft_n_accepted\":%llu,\"verifier_forwards\":%llu}",
+                "\"draft_n_accepted\":%llu,\"verifier_forwards\":%llu,\"kv_bytes\":%zu}",
                 u->cached_tokens, computed, u->prefill_seconds * 1000, per_second(computed, u->prefill_seconds),
                 u->completion_tokens, u->decode_seconds * 1000, answer_speed(u), (unsigned long long)u->drafted,
-                (unsigned long long)u->accepted, (unsigned long long)u->forwards);
+                (unsigned long long)u->accepted, (unsigned long long)u->forwards, u->kv_bytes);
 }
 
 void openai_token_bytes(text_buffer *out, const kakeya_tokenizer *t, int32_t token) {

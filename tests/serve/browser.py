@@ -98,9 +98,19 @@ class Browser:
     def write(self, text):
         self.call("Input.insertText", text=text)
 
-    def press_enter(self):
+    def press(self, key, code, text="", modifiers=0):
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r")
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, text=text, modifiers=modifiers)
+
+    def press_enter(self):
+        self.press("Enter", 13, "\r")
+
+    def scheme(self, name):
+        """"light" or "dark", as the system of who reads would have it."""
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
+
+    def size(self, width, height, phone=False):
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
 
     def requests(self):
         """URLs that the page has asked for."""

@@ -223,6 +223,8 @@ def _():
     holds(spoken and all("timings" in c for c in spoken), "every chunk of the text has timings")
     numbers = [c["timings"]["predicted_n"] for c in spoken]
     holds(numbers == sorted(numbers) and 1 <= numbers[0] and numbers[-1] <= 8, numbers)
+    memory = [c["timings"]["kv_bytes"] for c in chunks if "timings" in c]
+    holds(memory[0] > 0 and memory == sorted(memory), f"K/V memory of a session that grows: {memory}")
     holds(all(c["usage"] is None for c in chunks[:-1]), "usage comes last")
     s.stop()
 

@@ -1,7 +1,10 @@
-"""60: the page that chats, in a headless Chromium. `page.py --picture FILE` makes the picture of the documents instead."""
+"""60: the page that chats, in a headless Chromium. `page.py --pictures FOLDER` makes the pictures of the documents
+instead."""
 
 import base64
 import os
+import random
+import re
 import sys
 
 import browser
@@ -38,10 +41,15 @@ def answered(b, n):
     b.until(f"document.querySelectorAll('.turn.model').length === {n} && document.getElementById('stop').hidden", f"answer {n} has ended")
 
 
-def stayed_here(b, s):
+def shown_words(text):
+    """The words of Markdown, or of what it is shown as: without its marks."""
+    return re.findall(r"[a-z0-9]+", text.lower())
+
+
+def stayed_here(b, s, least=3):
     """No request to anybody else, and nothing that the policy forbids or the script trips over."""
     asked = [u for u in b.requests() if u != "about:blank"]
-    holds(len(asked) >= 3, asked)
+    holds(len(asked) >= least, asked)
     equal([u for u in asked if not u.startswith(s.url + "/")], [], "requests to others")
     equal(b.complaints(), [])
 
@@ -59,28 +67,36 @@ def _():
         answered(b, 1)
         body = {"model": "demo", "messages": [{"role": "user", "content": ASK}], "temperature": 0}
         first = s.post("/v1/chat/completions", body).json["choices"][0]["message"]["content"]
-        equal(last(b, ".text"), [first])
+        equal(b.evaluate("messages.at(-1).content"), first)
+        equal(shown_words(" ".join(last(b, ".text"))), shown_words(first))
         holds(b.evaluate("lengths.size") > 3, "the text has grown in pieces")
         figures = " ".join(last(b, ".figures"))
         holds("40 tokens" in figures and "tokens/s" in figures and "per forward" in figures and "was cut" in figures, figures)
-        # the chart of an answer: 10 tokens in each of the first 6 s, 30 in each of the last 4, of 20 forwards; none of a short one
-        chart = b.evaluate("""(() => { const node = document.createElement('div'), steps = [[0, 0]];
-            for (let i = 0, n = 0; i < 10; i++) steps.push([1000 * i + 500, n += i < 6 ? 10 : 30]);
-            steps.push([10000, 180]);
+        holds("kB of K/V memory" in figures or "MB of K/V memory" in figures, figures)
+        # the charts of an answer: 10 tokens in each of the first 6 s, 30 in each of the last 4, of 20 forwards, memory that doubles in the
+        # fifth and is told only when text comes; none of a short one
+        none, charts = b.evaluate("""(() => { const node = document.createElement('div'), steps = [[0, 0, 1e6]];
+            for (let i = 0, n = 0; i < 10; i++) if (i != 7) steps.push([1000 * i + 500, n += i < 6 ? 10 : 30, i < 4 ? 1e6 : 2e6]);
+            steps.push([10000, 180, 2e6]);
             document.getElementById('log').append(node);
-            show_chart(node, steps, 4);
+            show_charts(node, steps, 4);
             const none = node.childNodes.length;
-            show_chart(node, steps, 20);
-            const c = node.firstChild, shown = {none, label: c.getAttribute('aria-label'), high: c.getBoundingClientRect().height,
-                points: c.querySelector('polyline').getAttribute('points').split(' ').map(p => Number(p.split(',')[1]))};
+            show_charts(node, steps, 20);
+            const shown = [...node.querySelectorAll('.chart')].map(c => ({label: c.getAttribute('aria-label'),
+                high: c.getBoundingClientRect().height, said: c.parentNode.textContent,
+                points: c.querySelector('polyline').getAttribute('points').split(' ').map(p => Number(p.split(',')[1]))}));
             node.remove();
-            return shown; })()""")
-        equal((chart["none"], chart["label"]), (0, "Speed over the answer: 10 to 30 tokens/s"))
-        equal((chart["points"], chart["high"] > 10), ([15.7] * 6 + [1] * 4, True))
+            return [none, shown]; })()""")
+        equal((none, len(charts)), (0, 2))
+        speed, memory = charts
+        equal((speed["label"], speed["said"]), ("Speed over the answer: 0 to 60 tokens/s", "Speed: 0 to 60 tokens/s"))
+        equal((memory["label"], memory["said"]), ("Memory over the answer: 1.0 MB to 2.0 MB", "Memory: 1.0 MB to 2.0 MB"))
+        equal((memory["points"], speed["high"] > 10, memory["high"] > 10), ([12] * 4 + [1] * 6, True, True))
+        equal(speed["points"], [19.3] * 6 + [12, 23, 12, 1])
         say(b, "Go on.")
         answered(b, 2)
         body["messages"] += [{"role": "assistant", "content": first}, {"role": "user", "content": "Go on."}]
-        equal(last(b, ".text"), [s.post("/v1/chat/completions", body).json["choices"][0]["message"]["content"]])
+        equal(b.evaluate("messages.at(-1).content"), s.post("/v1/chat/completions", body).json["choices"][0]["message"]["content"])
         holds(" of it kept from before" in last(b, ".figures")[0] and ", 0 of it" not in last(b, ".figures")[0], last(b, ".figures"))
         stayed_here(b, s)
         # what the policy is for: neither other scripts nor other servers
@@ -110,6 +126,7 @@ def _():
         equal((last(b, ".thought .text"), last(b, ":scope > .text")), (["hm."], ["So: <b>it is</i>"]))
         equal(b.evaluate("document.querySelector('.thought').open"), False)
         equal(b.evaluate("document.querySelectorAll('b, i').length"), 0)
+        equal(b.evaluate("document.querySelector('#said').textContent"), "The answer has ended.")
         b.evaluate("document.getElementById('fresh').click()")
         equal(b.evaluate("document.querySelectorAll('.turn').length"), 0)
         equal([c for c in b.complaints() if "401" not in c], [])
@@ -122,7 +139,7 @@ def _():
         ready(b)
         say(b, ASK)
         b.until("(document.querySelector('.turn.model > .text') || '').textContent", "the answer begins")
-        b.evaluate("document.getElementById('stop').click()")
+        b.press("Escape", 27)
         answered(b, 1)
         equal(last(b, ".figures"), ["Stopped."])
         eventually(lambda: s.metric("kakeya_requests_running") == 0, "the server stops, too")
@@ -159,10 +176,185 @@ def _():
             for (let i = 1; i <= grown.length; i++) {{
                 const first = node.firstChild; show(node, grown.slice(0, i)); kept += first === node.firstChild; }} 0""")
         equal(b.evaluate("[...node.querySelectorAll('code')].map(n => n.textContent)"), ["f(x)", "def f(x):\n    return `x`"])
-        equal(b.evaluate("node.textContent"), "Use f(x):\ndef f(x):\n    return `x`and <i>so on</i>, ``` too.")
-        equal(b.evaluate("kept"), 55, "steps in which the first part keeps its node")
+        equal(b.evaluate("node.textContent"), "Use f(x):def f(x):\n    return `x`and <i>so on</i>, ``` too.")
+        holds(b.evaluate("kept") > 20, "once more has come, the first part keeps its node")
         holds("monospace" in b.evaluate("getComputedStyle(node.querySelector('pre code')).fontFamily"), "a fixed width")
         stayed_here(b, s)
+    finally:
+        b.close()
+    s.stop()
+
+
+MARKDOWN = """# A title with `code`
+
+Some **bold**, *slanted*, ~~struck~~ and [linked](https://example.invalid/a_b) words, snake_case_names and 2 * 3 * 4.
+A second line.
+
+- one
+- two
+  1. inner
+  2. more
+
+     in two paragraphs
+- three
+
+3. third
+
+> quoted
+> > twice
+
+| left | right |
+|:-----|------:|
+| `a\\|b` | 1 |
+| c | 2 |
+
+---
+
+~~~
+a fence of ~
+~~~
+"""
+# What each text is shown as, children in (), texts in quotes.
+FORMS = [
+    ("**a *b* c**", "p(strong('a ' em('b') ' c'))"), ("a_b_c __d__", "p('a_b_c ' strong('d'))"), ("2 * 3 * 4", "p('2 * 3 * 4')"),
+    (r"\*a\*", "p('*' 'a' '*')"), ("`` a`b ``", "p(code('a`b'))"), ("`a", "p('`a')"), ("~~x~~", "p(del('x'))"),
+    ("[a](https://e.invalid/x)", "p(a[https://e.invalid/x]('a'))"), ("<https://e.invalid/a_b_c>", None),
+    ("[a](javascript:alert(1))", "p('[a](javascript:alert(1))')"), ("[a](data:text/html,x)", "p('a')"), ("[a](JavaScript:x)", "p('a')"),
+    ("![a](https://e.invalid/x.png)", "p(a[https://e.invalid/x.png]('a'))"),
+    ("<img src=x onerror=alert(1)>", "p('<img src=x onerror=alert(1)>')"),
+    ("# a #", "h3('a')"), ("####### a", "p('####### a')"), ("#a", "p('#a')"), ("###### a", "h6('a')"), ("a\n# b", "p('a') h3('b')"),
+    ("- a\n- b", "ul(li(p('a')) li(p('b')))"), ("- a\n\n  b\n- c", "ul(li(p('a') p('b')) li(p('c')))"), ("4) x", "ol[4](li(p('x')))"),
+    ("- a\n  - b\n    - c", "ul(li(p('a') ul(li(p('b') ul(li(p('c')))))))"), ("1. a\n   ```\n   x\n   ```", "ol(li(p('a') code))"),
+    ("- a\nb", "ul(li(p('a\nb')))"), ("- a\n\nb", "ul(li(p('a'))) p('b')"), ("-\n- b", "ul(li li(p('b')))"),
+    ("***", "hr"), ("a\n---", "p('a') hr"), ("> a\n> - b", "blockquote(p('a') ul(li(p('b'))))"),
+    ("|a|b|\n|-|-:|\n|1|2|", "table"), ("a|b\n-|-\n1|2|3\n\nx", "table p('x')"), ("a | b", "p('a | b')"),
+    ("```\na\n", "code"), ("```js\na\n```\nb", "code p('b')"), ("````\n```\n````", "code"), ("a\n```\nb", "p('a') code"),
+    ("x  \ny", "p('x  \ny')"), ("    four", "p('    four')"), ("", ""), ("\n\n", ""), ("a\n\n\n\nb", "p('a') p('b')"),
+]
+
+
+@test("60: Markdown: what becomes what; a growing text is shown as the whole one; no text makes other elements, or takes long")
+def _():
+    s = Server("--name", "demo")
+    b = open_page(s)
+    try:
+        ready(b)
+        b.evaluate("""form = node => {
+                if (node.nodeType === 3) return "'" + node.data + "'";
+                if (node.className?.startsWith('code')) return 'code';
+                if (node.className === 'wide') return 'table';
+                const inner = [...node.childNodes].map(form).join(' ');
+                const more = node.href || (node.tagName === 'OL' && node.start !== 1 && node.start);
+                return node.tagName.toLowerCase() + (more ? '[' + more + ']' : '') + (inner ? '(' + inner + ')' : ''); };
+            whole = text => { const node = document.createElement('div'); show(node, text); return node; };
+            forms = text => [...whole(text).childNodes].map(form).join(' '); 0""")
+        for text, form in FORMS:
+            if form is not None:
+                equal(b.evaluate(f"forms({json.dumps(text)})"), form, text)
+        shown = b.evaluate(f"[...whole({json.dumps(MARKDOWN)}).children].map(n => n.tagName + (n.className ? '.' + n.className : ''))")
+        equal(shown, ["H3", "P", "UL", "OL", "BLOCKQUOTE", "DIV.wide", "HR", "DIV.code"])
+        cells = b.evaluate(f"[...whole({json.dumps(MARKDOWN)}).querySelectorAll('th, td')]"
+                           ".map(n => [n.tagName, n.textContent, n.className])")
+        equal(cells, [["TH", "left", ""], ["TH", "right", "right"], ["TD", "a|b", ""], ["TD", "1", "right"], ["TD", "c", ""],
+                      ["TD", "2", "right"]])
+        # random texts of what has a meaning: character by character as at once; only known elements and attributes
+        luck = random.Random(5)
+        pieces = ["#", " ", "\n", "\n\n", "- ", "1. ", "> ", "|", "|-|-|", "a", "b c", "`", "```", "~~~", "*", "**", "_", "__", "~~", "  ",
+                  "   ", "[", "](", ")", "https://e.invalid/", "javascript:", "<", ">", "<script>x()</script>", "<img src=x onerror=x()>",
+                  "\\", "-", "\t"]
+        texts = ["".join(luck.choice(pieces) for _ in range(luck.randrange(1, 60))) for _ in range(40 if SHORT else 400)]
+        wrong = b.evaluate(f"""(() => {{ for (const text of {json.dumps(texts)}) {{
+            const grown = document.createElement('div');
+            for (let i = 1; i <= text.length; i++) show(grown, text.slice(0, i));
+            if (grown.innerHTML !== whole(text).innerHTML) return ['grown', text];
+            for (const n of grown.querySelectorAll('*')) {{
+                if (!/^(P|H[3-6]|UL|OL|LI|BLOCKQUOTE|HR|DIV|PRE|CODE|TABLE|THEAD|TBODY|TR|TH|TD|A|STRONG|EM|DEL|BUTTON)$/.test(n.tagName))
+                    return [n.tagName, text];
+                for (const a of n.attributes)
+                    if (!/^(class|type|tabindex|role|aria-label|data-word|start|scope|href|target|rel|title)$/.test(a.name))
+                        return [a.name, text];
+                if (n.tagName === 'A' && !/^https?:/.test(n.href)) return [n.href, text];
+            }} }} return null; }})()""")
+        equal(wrong, None)
+        # lists and quotes in each other without end, and marks that nothing closes: the page goes on
+        for text in ("> " * 3000 + "x", "\n".join("  " * i + "- x" for i in range(300)), "*a " * 10000, "[" * 20000, "`" * 20000,
+                     "**_" * 7000,
+                     "|" * 20000 + "\n" + "|-" * 10000, "`a" * 10000, "<https://" * 3000):
+            equal(b.evaluate(f"whole({json.dumps(text)}).childNodes.length > 0"), True, text[:20])
+        stayed_here(b, s, 2)
+    finally:
+        b.close()
+    s.stop()
+
+
+@test("60: axe-core finds nothing, light and dark, on a phone and on a desk; all is reached by keyboard; nothing is wider than a phone")
+def _():
+    axe = os.environ.get("AXE", "")
+    if not os.path.exists(axe):
+        raise Skip(os.environ.get("AXE_REASON") or "test_page.sh brings axe-core")
+    with open(axe) as f:
+        axe = f.read()
+    s = Server("--name", "demo", model=scripted_model("<|channel>thought\nhm.<channel|>So."))
+    b = open_page(s)
+    try:
+        ready(b)
+        b.evaluate("""document.getElementById('temperature').value = '0'; document.getElementById('thinking').checked = true;
+            document.getElementById('keep').click(); 0""")
+        put(b, "chosen", "c.json", json.dumps([{"role": "user", "content": "A_long_word_of_a_user" * 20},
+                                               {"role": "assistant", "content": MARKDOWN + "    " + "x" * 200 + "\n```c\n" + "y" * 200}]))
+        b.until("document.querySelectorAll('.turn').length === 2", "the file is shown")
+        equal(b.evaluate("new Set([...document.querySelectorAll('.turn.model .text > *')].map(n => n.tagName)).size"), 7,
+              "all kinds of blocks")
+        say(b, "x")
+        answered(b, 2)
+        b.evaluate("show_charts([...document.querySelectorAll('.turn')].pop(), [...Array(9)].map((_, i) => [1000 * i, i, 1e6 * i]), 9); 0")
+        b.evaluate("tell('A line that tells of trouble.'); document.querySelector('.thought').open = true;"
+                   "document.getElementById('settings').open = true; 0")
+        b.evaluate(axe + "\n;0")
+
+        def judge(what):
+            found = b.evaluate("""axe.run(document).then(r => [r.passes.length, r.violations.map(v =>
+                v.id + ': ' + v.nodes.map(n => n.html.slice(0, 120) + ' ' + n.failureSummary.slice(0, 300)).join(' | ')),
+                r.passes.find(rule => rule.id === 'color-contrast').nodes.length])""")
+            equal(found[1], [], what)
+            holds(found[0] > 20, f"{what}: {found[0]} rules had something to judge")
+            holds(found[2] > 30, f"{what}: the contrast of {found[2]} texts was told")
+
+        for scheme in ("light", "dark"):
+            b.scheme(scheme)
+            for width, height, phone in ((720, 2500, False), (360, 2500, True)):  # so high that all is seen, which contrast needs
+                b.size(width, height, phone)
+                judge(f"{scheme}, {width} x {height}")
+                equal(b.evaluate("Math.max(document.documentElement.scrollWidth, document.body.scrollWidth) <= innerWidth"), True)
+        b.size(360, 640, True)
+        holds(b.evaluate("shown.clientHeight > 120"), "with the settings open, the conversation is seen, too")
+        b.size(720, 2500)
+        b.evaluate("document.querySelector('.turn.model p').style.color = 'var(--line)'")
+        found = b.evaluate("axe.run(document).then(r => r.violations.map(v => v.id))")
+        equal(found, ["color-contrast"], "what is too faint would be found")
+        b.evaluate("document.querySelector('.turn.model p').style.color = ''")
+        # Tab comes to everything that can be used, and goes round
+        usable = b.evaluate("""(() => { tabbed = new Set(); return [...document.querySelectorAll(
+            'button, a[href], summary, textarea, input, [tabindex="0"]')].filter(n => n.checkVisibility()).length; })()""")
+        b.evaluate("document.activeElement.blur(); 0")
+        for _ in range(usable + 3):
+            b.press("Tab", 9)
+            b.evaluate("tabbed.add(document.activeElement); 0")
+        equal(b.evaluate("tabbed.delete(document.body); [...tabbed].length"), usable, "what can be used is reached")
+        equal(b.evaluate("[...tabbed].filter(n => getComputedStyle(n).outlineStyle === 'none').length"), usable - 1,
+              "only what has the keyboard is outlined")
+        # keys alone: a message, a line break in it, a fold, a conversation that was kept
+        b.evaluate("say.focus(); 0")
+        b.write("one")
+        b.press("Enter", 13, "\r", modifiers=8)
+        b.write("two")
+        equal(b.evaluate("say.value"), "one\ntwo")
+        b.press_enter()
+        answered(b, 3)
+        b.evaluate("document.querySelector('#settings summary').focus(); 0")
+        b.press_enter()
+        equal(b.evaluate("document.getElementById('settings').open"), False)
+        equal(b.complaints(), [])
     finally:
         b.close()
     s.stop()
@@ -193,7 +385,10 @@ def _():
         b.evaluate("node.querySelector('.copy').click()")
         b.until("!!node.querySelector('.copy.done')", "the button says that it has copied")
         equal((b.evaluate("copied"), b.evaluate("node.querySelector('.copy').ariaLabel")), (["f(x)\n  + 1"], "Copy the code"))
-        equal(b.evaluate("node.textContent"), "Use:\nf(x)\n  + 1")
+        equal(b.evaluate("node.textContent"), "Use:f(x)\n  + 1")
+        b.evaluate("copied.length = 0; [...document.querySelectorAll('.turn.model .below .copy')].pop().click()")
+        b.until("copied.length", "the whole answer is copied, too")
+        equal(b.evaluate("copied"), [said], "as it was written")
         equal((b.evaluate(KEPT), b.evaluate("Object.keys(localStorage)")), ([], []), "nothing is kept unless it is asked for")
         b.evaluate("document.getElementById('keep').click()")
         equal(b.evaluate(KEPT), ["first"])
@@ -224,8 +419,9 @@ def _():
         b.evaluate("URL.createObjectURL = blob => { exported = blob.text(); return '#'; }; document.getElementById('export').click(); 0")
         exported = json.loads(b.evaluate("exported"))
         equal((exported["model"], len(exported["messages"])), ("demo", 6))
-        b.evaluate("[...document.querySelectorAll('#kept li')][0].lastChild.click()")
+        b.evaluate("document.getElementById('settings').open = true; [...document.querySelectorAll('#kept li')][0].lastChild.click()")
         equal(b.evaluate(KEPT), ["first"])
+        equal(b.evaluate("document.activeElement.ariaLabel"), "Delete first", "the next one has the keyboard")
         put(b, "chosen", "c.json", json.dumps(exported))
         b.until("document.querySelectorAll('.turn').length === 6", "the file is shown")
         equal(b.evaluate(KEPT), ["second", "first"])
@@ -341,25 +537,53 @@ def _():
     s.stop()
 
 
-def picture(path):
+ON_A_PHONE = """**Yes.** `fold` adds a list, from the left:
+
+```python
+def fold(numbers):
+    total = 0
+    for n in numbers:
+        total += n
+    return total
+```
+
+| call | result |
+|------|-------:|
+| `fold([1, 2, 3])` | 6 |
+| `fold([])` | 0 |
+
+1. An *empty* list gives 0.
+2. Nothing is changed in the list."""
+
+
+def pictures_of_documents(folder):
     note = "Note {}: this paragraph is unrelated padding and does not contain the answer.\n"
     question = "Question: what is the secret code? Answer:"
-    s = Server("--name", "demo", "--max-tokens", "48")
+    s = Server("--name", "demo", "--max-tokens", "64")
     b = open_page(s)
+    b.size(720, 600)
     b.until("document.getElementById('model').textContent", "the page knows the model")
     b.evaluate("document.getElementById('temperature').value = '0'; 0")
     text = note.format("0001") + "IMPORTANT: the secret code is IOTA-8961.\n" + note.format("0002") + question
-    for i, text in enumerate((text, question)):
+    for i, text in enumerate((text, ASK)):
         say(b, text)
         answered(b, i + 1)
     b.evaluate("document.activeElement.blur(); 0")
-    with open(path, "wb") as f:
+    with open(os.path.join(folder, "page.png"), "wb") as f:
+        f.write(b.picture())
+    b.size(360, 640, True)
+    b.scheme("dark")
+    put(b, "chosen", "c.json", json.dumps([{"role": "user", "content": "Can you write a sum with a loop?"},
+                                           {"role": "assistant", "content": ON_A_PHONE}]))
+    b.until("document.querySelectorAll('.turn').length === 2", "the conversation is shown")
+    b.evaluate("document.activeElement.blur(); shown.scrollTop = 0; 0")
+    with open(os.path.join(folder, "page-phone.png"), "wb") as f:
         f.write(b.picture())
     b.close()
     s.stop()
 
 
-if sys.argv[1:2] == ["--picture"]:
-    picture(sys.argv[2])
+if sys.argv[1:2] == ["--pictures"]:
+    pictures_of_documents(sys.argv[2])
 else:
     run_tests()
