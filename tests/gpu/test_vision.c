@@ -491,12 +491,9 @@ static void times(void **state) {
 int main(int argc, char **argv) {
     const struct CMUnitTest timed[] = {cmocka_unit_test(times)};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(towers_of_tiny_models),
-        cmocka_unit_test(towers_of_published_shapes),
-        cmocka_unit_test(pieces_of_pictures),
-        cmocka_unit_test(memory_of_pictures),
-        cmocka_unit_test(given_rows_of_tiny_models),
-        cmocka_unit_test(given_rows),
+        cmocka_unit_test(towers_of_tiny_models),     cmocka_unit_test(towers_of_published_shapes),
+        cmocka_unit_test(pieces_of_pictures),        cmocka_unit_test(memory_of_pictures),
+        cmocka_unit_test(given_rows_of_tiny_models), cmocka_unit_test(given_rows),
     };
     if (argc > 1 && strcmp(argv[1], "times") != 0) cmocka_set_test_filter(argv[1]);
     if (argc > 1 && strcmp(argv[1], "times") == 0)

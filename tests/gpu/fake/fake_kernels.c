@@ -489,8 +489,8 @@ static void run_latent_keys(const void *arguments) {
         if (a->gathered.positions[row] != p)
             fake_broken("a gathered row of another position", a->gathered.positions[row], p);
         /* whole groups are decoded: the first and the last may hold positions that nobody attends */
-        bool attended = p >= step->restored_begin[0] + CUDA_LATENT_GROUP &&
-                        p <= step->position + step->rows - 1 - step->window;
+        bool attended =
+            p >= step->restored_begin[0] + CUDA_LATENT_GROUP && p <= step->position + step->rows - 1 - step->window;
         tag t = attended ? get(codes, p, CODE, "a latent of another position") : *(const tag *)(const void *)codes;
         put(row_of(a->keys, row, a->exact.kv_heads * LATENT_HEAD_DIM), p, t.token, t.ill, RESTORED_KEY);
     }
