@@ -63,4 +63,14 @@ works "the server is in this build" serve --help
 if tools/reference.sh "$KAKEYA" >"$WORK/reference" 2>"$WORK/err"; then STATUS=0; else STATUS=$?; fi
 diff "$WORK/reference" docs/reference/options.md >"$WORK/out" || true
 check "docs/reference/options.md is up to date (tools/reference.sh writes it anew)" test "$STATUS" -eq 0 -a ! -s "$WORK/out"
+cp docs/kakeya.1 "$WORK/kakeya.1"
+if tools/manual.sh "$KAKEYA" "$WORK/kakeya.1" 2>"$WORK/err"; then STATUS=0; else STATUS=$?; fi
+diff "$WORK/kakeya.1" docs/kakeya.1 >"$WORK/out" || true
+check "docs/kakeya.1 says of options what the tables say (tools/manual.sh writes it anew)" test "$STATUS" -eq 0 -a ! -s "$WORK/out"
+# What the table says is put in, what is the page's own stays.
+sed 's/^Read the prompt from FILE.*/wrong/; s/^Special.token strings in it.*/Own words./' docs/kakeya.1 >"$WORK/changed.1"
+tools/manual.sh "$KAKEYA" "$WORK/changed.1"
+diff docs/kakeya.1 "$WORK/changed.1" | grep '^[<>]' >"$WORK/out" || true
+check "of a page with other words the table's come back, and others stay" test "$(cat "$WORK/out")" = \
+    "$(printf '< Special-token strings in it become their ids.\n> Own words.')"
 finish
