@@ -545,8 +545,8 @@ static void test_masks_of_several_threads(void **state) {
     static const char text[] =
         "[{\"a\": \"some words\", \"b\": 12}, {\"a\": \"x\", \"b\": -3}, {\"a\": \"\", \"b\": 0}, {\"a\": \"";
     static const char schema[] =
-        "{\"type\":\"array\",\"items\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\",\"maxLength\":30}"
-        ",\"b\":{\"type\":\"integer\"}},\"required\":[\"a\",\"b\"]},\"minItems\":99}";
+        "{\"type\":\"array\",\"items\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\","
+        "\"maxLength\":30},\"b\":{\"type\":\"integer\"}},\"required\":[\"a\",\"b\"]},\"minItems\":99}";
     static many_masks many, alone;
     const kakeya_sampling greedy = {.top_p = 1, .repetition_penalty = 1};
     sampler_space memory = {.account = &account, .mask_threads = SAMPLER_MASK_THREADS};
