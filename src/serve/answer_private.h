@@ -2,9 +2,9 @@
 #ifndef KAKEYA_SERVE_ANSWER_PRIVATE_H
 #define KAKEYA_SERVE_ANSWER_PRIVATE_H
 
+#include "serve/admission.h"
 #include "serve/answer.h"
 #include "serve/answer_turn.h"
-#include "serve/gate.h"
 #include "serve/workers.h"
 
 /* --- events on their way to the network thread (answer_queue.c) */
@@ -98,12 +98,12 @@ struct answer {
     size_t copy_at;         /* the next submission of the whole prompt copies its beginning; 0: it does not */
     bool files;             /* and that has a file before the answer ends */
     kakeya_session *copy;   /* under lock: such a copy, until the worker has given it to the store */
-    gate_entry entry;       /* with which it waits for a place, */
+    admission_entry entry;  /* with which it waits for a place, */
     worker_task work;       /* and how it goes on where nobody waits for it on a thread */
-    gate_result place;      /* what became of it */
+    admission_result place; /* what became of it */
     bool held, told;        /* under lock: answer_run waits for it; it knows */
     double predicted;       /* seconds that it may have to wait */
-    _Atomic bool has_place; /* it is past the gate */
+    _Atomic bool has_place; /* it is past the admission */
     _Atomic bool first_token_seen;
     _Atomic double first_token_at;                /* seconds; with first_token_seen */
     _Atomic uint64_t drafted, accepted, forwards; /* so far */

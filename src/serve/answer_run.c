@@ -21,7 +21,7 @@ static void cancel(void *user) {
         if (a->choices[i].session) kakeya_session_cancel(a->choices[i].session);
     pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->lock);
-    gate_cancel(a->server->gate, &a->entry);
+    admission_cancel(a->server->admission, &a->entry);
     answer_memory_wake(a);
 }
 
@@ -433,8 +433,8 @@ static double predicted_wait(answer *a) {
     server_context *s = a->server;
     size_t running, waiting, tokens = 0;
     double speed = atomic_load(&s->prompt_speed);
-    gate_counts(s->gate, &running, &waiting);
-    if (running < gate_room(s->gate) || speed <= 0) return 0;
+    admission_counts(s->admission, &running, &waiting);
+    if (running < admission_room(s->admission) || speed <= 0) return 0;
     pthread_mutex_lock(&s->answers_lock);
     for (const answer *other = s->answers; other; other = other->next) {
         size_t done = atomic_load(&other->prompt_done);
@@ -464,14 +464,14 @@ static bool has_memory(answer *a) {
 /* Whether it may begin, now that it is known whether it has a place. */
 static bool enter(answer *a) {
     switch (a->place) {
-    case GATE_ENTERED:
+    case ADMISSION_ENTERED:
         atomic_store(&a->has_place, true);
         a->usage.queue_seconds = clock_seconds() - a->begun;
         metrics_seconds(&a->server->metrics.queue, a->usage.queue_seconds);
         return true;
-    case GATE_FULL:
+    case ADMISSION_FULL:
         return refuse(a, a->predicted);
-    case GATE_CLOSED:
+    case ADMISSION_CLOSED:
         a->error.retry_after = 2;
         return api_fail(&a->error, 503, "draining", NULL, "the server is shutting down");
     default:
@@ -533,7 +533,7 @@ static void account(answer *a) {
         names[reason]);
 }
 
-static void on_place(gate_entry *entry, gate_result result);
+static void on_place(admission_entry *entry, admission_result result);
 
 static answer *open_answer(call *c, answer_options *options, const answer_sink *sink) {
     answer *a = calloc(1, sizeof *a);
@@ -545,7 +545,7 @@ static answer *open_answer(call *c, answer_options *options, const answer_sink *
     a->sink = *sink;
     a->options = *options;
     a->usage.image_tokens = answer_image_tokens(options);
-    a->entry = (gate_entry){.client = c->client, .told = on_place};
+    a->entry = (admission_entry){.client = c->client, .told = on_place};
     a->begun = a->last_said = clock_seconds();
     a->id_channel = t ? kakeya_tokenizer_find(t, "<|channel>") : -1;
     a->id_channel_end = t ? kakeya_tokenizer_find(t, "<channel|>") : -1;
@@ -619,14 +619,14 @@ static bool go_on(answer *a) {
         if (take_session(a) && compute_checkpoints(a) && fork_choices(a)) generate(a);
         give_back(a);
         answer_memory_leave(a);
-        gate_leave(a->server->gate, a->entry.client);
+        admission_leave(a->server->admission, a->entry.client);
     }
     return finish(a);
 }
 
 static void go_on_later(void *user) { (void)go_on(user); }
 
-static void on_place(gate_entry *entry, gate_result result) {
+static void on_place(admission_entry *entry, admission_result result) {
     answer *a = (answer *)((char *)entry - offsetof(answer, entry));
     a->place = result;
     if (!a->held) {
@@ -640,9 +640,9 @@ static void on_place(gate_entry *entry, gate_result result) {
     pthread_mutex_unlock(&a->lock);
 }
 
-/* NULL: out of memory, which the sink has heard of. Otherwise GATE_WAITS: the answer is not to be touched unless it is
- * held. */
-static answer *begin(call *c, answer_options *options, const answer_sink *sink, bool held, gate_result *place) {
+/* NULL: out of memory, which the sink has heard of. Otherwise ADMISSION_WAITS: the answer is not to be touched unless
+ * it is held. */
+static answer *begin(call *c, answer_options *options, const answer_sink *sink, bool held, admission_result *place) {
     answer *a = open_answer(c, options, sink);
     if (!a) {
         stillborn s = {.sink = sink, .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
@@ -656,10 +656,10 @@ static answer *begin(call *c, answer_options *options, const answer_sink *sink, 
         return NULL;
     }
     *options = (answer_options){0};
-    a->held = held; /* nobody tells it anything before it has come to the gate */
+    a->held = held; /* nobody tells it anything before it has come to the admission */
     call_on_cancel(c, cancel, a);
     double most = c->server->settings->max_wait;
-    *place = GATE_CANCELLED;
+    *place = ADMISSION_CANCELLED;
     if (!answer_has_room(a->server, &a->options, &a->error)) return a;
     if (a->options.least_cached > 0) { /* told at once, also where there is no place */
         size_t cached = a->options.fresh
@@ -676,22 +676,22 @@ static answer *begin(call *c, answer_options *options, const answer_sink *sink, 
         return a;
     }
     if (!has_memory(a)) return a;
-    *place = gate_enter(a->server->gate, &a->entry, &a->cancelled);
-    if (*place != GATE_WAITS) a->place = *place;
+    *place = admission_enter(a->server->admission, &a->entry, &a->cancelled);
+    if (*place != ADMISSION_WAITS) a->place = *place;
     return a;
 }
 
 void answer_start(call *c, answer_options *options, const answer_sink *sink) {
-    gate_result place;
+    admission_result place;
     answer *a = begin(c, options, sink, false, &place);
-    if (a && place != GATE_WAITS) (void)go_on(a);
+    if (a && place != ADMISSION_WAITS) (void)go_on(a);
 }
 
 bool answer_run(call *c, answer_options *options, const answer_sink *sink) {
-    gate_result place;
+    admission_result place;
     answer *a = begin(c, options, sink, true, &place);
     if (!a) return false;
-    if (place == GATE_WAITS) {
+    if (place == ADMISSION_WAITS) {
         workers *pool = a->server->workers;
         workers_wait_begin(pool);
         pthread_mutex_lock(&a->lock);

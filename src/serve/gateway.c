@@ -26,14 +26,14 @@ void server_info_call(call *c) {
     text_format(&body,
                 ",\"version\":\"kakeya %s\",\"dp_size\":1,\"tp_size\":1,\"max_running_requests\":%zu,"
                 "\"max_total_num_tokens\":%zu,\"context_length\":%d}",
-                kakeya_version(), gate_room(s->gate), each ? room / each : 0, s->context);
+                kakeya_version(), admission_room(s->admission), each ? room / each : 0, s->context);
     call_reply_json(c, &body);
 }
 
 void get_load_call(call *c) {
     size_t running, waiting;
     text_buffer body = {0};
-    gate_counts(c->server->gate, &running, &waiting);
+    admission_counts(c->server->admission, &running, &waiting);
     text_format(&body, "[{\"dp_rank\":0,\"num_reqs\":%zu,\"num_waiting_reqs\":%zu,\"num_tokens\":%zu}]",
                 running + waiting, waiting, answers_tokens(c->server));
     call_reply_json(c, &body);

@@ -356,7 +356,7 @@ void metrics_call(call *c) {
     const metrics *m = &s->metrics;
     metrics_page page = {.model = s->settings->names[0], .names = s->settings->metrics_names};
     size_t running, waiting;
-    gate_counts(s->gate, &running, &waiting);
+    admission_counts(s->admission, &running, &waiting);
     metrics_one(&page, "requests_running", "num_requests_running", "gauge", "Answers that are being computed.",
                 (double)running);
     metrics_one(&page, "requests_waiting", "num_requests_waiting", "gauge", "Requests that wait for their turn.",

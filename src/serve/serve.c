@@ -86,10 +86,10 @@ kakeya_status serve_start(const serve_settings *settings, server_context **out, 
     memory_queue_listen(&s->memory, answers_ask_stalled, s);
     size_t running = (size_t)settings->engine.max_batch;
     size_t waiting = settings->max_queue ? (size_t)settings->max_queue : 4 * running < 64 ? 64 : 4 * running;
-    s->gate = gate_open(running, waiting);
+    s->admission = admission_open(running, waiting);
     s->responses = response_store_open(RESPONSE_STORE_ENTRIES, RESPONSE_STORE_BYTES, RESPONSE_STORE_SECONDS);
     kakeya_status status = auth_open(&settings->auth, &s->auth, error);
-    if (status == KAKEYA_OK && (!s->gate || !s->responses))
+    if (status == KAKEYA_OK && (!s->admission || !s->responses))
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "server: out of memory");
     if (status == KAKEYA_OK && !reasoning_seal_init(&s->seal))
         status = error_set(error, KAKEYA_IO, "the system has no random numbers");
@@ -140,7 +140,7 @@ void serve_drain(server_context *s) {
     life_stop(s->life);
     http_stop_listening(s->http);
     rpc_drain(s);
-    gate_close(s->gate);
+    admission_close(s->admission);
     const struct timespec moment = {.tv_nsec = 10000000};
     double until = clock_seconds() + s->settings->drain_seconds;
     while ((atomic_load(&s->calls) || rpc_is_running(s)) && clock_seconds() < until) nanosleep(&moment, NULL);
@@ -164,7 +164,7 @@ void serve_stop(server_context *s) {
     grammar_cache_close(s->grammars);
     kakeya_engine_close(s->engine);
     auth_close(s->auth);
-    gate_free(s->gate);
+    admission_free(s->admission);
     response_store_close(s->responses);
     memory_queue_destroy(&s->memory);
     pthread_mutex_destroy(&s->answers_lock);

@@ -8,8 +8,8 @@
 #include <stddef.h>
 
 #include "kakeya.h"
+#include "serve/admission.h"
 #include "serve/auth.h"
-#include "serve/gate.h"
 #include "serve/grammar_cache.h"
 #include "serve/http.h"
 #include "serve/memory_queue.h"
@@ -76,7 +76,7 @@ typedef struct server_context {
     int32_t stop_tokens[32]; /* the model's */
     size_t n_stop_tokens;
     kakeya_sampling sampling; /* where a request does not say */
-    gate *gate;
+    admission *admission;
     response_store *responses;
     grammar_cache *grammars;
     reasoning_seal seal;

@@ -75,13 +75,13 @@ void props_call(call *c) {
     const int state = atomic_load(&s->state);
     text_buffer out = {0};
     size_t running, waiting;
-    gate_counts(s->gate, &running, &waiting);
+    admission_counts(s->admission, &running, &waiting);
     text_format(&out, "{\"default_generation_settings\":{\"n_ctx\":%d,\"params\":{\"temperature\":", s->context);
     text_json_number(&out, (double)s->sampling.temperature);
     text_add(&out, ",\"top_p\":");
     text_json_number(&out, (double)s->sampling.top_p);
     text_format(&out, ",\"top_k\":%d,\"max_tokens\":%d}},\"total_slots\":%zu,\"model_path\":", s->sampling.top_k,
-                settings->max_tokens ? settings->max_tokens : -1, gate_room(s->gate));
+                settings->max_tokens ? settings->max_tokens : -1, admission_room(s->admission));
     text_json_string(&out, settings->names[0]);
     text_add(&out, ",\"chat_template\":");
     text_json_string(&out, model->chat_template ? model->chat_template : "");
@@ -104,7 +104,7 @@ void props_call(call *c) {
 }
 
 void slots_call(call *c) {
-    if (call_query_asks(c, "fail_on_no_slot") && gate_is_full(c->server->gate)) {
+    if (call_query_asks(c, "fail_on_no_slot") && admission_is_full(c->server->admission)) {
         api_error error = {.retry_after = 1};
         api_fail(&error, 503, "no_slot", NULL, "no slot is free, and no more requests can wait");
         call_fail(c, &error);

@@ -1,18 +1,18 @@
-#include "serve/gate.h"
+#include "serve/admission.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 
-struct gate {
+struct admission {
     pthread_mutex_t lock;
     size_t most_running, most_waiting, running, waiting;
     bool closed;
-    gate_entry *first, **end;    /* in the order of coming; nobody waits while there is a place */
-    unsigned long long *clients; /* of the running ones; most_running of them */
+    admission_entry *first, **end; /* in the order of coming; nobody waits while there is a place */
+    unsigned long long *clients;   /* of the running ones; most_running of them */
 };
 
-gate *gate_open(size_t most_running, size_t most_waiting) {
-    gate *g = calloc(1, sizeof *g);
+admission *admission_open(size_t most_running, size_t most_waiting) {
+    admission *g = calloc(1, sizeof *g);
     if (g) g->clients = calloc(most_running, sizeof *g->clients);
     if (!g || !g->clients) {
         free(g);
@@ -25,7 +25,7 @@ gate *gate_open(size_t most_running, size_t most_waiting) {
     return g;
 }
 
-void gate_free(gate *g) {
+void admission_free(admission *g) {
     if (!g) return;
     pthread_mutex_destroy(&g->lock);
     free(g->clients);
@@ -34,16 +34,16 @@ void gate_free(gate *g) {
 
 /* --------------------------------------------------------------------------------------------------- under the lock */
 
-static size_t running_of(const gate *g, unsigned long long client) {
+static size_t running_of(const admission *g, unsigned long long client) {
     size_t n = 0;
     for (size_t i = 0; i < g->running; i++) n += g->clients[i] == client;
     return n;
 }
 
-static gate_entry *next_entry(const gate *g) {
-    gate_entry *best = NULL;
+static admission_entry *next_entry(const admission *g) {
+    admission_entry *best = NULL;
     size_t least = 0;
-    for (gate_entry *w = g->first; w && !(best && least == 0); w = w->next) {
+    for (admission_entry *w = g->first; w && !(best && least == 0); w = w->next) {
         size_t n = running_of(g, w->client);
         if (best && n >= least) continue;
         best = w;
@@ -52,7 +52,7 @@ static gate_entry *next_entry(const gate *g) {
     return best;
 }
 
-static void append(gate *g, gate_entry *e) {
+static void append(admission *g, admission_entry *e) {
     e->next = NULL;
     e->waits = true;
     *g->end = e;
@@ -60,8 +60,8 @@ static void append(gate *g, gate_entry *e) {
     g->waiting++;
 }
 
-static void take_out(gate *g, gate_entry *e) {
-    gate_entry **at = &g->first;
+static void take_out(admission *g, admission_entry *e) {
+    admission_entry **at = &g->first;
     while (*at != e) at = &(*at)->next;
     *at = e->next;
     if (!e->next) g->end = at;
@@ -70,80 +70,80 @@ static void take_out(gate *g, gate_entry *e) {
 }
 
 /* A place that is free goes to the entry that is returned, which is to be told; NULL: nobody waits. */
-static gate_entry *pass_on(gate *g) {
-    gate_entry *next = g->closed ? NULL : next_entry(g);
+static admission_entry *pass_on(admission *g) {
+    admission_entry *next = g->closed ? NULL : next_entry(g);
     if (!next || g->running >= g->most_running) return NULL;
     take_out(g, next);
     g->clients[g->running++] = next->client;
     return next;
 }
 
-static bool refuses(const gate *g) { return g->running >= g->most_running && g->waiting >= g->most_waiting; }
+static bool refuses(const admission *g) { return g->running >= g->most_running && g->waiting >= g->most_waiting; }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
 
-gate_result gate_enter(gate *g, gate_entry *entry, const _Atomic bool *cancelled) {
-    gate_result result = GATE_WAITS;
+admission_result admission_enter(admission *g, admission_entry *entry, const _Atomic bool *cancelled) {
+    admission_result result = ADMISSION_WAITS;
     pthread_mutex_lock(&g->lock);
     if (g->closed) {
-        result = GATE_CLOSED;
+        result = ADMISSION_CLOSED;
     } else if (refuses(g)) {
-        result = GATE_FULL;
+        result = ADMISSION_FULL;
     } else if (atomic_load(cancelled)) {
-        result = GATE_CANCELLED;
+        result = ADMISSION_CANCELLED;
     } else {
         append(g, entry);
-        if (pass_on(g)) result = GATE_ENTERED; /* nobody waits while there is a place: it is this one */
+        if (pass_on(g)) result = ADMISSION_ENTERED; /* nobody waits while there is a place: it is this one */
     }
     pthread_mutex_unlock(&g->lock);
     return result;
 }
 
-void gate_leave(gate *g, unsigned long long client) {
+void admission_leave(admission *g, unsigned long long client) {
     pthread_mutex_lock(&g->lock);
     size_t i = 0;
     while (g->clients[i] != client) i++;
     g->clients[i] = g->clients[--g->running];
-    gate_entry *next = pass_on(g);
+    admission_entry *next = pass_on(g);
     pthread_mutex_unlock(&g->lock);
-    if (next) next->told(next, GATE_ENTERED);
+    if (next) next->told(next, ADMISSION_ENTERED);
 }
 
-void gate_cancel(gate *g, gate_entry *entry) {
+void admission_cancel(admission *g, admission_entry *entry) {
     pthread_mutex_lock(&g->lock);
     bool waits = entry->waits;
     if (waits) take_out(g, entry);
     pthread_mutex_unlock(&g->lock);
-    if (waits) entry->told(entry, GATE_CANCELLED);
+    if (waits) entry->told(entry, ADMISSION_CANCELLED);
 }
 
-void gate_close(gate *g) {
+void admission_close(admission *g) {
     pthread_mutex_lock(&g->lock);
     g->closed = true;
-    gate_entry *all = g->first;
-    for (gate_entry *e = all; e; e = e->next) e->waits = false;
+    admission_entry *all = g->first;
+    for (admission_entry *e = all; e; e = e->next) e->waits = false;
     g->first = NULL;
     g->end = &g->first;
     g->waiting = 0;
     pthread_mutex_unlock(&g->lock);
-    for (gate_entry *next; all; all = next) {
+    for (admission_entry *next; all; all = next) {
         next = all->next; /* the entry may be gone once it has been told */
-        all->told(all, GATE_CLOSED);
+        all->told(all, ADMISSION_CLOSED);
     }
 }
 
-void gate_counts(gate *g, size_t *running, size_t *waiting) {
+void admission_counts(admission *g, size_t *running, size_t *waiting) {
     pthread_mutex_lock(&g->lock);
     *running = g->running;
     *waiting = g->waiting;
     pthread_mutex_unlock(&g->lock);
 }
 
-bool gate_is_full(gate *g) {
+bool admission_is_full(admission *g) {
     pthread_mutex_lock(&g->lock);
     bool full = refuses(g);
     pthread_mutex_unlock(&g->lock);
     return full;
 }
 
-size_t gate_room(const gate *g) { return g->most_running; }
+size_t admission_room(const admission *g) { return g->most_running; }
