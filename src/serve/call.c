@@ -9,7 +9,7 @@
 #include "base/hash.h"
 #include "base/platform.h"
 #include "serve/call_images.h"
-#include "serve/life.h"
+#include "serve/lifecycle.h"
 
 void random_id(char out[RANDOM_ID_BYTES]) {
     static const char digits[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
@@ -85,7 +85,7 @@ static bool is_anthropic(const call *c) {
 }
 
 static void free_call(call *c) {
-    if (c->has_model) life_release(c->server->life);
+    if (c->has_model) lifecycle_release(c->server->lifecycle);
     if (c->begun) atomic_fetch_sub(&c->server->calls, 1);
     cJSON_Delete(c->body);
     call_images_free(c->images);
@@ -349,25 +349,25 @@ static bool is_serving(const call *c, api_error *error) {
 }
 
 static bool hold_model(call *c, api_error *error) {
-    life *model = c->server->life;
-    call_on_cancel(c, life_nudge, model);
-    bool held = life_hold(model, &c->gone, error);
+    lifecycle *model = c->server->lifecycle;
+    call_on_cancel(c, lifecycle_nudge, model);
+    bool held = lifecycle_hold(model, &c->gone, error);
     call_on_cancel(c, NULL, NULL);
     return held;
 }
 
 static void handle(void *user) {
     call *c = user;
-    life *model = c->route->flags & ROUTE_MODEL ? c->server->life : NULL;
+    lifecycle *model = c->route->flags & ROUTE_MODEL ? c->server->lifecycle : NULL;
     api_error error = {0};
     if (model && !hold_model(c, &error)) {
         call_fail(c, &error);
         return;
     }
-    if (model) life_hold_again(model); /* the call may end before this function does */
+    if (model) lifecycle_hold_again(model); /* the call may end before this function does */
     c->has_model = model != NULL;
     c->route->handle(c);
-    if (model) life_release(model);
+    if (model) lifecycle_release(model);
 }
 
 static void begin(call *c) {

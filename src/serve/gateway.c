@@ -1,7 +1,7 @@
 /* What SGLang's gateway asks a server: GET /model_info, /server_info and /get_load. tokenizer_path is left out: the
  * gateway would look for it on the Hugging Face Hub, and works without a tokenizer of its own. */
 #include "serve/answer.h"
-#include "serve/life.h"
+#include "serve/lifecycle.h"
 #include "serve/routes.h"
 
 void model_info_call(call *c) {
@@ -15,7 +15,7 @@ void model_info_call(call *c) {
 
 void server_info_call(call *c) {
     server_context *s = c->server;
-    const size_t each = s->model.kv_of_one.each_token, room = life_kv_room(s->life);
+    const size_t each = s->model.kv_of_one.each_token, room = lifecycle_kv_room(s->lifecycle);
     text_buffer body = {0};
     text_add(&body, "{\"model_id\":");
     text_json_string(&body, s->settings->names[0]);

@@ -7,7 +7,7 @@
 #include "base/platform.h"
 #include "serve/answer.h"
 #include "serve/kv_events.h"
-#include "serve/life.h"
+#include "serve/lifecycle.h"
 #include "serve/pressure.h"
 #include "serve/routes.h"
 
@@ -118,7 +118,7 @@ static void write_oddities(const metrics *m, metrics_page *p) {
 }
 
 static void write_images(server_context *s, metrics_page *p) {
-    const kakeya_image_counts c = life_image_counts(s->life);
+    const kakeya_image_counts c = lifecycle_image_counts(s->lifecycle);
     metrics_one(p, "images_computed_total", NULL, "counter", "Pictures of prompts that the tower computed.",
                 (double)c.computed);
     metrics_one(p, "image_rows_computed_total", NULL, "counter", "Rows that these became.", (double)c.computed_rows);
@@ -192,14 +192,14 @@ static void write_layers(server_context *s, metrics_page *p) {
         const int layers = kinds[i].kind == KAKEYA_MEMORY_KV_DRAFT ? facts->drafter_layers : facts->layers;
         for (int layer = 0; layer < layers; layer++) {
             char labels[64];
-            size_t bytes = life_layer_memory(s->life, kinds[i].kind, layer);
+            size_t bytes = lifecycle_layer_memory(s->lifecycle, kinds[i].kind, layer);
             snprintf(labels, sizeof labels, "kind=\"%s\",layer=\"%d\",", kinds[i].name, layer);
             if (bytes) metrics_sample(p, "", labels, (double)bytes);
         }
     }
     metrics_family(p, "memory_bytes", NULL, "gauge", "What is held beside K/V memory, as the allocator counts it.");
-    labelled(p, "kind", "weights", (double)life_memory(s->life, KAKEYA_MEMORY_WEIGHTS));
-    labelled(p, "kind", "workspace", (double)life_memory(s->life, KAKEYA_MEMORY_WORKSPACE));
+    labelled(p, "kind", "weights", (double)lifecycle_memory(s->lifecycle, KAKEYA_MEMORY_WEIGHTS));
+    labelled(p, "kind", "workspace", (double)lifecycle_memory(s->lifecycle, KAKEYA_MEMORY_WORKSPACE));
 }
 
 static void write_pressure(server_context *s, metrics_page *p) {
@@ -214,10 +214,10 @@ static void write_pressure(server_context *s, metrics_page *p) {
 }
 
 static void write_kv(server_context *s, metrics_page *p) {
-    double used = 0, room = (double)life_kv_room(s->life);
+    double used = 0, room = (double)lifecycle_kv_room(s->lifecycle);
     metrics_family(p, "kv_bytes", NULL, "gauge", "K/V memory of all sessions.");
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        double bytes = (double)life_memory(s->life, kinds[i].kind);
+        double bytes = (double)lifecycle_memory(s->lifecycle, kinds[i].kind);
         labelled(p, "kind", kinds[i].name, bytes);
         used += bytes;
     }
@@ -230,7 +230,7 @@ static void write_kv(server_context *s, metrics_page *p) {
     metrics_sample(p, "", geometry, 1);
     metrics_one(p, "kv_room_bytes", NULL, "gauge", "What the K/V memory may take; 0 while the model sleeps.", room);
     metrics_one(p, "spill_bytes", NULL, "gauge", "K/V in files, of answers and sessions that wait for memory.",
-                (double)life_spilled(s->life));
+                (double)lifecycle_spilled(s->lifecycle));
     metrics_one(p, "kv_used_ratio", "kv_cache_usage_perc", "gauge", "K/V memory by its room, 0 to 1.",
                 room > 0 ? used / room : 0);
     write_layers(s, p);
@@ -239,7 +239,7 @@ static void write_kv(server_context *s, metrics_page *p) {
 
 /* Of a server with --weights-limit. */
 static void write_weights(server_context *s, metrics_page *p) {
-    const kakeya_weights w = life_weights(s->life);
+    const kakeya_weights w = lifecycle_weights(s->lifecycle);
     if (!w.limit) return;
     metrics_one(p, "weights_limit_bytes", NULL, "gauge", "--weights-limit.", (double)w.limit);
     metrics_one(p, "weights_resident_bytes", NULL, "gauge", "Of it, what every token needs.", (double)w.resident);
@@ -324,7 +324,7 @@ static void write_process(server_context *s, metrics_page *p) {
     const http_counts http = http_count(s->http);
     const int state = atomic_load(&s->state);
     uint64_t wakes, failures;
-    life_counts(s->life, &wakes, &failures);
+    lifecycle_counts(s->lifecycle, &wakes, &failures);
     metrics_one(p, "sleeping", NULL, "gauge", "1 while the model is not in memory (--idle-unload).",
                 state == SERVER_SLEEPING || state == SERVER_WAKING);
     metrics_family(p, "wakes_total", NULL, "counter", "Loads after sleep, by whether they succeeded.");

@@ -2,7 +2,7 @@
 
 #include <stdio.h>
 
-#include "serve/life.h"
+#include "serve/lifecycle.h"
 
 const char *pressure_name(pressure_state state) {
     static const char *const names[] = {"ok", "warning", "refusing"};
@@ -14,9 +14,9 @@ static double used_ratio(server_context *s) {
     static const kakeya_memory_kind kinds[] = {KAKEYA_MEMORY_KV_FULL, KAKEYA_MEMORY_KV_SLIDING, KAKEYA_MEMORY_KV_LATENT,
                                                KAKEYA_MEMORY_KV_DRAFT};
     store_counts kept = {0};
-    double used = 0, room = (double)life_kv_room(s->life);
+    double used = 0, room = (double)lifecycle_kv_room(s->lifecycle);
     if (room <= 0) return 0;
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) used += (double)life_memory(s->life, kinds[i]);
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) used += (double)lifecycle_memory(s->lifecycle, kinds[i]);
     store_counts_get(s->store, &kept);
     used -= (double)kept.ram_bytes;
     return used > 0 ? used / room : 0;

@@ -47,12 +47,12 @@ static void write_log(const server_context *s, const grpc_finished *f) {
 
 static void wanted(void *user) {
     const server_context *s = user;
-    s->model_wanted(s->life);
+    s->model_wanted(s->lifecycle);
 }
 
 static void take_finished(void *user, const grpc_finished *finished) {
     server_context *s = user;
-    if (finished->used_model) s->model_used(s->life);
+    if (finished->used_model) s->model_used(s->lifecycle);
     metrics_add(&s->metrics.prompt_tokens, finished->prompt_tokens);
     metrics_add(&s->metrics.generation_tokens, finished->generated_tokens);
     metrics_add(&s->metrics.forwards, finished->verifier_forwards);

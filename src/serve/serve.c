@@ -11,7 +11,7 @@
 #include "base/platform.h"
 #include "serve/answer.h"
 #include "serve/kv_events.h"
-#include "serve/life.h"
+#include "serve/lifecycle.h"
 #include "serve/routes.h"
 #include "serve/rpc.h"
 
@@ -34,7 +34,7 @@ static void on_tick(void *user) {
     double now = clock_seconds();
     answers_tick(user, now);
     answers_expire(user, now);
-    life_tick(s->life, now);
+    lifecycle_tick(s->lifecycle, now);
 }
 
 static void refusal(int status, const char *why, char *out, size_t bytes) {
@@ -95,18 +95,18 @@ kakeya_status serve_start(const serve_settings *settings, server_context **out, 
         status = error_set(error, KAKEYA_IO, "the system has no random numbers");
     s->grammars = grammar_cache_open(GRAMMAR_CACHE_ENTRIES, GRAMMAR_CACHE_BYTES);
     if (status == KAKEYA_OK && !s->grammars) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "server: out of memory");
-    s->life = life_open(s);
-    s->model_wanted = life_wake;
-    s->model_used = life_touch;
+    s->lifecycle = lifecycle_open(s);
+    s->model_wanted = lifecycle_wake;
+    s->model_used = lifecycle_touch;
     s->model_failed = answers_fail;
-    if (status == KAKEYA_OK && !s->life) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "server: out of memory");
+    if (status == KAKEYA_OK && !s->lifecycle) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "server: out of memory");
     if (status == KAKEYA_OK) status = workers_open(running + SPARE_WORKERS, waiting, &s->workers, error);
     if (status == KAKEYA_OK) status = open_http(s, error);
     if (status == KAKEYA_OK) status = rpc_open(s, error);
     if (status == KAKEYA_OK && settings->kv_events) /* while the model is loaded, subscribers find the address */
         status = kv_events_open(settings->kv_events, settings->kv_events_topic, settings->kv_events_replay,
                                 &s->kv_events, error);
-    if (status == KAKEYA_OK) status = life_begin(s->life, error);
+    if (status == KAKEYA_OK) status = lifecycle_begin(s->lifecycle, error);
     if (status != KAKEYA_OK) {
         serve_stop(s);
         return status;
@@ -129,7 +129,7 @@ int serve_wait(server_context *s, const sigset_t *wanted, kakeya_error *error) {
     for (;;) {
         int number = platform_wait_signal(wanted, 100);
         if (number > 0) return number;
-        if (life_failed(s->life, error)) return 0;
+        if (lifecycle_failed(s->lifecycle, error)) return 0;
     }
 }
 
@@ -137,7 +137,7 @@ kakeya_status serve_reload_keys(server_context *s, kakeya_error *error) { return
 
 void serve_drain(server_context *s) {
     atomic_store(&s->state, SERVER_DRAINING);
-    life_stop(s->life);
+    lifecycle_stop(s->lifecycle);
     http_stop_listening(s->http);
     rpc_drain(s);
     admission_close(s->admission);
@@ -150,12 +150,12 @@ void serve_drain(server_context *s) {
 
 void serve_stop(server_context *s) {
     atomic_store(&s->state, SERVER_DRAINING);
-    life_stop(s->life);
-    life_join(s->life);
+    lifecycle_stop(s->lifecycle);
+    lifecycle_join(s->lifecycle);
     rpc_close(s);
     workers_close(s->workers);
     http_close(s->http);
-    life_close(s->life);
+    lifecycle_close(s->lifecycle);
     kv_blocks_clear(kv_events_blocks(s->kv_events), true);
     store_close(s->store, s->settings->save_seconds);
     kv_events_close(s->kv_events);

@@ -40,7 +40,7 @@ typedef struct server_model_facts {
 } server_model_facts;
 
 struct route;
-struct life;
+struct lifecycle;
 struct kv_events;
 
 typedef struct server_context {
@@ -51,19 +51,19 @@ typedef struct server_context {
     struct grpc_service *grpc; /* rpc.h; NULL: none */
     workers *workers;
     auth *auth;
-    _Atomic int state;    /* server_state */
-    _Atomic int pressure; /* pressure_state (pressure.h), as it was when somebody last asked */
-    struct life *life;    /* life.h */
-    /* For parts that life stands on, with `life`: a call waits for a model that was taken away; one that needs it has
-     * ended. Any thread. */
-    void (*model_wanted)(struct life *life), (*model_used)(struct life *life);
-    /* For life, on whose part answers stand: a computation has failed, and all of them end. Any thread. */
+    _Atomic int state;           /* server_state */
+    _Atomic int pressure;        /* pressure_state (pressure.h), as it was when somebody last asked */
+    struct lifecycle *lifecycle; /* lifecycle.h */
+    /* For parts that lifecycle stands on, with `lifecycle`: a call waits for a model that was taken away; one that
+     * needs it has ended. Any thread. */
+    void (*model_wanted)(struct lifecycle *lifecycle), (*model_used)(struct lifecycle *lifecycle);
+    /* For lifecycle, on whose part answers stand: a computation has failed, and all of them end. Any thread. */
     void (*model_failed)(struct server_context *server);
     _Atomic bool engine_failed; /* a forward has failed as a whole, and the engine has not been replaced */
     _Atomic unsigned progress;  /* of loading, in 1/1000 */
     double started;             /* clock_seconds */
     long long created;          /* Unix seconds */
-    /* Only for those who hold it (life_hold), and for calls of gRPC that it was given to. */
+    /* Only for those who hold it (lifecycle_hold), and for calls of gRPC that it was given to. */
     kakeya_engine *engine;
     /* Set before `loaded` becomes true, constant from then on. */
     _Atomic bool loaded;

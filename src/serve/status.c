@@ -1,7 +1,7 @@
 /* What the server says about itself: health, properties, slots. */
 #include "serve/answer.h"
 #include "serve/images.h"
-#include "serve/life.h"
+#include "serve/lifecycle.h"
 #include "serve/pressure.h"
 #include "serve/routes.h"
 
@@ -28,7 +28,7 @@ void health_call(call *c) {
     if (taken.state != PRESSURE_NONE)
         text_format(&body, ",\"memory\":\"%s\",\"memory_used_ratio\":%.3f", pressure_name(taken.state),
                     taken.used_ratio);
-    if (there && life_weights(s->life).failing) text_add(&body, ",\"weights\":\"unreadable\"");
+    if (there && lifecycle_weights(s->lifecycle).failing) text_add(&body, ",\"weights\":\"unreadable\"");
     if (!there || state == SERVER_WAKING)
         text_format(&body, ",\"progress\":%.3f", state == SERVER_DRAINING ? 1.0 : atomic_load(&s->progress) / 1000.0);
     if (well) {

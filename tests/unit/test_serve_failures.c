@@ -21,7 +21,7 @@
 
 #include "base/error.h"
 #include "scratch.h"
-#include "serve/life.h"
+#include "serve/lifecycle.h"
 #include "serve/serve.h"
 #include "serve/server.h"
 #include "session/engine.h"
@@ -80,7 +80,8 @@ static void hook(void) {
 
 static void wait_for_load(uint64_t wanted) {
     uint64_t loads = 0, failures = 0;
-    for (life_counts(server->life, &loads, &failures); loads < wanted; life_counts(server->life, &loads, &failures))
+    for (lifecycle_counts(server->lifecycle, &loads, &failures); loads < wanted;
+         lifecycle_counts(server->lifecycle, &loads, &failures))
         (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     while (atomic_load(&server->state) != SERVER_READY) sched_yield();
     assert_int_equal(loads, wanted);

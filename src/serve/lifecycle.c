@@ -1,4 +1,4 @@
-#include "serve/life.h"
+#include "serve/lifecycle.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -20,7 +20,7 @@
 
 enum { MAX_NAMED_SESSIONS = 256 };
 
-struct life {
+struct lifecycle {
     server_context *server;
     pthread_t thread;
     bool running;
@@ -158,7 +158,7 @@ static void open_directory(server_context *s) {
 }
 
 /* What failed may fail for good, as a device that is lost does: the model is given up and loaded again. */
-static void note_failure(life *l) {
+static void note_failure(lifecycle *l) {
     int ready = SERVER_READY;
     pthread_mutex_lock(&l->lock);
     if (l->awake && atomic_compare_exchange_strong(&l->server->state, &ready, SERVER_WAKING)) {
@@ -175,7 +175,7 @@ static void on_step(void *user, const kakeya_step *step) {
     metrics *m = &s->metrics;
     s->single_token = step->requests == 1 && step->answer_positions == 1;
     if (step->status != KAKEYA_OK) {
-        if (step->status == KAKEYA_BACKEND) note_failure(s->life);
+        if (step->status == KAKEYA_BACKEND) note_failure(s->lifecycle);
         return;
     }
     if (step->prompt_positions) metrics_tokens(&m->iteration_prompt, step->prompt_positions);
@@ -204,7 +204,7 @@ static kakeya_status open_engine(server_context *s, kakeya_engine **out, kakeya_
     return kakeya_engine_open(&options, out, error);
 }
 
-static kakeya_status load(life *l, kakeya_error *error) {
+static kakeya_status load(lifecycle *l, kakeya_error *error) {
     server_context *s = l->server;
     open_directory(s);
     kakeya_status status = open_engine(s, &s->engine, error);
@@ -241,7 +241,7 @@ static size_t allocated(const kakeya_engine *engine) {
 }
 
 /* The model stays, or has come. False: the server has ended meanwhile. */
-static bool become_ready(life *l, int from) {
+static bool become_ready(lifecycle *l, int from) {
     pthread_mutex_lock(&l->lock);
     l->used = clock_seconds();
     bool ready = l->awake = atomic_compare_exchange_strong(&l->server->state, &from, SERVER_READY);
@@ -251,7 +251,7 @@ static bool become_ready(life *l, int from) {
 }
 
 /* No session is open any more. */
-static void close_engine(life *l) {
+static void close_engine(lifecycle *l) {
     server_context *s = l->server;
     pthread_mutex_lock(&l->engine_lock);
     kakeya_engine *engine = s->engine;
@@ -264,7 +264,7 @@ static void close_engine(life *l) {
 #endif
 }
 
-static void fall_asleep(life *l) {
+static void fall_asleep(lifecycle *l) {
     server_context *s = l->server;
     kakeya_error why = {0};
     if (!rpc_rest(s, false)) { /* a call is under way */
@@ -286,7 +286,7 @@ static void fall_asleep(life *l) {
 }
 
 /* Those who wait hear of it. */
-static void tell_failure(life *l, const kakeya_error *why) {
+static void tell_failure(lifecycle *l, const kakeya_error *why) {
     rpc_wake_failed(l->server, why->message);
     pthread_mutex_lock(&l->lock);
     l->failures++;
@@ -297,7 +297,7 @@ static void tell_failure(life *l, const kakeya_error *why) {
 }
 
 /* Who asks next tries again. */
-static void stay_asleep(life *l, const kakeya_error *why) {
+static void stay_asleep(lifecycle *l, const kakeya_error *why) {
     int waking = SERVER_WAKING;
     if (!atomic_compare_exchange_strong(&l->server->state, &waking, SERVER_SLEEPING)) return; /* it drains */
     fprintf(stderr, "kakeya serve: the model cannot be loaded again: %s\n", why->message);
@@ -305,7 +305,7 @@ static void stay_asleep(life *l, const kakeya_error *why) {
 }
 
 /* While the state is WAKING. */
-static kakeya_status load_again(life *l, kakeya_error *why) {
+static kakeya_status load_again(lifecycle *l, kakeya_error *why) {
     server_context *s = l->server;
     double since = clock_seconds();
     kakeya_engine *engine = NULL;
@@ -329,7 +329,7 @@ static kakeya_status load_again(life *l, kakeya_error *why) {
     return KAKEYA_OK;
 }
 
-static void wake_up(life *l) {
+static void wake_up(lifecycle *l) {
     int sleeping = SERVER_SLEEPING;
     kakeya_error why = {0};
     atomic_store(&l->server->progress, 0);
@@ -340,7 +340,7 @@ static void wake_up(life *l) {
 /* ---------------------------------------------------------------------------------------------------------- failure */
 
 /* Whoever uses the model is told that it has failed. False: the server ends meanwhile, which waits for them itself. */
-static bool wait_for_holders(life *l) {
+static bool wait_for_holders(lifecycle *l) {
     enum { AGAIN_MS = 20 }; /* who has just come is told then */
     for (;;) {
         l->server->model_failed(l->server);
@@ -355,7 +355,7 @@ static bool wait_for_holders(life *l) {
 
 /* A forward has failed as a whole. Nothing that is in memory of the engine is believed any more; files are. Where the
  * model cannot be loaded again, the server ends: whoever started it knows what to do. */
-static void mend(life *l) {
+static void mend(lifecycle *l) {
     server_context *s = l->server;
     fprintf(stderr, "kakeya serve: the computation has failed; the model is loaded again\n");
     if (!wait_for_holders(l)) return;
@@ -374,7 +374,7 @@ static void mend(life *l) {
 
 /* The thread: what to do next is said by calls and by the tick. */
 static void *live(void *user) {
-    life *l = user;
+    lifecycle *l = user;
     kakeya_error error = {0};
     bool good = load(l, &error) == KAKEYA_OK;
     pthread_mutex_lock(&l->lock);
@@ -403,8 +403,8 @@ static void *live(void *user) {
 
 /* ------------------------------------------------------------------------------------------------------------ calls */
 
-void life_nudge(void *user) {
-    life *l = user;
+void lifecycle_nudge(void *user) {
+    lifecycle *l = user;
     pthread_mutex_lock(&l->lock);
     pthread_cond_broadcast(&l->changed);
     pthread_mutex_unlock(&l->lock);
@@ -412,7 +412,7 @@ void life_nudge(void *user) {
 
 /* With the lock, which it gives up meanwhile: until the model is there, it cannot be loaded, the client has left, or
  * `end` has come. False: *error. */
-static bool wait_for_model(life *l, const _Atomic bool *gone, double end, api_error *error) {
+static bool wait_for_model(lifecycle *l, const _Atomic bool *gone, double end, api_error *error) {
     const uint64_t failures = l->failures;
     l->wake = true;
     pthread_cond_broadcast(&l->changed);
@@ -429,7 +429,7 @@ static bool wait_for_model(life *l, const _Atomic bool *gone, double end, api_er
                     atomic_load(&l->server->progress) / 10, l->server->settings->wake_wait_seconds);
 }
 
-bool life_hold(life *l, const _Atomic bool *gone, api_error *error) {
+bool lifecycle_hold(lifecycle *l, const _Atomic bool *gone, api_error *error) {
     pthread_mutex_lock(&l->lock);
     bool awake = l->awake || wait_for_model(l, gone, clock_seconds() + l->server->settings->wake_wait_seconds, error);
     l->holders += awake;
@@ -437,33 +437,33 @@ bool life_hold(life *l, const _Atomic bool *gone, api_error *error) {
     return awake;
 }
 
-void life_hold_again(life *l) {
+void lifecycle_hold_again(lifecycle *l) {
     pthread_mutex_lock(&l->lock);
     l->holders++;
     pthread_mutex_unlock(&l->lock);
 }
 
-void life_release(life *l) {
+void lifecycle_release(lifecycle *l) {
     pthread_mutex_lock(&l->lock);
     l->holders--;
     l->used = clock_seconds();
     pthread_mutex_unlock(&l->lock);
 }
 
-void life_wake(life *l) {
+void lifecycle_wake(lifecycle *l) {
     pthread_mutex_lock(&l->lock);
     l->wake = true;
     pthread_cond_broadcast(&l->changed);
     pthread_mutex_unlock(&l->lock);
 }
 
-void life_touch(life *l) {
+void lifecycle_touch(lifecycle *l) {
     pthread_mutex_lock(&l->lock);
     l->used = clock_seconds();
     pthread_mutex_unlock(&l->lock);
 }
 
-void life_tick(life *l, double now) {
+void lifecycle_tick(lifecycle *l, double now) {
     double most = l->server->settings->idle_unload_seconds;
     int ready = SERVER_READY;
     if (most <= 0) return;
@@ -478,7 +478,7 @@ void life_tick(life *l, double now) {
     pthread_mutex_unlock(&l->lock);
 }
 
-size_t life_layer_memory(life *l, kakeya_memory_kind kind, int layer) {
+size_t lifecycle_layer_memory(lifecycle *l, kakeya_memory_kind kind, int layer) {
     const server_context *s = l->server;
     pthread_mutex_lock(&l->engine_lock);
     size_t bytes = s->engine ? kakeya_engine_layer_memory(s->engine, kind, layer) : 0;
@@ -486,7 +486,7 @@ size_t life_layer_memory(life *l, kakeya_memory_kind kind, int layer) {
     return bytes;
 }
 
-size_t life_memory(life *l, kakeya_memory_kind kind) {
+size_t lifecycle_memory(lifecycle *l, kakeya_memory_kind kind) {
     const server_context *s = l->server;
     pthread_mutex_lock(&l->engine_lock);
     size_t bytes = s->engine ? kakeya_engine_memory(s->engine, kind) : 0;
@@ -494,7 +494,7 @@ size_t life_memory(life *l, kakeya_memory_kind kind) {
     return bytes;
 }
 
-size_t life_spilled(life *l) {
+size_t lifecycle_spilled(lifecycle *l) {
     const server_context *s = l->server;
     pthread_mutex_lock(&l->engine_lock);
     size_t bytes = s->engine ? kakeya_engine_spilled_bytes(s->engine) : 0;
@@ -502,7 +502,7 @@ size_t life_spilled(life *l) {
     return bytes;
 }
 
-kakeya_weights life_weights(life *l) {
+kakeya_weights lifecycle_weights(lifecycle *l) {
     const server_context *s = l->server;
     kakeya_weights weights = {.size = sizeof weights};
     pthread_mutex_lock(&l->engine_lock);
@@ -511,7 +511,7 @@ kakeya_weights life_weights(life *l) {
     return weights;
 }
 
-size_t life_kv_room(life *l) {
+size_t lifecycle_kv_room(lifecycle *l) {
     const server_context *s = l->server;
     pthread_mutex_lock(&l->engine_lock);
     size_t bytes = s->engine ? kakeya_engine_kv_room(s->engine) : 0;
@@ -519,7 +519,7 @@ size_t life_kv_room(life *l) {
     return bytes;
 }
 
-void life_counts(life *l, uint64_t *wakes, uint64_t *failures) {
+void lifecycle_counts(lifecycle *l, uint64_t *wakes, uint64_t *failures) {
     pthread_mutex_lock(&l->lock);
     *wakes = l->wakes;
     *failures = l->failures;
@@ -528,7 +528,7 @@ void life_counts(life *l, uint64_t *wakes, uint64_t *failures) {
 
 /* ------------------------------------------------------------------------------------------------------ open, close */
 
-bool life_failed(life *l, kakeya_error *error) {
+bool lifecycle_failed(lifecycle *l, kakeya_error *error) {
     pthread_mutex_lock(&l->lock);
     bool failed = l->load_failed;
     if (failed) *error = l->failure;
@@ -536,8 +536,8 @@ bool life_failed(life *l, kakeya_error *error) {
     return failed;
 }
 
-life *life_open(server_context *server) {
-    life *l = calloc(1, sizeof *l);
+lifecycle *lifecycle_open(server_context *server) {
+    lifecycle *l = calloc(1, sizeof *l);
     if (!l) return NULL;
     l->server = server;
     pthread_mutex_init(&l->lock, NULL);
@@ -546,12 +546,12 @@ life *life_open(server_context *server) {
     return l;
 }
 
-kakeya_status life_begin(life *l, kakeya_error *error) {
+kakeya_status lifecycle_begin(lifecycle *l, kakeya_error *error) {
     l->running = platform_thread_create(&l->thread, live, l) == 0;
     return l->running ? KAKEYA_OK : error_set(error, KAKEYA_IO, "no thread could be started");
 }
 
-void life_stop(life *l) {
+void lifecycle_stop(lifecycle *l) {
     if (!l) return;
     pthread_mutex_lock(&l->lock);
     l->stopping = true;
@@ -559,12 +559,12 @@ void life_stop(life *l) {
     pthread_mutex_unlock(&l->lock);
 }
 
-void life_join(life *l) {
+void lifecycle_join(lifecycle *l) {
     if (l && l->running) pthread_join(l->thread, NULL);
     if (l) l->running = false;
 }
 
-void life_close(life *l) {
+void lifecycle_close(lifecycle *l) {
     if (!l) return;
     pthread_cond_destroy(&l->changed);
     pthread_mutex_destroy(&l->engine_lock);
@@ -572,7 +572,7 @@ void life_close(life *l) {
     free(l);
 }
 
-kakeya_image_counts life_image_counts(life *l) {
+kakeya_image_counts lifecycle_image_counts(lifecycle *l) {
     const server_context *s = l->server;
     kakeya_image_counts counts = {.size = sizeof counts};
     pthread_mutex_lock(&l->engine_lock);
