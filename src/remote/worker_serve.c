@@ -14,10 +14,10 @@
 
 #include "base/clock.h"
 #include "base/files.h"
+#include "remote/first_seen.h"
 #include "remote/folders.h"
 #include "remote/gate_check.h"
 #include "remote/keys.h"
-#include "remote/sightings.h"
 #include "remote/worker_private.h"
 
 enum {
@@ -31,7 +31,7 @@ static const double seconds_for_the_lock = 2;
 
 typedef struct round {
     worker w;
-    sightings *seen;
+    first_seen *seen;
     char *own_program;
     double refusals, refusals_at; /* what may still be refused, and when that was counted */
     bool was_reached;             /* the bus, at the last look */
@@ -134,8 +134,8 @@ static kakeya_status claim_and_run(round *r, incoming *in, const char *expected,
 /* 1, 2, 4 ... polls, at most an hour. */
 static void put_off(round *r, const char *oid) {
     double seconds = r->w.options->poll_seconds;
-    for (int i = sightings_times(r->seen, oid); i > 0 && seconds < longest_wait; i--) seconds *= 2;
-    sightings_put_off(r->seen, oid, seconds < longest_wait ? seconds : longest_wait);
+    for (int i = first_seen_times(r->seen, oid); i > 0 && seconds < longest_wait; i--) seconds *= 2;
+    first_seen_put_off(r->seen, oid, seconds < longest_wait ? seconds : longest_wait);
 }
 
 /* What to do with a request that is not to be run, or not yet. */
@@ -145,7 +145,7 @@ static kakeya_status refuse(round *r, incoming *in, const bus_ref *ref, const ch
     const char *oid = ref->oid[BUS_REQUEST];
     if (judged == VERDICT_SILENT) {
         worker_event(w, in->nonce, "no answer: %s", why->message);
-        sightings_put_off(r->seen, oid, longest_wait);
+        first_seen_put_off(r->seen, oid, longest_wait);
         return KAKEYA_OK;
     }
     if (judged == VERDICT_UNCLEAR) {
@@ -155,18 +155,18 @@ static kakeya_status refuse(round *r, incoming *in, const bus_ref *ref, const ch
     }
     if (judged == VERDICT_CANCEL) return answer(r, in, expected, "cancelled", why->message, error);
     if (judged == VERDICT_REFUSE_LATER) {
-        double left = r->w.config.limits.reject_after_seconds - sightings_seconds(r->seen, oid);
+        double left = r->w.config.limits.reject_after_seconds - first_seen_seconds(r->seen, oid);
         if (left > 0) {
-            if (!sightings_times(r->seen, oid))
+            if (!first_seen_times(r->seen, oid))
                 worker_event(w, in->nonce, "left to others for %.0f s: %s", left, why->message);
-            sightings_put_off(r->seen, oid, left < w->options->poll_seconds ? left : w->options->poll_seconds);
+            first_seen_put_off(r->seen, oid, left < w->options->poll_seconds ? left : w->options->poll_seconds);
             return KAKEYA_OK;
         }
     }
     if (!*in->principal && !may_refuse(r)) {
-        if (!sightings_times(r->seen, oid))
+        if (!first_seen_times(r->seen, oid))
             worker_event(w, in->nonce, "no answer, there were too many like it: %s", why->message);
-        sightings_put_off(r->seen, oid, seconds_for_a_refusal);
+        first_seen_put_off(r->seen, oid, seconds_for_a_refusal);
         return KAKEYA_OK;
     }
     return answer(r, in, expected, "rejected", why->message, error);
@@ -181,7 +181,7 @@ static bool is_free(round *r, const bus_ref *ref, int *attempt) {
     if (!*there) return true;
     worker_own_claim(&r->w, ref->nonce, own);
     if (strcmp(own, there) == 0) return true; /* made before this worker died */
-    if (sightings_seconds(r->seen, there) < r->w.config.limits.lease_seconds) return false;
+    if (first_seen_seconds(r->seen, there) < r->w.config.limits.lease_seconds) return false;
     *attempt = attempts_of(r, ref->nonce) + 1;
     worker_event(&r->w, ref->nonce, "its worker has given no sign of life for %d s", r->w.config.limits.lease_seconds);
     return true;
@@ -192,13 +192,13 @@ static kakeya_status handle(round *r, const bus_ref *ref, int *fetched, bool *wo
     worker *w = &r->w;
     int attempt;
     const char *oid = ref->oid[BUS_REQUEST];
-    if (sightings_is_put_off(r->seen, oid) || !is_free(r, ref, &attempt)) return KAKEYA_OK;
+    if (first_seen_is_put_off(r->seen, oid) || !is_free(r, ref, &attempt)) return KAKEYA_OK;
     incoming in = {.nonce = ref->nonce};
     ++*fetched;
     kakeya_error why = {0};
     if (bus_fetch(w->bus, BUS_REQUEST, ref->nonce, worker_request_rules, worker_request_rules_n, &in.tree, &why) !=
         KAKEYA_OK) {
-        if (!sightings_times(r->seen, oid)) worker_event(w, ref->nonce, "cannot be read: %s", why.message);
+        if (!first_seen_times(r->seen, oid)) worker_event(w, ref->nonce, "cannot be read: %s", why.message);
         put_off(r, oid);
         return KAKEYA_OK;
     }
@@ -274,13 +274,13 @@ static kakeya_status look(round *r, bool *worked, kakeya_error *error) {
     for (size_t i = 0; status == KAKEYA_OK && i < n && fetched < MOST_NEW_A_ROUND && !*worked; i++) {
         if (worker_stopped(w)) break;
         for (int kind = 0; kind < BUS_KINDS; kind++)
-            if (*refs[i].oid[kind]) sightings_seconds(r->seen, refs[i].oid[kind]);
+            if (*refs[i].oid[kind]) first_seen_seconds(r->seen, refs[i].oid[kind]);
         if (!*refs[i].oid[BUS_REQUEST] || *refs[i].oid[BUS_RESULT] || worker_has_result(w, refs[i].nonce)) continue;
         status = handle(r, &refs[i], &fetched, worked, error);
     }
     /* What was read is put off or answered: behind it there may be more. */
     if (fetched == MOST_NEW_A_ROUND) *worked = true;
-    if (status == KAKEYA_OK) status = sightings_keep(r->seen, refs, n, error);
+    if (status == KAKEYA_OK) status = first_seen_keep(r->seen, refs, n, error);
     free(refs);
     return status;
 }
@@ -344,7 +344,7 @@ kakeya_status worker_serve(const worker_options *options, kakeya_error *error) {
         status = w->runs && log ? folder_make(w->runs, error) : error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
     }
     if (status == KAKEYA_OK) status = served_open(log, &w->served, error);
-    if (status == KAKEYA_OK) status = sightings_open(w->config.state, &r.seen, error);
+    if (status == KAKEYA_OK) status = first_seen_open(w->config.state, &r.seen, error);
     if (status == KAKEYA_OK)
         status =
             bus_open(w->config.state, w->config.bus, w->config.limits.bus_seconds, options->stopped, &w->bus, error);
@@ -353,7 +353,7 @@ kakeya_status worker_serve(const worker_options *options, kakeya_error *error) {
         status = rounds(&r, error);
     }
     bus_close(w->bus);
-    sightings_close(r.seen);
+    first_seen_close(r.seen);
     served_close(w->served);
     if (lock >= 0) close(lock);
     free(log);

@@ -11,11 +11,11 @@
 #include <cmocka.h>
 
 #include "remote/documents.h"
+#include "remote/first_seen.h"
 #include "remote/folders.h"
 #include "remote/install.h"
 #include "remote/runner.h"
 #include "remote/served.h"
-#include "remote/sightings.h"
 #include "scratch.h"
 
 static kakeya_error error;
@@ -207,31 +207,31 @@ static void test_served(void **state) {
     }
 }
 
-static void test_sightings(void **state) {
+static void test_first_seen(void **state) {
     (void)state;
-    const char *folder = scratch_folder("sightings");
+    const char *folder = scratch_folder("first_seen");
     static const char a[] = "1111111111111111111111111111111111111111",
                       b[] = "2222222222222222222222222222222222222222";
     char text[200];
     snprintf(text, sizeof text, "%s %lld\n%s 99999999999\nrubbish\n", a, (long long)time(NULL) - 100, b);
-    scratch_text("sightings/seen", text);
-    sightings *s;
-    assert_ok(sightings_open(folder, &s, &error));
-    double seconds = sightings_seconds(s, a);
+    scratch_text("first_seen/seen", text);
+    first_seen *s;
+    assert_ok(first_seen_open(folder, &s, &error));
+    double seconds = first_seen_seconds(s, a);
     assert_true(seconds >= 99 && seconds < 1000);
-    assert_true(sightings_seconds(s, b) < 99); /* from the future: seen now */
-    assert_false(sightings_is_put_off(s, a));
-    sightings_put_off(s, a, 1000);
-    assert_true(sightings_is_put_off(s, a));
-    assert_int_equal(sightings_times(s, a), 1);
+    assert_true(first_seen_seconds(s, b) < 99); /* from the future: seen now */
+    assert_false(first_seen_is_put_off(s, a));
+    first_seen_put_off(s, a, 1000);
+    assert_true(first_seen_is_put_off(s, a));
+    assert_int_equal(first_seen_times(s, a), 1);
     bus_ref ref = {.nonce = "20261121T203012Z-00000001"};
     memcpy(ref.oid[BUS_CLAIM], a, sizeof a);
-    assert_ok(sightings_keep(s, &ref, 1, &error));
-    sightings_close(s);
-    assert_ok(sightings_open(folder, &s, &error));
-    assert_true(sightings_seconds(s, a) >= 99);
-    assert_true(sightings_seconds(s, b) < 1);
-    sightings_close(s);
+    assert_ok(first_seen_keep(s, &ref, 1, &error));
+    first_seen_close(s);
+    assert_ok(first_seen_open(folder, &s, &error));
+    assert_true(first_seen_seconds(s, a) >= 99);
+    assert_true(first_seen_seconds(s, b) < 1);
+    first_seen_close(s);
 }
 
 /* ------------------------------------------------------------------------------------------------------- documents */
@@ -350,7 +350,7 @@ static void test_folders(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_run_ends),      cmocka_unit_test(test_time),   cmocka_unit_test(test_logs),
-        cmocka_unit_test(test_one_at_a_time), cmocka_unit_test(test_served), cmocka_unit_test(test_sightings),
+        cmocka_unit_test(test_one_at_a_time), cmocka_unit_test(test_served), cmocka_unit_test(test_first_seen),
         cmocka_unit_test(test_documents),     cmocka_unit_test(test_units),  cmocka_unit_test(test_folders),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);

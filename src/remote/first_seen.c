@@ -1,4 +1,4 @@
-#include "remote/sightings.h"
+#include "remote/first_seen.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,14 +19,14 @@ typedef struct sighting {
     bool kept;
 } sighting;
 
-struct sightings {
+struct first_seen {
     char *folder;
     sighting *item; /* ascending oids */
     size_t n, allocated;
     bool changed;
 };
 
-static size_t place(const sightings *s, const char *oid) {
+static size_t place(const first_seen *s, const char *oid) {
     size_t low = 0, high = s->n;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
@@ -39,7 +39,7 @@ static size_t place(const sightings *s, const char *oid) {
 }
 
 /* NULL when out of memory, or where it is not there and `first` is below zero. */
-static sighting *find(sightings *s, const char *oid, double first) {
+static sighting *find(first_seen *s, const char *oid, double first) {
     size_t at = place(s, oid);
     if (at < s->n && strcmp(s->item[at].oid, oid) == 0) return &s->item[at];
     if (first < 0) return NULL;
@@ -67,8 +67,8 @@ static double today(void) {
 
 /* Lines "OID SECONDS-SINCE-1970". The clock of the calendar may have been set meanwhile: what lies in the future is
  * now. */
-kakeya_status sightings_open(const char *folder, sightings **out, kakeya_error *error) {
-    sightings *s = calloc(1, sizeof *s);
+kakeya_status first_seen_open(const char *folder, first_seen **out, kakeya_error *error) {
+    first_seen *s = calloc(1, sizeof *s);
     *out = s;
     if (!s || !(s->folder = strdup(folder))) {
         free(s);
@@ -93,20 +93,20 @@ kakeya_status sightings_open(const char *folder, sightings **out, kakeya_error *
     return KAKEYA_OK;
 }
 
-void sightings_close(sightings *s) {
+void first_seen_close(first_seen *s) {
     if (!s) return;
     free(s->folder);
     free(s->item);
     free(s);
 }
 
-double sightings_seconds(sightings *s, const char *oid) {
+double first_seen_seconds(first_seen *s, const char *oid) {
     double now = clock_seconds();
     const sighting *item = find(s, oid, now);
     return item ? now - item->first : 0;
 }
 
-void sightings_put_off(sightings *s, const char *oid, double seconds) {
+void first_seen_put_off(first_seen *s, const char *oid, double seconds) {
     double now = clock_seconds();
     sighting *item = find(s, oid, now);
     if (!item) return;
@@ -114,17 +114,17 @@ void sightings_put_off(sightings *s, const char *oid, double seconds) {
     item->put_off++;
 }
 
-bool sightings_is_put_off(sightings *s, const char *oid) {
+bool first_seen_is_put_off(first_seen *s, const char *oid) {
     const sighting *item = find(s, oid, -1);
     return item && clock_seconds() < item->next;
 }
 
-int sightings_times(sightings *s, const char *oid) {
+int first_seen_times(first_seen *s, const char *oid) {
     const sighting *item = find(s, oid, -1);
     return item ? item->put_off : 0;
 }
 
-kakeya_status sightings_keep(sightings *s, const bus_ref *refs, size_t n, kakeya_error *error) {
+kakeya_status first_seen_keep(first_seen *s, const bus_ref *refs, size_t n, kakeya_error *error) {
     for (size_t i = 0; i < n; i++) {
         for (int kind = 0; kind < BUS_KINDS; kind++) {
             sighting *item = *refs[i].oid[kind] ? find(s, refs[i].oid[kind], -1) : NULL;
