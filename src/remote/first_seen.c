@@ -12,16 +12,16 @@
 static const char file_name[] = "seen";
 enum { MAX_SEEN_BYTES = 16 << 20 };
 
-typedef struct sighting {
+typedef struct seen_commit {
     char oid[BUS_OID];
     double first, next; /* by clock_seconds */
     int put_off;
     bool kept;
-} sighting;
+} seen_commit;
 
 struct first_seen {
     char *folder;
-    sighting *item; /* ascending oids */
+    seen_commit *item; /* ascending oids */
     size_t n, allocated;
     bool changed;
 };
@@ -39,20 +39,20 @@ static size_t place(const first_seen *s, const char *oid) {
 }
 
 /* NULL when out of memory, or where it is not there and `first` is below zero. */
-static sighting *find(first_seen *s, const char *oid, double first) {
+static seen_commit *find(first_seen *s, const char *oid, double first) {
     size_t at = place(s, oid);
     if (at < s->n && strcmp(s->item[at].oid, oid) == 0) return &s->item[at];
     if (first < 0) return NULL;
     if (s->n == s->allocated) {
         size_t more = s->allocated ? 2 * s->allocated : 64;
-        sighting *grown = realloc(s->item, more * sizeof *grown);
+        seen_commit *grown = realloc(s->item, more * sizeof *grown);
         if (!grown) return NULL;
         s->item = grown;
         s->allocated = more;
     }
     memmove(&s->item[at + 1], &s->item[at], (s->n - at) * sizeof *s->item);
     s->n++;
-    s->item[at] = (sighting){.first = first};
+    s->item[at] = (seen_commit){.first = first};
     snprintf(s->item[at].oid, BUS_OID, "%s", oid);
     s->changed = true;
     return &s->item[at];
@@ -102,32 +102,32 @@ void first_seen_close(first_seen *s) {
 
 double first_seen_seconds(first_seen *s, const char *oid) {
     double now = clock_seconds();
-    const sighting *item = find(s, oid, now);
+    const seen_commit *item = find(s, oid, now);
     return item ? now - item->first : 0;
 }
 
 void first_seen_put_off(first_seen *s, const char *oid, double seconds) {
     double now = clock_seconds();
-    sighting *item = find(s, oid, now);
+    seen_commit *item = find(s, oid, now);
     if (!item) return;
     item->next = now + seconds;
     item->put_off++;
 }
 
 bool first_seen_is_put_off(first_seen *s, const char *oid) {
-    const sighting *item = find(s, oid, -1);
+    const seen_commit *item = find(s, oid, -1);
     return item && clock_seconds() < item->next;
 }
 
 int first_seen_times(first_seen *s, const char *oid) {
-    const sighting *item = find(s, oid, -1);
+    const seen_commit *item = find(s, oid, -1);
     return item ? item->put_off : 0;
 }
 
 kakeya_status first_seen_keep(first_seen *s, const bus_ref *refs, size_t n, kakeya_error *error) {
     for (size_t i = 0; i < n; i++) {
         for (int kind = 0; kind < BUS_KINDS; kind++) {
-            sighting *item = *refs[i].oid[kind] ? find(s, refs[i].oid[kind], -1) : NULL;
+            seen_commit *item = *refs[i].oid[kind] ? find(s, refs[i].oid[kind], -1) : NULL;
             if (item) item->kept = true;
         }
     }
