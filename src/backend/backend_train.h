@@ -128,8 +128,8 @@ typedef struct backend_learner backend_learner;
 
 /* --- sums of the closed form on a device ----------------------------------------------------------------------------
  *
- * train/fit.h says what is summed. Sums and the matrix that is solved stay where they are made: for a large model they
- * are tens of gigabytes. */
+ * train/closed_form.h says what is summed. Sums and the matrix that is solved stay where they are made: for a large
+ * model they are tens of gigabytes. */
 
 enum { MOMENTS_MAX_OFFSETS = 32 };
 

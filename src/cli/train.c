@@ -39,7 +39,7 @@ static const char state_name[] = "training.state", held_name[] = "held_out.json"
 
 /* Closed forms; held-out text says which is better. */
 enum { FORM_PLAIN, FORM_TEMPERED, FORMS };
-static const fit_form forms[FORMS] = {[FORM_TEMPERED] = {.by_input = true, .temper = 0.5}};
+static const closed_form_form forms[FORMS] = {[FORM_TEMPERED] = {.by_input = true, .temper = 0.5}};
 static const char *const form_names[FORMS] = {[FORM_PLAIN] = "plain", [FORM_TEMPERED] = "tempered"};
 
 typedef struct train_command {
@@ -62,10 +62,10 @@ typedef struct train_command {
     trainer *trainer;       /* NULL: an f_theta that is there is distilled */
     train_answers *answers; /* NULL: the data are trained on as they are */
     trainer_options options;
-    fit_weights solved[FORMS]; /* the closed forms, until one is chosen */
-    bool free_rank;            /* none was given: held-out text chooses */
-    size_t scalar_bytes;       /* v_norm's of an evicted position */
-    bool reads_text;           /* the model has a tokenizer */
+    closed_form_weights solved[FORMS]; /* the closed forms, until one is chosen */
+    bool free_rank;                    /* none was given: held-out text chooses */
+    size_t scalar_bytes;               /* v_norm's of an evicted position */
+    bool reads_text;                   /* the model has a tokenizer */
     uint64_t trained_tokens;
     int held_tokens; /* of a held-out sequence */
     uint64_t purpose;
@@ -276,8 +276,8 @@ static kakeya_status write_held_out(train_command *c, kakeya_error *error) {
 }
 
 /* An f_theta in a directory of its own, as a row of the report. `directory` is the row's from then on. */
-static kakeya_status write_rank(const train_command *c, const fit_weights *weights, const f_theta_config *config,
-                                char *directory, train_rank *rank, kakeya_error *error) {
+static kakeya_status write_rank(const train_command *c, const closed_form_weights *weights,
+                                const f_theta_config *config, char *directory, train_rank *rank, kakeya_error *error) {
     if (!directory) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
     latent_row row = latent_row_of(config, KV_FORMAT_BF16);
     *rank = (train_rank){.directory = directory,
@@ -297,7 +297,7 @@ static char *rank_directory(const train_command *c, const f_theta_config *config
 }
 
 /* The trained rank, and the halves of it. */
-static kakeya_status write_ranks(train_command *c, const fit_weights *weights, train_rank ranks[REPORTED_RANKS],
+static kakeya_status write_ranks(train_command *c, const closed_form_weights *weights, train_rank ranks[REPORTED_RANKS],
                                  size_t *n, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
     for (int i = 0; i < c->ranks && !status; i++) {
@@ -384,7 +384,7 @@ static kakeya_status choose_solution(train_command *c, const train_report *repor
 }
 
 static void drop_solutions(train_command *c) {
-    for (int i = 0; i < FORMS; i++) fit_weights_free(&c->solved[i]);
+    for (int i = 0; i < FORMS; i++) closed_form_weights_free(&c->solved[i]);
 }
 
 static kakeya_status solve(train_command *c, train_report *report, kakeya_error *error) {
@@ -403,7 +403,7 @@ static kakeya_status solve(train_command *c, train_report *report, kakeya_error 
 /* What the distillation begins with, kept in a folder of its own, and the sequences that it sees. */
 static kakeya_status prepare_distillation(train_command *c, const train_report *report, train_rank *rank,
                                           kakeya_error *error) {
-    fit_weights read = {0};
+    closed_form_weights read = {0};
     f_theta_config config = c->options.config;
     int chosen = 0;
     kakeya_status status = collect(c, error);
@@ -422,14 +422,14 @@ static kakeya_status prepare_distillation(train_command *c, const train_report *
     if (!status)
         status = write_rank(c, c->distill.init_from ? &read : &c->solved[chosen], &c->options.config,
                             strdup(c->start_path), rank, error);
-    fit_weights_free(&read);
+    closed_form_weights_free(&read);
     return status;
 }
 
 /* Both f_thetas as rows: the distilled one, and what it began with. */
 static kakeya_status distil(train_command *c, train_report *report, kakeya_error *error) {
     train_rank *ranks = report->rank;
-    fit_weights weights = {0};
+    closed_form_weights weights = {0};
     f_theta_config config;
     bool resumed = file_exists(c->distill_path);
     report->n = 2;
@@ -442,7 +442,7 @@ static kakeya_status distil(train_command *c, train_report *report, kakeya_error
     if (!status)
         status = write_rank(c, &weights, &c->options.config, rank_directory(c, &c->options.config), &ranks[0], error);
     ranks[1].note = "start";
-    fit_weights_free(&weights);
+    closed_form_weights_free(&weights);
     return status;
 }
 
@@ -532,9 +532,9 @@ static int largest_rank(const train_command *c, bool shared) {
 static kakeya_status choose_form(train_command *c, f_theta_config *f, kakeya_error *error) {
     *f = (f_theta_config){.latents = (f_theta_latents)c->latents};
     if (c->distill.init_from) {
-        fit_weights weights;
+        closed_form_weights weights;
         kakeya_status status = trainer_read(c->engine, c->distill.init_from, f, &weights, error);
-        if (!status) fit_weights_free(&weights);
+        if (!status) closed_form_weights_free(&weights);
         if (c->latents) f->latents = (f_theta_latents)c->latents;
         c->input = f_theta_needs_drafter(f) ? INPUT_DRAFTER : INPUT_AUX;
         return status;

@@ -254,7 +254,8 @@ static void put_result(cJSON *told, const train_distill_job *job, const student_
     cJSON_AddNumberToObject(json, "last_kl", mean->kl);
 }
 
-kakeya_status train_distill_run(train_distill_job *job, fit_weights *weights, cJSON *told, kakeya_error *error) {
+kakeya_status train_distill_run(train_distill_job *job, closed_form_weights *weights, cJSON *told,
+                                kakeya_error *error) {
     distill_progress p = {.steps = job->options.steps, .begun = clock_seconds()};
     char bytes[32];
     fprintf(stderr, "%d steps of %d sequences; distillation takes %s beside the model\n", p.steps, job->options.batch,
@@ -283,7 +284,7 @@ kakeya_status train_distill_run(train_distill_job *job, fit_weights *weights, cJ
     }
     if (p.shown > 0) fprintf(stderr, "\r\033[K");
     if (!status) {
-        fit_weights_free(weights);
+        closed_form_weights_free(weights);
         status = distiller_weights(p.d, weights, error);
         mean.loss /= counted ? counted : 1;
         mean.kl /= counted ? counted : 1;

@@ -39,6 +39,7 @@ kakeya_status train_distill_settle(train_distill_job *job, int sequence, int sin
 /* Needle prompts with their answers, so many that they are the chosen share of the corpus. */
 kakeya_status train_distill_needles(train_distill_job *job, kakeya_error *error);
 /* *weights, the beginning, becomes the result. A state that is there is gone on from. KAKEYA_CANCELLED leaves one. */
-kakeya_status train_distill_run(train_distill_job *job, fit_weights *weights, struct cJSON *told, kakeya_error *error);
+kakeya_status train_distill_run(train_distill_job *job, closed_form_weights *weights, struct cJSON *told,
+                                kakeya_error *error);
 
 #endif

@@ -1,4 +1,4 @@
-#include "train/fit.h"
+#include "train/closed_form.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -18,9 +18,10 @@ static const double least_input = 1e-6; /* of the mean: what an input that is al
 
 static size_t square(int n) { return (size_t)n * (size_t)n; }
 
-kakeya_status fit_sums_create(const gemma4_config *verifier, int inputs, fit_sums *out, kakeya_error *error) {
-    *out = (fit_sums){.verifier = verifier, .inputs = inputs};
-    fit_sums *s = out;
+kakeya_status closed_form_sums_create(const gemma4_config *verifier, int inputs, closed_form_sums *out,
+                                      kakeya_error *error) {
+    *out = (closed_form_sums){.verifier = verifier, .inputs = inputs};
+    closed_form_sums *s = out;
     for (int i = 0; i < verifier->layers; i++) {
         const gemma4_layer_config *l = &verifier->layer[i];
         s->target[i] = l->kv_source == i ? s->keys : -1;
@@ -52,29 +53,29 @@ kakeya_status fit_sums_create(const gemma4_config *verifier, int inputs, fit_sum
     return KAKEYA_OK;
 }
 
-void fit_sums_destroy(fit_sums *s) {
+void closed_form_sums_destroy(closed_form_sums *s) {
     free(s->all);
-    *s = (fit_sums){0};
+    *s = (closed_form_sums){0};
 }
 
 /* ------------------------------------------------------------------------------------------------------ solving */
 
 /* What an encoder reads, n values: moments over it, and the Cholesky factor of the first. */
-typedef struct fit_moments {
+typedef struct closed_form_moments {
     int n;
     const double *xx, *yx; /* [n][n], [targets][n] */
     double *mapped[2];     /* those of an encoder that reads W x; NULL: the sums' own */
     double *factor;        /* [n][n]; for a device E[x x'] until the matrix is made */
-} fit_moments;
+} closed_form_moments;
 
 /* A run of y with the metric of its heads. */
-typedef struct fit_side {
+typedef struct closed_form_side {
     int first, count;
     double *metric; /* blocks [head_dim][head_dim], in the order of y */
-} fit_side;
+} closed_form_side;
 
 /* Adds the layer's metric to the blocks of the K/V that it attends. */
-static void add_metric(const fit_sums *s, int layer, const float *gram, bool values, double *block) {
+static void add_metric(const closed_form_sums *s, int layer, const float *gram, bool values, double *block) {
     const gemma4_config *c = s->verifier;
     const gemma4_layer_config *l = &c->layer[layer];
     int group = c->heads / l->kv_heads;
@@ -92,7 +93,7 @@ static void add_metric(const fit_sums *s, int layer, const float *gram, bool val
 }
 
 /* The blocks of a layer count as much as their trace says for y as large as it is; that is raised to the power. */
-static void temper_metric(const fit_sums *s, int layer, bool values, double power, double *block) {
+static void temper_metric(const closed_form_sums *s, int layer, bool values, double power, double *block) {
     const gemma4_layer_config *l = &s->verifier->layer[layer];
     size_t d = (size_t)l->head_dim, first = (size_t)(s->target[layer] + (values ? s->keys : 0));
     double counts = 0;
@@ -106,7 +107,7 @@ static void temper_metric(const fit_sums *s, int layer, bool values, double powe
     for (size_t i = 0; i < (size_t)l->kv_heads * d * d; i++) block[i] *= scale;
 }
 
-static double *metric_of(const fit_sums *s, float *const *gram, bool keys, bool values, double temper) {
+static double *metric_of(const closed_form_sums *s, float *const *gram, bool keys, bool values, double temper) {
     const gemma4_config *c = s->verifier;
     size_t n = 0, at[GEMMA4_MAX_LAYERS] = {0}, side = 0;
     for (int i = 0; i < c->layers; i++) {
@@ -130,8 +131,8 @@ static double *metric_of(const fit_sums *s, float *const *gram, bool keys, bool 
 
 /* One latent's column of the decoders of keys or values, out of row = P' B. Decoders give raw K/V, not their
  * directions: they are scaled by the mean rms of the head's raw rows. */
-static void write_column(const fit_sums *s, const fit_side *side, const double *row, int r, int rank, bool values,
-                         float *const *decoders) {
+static void write_column(const closed_form_sums *s, const closed_form_side *side, const double *row, int r, int rank,
+                         bool values, float *const *decoders) {
     const gemma4_config *c = s->verifier;
     for (int i = 0; i < c->layers; i++) {
         if (s->target[i] < 0) continue;
@@ -144,14 +145,15 @@ static void write_column(const fit_sums *s, const fit_side *side, const double *
 }
 
 /* Where the latents of a side go: rows [rank][n] of encoders, and what decoders make of them. */
-typedef struct fit_latents {
+typedef struct closed_form_latents {
     int rank;
     bool keys, values;
     float *encoder;
-    fit_weights *out;
-} fit_latents;
+    closed_form_weights *out;
+} closed_form_latents;
 
-static void write_decoders(const fit_sums *s, const fit_side *side, const double *row, int r, const fit_latents *to) {
+static void write_decoders(const closed_form_sums *s, const closed_form_side *side, const double *row, int r,
+                           const closed_form_latents *to) {
     if (to->keys) write_column(s, side, row, r, to->rank, false, to->out->decoder[0]);
     if (to->values) write_column(s, side, row, r, to->rank, true, to->out->decoder[1]);
 }
@@ -179,7 +181,7 @@ static void add_gram(thread_pool *pool, const double *y, const double *z, int ro
 }
 
 /* g [n][n] = E[x y'] M E[y x'], from as many heads at a time as make a deep product. z [deepest_rows][n]. */
-static int deepest_rows(const fit_sums *s) {
+static int deepest_rows(const closed_form_sums *s) {
     enum { DEEP = 512 };
     int most = 0;
     for (int i = 0; i < s->verifier->layers; i++) {
@@ -188,8 +190,9 @@ static int deepest_rows(const fit_sums *s) {
     return DEEP + most;
 }
 
-static void seen_moments(const fit_problem *p, const fit_moments *m, const fit_side *side, double *z, double *g) {
-    const fit_sums *s = p->sums;
+static void seen_moments(const closed_form_problem *p, const closed_form_moments *m, const closed_form_side *side,
+                         double *z, double *g) {
+    const closed_form_sums *s = p->sums;
     const double *block = side->metric, *y = m->yx + (size_t)side->first * (size_t)m->n, *first = y;
     size_t n = (size_t)m->n;
     double scale = 1 / (s->tokens[0] * s->tokens[0]);
@@ -216,23 +219,23 @@ static void seen_moments(const fit_problem *p, const fit_moments *m, const fit_s
 }
 
 /* g = L^-1 g L^-T */
-static void whiten(const fit_problem *p, const fit_moments *m, double *g) {
+static void whiten(const closed_form_problem *p, const closed_form_moments *m, double *g) {
     linear_solve_lower_rows(p->pool, m->factor, m->n, g, m->n);
     linear_transpose(p->pool, g, m->n);
     linear_solve_lower_rows(p->pool, m->factor, m->n, g, m->n);
 }
 
-typedef struct fit_operator {
-    const fit_problem *problem;
+typedef struct closed_form_operator {
+    const closed_form_problem *problem;
     const double *g; /* NULL: on the device */
     int n;
     kakeya_status status; /* of the device */
     kakeya_error *error;
-} fit_operator;
+} closed_form_operator;
 
 static void apply_operator(void *context, const double *x, int rows, double *out) {
-    fit_operator *o = context;
-    const fit_problem *p = o->problem;
+    closed_form_operator *o = context;
+    const closed_form_problem *p = o->problem;
     if (o->g) {
         linear_combine(p->pool, x, rows, o->g, o->n, o->n, out);
         return;
@@ -242,13 +245,13 @@ static void apply_operator(void *context, const double *x, int rows, double *out
 }
 
 /* The eigenvectors of the largest eigenvalues, in the first rows of vectors. */
-static kakeya_status find_vectors(const fit_problem *p, const fit_moments *m, int rank, double *g, double *vectors,
-                                  int block, kakeya_error *error) {
+static kakeya_status find_vectors(const closed_form_problem *p, const closed_form_moments *m, int rank, double *g,
+                                  double *vectors, int block, kakeya_error *error) {
     enum { MOST_DENSE = 2048 };
     double *values = malloc(2 * (size_t)m->n * sizeof *values);
     bool out_of_memory = !values, found = false;
-    bool dense = p->solver == FIT_DENSE || (p->solver == FIT_AUTO && m->n <= MOST_DENSE);
-    fit_operator o = {.problem = p, .g = g, .n = m->n, .error = error};
+    bool dense = p->solver == CLOSED_FORM_DENSE || (p->solver == CLOSED_FORM_AUTO && m->n <= MOST_DENSE);
+    closed_form_operator o = {.problem = p, .g = g, .n = m->n, .error = error};
     if (values && dense && g) {
         found = linear_eigen(g, m->n, values, values + m->n);
         memcpy(vectors, g, (size_t)rank * (size_t)m->n * sizeof *g);
@@ -264,8 +267,8 @@ static kakeya_status find_vectors(const fit_problem *p, const fit_moments *m, in
 }
 
 /* The matrix whose eigenvectors are wanted, in *g; NULL where it is the device's. The factor is made by then. */
-static kakeya_status make_matrix(const fit_problem *p, fit_moments *m, const fit_side *side, double **g,
-                                 kakeya_error *error) {
+static kakeya_status make_matrix(const closed_form_problem *p, closed_form_moments *m, const closed_form_side *side,
+                                 double **g, kakeya_error *error) {
     size_t n = (size_t)m->n;
     *g = NULL;
     if (p->moments) {
@@ -287,8 +290,9 @@ static kakeya_status make_matrix(const fit_problem *p, fit_moments *m, const fit
 }
 
 /* y [rows][count] = E[x y'] as encoders in rows of x see it. */
-static kakeya_status see_targets(const fit_problem *p, const fit_moments *m, const fit_side *side, const double *x,
-                                 int rows, double *y, kakeya_error *error) {
+static kakeya_status see_targets(const closed_form_problem *p, const closed_form_moments *m,
+                                 const closed_form_side *side, const double *x, int rows, double *y,
+                                 kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
     if (p->moments)
         status = p->ops->moments_targets(p->moments, side->first, side->count, x, rows, y, error);
@@ -298,8 +302,8 @@ static kakeya_status see_targets(const fit_problem *p, const fit_moments *m, con
     return status;
 }
 
-static kakeya_status solve_moments(const fit_problem *p, fit_moments *m, const fit_side *side, const fit_latents *to,
-                                   kakeya_error *error) {
+static kakeya_status solve_moments(const closed_form_problem *p, closed_form_moments *m, const closed_form_side *side,
+                                   const closed_form_latents *to, kakeya_error *error) {
     enum { MORE = 64, TOGETHER = 64 };
     size_t n = (size_t)m->n, count = (size_t)side->count, rank = (size_t)to->rank,
            block = rank + MORE < n ? rank + MORE : n;
@@ -330,8 +334,8 @@ static kakeya_status solve_moments(const fit_problem *p, fit_moments *m, const f
 
 /* ------------------------------------------------------------------------------------------------------ moments */
 
-static kakeya_status factorise(const fit_problem *p, fit_moments *m, kakeya_error *error) {
-    const fit_sums *s = p->sums;
+static kakeya_status factorise(const closed_form_problem *p, closed_form_moments *m, kakeya_error *error) {
+    const closed_form_sums *s = p->sums;
     size_t n = (size_t)m->n;
     double *factor = malloc(n * n * sizeof *factor), mean = 0;
     if (!factor)
@@ -348,8 +352,9 @@ static kakeya_status factorise(const fit_problem *p, fit_moments *m, kakeya_erro
 }
 
 /* Moments of W x. */
-static kakeya_status map_moments(const fit_problem *p, const float *map, fit_moments *m, kakeya_error *error) {
-    const fit_sums *s = p->sums;
+static kakeya_status map_moments(const closed_form_problem *p, const float *map, closed_form_moments *m,
+                                 kakeya_error *error) {
+    const closed_form_sums *s = p->sums;
     size_t n = (size_t)m->n, inputs = (size_t)s->inputs;
     double *w = malloc(n * inputs * sizeof *w), *half = malloc(n * inputs * sizeof *half);
     m->mapped[0] = malloc(n * n * sizeof *m->mapped[0]);
@@ -370,23 +375,23 @@ static kakeya_status map_moments(const fit_problem *p, const float *map, fit_mom
                      (n * n + (size_t)s->targets * n) * sizeof *w);
 }
 
-static void moments_free(fit_moments *m) {
+static void moments_free(closed_form_moments *m) {
     free(m->mapped[0]);
     free(m->mapped[1]);
     free(m->factor);
-    *m = (fit_moments){0};
+    *m = (closed_form_moments){0};
 }
 
-static kakeya_status moments_of(const fit_problem *p, int half, fit_moments *m, kakeya_error *error) {
-    *m = (fit_moments){.n = f_theta_encoder_in(p->config), .xx = p->sums->xx, .yx = p->sums->yx};
+static kakeya_status moments_of(const closed_form_problem *p, int half, closed_form_moments *m, kakeya_error *error) {
+    *m = (closed_form_moments){.n = f_theta_encoder_in(p->config), .xx = p->sums->xx, .yx = p->sums->yx};
     kakeya_status status = p->map[half] ? map_moments(p, p->map[half], m, error) : KAKEYA_OK;
     return status ? status : factorise(p, m, error);
 }
 
 /* ------------------------------------------------------------------------------------------------------ weights */
 
-bool fit_weights_create(const f_theta_config *c, fit_weights *out) {
-    *out = (fit_weights){0};
+bool closed_form_weights_create(const f_theta_config *c, closed_form_weights *out) {
+    *out = (closed_form_weights){0};
     bool complete = true;
     for (int half = 0; half < 2; half++) {
         size_t rank = (size_t)(half ? c->rank_v : c->rank_k);
@@ -402,42 +407,42 @@ bool fit_weights_create(const f_theta_config *c, fit_weights *out) {
     return complete;
 }
 
-bool fit_weights_create_sizes(const f_theta_config *c, fit_weights *out) {
+bool closed_form_weights_create_sizes(const f_theta_config *c, closed_form_weights *out) {
     out->input_size = calloc((size_t)f_theta_encoder_in(c), sizeof *out->input_size);
     out->value_size = calloc((size_t)c->layers, sizeof *out->value_size);
     return out->input_size && out->value_size;
 }
 
-void fit_weights_free(fit_weights *w) {
+void closed_form_weights_free(closed_form_weights *w) {
     free(w->input_size);
     free(w->value_size);
     for (int half = 0; half < 2; half++) {
         free(w->encoder[half]);
         for (int i = 0; i < GEMMA4_MAX_LAYERS; i++) free(w->decoder[half][i]);
     }
-    *w = (fit_weights){0};
+    *w = (closed_form_weights){0};
 }
 
 /* One side, keys or values or both. */
-static kakeya_status solve_side(const fit_problem *p, fit_moments *m, bool keys, bool values, fit_weights *out,
-                                kakeya_error *error) {
-    const fit_sums *s = p->sums;
-    fit_side side = {.first = keys ? 0 : s->keys,
-                     .count = keys && values ? s->targets : s->keys,
-                     .metric = metric_of(s, p->gram, keys, values, p->form.temper)};
+static kakeya_status solve_side(const closed_form_problem *p, closed_form_moments *m, bool keys, bool values,
+                                closed_form_weights *out, kakeya_error *error) {
+    const closed_form_sums *s = p->sums;
+    closed_form_side side = {.first = keys ? 0 : s->keys,
+                             .count = keys && values ? s->targets : s->keys,
+                             .metric = metric_of(s, p->gram, keys, values, p->form.temper)};
     if (!side.metric) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the metric of the closed form");
-    const fit_latents to = {.rank = keys ? p->config->rank_k : p->config->rank_v,
-                            .keys = keys,
-                            .values = values,
-                            .encoder = out->encoder[keys ? 0 : 1],
-                            .out = out};
+    const closed_form_latents to = {.rank = keys ? p->config->rank_k : p->config->rank_v,
+                                    .keys = keys,
+                                    .values = values,
+                                    .encoder = out->encoder[keys ? 0 : 1],
+                                    .out = out};
     kakeya_status status = solve_moments(p, m, &side, &to, error);
     free(side.metric);
     return status;
 }
 
 /* The root mean square of a layer's raw values, which the sums have of vectors longer than one. */
-static double value_size(const fit_sums *s, int layer) {
+static double value_size(const closed_form_sums *s, int layer) {
     const gemma4_layer_config *l = &s->verifier->layer[layer];
     double squares = 0;
     if (!s->verifier->raw_values || s->target[layer] < 0 || l->head_dim < 2) return 1;
@@ -446,11 +451,11 @@ static double value_size(const fit_sums *s, int layer) {
     return squares > 0 ? sqrt(squares) : 1;
 }
 
-static kakeya_status measure_sizes(const fit_problem *p, fit_weights *out, kakeya_error *error) {
-    const fit_sums *s = p->sums;
+static kakeya_status measure_sizes(const closed_form_problem *p, closed_form_weights *out, kakeya_error *error) {
+    const closed_form_sums *s = p->sums;
     size_t n = (size_t)s->inputs;
     double mean = 0;
-    if (!fit_weights_create_sizes(p->config, out))
+    if (!closed_form_weights_create_sizes(p->config, out))
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the sizes of inputs");
     for (size_t i = 0; i < n; i++) mean += s->xx[i * n + i] / s->tokens[0] / (double)n;
     for (size_t i = 0; i < n; i++) out->input_size[i] = (float)sqrt(s->xx[i * n + i] / s->tokens[0] + ridge * mean);
@@ -458,9 +463,9 @@ static kakeya_status measure_sizes(const fit_problem *p, fit_weights *out, kakey
     return KAKEYA_OK;
 }
 
-kakeya_status fit_solve(const fit_problem *p, fit_weights *out, kakeya_error *error) {
-    *out = (fit_weights){0};
-    const fit_sums *s = p->sums;
+kakeya_status closed_form_solve(const closed_form_problem *p, closed_form_weights *out, kakeya_error *error) {
+    *out = (closed_form_weights){0};
+    const closed_form_sums *s = p->sums;
     const f_theta_config *config = p->config;
     if (s->tokens[0] < 2.0 * s->inputs)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
@@ -471,9 +476,9 @@ kakeya_status fit_solve(const fit_problem *p, fit_weights *out, kakeya_error *er
                          s->inputs);
     bool shared = config->shared_latent;
     kakeya_status status = KAKEYA_OK;
-    if (!fit_weights_create(config, out))
+    if (!closed_form_weights_create(config, out))
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the weights of the closed form");
-    fit_moments moments = {0};
+    closed_form_moments moments = {0};
     for (int half = 0; half < (shared ? 1 : 2) && !status; half++) {
         if (!half || p->map[half] || p->moments) {
             moments_free(&moments);
@@ -482,7 +487,7 @@ kakeya_status fit_solve(const fit_problem *p, fit_weights *out, kakeya_error *er
         if (!status) status = solve_side(p, &moments, !half, half || shared, out, error);
     }
     if (!status && !p->map[0]) status = measure_sizes(p, out, error);
-    if (status) fit_weights_free(out);
+    if (status) closed_form_weights_free(out);
     moments_free(&moments);
     return status;
 }

@@ -16,13 +16,13 @@
  * L^-1 (sum over heads of E[x y'] M E[y x']) L^-T. Latents are ordered: those of a smaller rank are the first
  * ones of a larger, and so are the decoders' columns.
  *
- * Two matters are chosen (fit_form): what is added to C so that it has an inverse, and how much layers count beside
- * each other. On text that was not trained on, neither choice is the better one for all models.
+ * Two matters are chosen (closed_form_form): what is added to C so that it has an inverse, and how much layers count
+ * beside each other. On text that was not trained on, neither choice is the better one for all models.
  *
  * An encoder that does not read x but W x (the drafter's K or V of its context) has W C W' and E[W x y'] in their
  * places: sums over x do for both. */
-#ifndef KAKEYA_TRAIN_FIT_H
-#define KAKEYA_TRAIN_FIT_H
+#ifndef KAKEYA_TRAIN_CLOSED_FORM_H
+#define KAKEYA_TRAIN_CLOSED_FORM_H
 
 #include "backend/backend_train.h"
 #include "base/error.h"
@@ -30,7 +30,7 @@
 #include "model/f_theta.h"
 
 /* Sums over text. All of them lie in one array, so that they can be saved and go on. */
-typedef struct fit_sums {
+typedef struct closed_form_sums {
     const gemma4_config *verifier;
     int inputs;                    /* n */
     int keys, targets;             /* values of y: those of keys, all */
@@ -45,55 +45,57 @@ typedef struct fit_sums {
     double *metric_k[GEMMA4_MAX_LAYERS]; /* [kv_heads][head_dim][head_dim] of what this layer's queries see */
     double *metric_v[GEMMA4_MAX_LAYERS]; /* [heads]: the sums in front of G_a */
     double *added[GEMMA4_MAX_LAYERS];    /* [2]: sum of |what attention adds|^2, rows */
-} fit_sums;
+} closed_form_sums;
 
-kakeya_status fit_sums_create(const gemma4_config *verifier, int inputs, fit_sums *out, kakeya_error *error);
-void fit_sums_destroy(fit_sums *s); /* also of a zeroed one */
+kakeya_status closed_form_sums_create(const gemma4_config *verifier, int inputs, closed_form_sums *out,
+                                      kakeya_error *error);
+void closed_form_sums_destroy(closed_form_sums *s); /* also of a zeroed one */
 
 /* Weights of an f_theta, float32, and the units in which they are best changed: root mean squares over the text of the
  * closed form, as if inputs and values had unit variance. NULL where nobody has measured them. */
-typedef struct fit_weights {
+typedef struct closed_form_weights {
     float *encoder[2]; /* [rank_k], [rank_v][f_theta_encoder_in]; a shared latent has the first alone */
     float *decoder[2][GEMMA4_MAX_LAYERS]; /* [kv_heads * head_dim][rank_k], [..][rank_v] */
     float *input_size;                    /* [f_theta_encoder_in] */
     float *value_size;                    /* [layers] of raw V; 1 where values pass a norm */
-} fit_weights;
+} closed_form_weights;
 
-typedef enum fit_solver {
-    FIT_AUTO,    /* dense, where it takes no more than minutes */
-    FIT_DENSE,   /* all eigenvectors */
-    FIT_SUBSPACE /* the largest ones alone, by iteration: ranks of one solution are prefixes of each other still */
-} fit_solver;
+typedef enum closed_form_solver {
+    CLOSED_FORM_AUTO,    /* dense, where it takes no more than minutes */
+    CLOSED_FORM_DENSE,   /* all eigenvectors */
+    CLOSED_FORM_SUBSPACE /* the largest ones alone, by iteration: ranks of one solution are prefixes of each other still
+                          */
+} closed_form_solver;
 
 /* All zero: a share of the mean input is added to each, and layers count as the metric has them. */
-typedef struct fit_form {
+typedef struct closed_form_form {
     bool by_input; /* a share of its own square is added to each input, as if all had unit variance: a few large ones do
                       not drown the rest */
     double temper; /* above 0: what a layer's keys, or values, count as a whole is raised to this power, so that none
                       of them takes the rank of all others */
-} fit_form;
+} closed_form_form;
 
-typedef struct fit_problem {
-    const fit_sums *sums;
+typedef struct closed_form_problem {
+    const closed_form_sums *sums;
     const f_theta_config *config;
-    fit_form form;
+    closed_form_form form;
     float *const *gram;  /* [layer]: [heads][head_dim][head_dim], the layer's G_a */
     const float *map[2]; /* W of keys and of values, [what an encoder reads][inputs]; NULL: encoders read x */
     thread_pool *pool;   /* changes no bit */
-    fit_solver solver;
+    closed_form_solver solver;
     /* Or NULL: xx and yx, and the matrix that is solved, are on a device (backend/backend_train.h). Of the sums here xx
      * has been read, yx has not. Encoders read x. */
     const backend_train_ops *ops;
     backend_moments *moments;
-} fit_problem;
+} closed_form_problem;
 
 /* Weights of the shape of the configuration. KAKEYA_INVALID_ARGUMENT: too few tokens for so many inputs, or a rank
  * above them; KAKEYA_FORMAT: sums that are no numbers. */
-kakeya_status fit_solve(const fit_problem *problem, fit_weights *out, kakeya_error *error);
+kakeya_status closed_form_solve(const closed_form_problem *problem, closed_form_weights *out, kakeya_error *error);
 /* Zeros of the shape of a configuration, without sizes. False when out of memory. */
-bool fit_weights_create(const f_theta_config *config, fit_weights *out);
+bool closed_form_weights_create(const f_theta_config *config, closed_form_weights *out);
 /* Memory for its sizes, zeros. False when out of memory. */
-bool fit_weights_create_sizes(const f_theta_config *config, fit_weights *out);
-void fit_weights_free(fit_weights *w);
+bool closed_form_weights_create_sizes(const f_theta_config *config, closed_form_weights *out);
+void closed_form_weights_free(closed_form_weights *w);
 
 #endif

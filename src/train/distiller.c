@@ -18,7 +18,7 @@ struct distiller {
     thread_pool *pool;
     float *weights, *gradient, *moment[2]; /* [layout.n]; the second moment lies behind the first */
     float *unit;                           /* [layout.n] of each weight, or NULL: 1 */
-    fit_weights sizes;                     /* they alone: those of the start */
+    closed_form_weights sizes;             /* they alone: those of the start */
     train_passes passes;                   /* through the sequences that are long enough */
     int done;
 };
@@ -66,18 +66,18 @@ static size_t decoder_values(const distiller *d, int layer, int half) {
     return (size_t)(f->kv_heads[layer] * f->head_dim[layer]) * (size_t)(half ? f->rank_v : f->rank_k);
 }
 
-static void copy_sizes(const f_theta_config *f, const fit_weights *from, fit_weights *to) {
+static void copy_sizes(const f_theta_config *f, const closed_form_weights *from, closed_form_weights *to) {
     memcpy(to->input_size, from->input_size, (size_t)f_theta_encoder_in(f) * sizeof *to->input_size);
     memcpy(to->value_size, from->value_size, (size_t)f->layers * sizeof *to->value_size);
 }
 
 /* Steps are as long in all weights as if inputs and values had unit variance: Adam's are of one length, however much a
  * weight's input or output counts. */
-static kakeya_status make_units(distiller *d, const fit_weights *start, kakeya_error *error) {
+static kakeya_status make_units(distiller *d, const closed_form_weights *start, kakeya_error *error) {
     if (!start->input_size || !start->value_size) return KAKEYA_OK;
     size_t inputs = (size_t)f_theta_encoder_in(&d->o.config);
     d->unit = malloc(d->layout.n * sizeof *d->unit);
-    if (!d->unit || !fit_weights_create_sizes(&d->o.config, &d->sizes))
+    if (!d->unit || !closed_form_weights_create_sizes(&d->o.config, &d->sizes))
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
     copy_sizes(&d->o.config, start, &d->sizes);
     for (size_t i = 0; i < d->layout.n; i++) d->unit[i] = 1;
@@ -109,7 +109,7 @@ static kakeya_status find_usable(distiller *d, kakeya_error *error) {
 }
 
 /* Between the optimiser's array and matrices of their own. */
-static void copy_weights(const distiller *d, const fit_weights *w, bool out) {
+static void copy_weights(const distiller *d, const closed_form_weights *w, bool out) {
     for (int half = 0; half < 2; half++) {
         size_t values = (size_t)(half ? d->o.config.rank_v : d->o.config.rank_k) *
                         (size_t)f_theta_encoder_in(&d->o.config) * sizeof(float);
@@ -131,7 +131,7 @@ kakeya_status distiller_check(const kakeya_engine *engine, kakeya_error *error) 
 }
 
 kakeya_status distiller_create(kakeya_engine *engine, const distiller_options *options, const corpus *data,
-                               const fit_weights *start, distiller **out, kakeya_error *error) {
+                               const closed_form_weights *start, distiller **out, kakeya_error *error) {
     *out = NULL;
     const backend_train_ops *ops = backend_train_find(engine->ops);
     kakeya_status able = distiller_check(engine, error);
@@ -175,17 +175,18 @@ void distiller_destroy(distiller *d) {
     free(d->gradient);
     free(d->moment[0]);
     free(d->unit);
-    fit_weights_free(&d->sizes);
+    closed_form_weights_free(&d->sizes);
     train_passes_free(&d->passes);
     free(d);
 }
 
 int distiller_done(const distiller *d) { return d->done; }
 
-kakeya_status distiller_weights(const distiller *d, fit_weights *out, kakeya_error *error) {
-    bool complete = fit_weights_create(&d->o.config, out) && (!d->unit || fit_weights_create_sizes(&d->o.config, out));
+kakeya_status distiller_weights(const distiller *d, closed_form_weights *out, kakeya_error *error) {
+    bool complete = closed_form_weights_create(&d->o.config, out) &&
+                    (!d->unit || closed_form_weights_create_sizes(&d->o.config, out));
     if (!complete) {
-        fit_weights_free(out);
+        closed_form_weights_free(out);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the weights of an f_theta");
     }
     copy_weights(d, out, true);

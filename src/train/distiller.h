@@ -6,8 +6,8 @@
 #include "backend/backend_train.h"
 #include "session/engine.h"
 #include "train/adamw.h"
+#include "train/closed_form.h"
 #include "train/corpus.h"
-#include "train/fit.h"
 
 typedef struct distiller distiller;
 
@@ -42,7 +42,7 @@ kakeya_status distiller_check(const kakeya_engine *engine, kakeya_error *error);
  * counted in these units. KAKEYA_UNSUPPORTED where the
  * backend has no student; KAKEYA_INVALID_ARGUMENT where no sequence is long enough. */
 kakeya_status distiller_create(kakeya_engine *engine, const distiller_options *options, const corpus *data,
-                               const fit_weights *start, distiller **out, kakeya_error *error);
+                               const closed_form_weights *start, distiller **out, kakeya_error *error);
 void distiller_destroy(distiller *d); /* NULL is fine */
 
 int distiller_done(const distiller *d); /* steps */
@@ -50,7 +50,7 @@ int distiller_done(const distiller *d); /* steps */
  * KAKEYA_FORMAT where the loss is no number. */
 kakeya_status distiller_step(distiller *d, bool (*interrupted)(void *user), void *user, distiller_step_result *out,
                              kakeya_error *error);
-kakeya_status distiller_weights(const distiller *d, fit_weights *out, kakeya_error *error);
+kakeya_status distiller_weights(const distiller *d, closed_form_weights *out, kakeya_error *error);
 
 /* Everything that is needed to go on, the corpus included, as a file, whole or not at all. `purpose` names what must be
  * the same on both ends. */

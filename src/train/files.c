@@ -18,7 +18,7 @@ typedef struct matrix_part {
     size_t rows, columns, stride;
 } matrix_part;
 
-static size_t list_parts(const f_theta_config *trained, const fit_weights *w, const f_theta_config *c,
+static size_t list_parts(const f_theta_config *trained, const closed_form_weights *w, const f_theta_config *c,
                          matrix_part *out) {
     static const char letters[] = {'k', 'v'};
     size_t n = 0, inputs = (size_t)f_theta_encoder_in(c);
@@ -52,7 +52,7 @@ static kakeya_status write_part(safetensors_writer *writer, const matrix_part *p
     return status;
 }
 
-static kakeya_status write_weights(const f_theta_config *trained, const fit_weights *w, const f_theta_config *c,
+static kakeya_status write_weights(const f_theta_config *trained, const closed_form_weights *w, const f_theta_config *c,
                                    const char *path, kakeya_error *error) {
     enum { MOST = 2 + 2 * GEMMA4_MAX_LAYERS };
     matrix_part *parts = calloc(MOST, sizeof *parts);
@@ -92,12 +92,13 @@ typedef struct size_part {
     size_t n;
 } size_part;
 
-static void list_sizes(const f_theta_config *c, const fit_weights *w, size_part out[SIZES]) {
+static void list_sizes(const f_theta_config *c, const closed_form_weights *w, size_part out[SIZES]) {
     out[0] = (size_part){w->input_size, (size_t)f_theta_encoder_in(c)};
     out[1] = (size_part){w->value_size, (size_t)c->layers};
 }
 
-static kakeya_status write_sizes(const fit_weights *w, const f_theta_config *c, const char *path, kakeya_error *error) {
+static kakeya_status write_sizes(const closed_form_weights *w, const f_theta_config *c, const char *path,
+                                 kakeya_error *error) {
     size_part size[SIZES];
     safetensors_entry entries[SIZES] = {0};
     safetensors_writer *writer = NULL;
@@ -140,7 +141,7 @@ static cJSON *config_json(const f_theta_config *c) {
     return json;
 }
 
-kakeya_status trainer_write(const f_theta_config *trained, const fit_weights *w, const f_theta_config *config,
+kakeya_status trainer_write(const f_theta_config *trained, const closed_form_weights *w, const f_theta_config *config,
                             const char *directory, kakeya_error *error) {
     char *weights = path_join(directory, "f_theta_weights.safetensors"),
          *described = path_join(directory, "f_theta_config.json"), *sizes = path_join(directory, TRAIN_SIZES_NAME);
@@ -163,14 +164,15 @@ static void read_matrix(const weight *w, float *out) {
 }
 
 /* The sizes of a directory that has them: numbers above 0. Those of another shape are as none. */
-static kakeya_status read_sizes(const char *directory, const f_theta_config *c, fit_weights *out, kakeya_error *error) {
+static kakeya_status read_sizes(const char *directory, const f_theta_config *c, closed_form_weights *out,
+                                kakeya_error *error) {
     char *path = path_join(directory, TRAIN_SIZES_NAME);
     safetensors *file = NULL;
     bool there = false;
     kakeya_status status =
         path ? file_find(path, &there, error) : error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
     if (!status && there) status = safetensors_open(path, &file, error);
-    if (!status && there && !fit_weights_create_sizes(c, out))
+    if (!status && there && !closed_form_weights_create_sizes(c, out))
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
     size_part size[SIZES];
     list_sizes(c, out, size);
@@ -191,9 +193,9 @@ static kakeya_status read_sizes(const char *directory, const f_theta_config *c, 
     return status;
 }
 
-kakeya_status trainer_read(kakeya_engine *engine, const char *directory, f_theta_config *config, fit_weights *out,
-                           kakeya_error *error) {
-    *out = (fit_weights){0};
+kakeya_status trainer_read(kakeya_engine *engine, const char *directory, f_theta_config *config,
+                           closed_form_weights *out, kakeya_error *error) {
+    *out = (closed_form_weights){0};
     f_theta_model *f = NULL;
     kakeya_status status =
         f_theta_model_open(directory, &engine->verifier->config, engine->drafter ? &engine->drafter->config : NULL,
@@ -203,11 +205,11 @@ kakeya_status trainer_read(kakeya_engine *engine, const char *directory, f_theta
     if (f->config.input == F_THETA_DRAFTER_TOKEN_KV)
         status = error_set(error, KAKEYA_UNSUPPORTED, "%s: an f_theta with input \"%s\" cannot be trained", directory,
                            f_theta_input_name(f->config.input));
-    else if (!fit_weights_create(config, out))
+    else if (!closed_form_weights_create(config, out))
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
     if (!status) status = read_sizes(directory, config, out, error);
     if (status) {
-        fit_weights_free(out);
+        closed_form_weights_free(out);
     } else {
         read_matrix(&f->encoder_k, out->encoder[0]);
         if (out->encoder[1]) read_matrix(&f->encoder_v, out->encoder[1]);

@@ -2,7 +2,7 @@
 #ifndef KAKEYA_TRAIN_OUTPUTS_H
 #define KAKEYA_TRAIN_OUTPUTS_H
 
-/* Beside an f_theta that comes from a closed form: in which units training goes on (fit_weights). */
+/* Beside an f_theta that comes from a closed form: in which units training goes on (closed_form_weights). */
 #define TRAIN_SIZES_NAME "training_sizes.safetensors"
 
 #include "base/error.h"

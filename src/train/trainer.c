@@ -23,7 +23,7 @@ struct trainer {
     const backend_train_ops *ops;
     trainer_options options;
     thread_pool *pool;
-    fit_sums sums;
+    closed_form_sums sums;
     backend_moments *moments;       /* or NULL: the sums but `tokens` are on a device; those here are copies of them */
     float *gram[GEMMA4_MAX_LAYERS]; /* [heads][head_dim][head_dim] */
     float *x, *y;                   /* [chunk][inputs], [chunk][targets] of the forward in work */
@@ -135,7 +135,7 @@ static kakeya_status prepare_maps(trainer *t, kakeya_error *error) {
 /* Sums that the backend keeps. */
 static kakeya_status make_moments(trainer *t, kakeya_error *error) {
     const f_theta_config *f = &t->options.config;
-    const fit_sums *s = &t->sums;
+    const closed_form_sums *s = &t->sums;
     const dflash_config *d = f_theta_needs_drafter(f) ? &t->engine->drafter->config : NULL;
     moments_options o = {.tap = d ? d->target_layer : f->aux_layer,
                          .taps = d ? d->targets : f->aux_layers,
@@ -217,7 +217,7 @@ kakeya_status trainer_create(kakeya_engine *engine, const trainer_options *optio
                       options->window, t->config->sliding_window);
     if (!status) status = thread_pool_create(options->threads, &t->pool, error);
     int inputs = f_theta_needs_drafter(f) ? engine->drafter->config.hidden : f_theta_encoder_in(f);
-    if (!status) status = fit_sums_create(t->config, inputs, &t->sums, error);
+    if (!status) status = closed_form_sums_create(t->config, inputs, &t->sums, error);
     if (!status && !ops->moments_create) status = allocate(t, error);
     if (!status && f_theta_needs_drafter(f)) status = prepare_maps(t, error);
     if (!status) status = make_grams(t, error);
@@ -238,7 +238,7 @@ void trainer_destroy(trainer *t) {
         free(t->keys[i]);
         free(t->values[i]);
     }
-    fit_sums_destroy(&t->sums);
+    closed_form_sums_destroy(&t->sums);
     if (t->pool) thread_pool_destroy(t->pool);
     free(t->x);
     free(t->y);
@@ -251,7 +251,7 @@ void trainer_destroy(trainer *t) {
     free(t);
 }
 
-const fit_sums *trainer_sums(const trainer *t) { return &t->sums; }
+const closed_form_sums *trainer_sums(const trainer *t) { return &t->sums; }
 uint64_t trainer_tokens(const trainer *t) { return (uint64_t)t->sums.tokens[0]; }
 
 /* ----------------------------------------------------------------------------------------------------- moments */
@@ -478,7 +478,7 @@ static kakeya_status add_outer(trainer *t, const float *b, int nb, int rows, dou
 }
 
 static kakeya_status add_moments(trainer *t, int rows, kakeya_error *error) {
-    fit_sums *s = &t->sums;
+    closed_form_sums *s = &t->sums;
     if (t->aux) thread_pool_for(t->pool, (size_t)rows, 8, make_context, t);
     kakeya_status status = add_outer(t, t->x, s->inputs, rows, s->xx, error);
     if (!status) status = add_outer(t, t->y, s->targets, rows, s->yx, error);
@@ -517,23 +517,24 @@ static kakeya_status fetch(const trainer *t, const double *first, const double *
     return t->ops->moments_read(t->moments, (size_t)(first - t->sums.all), (size_t)(end - first), to, error);
 }
 
-kakeya_status trainer_solve(const trainer *t, const fit_form *form, fit_weights *out, kakeya_error *error) {
-    const fit_sums *s = &t->sums;
-    *out = (fit_weights){0};
+kakeya_status trainer_solve(const trainer *t, const closed_form_form *form, closed_form_weights *out,
+                            kakeya_error *error) {
+    const closed_form_sums *s = &t->sums;
+    *out = (closed_form_weights){0};
     /* What the drafter makes of x is solved on the host: it is as wide as a hidden state. */
     bool on_device = t->moments && !t->map[0];
     kakeya_status status = t->moments ? fetch(t, s->xx, on_device ? s->yx : s->size, error) : KAKEYA_OK;
     if (t->moments && !status) status = fetch(t, s->size, s->all + s->n_all, error);
     if (status) return status;
-    const fit_problem problem = {.sums = &t->sums,
-                                 .config = &t->options.config,
-                                 .form = *form,
-                                 .gram = t->gram,
-                                 .map = {t->map[0], t->map[1]},
-                                 .pool = t->pool,
-                                 .ops = t->ops,
-                                 .moments = on_device ? t->moments : NULL};
-    return fit_solve(&problem, out, error);
+    const closed_form_problem problem = {.sums = &t->sums,
+                                         .config = &t->options.config,
+                                         .form = *form,
+                                         .gram = t->gram,
+                                         .map = {t->map[0], t->map[1]},
+                                         .pool = t->pool,
+                                         .ops = t->ops,
+                                         .moments = on_device ? t->moments : NULL};
+    return closed_form_solve(&problem, out, error);
 }
 
 /* ------------------------------------------------------------------------------------------------- saved sums */

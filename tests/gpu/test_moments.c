@@ -77,7 +77,7 @@ typedef struct sides {
     kakeya_engine *engine; /* the CPU's */
     trainer *trainer;
     trainer_options options;
-    const fit_sums *sums; /* of the trainer */
+    const closed_form_sums *sums; /* of the trainer */
     float *gram[GEMMA4_MAX_LAYERS];
     backend_model *model; /* on the device */
     backend_moments *moments;
@@ -102,7 +102,7 @@ static void make_grams(sides *s) {
 }
 
 static moments_options moments_of(const sides *s) {
-    const fit_sums *sums = s->sums;
+    const closed_form_sums *sums = s->sums;
     const dflash_config *drafter = s->engine->drafter ? &s->engine->drafter->config : NULL;
     moments_options o = {.tap = drafter ? drafter->target_layer : s->options.config.aux_layer,
                          .taps = drafter ? drafter->targets : s->options.config.aux_layers,
@@ -230,7 +230,7 @@ static void near(const char *model, const char *what, int layer, const double *f
 }
 
 static void compare_sums(const char *name, const sides *s, const double *all) {
-    const fit_sums *w = s->sums;
+    const closed_form_sums *w = s->sums;
     const gemma4_config *c = &s->engine->verifier->config;
     size_t n = (size_t)w->inputs, targets = (size_t)w->targets;
     /* of x and of y to bf16, half a unit of 8 bits each; of a drafter also fc */
@@ -260,20 +260,21 @@ static void near_weights(const char *model, const char *what, const float *a, co
 /* The same sums solved on the host and on the device. */
 static void compare_solutions(const char *name, const sides *s, double *all) {
     const gemma4_config *c = &s->engine->verifier->config;
-    fit_sums sums;
-    REQUIRE_OK(fit_sums_create(c, s->sums->inputs, &sums, error));
+    closed_form_sums sums;
+    REQUIRE_OK(closed_form_sums_create(c, s->sums->inputs, &sums, error));
     all[0] = fmax(s->sums->tokens[0], 2.0 * s->sums->inputs); /* fewer are refused */
     memcpy(sums.all, all, sums.n_all * sizeof *all);
     for (int shared = 0; shared < 2; shared++) {
         f_theta_config config = s->options.config;
         f_theta_config_fit(&config, c, RANK, RANK, shared);
-        fit_problem problem = {.sums = &sums, .config = &config, .gram = s->gram, .solver = FIT_SUBSPACE};
+        closed_form_problem problem = {
+            .sums = &sums, .config = &config, .gram = s->gram, .solver = CLOSED_FORM_SUBSPACE};
         REQUIRE_OK(thread_pool_create(THREADS, &problem.pool, error));
-        fit_weights host, device;
-        REQUIRE_OK(fit_solve(&problem, &host, error));
+        closed_form_weights host, device;
+        REQUIRE_OK(closed_form_solve(&problem, &host, error));
         problem.ops = backend_train_find(backend_find("cuda", NULL));
         problem.moments = s->moments;
-        REQUIRE_OK(fit_solve(&problem, &device, error));
+        REQUIRE_OK(closed_form_solve(&problem, &device, error));
         for (int half = 0; half < 2; half++) {
             if (host.encoder[half])
                 near_weights(name, "encoders", device.encoder[half], host.encoder[half], (size_t)(RANK * sums.inputs));
@@ -283,11 +284,11 @@ static void compare_solutions(const char *name, const sides *s, double *all) {
                                  (size_t)(c->layer[i].kv_heads * c->layer[i].head_dim * RANK));
             }
         }
-        fit_weights_free(&host);
-        fit_weights_free(&device);
+        closed_form_weights_free(&host);
+        closed_form_weights_free(&device);
         thread_pool_destroy(problem.pool);
     }
-    fit_sums_destroy(&sums);
+    closed_form_sums_destroy(&sums);
 }
 
 /* The third has values that pass no norm. */
@@ -343,7 +344,7 @@ static void whole_way(void **state) {
                                     open_engine(models[m], NULL, "cuda", KAKEYA_PRECISION_BF16)};
         const gemma4_config *c = &engine[0]->verifier->config;
         const trainer_options options = options_of(c, NULL);
-        fit_weights w[2];
+        closed_form_weights w[2];
         double *map[2];
         size_t n = (size_t)f_theta_encoder_in(&options.config), d = (size_t)c->layer[0].head_dim;
         for (int b = 0; b < 2; b++) {
@@ -354,7 +355,7 @@ static void whole_way(void **state) {
                 make_tokens(tokens, i, c->vocab);
                 REQUIRE_OK(trainer_add(t, tokens, LENGTH, error));
             }
-            REQUIRE_OK(trainer_solve(t, &(fit_form){0}, &w[b], error));
+            REQUIRE_OK(trainer_solve(t, &(closed_form_form){0}, &w[b], error));
             trainer_destroy(t);
             map[b] = calloc(d * n, sizeof *map[b]); /* of the first layer's first value head */
             for (size_t i = 0; i < d * n; i++) {
@@ -365,7 +366,7 @@ static void whole_way(void **state) {
         near(models[m], "the map of a value head", 0, map[1], map[0], d * n, 0.15);
         for (int b = 0; b < 2; b++) {
             free(map[b]);
-            fit_weights_free(&w[b]);
+            closed_form_weights_free(&w[b]);
             kakeya_engine_close(engine[b]);
         }
     }

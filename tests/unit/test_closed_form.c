@@ -5,7 +5,7 @@
 
 #include "base/threads.h"
 #include "golden.h"
-#include "train/fit.h"
+#include "train/closed_form.h"
 #include "train/linear.h"
 #include "train/products.h"
 #include "train/subspace.h"
@@ -229,7 +229,7 @@ enum { INPUTS = 144, TOKENS = 400, RANK = 24, RICH = 20, POOR = 3 };
  * directions of a head. */
 typedef struct made_up {
     gemma4_config config;
-    fit_sums sums;
+    closed_form_sums sums;
     float *gram[GEMMA4_MAX_LAYERS];
     f_theta_config form;
 } made_up;
@@ -254,10 +254,10 @@ static void make_up(made_up *m, bool shared, int directions) {
                                                    .head_dim = l == 1 ? 32 : 16,
                                                    .kv_source = l};
     }
-    REQUIRE_OK(fit_sums_create(&m->config, INPUTS, &m->sums, error));
+    REQUIRE_OK(closed_form_sums_create(&m->config, INPUTS, &m->sums, error));
     m->form = (f_theta_config){.input = F_THETA_AUX_HIDDEN, .hidden = INPUTS, .aux_layers = 1};
     f_theta_config_fit(&m->form, &m->config, RANK, RANK, shared);
-    fit_sums *s = &m->sums;
+    closed_form_sums *s = &m->sums;
     uint64_t random = 11;
     double *map = random_matrix((size_t)s->targets * INPUTS, 12), x[INPUTS];
     s->tokens[0] = TOKENS;
@@ -285,26 +285,27 @@ static void make_up(made_up *m, bool shared, int directions) {
 }
 
 static void unmake(made_up *m) {
-    fit_sums_destroy(&m->sums);
+    closed_form_sums_destroy(&m->sums);
     for (int l = 0; l < GEMMA4_MAX_LAYERS; l++) free(m->gram[l]);
 }
 
-static fit_weights solve_as(const made_up *m, fit_form form, fit_solver solver, int threads, const float *map) {
-    fit_weights w;
-    const fit_problem problem = {.sums = &m->sums,
-                                 .config = &m->form,
-                                 .form = form,
-                                 .gram = m->gram,
-                                 .map = {map, map},
-                                 .pool = make_pool(threads),
-                                 .solver = solver};
-    REQUIRE_OK(fit_solve(&problem, &w, error));
+static closed_form_weights solve_as(const made_up *m, closed_form_form form, closed_form_solver solver, int threads,
+                                    const float *map) {
+    closed_form_weights w;
+    const closed_form_problem problem = {.sums = &m->sums,
+                                         .config = &m->form,
+                                         .form = form,
+                                         .gram = m->gram,
+                                         .map = {map, map},
+                                         .pool = make_pool(threads),
+                                         .solver = solver};
+    REQUIRE_OK(closed_form_solve(&problem, &w, error));
     thread_pool_destroy(problem.pool);
     return w;
 }
 
-static fit_weights solve(const made_up *m, fit_solver solver, int threads, const float *map) {
-    return solve_as(m, (fit_form){0}, solver, threads, map);
+static closed_form_weights solve(const made_up *m, closed_form_solver solver, int threads, const float *map) {
+    return solve_as(m, (closed_form_form){0}, solver, threads, map);
 }
 
 /* The largest difference between two encoders (or decoders), as a share of the largest value. */
@@ -317,7 +318,8 @@ static double difference(const float *a, const float *b, size_t n) {
     return most / largest;
 }
 
-static void compare(const char *what, const made_up *m, const fit_weights *a, const fit_weights *b, double tolerance) {
+static void compare(const char *what, const made_up *m, const closed_form_weights *a, const closed_form_weights *b,
+                    double tolerance) {
     for (int half = 0; half < 2; half++) {
         double off = a->encoder[half] ? difference(a->encoder[half], b->encoder[half], RANK * INPUTS) : 0;
         if (!(off <= tolerance)) fail_msg("%s: encoder %d differs by %g", what, half, off);
@@ -335,15 +337,17 @@ static void subspace_is_dense(void **state) {
     for (int shared = 0; shared < 2; shared++) {
         made_up m = {0};
         make_up(&m, shared, RICH);
-        fit_weights dense = solve(&m, FIT_DENSE, 1, NULL), automatic = solve(&m, FIT_AUTO, 3, NULL),
-                    iterated = solve(&m, FIT_SUBSPACE, 1, NULL), again = solve(&m, FIT_SUBSPACE, 3, NULL);
+        closed_form_weights dense = solve(&m, CLOSED_FORM_DENSE, 1, NULL),
+                            automatic = solve(&m, CLOSED_FORM_AUTO, 3, NULL),
+                            iterated = solve(&m, CLOSED_FORM_SUBSPACE, 1, NULL),
+                            again = solve(&m, CLOSED_FORM_SUBSPACE, 3, NULL);
         compare("small problems are dense", &m, &dense, &automatic, 0);
         compare("threads", &m, &iterated, &again, 0);
         compare("subspace", &m, &dense, &iterated, 1e-5);
-        fit_weights_free(&dense);
-        fit_weights_free(&automatic);
-        fit_weights_free(&iterated);
-        fit_weights_free(&again);
+        closed_form_weights_free(&dense);
+        closed_form_weights_free(&automatic);
+        closed_form_weights_free(&iterated);
+        closed_form_weights_free(&again);
         unmake(&m);
     }
 }
@@ -351,11 +355,11 @@ static void subspace_is_dense(void **state) {
 /* A metric that sees fewer directions than the rank has: the rest decodes to nothing. */
 static void few_directions(void **state) {
     (void)state;
-    for (int solver = FIT_DENSE; solver <= FIT_SUBSPACE; solver++) {
+    for (int solver = CLOSED_FORM_DENSE; solver <= CLOSED_FORM_SUBSPACE; solver++) {
         made_up m = {0};
         make_up(&m, false, POOR);
         enum { SEEN = 5 * POOR }; /* K/V heads of all layers */
-        fit_weights w = solve(&m, (fit_solver)solver, 2, NULL);
+        closed_form_weights w = solve(&m, (closed_form_solver)solver, 2, NULL);
         for (int i = 0; i < RANK * INPUTS; i++) assert_true(isfinite(w.encoder[0][i]) && isfinite(w.encoder[1][i]));
         for (int l = 0; l < m.config.layers; l++) {
             int d = m.config.layer[l].head_dim;
@@ -371,7 +375,7 @@ static void few_directions(void **state) {
                     fail_msg("solver %d: latent %d of layer %d is seen, %g", solver, r, l, seen);
             }
         }
-        fit_weights_free(&w);
+        closed_form_weights_free(&w);
         unmake(&m);
     }
 }
@@ -387,7 +391,7 @@ static void turned_input(void **state) {
     float *map = malloc(INPUTS * INPUTS * sizeof *map);
     for (int i = 0; i < INPUTS * INPUTS; i++)
         map[i] = (float)((i / INPUTS == i % INPUTS) - 2 * u[i / INPUTS] * u[i % INPUTS] / square);
-    fit_weights plain = solve(&m, FIT_DENSE, 1, NULL), turned = solve(&m, FIT_DENSE, 2, map);
+    closed_form_weights plain = solve(&m, CLOSED_FORM_DENSE, 1, NULL), turned = solve(&m, CLOSED_FORM_DENSE, 2, map);
     for (int half = 0; half < 2; half++) {
         for (int r = 0; r < RANK; r++) {
             float *row = turned.encoder[half] + r * INPUTS, back[INPUTS];
@@ -408,8 +412,8 @@ static void turned_input(void **state) {
         }
     }
     compare("turned", &m, &plain, &turned, 1e-3);
-    fit_weights_free(&plain);
-    fit_weights_free(&turned);
+    closed_form_weights_free(&plain);
+    closed_form_weights_free(&turned);
     free(map);
     unmake(&m);
 }
@@ -425,15 +429,15 @@ static void units_of_inputs(void **state) {
     for (int i = 0; i < INPUTS * INPUTS; i++) other.sums.xx[i] *= unit[i / INPUTS] * unit[i % INPUTS];
     for (int i = 0; i < other.sums.targets * INPUTS; i++) other.sums.yx[i] *= unit[i % INPUTS];
     for (int by_input = 0; by_input < 2; by_input++) {
-        fit_weights a = solve_as(&m, (fit_form){.by_input = by_input}, FIT_DENSE, 1, NULL),
-                    b = solve_as(&other, (fit_form){.by_input = by_input}, FIT_DENSE, 2, NULL);
+        closed_form_weights a = solve_as(&m, (closed_form_form){.by_input = by_input}, CLOSED_FORM_DENSE, 1, NULL),
+                            b = solve_as(&other, (closed_form_form){.by_input = by_input}, CLOSED_FORM_DENSE, 2, NULL);
         for (int i = 0; i < RANK * INPUTS; i++) b.encoder[0][i] *= (float)unit[i % INPUTS];
         if (by_input)
             compare("units", &m, &a, &b, 1e-4);
         else
             assert_true(difference(a.encoder[0], b.encoder[0], RANK * INPUTS) > 1e-2);
-        fit_weights_free(&a);
-        fit_weights_free(&b);
+        closed_form_weights_free(&a);
+        closed_form_weights_free(&b);
     }
     unmake(&m);
     unmake(&other);
@@ -447,14 +451,15 @@ static void tempered_metric(void **state) {
     make_up(&other, true, RICH);
     int d = m.config.layer[0].head_dim;
     for (int i = 0; i < m.config.layer[0].kv_heads * d * d; i++) other.sums.metric_k[0][i] *= 1e4;
-    const fit_form flat = {.temper = 1e-12};
-    fit_weights a = solve_as(&m, flat, FIT_DENSE, 1, NULL), b = solve_as(&other, flat, FIT_DENSE, 1, NULL),
-                plain = solve(&other, FIT_DENSE, 1, NULL);
+    const closed_form_form flat = {.temper = 1e-12};
+    closed_form_weights a = solve_as(&m, flat, CLOSED_FORM_DENSE, 1, NULL),
+                        b = solve_as(&other, flat, CLOSED_FORM_DENSE, 1, NULL),
+                        plain = solve(&other, CLOSED_FORM_DENSE, 1, NULL);
     compare("tempered", &m, &a, &b, 1e-4);
     assert_true(difference(a.encoder[0], plain.encoder[0], RANK * INPUTS) > 1e-2);
-    fit_weights_free(&a);
-    fit_weights_free(&b);
-    fit_weights_free(&plain);
+    closed_form_weights_free(&a);
+    closed_form_weights_free(&b);
+    closed_form_weights_free(&plain);
     unmake(&m);
     unmake(&other);
 }

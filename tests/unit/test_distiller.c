@@ -63,10 +63,10 @@ static corpus corpus_of(int length) {
     return data;
 }
 
-static void start_of(const distiller_options *o, fit_weights *out) {
+static void start_of(const distiller_options *o, closed_form_weights *out) {
     uint64_t random = 9;
     const f_theta_config *f = &o->config;
-    assert_true(fit_weights_create(f, out));
+    assert_true(closed_form_weights_create(f, out));
     for (int i = 0; i < RANK * f_theta_encoder_in(f); i++) out->encoder[0][i] = (float)(0.2 * draw(&random));
     for (int l = 0; l < f->layers; l++) {
         for (int half = 0; half < 2; half++) {
@@ -77,11 +77,11 @@ static void start_of(const distiller_options *o, fit_weights *out) {
 }
 
 static distiller *make(kakeya_engine *engine, const distiller_options *o, const corpus *data) {
-    fit_weights start;
+    closed_form_weights start;
     start_of(o, &start);
     distiller *d = NULL;
     REQUIRE_OK(distiller_create(engine, o, data, &start, &d, error));
-    fit_weights_free(&start);
+    closed_form_weights_free(&start);
     return d;
 }
 
@@ -92,7 +92,7 @@ static double go_on(distiller *d, int steps) {
 }
 
 static void same_weights(const char *what, const distiller *a, const distiller *b, const f_theta_config *f) {
-    fit_weights x, y;
+    closed_form_weights x, y;
     REQUIRE_OK(distiller_weights(a, &x, error));
     REQUIRE_OK(distiller_weights(b, &y, error));
     assert_same_bits(what, x.encoder[0], y.encoder[0], (size_t)(RANK * f_theta_encoder_in(f)));
@@ -101,8 +101,8 @@ static void same_weights(const char *what, const distiller *a, const distiller *
             assert_same_bits(what, x.decoder[half][l], y.decoder[half][l],
                              (size_t)(f->kv_heads[l] * f->head_dim[l] * RANK));
     }
-    fit_weights_free(&x);
-    fit_weights_free(&y);
+    closed_form_weights_free(&x);
+    closed_form_weights_free(&y);
 }
 
 static int asked;
@@ -181,10 +181,10 @@ static void units(void **state) {
     o.warm_up = 0;
     o.constant = true;
     const f_theta_config *f = &o.config;
-    fit_weights start, after, read;
+    closed_form_weights start, after, read;
     f_theta_config found;
     start_of(&o, &start);
-    assert_true(fit_weights_create_sizes(f, &start));
+    assert_true(closed_form_weights_create_sizes(f, &start));
     int inputs = f_theta_encoder_in(f), differ = 0;
     for (int i = 0; i < inputs; i++) start.input_size[i] = i % 2 ? 4 : 0.5f;
     for (int l = 0; l < f->layers; l++) start.value_size[l] = 1 + (float)l;
@@ -213,10 +213,10 @@ static void units(void **state) {
     REQUIRE_OK(trainer_read(engine, directory, &found, &read, error));
     assert_same_bits("inputs", read.input_size, start.input_size, (size_t)inputs);
     assert_same_bits("values", read.value_size, start.value_size, (size_t)f->layers);
-    fit_weights_free(&read);
+    closed_form_weights_free(&read);
     distiller_destroy(d);
-    fit_weights_free(&start);
-    fit_weights_free(&after);
+    closed_form_weights_free(&start);
+    closed_form_weights_free(&after);
     corpus_free(&data);
     kakeya_engine_close(engine);
 }
@@ -226,7 +226,7 @@ static void what_does_not_fit(void **state) {
     kakeya_engine *engine = open_engine("gemma4-tiny-dense", 1);
     distiller_options o = options_of(engine, 1);
     corpus data = corpus_of(8); /* sink, window and rows are 9 */
-    fit_weights start;
+    closed_form_weights start;
     start_of(&o, &start);
     distiller *d = NULL;
     kakeya_error problem = {0};
@@ -244,7 +244,7 @@ static void what_does_not_fit(void **state) {
     engine = open_as("gemma4-tiny-dense", 1, KAKEYA_PRECISION_BF16);
     assert_int_equal(distiller_create(engine, &o, &data, &start, &d, &problem), KAKEYA_UNSUPPORTED);
     assert_non_null(strstr(problem.message, "precision f32"));
-    fit_weights_free(&start);
+    closed_form_weights_free(&start);
     corpus_free(&data);
     kakeya_engine_close(engine);
 }

@@ -122,8 +122,8 @@ static void feed(trainer *t, int from, int to) {
     }
 }
 
-static void same_weights(const char *what, const fit_weights *a, int stride_a, const fit_weights *b, int stride_b,
-                         int rank, int inputs, const gemma4_config *c) {
+static void same_weights(const char *what, const closed_form_weights *a, int stride_a, const closed_form_weights *b,
+                         int stride_b, int rank, int inputs, const gemma4_config *c) {
     for (int half = 0; half < 2; half++) {
         if (b->encoder[half]) assert_same_bits(what, a->encoder[half], b->encoder[half], (size_t)(rank * inputs));
         for (int i = 0; i < c->layers; i++) {
@@ -144,7 +144,7 @@ static void one_solution(void **state) {
         kakeya_engine *engine = open_pair(models[m], drafter, 1), *wide = open_pair(models[m], drafter, 3);
         const gemma4_config *c = &engine->verifier->config;
         for (int shared = 0; shared < (drafter ? 1 : 2); shared++) {
-            const fit_form form = {.by_input = m % 2 == 1, .temper = m == 1 ? 0.5 : 0};
+            const closed_form_form form = {.by_input = m % 2 == 1, .temper = m == 1 ? 0.5 : 0};
             trainer *whole = make(engine, 12, 12, shared, 1), *less = make(wide, 5, 5, shared, 3),
                     *first = make(engine, 12, 12, shared, 1), *second = make(wide, 12, 12, shared, 2);
             feed(whole, 0, SEQUENCES);
@@ -160,7 +160,7 @@ static void one_solution(void **state) {
             REQUIRE_OK(trainer_load(second, path, 9, found, error));
             assert_memory_equal(place, found, sizeof found);
             feed(second, 5, SEQUENCES);
-            fit_weights a, b, d;
+            closed_form_weights a, b, d;
             REQUIRE_OK(trainer_solve(whole, &form, &a, error));
             REQUIRE_OK(trainer_solve(less, &form, &b, error));
             REQUIRE_OK(trainer_solve(second, &form, &d, error));
@@ -168,9 +168,9 @@ static void one_solution(void **state) {
             int inputs = read ? read->layers * read->kv_heads * read->head_dim : trainer_sums(whole)->inputs;
             same_weights("a smaller rank", &a, 12, &b, 5, 5, inputs, c);
             same_weights("saved sums", &a, 12, &d, 12, 12, inputs, c);
-            fit_weights_free(&a);
-            fit_weights_free(&b);
-            fit_weights_free(&d);
+            closed_form_weights_free(&a);
+            closed_form_weights_free(&b);
+            closed_form_weights_free(&d);
             trainer_destroy(whole);
             trainer_destroy(less);
             trainer_destroy(first);
@@ -186,9 +186,9 @@ static void too_little(void **state) {
     kakeya_engine *engine = open_engine("gemma4-tiny-dense", 1);
     trainer *t = make(engine, 8, 8, true, 1);
     feed(t, 0, 2);
-    fit_weights w;
+    closed_form_weights w;
     kakeya_error problem = {0};
-    assert_int_equal(trainer_solve(t, &(fit_form){0}, &w, &problem), KAKEYA_INVALID_ARGUMENT);
+    assert_int_equal(trainer_solve(t, &(closed_form_form){0}, &w, &problem), KAKEYA_INVALID_ARGUMENT);
     assert_non_null(strstr(problem.message, "80 tokens are too few for 128"));
     trainer_destroy(t);
     kakeya_engine_close(engine);
@@ -311,7 +311,7 @@ static void metric_is_a_derivative(void **state) {
     REQUIRE_OK(engine->ops->cache_create(engine->model, &options, &cache, error));
     REQUIRE_OK(backend_train_find(engine->ops)
                    ->forward(engine->model, cache, tokens, LENGTH, keep, (void *)(uintptr_t)c, error));
-    const fit_sums *s = trainer_sums(t);
+    const closed_form_sums *s = trainer_sums(t);
     uint64_t random = 3;
     for (int layer = 0; layer < c->layers; layer += c->layers - 1) { /* one that slides, one that does not */
         const gemma4_layer_config *lc = &c->layer[layer];

@@ -1,6 +1,7 @@
-/* Sums of the closed form (backend/backend_train.h, train/fit.h) on a device. The launcher of a prompt shows what its
- * operations leave behind; rows of x and y are turned, in bf16, so that the products of prompts (prompt_gemm.h) sum
- * over them: what an encoder reads at run time is bf16, too. A chunk's products are float32, sums over chunks float64.
+/* Sums of the closed form (backend/backend_train.h, train/closed_form.h) on a device. The launcher of a prompt shows
+ * what its operations leave behind; rows of x and y are turned, in bf16, so that the products of prompts
+ * (prompt_gemm.h) sum over them: what an encoder reads at run time is bf16, too. A chunk's products are float32, sums
+ * over chunks float64.
  *
  *   moments.c         memory, a forward, its sums     moments_solve.c   the matrix, its factor, products with it
  *   moments.cu        kernels of rows                 dense.cu          products in float64 */
