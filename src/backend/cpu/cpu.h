@@ -11,7 +11,7 @@
  *   repack.h        weights in tiles, tile_file.h from a file  measure.c    benchmarks and diagnostics
  *   fine_layers.h   layers whose products round less
  *   bounded.h       weights under a limit
- *   train.c         the table of training                   look.h          forwards that it looks at
+ *   train.c         the table of training                   train_taps.h    forwards with taps
  *   students.h      distillation of an f_theta              learner.h       training of a drafter
  *   backward.h      gradients of rows                       train_products.h exact products
  *   train_rows.h    rows of both kinds of drafters' learners
@@ -139,7 +139,7 @@ struct backend_model {
     float *partial;            /* flash states of partitions when one step is split over threads */
     size_t partial_floats;
     thread_scratch *scratch;                 /* [threads] */
-    struct forward_watch *watch;             /* watch.h; NULL: nobody looks */
+    struct forward_taps *taps;               /* taps.h; NULL: nobody looks */
     const struct backend_recoding *recoding; /* backend/measure.h; NULL: vectors are stored as they are */
     int threads;
     struct matrix_job *jobs;

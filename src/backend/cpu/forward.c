@@ -16,7 +16,7 @@
 #include "backend/cpu/restored_keys.h"
 #include "backend/cpu/rope.h"
 #include "backend/cpu/row_program.h"
-#include "backend/cpu/watch.h"
+#include "backend/cpu/taps.h"
 #include "backend/cpu/workspace.h"
 #include "backend/measure.h"
 #include "backend/segments.h"
@@ -335,42 +335,42 @@ static void copy_aux(const forward_step *f) {
 /* Training looks at the layer that has just been computed. */
 static void show_layer(const forward_step *f) {
     const backend_model *m = f->model;
-    const forward_watch *watch = m->watch;
+    const forward_taps *taps = m->taps;
     int layer = f->op->layer;
     const rope_table *rope = &m->rope[m->config->layer[layer].type];
     bool own_kv = m->config->layer[layer].kv_source == layer;
     const train_layer shown = {.layer = layer,
                                .rows = f->rows,
                                .position = f->positions[0],
-                               .raw_k = own_kv ? watch->raw_k : NULL,
-                               .raw_v = own_kv ? watch->raw_v : NULL,
-                               .q = watch->q,
-                               .o = watch->o,
-                               .out = watch->out,
+                               .raw_k = own_kv ? taps->raw_k : NULL,
+                               .raw_v = own_kv ? taps->raw_v : NULL,
+                               .q = taps->q,
+                               .o = taps->o,
+                               .out = taps->out,
                                .h = m->h,
                                .cosine = rope->cosine,
                                .sine = rope->sine,
                                .half = rope->half,
                                .pairs = rope->pairs};
-    watch->look(watch->user, &shown);
+    taps->look(taps->user, &shown);
 }
 
 static void look_at(const forward_step *f) {
     const backend_model *m = f->model;
-    const forward_watch *watch = m->watch;
+    const forward_taps *taps = m->taps;
     const gemma4_layer_config *lc = &m->config->layer[f->op->layer];
     program_item item = (program_item)f->op->in[0];
     int q_dim = m->config->heads * lc->head_dim, kv_dim = lc->kv_heads * lc->head_dim;
-    float *to = item == DATA_Q          ? watch->q
-                : item == DATA_ATTENDED ? watch->o
-                : item == DATA_BRANCH   ? watch->out
-                : f->op->part           ? watch->raw_v
-                                        : watch->raw_k;
+    float *to = item == DATA_Q          ? taps->q
+                : item == DATA_ATTENDED ? taps->o
+                : item == DATA_BRANCH   ? taps->out
+                : f->op->part           ? taps->raw_v
+                                        : taps->raw_k;
     int width = item == DATA_Q || item == DATA_ATTENDED ? q_dim : item == DATA_BRANCH ? m->config->hidden : kv_dim;
     if (item == DATA_H)
         show_layer(f);
     else
-        watch_copy(to, cpu_item(m, item), (size_t)f->rows, (size_t)width);
+        taps_copy(to, cpu_item(m, item), (size_t)f->rows, (size_t)width);
 }
 
 /* Of decode rows any may become the last that is kept; a prompt is kept whole. */
@@ -492,7 +492,7 @@ const program_machine *cpu_machine(void) {
 static uint64_t wants_of(const forward_step *f) {
     const backend_model *m = f->model;
     uint64_t wants = PROGRAM_WANTS(TAP_AUX);
-    if (m->watch) wants |= PROGRAM_WANTS(TAP_LOOK);
+    if (m->taps) wants |= PROGRAM_WANTS(TAP_LOOK);
     if (m->recoding) wants |= PROGRAM_WANTS(TAP_RECODE);
     for (int s = 0; s < f->n_segments; s++) {
         if (f->requests[s].hidden_states) wants |= PROGRAM_WANTS(TAP_STATES);

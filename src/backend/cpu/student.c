@@ -4,10 +4,10 @@
 #include <string.h>
 
 #include "backend/cpu/backward.h"
-#include "backend/cpu/look.h"
 #include "backend/cpu/matrix.h"
 #include "backend/cpu/students.h"
 #include "backend/cpu/train_products.h"
+#include "backend/cpu/train_taps.h"
 
 /* -------------------------------------------------------------------------------------------------------- memory */
 
@@ -341,7 +341,7 @@ kakeya_status cpu_student_teach(backend_student *s, backend_cache *cache, const 
     memcpy(s->tokens, tokens, (size_t)n * sizeof *tokens);
     for (int at = 0, rows; at < n && !status; at += rows) {
         rows = n - at < s->m->max_rows ? n - at : s->m->max_rows;
-        status = look_forward(s->m, cache, tokens + at, rows, look, s, error);
+        status = tapped_forward(s->m, cache, tokens + at, rows, look, s, error);
     }
     if (!status && s->aux) read_drafter(s);
     return status;

@@ -3,10 +3,10 @@
 
 #include "backend/backend_train.h"
 #include "backend/cpu/learner.h"
-#include "backend/cpu/look.h"
 #include "backend/cpu/matrix.h"
 #include "backend/cpu/students.h"
 #include "backend/cpu/train_products.h"
+#include "backend/cpu/train_taps.h"
 
 /* A product of the transposed matrices: k runs along the rows. */
 static kakeya_status train_outer(backend_model *m, const float *a, int na, const float *b, size_t ldb, int nb, int rows,
@@ -42,7 +42,7 @@ static void train_weight_row(const backend_model *m, const weight *w, int row, f
 const backend_train_ops *cpu_train(void);
 
 const backend_train_ops *cpu_train(void) {
-    static const backend_train_ops ops = {.forward = look_forward,
+    static const backend_train_ops ops = {.forward = tapped_forward,
                                           .outer = train_outer,
                                           .weight_row = train_weight_row,
                                           .student_bytes = cpu_student_bytes,

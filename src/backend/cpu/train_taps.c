@@ -1,11 +1,11 @@
-#include "backend/cpu/look.h"
+#include "backend/cpu/train_taps.h"
 
 #include "backend/cpu/cache.h"
 #include "backend/cpu/forward.h"
-#include "backend/cpu/watch.h"
+#include "backend/cpu/taps.h"
 
-kakeya_status look_forward(backend_model *m, backend_cache *cache, const int32_t *tokens, int n, train_look_fn look,
-                           void *user, kakeya_error *error) {
+kakeya_status tapped_forward(backend_model *m, backend_cache *cache, const int32_t *tokens, int n, train_look_fn look,
+                             void *user, kakeya_error *error) {
     size_t rows = (size_t)n, q = 0, kv = 0, hidden = (size_t)m->config->hidden;
     for (int i = 0; i < m->config->layers; i++) {
         const gemma4_layer_config *l = &m->config->layer[i];
@@ -18,15 +18,15 @@ kakeya_status look_forward(backend_model *m, backend_cache *cache, const int32_t
     if (!memory)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: a forward to train on needs %zu bytes",
                          floats * sizeof *memory);
-    forward_watch watch = {.look = look, .user = user, .raw_k = memory};
-    watch.raw_v = watch.raw_k + rows * kv;
-    watch.q = watch.raw_v + rows * kv;
-    watch.o = watch.q + rows * q;
-    watch.out = watch.o + rows * q;
+    forward_taps taps = {.look = look, .user = user, .raw_k = memory};
+    taps.raw_v = taps.raw_k + rows * kv;
+    taps.q = taps.raw_v + rows * kv;
+    taps.o = taps.q + rows * q;
+    taps.out = taps.o + rows * q;
     backend_segment segment = {.cache = cache, .tokens = tokens, .n = n, .kind = SEGMENT_PROMPT, .first_logit_row = n};
-    m->watch = &watch;
+    m->taps = &taps;
     kakeya_status status = cpu_forward(m, &segment, 1, error);
-    m->watch = NULL;
+    m->taps = NULL;
     if (!status) status = host_cache_commit(cache, n, error);
     mem_free(memory);
     return status;
