@@ -21,6 +21,24 @@ STATUS=0
 wc -l README.md >"$WORK/out"
 check "README has at most 150 lines" test "$(wc -l <README.md)" -le 150
 
+# What a reader who has never seen the project looks for is in README, or on a page that two links lead to.
+linked() { # page: the project's pages that it links to
+    grep -o -E '\]\([^)#: ]+\.md' "$1" | sed 's/](//' | while IFS= read -r link; do
+        echo "$(cd "$(dirname "$1")/$(dirname "$link")" && pwd)/${link##*/}"
+    done | sed "s|^$PWD/||" | sort -u
+}
+found() { # what is looked for, extended regular expression of lines that tell it
+    STATUS=0
+    xargs grep -l -E "$2" <"$WORK/near" >"$WORK/out" 2>"$WORK/err" || true
+    check "$1 is within two links of README" test -s "$WORK/out"
+}
+linked README.md >"$WORK/one"
+{ cat "$WORK/one" && while IFS= read -r page; do linked "$page"; done <"$WORK/one"; } | sort -u >"$WORK/near"
+check "pages are near README" test "$(wc -l <"$WORK/one")" -gt 10 -a "$(wc -l <"$WORK/near")" -gt 20
+found "serving a GGUF file with a key" '^    kakeya serve --model [^ ]*\.gguf( .*)? --api-key '
+found "what restored costs" '^## What `restored` costs$'
+found "adding an operation" '^## Adding an operation'
+
 ls README.md CONTRIBUTING.md docs/*.md docs/*/*.md include/*.h python/README.md python/kakeya/*.py \
     python/kakeya/remote/*.py models/README.md docs/kakeya.1 "$WORK/help"/* >"$WORK/pages"
 check "the pages are found" test "$(wc -l <"$WORK/pages")" -gt 30
