@@ -82,6 +82,7 @@ shells)
 style)
     need_command clang-format clang-format
     need_command codespell codespell
+    need_command doxygen doxygen
     ;;
 packaging)
     need_command dpkg-shlibdeps dpkg-dev
