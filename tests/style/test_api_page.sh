@@ -7,7 +7,8 @@ if ! command -v doxygen >/dev/null 2>&1; then
 fi
 if tools/api_page.sh "$WORK/api" >"$WORK/out" 2>"$WORK/err"; then STATUS=0; else STATUS=$?; fi
 check "Doxygen makes them without a warning" test "$STATUS" -eq 0 -a ! -s "$WORK/out" -a ! -s "$WORK/err"
-cat include/*.h | tr '\n' ' ' | grep -o -E 'KAKEYA_API [a-z][^;(]*\(' | sed -E 's/.*[ *](kakeya_[a-z0-9_]+)\($/\1/' | sort -u >"$WORK/functions"
+cat include/*.h | tr "\n" " " | grep -o -E "KAKEYA_API [a-z][^;(]*\(" | sed -E "s/.*[ *](kakeya_[a-z0-9_]+)\\($/\1/" |
+    sort -u >"$WORK/functions"
 check "the public functions are found" test "$(wc -l <"$WORK/functions")" -gt 100
 cat "$WORK"/api/html/*_8h.html >"$WORK/pages"
 while IFS= read -r name; do

@@ -42,7 +42,7 @@ static _Atomic int plan, failed, naps;
  * has its session. */
 static void wait_for_the_other(void) {
     size_t running = 0, waiting = 0;
-    while (gate_counts(server->gate, &running, &waiting), running + waiting < 2)
+    while (admission_counts(server->admission, &running, &waiting), running + waiting < 2)
         (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     int nap = 10 * naps++; /* ms */
     (void)nanosleep(&(struct timespec){.tv_sec = nap / 1000, .tv_nsec = nap % 1000 * 1000000L}, NULL);
