@@ -49,20 +49,23 @@ def blocks(source, kind, n, deviation):
     return data
 
 
-def as_body(tensors, body):
-    """The tensors with another format in place of Q4_0."""
+def as_body(tensors, body, head):
+    """The tensors with other formats in place of Q4_0, and in that of the head."""
     for name, shape, kind in tensors:
-        if kind == open_gguf.Q4_0 and body == "q4_k":
+        if kind == open_gguf.Q8_0:
+            kind = head
+        elif kind == open_gguf.Q4_0 and body == "q4_k":
             kind = Q5_0 if shape[0] % 256 else Q4_K
         yield name, shape, kind
 
 
-def write(path, layers, body):
+def write(path, layers, body, head=open_gguf.Q8_0):
     """The file of open_gguf.py with numbers of the statistics that kakeya's synthetic models have, so that rows spread
-    over the experts."""
+    over the experts. Matrices begin at random places of the same numbers: equal ones in all layers would make all rows
+    alike."""
     open_gguf.LAYERS = layers
     plain = open_gguf.tensors
-    open_gguf.tensors = lambda: as_body(plain(), body)
+    open_gguf.tensors = lambda: as_body(plain(), body, head)
     open_gguf.SIZES.update({kind: BLOCKS[kind][:2] for kind in BLOCKS})
     open_gguf.write(path)
     source = random.Random(1)
@@ -77,11 +80,11 @@ def write(path, layers, body):
             count *= n
         values, block = open_gguf.SIZES[kind]
         size = count // values * block
-        sizes.append((name, shape, kind, count, size, at))
+        sizes.append((name, shape, kind, block, count, size, at))
         at += (size + 31) // 32 * 32
     start = os.path.getsize(path) - at
     with open(path, "r+b") as file:
-        for name, shape, kind, count, size, offset in sizes:
+        for name, shape, kind, block, count, size, offset in sizes:
             file.seek(start + offset)
             if name == "rope_freqs.weight":
                 continue
@@ -94,7 +97,8 @@ def write(path, layers, body):
                     values = [one] * count
                 file.write(array.array("f", values).tobytes())
                 continue
-            piece = pieces[kind]
+            at = source.randrange(len(pieces[kind]) // block) * block
+            piece = pieces[kind][at:] + pieces[kind][:at]
             while size > 0:
                 file.write(piece[:size])
                 size -= len(piece)

@@ -295,7 +295,7 @@ typedef struct kakeya_weights {
     uint64_t failures;       /* forwards that failed because experts could not be read */
     bool failing;            /* the last read failed: so will answers, until one succeeds */
     double read_seconds;     /* that forwards waited for reads */
-    const char *read_method; /* "direct reads", "reads through the page cache"; NULL: none */
+    const char *read_method; /* "io_uring, direct", "threads, through the page cache" and the like; NULL: none */
 } kakeya_weights;
 
 KAKEYA_API void kakeya_engine_weights_sized(const kakeya_engine *engine, kakeya_weights *out);

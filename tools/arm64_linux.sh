@@ -11,7 +11,8 @@ build=$PWD/build-arm64
 root=$build/root
 packages="libcjson-dev libcjson1 libyajl-dev libyajl2 libhwloc-dev libhwloc15 libudev1 zlib1g-dev zlib1g libxxhash-dev libcmocka-dev
     libcmocka0 libedit-dev libedit2 libbsd-dev libbsd0 libmd-dev libmd0 libncurses-dev libtinfo6 libssl-dev libssl3 libspng-dev
-    libspng0 libjpeg62-turbo-dev libjpeg62-turbo libwebp-dev libwebp7 libwebpdemux2 libgif-dev libgif7"
+    libspng0 libjpeg62-turbo-dev libjpeg62-turbo libwebp-dev libwebp7 libwebpdemux2 libgif-dev libgif7
+    liburing-dev liburing2"
 
 fetch_libraries() {
     [ "$(cat "$build/packages" 2>/dev/null)" != "$packages" ] || return 0 # else another list was unpacked, or none

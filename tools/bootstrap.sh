@@ -28,6 +28,7 @@ need_build() {
     need_library zlib zlib1g-dev
     need_library libedit libedit-dev
     need_library libxxhash libxxhash-dev
+    need_library liburing liburing-dev
     need_library spng libspng-dev
     need_library libjpeg libjpeg62-turbo-dev
     need_library libwebpdemux libwebp-dev

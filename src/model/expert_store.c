@@ -26,7 +26,8 @@ struct expert_store {
     expert_layer *layers; /* [n_layers] */
     int n_layers, experts, slots;
     size_t slot_bytes;
-    void *memory; /* MEM_WEIGHTS */
+    uint64_t *hash; /* [n_layers][EXPERT_PIECES][experts]: of what lies in the files; 0: not known yet */
+    void *memory;   /* MEM_WEIGHTS */
     unsigned char *arena;
     slot *slot;          /* [slots] */
     double *score;       /* [n_layers][experts]: uses, recent ones more, in `unit`s */
@@ -58,6 +59,17 @@ size_t expert_slot_bytes(const expert_layer *layers, int n_layers) {
     return most;
 }
 
+static uint64_t *hash_of(const expert_store *s, int layer, int piece, int expert) {
+    return &s->hash[((size_t)layer * EXPERT_PIECES + (size_t)piece) * (size_t)s->experts + (size_t)expert];
+}
+
+static void know_hashes(const expert_store *s) {
+    for (int l = 0; l < s->n_layers; l++)
+        for (int p = 0; p < EXPERT_PIECES; p++)
+            if (s->layers[l].piece[p].hashes)
+                memcpy(hash_of(s, l, p, 0), s->layers[l].piece[p].hashes, (size_t)s->experts * sizeof *s->hash);
+}
+
 kakeya_status expert_store_create(block_reader *reader, const expert_layer *layers, int n_layers, int experts,
                                   size_t slots, mem_account *account, expert_store **out, kakeya_error *error) {
     *out = NULL;
@@ -71,11 +83,12 @@ kakeya_status expert_store_create(block_reader *reader, const expert_layer *laye
     s->layers = malloc((size_t)n_layers * sizeof *s->layers);
     s->slot = malloc((slots + 1) * sizeof *s->slot);
     s->score = calloc(all, sizeof *s->score);
+    s->hash = calloc(all * EXPERT_PIECES, sizeof *s->hash);
     s->where = malloc(all * sizeof *s->where);
     s->reads = malloc(at_once * EXPERT_PIECES * sizeof *s->reads);
     s->filled = malloc(at_once * sizeof *s->filled);
     s->memory = mem_alloc(account, MEM_WEIGHTS, slots * s->slot_bytes + BLOCK_BYTES);
-    if (!s->layers || !s->slot || !s->score || !s->where || !s->reads || !s->filled || !s->memory) {
+    if (!s->layers || !s->slot || !s->score || !s->hash || !s->where || !s->reads || !s->filled || !s->memory) {
         expert_store_destroy(s);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu experts of %zu bytes", slots,
                          expert_slot_bytes(layers, n_layers));
@@ -86,16 +99,20 @@ kakeya_status expert_store_create(block_reader *reader, const expert_layer *laye
     for (size_t i = 0; i < slots; i++) s->slot[i] = (slot){.layer = NOWHERE, .expert = NOWHERE};
     s->unit = 1;
     s->growth = exp(-log(memory_of_uses) / n_layers);
+    know_hashes(s);
+    block_reader_memory(reader, s->arena, slots * s->slot_bytes, s->slot_bytes);
     *out = s;
     return KAKEYA_OK;
 }
 
 void expert_store_destroy(expert_store *s) {
     if (!s) return;
+    if (s->arena) block_reader_memory(s->reader, NULL, 0, 0);
     mem_free(s->memory);
     free(s->filled);
     free(s->reads);
     free(s->where);
+    free(s->hash);
     free(s->score);
     free(s->slot);
     free(s->layers);
@@ -128,15 +145,20 @@ static void forget(expert_store *s, int i) {
     s->slot[i].layer = s->slot[i].expert = NOWHERE;
 }
 
-/* The reads that fill a slot with an expert. */
-static size_t list_reads(const expert_store *s, int layer, int expert, int at, block_read *out) {
-    unsigned char *to = s->arena + (size_t)at * s->slot_bytes;
-    size_t n = 0;
+/* The reads that fill the slots of the call under way. Those of one piece come together: neighbours in the list may be
+ * neighbours in the file. */
+static size_t list_reads(const expert_store *s, block_read *out) {
+    size_t n = 0, room = 0; /* of the pieces before */
     for (int p = 0; p < EXPERT_PIECES; p++) {
-        const expert_piece *piece = &s->layers[layer].piece[p];
+        const expert_piece *piece = &s->layers[s->layer].piece[p];
         if (piece->bytes == 0) continue;
-        out[n++] = block_read_of(piece->file, piece->offset + (uint64_t)expert * piece->bytes, piece->bytes, to);
-        to += piece_room(piece);
+        for (int i = 0; i < s->n_filled; i++) {
+            const int at = s->filled[i], expert = s->slot[at].expert;
+            out[n] = block_read_of(piece->file, piece->offset + (uint64_t)expert * piece->bytes, piece->bytes,
+                                   s->arena + (size_t)at * s->slot_bytes + room);
+            out[n++].hash = hash_of(s, s->layer, p, expert);
+        }
+        room += piece_room(piece);
     }
     return n;
 }
@@ -168,7 +190,6 @@ static int choose_slot(const expert_store *s) {
 }
 
 void expert_store_begin(expert_store *s, int layer, const int *experts, int n) {
-    size_t n_reads = 0;
     count_uses(s, layer, experts, n);
     s->n_filled = 0;
     s->layer = layer;
@@ -182,8 +203,8 @@ void expert_store_begin(expert_store *s, int layer, const int *experts, int n) {
         forget(s, at);
         s->slot[at] = (slot){.layer = layer, .expert = experts[i], .wanted = s->calls};
         s->filled[s->n_filled++] = at;
-        n_reads += list_reads(s, layer, experts[i], at, s->reads + n_reads);
     }
+    const size_t n_reads = list_reads(s, s->reads);
     atomic_fetch_add(&s->wanted, (uint64_t)n);
     atomic_fetch_add(&s->found, (uint64_t)(n - s->n_filled));
     s->reading = 0;

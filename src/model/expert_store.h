@@ -10,9 +10,10 @@
 
 /* A stream of bytes of one of a layer's stacked matrices, which has a run of the same length for each expert. */
 typedef struct expert_piece {
-    int file;        /* of the reader */
-    uint64_t offset; /* of expert 0's bytes; the next expert's follow */
-    size_t bytes;    /* of one expert; 0: there is no such piece */
+    int file;               /* of the reader */
+    uint64_t offset;        /* of expert 0's bytes; the next expert's follow */
+    size_t bytes;           /* of one expert; 0: there is no such piece */
+    const uint64_t *hashes; /* of each expert (block_hash), to be copied; NULL: each is taken from its first read */
 } expert_piece;
 
 enum { EXPERT_PIECES = 12 }; /* of a layer, at most: matrices times streams */

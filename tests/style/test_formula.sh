@@ -6,7 +6,7 @@
 homebrew_names() {
     sed -e 's/^libcjson$/cjson/' -e 's/^libevent_.*$/libevent/' -e 's/^libcrypto$/openssl@3/' -e 's/^openssl$/openssl@3/' \
         -e 's/^libxxhash$/xxhash/' -e 's/^libprotobuf-c$/protobuf-c/' -e 's/^spng$/libspng/' -e 's/^libjpeg$/jpeg-turbo/' \
-        -e 's/^libwebp.*$/webp/' -e 's/^libzmq$/zeromq/' -e '/^cmocka$/d'
+        -e 's/^libwebp.*$/webp/' -e 's/^libzmq$/zeromq/' -e '/^liburing/d' -e '/^cmocka$/d'
 }
 {
     sed -n -E 's/^ *pkg_check_modules\([A-Z_]+ (REQUIRED )?(IMPORTED_TARGET )?([^)]*)\).*/\3/p' CMakeLists.txt | tr ' ' '\n'
@@ -23,7 +23,8 @@ done
 named=$(sed -n 's/^    for formula in \(.*\); do$/\1/p' tools/bootstrap.sh | tr ' ' '\n' | grep -v -x -e cmake -e ninja -e pkgconf | sort)
 check "make on a Mac asks for the same, but for libmlx and what macOS has" test "$named" = \
     "$(grep -v -x -e mlx -e libedit -e zlib "$WORK/named")"
-# nixpkgs has other names for some of them.
+# nixpkgs has other names for some of them, and what Linux alone has.
+grep -q 'pkg_check_modules(URING .*liburing' CMakeLists.txt && echo liburing >>"$WORK/wanted"
 grep -v -x mlx "$WORK/wanted" | sed -e 's/^jpeg-turbo$/libjpeg/' -e 's/^openssl@3$/openssl/' -e 's/^protobuf-c$/protobufc/' \
     -e 's/^webp$/libwebp/' -e 's/^xxhash$/xxHash/' -e 's/^zeromq$/zeromq/' | LC_ALL=C sort >"$WORK/wanted.nix"
 sed -n '/^  buildInputs = \[$/,/^  \];$/p' packaging/kakeya.nix | sed -n 's/^    \([A-Za-z0-9-]*\)$/\1/p' | LC_ALL=C sort >"$WORK/named.nix"

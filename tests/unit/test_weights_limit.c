@@ -16,6 +16,8 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include "base/platform.h"
+#include "base/read_ring.h"
 #include "convert/convert.h"
 #include "scratch.h"
 #include "session/engine.h"
@@ -25,16 +27,41 @@ enum { TOKENS = 90, PROMPT = 60, ANSWER = 24, BATCH = 3, MODES = 4, POLICIES = 3
 
 /* From the how-manieth read on reads fail; negative: none does. Other programs' reads are none of ours. */
 static int reads_left = -1, reads_failing;
+/* Whether threads read, as where the system has no other way. */
+static bool threads_alone;
+
+static bool read_fails(void) {
+    if (__atomic_load_n(&reads_left, __ATOMIC_RELAXED) < 0) return false;
+    if (__atomic_fetch_sub(&reads_left, 1, __ATOMIC_RELAXED) > 0) return false;
+    __atomic_store_n(&reads_left, 0, __ATOMIC_RELAXED);
+    errno = reads_failing;
+    return true;
+}
+
 ssize_t __real_pread(int fd, void *to, size_t bytes, off_t offset);
 ssize_t __wrap_pread(int fd, void *to, size_t bytes, off_t offset);
 ssize_t __wrap_pread(int fd, void *to, size_t bytes, off_t offset) {
-    int left = __atomic_load_n(&reads_left, __ATOMIC_RELAXED);
-    if (left < 0) return __real_pread(fd, to, bytes, offset);
-    if (__atomic_fetch_sub(&reads_left, 1, __ATOMIC_RELAXED) > 0) return __real_pread(fd, to, bytes, offset);
-    __atomic_store_n(&reads_left, 0, __ATOMIC_RELAXED);
-    if (reads_failing == 0) return 0; /* the file ends */
-    errno = reads_failing;
-    return -1;
+    if (!read_fails()) return __real_pread(fd, to, bytes, offset);
+    return reads_failing ? -1 : 0; /* the file ends */
+}
+
+ssize_t __real_preadv(int fd, const struct iovec *to, int n, off_t offset);
+ssize_t __wrap_preadv(int fd, const struct iovec *to, int n, off_t offset);
+ssize_t __wrap_preadv(int fd, const struct iovec *to, int n, off_t offset) {
+    if (!read_fails()) return __real_preadv(fd, to, n, offset);
+    return reads_failing ? -1 : 0;
+}
+
+read_ring *__real_read_ring_create(void);
+read_ring *__wrap_read_ring_create(void);
+read_ring *__wrap_read_ring_create(void) { return threads_alone ? NULL : __real_read_ring_create(); }
+
+bool __real_read_ring_take(read_ring *ring, size_t *which, int *result);
+bool __wrap_read_ring_take(read_ring *ring, size_t *which, int *result);
+bool __wrap_read_ring_take(read_ring *ring, size_t *which, int *result) {
+    if (!__real_read_ring_take(ring, which, result)) return false;
+    if (read_fails()) *result = -reads_failing;
+    return true;
 }
 
 static kakeya_error error;
@@ -303,38 +330,88 @@ static void test_faults(void **state) {
     kakeya_engine_close(engine);
 }
 
-/* A file that is cut or written while it is in use. */
+typedef enum damage { CUT, TOUCHED, OTHER_BYTES, DAMAGES } damage;
+
+static void set_times(const char *path, struct timespec modified) {
+    const struct timespec times[2] = {modified, modified};
+    assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
+}
+
+/* In place, as a copy over it does. */
+static void write_over(const char *path, const char *data, size_t bytes, struct timespec modified) {
+    FILE *file = fopen(path, "r+b");
+    assert_non_null(file);
+    assert_int_equal(fwrite(data, 1, bytes, file), bytes);
+    assert_int_equal(fclose(file), 0);
+    set_times(path, modified);
+}
+
+static void damage_file(const char *path, damage how, const char *data, size_t bytes, struct timespec modified) {
+    if (how == CUT) assert_int_equal(truncate(path, (off_t)bytes / 2), 0);
+    if (how == TOUCHED) set_times(path, (struct timespec){.tv_sec = 1000000000});
+    if (how != OTHER_BYTES) return;
+    char *other = malloc(bytes);
+    for (size_t i = 0; i < bytes; i++) other[i] = (char)(data[i] ^ (i % 64 == 0));
+    write_over(path, other, bytes, modified);
+    free(other);
+}
+
+/* A file that is cut or written while it is in use, and is as it was some time later. Where its times say nothing,
+ * checksums do. */
+static void check_damage(const char *path, damage how) {
+    kakeya_engine *engine;
+    struct stat about;
+    size_t bytes;
+    int32_t tokens[TOKENS], right[ANSWER], found[ANSWER];
+    char *data = scratch_read(path, &bytes);
+    assert_int_equal(stat(path, &about), 0);
+    assert_ok(open_with(path, needed_by(path, true), true, &engine));
+    some_tokens(engine, 0, tokens);
+    kakeya_session *session = open_session(engine, KAKEYA_ATTENTION_NATIVE);
+    assert_ok(answer(session, tokens));
+    take_answer(session, right);
+    assert_ok(kakeya_session_truncate(session, 0, &error));
+    damage_file(path, how, data, bytes, platform_modified(&about));
+    for (int i = 0; i < 2; i++) {
+        assert_refused(answer(session, tokens), KAKEYA_IO, "changed.gguf");
+        if (how == OTHER_BYTES) assert_non_null(strstr(error.message, "checksum"));
+        assert_true(kakeya_engine_weights(engine).failing);
+    }
+    write_over(path, data, bytes, platform_modified(&about));
+    assert_ok(kakeya_session_truncate(session, 0, &error));
+    assert_ok(answer(session, tokens));
+    take_answer(session, found);
+    assert_memory_equal(found, right, sizeof right);
+    assert_false(kakeya_engine_weights(engine).failing);
+    kakeya_session_close(session);
+    kakeya_engine_close(engine);
+    free(data);
+}
+
 static void test_changed_file(void **state) {
     (void)state;
     char path[512];
     snprintf(path, sizeof path, "%s", converted("changed.gguf", CONVERT_Q8_0));
-    for (int cut = 0; cut < 2; cut++) {
-        kakeya_engine *engine;
-        assert_ok(open_with(path, needed_by(path, true), true, &engine));
-        int32_t tokens[TOKENS];
-        some_tokens(engine, 0, tokens);
-        kakeya_session *session = open_session(engine, KAKEYA_ATTENTION_NATIVE);
-        assert_ok(answer(session, tokens));
-        assert_ok(kakeya_session_truncate(session, 0, &error));
-        if (cut) {
-            struct stat about;
-            assert_int_equal(stat(path, &about), 0);
-            assert_int_equal(truncate(path, about.st_size / 2), 0);
-        } else {
-            static const struct timespec times[2] = {{.tv_sec = 1000000000}, {.tv_sec = 1000000000}};
-            assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
-        }
-        assert_refused(answer(session, tokens), KAKEYA_IO, "changed.gguf");
-        assert_true(kakeya_engine_weights(engine).failing);
-        kakeya_session_close(session);
-        kakeya_engine_close(engine);
+    for (int how = 0; how < DAMAGES; how++) {
+        check_damage(path, (damage)how);
+        threads_alone = true;
+        check_damage(path, (damage)how);
+        threads_alone = false;
     }
+}
+
+static void test_threads(void **state) {
+    threads_alone = true;
+    check_model(KAKEYA_TEST_DATA "/golden/gemma4-tiny-moe");
+    test_faults(state);
+    threads_alone = false;
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_directory), cmocka_unit_test(test_gguf),   cmocka_unit_test(test_groups),
         cmocka_unit_test(test_refusals),  cmocka_unit_test(test_faults), cmocka_unit_test(test_changed_file),
+        cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests_name("weights_limit", tests, scratch_setup, scratch_teardown);
 }

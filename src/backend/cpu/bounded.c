@@ -147,10 +147,25 @@ static kakeya_status list_all(bounding *x, kakeya_error *error) {
     return status;
 }
 
+/* What is read at a time of what every token needs: enough reads for the reader to see how many at a time are fast. */
+enum { RESIDENT_READ_BYTES = 4 << 20 };
+
+static size_t add_reads(const resident_stream *r, unsigned char *to, block_read *reads) {
+    size_t n = 0;
+    for (size_t done = 0; done < r->bytes; n++) {
+        const size_t lead = (size_t)((r->offset + done) % BLOCK_BYTES), left = r->bytes - done;
+        const size_t bytes = left < RESIDENT_READ_BYTES ? left : RESIDENT_READ_BYTES - lead;
+        reads[n] = block_read_of(r->file, r->offset + done, bytes, to);
+        to += reads[n].bytes;
+        done += bytes;
+    }
+    return n;
+}
+
 /* Copies, and points the matrices to them. */
 static kakeya_status copy_resident(bounding *x, kakeya_error *error) {
     struct bounded_weights *b = x->b;
-    block_read *reads = malloc((x->n + 1) * sizeof *reads);
+    block_read *reads = malloc((2 * x->n + x->room / (RESIDENT_READ_BYTES - BLOCK_BYTES) + 1) * sizeof *reads);
     b->resident = mem_alloc(x->m->account, MEM_WEIGHTS, x->room + BLOCK_BYTES);
     if (!reads || !b->resident) {
         free(reads);
@@ -165,11 +180,11 @@ static kakeya_status copy_resident(bounding *x, kakeya_error *error) {
             *r->stream = *x->list[r->same].stream;
             continue;
         }
-        reads[n++] = block_read_of(r->file, r->offset, r->bytes, to);
+        n += add_reads(r, to, reads + n);
         *r->stream = to + r->offset % BLOCK_BYTES;
         to += block_room(r->offset, r->bytes);
     }
-    kakeya_status status = block_reader_run(b->reader, reads, n, error);
+    kakeya_status status = block_reader_run_trying(b->reader, reads, n, error);
     free(reads);
     return status;
 }
