@@ -268,6 +268,13 @@ struct backend_ops {
     kakeya_status (*weights_arrange)(const backend_model_options *options, const char *path, kakeya_error *error);
 };
 
+/* Seconds that forwards of the model have waited for weights; 0 where it has them all. */
+static inline double backend_read_seconds(const backend_ops *ops, const backend_model *model) {
+    backend_weights weights = {0};
+    if (ops->model_weights) ops->model_weights(model, &weights);
+    return weights.seconds;
+}
+
 /* The drafts of one cache alone, by its DFlash drafter. */
 kakeya_status backend_draft_one(const backend_ops *ops, backend_model *model, backend_cache *cache, int32_t bonus,
                                 int n, int32_t *drafts, kakeya_error *error);

@@ -69,10 +69,7 @@ struct block_reader {
 /* In the place of errno. */
 enum { CUT_SHORT = -1, OTHER_BYTES = -2, FILE_LOST = -3 };
 
-uint64_t block_hash(const void *data, size_t bytes) {
-    const uint64_t hash = XXH3_64bits(data, bytes);
-    return hash ? hash : 1;
-}
+uint64_t block_hash(const void *data, size_t bytes) { return block_hash_value(XXH3_64bits(data, bytes)); }
 
 /* 0, a value of errno, or CUT_SHORT. */
 static int read_whole(int fd, const block_read *r) {

@@ -60,8 +60,9 @@ const char *block_reader_method(const block_reader *reader);
 /* Reads that are under way at a time. */
 int block_reader_depth(const block_reader *reader);
 
-/* Of bytes that are checked when they are read; never 0. */
+/* Of bytes that are checked when they are read: their XXH3 of 64 bits, but never 0. */
 uint64_t block_hash(const void *data, size_t bytes);
+static inline uint64_t block_hash_value(uint64_t xxh3) { return xxh3 ? xxh3 : 1; }
 
 /* The room that bytes [offset, offset + bytes) take when whole blocks are read. */
 static inline size_t block_room(uint64_t offset, size_t bytes) {

@@ -363,10 +363,11 @@ void draft_control_record_accepted(draft_control *control, const draft_block *bl
 
 void draft_control_record(draft_control *control, const draft_block *block, const draft_watched *watched) {
     const draft_policy *policy = control->policy;
-    draft_costs_add(&control->costs.verify[block->drafted + 1], block->verify_seconds);
+    draft_costs_add(&control->costs.verify[block->drafted + 1], block->verify_seconds, block->read_seconds);
     if (draft_source_asks(block->source))
-        draft_costs_add(&control->costs.draft[draft_source_drafter(block->source)][block->asked], block->draft_seconds);
-    if (watched->drafts) draft_costs_add(&control->costs.draft[watched->drafter][watched->drafts], watched->seconds);
+        draft_costs_add(&control->costs.draft[draft_source_drafter(block->source)][block->asked], block->draft_seconds,
+                        0);
+    if (watched->drafts) draft_costs_add(&control->costs.draft[watched->drafter][watched->drafts], watched->seconds, 0);
     draft_control_record_accepted(control, block);
 
     double seconds = block->draft_seconds + block->verify_seconds;

@@ -97,6 +97,7 @@ typedef struct draft_block {
     int looked_up;         /* of a drafter: the last of `drafted`, an n-gram continuation of the others */
     int ngram_match;       /* with DRAFT_NGRAM, and of what was looked up */
     double draft_seconds, verify_seconds; /* draft_seconds: time in the drafter; verify: forward and commit */
+    double read_seconds;                  /* of verify_seconds: waiting for weights that are read from files */
 } draft_block;
 
 /* longest: draft of each drafter that is wanted, 0 where there is none. experience: of earlier sessions, or NULL. */

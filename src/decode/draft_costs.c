@@ -4,17 +4,19 @@
 
 enum { ENOUGH_SAMPLES = 3 };
 
-void draft_costs_add(cost_samples *samples, double seconds) {
-    samples->seconds[samples->next] = (float)seconds;
+void draft_costs_add(cost_samples *samples, double seconds, double reading) {
+    samples->seconds[samples->next] = (float)(seconds - reading);
+    samples->reading[samples->next] = (float)reading;
     samples->next = (samples->next + 1) % COST_SAMPLES;
     if (samples->n < COST_SAMPLES) samples->n++;
 }
 
-/* The second smallest: disturbances only ever add time. Of one or two samples the smaller, because a first run also
- * pays for cold caches. */
+/* Of computing the second smallest: disturbances only ever add time. Of one or two samples the smaller, because a first
+ * run also pays for cold caches. Of reading the mean: blocks differ in the experts that they have to fetch. */
 static double cost_estimate(const cost_samples *samples) {
-    float smallest = INFINITY, second = INFINITY;
+    float smallest = INFINITY, second = INFINITY, reading = 0;
     for (int i = 0; i < samples->n; i++) {
+        reading += samples->reading[i] / (float)samples->n;
         float x = samples->seconds[i];
         if (x < smallest) {
             second = smallest;
@@ -23,7 +25,7 @@ static double cost_estimate(const cost_samples *samples) {
             second = x;
         }
     }
-    return (double)(samples->n < ENOUGH_SAMPLES ? smallest : second);
+    return (double)((samples->n < ENOUGH_SAMPLES ? smallest : second) + reading);
 }
 
 /* More rows or drafts cannot cost less: a smaller figure measured further up holds below too. */

@@ -8,9 +8,9 @@
 
 enum { COST_SAMPLES = 5 };
 
-/* The last few measurements of one kind of block. */
+/* The last few measurements of one kind of block: computing, and waiting for weights that are read from files. */
 typedef struct cost_samples {
-    float seconds[COST_SAMPLES];
+    float seconds[COST_SAMPLES], reading[COST_SAMPLES];
     int n, next;
 } cost_samples;
 
@@ -20,7 +20,8 @@ typedef struct draft_costs {
     cost_samples draft[BACKEND_DRAFTERS][BACKEND_MAX_DRAFT + 1]; /* of each drafter, by drafts */
 } draft_costs;
 
-void draft_costs_add(cost_samples *samples, double seconds);
+/* reading: of the seconds, those that were waited for weights. */
+void draft_costs_add(cost_samples *samples, double seconds, double reading);
 /* Interpolated between measured numbers of rows; beyond them the time grows as the policy assumes. Where nothing is
  * measured one row costs 1. */
 double draft_costs_verify(const draft_policy *policy, const draft_costs *costs, int rows);

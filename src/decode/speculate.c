@@ -502,8 +502,10 @@ static kakeya_status commit_rows(decode_stream *s, kakeya_error *error) {
     return status;
 }
 
-kakeya_status decode_commit(decode_stream *s, kakeya_status status, double verify_seconds, kakeya_error *error) {
+kakeya_status decode_commit(decode_stream *s, kakeya_status status, double verify_seconds, double read_seconds,
+                            kakeya_error *error) {
     s->block.verify_seconds = verify_seconds;
+    s->block.read_seconds = read_seconds;
     kakeya_status committed = commit_rows(s, status == KAKEYA_OK ? error : NULL);
     if (status == KAKEYA_OK) status = committed;
     if (status != KAKEYA_OK) return status;
@@ -600,13 +602,14 @@ static kakeya_status run_block(decode_stream *s, kakeya_error *error) {
     if (status != KAKEYA_OK) return status;
     backend_segment segment = decode_segment(s, (decode_room){0});
     decode_mask(s, 0);
-    double start = seconds_now(o);
+    double start = seconds_now(o), reading = backend_read_seconds(t->ops, t->model);
     status = t->ops->forward(t->model, &segment, 1, error);
     if (status != KAKEYA_OK) return status;
     status = decode_read(s, 0, error);
     double seconds = seconds_now(o) - start;
     if (status == KAKEYA_OK) status = decode_take(s, error);
-    return decode_commit(s, status, seconds, error);
+    reading = backend_read_seconds(t->ops, t->model) - reading;
+    return decode_commit(s, status, seconds, reading, error);
 }
 
 kakeya_status decode_run(decode_timeline *t, decode_workspace *w, decode_buffers *b, const decode_options *o,

@@ -193,9 +193,10 @@ void decode_mask(decode_stream *stream, int thread);
 /* segment: the block's index in the last forward. A failure is the stream's own: decode_commit drops the rows. */
 kakeya_status decode_read(decode_stream *stream, int segment, kakeya_error *error);
 kakeya_status decode_take(decode_stream *stream, kakeya_error *error);
-/* `status` of the steps before, handed on. verify_seconds: of the forward. Adds to the stats. On failure the timeline
- * holds what was committed and one token more, and can go on. */
-kakeya_status decode_commit(decode_stream *stream, kakeya_status status, double verify_seconds, kakeya_error *error);
+/* `status` of the steps before, handed on. verify_seconds: of the forward; read_seconds: of them, waiting for weights.
+ * Adds to the stats. On failure the timeline holds what was committed and one token more, and can go on. */
+kakeya_status decode_commit(decode_stream *stream, kakeya_status status, double verify_seconds, double read_seconds,
+                            kakeya_error *error);
 
 /* Sets stats->finish; `status`: of the last step, handed on. */
 kakeya_status decode_end(decode_stream *stream, kakeya_status status, kakeya_error *error);

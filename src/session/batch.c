@@ -61,7 +61,8 @@ typedef struct step {
     int decoding; /* segments of decode rows */
     int budget;   /* tokens that prompts might have had */
     image_time pictures;
-    double seconds; /* of the forward */
+    double seconds;      /* of the forward */
+    double read_seconds; /* of them, waiting for weights */
 } step;
 
 static void remove_member(step *s, int at) {
@@ -388,7 +389,7 @@ static void compute(step *s) {
     }
     add_prompts(s);
     while (s->n) {
-        double start = clock_seconds();
+        double start = clock_seconds(), reading = backend_read_seconds(engine->ops, engine->model);
         status = engine->ops->forward(engine->model, s->segment, s->n, &error);
         if (status == KAKEYA_OK) status = drop_lost(s, &error);
         if (status == KAKEYA_OK) {
@@ -399,6 +400,7 @@ static void compute(step *s) {
                                                          &r->error);
             }
             s->seconds = clock_seconds() - start;
+            s->read_seconds = backend_read_seconds(engine->ops, engine->model) - reading;
             serve_more(s->batch, s->n);
             return;
         }
@@ -454,7 +456,7 @@ static void take_results(step *s) {
     for (int i = 0; i < s->n; i++) {
         kakeya_request *r = s->member[i];
         if (i < s->answers) {
-            r->status = decode_commit(&r->answer.stream, r->status, s->seconds, &r->error);
+            r->status = decode_commit(&r->answer.stream, r->status, s->seconds, s->read_seconds, &r->error);
         } else {
             r->status = prompt_commit(r->session, &r->prompt, r->status, &r->error);
             if (r->status != KAKEYA_OK) r->status = prompt_failed(r->session, &r->prompt, r->status, &r->error);

@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include <math.h>
 #include <string.h>
 
 #include "base/random.h"
@@ -637,8 +638,24 @@ static void test_prediction_matches_definition(void **state) {
     assert_int_equal(prediction_draft(&none, tokens, START + 3, MAX, drafts, &match, &place), 0);
 }
 
+/* A block of several rows costs what it reads, on average: some that happened to find their experts in memory do not
+ * make it cheap. Where nothing is read, disturbances do not make it dear. */
+static void test_costs_of_reading(void **state) {
+    (void)state;
+    static const double reading[COST_SAMPLES] = {0.1, 0.1, 4, 5, 3.8};
+    const draft_policy *policy = &draft_policy_default;
+    draft_costs read = {0}, disturbed = {0};
+    for (int i = 0; i < COST_SAMPLES; i++) {
+        draft_costs_add(&read.verify[8], 1.5 + reading[i], reading[i]);
+        draft_costs_add(&disturbed.verify[8], 1.5 + reading[i], 0);
+    }
+    assert_true(fabs(draft_costs_verify(policy, &read, 8) - (1.5 + 2.6)) < 1e-5);
+    assert_true(fabs(draft_costs_verify(policy, &disturbed, 8) - (1.5 + 0.1)) < 1e-5);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_costs_of_reading),
         cmocka_unit_test(test_ngram_matches_definition),
         cmocka_unit_test(test_ngram_forgets),
         cmocka_unit_test(test_prediction_matches_definition),

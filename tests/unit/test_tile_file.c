@@ -175,7 +175,7 @@ static void test_refusals(void **state) {
     char path[512]; /* what scratch_path gives does not last */
     snprintf(path, sizeof path, "%s", copied("bad.gguf"));
     const char *tiles = scratch_path("bad.gguf.tiles");
-    enum { HEADER = 16, RECORD = 32 };
+    enum { HEADER = 16, RECORD = 40 };
     char *data;
     size_t bytes;
     assert_ok(make_tiles(path, tiles, 1));

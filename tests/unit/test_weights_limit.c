@@ -388,6 +388,45 @@ static void check_damage(const char *path, damage how) {
     free(data);
 }
 
+/* A file of tiles has checksums of every expert: no byte is taken that was not made by the conversion, even at the
+ * first read, and a copy of the file does as well as the file, whatever its times. */
+static void test_changed_tiles(void **state) {
+    (void)state;
+    char path[512], tiles[600];
+    convert_report report;
+    kakeya_engine *engine;
+    struct stat about;
+    size_t bytes;
+    int32_t tokens[TOKENS], right[ANSWER], found[ANSWER];
+    const convert_options options = {.to = CONVERT_TILES, .threads = 2};
+    snprintf(path, sizeof path, "%s", converted("hashed.gguf", CONVERT_Q4_0));
+    snprintf(tiles, sizeof tiles, "%s.tiles", path);
+    assert_ok(convert_model(path, tiles, &options, &report, &error));
+    char *data = scratch_read(tiles, &bytes);
+    assert_int_equal(stat(tiles, &about), 0);
+    assert_ok(open_with(path, 0, true, &engine));
+    some_tokens(engine, 0, tokens);
+    kakeya_session *session = open_session(engine, KAKEYA_ATTENTION_NATIVE);
+    assert_ok(answer(session, tokens));
+    take_answer(session, right);
+    kakeya_session_close(session);
+    kakeya_engine_close(engine);
+
+    assert_ok(open_with(path, needed_by(path, true), true, &engine));
+    session = open_session(engine, KAKEYA_ATTENTION_NATIVE);
+    damage_file(tiles, OTHER_BYTES, data, bytes, platform_modified(&about));
+    assert_refused(answer(session, tokens), KAKEYA_IO, "hashed.gguf.tiles");
+    assert_non_null(strstr(error.message, "checksum"));
+    write_over(tiles, data, bytes, (struct timespec){.tv_sec = 1000000000});
+    assert_ok(kakeya_session_truncate(session, 0, &error));
+    assert_ok(answer(session, tokens));
+    take_answer(session, found);
+    assert_memory_equal(found, right, sizeof right);
+    kakeya_session_close(session);
+    kakeya_engine_close(engine);
+    free(data);
+}
+
 static void test_changed_file(void **state) {
     (void)state;
     char path[512];
@@ -409,9 +448,9 @@ static void test_threads(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_directory), cmocka_unit_test(test_gguf),   cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_faults), cmocka_unit_test(test_changed_file),
-        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_directory),     cmocka_unit_test(test_gguf),    cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_faults),  cmocka_unit_test(test_changed_file),
+        cmocka_unit_test(test_changed_tiles), cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests_name("weights_limit", tests, scratch_setup, scratch_teardown);
 }

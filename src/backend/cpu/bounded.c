@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "backend/cpu/tile_file.h"
 #include "backend/cpu/tiles.h"
 #include "base/machine_memory.h"
 #include "model/expert_store.h"
@@ -37,7 +38,8 @@ typedef struct bounding {
     expert_layer layers[GEMMA4_MAX_LAYERS];
     resident_stream list[MOST_RESIDENT];
     size_t n;
-    size_t room; /* that copies take */
+    size_t room;  /* that copies take */
+    bool unknown; /* not all experts have a checksum that is known */
 } bounding;
 
 static void experts_of_layer(gemma4_layer_weights *l, weight *out[EXPERT_MATRICES]) {
@@ -88,6 +90,13 @@ static kakeya_status cannot_bound(const weight *w, int layer, kakeya_error *erro
                      layer, weight_format_name(w->format));
 }
 
+/* Of each expert, where a file of tiles has them. */
+static const uint64_t *hashes_of(const bounding *x, const weight *w, size_t bytes) {
+    uint64_t offset;
+    if (!x->m->tile_path || bytes * (size_t)x->m->config->experts != tiles_bytes(w)) return NULL;
+    return file_map_offset(&x->m->tile_map, w->stream[0], tiles_bytes(w), &offset) ? tile_file_hashes(w) : NULL;
+}
+
 /* Where the experts of a layer lie. */
 static kakeya_status place_experts(bounding *x, int layer, kakeya_error *error) {
     weight *matrices[EXPERT_MATRICES];
@@ -104,9 +113,11 @@ static kakeya_status place_experts(bounding *x, int layer, kakeya_error *error) 
             kakeya_status status =
                 locate(x, w->stream[s], stream_bytes(w, s), &piece.file, &piece.offset, &found, error);
             if (status) return status;
-            if (found && bytes > 0)
+            if (found && bytes > 0) {
+                if (w->tiled && s == 0) piece.hashes = hashes_of(x, w, bytes);
                 x->layers[layer].piece[i * WEIGHT_STREAMS + s] = piece;
-            else if (s == 0)
+                if (!piece.hashes) x->unknown = true;
+            } else if (s == 0)
                 return cannot_bound(w, layer, error);
         }
     }
@@ -244,6 +255,9 @@ kakeya_status bounded_create(backend_model *m, kakeya_error *error) {
     if (!status) status = list_all(x, error);
     if (!status) status = make_store(x, error);
     if (!status) status = copy_resident(x, error);
+    int tiles = 0;
+    if (!status && !x->unknown) status = block_reader_file(m->bounded->reader, m->tile_path, &tiles, error);
+    if (!status && !x->unknown) block_reader_file_hashed(m->bounded->reader, tiles);
     if (!status) {
         gemma4_model_release(m->options.verifier);
         file_map_unneeded(&m->tile_map, m->tile_map.data, m->tile_map.bytes);

@@ -4,10 +4,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include "backend/cpu/int8.h"
 #include "backend/cpu/synthetic_blocks.h"
 #include "backend/cpu/tile_file.h"
 #include "backend/cpu/tiles.h"
+#include "base/block_reader.h"
 #include "base/machine_memory.h"
 
 /* Sessions need memory too: of what limits or the machine have left, tiles take no more than so many parts of these. */
@@ -129,23 +133,39 @@ static bool must_be_made(const backend_model *m) { return is_outline(&m->weights
 
 /* What wants tiles of all matrices of a model. */
 typedef struct tile_list {
-    weight **w; /* malloc'ed */
+    tile_matrix *matrix; /* malloc'ed */
     size_t n;
     uint64_t bytes; /* of their tiles */
 } tile_list;
 
-/* `weights`: the copy whose matrices are listed. */
-static bool list_tiles(gemma4_weights *weights, int layers, tile_list *out) {
-    *out = (tile_list){.w = malloc((2 + (size_t)layers * (LAYER_MATRICES + 1)) * sizeof *out->w)};
-    if (!out->w) return false;
-    size_t all = list_matrices(weights, layers, out->w);
-    for (size_t i = 0; i < all; i++) {
-        weight *w = out->w[i];
-        if (!wants_tiles(w)) continue;
-        out->bytes += tiles_bytes(w);
-        out->w[out->n++] = w;
+static bool is_of_experts(const gemma4_weights *weights, int layers, const weight *w) {
+    for (int i = 0; i < layers; i++) {
+        const gemma4_layer_weights *l = &weights->layer[i];
+        if (w == &l->experts_gate_up || w == &l->experts_gate || w == &l->experts_up || w == &l->experts_down)
+            return true;
     }
-    return true;
+    return false;
+}
+
+/* Experts whose rows end where tiles do have checksums of their own. */
+static int parts_of(const gemma4_weights *weights, const gemma4_config *config, const weight *w) {
+    if (!is_of_experts(weights, config->layers, w) || w->out / config->experts % TILE_OUTPUTS) return 1;
+    return config->experts;
+}
+
+/* `weights`: the copy whose matrices are listed. */
+static bool list_tiles(gemma4_weights *weights, const gemma4_config *config, tile_list *out) {
+    const size_t most = 2 + (size_t)config->layers * (LAYER_MATRICES + 1);
+    weight **all = malloc(most * sizeof *all);
+    *out = (tile_list){.matrix = malloc(most * sizeof *out->matrix)};
+    const size_t n = all && out->matrix ? list_matrices(weights, config->layers, all) : 0;
+    for (size_t i = 0; i < n; i++) {
+        if (!wants_tiles(all[i])) continue;
+        out->bytes += tiles_bytes(all[i]);
+        out->matrix[out->n++] = (tile_matrix){all[i], parts_of(weights, config, all[i])};
+    }
+    free(all);
+    return n > 0;
 }
 
 static kakeya_status no_list(kakeya_error *error) {
@@ -159,9 +179,8 @@ static kakeya_status map_tiles(backend_model *m, const tile_list *list, bool *fo
     kakeya_status status = path && list->n > 0 ? file_find(path, found, error) : KAKEYA_OK;
     const unsigned char **tiles = *found && !status ? malloc(list->n * sizeof *tiles) : NULL;
     if (*found && !status && !tiles) status = no_list(error);
-    if (*found && !status)
-        status = tile_file_open(path, (const weight *const *)list->w, list->n, &m->tile_map, tiles, error);
-    for (size_t i = 0; *found && !status && i < list->n; i++) point_to(list->w[i], tiles[i]);
+    if (*found && !status) status = tile_file_open(path, list->matrix, list->n, &m->tile_map, tiles, error);
+    for (size_t i = 0; *found && !status && i < list->n; i++) point_to(list->matrix[i].w, tiles[i]);
     if (*found && !status) {
         m->tile_path = path;
         path = NULL;
@@ -172,24 +191,15 @@ static kakeya_status map_tiles(backend_model *m, const tile_list *list, bool *fo
     return status;
 }
 
-static bool is_of_experts(const gemma4_weights *weights, int layers, const weight *w) {
-    for (int i = 0; i < layers; i++) {
-        const gemma4_layer_weights *l = &weights->layer[i];
-        if (w == &l->experts_gate_up || w == &l->experts_gate || w == &l->experts_up || w == &l->experts_down)
-            return true;
-    }
-    return false;
-}
-
 /* Experts that are read when they are wanted stay as the file has them. */
 static void leave_experts(const backend_model *m, tile_list *list) {
     size_t all = list->n;
     list->n = 0;
     list->bytes = 0;
     for (size_t i = 0; i < all; i++) {
-        if (is_of_experts(m->own_weights, m->config->layers, list->w[i])) continue;
-        list->bytes += tiles_bytes(list->w[i]);
-        list->w[list->n++] = list->w[i];
+        if (is_of_experts(m->own_weights, m->config->layers, list->matrix[i].w)) continue;
+        list->bytes += tiles_bytes(list->matrix[i].w);
+        list->matrix[list->n++] = list->matrix[i];
     }
 }
 
@@ -201,7 +211,7 @@ kakeya_status repack_weights(backend_model *m, kakeya_error *error) {
     gemma4_weights *w = m->own_weights;
     tile_list list;
     bool tied = m->config->tied_head, tiled = false;
-    if (!list_tiles(w, m->config->layers, &list)) return no_list(error);
+    if (!list_tiles(w, m->config, &list)) return no_list(error);
     repack_state state = {.m = m, .options = &m->options, .total = list.bytes};
     kakeya_status status = map_tiles(m, &list, &tiled, error);
     if (!status && !tiled && m->options.weights_limit) {
@@ -214,14 +224,14 @@ kakeya_status repack_weights(backend_model *m, kakeya_error *error) {
     if (!status && !tiled && list.n > 0 && has_room(m, list.bytes)) {
         tiled = true;
         size_t bytes = 0;
-        for (size_t i = 0; i < list.n; i++) bytes += room_of(list.w[i]);
+        for (size_t i = 0; i < list.n; i++) bytes += room_of(list.matrix[i].w);
         state.next = m->tiles = mem_alloc(m->account, MEM_WEIGHTS, bytes);
         if (!m->tiles)
             status = error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu bytes of weights in tiles", bytes);
-        for (size_t i = 0; i < list.n && !status; i++) status = repack(&state, list.w[i], error);
+        for (size_t i = 0; i < list.n && !status; i++) status = repack(&state, list.matrix[i].w, error);
     }
     if (!status && tiled && tied) w->embed = w->head;
-    free(list.w);
+    free(list.matrix);
     return status;
 }
 
@@ -241,16 +251,22 @@ typedef struct tile_output {
     file_writer *file;
 } tile_output;
 
-static kakeya_status write_matrix(tile_output *t, const weight *w, kakeya_error *error) {
-    const size_t row = tiles_row_bytes(w), rows = tiles_bytes(w) / row;
+static kakeya_status write_tiles(tile_output *t, const tile_matrix *matrix, XXH3_state_t *hashing, uint64_t *hashes,
+                                 kakeya_error *error) {
+    const weight *w = matrix->w;
+    const size_t row = tiles_row_bytes(w), rows = tiles_bytes(w) / row, part = rows / (size_t)matrix->parts;
     const size_t most = row < FILE_PIECE_BYTES ? FILE_PIECE_BYTES / row : 1;
     repack_context c = {.w = w, .make = int8_of(cpu_kernels_find(t->state.options->isa))->tile[w->format]};
     kakeya_status status = KAKEYA_OK;
     c.tiles = malloc(most * row);
     if (!c.tiles) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu bytes of tiles", most * row);
     for (size_t n; c.first < rows && !status; c.first += n) {
-        n = rows - c.first < most ? rows - c.first : most;
+        const size_t left = part - c.first % part; /* pieces end where parts do */
+        n = left < most ? left : most;
+        if (left == part) XXH3_64bits_reset(hashing);
         thread_pool_for(t->pool, n, PIECE_TILES, make_tile_rows, &c);
+        XXH3_64bits_update(hashing, c.tiles, n * row);
+        if (left == n) hashes[c.first / part] = block_hash_value(XXH3_64bits_digest(hashing));
         status = file_writer_write(t->file, c.tiles, n * row, error);
         t->state.done += n * row;
         if (!status) status = tell(&t->state, error);
@@ -260,30 +276,41 @@ static kakeya_status write_matrix(tile_output *t, const weight *w, kakeya_error 
     return status;
 }
 
+static kakeya_status write_matrix(tile_output *t, const tile_matrix *matrix, kakeya_error *error) {
+    XXH3_state_t *hashing = XXH3_createState();
+    uint64_t *hashes = malloc((size_t)matrix->parts * sizeof *hashes);
+    kakeya_status status =
+        hashing && hashes ? KAKEYA_OK : error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for checksums");
+    if (!status) status = write_tiles(t, matrix, hashing, hashes, error);
+    if (!status) status = tile_file_write_hashes(t->file, matrix, hashes, error);
+    free(hashes);
+    XXH3_freeState(hashing);
+    return status;
+}
+
 kakeya_status repack_to_file(const backend_model_options *options, const char *path, kakeya_error *error) {
     gemma4_weights *w = malloc(sizeof *w);
     tile_list list = {NULL, 0, 0};
     tile_output t = {.state = {.options = options}};
     if (!w) return no_list(error);
     *w = options->verifier->weights;
-    kakeya_status status = list_tiles(w, options->verifier->config.layers, &list) ? KAKEYA_OK : no_list(error);
+    kakeya_status status = list_tiles(w, &options->verifier->config, &list) ? KAKEYA_OK : no_list(error);
     if (!status && list.n == 0)
         status = error_set(error, KAKEYA_UNSUPPORTED,
                            "the model has no weights for tiles, which hold those that a CPU multiplies in int8");
-    const weight *const *matrices = (const weight *const *)list.w;
     t.state.total = list.bytes;
     if (!status) status = thread_pool_create(options->threads, &t.pool, error);
-    if (!status) status = tile_file_create(path, matrices, list.n, &t.file, error);
+    if (!status) status = tile_file_create(path, list.matrix, list.n, &t.file, error);
     for (size_t i = 0; i < list.n && !status; i++) {
-        status = tile_file_pad(t.file, matrices, list.n, i, error);
-        if (!status) status = write_matrix(&t, list.w[i], error);
+        status = tile_file_pad(t.file, list.matrix, list.n, i, error);
+        if (!status) status = write_matrix(&t, &list.matrix[i], error);
     }
     if (!status)
         status = file_writer_commit(t.file, error);
     else
         file_writer_abort(t.file);
     thread_pool_destroy(t.pool);
-    free(list.w);
+    free(list.matrix);
     free(w);
     return status;
 }

@@ -12,7 +12,7 @@ enum { TILE_FILE_ALIGN = 4096, SAMPLE_BYTES = 4096 };
 
 typedef struct tile_record {
     uint32_t format, out, in, scales;
-    uint64_t source, offset;
+    uint64_t source, offset, parts;
 } tile_record;
 
 typedef struct tile_header {
@@ -40,10 +40,11 @@ static uint32_t scales_of(const weight *w) {
 
 static size_t aligned(size_t bytes) { return (bytes + TILE_FILE_ALIGN - 1) / TILE_FILE_ALIGN * TILE_FILE_ALIGN; }
 static size_t header_bytes(size_t n) { return sizeof(tile_header) + n * sizeof(tile_record); }
-static size_t matrix_bytes(const weight *w) { return tiles_bytes(w); }
+static size_t hashes_begin(const weight *w) { return (tiles_bytes(w) + 7) / 8 * 8; }
+static size_t matrix_bytes(const tile_matrix *m) { return hashes_begin(m->w) + (size_t)m->parts * sizeof(uint64_t); }
 
 /* The header that belongs to these matrices, as it stands in the file. NULL: out of memory. */
-static tile_header *make_header(const weight *const *matrices, size_t n, size_t *file_bytes) {
+static tile_header *make_header(const tile_matrix *matrices, size_t n, size_t *file_bytes) {
     tile_header *header = calloc(1, header_bytes(n));
     if (!header) return NULL;
     memcpy(header->magic, magic, sizeof magic);
@@ -51,15 +52,16 @@ static tile_header *make_header(const weight *const *matrices, size_t n, size_t 
     header->n = (uint32_t)n;
     *file_bytes = header_bytes(n);
     for (size_t i = 0; i < n; i++) {
-        const weight *w = matrices[i];
+        const weight *w = matrices[i].w;
         *file_bytes = aligned(*file_bytes);
         header->record[i] = (tile_record){.format = (uint32_t)w->format,
                                           .out = (uint32_t)w->out,
                                           .in = (uint32_t)w->in,
                                           .scales = scales_of(w),
                                           .source = hash_source(w),
-                                          .offset = *file_bytes};
-        *file_bytes += matrix_bytes(w);
+                                          .offset = *file_bytes,
+                                          .parts = (uint64_t)matrices[i].parts};
+        *file_bytes += matrix_bytes(&matrices[i]);
     }
     return header;
 }
@@ -87,7 +89,7 @@ static kakeya_status check(const char *path, const file_map *map, const tile_hea
     return KAKEYA_OK;
 }
 
-kakeya_status tile_file_open(const char *path, const weight *const *matrices, size_t n, file_map *map,
+kakeya_status tile_file_open(const char *path, const tile_matrix *matrices, size_t n, file_map *map,
                              const unsigned char **tiles, kakeya_error *error) {
     size_t file_bytes;
     kakeya_status status = file_map_open(path, map, error);
@@ -100,7 +102,19 @@ kakeya_status tile_file_open(const char *path, const weight *const *matrices, si
     return status;
 }
 
-kakeya_status tile_file_create(const char *path, const weight *const *matrices, size_t n, file_writer **out,
+const uint64_t *tile_file_hashes(const weight *w) {
+    return (const uint64_t *)(const void *)((const unsigned char *)w->stream[0] + hashes_begin(w));
+}
+
+kakeya_status tile_file_write_hashes(file_writer *writer, const tile_matrix *matrix, const uint64_t *hashes,
+                                     kakeya_error *error) {
+    static const unsigned char zeros[8];
+    const size_t pad = hashes_begin(matrix->w) - tiles_bytes(matrix->w);
+    kakeya_status status = file_writer_write(writer, zeros, pad, error);
+    return status ? status : file_writer_write(writer, hashes, (size_t)matrix->parts * sizeof *hashes, error);
+}
+
+kakeya_status tile_file_create(const char *path, const tile_matrix *matrices, size_t n, file_writer **out,
                                kakeya_error *error) {
     *out = NULL;
     size_t file_bytes;
@@ -112,9 +126,8 @@ kakeya_status tile_file_create(const char *path, const weight *const *matrices, 
     return status;
 }
 
-kakeya_status tile_file_pad(file_writer *writer, const weight *const *matrices, size_t n, size_t i,
-                            kakeya_error *error) {
+kakeya_status tile_file_pad(file_writer *writer, const tile_matrix *matrices, size_t n, size_t i, kakeya_error *error) {
     static const unsigned char zeros[TILE_FILE_ALIGN];
-    size_t end = i > 0 ? matrix_bytes(matrices[i - 1]) : header_bytes(n);
+    size_t end = i > 0 ? matrix_bytes(&matrices[i - 1]) : header_bytes(n);
     return file_writer_write(writer, zeros, aligned(end) - end, error);
 }
