@@ -29,33 +29,20 @@ void sampler_init(sampler *s, int vocab, const int32_t *suppress, int n_suppress
     *s = (sampler){.vocab = vocab, .suppress = suppress, .n_suppress = n_suppress, .space = space};
 }
 
-static void free_grammar_spaces(sampler_space *space) {
-    for (int i = 0; i < SAMPLER_MASK_THREADS; i++) matcher_space_free(&space->grammar[i]);
-}
-
-static kakeya_status reserve_grammar_spaces(sampler_space *space, const kakeya_grammar *grammar, kakeya_error *error) {
-    kakeya_status status = KAKEYA_OK;
-    for (int i = 0; status == KAKEYA_OK && (i == 0 || i < space->mask_threads); i++) {
-        space->grammar[i].account = space->account;
-        status = matcher_space_reserve(&space->grammar[i], grammar, error);
-    }
-    return status;
-}
-
 void sampler_space_free(sampler_space *space) {
     mem_free(space->adjusted);
     mem_free(space->candidates);
     mem_free(space->seen);
     mem_free(space->allowed);
-    free_grammar_spaces(space);
-    *space = (sampler_space){.account = space->account, .mask_threads = space->mask_threads};
+    matcher_space_free(&space->grammar);
+    *space = (sampler_space){.account = space->account};
 }
 
 bool sampler_space_give_back(sampler_space *space) {
     int none = 0;
     if (!atomic_compare_exchange_strong(&space->grammars, &none, -1)) return false;
-    bool held = space->grammar[0].trial != NULL;
-    free_grammar_spaces(space);
+    bool held = space->grammar.trial != NULL;
+    matcher_space_free(&space->grammar);
     atomic_store(&space->grammars, 0);
     return held;
 }
@@ -131,7 +118,8 @@ kakeya_status sampler_configure(sampler *s, const kakeya_sampling *parameters, c
     if (!c->grammar) sampler_release(s);
     if (status == KAKEYA_OK && c->grammar) {
         hold_grammar(s);
-        status = reserve_grammar_spaces(space, matcher_grammar(c->grammar), error);
+        space->grammar.account = space->account;
+        status = matcher_space_reserve(&space->grammar, matcher_grammar(c->grammar), error);
     }
     if (status == KAKEYA_OK && (c->mask || c->grammar))
         status = ensure(space, (void **)&space->allowed, sampler_mask_words(s) * sizeof *space->allowed, error);
@@ -160,20 +148,20 @@ bool sampler_suppresses(const sampler *s, int32_t token) {
 bool sampler_suppresses_any(const sampler *s) { return s->n_suppress || s->constraints.excluded; }
 
 int sampler_correct_drafts(const sampler *s, int32_t *drafts, int n, int most) {
-    return s->constraints.grammar ? matcher_correct(s->constraints.grammar, s->space->grammar, drafts, n, most) : n;
+    return s->constraints.grammar ? matcher_correct(s->constraints.grammar, &s->space->grammar, drafts, n, most) : n;
 }
 
 int sampler_forced_drafts(const sampler *s, int32_t *drafts, int most) {
-    return s->constraints.grammar ? matcher_forced(s->constraints.grammar, s->space->grammar, drafts, most) : 0;
+    return s->constraints.grammar ? matcher_forced(s->constraints.grammar, &s->space->grammar, drafts, most) : 0;
 }
 
 static void forbid(uint32_t *allowed, int vocab, int32_t token) {
     if (token >= 0 && token < vocab) allowed[token / 32] &= ~(1u << (token % 32));
 }
 
-void sampler_mask(sampler *s, int thread, const int32_t *drafts, int n, uint32_t *allowed) {
+void sampler_mask(sampler *s, const int32_t *drafts, int n, uint32_t *allowed) {
     const size_t words = sampler_mask_words(s);
-    matcher_masks(s->constraints.grammar, &s->space->grammar[thread], drafts, n, allowed, words);
+    matcher_masks(s->constraints.grammar, &s->space->grammar, drafts, n, allowed, words);
     s->masks += (uint64_t)n + 1;
     for (int row = 0; row <= n; row++, allowed += words) {
         for (int i = 0; i < s->n_suppress; i++) forbid(allowed, s->vocab, s->suppress[i]);
@@ -190,7 +178,7 @@ static kakeya_status nothing_left(const sampler *s, size_t position, kakeya_erro
 kakeya_status sampler_take_masked(sampler *s, const uint32_t *allowed, int32_t token, size_t position,
                                   kakeya_error *error) {
     if (token >= 0) {
-        (void)matcher_accept(s->constraints.grammar, s->space->grammar, token);
+        (void)matcher_accept(s->constraints.grammar, &s->space->grammar, token);
         return KAKEYA_OK;
     }
     for (size_t i = 0; i < sampler_mask_words(s); i++)
@@ -495,7 +483,7 @@ static bool draw_leaders(sampler *s, const backend_leaders *leaders, size_t posi
 
 /* Whether the token stands: without a grammar, or where it allows it. */
 static bool accepts(sampler *s, int32_t token) {
-    return !s->constraints.grammar || matcher_accept(s->constraints.grammar, s->space->grammar, token);
+    return !s->constraints.grammar || matcher_accept(s->constraints.grammar, &s->space->grammar, token);
 }
 
 bool sampler_draw_leaders(sampler *s, const backend_leaders *leaders, size_t position, int32_t *token) {
@@ -532,7 +520,7 @@ static kakeya_status choose_largest_allowed(sampler *s, const float *logits, siz
     uint32_t *allowed = s->space->allowed;
     float largest = -INFINITY;
     *token = -1;
-    sampler_mask(s, 0, NULL, 0, allowed);
+    sampler_mask(s, NULL, 0, allowed);
     for (size_t i = 0; i < sampler_mask_words(s); i++) {
         for (uint32_t left = allowed[i]; left; left &= left - 1) {
             int32_t id = (int32_t)(32 * i) + __builtin_ctz(left);
@@ -558,7 +546,7 @@ static kakeya_status choose_allowed(sampler *s, float *logits, size_t position, 
     }
     s->redraws++;
     s->masks++;
-    matcher_mask(grammar, s->space->grammar, allowed, sampler_mask_words(s));
+    matcher_mask(grammar, &s->space->grammar, allowed, sampler_mask_words(s));
     bool left = false;
     for (int32_t t = 0; t < s->vocab; t++) {
         if (!(allowed[t / 32] >> (t % 32) & 1)) logits[t] = -INFINITY;

@@ -21,7 +21,7 @@
 #include "backend/backend.h"
 #include "grammar/matcher.h"
 
-enum { SAMPLER_DRAWS = 8, SAMPLER_MASK_THREADS = 4 };
+enum { SAMPLER_DRAWS = 8 };
 
 typedef struct sampling_candidate {
     float logit;
@@ -50,8 +50,7 @@ typedef struct sampler_space {
     uint32_t *seen;                 /* [vocab]: the value of seen_mark where a token has been penalised */
     uint32_t seen_mark;
     uint32_t *allowed; /* [(vocab + 31) / 32]: the mask of a position; NULL while there is none */
-    matcher_space grammar[SAMPLER_MASK_THREADS]; /* the first is every sampler's; see mask_threads */
-    int mask_threads; /* the owner's to set before the first grammar: threads that call sampler_mask at once, 0: one */
+    matcher_space grammar;
     atomic_int grammars; /* samplers that are configured with a grammar; below 0: its memory is being given back */
 } sampler_space;
 
@@ -98,9 +97,8 @@ kakeya_status sampler_sample(sampler *s, const float *logits, const int32_t *his
  * backend may find by itself. */
 bool sampler_is_argmax(const sampler *s);
 /* The tokens that may be chosen under the grammar, of the next position and behind each of n drafts: bits, allowed [n +
- * 1][sampler_mask_words]. Samplers of one space may be asked at once, each from a thread of its own, 0 to
- * space->mask_threads - 1, while nothing else uses the space. */
-void sampler_mask(sampler *s, int thread, const int32_t *drafts, int n, uint32_t *allowed);
+ * 1][sampler_mask_words]. */
+void sampler_mask(sampler *s, const int32_t *drafts, int n, uint32_t *allowed);
 size_t sampler_mask_words(const sampler *s);
 /* A token that was chosen under the mask of the next position becomes part of the answer. KAKEYA_INVALID_ARGUMENT for
  * -1 where the mask allows none; a token below 0 changes nothing. */

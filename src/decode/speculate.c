@@ -347,11 +347,12 @@ static float leading_temperature(const sampler *s) {
 
 backend_segment decode_segment(decode_stream *s, decode_room first) {
     const decode_buffers *b = s->buffers;
-    const sampler *choice = &s->workspace->sampler;
+    sampler *choice = &s->workspace->sampler;
     s->logits = b->logits ? b->logits + (size_t)first.logits * (size_t)b->vocab : NULL;
     s->leaders = b->leaders ? b->leaders + first.leaders : NULL;
     s->log_probabilities = b->log_probabilities ? b->log_probabilities + first.leaders : NULL;
     s->masks = is_masked(s) ? b->masks + (size_t)first.masks * mask_words(b) : NULL;
+    if (s->masks) sampler_mask(choice, s->tokens + 1, s->block.drafted, s->masks);
     return (backend_segment){.cache = s->timeline->cache,
                              .tokens = s->tokens,
                              .n = decode_rows(s),
@@ -362,10 +363,6 @@ backend_segment decode_segment(decode_stream *s, decode_room first) {
                              .argmax = s->choice == DECODE_BY_BACKEND ? s->known : NULL,
                              .excluded = choice->constraints.excluded,
                              .allowed = s->masks};
-}
-
-void decode_mask(decode_stream *s, int thread) {
-    if (s->masks) sampler_mask(&s->workspace->sampler, thread, s->tokens + 1, s->block.drafted, s->masks);
 }
 
 /* Chooses the token at `position` from leading logits, with its log-probabilities where they are asked for. *decided:
@@ -601,7 +598,6 @@ static kakeya_status run_block(decode_stream *s, kakeya_error *error) {
     if (status == KAKEYA_OK) status = decode_buffers_reserve(s->buffers, decode_needs(s), error);
     if (status != KAKEYA_OK) return status;
     backend_segment segment = decode_segment(s, (decode_room){0});
-    decode_mask(s, 0);
     double start = seconds_now(o), reading = backend_read_seconds(t->ops, t->model);
     status = t->ops->forward(t->model, &segment, 1, error);
     if (status != KAKEYA_OK) return status;

@@ -11,8 +11,7 @@
  *
  *   decode_plan      chooses the source of the drafts; no backend
  *   decode_asks      what the drafter shall answer, if anything; decode_answered takes it; until there is no question
- *   decode_segment   the block as a segment of a forward
- *   decode_mask      what a grammar allows in its rows, if there is one
+ *   decode_segment   the block as a segment of a forward, with what a grammar allows in its rows
  *   decode_read      right behind the forward: tokens that need the backend once more
  *   decode_take      samples the rows in order, hands tokens to the output; no backend
  *   decode_commit    keeps the rows of the tokens that were taken
@@ -188,8 +187,6 @@ int decode_rows(const decode_stream *stream);
 decode_room decode_needs(const decode_stream *stream);
 /* first: where the block's part of the buffers begins. */
 backend_segment decode_segment(decode_stream *stream, decode_room first);
-/* Fills the segment's `allowed`. Streams of the same buffers may be asked at once (sampler_mask). */
-void decode_mask(decode_stream *stream, int thread);
 /* segment: the block's index in the last forward. A failure is the stream's own: decode_commit drops the rows. */
 kakeya_status decode_read(decode_stream *stream, int segment, kakeya_error *error);
 kakeya_status decode_take(decode_stream *stream, kakeya_error *error);

@@ -147,7 +147,7 @@ static kakeya_status begin_grammar(kakeya_session *session, answer_work *answer,
 /* The tokens that the answer has already: an answer that was interrupted stands where it stood. */
 static kakeya_status follow_grammar(const kakeya_session *session, answer_work *answer, kakeya_error *error) {
     const decode_timeline *t = &session->timeline;
-    matcher_space *space = session->workspace.sampler.space->grammar;
+    matcher_space *space = &session->workspace.sampler.space->grammar;
     size_t start = answer->options.answer_start;
     if (!answer->grammar || start == 0) return KAKEYA_OK;
     for (size_t i = start; i < t->n; i++)

@@ -11,31 +11,20 @@ enum {
     PROMPTS_SHARE = 4,      /* of few places, prompts get one in so many */
     FIRST_PATIENCE = 16,    /* iterations before more requests are tried together, where there was no memory ... */
     MOST_PATIENCE = 4096,   /* ... and when it has turned out again and again that there is none */
-    LEAST_MASKS = 32,       /* rows under grammars that several threads fill the masks of ... */
-    MASKS_EACH = 4,         /* ... and answers that one of them takes at a time */
     MOST_LOGIT_ROWS = 64,   /* whole rows of logits in one iteration, unless there are more sessions */
 };
 
 static bool give_back(void *owner) { return sampler_space_give_back(owner); }
 
-/* 0: cores that compute forwards are better left to those. */
-static int mask_threads(const kakeya_engine *engine) {
-    if (!engine->ops->most_devices || engine->threads == 1) return 0;
-    return engine->threads && engine->threads < SAMPLER_MASK_THREADS ? engine->threads : SAMPLER_MASK_THREADS;
-}
-
 void batch_init(batch *b, kakeya_engine *engine) {
     *b = (batch){.engine = engine, .requests = {.engine = engine}};
     decode_buffers_init(&b->buffers, engine->verifier->config.vocab, &engine->account);
-    b->mask_threads = mask_threads(engine);
-    b->buffers.sampling.mask_threads = b->mask_threads;
     b->spare = (mem_spare){.give_back = give_back, .owner = &b->buffers.sampling};
     mem_account_spare(&engine->account, &b->spare);
 }
 
 void batch_free(batch *b) {
     mem_account_unspare(&b->engine->account, &b->spare);
-    thread_pool_destroy(b->pool);
     decode_buffers_free(&b->buffers);
 }
 
@@ -233,29 +222,6 @@ static void add_prompts(step *s) {
     add_in_turn(s, &prompts);
 }
 
-typedef struct mask_work {
-    decode_stream *stream[BACKEND_MAX_SEGMENTS];
-} mask_work;
-
-static void fill_some_masks(void *context, size_t begin, size_t end, int thread) {
-    const mask_work *work = context;
-    for (size_t i = begin; i < end; i++) decode_mask(work->stream[i], thread);
-}
-
-/* While a device computes, the processor's cores wait: they fill the masks of many rows together. Without a pool, or
- * for few, the thread that computes does it alone. */
-static void fill_masks(step *s, int rows) {
-    batch *b = s->batch;
-    mask_work work;
-    for (int i = 0; i < s->answers; i++) work.stream[i] = &s->member[i]->answer.stream;
-    if (b->mask_threads && !b->pool && rows >= LEAST_MASKS)
-        b->mask_threads = thread_pool_create(b->mask_threads, &b->pool, NULL) == KAKEYA_OK ? b->mask_threads : 0;
-    if (b->pool && rows >= LEAST_MASKS)
-        thread_pool_for(b->pool, (size_t)s->answers, MASKS_EACH, fill_some_masks, &work);
-    else
-        fill_some_masks(&work, 0, (size_t)s->answers, 0);
-}
-
 static kakeya_status fill_segments(step *s, kakeya_error *error) {
     decode_room room = {0}, taken = {0};
     for (int i = 0; i < s->answers; i++) room = decode_room_of_both(room, decode_needs(&s->member[i]->answer.stream));
@@ -267,7 +233,6 @@ static kakeya_status fill_segments(step *s, kakeya_error *error) {
         taken = decode_room_of_both(taken, decode_needs(stream));
         s->rows += decode_rows(stream);
     }
-    if (status == KAKEYA_OK && taken.masks) fill_masks(s, taken.masks);
     return status;
 }
 

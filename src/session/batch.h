@@ -3,7 +3,6 @@
 #ifndef KAKEYA_SESSION_BATCH_H
 #define KAKEYA_SESSION_BATCH_H
 
-#include "base/threads.h"
 #include "session/admission.h"
 #include "session/step_costs.h"
 
@@ -12,8 +11,6 @@ typedef struct batch {
     admission requests;
     decode_buffers buffers;
     mem_spare spare;     /* of the buffers */
-    int mask_threads;    /* that fill masks at once where rows are many; 0: the one that computes alone */
-    thread_pool *pool;   /* of these; NULL until there are many */
     int most;            /* requests in one forward that there was memory for; 0: as many as allowed */
     int known;           /* of these, so many have had memory since */
     int tried, patience; /* with `most`: iterations since then, and how many are awaited before more are tried */

@@ -12,7 +12,6 @@
 
 #include "base/exp_weight.h"
 #include "base/random.h"
-#include "base/threads.h"
 #include "decode/sampling.h"
 #include "sweep.h"
 #include "unit/grammar_support.h"
@@ -501,7 +500,7 @@ static void test_masked_rows(void **state) {
                 assert_int_equal(sampler_sample(&by_row, rows[r], NULL, block * ROWS + (size_t)r, &tokens[r], &error),
                                  KAKEYA_OK);
             }
-            sampler_mask(&masked, 0, tokens, ROWS - 1, allowed[0]);
+            sampler_mask(&masked, tokens, ROWS - 1, allowed[0]);
             for (int r = 0; r < ROWS; r++) {
                 const int32_t best = largest_allowed(rows[r], allowed[r]);
                 if (best != tokens[r])
@@ -510,7 +509,7 @@ static void test_masked_rows(void **state) {
             }
         }
         const int32_t refused[] = {kakeya_tokenizer_find(demo_tokenizer(), "<|channel>"), 35};
-        sampler_mask(&masked, 0, refused, 2, allowed[0]);
+        sampler_mask(&masked, refused, 2, allowed[0]);
         assert_true(largest_allowed(rows[0], allowed[0]) >= 0);
         assert_int_equal(largest_allowed(rows[0], allowed[1]), -1);
         assert_int_equal(largest_allowed(rows[0], allowed[2]), -1);
@@ -524,65 +523,6 @@ static void test_masked_rows(void **state) {
     sampler_release(&masked);
     sampler_space_free(&memory);
     kakeya_grammar_close(g);
-}
-
-enum { AT_ONCE = 48, DRAFTED = 2 };
-
-typedef struct many_masks {
-    sampler sampler[AT_ONCE];
-    int32_t drafts[AT_ONCE][DRAFTED];
-    uint32_t allowed[AT_ONCE][(DRAFTED + 1) * WORDS];
-} many_masks;
-
-static void fill_some(void *context, size_t begin, size_t end, int thread) {
-    many_masks *m = context;
-    for (size_t i = begin; i < end; i++) sampler_mask(&m->sampler[i], thread, m->drafts[i], DRAFTED, m->allowed[i]);
-}
-
-/* Answers of one grammar at many places: the masks that several threads fill at once are those of one thread. */
-static void test_masks_of_several_threads(void **state) {
-    (void)state;
-    static const char text[] =
-        "[{\"a\": \"some words\", \"b\": 12}, {\"a\": \"x\", \"b\": -3}, {\"a\": \"\", \"b\": 0}, {\"a\": \"";
-    static const char schema[] =
-        "{\"type\":\"array\",\"items\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\","
-        "\"maxLength\":30},\"b\":{\"type\":\"integer\"}},\"required\":[\"a\",\"b\"]},\"minItems\":99}";
-    static many_masks many, alone;
-    const kakeya_sampling greedy = {.top_p = 1, .repetition_penalty = 1};
-    sampler_space memory = {.account = &account, .mask_threads = SAMPLER_MASK_THREADS};
-    matcher *place[AT_ONCE];
-    thread_pool *pool;
-    size_t n;
-    int32_t *ids = ids_of(text, &n);
-    kakeya_grammar_options o = options(KAKEYA_GRAMMAR_JSON_SCHEMA, schema);
-    kakeya_grammar *g = make(&o);
-    assert_true(n > DRAFTED + 8);
-    assert_int_equal(thread_pool_create(SAMPLER_MASK_THREADS, &pool, NULL), KAKEYA_OK);
-    for (size_t i = 0; i < AT_ONCE; i++) {
-        const size_t from = i % (n - DRAFTED);
-        place[i] = start(g, NULL, 0);
-        for (size_t k = 0; k < from; k++) assert_true(matcher_accept(place[i], &space, ids[k]));
-        const sampler_constraints c = {.grammar = place[i]};
-        sampler_init(&many.sampler[i], VOCAB, NULL, 0, &memory);
-        assert_int_equal(sampler_configure(&many.sampler[i], &greedy, &c, NULL), KAKEYA_OK);
-        memcpy(many.drafts[i], ids + from, sizeof many.drafts[i]);
-        alone.sampler[i] = many.sampler[i];
-        memcpy(alone.drafts[i], many.drafts[i], sizeof many.drafts[i]);
-    }
-    thread_pool_for(pool, AT_ONCE, 2, fill_some, &many); /* nothing of the places is known yet */
-    fill_some(&alone, 0, AT_ONCE, 0);
-    assert_memory_equal(many.allowed, alone.allowed, sizeof many.allowed);
-    thread_pool_for(pool, AT_ONCE, 2, fill_some, &many);
-    assert_memory_equal(many.allowed, alone.allowed, sizeof many.allowed);
-    thread_pool_destroy(pool);
-    for (size_t i = 0; i < AT_ONCE; i++) {
-        sampler_release(&many.sampler[i]);
-        matcher_destroy(place[i]);
-    }
-    assert_true(sampler_space_give_back(&memory));
-    sampler_space_free(&memory);
-    kakeya_grammar_close(g);
-    kakeya_free(ids);
 }
 
 /* A grammar that nothing fits any more: the failure says so, and nothing is drawn. */
@@ -614,15 +554,10 @@ static void test_nothing_left(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_masks),
-        cmocka_unit_test(test_forced_tokens_of_known_places),
-        cmocka_unit_test(test_courses),
-        cmocka_unit_test(test_thinking_budget),
-        cmocka_unit_test(test_forced_text),
-        cmocka_unit_test(test_corrected_drafts),
-        cmocka_unit_test(test_distribution),
-        cmocka_unit_test(test_masked_rows),
-        cmocka_unit_test(test_masks_of_several_threads),
+        cmocka_unit_test(test_masks),        cmocka_unit_test(test_forced_tokens_of_known_places),
+        cmocka_unit_test(test_courses),      cmocka_unit_test(test_thinking_budget),
+        cmocka_unit_test(test_forced_text),  cmocka_unit_test(test_corrected_drafts),
+        cmocka_unit_test(test_distribution), cmocka_unit_test(test_masked_rows),
         cmocka_unit_test(test_nothing_left),
     };
     mem_account_init(&account, NULL, 0);
