@@ -1,8 +1,9 @@
 #!/bin/sh
-# Writes the manual page anew, in its place: what an option does comes from the program's own tables, as in --help and in
+# Writes the manual page anew, in its place: what a verb and an option do comes from the program's own tables, as in --help and in
 # docs/reference/options.md.
 # usage: tools/manual.sh KAKEYA docs/kakeya.1
 #
+# Below a line `.\" help COMMAND` stands what its --help says before the options, and what else the page has to say after a line `.\" more`.
 # In an entry (.TP) of one option, the words of the table stand below its head, and what else the page has to say about it after a line
 # `.\" more`. An entry of several options begins with `.\" own`, and all of it is the page's. A new entry is a .TP and its head.
 set -eu
@@ -24,12 +25,26 @@ while IFS= read -r command; do
         { sub(/^--/, "", $1); print at "\t" $1 "\t" command "\t" $3 }'
 done <"$work/commands" >"$work/tables"
 
-awk -F'\t' '
+# What --help says before the options, one file for each command: its form, then paragraphs; a list of verbs has a line for each.
+"$kakeya" --list-verbs | cut -f1 | cat - "$work/commands" | sort -u >"$work/all"
+while IFS= read -r command; do
+    # shellcheck disable=SC2086
+    "$kakeya" $command --help | awk '
+        NR == 1 { sub(/^usage: /, ""); print "form\t" $0; next }
+        /^(Options|Shared options|Example):$/ { exit }
+        /^$/ { gap = 1; next }
+        /^  [a-z]/ { name = $1; sub(/^ *[^ ]+ +/, ""); print (gap ? "first" : "item") "\t" name "\t" $0; gap = 0; next }
+        { print (gap ? "begin" : "more") "\t" $0; gap = 0 }' >"$work/help kakeya $command"
+done <"$work/all"
+
+awk -F'\t' -v folder="$work" '
     # Text as it stands in a page: wrapped, with options in bold.
     function roff(text,    out) {
         gsub(/\\/, "\\e", text)
         gsub(/\047/, "\\(aq", text)
         gsub(/ - /, " \\- ", text)
+        while (match(text, /`[^`]*`/))
+            text = substr(text, 1, RSTART - 1) "\\fB" substr(text, RSTART + 1, RLENGTH - 2) "\\fP" substr(text, RSTART + RLENGTH)
         out = ""
         while (match(text, /--[a-z][a-z0-9-]*/)) {
             name = substr(text, RSTART, RLENGTH)
@@ -47,6 +62,28 @@ awk -F'\t' '
             if (length(line) + 1 + length(word[i]) <= 118) line = line " " word[i]
             else { print line; line = (word[i] ~ /^[.\047]/ ? "\\&" : "") word[i] }
         print line
+    }
+    # What --help says of a command.
+    function help(command,    file, part, text, n, line) {
+        file = folder "/help " command
+        while ((getline line <file) > 0) {
+            n = split(line, part, "\t")
+            if (part[1] == "more") { text = text " " part[2]; continue }
+            if (text != "") { write(roff(text)); text = "" }
+            if (part[1] == "form") {
+                line = roff(part[2])
+                sub(/^kakeya [a-z-]+/, "\\fB&\\fP", line)
+                print ".RS"
+                write(line)
+                print ".RE"
+            }
+            if (part[1] == "begin" || part[1] == "first") print ".PP"
+            if (part[1] == "begin") text = part[2]
+            if (part[1] == "item") print ".br"
+            if (n == 3) write("\\fB" roff(part[2]) "\\fP: " roff(part[3]))
+        }
+        close(file)
+        if (text != "") write(roff(text))
     }
     # Sentences: a word at the beginning is written large, a value is not.
     function sentence(text) {
@@ -101,6 +138,9 @@ awk -F'\t' '
     }
     waiting != "" && /^\.\\" own/ { waiting = "" }
     waiting != "" { fill() }
+    told_help && /^\.(TP|SS|SH|\\" more)/ { told_help = 0 }
+    told_help { next }
+    /^\.\\" help / { print; help(substr($0, 10)); told_help = 1; next }
     /^\.(TP|PP|SS|SH|RS|\\" more)/ { skipped = 0 }
     /^\.TP/ { print; head = 1; next }
     !skipped { print }' "$work/tables" "$page" >"$work/page"
