@@ -279,7 +279,8 @@ static kakeya_status make_rows(prompt_image *picture, kakeya_engine *engine, mem
     kakeya_status status = picture->rows ? KAKEYA_OK : begin_rows(picture, engine, account, &known, error);
     if (picture->reading) {
         bool made = false;
-        status = ops->image_step(picture->reading, time && !picture->whole ? time->seconds : INFINITY, &made, error);
+        const double left = time && !picture->whole ? time->seconds - (clock_seconds() - begin) : INFINITY;
+        status = ops->image_step(picture->reading, left, &made, error);
         if (made || status != KAKEYA_OK) {
             ops->image_end(picture->reading);
             picture->reading = NULL;
