@@ -40,12 +40,14 @@ BLOCKS = {open_gguf.Q4_0: (32, 18, {0: 1}, 21.25), open_gguf.Q8_0: (32, 34, {0: 
 
 
 def blocks(source, kind, n, deviation):
-    """n random blocks whose values have this standard deviation."""
+    """n random blocks whose values have this standard deviation. Codes are no mean of zero, so scales have random signs:
+    else every product would be the sum of its inputs before all, and rows alike."""
     _, size, scales, variance = BLOCKS[kind]
     data = bytearray(source.randbytes(n * size))
     for at, factor in scales.items():
         scale = struct.pack("<e", factor * deviation / variance ** 0.5)
-        data[at::size], data[at + 1 :: size] = scale[:1] * n, scale[1:] * n
+        data[at::size] = scale[:1] * n
+        data[at + 1 :: size] = bytes(scale[1] | (sign & 128) for sign in source.randbytes(n))
     return data
 
 
