@@ -169,7 +169,9 @@ KAKEYA_API void kakeya_free(void *pointer);
 
 #include "kakeya_text.h"
 
-#include "kakeya_image.h" /* pictures */
+#include "kakeya_sound.h"
+
+#include "kakeya_image.h" /* pictures, and what prompts hold of both */
 
 /* ------------------------------------------------------------------------------------------- K/V memory */
 
@@ -347,9 +349,10 @@ KAKEYA_API void kakeya_session_close(kakeya_session *session);
 KAKEYA_API kakeya_status kakeya_session_sync(kakeya_session *session, const int32_t *tokens, size_t n, size_t *reused,
                                              kakeya_progress_fn progress, void *user, kakeya_error *error);
 
-/* The same with pictures: the i-th of n_media takes the place of the i-th run of kakeya_engine_image_token in `tokens`.
- * Returns KAKEYA_INVALID_ARGUMENT if the number of runs, or the length of one, does not match. Pictures are copied. The
- * reused prefix ends before the first picture that differs in a pixel. */
+/* The same with pictures and sounds: the i-th picture among n_media takes the place of the i-th run of
+ * kakeya_engine_image_token in `tokens`, the i-th sound that of the i-th run of kakeya_engine_sound_token. Returns
+ * KAKEYA_INVALID_ARGUMENT if the number of runs, or the length of one, does not match. Both are copied. The reused
+ * prefix ends before the first picture that differs in a pixel, or sound that differs in a sample. */
 KAKEYA_API kakeya_status kakeya_session_sync_media(kakeya_session *session, const int32_t *tokens, size_t n,
                                                    const kakeya_media *media, size_t n_media, size_t *reused,
                                                    kakeya_progress_fn progress, void *user, kakeya_error *error);
@@ -367,7 +370,7 @@ KAKEYA_API const int32_t *kakeya_session_tokens(const kakeya_session *session, s
 
 /* Writes the keys (kakeya_prompt_keys) of these tokens to the caller's `keys`, [n] as in kakeya_session_tokens. */
 KAKEYA_API void kakeya_session_keys(const kakeya_session *session, int32_t *keys);
-/* The number of pictures among them. If it is 0, the keys are the tokens. */
+/* The number of pictures and sounds among them. If it is 0, the keys are the tokens. */
 KAKEYA_API size_t kakeya_session_images(const kakeya_session *session);
 
 /* The length of the longest prefix of tokens[0..n), keys if there are pictures, that the timeline begins with and can

@@ -47,6 +47,11 @@ typedef struct kakeya_facts {
     int vision_budget; /* most tokens of a picture, unless a request says otherwise */
     uint64_t vision_parameters;
     size_t vision_bytes; /* of its weights */
+    /* The audio encoder, with the projection to the text model; all 0: the model reads no sound. */
+    int audio_layers; /* 0 in the 12B, whose samples are embedded without layers */
+    int audio_width;  /* hidden size; of the 12B samples that make a token */
+    uint64_t audio_parameters;
+    size_t audio_bytes; /* of its weights */
 } kakeya_facts;
 
 KAKEYA_API void kakeya_description_facts_sized(const kakeya_description *description, kakeya_facts *out);

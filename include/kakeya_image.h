@@ -59,11 +59,13 @@ KAKEYA_API kakeya_status kakeya_image_fit_budget(const kakeya_image *image, int 
                                                  kakeya_error *error);
 
 typedef struct kakeya_engine kakeya_engine;
+typedef struct kakeya_sound kakeya_sound;
 
-/* A picture in a prompt. */
+/* A picture, or a sound, in a prompt. */
 typedef struct kakeya_media {
-    const kakeya_image *image;
+    const kakeya_image *image; /* NULL: a sound */
     int budget; /* tokens at most, one of kakeya_image_budget's; 0: what the model's configuration says */
+    const kakeya_sound *sound;
 } kakeya_media;
 
 /* The token whose runs stand for pictures in a prompt, one run for each; -1 if the model or its backend reads none. */
@@ -101,9 +103,9 @@ static inline kakeya_image_counts kakeya_engine_image_counts(const kakeya_engine
     return counts;
 }
 
-/* Keys of a prompt's tokens: the tokens themselves, except that a picture's run becomes negative numbers that hold its
- * digest. Prompts that begin with the same keys have the same rows there, which equal tokens alone do not guarantee.
- * media: as in kakeya_session_sync_media. keys: [n], the caller's. */
+/* Keys of a prompt's tokens: the tokens themselves, except that a picture's or a sound's run becomes negative numbers
+ * that hold its digest. Prompts that begin with the same keys have the same rows there, which equal tokens alone do not
+ * guarantee. media: as in kakeya_session_sync_media. keys: [n], the caller's. */
 KAKEYA_API kakeya_status kakeya_prompt_keys(const kakeya_engine *engine, const int32_t *tokens, size_t n,
                                             const kakeya_media *media, size_t n_media, int32_t *keys,
                                             kakeya_error *error);

@@ -95,6 +95,9 @@ typedef struct kakeya_chat_options {
      * the part contains. A different number of such parts is KAKEYA_INVALID_ARGUMENT. NULL: such parts are refused. */
     const int *image_tokens;
     size_t n_images;
+    /* The same of sounds (kakeya_engine_sound_tokens): parts of type audio or input_audio. */
+    const int *sound_tokens;
+    size_t n_sounds;
 } kakeya_chat_options;
 
 KAKEYA_API void kakeya_chat_options_init_sized(kakeya_chat_options *options, size_t size);

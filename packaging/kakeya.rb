@@ -15,9 +15,12 @@ class Kakeya < Formula
   depends_on "hwloc"
   depends_on "jpeg-turbo"
   depends_on "libevent"
+  depends_on "libsamplerate"
+  depends_on "libsndfile"
   depends_on "libspng"
   depends_on :macos => :sonoma
   depends_on "mlx" if Hardware::CPU.arm?
+  depends_on "mpg123"
   depends_on "openssl@3"
   depends_on "protobuf-c"
   depends_on "webp"

@@ -12,7 +12,8 @@ root=$build/root
 packages="libcjson-dev libcjson1 libyajl-dev libyajl2 libhwloc-dev libhwloc15 libudev1 zlib1g-dev zlib1g libxxhash-dev libcmocka-dev
     libcmocka0 libedit-dev libedit2 libbsd-dev libbsd0 libmd-dev libmd0 libncurses-dev libtinfo6 libssl-dev libssl3 libspng-dev
     libspng0 libjpeg62-turbo-dev libjpeg62-turbo libwebp-dev libwebp7 libwebpdemux2 libgif-dev libgif7
-    liburing-dev liburing2"
+    libsndfile1-dev libsndfile1 libmpg123-dev libmpg123-0 libsamplerate0-dev libsamplerate0 libflac-dev libflac12 libogg-dev libogg0
+    libvorbis-dev libvorbis0a libvorbisenc2 libopus-dev libopus0 libmp3lame-dev libmp3lame0 liburing-dev liburing2"
 
 fetch_libraries() {
     [ "$(cat "$build/packages" 2>/dev/null)" != "$packages" ] || return 0 # else another list was unpacked, or none

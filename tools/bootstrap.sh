@@ -33,6 +33,9 @@ need_build() {
     need_library libjpeg libjpeg62-turbo-dev
     need_library libwebpdemux libwebp-dev
     echo '#include <gif_lib.h>' | cc -E -x c - >/dev/null 2>&1 || missing="$missing libgif-dev"
+    need_library sndfile libsndfile1-dev
+    need_library libmpg123 libmpg123-dev
+    need_library samplerate libsamplerate0-dev
     need_library libevent_openssl libevent-dev
     need_library openssl libssl-dev
     # pkg-config would walk the hundred files of grpc's dependencies at each start
@@ -44,7 +47,9 @@ need_build() {
 
 # On a Mac nothing is installed: what is missing is named as Homebrew names it.
 if [ "$(uname -s)" = Darwin ] && [ "$task" = build ]; then
-    for formula in cmake ninja pkgconf cjson yajl hwloc xxhash libspng jpeg-turbo webp giflib libevent openssl@3 grpc protobuf-c zeromq; do
+    formulae="cmake ninja pkgconf cjson yajl hwloc xxhash libspng jpeg-turbo webp giflib libsndfile mpg123 libsamplerate libevent"
+    formulae="$formulae openssl@3 grpc protobuf-c zeromq"
+    for formula in $formulae; do
         brew list --formula "$formula" >/dev/null 2>&1 || missing="$missing $formula"
     done
     [ -z "$missing" ] || { echo "kakeya needs more before it can be built: brew install$missing" >&2 && exit 1; }

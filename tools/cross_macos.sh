@@ -93,6 +93,9 @@ add_library libjpeg jpeg jpeglib.h jmorecfg.h jerror.h jconfig.h
 add_library libwebp webp webp
 add_library libwebpdemux webpdemux webp
 add_library giflib gif gif_lib.h 2>/dev/null # has no file of pkg-config's
+add_library sndfile sndfile sndfile.h
+add_library libmpg123 mpg123 mpg123.h fmt123.h
+add_library samplerate samplerate samplerate.h
 add_library libcrypto crypto openssl
 add_library libxxhash xxhash xxhash.h xxh3.h
 add_library openssl ssl openssl

@@ -36,6 +36,7 @@ enum {
 typedef struct backend_model backend_model;
 typedef struct backend_cache backend_cache;
 typedef struct backend_reading backend_reading;
+typedef struct backend_hearing backend_hearing;
 typedef struct backend_ops backend_ops;
 
 typedef struct backend_model_options {
@@ -108,6 +109,13 @@ typedef struct backend_image {
     int across, down;     /* patches */
     const float *patches; /* [down * across][values of a patch], in [0, 1] */
 } backend_image;
+
+/* A sound for a model that reads sound. */
+typedef struct backend_sound {
+    const struct gemma4_audio *audio;
+    const float *samples; /* [n] of 16 kHz, in [-1, 1]; at least as many as make a row (gemma4_audio_rows) */
+    size_t n;
+} backend_sound;
 
 /* Rows that stand in the place of tokens' embeddings. */
 typedef struct backend_given {
@@ -261,6 +269,12 @@ struct backend_ops {
                                  kakeya_error *error);
     kakeya_status (*image_step)(backend_reading *reading, double seconds, bool *made, kakeya_error *error);
     void (*image_end)(backend_reading *reading);
+    /* Optional, all three or none: rows [gemma4_audio_rows][hidden] of the text model out of a sound, in pieces as
+     * pictures' are. The samples are needed no more behind sound_begin. NULL: this backend reads no sound. */
+    kakeya_status (*sound_begin)(backend_model *model, const backend_sound *sound, float *rows, backend_hearing **out,
+                                 kakeya_error *error);
+    kakeya_status (*sound_step)(backend_hearing *hearing, double seconds, bool *done, kakeya_error *error);
+    void (*sound_end)(backend_hearing *hearing);
 
     /* Optional: writes quantised weights as this backend arranges them in memory to a file, so that model_create maps
      * them where it is what gemma4_model_beside says of BACKEND_ARRANGED. KAKEYA_UNSUPPORTED where it arranges none of

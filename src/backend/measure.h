@@ -92,6 +92,8 @@ typedef struct backend_measure_ops {
     /* The same: of workspace while the rows of a picture are computed that has so many patches, at most `side` of them
      * next to each other. format: of the tower's matrices. */
     size_t (*image_bytes)(const struct gemma4_vision *vision, weight_format format, int patches, int side, int threads);
+    /* The same of a sound of so many samples. NULL: this backend reads none. */
+    size_t (*sound_bytes)(const struct gemma4_audio *audio, weight_format format, size_t samples);
     kakeya_status (*probe)(backend_model *model, backend_probe *out, kakeya_error *error);
     /* Bytes per second of reads of experts, of a model whose weights are bounded. NULL: none is. */
     kakeya_status (*probe_weights)(backend_model *model, double *bytes_per_second, kakeya_error *error);

@@ -327,7 +327,7 @@ static kakeya_status read_pictures(eval_command *c, const cli_texts *names, int 
         here.text[here.n] = found[here.n] = find_picture(c, names->text[here.n]);
         if (!found[here.n]) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "--image: out of memory");
     }
-    if (!status) status = cli_images_read(&here, budget, out, error);
+    if (!status) status = cli_images_read(&here, budget, NULL, out, error);
     for (size_t i = 0; i < here.n; i++) free(found[i]);
     return status;
 }

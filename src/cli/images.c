@@ -54,7 +54,21 @@ void cli_image_free(cli_image *image) {
     *image = (cli_image){0};
 }
 
-kakeya_status cli_images_read(const cli_texts *names, int budget, cli_images *out, kakeya_error *error) {
+static kakeya_status read_sound(const char *path, kakeya_media *out, kakeya_error *error) {
+    char *data;
+    size_t bytes;
+    kakeya_sound *heard;
+    *out = (kakeya_media){0};
+    kakeya_status status = input_read(path, &data, &bytes, error);
+    if (status) return status;
+    status = kakeya_sound_open(input_name(path), data, bytes, &heard, error);
+    free(data);
+    out->sound = heard;
+    return status;
+}
+
+kakeya_status cli_images_read(const cli_texts *names, int budget, const cli_texts *sounds, cli_images *out,
+                              kakeya_error *error) {
     *out = (cli_images){0};
     for (size_t i = 0; i < names->n; i++) {
         cli_image image;
@@ -63,10 +77,18 @@ kakeya_status cli_images_read(const cli_texts *names, int budget, cli_images *ou
         free(image.data);
         out->media[out->n++] = image.media;
     }
+    for (; sounds && out->sounds < sounds->n; out->sounds++) {
+        kakeya_status status = read_sound(sounds->text[out->sounds], &out->media[out->n], error);
+        if (status) return status;
+        out->n++;
+    }
     return KAKEYA_OK;
 }
 
 void cli_images_free(cli_images *images) {
-    for (size_t i = 0; i < images->n; i++) kakeya_image_close((kakeya_image *)(uintptr_t)images->media[i].image);
+    for (size_t i = 0; i < images->n; i++) {
+        kakeya_image_close((kakeya_image *)(uintptr_t)images->media[i].image);
+        kakeya_sound_close((kakeya_sound *)(uintptr_t)images->media[i].sound);
+    }
     *images = (cli_images){0};
 }

@@ -1,4 +1,4 @@
-/* Pictures that a user names on the command line: FILE, or FILE,budget=N. */
+/* Pictures and sounds that a user names on the command line: FILE, or, of pictures, FILE,budget=N. */
 #ifndef KAKEYA_CLI_IMAGES_H
 #define KAKEYA_CLI_IMAGES_H
 
@@ -6,9 +6,13 @@
 #include "kakeya.h"
 
 typedef struct cli_images {
-    kakeya_media media[CLI_MAX_VALUES];
-    size_t n;
+    kakeya_media media[2 * CLI_MAX_VALUES]; /* pictures, then sounds */
+    size_t n, sounds;                       /* all of them; how many of them are sounds */
 } cli_images;
+
+#define CLI_AUDIO_OPTION(names)                                                                                        \
+    CLI_OPTION(.name = "audio", .argument = "FILE", .kind = CLI_TEXTS, .target = (names),                              \
+               .help = "sound to hear, WAV, FLAC or MP3, at most 30 seconds; may be repeated")
 
 #define CLI_IMAGE_OPTIONS(names, limit)                                                                                \
     CLI_OPTION(.name = "image", .argument = "FILE", .kind = CLI_TEXTS, .target = (names),                              \
@@ -31,9 +35,10 @@ void cli_image_free(cli_image *image); /* a zeroed one is fine */
 
 /* FILE of FILE,budget=N; malloc'ed, NULL when out of memory. */
 char *cli_image_path(const char *given);
-/* Reads and decodes them all. budget: of those that name none; 0: the model's. *out is freed by cli_images_free, also
- * on failure. */
-kakeya_status cli_images_read(const cli_texts *names, int budget, cli_images *out, kakeya_error *error);
+/* Reads and decodes them all. budget: of those that name none; 0: the model's. sounds: NULL: there are none. *out is
+ * freed by cli_images_free, also on failure. */
+kakeya_status cli_images_read(const cli_texts *names, int budget, const cli_texts *sounds, cli_images *out,
+                              kakeya_error *error);
 void cli_images_free(cli_images *images);
 
 #endif

@@ -88,6 +88,19 @@ static void print_architecture(const info_subject *s) {
     }
 }
 
+static void print_audio(const info_subject *s) {
+    const kakeya_facts *f = &s->facts;
+    char a[32], b[32];
+    if (!f->audio_width) return;
+    if (f->audio_layers)
+        printf("  audio           %d layers, hidden %d, ", f->audio_layers, f->audio_width);
+    else
+        printf("  audio           no layers, %d samples a token, ", f->audio_width);
+    printf("%s parameters, %s\n", format_count(a, f->audio_parameters), format_bytes(b, (double)f->audio_bytes));
+    printf("                  while a sound of 30 seconds is read on the CPU: %s\n",
+           format_bytes(a, (double)info_sound_bytes(s)));
+}
+
 static void print_vision(const info_subject *s, int threads) {
     const kakeya_facts *f = &s->facts;
     char a[32], b[32], layers[32] = "no layers";
@@ -127,6 +140,7 @@ static kakeya_status print_text(const info_subject *s, const info_room *room, in
     char a[32], b[32], full[32], sliding[32], latent[32], draft[32];
     print_architecture(s);
     print_vision(s, threads);
+    print_audio(s);
     print_parameters(s);
     printf("\nK/V memory of a session of %s tokens (sink %d, window %d, draft window %d)\n",
            format_count(a, s->context), s->session.sink, s->session.window, s->session.draft_window);
@@ -248,6 +262,20 @@ static void add_companions(cJSON *json, const kakeya_facts *f) {
     }
 }
 
+static void add_audio(cJSON *json, const info_subject *s) {
+    const kakeya_facts *f = &s->facts;
+    if (!f->audio_width) {
+        cJSON_AddNullToObject(json, "audio");
+        return;
+    }
+    cJSON *audio = cJSON_AddObjectToObject(json, "audio");
+    add_number(audio, "layers", f->audio_layers);
+    add_number(audio, "width", f->audio_width);
+    add_number(audio, "parameters", (double)f->audio_parameters);
+    add_number(audio, "weights_bytes", (double)f->audio_bytes);
+    add_number(audio, "workspace_bytes", (double)info_sound_bytes(s));
+}
+
 static void add_vision(cJSON *json, const info_subject *s, int threads) {
     const kakeya_facts *f = &s->facts;
     if (!f->vision_hidden) {
@@ -324,6 +352,7 @@ static kakeya_status print_json(const info_subject *s, const info_devices *devic
     add_parameters(json, s);
     add_companions(json, &s->facts);
     add_vision(json, s, threads);
+    add_audio(json, s);
     kakeya_status status = add_sessions(json, s, error);
     info_devices_add_json(json, devices);
     if (!status && arguments->stored) status = print_files(model, arguments->check, json, error);

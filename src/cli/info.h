@@ -60,6 +60,8 @@ kakeya_status info_room_compute(const info_subject *s, const info_room_options *
 /* What a picture of `budget` tokens takes while the CPU reads it, or the GPU that is here; 0: the model, or that
  * device, reads none, or there is none. threads 0: all processors. */
 size_t info_picture_bytes(const info_subject *s, bool gpu, int threads, int budget);
+/* The same of a sound of 30 seconds that the CPU reads. */
+size_t info_sound_bytes(const info_subject *s);
 void info_room_free(info_room *room);
 void info_room_print(const info_room *room);
 void info_room_add_json(struct cJSON *object, const info_room *room);

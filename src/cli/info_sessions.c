@@ -57,6 +57,8 @@ size_t info_picture_bytes(const info_subject *s, bool gpu, int threads, int budg
     return room_of_picture(s->model, gpu ? ROOM_GPU : ROOM_CPU, threads_of(&options), budget);
 }
 
+size_t info_sound_bytes(const info_subject *s) { return room_of_sound(s->model, ROOM_CPU); }
+
 static room_engine engine_of(const info_subject *s, const info_room *room, int threads, int tokens) {
     room_engine engine =
         room_of_engine(s->model, room->device, room_default_rows(room->device, room->memory), threads, tokens);
@@ -161,6 +163,8 @@ void info_room_print(const info_room *room) {
            format_bytes(d, (double)room->engine[room->n - 1].workspace), kakeya_kv_format_name(room->format));
     if (room->engine[0].picture)
         printf("  and beside %s while a picture is read\n", format_bytes(a, (double)room->engine[0].picture));
+    if (room->engine[0].sound)
+        printf("  and beside %s while a sound is read\n", format_bytes(a, (double)room->engine[0].sound));
     printf("  %10s", "tokens");
     for (int p = 0; p < INFO_POLICIES; p++) {
         if (room->cell[0][p].possible) printf("  %24s", info_policies[p].name);
@@ -186,6 +190,7 @@ void info_room_add_json(cJSON *object, const info_room *room) {
     cJSON_AddNumberToObject(json, "memory_bytes", (double)room->memory);
     cJSON_AddNumberToObject(json, "weights_bytes", (double)room->engine[0].weights);
     if (room->engine[0].picture) cJSON_AddNumberToObject(json, "picture_bytes", (double)room->engine[0].picture);
+    if (room->engine[0].sound) cJSON_AddNumberToObject(json, "sound_bytes", (double)room->engine[0].sound);
     cJSON_AddStringToObject(json, "kv_format", kakeya_kv_format_name(room->format));
     cJSON *rows = cJSON_AddArrayToObject(json, "rows");
     for (int i = 0; i < room->n; i++) {

@@ -40,7 +40,7 @@ typedef struct run_options {
     const char *schema_file, *grammar_file, *regex;
     int strict_order; /* ORDER_NOT_GIVEN, or an index of switch_names */
     bool raw, json_object;
-    cli_texts images;
+    cli_texts images, sounds;
     int image_budget;
 } run_options;
 
@@ -146,15 +146,17 @@ static kakeya_status read_input(const run_options *options, run_input *input, ka
 
 /* The file that an error of a conversation is about begins the line. */
 static kakeya_status conversation_tokens(const run_options *options, const kakeya_tokenizer *tokenizer,
-                                         const run_input *input, const int *image_tokens, int32_t **ids, size_t *n,
+                                         const run_input *input, const int *media_tokens, int32_t **ids, size_t *n,
                                          kakeya_error *error) {
     kakeya_chat_options chat;
     kakeya_chat_options_init(&chat);
     chat.thinking = options->answer.thinking;
     chat.tools = input->tools;
     chat.tools_bytes = input->tools_bytes;
-    chat.image_tokens = options->images.n ? image_tokens : NULL;
+    chat.image_tokens = options->images.n ? media_tokens : NULL;
     chat.n_images = options->images.n;
+    chat.sound_tokens = options->sounds.n ? media_tokens + options->images.n : NULL;
+    chat.n_sounds = options->sounds.n;
     kakeya_status status = kakeya_chat_tokens(tokenizer, input->text, input->bytes, &chat, ids, n, NULL, error);
     if (status == KAKEYA_OK) return status;
     bool tools = options->tools_file && strncmp(error->message, "tools", 5) == 0;
@@ -162,8 +164,8 @@ static kakeya_status conversation_tokens(const run_options *options, const kakey
     return source ? error_prefix(error, status, "%s", input_name(source)) : status;
 }
 
-/* The prompt behind its pictures as a conversation in JSON, in the place of its text. */
-static kakeya_status add_pictures(const run_options *options, run_input *input, kakeya_error *error) {
+/* The prompt behind its pictures and sounds as a conversation in JSON, in the place of its text. */
+static kakeya_status add_media(const run_options *options, run_input *input, kakeya_error *error) {
     cJSON *messages = cJSON_CreateArray(), *user = cJSON_CreateObject(), *parts = cJSON_CreateArray();
     if (options->system) {
         cJSON *system = cJSON_CreateObject();
@@ -171,10 +173,11 @@ static kakeya_status add_pictures(const run_options *options, run_input *input, 
         cJSON_AddStringToObject(system, "content", options->system);
         cJSON_AddItemToArray(messages, system);
     }
-    for (size_t i = 0; i <= options->images.n; i++) {
+    const size_t pictures = options->images.n, all = pictures + options->sounds.n;
+    for (size_t i = 0; i <= all; i++) {
         cJSON *part = cJSON_CreateObject();
-        cJSON_AddStringToObject(part, "type", i < options->images.n ? "image" : "text");
-        if (i == options->images.n) cJSON_AddStringToObject(part, "text", input->text);
+        cJSON_AddStringToObject(part, "type", i < pictures ? "image" : i < all ? "audio" : "text");
+        if (i == all) cJSON_AddStringToObject(part, "text", input->text);
         cJSON_AddItemToArray(parts, part);
     }
     cJSON_AddStringToObject(user, "role", "user");
@@ -189,11 +192,14 @@ static kakeya_status add_pictures(const run_options *options, run_input *input, 
     return KAKEYA_OK;
 }
 
-static kakeya_status image_lengths(const kakeya_engine *engine, const cli_images *images, int *tokens,
+static kakeya_status media_lengths(const kakeya_engine *engine, const cli_images *images, int *tokens,
                                    kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
-    for (size_t i = 0; i < images->n && !status; i++)
-        status = kakeya_engine_image_tokens(engine, &images->media[i], &tokens[i], error);
+    for (size_t i = 0; i < images->n && !status; i++) {
+        const kakeya_media *media = &images->media[i];
+        status = media->sound ? kakeya_engine_sound_tokens(engine, media->sound, &tokens[i], error)
+                              : kakeya_engine_image_tokens(engine, media, &tokens[i], error);
+    }
     return status;
 }
 
@@ -201,14 +207,14 @@ static kakeya_status image_lengths(const kakeya_engine *engine, const cli_images
 static kakeya_status prompt_tokens(const run_options *options, const kakeya_engine *engine, const run_input *input,
                                    const cli_images *images, int32_t **ids, size_t *n, kakeya_error *error) {
     const kakeya_tokenizer *tokenizer = kakeya_engine_tokenizer(engine);
-    int image_tokens[CLI_MAX_VALUES] = {0};
+    int media_tokens[2 * CLI_MAX_VALUES] = {0};
     if (options->ids_file) {
         return input_read_ids(options->ids_file, kakeya_engine_vocab_size(engine), ids, n, error);
     }
-    kakeya_status status = image_lengths(engine, images, image_tokens, error);
+    kakeya_status status = media_lengths(engine, images, media_tokens, error);
     if (status) return status;
     if (options->messages_file || images->n)
-        return conversation_tokens(options, tokenizer, input, image_tokens, ids, n, error);
+        return conversation_tokens(options, tokenizer, input, media_tokens, ids, n, error);
     if (options->raw) {
         return kakeya_tokenize(tokenizer, input->text, input->bytes, KAKEYA_TEXT_PROMPT, ids, n, error);
     }
@@ -300,8 +306,8 @@ static int run(const run_options *options, bool chat, kakeya_error *error) {
         if (input_check_utf8("--stop", stop, strlen(stop), error)) goto done;
     }
     if (read_input(options, &input, error)) goto done;
-    if (cli_images_read(&options->images, options->image_budget, &images, error)) goto done;
-    if (images.n && input.text && !options->messages_file && add_pictures(options, &input, error)) goto done;
+    if (cli_images_read(&options->images, options->image_budget, &options->sounds, &images, error)) goto done;
+    if (images.n && input.text && !options->messages_file && add_media(options, &input, error)) goto done;
     if (cli_open_engine(command.name, &local.shared, &engine, error)) goto done;
     if (open_grammar(options, &input, engine, &grammar, error)) goto done;
     local.answer.grammar = grammar;
@@ -378,10 +384,13 @@ static int check_options(run_options *options, bool *chat) {
     }
     if (options->images.n && options->raw)
         return cli_usage_error(&command, "--image needs the turn format or --ids-file: not with --raw");
+    if (options->sounds.n && options->raw)
+        return cli_usage_error(&command, "--audio needs the turn format or --ids-file: not with --raw");
     if (text || options->messages_file) return CLI_DONE;
     if (!isatty(STDIN_FILENO)) {
         options->prompt_file = "-";
-    } else if (!options->shared.json && !options->raw && !options->images.n && isatty(STDOUT_FILENO)) {
+    } else if (!options->shared.json && !options->raw && !options->images.n && !options->sounds.n &&
+               isatty(STDOUT_FILENO)) {
         *chat = true;
     } else {
         return cli_usage_error(&command, "no prompt");
@@ -452,6 +461,7 @@ int cli_run(int argc, char **argv) {
         CLI_OPTION(.name = "ignore-eos", .kind = CLI_FLAG, .target = &options.answer.ignore_eos,
                    .help = "continue after stop tokens"),
         CLI_IMAGE_OPTIONS(&options.images, &options.image_budget),
+        CLI_AUDIO_OPTION(&options.sounds),
         {.name = NULL},
     };
     int first, status;

@@ -18,7 +18,7 @@ typedef struct score_options {
     const char *ids_file, *text_file, *out, *against;
     bool hidden_states;
     int prompt_length, image_budget;
-    cli_texts images;
+    cli_texts images, sounds;
 } score_options;
 
 static const cli_command command = {
@@ -37,7 +37,7 @@ static const cli_command command = {
                "file's), top1 (share of rows in which both hold the same token likeliest), against_perplexity,\n"
                "token_kl.\n"
                "--image gives pictures to the runs of the model's image token in --ids-file, one to each, in this\n"
-               "order.\n",
+               "order; --audio gives sounds to the runs of its audio token.\n",
     .examples = "  kakeya score --text-file README.md\n"
                 "  kakeya score --ids-file ids.json --prompt-length 600 --attention restored --json\n"
                 "  kakeya score --ids-file ids.json --out logits.safetensors --hidden-states\n"
@@ -143,7 +143,7 @@ static kakeya_status score(score_options *options, kakeya_error *error) {
     for (size_t i = 0; i < options->shared.drafter.n && !status; i++)
         status = output_spares("out", options->out, options->shared.drafter.text[i], error);
     if (!status) status = output_spares("out", options->out, options->shared.f_theta, error);
-    if (!status) status = cli_images_read(&options->images, options->image_budget, &images, error);
+    if (!status) status = cli_images_read(&options->images, options->image_budget, &options->sounds, &images, error);
     if (!status) status = cli_open_engine(command.name, &options->shared, &engine, error);
     if (status) goto done;
     s.vocab = (size_t)kakeya_engine_vocab_size(engine);
@@ -222,6 +222,7 @@ int cli_score(int argc, char **argv) {
         CLI_OPTION(.name = "hidden-states", .kind = CLI_FLAG, .target = &options.hidden_states,
                    .help = "hidden states into --out as well"),
         CLI_IMAGE_OPTIONS(&options.images, &options.image_budget),
+        CLI_AUDIO_OPTION(&options.sounds),
         {.name = NULL},
     };
     int first, status;
@@ -230,6 +231,7 @@ int cli_score(int argc, char **argv) {
     if (!options.ids_file == !options.text_file)
         return cli_usage_error(&command, "give either --ids-file or --text-file");
     if (options.images.n && !options.ids_file) return cli_usage_error(&command, "--image needs --ids-file");
+    if (options.sounds.n && !options.ids_file) return cli_usage_error(&command, "--audio needs --ids-file");
     if (options.hidden_states && !options.out) return cli_usage_error(&command, "--hidden-states needs --out");
 
     kakeya_error error = {0};

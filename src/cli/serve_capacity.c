@@ -107,6 +107,10 @@ static void print_lines(const capacity *c, FILE *out) {
                 format_bytes(a, (double)c->subject.facts.vision_bytes),
                 s->engine.vision == KAKEYA_VISION_ON ? "at the start" : "with the first one",
                 format_bytes(b, (double)c->picture), s->image_budget);
+    if (room->engine[last].sound)
+        fprintf(out, "sound: %s of these weights; %s while one of 30 seconds is read\n",
+                format_bytes(a, (double)c->subject.facts.audio_bytes),
+                format_bytes(b, (double)room->engine[last].sound));
     if (!cell_of(c, last)->possible) return;
     fprintf(out, "K/V %s, %s%s: %s per token, %s for a session of %s tokens\n", info_policies[c->policy].name,
             kakeya_kv_format_name(room->format), room->format == KAKEYA_KV_Q4 ? " (experimental)" : "",
@@ -188,10 +192,15 @@ static void print_ledger(const capacity *c) {
     printf("  %-10s  %10s for each copy that prompts begin with, beside the pages that it shares\n", "checkpoint",
            format_bytes(a, (double)checkpoint_bytes(c)));
     printf("  %-10s  %10s beside K/V\n", "other", format_bytes(a, (double)cell->session.own));
-    if (!c->picture) return;
-    printf("  %-10s  %10s of weights, once\n", "vision", format_bytes(a, (double)c->subject.facts.vision_bytes));
-    printf("  %-10s  %10s while a picture of %d tokens is read, once\n", "picture", format_bytes(a, (double)c->picture),
-           c->settings->image_budget);
+    if (c->picture) {
+        printf("  %-10s  %10s of weights, once\n", "vision", format_bytes(a, (double)c->subject.facts.vision_bytes));
+        printf("  %-10s  %10s while a picture of %d tokens is read, once\n", "picture",
+               format_bytes(a, (double)c->picture), c->settings->image_budget);
+    }
+    const size_t sound = c->room->engine[0].sound;
+    if (!sound) return;
+    printf("  %-10s  %10s of weights, once\n", "audio", format_bytes(a, (double)c->subject.facts.audio_bytes));
+    printf("  %-10s  %10s while a sound of 30 seconds is read, once\n", "sound", format_bytes(a, (double)sound));
 }
 
 static void add_ledger(cJSON *json, const capacity *c) {
@@ -220,6 +229,9 @@ static void add_ledger(cJSON *json, const capacity *c) {
     cJSON_AddNumberToObject(ledger, "weights_bytes", (double)c->room->engine[c->room->n - 1].weights);
     cJSON_AddNumberToObject(ledger, "vision_bytes", c->picture ? (double)c->subject.facts.vision_bytes : 0);
     cJSON_AddNumberToObject(ledger, "picture_bytes", (double)c->picture);
+    const size_t sound = c->room->engine[0].sound;
+    cJSON_AddNumberToObject(ledger, "audio_bytes", sound ? (double)c->subject.facts.audio_bytes : 0);
+    cJSON_AddNumberToObject(ledger, "sound_bytes", (double)sound);
 }
 
 static cJSON *make_json(const capacity *c) {

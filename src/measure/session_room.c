@@ -2,6 +2,7 @@
 
 #include "backend/kv_bytes.h"
 #include "backend/measure.h"
+#include "media/sound.h"
 #include "model/sizes.h"
 
 /* What the backends decide for themselves: rows of their largest forward, and by how much a device's stores grow. */
@@ -242,6 +243,17 @@ size_t room_of_picture(const kakeya_description *d, room_device device, int thre
            reader->image_bytes(v, weight_format_is_plain(format) ? format : WEIGHT_BF16, patches, side, threads);
 }
 
+/* Its rows, and what the encoder holds. */
+size_t room_of_sound(const kakeya_description *d, room_device device) {
+    const backend_ops *ops = backend_find(device == ROOM_CPU ? "cpu" : "auto", NULL);
+    if (!d->sound || !ops || !ops->sound_begin || (device != ROOM_CPU && ops == backend_find("cpu", NULL))) return 0;
+    const size_t samples = (size_t)SOUND_MAX_SECONDS * SOUND_RATE;
+    const weight_format format = d->verifier->checkpoint_format;
+    return sizeof(float) * gemma4_audio_rows(d->sound, samples) * (size_t)d->sound->text_hidden +
+           backend_measure_find(ops)->sound_bytes(d->sound, weight_format_is_plain(format) ? format : WEIGHT_BF16,
+                                                  samples);
+}
+
 room_engine room_of_engine(const kakeya_description *d, room_device device, int max_rows, int threads,
                            int longest_tokens) {
     const gemma4_config *c = d->verifier;
@@ -258,6 +270,8 @@ room_engine room_of_engine(const kakeya_description *d, room_device device, int 
         engine.weights += d->vision_sizes.bytes;
         engine.picture = room_of_picture(d, device, threads, d->vision->budget);
     }
+    engine.sound = room_of_sound(d, device);
+    if (engine.sound) engine.weights += d->audio_sizes.bytes;
 
     const size_t rows = (size_t)max_rows;
     if (device == ROOM_CPU)
@@ -289,6 +303,7 @@ room_session room_of_session(const kakeya_description *d, room_device device, co
 
 size_t room_sessions(size_t memory_bytes, const room_engine *engine, const room_session *session) {
     size_t each = session->kv + session->own;
-    size_t once = engine->weights + engine->workspace + engine->picture + session->shared + session->beginning;
+    size_t once = engine->weights + engine->workspace + larger(engine->picture, engine->sound) + session->shared +
+                  session->beginning;
     return memory_bytes > once && each ? (memory_bytes - once) / each : 0;
 }

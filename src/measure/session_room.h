@@ -21,12 +21,15 @@ typedef struct room_engine {
                          head's int8 copy) is not counted */
     size_t workspace; /* of the largest forward, and RoPE tables up to the longest session that there has been: on
                          a CPU within a hundredth of what is held, on a GPU an estimate */
+    size_t sound;     /* beside it while a sound of 30 seconds becomes rows; 0: none is read */
     size_t picture;   /* beside it while a picture becomes rows; 0: the model, or the device, reads none */
 } room_engine;
 
 /* max_rows and threads of the backend: room_default_rows, and on a CPU the threads of its pool. */
 room_engine room_of_engine(const kakeya_description *description, room_device device, int max_rows, int threads,
                            int longest_tokens);
+/* `sound` of an engine. */
+size_t room_of_sound(const kakeya_description *description, room_device device);
 /* `picture` of a picture of `budget` tokens. */
 size_t room_of_picture(const kakeya_description *description, room_device device, int threads, int budget);
 int room_default_rows(room_device device, size_t memory_bytes);

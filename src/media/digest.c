@@ -5,6 +5,15 @@
 
 #include <openssl/evp.h>
 
+static kakeya_status digest_of(const char *what, const void *head, size_t head_bytes, const void *data, size_t bytes,
+                               unsigned char out[IMAGE_DIGEST_BYTES], kakeya_error *error) {
+    EVP_MD_CTX *sum = EVP_MD_CTX_new();
+    int done = sum && EVP_DigestInit_ex(sum, EVP_sha256(), NULL) && EVP_DigestUpdate(sum, head, head_bytes) &&
+               EVP_DigestUpdate(sum, data, bytes) && EVP_DigestFinal_ex(sum, out, NULL);
+    EVP_MD_CTX_free(sum);
+    return done ? KAKEYA_OK : error_set(error, KAKEYA_OUT_OF_MEMORY, "digest of %s: out of memory", what);
+}
+
 kakeya_status image_digest(const image *picture, unsigned char out[IMAGE_DIGEST_BYTES], kakeya_error *error) {
     unsigned char head[13] = "image";
     for (int i = 0; i < 4; i++) {
@@ -12,11 +21,11 @@ kakeya_status image_digest(const image *picture, unsigned char out[IMAGE_DIGEST_
         head[9 + i] = (unsigned char)((uint32_t)picture->width >> 8 * i);
     }
     const size_t bytes = 3 * (size_t)picture->width * (size_t)picture->height;
-    EVP_MD_CTX *sum = EVP_MD_CTX_new();
-    int done = sum && EVP_DigestInit_ex(sum, EVP_sha256(), NULL) && EVP_DigestUpdate(sum, head, sizeof head) &&
-               EVP_DigestUpdate(sum, picture->rgb, bytes) && EVP_DigestFinal_ex(sum, out, NULL);
-    EVP_MD_CTX_free(sum);
-    return done ? KAKEYA_OK : error_set(error, KAKEYA_OUT_OF_MEMORY, "digest of an image: out of memory");
+    return digest_of("an image", head, sizeof head, picture->rgb, bytes, out, error);
+}
+
+kakeya_status sound_digest(const sound_samples *s, unsigned char out[IMAGE_DIGEST_BYTES], kakeya_error *error) {
+    return digest_of("a sound", "sound", 5, s->sample, s->n * sizeof *s->sample, out, error);
 }
 
 enum { KEY_BITS = 31, KEYS = (8 * IMAGE_DIGEST_BYTES + KEY_BITS - 1) / KEY_BITS };

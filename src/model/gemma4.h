@@ -107,6 +107,7 @@ typedef struct gemma4_model {
     size_t n_owned;
     size_t mapped_bytes;          /* bytes of mapped tensors that are bound */
     struct gemma4_vision *vision; /* what reads pictures (gemma4_vision.h); NULL: none */
+    struct gemma4_audio *sound;   /* what reads sound (gemma4_audio.h); NULL: none */
     char note[256];               /* "" or one line worth telling the user, e.g. vision tensors skipped */
 } gemma4_model;
 

@@ -99,6 +99,7 @@ void vision_bound_name(const vision_slot *slot, int i, bool in_gguf, char out[VI
 /* Where GGUF files have value `column` of row `row`: an index into the whole tensor. */
 size_t vision_gguf_index(const gemma4_vision *v, const vision_slot *slot, int64_t row, int64_t column);
 
+/* Also of what reads sound. */
 typedef struct vision_sizes {
     uint64_t parameters;
     size_t bytes; /* of weights as an engine has them: matrices as their files do, vectors in float32 */

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "model/gemma4_audio.h"
 #include "model/gemma4_gguf.h"
 #include "model/gemma4_mmproj.h"
 #include "model/gemma4_modules.h"
@@ -78,20 +79,23 @@ static void adopt(gemma4_model *model, const tensor_memory *memory) {
         snprintf(model->note, sizeof model->note, "%zu vision and audio tensors skipped: text only", memory->skipped);
 }
 
-/* What stands for a picture's rows is never an answer's token. */
+/* What stands for a picture's or a sound's rows is never an answer's token. */
 static void suppress(gemma4_config *c, int token) {
     for (int i = 0; i < c->n_suppress_tokens; i++)
         if (c->suppress_tokens[i] == token) return;
     if (c->n_suppress_tokens < GEMMA4_MAX_SUPPRESS_TOKENS) c->suppress_tokens[c->n_suppress_tokens++] = token;
 }
 
-static size_t count_audio(const checkpoint *ck) {
+static bool is_audio(const char *name) {
+    if (strncmp(name, "model.", 6) == 0) name += 6;
+    return strncmp(name, "audio_tower.", 12) == 0 || strncmp(name, "embed_audio.", 12) == 0;
+}
+
+/* Tensors of what reads sound, or of what reads pictures. */
+static size_t count_tensors(const checkpoint *ck, bool audio) {
     size_t n = 0;
-    for (size_t i = 0; i < ck->n_tensors; i++) {
-        const char *name = ck->tensors[i]->name;
-        if (strncmp(name, "model.", 6) == 0) name += 6;
-        n += strncmp(name, "audio_tower.", 12) == 0 || strncmp(name, "embed_audio.", 12) == 0;
-    }
+    for (size_t i = 0; i < ck->n_tensors; i++)
+        n += is_other_modality(ck->tensors[i]->name) && is_audio(ck->tensors[i]->name) == audio;
     return n;
 }
 
@@ -129,20 +133,41 @@ static kakeya_status open_mmproj(const gemma4_parts *parts, mem_account *account
     return status;
 }
 
-static kakeya_status open_vision(mem_account *account, gemma4_model *model, kakeya_error *error) {
-    char reason[160];
-    kakeya_status status =
-        gemma4_vision_open(model->checkpoint, &model->config, account, &model->vision, reason, sizeof reason, error);
-    if (status == KAKEYA_OK && model->vision) {
-        suppress(&model->config, model->vision->image_token);
-        model->note[0] = '\0';
-        const size_t audio = count_audio(model->checkpoint);
-        if (audio) snprintf(model->note, sizeof model->note, "%zu audio tensors skipped: text and images", audio);
-    } else if (status == KAKEYA_OK && *reason) {
-        size_t used = strlen(model->note);
-        snprintf(model->note + used, sizeof model->note - used, "%sno pictures: %s", used ? "; " : "", reason);
-    }
-    return status;
+static void add_note(gemma4_model *model, const char *what, const char *reason) {
+    const size_t used = strlen(model->note);
+    if (*reason) snprintf(model->note + used, sizeof model->note - used, "%s%s: %s", used ? "; " : "", what, reason);
+}
+
+/* What of a checkpoint is left out, once it is known what reads pictures and sound. */
+static void note_skipped(gemma4_model *model) {
+    const size_t pictures = model->vision ? 0 : count_tensors(model->checkpoint, false);
+    const size_t audio = model->sound ? 0 : count_tensors(model->checkpoint, true);
+    if (!model->vision && !model->sound) return; /* says so already */
+    model->note[0] = '\0';
+    if (audio) snprintf(model->note, sizeof model->note, "%zu audio tensors skipped: text and images", audio);
+    if (pictures) snprintf(model->note, sizeof model->note, "%zu vision tensors skipped: text and sound", pictures);
+}
+
+/* What reads pictures, unless it is left out, and what reads sound. */
+static kakeya_status open_towers(const gemma4_parts *parts, mem_account *account, gemma4_model *model,
+                                 kakeya_error *error) {
+    char no_pictures[160] = "", no_sound[160] = "";
+    const checkpoint *ck = model->checkpoint;
+    kakeya_status status = parts->no_vision
+                               ? leave_vision(model, error)
+                               : gemma4_vision_open(model->checkpoint, &model->config, account, &model->vision,
+                                                    no_pictures, sizeof no_pictures, error);
+    if (status == KAKEYA_OK)
+        status = gemma4_audio_open(model->checkpoint, &model->config, account, &model->sound, no_sound, sizeof no_sound,
+                                   error);
+    if (status != KAKEYA_OK) return status;
+    if (model->vision) suppress(&model->config, model->vision->image_token);
+    if (model->sound) suppress(&model->config, model->sound->sound_token);
+    note_skipped(model);
+    add_note(model, "no pictures", no_pictures);
+    /* repositories that have been quantised often lack the tensors, which is worth no line unless there are some */
+    if (count_tensors(ck, true)) add_note(model, "no sound", no_sound);
+    return KAKEYA_OK;
 }
 
 static kakeya_status open_checkpoint(const char *directory, const gemma4_parts *parts, mem_account *account,
@@ -164,8 +189,7 @@ static kakeya_status open_checkpoint(const char *directory, const gemma4_parts *
         adopt(model, &memory);
         if (status == KAKEYA_OK && modules.quantised_bytes) model->config.checkpoint_format = modules.main_format;
     }
-    if (status == KAKEYA_OK)
-        status = parts->no_vision ? leave_vision(model, error) : open_vision(account, model, error);
+    if (status == KAKEYA_OK) status = open_towers(parts, account, model, error);
     quantisation_free(quantised);
     return status;
 }
@@ -251,6 +275,7 @@ void gemma4_model_close(gemma4_model *model) {
     tensor_memory memory = {.owned = model->owned, .n_owned = model->n_owned};
     tensor_memory_release(&memory);
     gemma4_vision_close(model->vision);
+    gemma4_audio_close(model->sound);
     checkpoint_close(model->checkpoint);
     gguf_close(model->file);
     free(model);

@@ -154,30 +154,38 @@ static kakeya_status append_text(const kakeya_tokenizer *t, const char *text, in
     return status;
 }
 
-/* The ids of pictures, each between its begin and its end. *out and *memory are malloc'ed. */
-static kakeya_status make_pictures(const kakeya_tokenizer *t, const kakeya_chat_options *o, chat_picture **out,
-                                   int32_t **memory, kakeya_error *error) {
-    static const char *const names[] = {"<|image>", "<|image|>", "<image|>"};
+/* What parts of a kind become. */
+typedef struct media_kind {
+    const char *what, *option;
+    const char *names[3]; /* of what begins it, stands for its rows, and ends it */
+} media_kind;
+static const media_kind of_images = {"images", "image_tokens", {"<|image>", "<|image|>", "<image|>"}};
+static const media_kind of_sounds = {"sounds", "sound_tokens", {"<|audio>", "<|audio|>", "<audio|>"}};
+
+/* The ids of n parts of these lengths, each between its begin and its end. *out and *memory are malloc'ed. */
+static kakeya_status make_parts(const kakeya_tokenizer *t, const media_kind *kind, const int *lengths, size_t n_parts,
+                                chat_picture **out, int32_t **memory, kakeya_error *error) {
     int32_t id[3];
     size_t all = 0;
     for (size_t i = 0; i < 3; i++) {
-        id[i] = tokenizer_id(t->tokens, names[i]);
+        id[i] = tokenizer_id(t->tokens, kind->names[i]);
         if (id[i] < 0)
-            return error_set(error, KAKEYA_UNSUPPORTED, "images: the model's vocabulary has no token %s", names[i]);
+            return error_set(error, KAKEYA_UNSUPPORTED, "%s: the model's vocabulary has no token %s", kind->what,
+                             kind->names[i]);
     }
-    for (size_t i = 0; i < o->n_images; i++) {
-        if (o->image_tokens[i] < 1 || o->image_tokens[i] > 1 << 20)
-            return error_set(error, KAKEYA_INVALID_ARGUMENT, "chat options: image_tokens[%zu] is %d", i,
-                             o->image_tokens[i]);
-        all += (size_t)o->image_tokens[i] + 2;
+    for (size_t i = 0; i < n_parts; i++) {
+        if (lengths[i] < 1 || lengths[i] > 1 << 20)
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "chat options: %s[%zu] is %d", kind->option, i,
+                             lengths[i]);
+        all += (size_t)lengths[i] + 2;
     }
-    chat_picture *pictures = malloc((o->n_images + 1) * sizeof *pictures);
+    chat_picture *parts = malloc((n_parts + 1) * sizeof *parts);
     int32_t *at = *memory = malloc((all + 1) * sizeof *at);
-    *out = pictures;
-    if (!pictures || !at) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%zu images: out of memory", o->n_images);
-    for (size_t i = 0; i < o->n_images; i++) {
-        const size_t n = (size_t)o->image_tokens[i];
-        pictures[i] = (chat_picture){at, n + 2};
+    *out = parts;
+    if (!parts || !at) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%zu %s: out of memory", n_parts, kind->what);
+    for (size_t i = 0; i < n_parts; i++) {
+        const size_t n = (size_t)lengths[i];
+        parts[i] = (chat_picture){at, n + 2};
         *at++ = id[0];
         for (size_t k = 0; k < n; k++) *at++ = id[1];
         *at++ = id[2];
@@ -203,11 +211,15 @@ kakeya_status kakeya_chat_tokens(const kakeya_tokenizer *t, const char *json, si
     if (status != KAKEYA_OK) return status;
     chat_request request = {0};
     char *tools = NULL;
-    chat_picture *pictures = NULL;
-    int32_t *picture_ids = NULL;
-    if (o.image_tokens) status = make_pictures(t, &o, &pictures, &picture_ids, error);
-    if (status == KAKEYA_OK)
-        status = chat_request_read_pictures(json, json_bytes, pictures, pictures ? o.n_images : 0, &request, error);
+    chat_picture *pictures = NULL, *sounds = NULL;
+    int32_t *picture_ids = NULL, *sound_ids = NULL;
+    if (o.image_tokens) status = make_parts(t, &of_images, o.image_tokens, o.n_images, &pictures, &picture_ids, error);
+    if (status == KAKEYA_OK && o.sound_tokens)
+        status = make_parts(t, &of_sounds, o.sound_tokens, o.n_sounds, &sounds, &sound_ids, error);
+    if (status == KAKEYA_OK) {
+        const chat_media media = {pictures, sounds, pictures ? o.n_images : 0, sounds ? o.n_sounds : 0};
+        status = chat_request_read_media(json, json_bytes, &media, &request, error);
+    }
     if (status == KAKEYA_OK && request.n_messages == 0)
         status = error_set(error, KAKEYA_INVALID_ARGUMENT, "chat request: there are no messages");
     char *begun = NULL;
@@ -234,6 +246,8 @@ kakeya_status kakeya_chat_tokens(const kakeya_tokenizer *t, const char *json, si
     free(memory);
     free(pictures);
     free(picture_ids);
+    free(sounds);
+    free(sound_ids);
     chat_tools_free(tools);
     chat_request_free(&request);
     return status;

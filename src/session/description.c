@@ -26,6 +26,7 @@ typedef struct owned_description {
     f_theta_config f_theta;
     assistant_config assistant;
     gemma4_vision vision;
+    gemma4_audio sound;
 } owned_description;
 
 /* A configuration file: its path for messages, its text. */
@@ -84,6 +85,19 @@ static kakeya_status read_vision(const config_file *config, owned_description *d
     return KAKEYA_OK;
 }
 
+/* What reads sound, likewise. */
+static kakeya_status read_sound(const config_file *config, owned_description *d, kakeya_error *error) {
+    bool there;
+    kakeya_error reason = {0};
+    kakeya_status status =
+        gemma4_audio_config(config->path, config->text, config->bytes, &d->verifier, &d->sound, &there, &reason, error);
+    if (status != KAKEYA_OK || !there) return status;
+    const weight_format format = d->verifier.checkpoint_format;
+    d->view.sound = &d->sound;
+    d->view.audio_sizes = gemma4_audio_sizes(&d->sound, weight_format_is_plain(format) ? format : WEIGHT_BF16);
+    return KAKEYA_OK;
+}
+
 /* How most matrices of a quantised directory are stored, as its weights say when they are loaded. */
 static kakeya_status read_quantisation(const config_file *config, owned_description *d, bool *found,
                                        kakeya_error *error) {
@@ -119,6 +133,7 @@ static kakeya_status read_verifier(const kakeya_engine_options *o, const char *d
         if (status == KAKEYA_OK && other.text) status = read_quantisation(&other, d, &found, error);
     }
     if (status == KAKEYA_OK && o->vision != KAKEYA_VISION_OFF) status = read_vision(&config, d, error);
+    if (status == KAKEYA_OK) status = read_sound(&config, d, error);
     config_file_free(&other);
     config_file_free(&config);
     config_file_free(&generation);
@@ -293,6 +308,12 @@ void kakeya_description_facts_sized(const kakeya_description *d, kakeya_facts *o
         facts.vision_budget = d->vision->budget;
         facts.vision_parameters = d->vision_sizes.parameters;
         facts.vision_bytes = d->vision_sizes.bytes;
+    }
+    if (d->sound) {
+        facts.audio_layers = d->sound->layers;
+        facts.audio_width = d->sound->conformer ? d->sound->hidden : d->sound->frame;
+        facts.audio_parameters = d->audio_sizes.parameters;
+        facts.audio_bytes = d->audio_sizes.bytes;
     }
     sized_write(out, &facts, sizeof facts);
 }

@@ -3,6 +3,7 @@
 #define KAKEYA_SESSION_DESCRIPTION_H
 
 #include "backend/timeline.h"
+#include "model/gemma4_audio.h"
 #include "model/gemma4_vision.h"
 
 struct kakeya_description {
@@ -12,6 +13,8 @@ struct kakeya_description {
     const assistant_config *assistant; /* NULL: none */
     const gemma4_vision *vision;       /* sizes of what reads pictures; NULL: nothing does */
     vision_sizes vision_sizes;
+    const gemma4_audio *sound; /* the same of what reads sound */
+    vision_sizes audio_sizes;
 };
 
 /* The timeline of a session of `tokens` tokens that has begun to answer: what its memory is computed from. */

@@ -185,9 +185,12 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
         .assistant = parts->assistant ? &parts->assistant->config : NULL,
         .f_theta = parts->f_theta ? &parts->f_theta->config : NULL,
         .vision = parts->verifier->vision,
+        .sound = parts->verifier->sound,
     };
     if (parts->verifier->vision)
         engine->description.vision_sizes = gemma4_vision_sizes(parts->verifier->vision, WEIGHT_BF16);
+    if (parts->verifier->sound)
+        engine->description.audio_sizes = gemma4_audio_sizes(parts->verifier->sound, WEIGHT_BF16);
     kakeya_status refused = backend_precision(parts->ops, parts->verifier->config.checkpoint_format, parts->precision,
                                               &engine->precision, error);
     if (refused) return refused;

@@ -55,7 +55,7 @@ struct kakeya_engine {
     atomic_uint cancels;            /* of its sessions, so far */
     bool vision_off;                /* pictures are refused, whatever the model's files have */
     struct image_rows *image_rows;  /* session/image_rows.h; NULL: none are kept */
-    _Atomic uint64_t images_computed, image_rows_computed;
+    _Atomic uint64_t images_computed, image_rows_computed, sounds_computed, sound_rows_computed;
     kakeya_step_fn on_step; /* may be NULL */
     void *step_user;
     const volatile int *bytes_lost;               /* may be NULL */

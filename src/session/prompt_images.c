@@ -8,10 +8,12 @@
 #include "base/sized.h"
 #include "media/digest.h"
 #include "media/resize.h"
+#include "model/gemma4_audio.h"
 #include "model/gemma4_vision.h"
 #include "session/image.h"
 #include "session/image_rows.h"
 #include "session/session.h"
+#include "session/sound.h"
 
 static kakeya_status need_vision(const kakeya_engine *engine, kakeya_error *error) {
     if (engine->vision_off)
@@ -21,6 +23,17 @@ static kakeya_status need_vision(const kakeya_engine *engine, kakeya_error *erro
                          *engine->verifier->note ? ": " : "", engine->verifier->note);
     if (engine->ops->embed_image) return KAKEYA_OK;
     return error_set(error, KAKEYA_UNSUPPORTED, "backend %s reads no images: choose backend cpu", engine->ops->name);
+}
+
+static kakeya_status need_sound(const kakeya_engine *engine, kakeya_error *error) {
+    const gemma4_model *verifier = engine->verifier;
+    if (!verifier->sound && verifier->file)
+        return error_set(error, KAKEYA_UNSUPPORTED, "the model reads no sound: of GGUF files no sound is read");
+    if (!verifier->sound)
+        return error_set(error, KAKEYA_UNSUPPORTED, "the model reads no sound%s%s", *verifier->note ? ": " : "",
+                         verifier->note);
+    if (engine->ops->sound_begin) return KAKEYA_OK;
+    return error_set(error, KAKEYA_UNSUPPORTED, "backend %s reads no sound: choose backend cpu", engine->ops->name);
 }
 
 kakeya_status prompt_images_load(const kakeya_engine *engine, kakeya_error *error) {
@@ -71,6 +84,26 @@ kakeya_status kakeya_engine_image_tokens(const kakeya_engine *engine, const kake
     return status;
 }
 
+int32_t kakeya_engine_sound_token(const kakeya_engine *engine) {
+    return need_sound(engine, NULL) == KAKEYA_OK ? engine->verifier->sound->sound_token : -1;
+}
+
+kakeya_status kakeya_engine_sound_tokens(const kakeya_engine *engine, const kakeya_sound *heard, int *tokens,
+                                         kakeya_error *error) {
+    kakeya_status status = need_sound(engine, error);
+    if (status != KAKEYA_OK) return status;
+    const size_t rows = gemma4_audio_rows(engine->verifier->sound, heard->samples.n);
+    *tokens = (int)rows;
+    return rows ? KAKEYA_OK
+                : error_set(error, KAKEYA_INVALID_ARGUMENT, "a sound of %zu samples is too short", heard->samples.n);
+}
+
+void kakeya_engine_sound_counts_sized(const kakeya_engine *engine, kakeya_sound_counts *out) {
+    const kakeya_sound_counts counts = {.computed = atomic_load(&engine->sounds_computed),
+                                        .computed_rows = atomic_load(&engine->sound_rows_computed)};
+    sized_write(out, &counts, sizeof counts);
+}
+
 void kakeya_engine_image_counts_sized(const kakeya_engine *engine, kakeya_image_counts *out) {
     kakeya_image_counts counts = {.computed = atomic_load(&engine->images_computed),
                                   .computed_rows = atomic_load(&engine->image_rows_computed)};
@@ -91,6 +124,56 @@ static size_t count_runs(const int32_t *tokens, size_t n, int32_t token) {
     for (timeline_image run = next_run(tokens, n, 0, token); run.n; run = next_run(tokens, n, run.begin + run.n, token))
         runs++;
     return runs;
+}
+
+static size_t count_sounds(const kakeya_media *media, size_t n) {
+    size_t sounds = 0;
+    for (size_t i = 0; i < n; i++) sounds += media[i].sound != NULL;
+    return sounds;
+}
+
+/* The model and the backend read both, as far as there are any, and there are as many as runs. */
+static kakeya_status check_counts(const kakeya_engine *engine, const int32_t *tokens, size_t n,
+                                  const kakeya_media *media, size_t n_media, kakeya_error *error) {
+    const size_t sounds = count_sounds(media, n_media), pictures = n_media - sounds;
+    kakeya_status status = pictures ? need_vision(engine, error) : KAKEYA_OK;
+    if (status == KAKEYA_OK && sounds) status = need_sound(engine, error);
+    if (status != KAKEYA_OK) return status;
+    const int32_t picture = pictures ? engine->verifier->vision->image_token : -1;
+    const int32_t heard = sounds ? engine->verifier->sound->sound_token : -1;
+    const size_t picture_runs = count_runs(tokens, n, picture), sound_runs = count_runs(tokens, n, heard);
+    if (picture_runs != pictures)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%zu images, but the prompt has room for %zu (token %d)",
+                         pictures, picture_runs, (int)picture);
+    if (sound_runs != sounds)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%zu sounds, but the prompt has room for %zu (token %d)",
+                         sounds, sound_runs, (int)heard);
+    return KAKEYA_OK;
+}
+
+static kakeya_status fit_sound(const kakeya_engine *engine, const kakeya_sound *heard, size_t index, bool borrow,
+                               prompt_image *out, kakeya_error *error) {
+    int rows;
+    kakeya_status status = kakeya_engine_sound_tokens(engine, heard, &rows, error);
+    if (status != KAKEYA_OK) return error_prefix(error, status, "sound %zu", index);
+    if ((size_t)rows != out->place.n)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "sound %zu is %d tokens, but the prompt has room for %zu",
+                         index, rows, out->place.n);
+    memcpy(out->place.digest, heard->digest, sizeof out->place.digest);
+    out->is_sound = true;
+    out->samples = heard->samples;
+    out->borrowed = borrow;
+    if (borrow) return KAKEYA_OK;
+    out->samples.sample = malloc(heard->samples.n * sizeof *out->samples.sample);
+    if (!out->samples.sample) return error_set(error, KAKEYA_OUT_OF_MEMORY, "sound %zu: out of memory", index);
+    memcpy(out->samples.sample, heard->samples.sample, heard->samples.n * sizeof *out->samples.sample);
+    return KAKEYA_OK;
+}
+
+/* The next one of its kind behind the first `taken` of them. */
+static const kakeya_media *next_media(const kakeya_media *media, bool is_sound, size_t taken) {
+    while ((media->sound != NULL) != is_sound || taken--) media++;
+    return media;
 }
 
 static kakeya_status fit(const gemma4_vision *v, const kakeya_media *media, size_t index, bool borrow,
@@ -120,41 +203,49 @@ kakeya_status prompt_images_create(const kakeya_engine *engine, const int32_t *t
                                    kakeya_error *error) {
     *out = (prompt_images){.ops = engine->ops};
     if (!n_media) return KAKEYA_OK;
-    kakeya_status status = need_vision(engine, error);
+    kakeya_status status = check_counts(engine, tokens, n, media, n_media, error);
     if (status != KAKEYA_OK) return status;
-    const gemma4_vision *v = engine->verifier->vision;
-    const size_t runs = count_runs(tokens, n, v->image_token);
-    if (runs != n_media)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%zu images, but the prompt has room for %zu (token %d)",
-                         n_media, runs, v->image_token);
+    const size_t all_sounds = count_sounds(media, n_media);
+    const int32_t picture_token = all_sounds < n_media ? engine->verifier->vision->image_token : -1;
+    const int32_t sound_token = all_sounds ? engine->verifier->sound->sound_token : -1;
     out->image = calloc(n_media, sizeof *out->image);
     out->given = calloc(n_media, sizeof *out->given);
     if (!out->image || !out->given) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%zu images: out of memory", n_media);
-    size_t at = 0;
+    size_t at = 0, sounds = 0;
     for (; out->n < n_media && status == KAKEYA_OK; out->n++) {
         prompt_image *made = &out->image[out->n];
-        made->place = next_run(tokens, n, at, v->image_token);
+        const timeline_image picture = next_run(tokens, n, at, picture_token);
+        const timeline_image heard = next_run(tokens, n, at, sound_token);
+        const bool is_sound = heard.begin < picture.begin;
+        const size_t taken = is_sound ? sounds : out->n - sounds;
+        const kakeya_media *given = next_media(media, is_sound, taken);
+        made->place = is_sound ? heard : picture;
         at = made->place.begin + made->place.n;
-        status = fit(v, &media[out->n], out->n, borrow, made, error);
+        status = is_sound ? fit_sound(engine, given->sound, taken, borrow, made, error)
+                          : fit(engine->verifier->vision, given, taken, borrow, made, error);
+        sounds += is_sound;
     }
     return status;
+}
+
+static bool is_sound_token(const kakeya_engine *engine, int32_t token) {
+    return engine->verifier->sound && token == engine->verifier->sound->sound_token;
 }
 
 kakeya_status prompt_images_of_timeline(const kakeya_engine *engine, mem_account *account, const decode_timeline *t,
                                         prompt_images *out, kakeya_error *error) {
     *out = (prompt_images){.ops = engine->ops};
     if (!t->n_images) return KAKEYA_OK;
-    kakeya_status status = need_vision(engine, error);
-    if (status != KAKEYA_OK) return status;
     out->image = calloc(t->n_images, sizeof *out->image);
     out->given = calloc(t->n_images, sizeof *out->given);
     if (!out->image || !out->given)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "%zu images: out of memory", t->n_images);
     for (; out->n < t->n_images; out->n++) {
         prompt_image *made = &out->image[out->n];
-        const size_t values = t->images[out->n].n * (size_t)engine->verifier->vision->text_hidden;
+        const size_t values = t->images[out->n].n * (size_t)engine->verifier->config.hidden;
         made->place = t->images[out->n];
         made->rows = mem_alloc(account, MEM_WORKSPACE, values * sizeof *made->rows);
+        made->is_sound = is_sound_token(engine, t->tokens[made->place.begin]);
         if (!made->rows) return error_set(error, KAKEYA_OUT_OF_MEMORY, "an image's rows: out of memory");
         if (image_rows_find(engine->image_rows, made->place.digest, made->rows, values)) continue;
         mem_free(made->rows);
@@ -164,14 +255,20 @@ kakeya_status prompt_images_of_timeline(const kakeya_engine *engine, mem_account
     return KAKEYA_OK;
 }
 
+static void end_reading(prompt_image *picture, const backend_ops *ops) {
+    if (picture->reading) ops->image_end(picture->reading);
+    if (picture->hearing) ops->sound_end(picture->hearing);
+    picture->reading = NULL;
+    picture->hearing = NULL;
+}
+
 bool prompt_images_give_up(prompt_images *images) {
     bool any = false;
     for (size_t i = 0; i < images->n; i++) {
         prompt_image *picture = &images->image[i];
-        if (!picture->reading) continue;
-        images->ops->image_end(picture->reading);
+        if (!picture->reading && !picture->hearing) continue;
+        end_reading(picture, images->ops);
         mem_free(picture->rows);
-        picture->reading = NULL;
         picture->rows = NULL;
         picture->whole = any = true;
     }
@@ -181,7 +278,10 @@ bool prompt_images_give_up(prompt_images *images) {
 void prompt_images_free(prompt_images *images) {
     (void)prompt_images_give_up(images);
     for (size_t i = 0; i < images->n; i++) {
-        if (!images->image[i].borrowed) image_free(&images->image[i].pixels);
+        if (!images->image[i].borrowed) {
+            image_free(&images->image[i].pixels);
+            sound_free(&images->image[i].samples);
+        }
         mem_free(images->image[i].rows);
     }
     free(images->image);
@@ -221,43 +321,57 @@ size_t prompt_images_end(const prompt_images *images, size_t from, size_t end) {
     return end;
 }
 
-static bool is_made(const prompt_image *picture) { return picture->rows && !picture->reading; }
+static bool is_made(const prompt_image *picture) { return picture->rows && !picture->reading && !picture->hearing; }
 
 static void note_made(const prompt_image *picture, kakeya_engine *engine) {
-    atomic_fetch_add(&engine->images_computed, 1);
-    atomic_fetch_add(&engine->image_rows_computed, picture->place.n);
+    atomic_fetch_add(picture->is_sound ? &engine->sounds_computed : &engine->images_computed, 1);
+    atomic_fetch_add(picture->is_sound ? &engine->sound_rows_computed : &engine->image_rows_computed, picture->place.n);
     image_rows_keep(engine->image_rows, picture->place.digest, picture->rows,
-                    picture->place.n * (size_t)engine->verifier->vision->text_hidden);
+                    picture->place.n * (size_t)engine->verifier->config.hidden);
+}
+
+static kakeya_status begin_picture(prompt_image *picture, kakeya_engine *engine, mem_account *account,
+                                   kakeya_error *error) {
+    const gemma4_vision *v = engine->verifier->vision;
+    const size_t values = 3 * (size_t)picture->pixels.width * (size_t)picture->pixels.height;
+    float *patches = mem_alloc(account, MEM_WORKSPACE, values * sizeof *patches);
+    if (!patches)
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "an image of %zu tokens: out of memory", picture->place.n);
+    const backend_image given = {.vision = v,
+                                 .across = picture->pixels.width / v->patch,
+                                 .down = picture->pixels.height / v->patch,
+                                 .patches = patches};
+    image_patches(&picture->pixels, v->patch, patches);
+    kakeya_status status =
+        engine->ops->image_begin
+            ? engine->ops->image_begin(engine->model, &given, picture->rows, &picture->reading, error)
+            : engine->ops->embed_image(engine->model, &given, picture->rows, error);
+    mem_free(patches);
+    return status;
+}
+
+static kakeya_status begin_sound(prompt_image *picture, kakeya_engine *engine, kakeya_error *error) {
+    const backend_sound given = {
+        .audio = engine->verifier->sound, .samples = picture->samples.sample, .n = picture->samples.n};
+    return engine->ops->sound_begin(engine->model, &given, picture->rows, &picture->hearing, error);
 }
 
 /* Rows that are known, or in the making; of backends that read in one go, made. */
 static kakeya_status begin_rows(prompt_image *picture, kakeya_engine *engine, mem_account *account, bool *known,
                                 kakeya_error *error) {
-    const gemma4_vision *v = engine->verifier->vision;
-    const size_t values = 3 * (size_t)picture->pixels.width * (size_t)picture->pixels.height;
-    const size_t row_values = picture->place.n * (size_t)v->text_hidden;
-    picture->rows = mem_alloc(account, MEM_WORKSPACE, row_values * sizeof(float));
-    *known = picture->rows && image_rows_find(engine->image_rows, picture->place.digest, picture->rows, row_values);
+    const size_t values = picture->place.n * (size_t)engine->verifier->config.hidden;
+    picture->rows = mem_alloc(account, MEM_WORKSPACE, values * sizeof(float));
+    if (!picture->rows)
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s of %zu tokens: out of memory",
+                         picture->is_sound ? "a sound" : "an image", picture->place.n);
+    *known = image_rows_find(engine->image_rows, picture->place.digest, picture->rows, values);
     if (*known) return KAKEYA_OK;
-    float *patches = mem_alloc(account, MEM_WORKSPACE, values * sizeof *patches);
-    kakeya_status status = KAKEYA_OK;
-    if (!patches || !picture->rows) {
-        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "an image of %zu tokens: out of memory", picture->place.n);
-    } else {
-        const backend_image given = {.vision = v,
-                                     .across = picture->pixels.width / v->patch,
-                                     .down = picture->pixels.height / v->patch,
-                                     .patches = patches};
-        image_patches(&picture->pixels, v->patch, patches);
-        status = engine->ops->image_begin
-                     ? engine->ops->image_begin(engine->model, &given, picture->rows, &picture->reading, error)
-                     : engine->ops->embed_image(engine->model, &given, picture->rows, error);
-    }
-    mem_free(patches);
+    kakeya_status status =
+        picture->is_sound ? begin_sound(picture, engine, error) : begin_picture(picture, engine, account, error);
     if (status != KAKEYA_OK) {
         mem_free(picture->rows);
         picture->rows = NULL;
-    } else if (!picture->reading) {
+    } else if (is_made(picture)) {
         note_made(picture, engine);
     }
     return status;
@@ -267,7 +381,7 @@ static kakeya_status begin_rows(prompt_image *picture, kakeya_engine *engine, me
 static bool has_time(const prompt_image *picture, const backend_ops *ops, const image_time *time) {
     if (!time) return true;
     if (time->seconds <= 0) return false;
-    const bool pieces = ops->image_begin && !picture->whole;
+    const bool pieces = (picture->is_sound ? ops->sound_begin != NULL : ops->image_begin != NULL) && !picture->whole;
     return pieces || !time->rows || time->spent / (double)time->rows * (double)picture->place.n <= time->seconds;
 }
 
@@ -277,14 +391,12 @@ static kakeya_status make_rows(prompt_image *picture, kakeya_engine *engine, mem
     const double begin = clock_seconds();
     bool known = false;
     kakeya_status status = picture->rows ? KAKEYA_OK : begin_rows(picture, engine, account, &known, error);
-    if (picture->reading) {
+    if (picture->reading || picture->hearing) {
         bool made = false;
         const double left = time && !picture->whole ? time->seconds - (clock_seconds() - begin) : INFINITY;
-        status = ops->image_step(picture->reading, left, &made, error);
-        if (made || status != KAKEYA_OK) {
-            ops->image_end(picture->reading);
-            picture->reading = NULL;
-        }
+        status = picture->reading ? ops->image_step(picture->reading, left, &made, error)
+                                  : ops->sound_step(picture->hearing, left, &made, error);
+        if (made || status != KAKEYA_OK) end_reading(picture, ops);
         if (status == KAKEYA_OK && made) note_made(picture, engine);
         if (status != KAKEYA_OK) {
             mem_free(picture->rows);
@@ -329,7 +441,7 @@ kakeya_status prompt_images_give(prompt_images *images, kakeya_engine *engine, m
         images->given[n++] = (backend_given){.first = (int)(picture->place.begin - from),
                                              .n = (int)picture->place.n,
                                              .rows = picture->rows,
-                                             .both_ways = engine->verifier->vision->both_ways};
+                                             .both_ways = !picture->is_sound && engine->verifier->vision->both_ways};
     }
     if (!*ready) return KAKEYA_OK;
     *given = n ? images->given : NULL;

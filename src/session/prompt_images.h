@@ -1,4 +1,5 @@
-/* Pictures of a prompt: which of its tokens stand for which rows, and the rows, which are made when they are needed. */
+/* Pictures and sounds of a prompt, called images here: which of its tokens stand for which rows, and the rows, which
+ * are made when they are needed. */
 #ifndef KAKEYA_SESSION_PROMPT_IMAGES_H
 #define KAKEYA_SESSION_PROMPT_IMAGES_H
 
@@ -7,11 +8,14 @@
 
 typedef struct prompt_image {
     timeline_image place;
-    image pixels;             /* as the model reads them */
-    bool borrowed;            /* the pixels are the caller's */
+    image pixels;  /* as the model reads them */
+    bool is_sound; /* and then has no pixels, but */
+    sound_samples samples;
+    bool borrowed;            /* pixels, or samples, are the caller's */
     float *rows;              /* [place.n][hidden], MEM_WORKSPACE; NULL: not begun yet */
-    backend_reading *reading; /* of rows in the making */
-    bool whole;               /* in one go: there is no memory for what it holds between two steps */
+    backend_reading *reading; /* of rows in the making; of a sound */
+    backend_hearing *hearing;
+    bool whole; /* in one go: there is no memory for what it holds between two steps */
 } prompt_image;
 
 /* What a step has for making rows. */
@@ -30,9 +34,10 @@ typedef struct prompt_images {
 } prompt_images;
 
 /* Fits the pictures into their budgets and finds their places: runs of the model's image token in tokens[0..n), in this
- * order. KAKEYA_INVALID_ARGUMENT where their numbers or lengths disagree; KAKEYA_UNSUPPORTED where the model, or the
- * backend, reads no pictures. borrow: pictures that have been fitted already stay until *out is freed, and are not
- * copied. *out is freed by prompt_images_free, also on failure. */
+ * order; so of sounds, with their own token. KAKEYA_INVALID_ARGUMENT where their numbers or lengths disagree;
+ * KAKEYA_UNSUPPORTED where the model, or the backend, reads no such thing. borrow: sounds, and pictures that have been
+ * fitted already, stay until *out is freed, and are not copied. *out is freed by prompt_images_free, also on failure.
+ */
 kakeya_status prompt_images_create(const kakeya_engine *engine, const int32_t *tokens, size_t n,
                                    const kakeya_media *media, size_t n_media, bool borrow, prompt_images *out,
                                    kakeya_error *error);

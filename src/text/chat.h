@@ -21,7 +21,7 @@ typedef struct chat_tool_response {
     const char *response; /* text of any JSON value */
 } chat_tool_response;
 
-/* A part of a message that is a picture: the ids that stand for it. */
+/* A part of a message that is a picture, or a sound: the ids that stand for it. */
 typedef struct chat_picture {
     const int32_t *ids;
     size_t n_ids;
@@ -32,7 +32,7 @@ typedef struct chat_message {
     const char *role;         /* "system", "developer", "user", "assistant" or "model", "tool" */
     const char *const *parts; /* the content: one text, or several where it came as a list */
     size_t n_parts;
-    const chat_picture *pictures; /* NULL, or [n_parts]: those of parts that are pictures, whose text is "" */
+    const chat_picture *pictures; /* NULL, or [n_parts]: those of parts that are pictures or sounds, whose text is "" */
     bool is_list;                 /* the parts came as a list: a leading system message then has a space behind each */
     const char *reasoning;
     const chat_tool_call *tool_calls;

@@ -14,8 +14,8 @@ struct chat_request_storage {
     cJSON *root;
     const char **parts;
     chat_picture *pictures; /* of the parts; NULL: there are none */
-    const chat_picture *given;
-    size_t n_given, n_taken; /* pictures; that parts have asked for so far */
+    chat_media given;
+    size_t pictures_taken, sounds_taken; /* that parts have asked for so far */
     chat_tool_call *calls;
     chat_tool_response *responses;
     size_t n_parts, n_calls, n_responses; /* handed out so far */
@@ -101,6 +101,20 @@ static bool is_picture(const char *type) {
     return strcmp(type, "image") == 0 || strcmp(type, "image_url") == 0 || strcmp(type, "input_image") == 0;
 }
 
+static bool is_sound(const char *type) { return strcmp(type, "audio") == 0 || strcmp(type, "input_audio") == 0; }
+
+/* Whether a part is one that ids stand for. */
+static bool take_media(struct chat_request_storage *storage, const char *type, const chat_message *message) {
+    const chat_media *given = &storage->given;
+    const bool user = has_role(message, "user");
+    const bool picture = given->pictures && (user || has_role(message, "tool")) && is_picture(type);
+    if (!picture && !(given->sounds && user && is_sound(type))) return false;
+    const size_t i = picture ? storage->pictures_taken++ : storage->sounds_taken++;
+    if (i < (picture ? given->n_pictures : given->n_sounds))
+        storage->pictures[storage->n_parts + message->n_parts] = (picture ? given->pictures : given->sounds)[i];
+    return true;
+}
+
 static kakeya_status read_content(struct chat_request_storage *storage, const cJSON *object, const place *at,
                                   chat_message *message, kakeya_error *error) {
     const cJSON *content = cJSON_GetObjectItemCaseSensitive(object, "content");
@@ -117,10 +131,7 @@ static kakeya_status read_content(struct chat_request_storage *storage, const cJ
             const cJSON *type = cJSON_GetObjectItemCaseSensitive(part, "type");
             if (!cJSON_IsString(type)) return wrong(at, "content", "a text or a list of parts with a type", error);
             const char *key = text_key(type->valuestring);
-            const bool shows = has_role(message, "user") || has_role(message, "tool");
-            if (!key && storage->given && shows && is_picture(type->valuestring)) {
-                const size_t i = storage->n_taken++;
-                if (i < storage->n_given) storage->pictures[storage->n_parts + message->n_parts] = storage->given[i];
+            if (!key && take_media(storage, type->valuestring, message)) {
                 parts[message->n_parts++] = "";
                 continue;
             }
@@ -223,8 +234,9 @@ static kakeya_status allocate(chat_request *request, const cJSON *messages, kake
     storage->parts = calloc(parts + 1, sizeof *storage->parts);
     storage->calls = calloc(calls + 1, sizeof *storage->calls);
     storage->responses = calloc(responses + 1, sizeof *storage->responses);
-    if (storage->given) storage->pictures = calloc(parts + 1, sizeof *storage->pictures);
-    if (!request->messages || !storage->parts || (storage->given && !storage->pictures) || !storage->calls ||
+    const bool media = storage->given.pictures || storage->given.sounds;
+    if (media) storage->pictures = calloc(parts + 1, sizeof *storage->pictures);
+    if (!request->messages || !storage->parts || (media && !storage->pictures) || !storage->calls ||
         !storage->responses) {
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for %zu messages", n);
     }
@@ -264,12 +276,16 @@ static kakeya_status print_tools(const cJSON *tools, char **out, kakeya_error *e
     return *out ? KAKEYA_OK : error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a list of tools");
 }
 
-static kakeya_status read_request(chat_request *request, const char *json, size_t bytes, const chat_picture *pictures,
-                                  size_t n_pictures, kakeya_error *error) {
+static kakeya_status check_taken(const char *what, size_t given, size_t taken, kakeya_error *error) {
+    if (given == taken) return KAKEYA_OK;
+    return error_set(error, KAKEYA_INVALID_ARGUMENT, "%zu %s, but the messages have room for %zu", given, what, taken);
+}
+
+static kakeya_status read_request(chat_request *request, const char *json, size_t bytes, const chat_media *media,
+                                  kakeya_error *error) {
     request->storage = calloc(1, sizeof *request->storage);
     if (!request->storage) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a chat request");
-    request->storage->given = pictures;
-    request->storage->n_given = n_pictures;
+    request->storage->given = *media;
     kakeya_status status = chat_json_parse("chat request", json, bytes, &request->storage->root, error);
     if (status) return status;
     cJSON *root = request->storage->root;
@@ -286,23 +302,23 @@ static kakeya_status read_request(chat_request *request, const char *json, size_
         request->n_messages++;
     }
     if (status) return status;
-    if (request->storage->n_taken != n_pictures)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%zu images, but the messages have room for %zu", n_pictures,
-                         request->storage->n_taken);
+    status = check_taken("images", media->n_pictures, request->storage->pictures_taken, error);
+    if (!status) status = check_taken("sounds", media->n_sounds, request->storage->sounds_taken, error);
+    if (status) return status;
     const cJSON *tools = cJSON_IsObject(root) ? cJSON_GetObjectItemCaseSensitive(root, "tools") : NULL;
     return print_tools(tools, &request->tools, error);
 }
 
-kakeya_status chat_request_read_pictures(const char *json, size_t bytes, const chat_picture *pictures,
-                                         size_t n_pictures, chat_request *out, kakeya_error *error) {
+kakeya_status chat_request_read_media(const char *json, size_t bytes, const chat_media *media, chat_request *out,
+                                      kakeya_error *error) {
     *out = (chat_request){0};
-    kakeya_status status = read_request(out, json, bytes, pictures, n_pictures, error);
+    kakeya_status status = read_request(out, json, bytes, media, error);
     if (status) chat_request_free(out);
     return status;
 }
 
 kakeya_status chat_request_read(const char *json, size_t bytes, chat_request *out, kakeya_error *error) {
-    return chat_request_read_pictures(json, bytes, NULL, 0, out, error);
+    return chat_request_read_media(json, bytes, &(chat_media){0}, out, error);
 }
 
 void chat_request_free(chat_request *request) {

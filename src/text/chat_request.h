@@ -16,10 +16,16 @@ typedef struct chat_request {
  * message, a line stands for them in a tool's (chat_parts.h), and elsewhere they are KAKEYA_UNSUPPORTED. Reasoning that
  * is no text is left out. Errors name the place, such as messages[2].content. *out is released by chat_request_free. */
 kakeya_status chat_request_read(const char *json, size_t bytes, chat_request *out, kakeya_error *error);
+/* What stands for parts that are no text; NULL: such parts are read as they are without. */
+typedef struct chat_media {
+    const chat_picture *pictures, *sounds; /* [n_pictures], [n_sounds] */
+    size_t n_pictures, n_sounds;
+} chat_media;
 /* The same, but parts of type image, image_url or input_image in users' and tools' messages are taken: the i-th of them
- * is pictures[i], borrowed. Another number than n_pictures is KAKEYA_INVALID_ARGUMENT. */
-kakeya_status chat_request_read_pictures(const char *json, size_t bytes, const chat_picture *pictures,
-                                         size_t n_pictures, chat_request *out, kakeya_error *error);
+ * is pictures[i], borrowed; of type audio or input_audio in users' messages: sounds[i]. Other numbers than these are
+ * KAKEYA_INVALID_ARGUMENT. */
+kakeya_status chat_request_read_media(const char *json, size_t bytes, const chat_media *media, chat_request *out,
+                                      kakeya_error *error);
 void chat_request_free(chat_request *request);
 
 /* What clients leave out and what they add, where a template would say "unknown" or open an empty turn: the answer to

@@ -14,7 +14,7 @@ cp "$WORK/install" "$WORK/err"
 STATUS=$installed
 check "cmake --install works" test "$installed" -eq 0
 prefix=$WORK/stage/opt/kakeya
-for file in bin/kakeya include/kakeya.h include/kakeya_text.h include/kakeya_image.h include/kakeya_description.h \
+for file in bin/kakeya include/kakeya.h include/kakeya_text.h include/kakeya_image.h include/kakeya_sound.h include/kakeya_description.h \
     lib/libkakeya.a lib/libkakeya.so lib/libkakeya.so.0.2 \
     lib/pkgconfig/kakeya.pc share/man/man1/kakeya.1 share/bash-completion/completions/kakeya share/zsh/site-functions/_kakeya \
     share/fish/vendor_completions.d/kakeya.fish share/kakeya/models/demo/config.json \

@@ -55,7 +55,7 @@ done
 # use the inline function or macro without it.
 cat include/kakeya*.h | tr '\n' ' ' | grep -o 'KAKEYA_API [^;]*;' |
     sed -n 's/^KAKEYA_API[^(]*[ *]\(kakeya_[a-z_0-9]*\)(.*/\1/p' | sort >"$WORK/declared"
-sed -E 's/^kakeya_image_facts_sized$/kakeya_image_describe/; s/_sized$//' "$WORK/declared" | sort -u >"$WORK/named"
+sed -E 's/^kakeya_(image|sound)_facts_sized$/kakeya_\1_describe/; s/_sized$//' "$WORK/declared" | sort -u >"$WORK/named"
 cat examples/*.c examples/*.cpp tests/unit/*.c tests/unit/*.h | grep -o -E '\<kakeya_[a-z_0-9]+[(,)]' | tr -d '(,)' | sort -u >"$WORK/used"
 comm -23 "$WORK/named" "$WORK/used" >"$WORK/out"
 STATUS=0

@@ -6,7 +6,8 @@
 homebrew_names() {
     sed -e 's/^libcjson$/cjson/' -e 's/^libevent_.*$/libevent/' -e 's/^libcrypto$/openssl@3/' -e 's/^openssl$/openssl@3/' \
         -e 's/^libxxhash$/xxhash/' -e 's/^libprotobuf-c$/protobuf-c/' -e 's/^spng$/libspng/' -e 's/^libjpeg$/jpeg-turbo/' \
-        -e 's/^libwebp.*$/webp/' -e 's/^libzmq$/zeromq/' -e '/^liburing/d' -e '/^cmocka$/d'
+        -e 's/^libwebp.*$/webp/' -e 's/^libzmq$/zeromq/' -e 's/^sndfile$/libsndfile/' \
+        -e 's/^libmpg123$/mpg123/' -e 's/^samplerate$/libsamplerate/' -e '/^liburing/d' -e '/^cmocka$/d'
 }
 {
     sed -n -E 's/^ *pkg_check_modules\([A-Z_]+ (REQUIRED )?(IMPORTED_TARGET )?([^)]*)\).*/\3/p' CMakeLists.txt | tr ' ' '\n'
@@ -20,7 +21,8 @@ check "the formula names what CMake looks for" diff "$WORK/wanted" "$WORK/named"
 for tool in cmake ninja pkgconf; do
     check "and $tool to build with" grep -q "depends_on \"$tool\" => :build" packaging/kakeya.rb
 done
-named=$(sed -n 's/^    for formula in \(.*\); do$/\1/p' tools/bootstrap.sh | tr ' ' '\n' | grep -v -x -e cmake -e ninja -e pkgconf | sort)
+named=$(sed -n -E 's/^    formulae="([$]formulae )?(.*)"$/\2/p' tools/bootstrap.sh |
+    tr ' ' '\n' | grep -v -x -e cmake -e ninja -e pkgconf | sort)
 check "make on a Mac asks for the same, but for libmlx and what macOS has" test "$named" = \
     "$(grep -v -x -e mlx -e libedit -e zlib "$WORK/named")"
 # nixpkgs has other names for some of them, and what Linux alone has.

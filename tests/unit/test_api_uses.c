@@ -165,7 +165,7 @@ static void test_picture_that_was_fitted_elsewhere(void **state) {
     assert_int_equal(fit.width, facts.width);
     assert_int_equal(fit.height, facts.height);
     int tokens = 0;
-    const kakeya_media media = {made, FITTED};
+    const kakeya_media media = {.image = made, .budget = FITTED};
     ok(kakeya_engine_image_tokens(f.engine, &media, &tokens, &failure));
     assert_int_equal(tokens, FITTED);
     kakeya_image_close(made);

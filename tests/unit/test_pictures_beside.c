@@ -206,7 +206,7 @@ static void open_scene(scene *s) {
     options.on_step = see_step;
     options.step_user = s;
     ok(kakeya_engine_open(&options, &s->engine, &failure));
-    s->media = (kakeya_media){open_image("photo.jpg"), LARGE};
+    s->media = (kakeya_media){.image = open_image("photo.jpg"), .budget = LARGE};
     int rows;
     ok(kakeya_engine_image_tokens(s->engine, &s->media, &rows, &failure));
     s->rows = (size_t)rows;

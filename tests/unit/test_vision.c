@@ -307,7 +307,7 @@ static void test_the_workspace_grows_for_a_long_picture(void **state) {
     fixture f = open_model("tiny-tower");
     prompt p = open_prompt(&f, 0), longer = {0};
     kakeya_session *session = open_session(&f, 0);
-    kakeya_media media = {p.media[0].image, LONG};
+    kakeya_media media = {.image = p.media[0].image, .budget = LONG};
     int rows;
     int32_t ids[MOST], got[GREEDY], wanted[GREEDY];
     const size_t before = kakeya_engine_memory(f.engine, KAKEYA_MEMORY_WORKSPACE);

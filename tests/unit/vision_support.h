@@ -93,7 +93,7 @@ static inline prompt open_prompt(const fixture *f, int which) {
     prompt p = {0};
     p.ids = golden(f, prompt_names[which], "input_ids", &p.n);
     for (; p.n_media < MOST_IMAGES && pictures[which][p.n_media]; p.n_media++)
-        p.media[p.n_media] = (kakeya_media){open_image(pictures[which][p.n_media]), BUDGET};
+        p.media[p.n_media] = (kakeya_media){.image = open_image(pictures[which][p.n_media]), .budget = BUDGET};
     return p;
 }
 

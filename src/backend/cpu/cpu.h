@@ -33,7 +33,7 @@
 
 enum {
     CPU_PROMPT_ROWS = 512,  /* rows of one forward: compute-bound on wide models, bounded by the workspace they cost */
-    CPU_MAX_ROWS = 1152,    /* the same with pictures, which are at most 1,120 rows and never cut */
+    CPU_MAX_ROWS = 1152,    /* the same with pictures and sounds: at most 1,120 rows, and never cut */
     CPU_HEAD_ROWS = 64,     /* rows whose greedy choices are made in one go */
     CPU_ROPE_GROWTH = 1024, /* positions by which RoPE tables grow */
     CPU_PARTITION_FULL = 256,    /* key positions of one independent flash state in full-attention layers */

@@ -8,6 +8,7 @@
 
 #include "backend/cpu/assistant.h"
 #include "backend/cpu/bounded.h"
+#include "backend/cpu/conformer.h"
 #include "backend/cpu/forward.h"
 #include "backend/cpu/head.h"
 #include "backend/cpu/int8.h"
@@ -207,6 +208,7 @@ const backend_measure_ops *cpu_measure(void) {
         .input_bytes = input_bytes,
         .restored_key_bytes = restored_keys_bytes,
         .image_bytes = cpu_image_bytes,
+        .sound_bytes = cpu_sound_bytes,
         .probe = cpu_probe,
         .probe_machine = cpu_probe_machine,
         .machine = cpu_machine,

@@ -8,6 +8,7 @@
 #include "backend/cpu/block.h"
 #include "backend/cpu/bounded.h"
 #include "backend/cpu/cache.h"
+#include "backend/cpu/conformer.h"
 #include "backend/cpu/fine_layers.h"
 #include "backend/cpu/forward.h"
 #include "backend/cpu/head.h"
@@ -82,7 +83,7 @@ static kakeya_status cpu_model_create(const backend_model_options *options, back
         snprintf(m->description, sizeof m->description, "cpu/%s, %d thread%s", m->kernels->name, m->threads,
                  m->threads == 1 ? "" : "s");
         m->max_rows = CPU_PROMPT_ROWS;
-        m->most_rows = options->verifier->vision ? CPU_MAX_ROWS : CPU_PROMPT_ROWS;
+        m->most_rows = options->verifier->vision || options->verifier->sound ? CPU_MAX_ROWS : CPU_PROMPT_ROWS;
         /* sqrt(hidden), rounded to the weight type as the reference does when it computes in bf16 */
         m->embed_scale = sqrtf((float)m->config->hidden);
         if (m->input == INPUT_BF16) m->embed_scale = bf16_to_f32(f32_to_bf16(m->embed_scale));
@@ -150,6 +151,9 @@ const backend_ops *cpu_backend(void) {
         .image_begin = cpu_image_begin,
         .image_step = cpu_image_step,
         .image_end = cpu_image_end,
+        .sound_begin = cpu_sound_begin,
+        .sound_step = cpu_sound_step,
+        .sound_end = cpu_sound_end,
         .weights_arrange = repack_to_file,
     };
     return &ops;

@@ -1,0 +1,90 @@
+/* What makes rows for a text model out of sound: the conformer of E2B and E4B, and the 12B's frames, which one matrix
+ * projects. What it consists of; no arithmetic. Source of every rule: published configuration keys and transformers
+ * 5.23 (modeling_gemma4.py, modeling_gemma4_unified.py). */
+#ifndef KAKEYA_MODEL_GEMMA4_AUDIO_H
+#define KAKEYA_MODEL_GEMMA4_AUDIO_H
+
+#include "base/alloc.h"
+#include "formats/checkpoint.h"
+#include "model/gemma4.h"
+#include "model/gemma4_vision.h"
+
+/* A weight's place: of the model, or of a layer. */
+typedef enum audio_role {
+    AUDIO_NONE = 0,
+    /* of the model */
+    AUDIO_CONV_0, /* vector [channels 0][3][3] */
+    AUDIO_CONV_0_NORM,
+    AUDIO_CONV_1, /* matrix [channels 1][3][3][channels 0] */
+    AUDIO_CONV_1_NORM,
+    AUDIO_INPUT,       /* matrix [hidden][bands / 4 * channels 1] */
+    AUDIO_OUTPUT,      /* matrix [output][hidden] */
+    AUDIO_OUTPUT_BIAS, /* vector [output] */
+    AUDIO_PROJECTION,  /* matrix [text hidden][output]; of frames [text hidden][samples of a frame] */
+    /* of a layer; the feed-forward blocks are alike */
+    AUDIO_FF_1_PRE_NORM,
+    AUDIO_FF_1_UP,
+    AUDIO_FF_1_DOWN,
+    AUDIO_FF_1_POST_NORM,
+    AUDIO_PRE_ATTENTION_NORM,
+    AUDIO_Q,
+    AUDIO_K,
+    AUDIO_V,
+    AUDIO_DIM_SCALE,  /* vector [head_dim], before softplus */
+    AUDIO_RELATIVE_K, /* matrix [hidden][hidden] */
+    AUDIO_POST,
+    AUDIO_POST_ATTENTION_NORM,
+    AUDIO_CONV_PRE_NORM,
+    AUDIO_CONV_START, /* matrix [2 * hidden][hidden] */
+    AUDIO_CONV_DEPTH, /* vector [hidden][kernel] */
+    AUDIO_CONV_NORM,
+    AUDIO_CONV_END,
+    AUDIO_FF_2_PRE_NORM,
+    AUDIO_FF_2_UP,
+    AUDIO_FF_2_DOWN,
+    AUDIO_FF_2_POST_NORM,
+    AUDIO_OUT_NORM,
+    AUDIO_ROLES
+} audio_role;
+
+typedef struct audio_weights {
+    weight matrix[AUDIO_ROLES];
+    const float *vector[AUDIO_ROLES];
+    vision_bounds bounds[AUDIO_ROLES]; /* infinite where a linear has none */
+} audio_weights;
+
+typedef struct gemma4_audio {
+    bool conformer; /* false: the frames of the 12B */
+    int frame;      /* samples of a frame */
+    int layers, hidden, heads, head_dim, intermediate, output;
+    int channels[2]; /* of the two convolutions, each of which halves time and bands */
+    int kernel;      /* of the convolution of a layer */
+    int reach;       /* a row attends itself and reach - 1 rows before it */
+    float rms_eps, residual, cap;
+    bool clipped;
+    int text_hidden;                         /* values of a row that is made */
+    int sound_token, begin_token, end_token; /* <|audio|>, <|audio>, <audio|> */
+    audio_weights *weights;                  /* [1 + layers]: the model's, then each layer's */
+    void **owned;                            /* MEM_WEIGHTS blocks */
+    size_t n_owned;
+} gemma4_audio;
+
+/* `format`: of matrices, where `a` knows its sizes alone and has no weights. */
+vision_sizes gemma4_audio_sizes(const gemma4_audio *a, weight_format format);
+
+/* Rows of n samples of 16 kHz; 0: too few. */
+size_t gemma4_audio_rows(const gemma4_audio *a, size_t n);
+
+/* The sizes of an audio part as a config.json says them, called `path` in messages. *there becomes false where it says
+ * that there is none, or, with a `reason`, one that cannot be used. */
+kakeya_status gemma4_audio_config(const char *path, const char *json, size_t json_bytes, const gemma4_config *text,
+                                  gemma4_audio *out, bool *there, kakeya_error *reason, kakeya_error *error);
+
+/* What a checkpoint directory holds for sound. *out becomes NULL where it has nothing: with a `reason` (of
+ * reason_bytes, else "") where it has something that cannot be used, such as a tensor that is missing, of another shape
+ * or quantised. Matrices are mapped; vectors are copied as float32 into `account` (MEM_WEIGHTS). */
+kakeya_status gemma4_audio_open(checkpoint *ck, const gemma4_config *text, mem_account *account, gemma4_audio **out,
+                                char *reason, size_t reason_bytes, kakeya_error *error);
+void gemma4_audio_close(gemma4_audio *audio); /* NULL is fine */
+
+#endif
