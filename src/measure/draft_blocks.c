@@ -84,7 +84,7 @@ kakeya_status draft_blocks_from_text(const char *text, draft_blocks *out, kakeya
     for (const char *at = text; *at;) {
         draft_block block;
         bool good = read_block(&at, &block) && (!*at || (*at == ' ' && at[1]));
-        if (!good) return error_set(error, KAKEYA_FORMAT, "block %zu is none", out->n);
+        if (!good) return error_set(error, KAKEYA_FORMAT, "block %zu is not valid", out->n);
         if (*at) at++;
         if (!draft_blocks_add(out, &block)) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for blocks");
     }

@@ -56,7 +56,7 @@ static void compare_answers(gate_context *c, size_t i, const eval_row *there, co
         if (sampled ? !(here->replay_margin >= b->probability) : !(here->replay_margin <= b->logit))
             gate_violate(c, "REPLAY_ROW", "rows[%zu] (%s, %s %s): token %zu is %d, which here %s %.3g; %.3g is allowed",
                          i, there->sample, there->arm.policy, there->arm.mode, t, there->token_ids[t],
-                         sampled ? "has the probability" : "is behind the likeliest by", here->replay_margin,
+                         sampled ? "has the probability" : "has a logit below the highest by", here->replay_margin,
                          sampled ? b->probability : b->logit);
     } else {
         double forwards = fabs((double)(there->verifier_forwards - here->verifier_forwards));

@@ -76,12 +76,12 @@ static void check_requesters(json_reader *reader, const cJSON *requesters) {
     const cJSON *item, *name;
     cJSON_ArrayForEach(item, requesters) {
         if (!remote_is_name(item->string) || !cJSON_IsObject(item))
-            json_fail(reader, KAKEYA_FORMAT, "requesters: '%s' is no name with an object", item->string);
+            json_fail(reader, KAKEYA_FORMAT, "requesters: '%s' is not a name with an object", item->string);
         json_int(reader, item, "minutes_per_day", 0, 1440, 0);
         const cJSON *presets = json_array(reader, item, "presets");
         cJSON_ArrayForEach(name, presets) {
             if (!cJSON_IsString(name) || !preset_find(name->valuestring))
-                json_fail(reader, KAKEYA_FORMAT, "requesters: '%s' has a preset that is none", item->string);
+                json_fail(reader, KAKEYA_FORMAT, "requesters: '%s' has a preset that does not exist", item->string);
         }
     }
 }
@@ -98,7 +98,7 @@ static void read_config(json_reader *reader, remote_config *c) {
         remote_sha256(text, (size_t)length, c->bus_digest);
     const char *name = json_string(reader, c->json, "name", "");
     if (!remote_is_name(name) || strcmp(name, "any") == 0)
-        json_fail(reader, KAKEYA_FORMAT, "name is '%s', which is none: up to 64 of a-z, 0-9, '.', '_' and '-'", name);
+        json_fail(reader, KAKEYA_FORMAT, "name '%s' is not valid: use up to 64 of a-z, 0-9, '.', '_' and '-'", name);
     else
         memcpy(c->name, name, strlen(name) + 1);
     c->key = json_string(reader, c->json, "key", "");
@@ -185,7 +185,7 @@ kakeya_status config_create(const char *folder, const char *state, const char *b
     char *own_key = status == KAKEYA_OK ? path_join(c.folder, "key") : NULL, *given = key ? realpath(key, NULL) : NULL;
     if (status == KAKEYA_OK && (!remote_is_name(name) || strcmp(name, "any") == 0))
         status = error_set(error, KAKEYA_INVALID_ARGUMENT,
-                           "--name: '%s' is none: up to 64 of a-z, 0-9, '.', '_' and '-'", name);
+                           "--name '%s' is not valid: use up to 64 of a-z, 0-9, '.', '_' and '-'", name);
     if (status == KAKEYA_OK && (!*bus || *bus == '-'))
         status = error_set(error, KAKEYA_INVALID_ARGUMENT, "--bus: '%s' is not a git remote", bus);
     if (status == KAKEYA_OK && key && !given)

@@ -37,7 +37,7 @@ static void read_text(json_reader *reader, const cJSON *object, const char *key,
     if (!text) {
         json_fail(reader, KAKEYA_FORMAT, "%s is missing", key);
     } else if (!is_good(text) || strlen(text) >= size) {
-        json_fail(reader, KAKEYA_FORMAT, "%s is '%.80s', which is none", key, text);
+        json_fail(reader, KAKEYA_FORMAT, "%s is '%.80s', which is not a valid %s", key, text, key);
     } else {
         memcpy(out, text, strlen(text) + 1);
     }
@@ -47,7 +47,7 @@ static int64_t read_time(json_reader *reader, const cJSON *object, const char *k
     int64_t seconds = 0;
     const char *text = json_string(reader, object, key, NULL);
     if (reader->status == KAKEYA_OK && (!text || !remote_time_read(text, &seconds)))
-        json_fail(reader, KAKEYA_FORMAT, "%s is no time such as 2026-11-21T20:30:12Z", key);
+        json_fail(reader, KAKEYA_FORMAT, "%s must be a time such as 2026-11-21T20:30:12Z", key);
     return seconds;
 }
 
@@ -60,7 +60,7 @@ static void read_params(json_reader *reader, const cJSON *params, request *out) 
         }
         request_param *p = &out->param[out->n_params++];
         if (!remote_is_name(item->string) || !cJSON_IsString(item) || !is_value(item->valuestring)) {
-            json_fail(reader, KAKEYA_FORMAT, "parameter '%.80s' is none", item->string);
+            json_fail(reader, KAKEYA_FORMAT, "parameter '%.80s': its name or its value is not valid", item->string);
             return;
         }
         memcpy(p->name, item->string, strlen(item->string) + 1);
@@ -77,7 +77,7 @@ static void read_inputs(json_reader *reader, const cJSON *inputs, request *out) 
         }
         request_input *input = &out->input[out->n_inputs++];
         if (!remote_is_name(item->string) || !cJSON_IsString(item) || !remote_is_sha256(item->valuestring)) {
-            json_fail(reader, KAKEYA_FORMAT, "input '%.80s' is none", item->string);
+            json_fail(reader, KAKEYA_FORMAT, "input '%.80s': its name or its SHA-256 is not valid", item->string);
             return;
         }
         memcpy(input->name, item->string, strlen(item->string) + 1);

@@ -59,7 +59,7 @@ chat_template_info chat_template_check(const char *text, size_t bytes) {
     static const struct {
         const char *part, *meaning;
     } features[] = {
-        {"'<|think|>\\n'", "the line end behind <|think|>"},
+        {"'<|think|>\\n'", "the line end after <|think|>"},
         {"continue_same_model_turn", "model turns that continue over tool calls"},
         {"reasoning_content", "reasoning of earlier messages"},
         {"filter_keys", "schema keys named like parameters"},

@@ -290,7 +290,7 @@ static void test_template_check(void **state) {
     assert_false(info.known);
     assert_true(info.gemma_turns);
     assert_int_equal(info.style, CHAT_STYLE_EMPTY_THOUGHT);
-    assert_non_null(strstr(info.note, "it lacks the line end behind <|think|>"));
+    assert_non_null(strstr(info.note, "it lacks the line end after <|think|>"));
 
     info = chat_template_check("", 0);
     assert_false(info.gemma_turns);
