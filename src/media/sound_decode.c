@@ -41,14 +41,15 @@ static kakeya_status resample(const sound_source *source, const sound_frames *fr
                      .input_frames = (long)from->n,
                      .output_frames = room,
                      .src_ratio = ratio};
-    const int failed = src_simple(&data, SRC_SINC_BEST_QUALITY, 1);
+    const int failed = src_simple(&data, SRC_SINC_MEDIUM_QUALITY, 1);
     if (failed) {
         free(made);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: resampling: %s", source->name, src_strerror(failed));
     }
     const size_t most = (size_t)SOUND_MAX_SECONDS * SOUND_RATE;
     *out = (sound_samples){made, (size_t)data.output_frames_gen};
-    if (out->n > most) out->n = most; /* rounded up */
+    if (out->n > most) out->n = most;                                                         /* rounded up */
+    for (size_t i = 0; i < out->n; i++) out->sample[i] = fmaxf(-1, fminf(1, out->sample[i])); /* it overshoots steps */
     return KAKEYA_OK;
 }
 
@@ -66,6 +67,10 @@ kakeya_status sound_decode(const char *name, const void *data, size_t bytes, sou
     if (status == KAKEYA_OK) *info = (sound_info){format, frames.rate, frames.channels};
     if (status == KAKEYA_OK && frames.rate != SOUND_RATE) {
         status = resample(&source, &frames, out, error);
+        if (status == KAKEYA_OK && !out->n) {
+            sound_free(out);
+            status = error_set(error, KAKEYA_FORMAT, "%s: there is no sound in it", name);
+        }
     } else if (status == KAKEYA_OK) {
         *out = (sound_samples){frames.sample, frames.n};
         frames.sample = NULL;

@@ -18,7 +18,7 @@ typedef struct sound_frames {
     int rate, channels;
 } sound_frames;
 
-enum { SOUND_MIN_RATE = 4000, SOUND_MAX_RATE = 384000, SOUND_MAX_CHANNELS = 32 };
+enum { SOUND_MIN_RATE = 4000, SOUND_MAX_RATE = 192000, SOUND_MAX_CHANNELS = 32 };
 
 /* Before frames are added: the rate and the channels against what is supported. */
 kakeya_status sound_begin(const sound_source *source, int rate, int channels, sound_frames *out, kakeya_error *error);

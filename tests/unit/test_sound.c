@@ -169,6 +169,22 @@ static void test_limits(void **state) {
     assert_int_not_equal(decode("\xff\xfb\x90\x64", 4), KAKEYA_OK);
 }
 
+/* Resampling overshoots steps between the largest and the smallest sample. */
+static void test_samples_stay_in_their_range(void **state) {
+    (void)state;
+    size_t bytes;
+    unsigned char *wav = make_wav(1, 44100, 4410, &bytes);
+    for (size_t i = 0; i < 4410; i++) put_number(wav + 44 + 2 * i, i / 50 % 2 ? 0x7fff : 0x8000, 2);
+    sound_info info;
+    sound_samples s;
+    ok(sound_decode("steps", wav, bytes, &info, &s, &failure));
+    float most = 0;
+    for (size_t i = 0; i < s.n; i++) most = fmaxf(most, fabsf(s.sample[i]));
+    assert_true(most == 1);
+    sound_free(&s);
+    free(wav);
+}
+
 static void test_samples_from_elsewhere(void **state) {
     (void)state;
     kakeya_sound *s = open_sound("chirp.wav"), *copy;
@@ -533,6 +549,7 @@ int main(void) {
         cmocka_unit_test(test_mp3_is_decoded),
         cmocka_unit_test(test_files_that_end_early_are_refused),
         cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_samples_stay_in_their_range),
         cmocka_unit_test(test_samples_from_elsewhere),
         cmocka_unit_test(test_log_mel_is_that_of_the_reference),
         cmocka_unit_test(test_layers_are_those_of_the_reference),
