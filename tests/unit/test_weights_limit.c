@@ -283,6 +283,36 @@ static void test_refusals(void **state) {
     kakeya_engine_close(engine);
 }
 
+/* A prompt reads no expert twice, and rows of a batch share what they read, though hardly any expert stays in memory.
+ */
+static void test_shared_reads(void **state) {
+    (void)state;
+    kakeya_engine *engine;
+    int32_t tokens[TOKENS];
+    numbers out = {0};
+    assert_ok(open_with(KAKEYA_MODELS "/demo", needed_by(KAKEYA_MODELS "/demo", true), true, &engine));
+    some_tokens(engine, 0, tokens);
+    kakeya_session *session = open_session(engine, KAKEYA_ATTENTION_NATIVE);
+    const kakeya_weights before = kakeya_engine_weights(engine);
+    assert_ok(kakeya_session_sync(session, tokens, TOKENS, NULL, NULL, NULL, &error));
+    const kakeya_weights after = kakeya_engine_weights(engine);
+    assert_true(after.slots * 4 < after.experts);
+    assert_true(after.wanted - before.wanted <= after.experts);
+    assert_true(after.bytes_read - before.bytes_read <= after.experts * after.slot_bytes);
+    kakeya_session_close(session);
+
+    session = open_session(engine, KAKEYA_ATTENTION_NATIVE);
+    kakeya_generate_options options = answer_options(KAKEYA_MODE_AUTO);
+    assert_ok(kakeya_session_sync(session, tokens, PROMPT, NULL, NULL, NULL, &error));
+    assert_ok(kakeya_session_generate(session, &options, NULL, &error));
+    const kakeya_weights alone = kakeya_engine_weights(engine);
+    kakeya_session_close(session);
+    run_batch(engine, &out);
+    const kakeya_weights together = kakeya_engine_weights(engine);
+    assert_true(together.wanted - alone.wanted < BATCH * (alone.wanted - after.wanted));
+    kakeya_engine_close(engine);
+}
+
 static kakeya_status answer(kakeya_session *session, const int32_t *tokens) {
     kakeya_generate_options options = answer_options(KAKEYA_MODE_AUTO);
     kakeya_status status = kakeya_session_sync(session, tokens, PROMPT, NULL, NULL, NULL, &error);
@@ -448,9 +478,9 @@ static void test_threads(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_directory),     cmocka_unit_test(test_gguf),    cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_faults),  cmocka_unit_test(test_changed_file),
-        cmocka_unit_test(test_changed_tiles), cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_directory),     cmocka_unit_test(test_gguf),         cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_faults),       cmocka_unit_test(test_changed_file),
+        cmocka_unit_test(test_changed_tiles), cmocka_unit_test(test_shared_reads), cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests_name("weights_limit", tests, scratch_setup, scratch_teardown);
 }
