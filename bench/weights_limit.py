@@ -115,7 +115,7 @@ def rows_together(o):
             try:
                 counts(base)
                 break
-            except OSError:
+            except (OSError, KeyError):  # it is not there yet, or still loads
                 time.sleep(0.1)
         source = random.Random(1)
         with concurrent.futures.ThreadPoolExecutor(o.rows) as pool:
