@@ -91,13 +91,13 @@ def plot(rows, path):
 def counts(base):
     with urllib.request.urlopen(f"{base}/metrics") as reply:
         lines = [line.split() for line in reply.read().decode().splitlines() if not line.startswith("#")]
-    found = {line[0]: float(line[1]) for line in lines}
+    found = {line[0].split("{")[0]: float(line[1]) for line in lines}
     return [found[f"kakeya_{name}"] for name in ("experts_wanted_total", "expert_read_bytes_total")]
 
 
 def ask(base, source):
     body = {"model": "m", "prompt": [source.randrange(5, 260000) for _ in range(4)], "max_tokens": ANSWER, "ignore_eos": True,
-            "temperature": 3, "seed": source.randrange(1 << 30)}
+            "temperature": 2, "seed": source.randrange(1 << 30)}
     request = urllib.request.Request(f"{base}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request) as reply:
         json.load(reply)
