@@ -43,7 +43,7 @@ static void open_server(void) {
         abort();
     }
     while (atomic_load(&server->state) == SERVER_LOADING) sched_yield();
-    gate_close(server->gate);
+    admission_close(server->admission);
     for (size_t i = 0; i < serve_n_routes; i++) {
         const route *r = &serve_routes[i];
         bool known = !(r->methods & CALL_POST) || (r->flags & ROUTE_PREFIX);
