@@ -11,7 +11,7 @@
 #include "backend/cuda/tower_weights.h"
 #include "base/clock.h"
 
-enum { PIECE_PATCHES = 1024 }; /* patches that attend between two looks at the clock: layers of small pictures */
+enum { PIECE_PATCHES = 1024 }; /* that attend between two looks at the clock, at least: a layer of most pictures */
 
 static const float layer_norm_eps = 1e-5f;
 
