@@ -17,7 +17,7 @@
 #ifdef KAKEYA_SERVE
 
 #include "cli/serve_capacity.h"
-#include "serve/image_child.h"
+#include "serve/media_child.h"
 #include "serve/serve.h"
 
 enum { INTERRUPTED_TWICE = 130 };
@@ -37,8 +37,8 @@ typedef struct serve_options {
     float drain, ping, save, max_wait, keep_alive, request_timeout, idle_unload, wake_wait;
     const char *session_directory, *spill_directory;
     const char *kv_events, *kv_events_topic, *kv_events_replay;
-    size_t cache_ram, cache_disk, max_bodies, image_bytes, image_cache;
-    int image_budget, image_megapixels, image_count;
+    size_t cache_ram, cache_disk, max_bodies, image_bytes, image_cache, audio_bytes;
+    int image_budget, image_megapixels, image_count, audio_seconds, audio_count;
     int memory_warn, memory_refuse; /* percent */
     int reuse;                      /* index of reuse_names */
     int metrics_names;              /* index of metrics_choices */
@@ -125,6 +125,9 @@ static void fill(serve_options *o, const kakeya_engine_options *engine, serve_se
         .image_bytes = o->image_bytes,
         .image_pixels = (uint64_t)o->image_megapixels * 1000000,
         .image_count = o->image_count,
+        .audio_bytes = o->audio_bytes,
+        .audio_seconds = o->audio_seconds,
+        .audio_count = o->audio_count,
         .thinking = o->thinking == 1,
         .drain_seconds = (double)o->drain,
         .ping_seconds = (double)o->ping,
@@ -219,7 +222,7 @@ static bool is_image_budget(int budget) {
 }
 
 int cli_serve(int argc, char **argv) {
-    if (argc == 2 && strcmp(argv[1], IMAGE_CHILD_ARGUMENT) == 0) return image_child_run();
+    if (argc == 2 && strcmp(argv[1], MEDIA_CHILD_ARGUMENT) == 0) return media_child_run();
     serve_options o = {.host = environment("KAKEYA_HOST", "127.0.0.1"),
                        .port = environment_int("KAKEYA_PORT", 8080, 65535),
                        .max_tokens = environment_int("KAKEYA_MAX_NEW_TOKENS", 0, 1 << 24),
@@ -308,6 +311,12 @@ int cli_serve(int argc, char **argv) {
                    .max = 1024, .help = "maximum number of pictures in one request; more get 400 (64)"),
         CLI_OPTION(.name = "image-cache", .argument = "BYTES", .kind = CLI_BYTES, .target = &o.image_cache,
                    .help = "memory for encoded pictures, in addition to --memory-limit; 0: none (256M)"),
+        CLI_OPTION(.name = "audio-bytes", .argument = "BYTES", .kind = CLI_BYTES, .target = &o.audio_bytes,
+                   .help = "maximum size of a sound's file; larger ones get 400 (20M)"),
+        CLI_OPTION(.name = "audio-seconds", .argument = "N", .kind = CLI_INT, .target = &o.audio_seconds, .min = 1,
+                   .max = 30, .help = "maximum length of a sound; longer ones get 400 (30)"),
+        CLI_OPTION(.name = "audio-count", .argument = "N", .kind = CLI_INT, .target = &o.audio_count, .min = 1,
+                   .max = 1024, .help = "maximum number of sounds in one request; more get 400 (16)"),
         CLI_OPTION(.name = "thinking", .argument = "off|on", .kind = CLI_CHOICE, .target = &o.thinking,
                    .choices = switch_names, .help = "whether the model reasons if a request does not say (off)"),
         CLI_OPTION(.name = "session-dir", .argument = "DIR", .kind = CLI_TEXT, .target = &o.session_directory,
@@ -395,7 +404,7 @@ int cli_serve(int argc, char **argv) {
     } else {
         fill(&o, &engine, &settings, &name);
         char program[PATH_MAX];
-        if (platform_program(program, sizeof program)) settings.image_program = program;
+        if (platform_program(program, sizeof program)) settings.media_program = program;
         const bool json = o.dry_run ? o.shared.json : o.log_json;
         const serve_capacity_form forms[2][2] = {{SERVE_CAPACITY_LINES, SERVE_CAPACITY_LOG},
                                                  {SERVE_CAPACITY_TABLE, SERVE_CAPACITY_JSON}};

@@ -46,18 +46,18 @@ static kakeya_status resample(const sound_source *source, const sound_frames *fr
         free(made);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: resampling: %s", source->name, src_strerror(failed));
     }
-    const size_t most = (size_t)SOUND_MAX_SECONDS * SOUND_RATE;
+    const size_t most = (size_t)source->seconds * SOUND_RATE;
     *out = (sound_samples){made, (size_t)data.output_frames_gen};
     if (out->n > most) out->n = most;                                                         /* rounded up */
     for (size_t i = 0; i < out->n; i++) out->sample[i] = fmaxf(-1, fminf(1, out->sample[i])); /* it overshoots steps */
     return KAKEYA_OK;
 }
 
-kakeya_status sound_decode(const char *name, const void *data, size_t bytes, sound_info *info, sound_samples *out,
-                           kakeya_error *error) {
+kakeya_status sound_decode(const char *name, const void *data, size_t bytes, int seconds, sound_info *info,
+                           sound_samples *out, kakeya_error *error) {
     static sound_decoder *const decoders[SOUND_FORMATS] = {
         [SOUND_WAV] = sound_decode_sndfile, [SOUND_FLAC] = sound_decode_sndfile, [SOUND_MP3] = sound_decode_mp3};
-    const sound_source source = {name, data, bytes};
+    const sound_source source = {name, data, bytes, seconds};
     const sound_format format = format_of(&source);
     sound_frames frames = {0};
     *out = (sound_samples){0};

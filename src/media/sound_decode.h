@@ -6,9 +6,9 @@
 #include "media/sound.h"
 
 /* KAKEYA_UNSUPPORTED: none of the three formats; KAKEYA_FORMAT: a damaged file, or one that ends early;
- * KAKEYA_INVALID_ARGUMENT: longer than SOUND_MAX_SECONDS, which a header that says so tells before anything is decoded.
- * `name` begins messages. */
-kakeya_status sound_decode(const char *name, const void *data, size_t bytes, sound_info *info, sound_samples *out,
-                           kakeya_error *error);
+ * KAKEYA_INVALID_ARGUMENT: longer than `seconds`, 1 to SOUND_MAX_SECONDS, which a header that says so tells before
+ * anything is decoded. `name` begins messages. */
+kakeya_status sound_decode(const char *name, const void *data, size_t bytes, int seconds, sound_info *info,
+                           sound_samples *out, kakeya_error *error);
 
 #endif

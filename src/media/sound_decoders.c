@@ -15,11 +15,11 @@ kakeya_status sound_begin(const sound_source *source, int rate, int channels, so
 
 kakeya_status sound_check_length(const sound_source *source, const sound_frames *frames, double n,
                                  kakeya_error *error) {
-    if (n <= (double)SOUND_MAX_SECONDS * frames->rate) return KAKEYA_OK;
-    return error_set(
-        error, KAKEYA_INVALID_ARGUMENT,
-        "%s: the sound is longer than %d seconds, which is the most that models read: cut it into shorter ones",
-        source->name, SOUND_MAX_SECONDS);
+    if (n <= (double)source->seconds * frames->rate) return KAKEYA_OK;
+    const bool trained = source->seconds == SOUND_MAX_SECONDS;
+    return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                     "%s: the sound is longer than %d seconds, which is the most that %s: cut it into shorter ones",
+                     source->name, source->seconds, trained ? "models read" : "is read here");
 }
 
 kakeya_status sound_add(const sound_source *source, sound_frames *out, const float *from, size_t n,

@@ -9,6 +9,7 @@ typedef struct sound_source {
     const char *name; /* begins messages */
     const unsigned char *data;
     size_t bytes;
+    int seconds; /* at most */
 } sound_source;
 
 /* Frames, averaged over their channels, at the rate of the file. */
@@ -22,7 +23,7 @@ enum { SOUND_MIN_RATE = 4000, SOUND_MAX_RATE = 192000, SOUND_MAX_CHANNELS = 32 }
 
 /* Before frames are added: the rate and the channels against what is supported. */
 kakeya_status sound_begin(const sound_source *source, int rate, int channels, sound_frames *out, kakeya_error *error);
-/* Refuses a file that has more frames than SOUND_MAX_SECONDS. */
+/* Refuses a file that has more frames than its seconds allow. */
 kakeya_status sound_check_length(const sound_source *source, const sound_frames *frames, double n, kakeya_error *error);
 /* n frames [n][channels], in [-1, 1]. */
 kakeya_status sound_add(const sound_source *source, sound_frames *out, const float *from, size_t n,

@@ -12,10 +12,10 @@ enum { ANSWER_MAX_CHOICES = 128, ANSWER_MAX_STOPS = 16, ANSWER_MAX_STOP_TOKENS =
 typedef struct answer_options {
     int32_t *ids; /* the prompt; owned by the answer, freed with kakeya_free */
     size_t n_ids;
-    /* Pictures of the prompt, which are the call's; the list is owned by the answer. */
+    /* Pictures and sounds of the prompt, which are the call's; the list is owned by the answer. */
     kakeya_media *media;
     size_t n_media;
-    int32_t *keys;     /* [n_ids] with pictures, by which the prompt is known (kakeya_prompt_keys); malloc'ed, owned */
+    int32_t *keys;     /* [n_ids] with media, by which the prompt is known (kakeya_prompt_keys); malloc'ed, owned */
     const char *param; /* the field that the prompt comes from; NULL: "messages" */
     size_t n_stable;   /* ids that the next request of the conversation begins with; 0: not known */
     /* The conversation that the ids in front of n_stable say: its answers are remembered. Lives as long as the call's
@@ -60,11 +60,11 @@ typedef struct answer_options {
 void answer_options_init(answer_options *options);
 void answer_options_free(answer_options *options);         /* what was not given to an answer */
 const int32_t *answer_keys(const answer_options *options); /* [n_ids]: keys, or ids where there are no pictures */
-/* Ids of the prompt that stand for rows of pictures. */
-size_t answer_image_tokens(const answer_options *options);
-/* Pictures of the first n ids. */
+/* How often the token that stands for rows of pictures, or of sounds, does so in the prompt. */
+size_t answer_media_tokens(const answer_options *options, int32_t token);
+/* Pictures and sounds of the first n ids. */
 size_t answer_media_before(const answer_options *options, size_t n);
-/* n, or, where it lies inside of a picture, the picture's begin. */
+/* n, or, where it lies inside of a picture or a sound, the begin of that. */
 size_t answer_outside_media(const answer_options *options, size_t n);
 
 /* A prompt of more tokens than the first is refused by the second before all of it has been read: it would take long,
@@ -100,8 +100,8 @@ typedef enum answer_event_type {
 /* What it took. Times in seconds. */
 typedef struct answer_usage {
     size_t prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens; /* completion: of all choices */
-    size_t image_tokens; /* of prompt_tokens: rows of pictures, without the two tokens around each */
-    size_t first_tokens; /* of completion_tokens: those that come with the prompt, one of every choice */
+    size_t image_tokens, audio_tokens; /* of prompt_tokens: rows, without the two tokens around each */
+    size_t first_tokens;               /* of completion_tokens: those that come with the prompt, one of every choice */
     double queue_seconds, prefill_seconds, first_token_seconds;
     double decode_seconds; /* behind the first token */
     uint64_t drafted, accepted, forwards;

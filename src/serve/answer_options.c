@@ -27,16 +27,16 @@ void answer_options_free(answer_options *o) {
 
 const int32_t *answer_keys(const answer_options *o) { return o->keys ? o->keys : o->ids; }
 
-size_t answer_image_tokens(const answer_options *o) {
+size_t answer_media_tokens(const answer_options *o, int32_t token) {
     size_t rows = 0;
-    for (size_t i = 0; o->keys && i < o->n_ids; i++) rows += o->keys[i] < 0;
+    for (size_t i = 0; o->keys && i < o->n_ids; i++) rows += o->keys[i] < 0 && o->ids[i] == token;
     return rows;
 }
 
 size_t answer_media_before(const answer_options *o, size_t n) {
-    size_t pictures = 0;
-    for (size_t i = 0; o->keys && i < n; i++) pictures += o->keys[i] < 0 && (i == 0 || o->keys[i - 1] >= 0);
-    return pictures;
+    size_t media = 0;
+    for (size_t i = 0; o->keys && i < n; i++) media += o->keys[i] < 0 && (i == 0 || o->keys[i - 1] >= 0);
+    return media;
 }
 
 size_t answer_outside_media(const answer_options *o, size_t n) {

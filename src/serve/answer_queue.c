@@ -105,6 +105,7 @@ static answer_usage usage_so_far(answer *a) {
     answer_usage u = {.prompt_tokens = a->options.n_ids,
                       .cached_tokens = atomic_load(&a->cached),
                       .image_tokens = a->usage.image_tokens,
+                      .audio_tokens = a->usage.audio_tokens,
                       .completion_tokens = atomic_load(&a->tokens),
                       .first_tokens = a->options.choices,
                       .drafted = atomic_load(&a->drafted),

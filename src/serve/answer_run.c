@@ -544,7 +544,8 @@ static answer *open_answer(call *c, answer_options *options, const answer_sink *
     a->call = c;
     a->sink = *sink;
     a->options = *options;
-    a->usage.image_tokens = answer_image_tokens(options);
+    a->usage.image_tokens = answer_media_tokens(options, kakeya_engine_image_token(s->engine));
+    a->usage.audio_tokens = answer_media_tokens(options, kakeya_engine_sound_token(s->engine));
     a->entry = (admission_entry){.client = c->client, .told = on_place};
     a->begun = a->last_said = clock_seconds();
     a->id_channel = t ? kakeya_tokenizer_find(t, "<|channel>") : -1;

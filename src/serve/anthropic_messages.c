@@ -8,6 +8,7 @@
 #include "base/json_text.h"
 #include "serve/body.h"
 #include "serve/images.h"
+#include "serve/media.h"
 #include "text/chat_parts.h"
 
 /* Agents tell here, in a text that is another one in every request, who pays. No prompt would be found again with it.
@@ -93,7 +94,7 @@ static bool add_picture(writer *w, cJSON **parts, text_buffer *text, const cJSON
     if (!*parts) *parts = cJSON_CreateArray();
     if (!*parts) return out_of_memory(w);
     if (text && !add_text_part(w, *parts, text)) return false;
-    cJSON *quoted = images_quote(block, at->name);
+    cJSON *quoted = media_quote(block, at->name);
     if (quoted && cJSON_AddItemToArray(*parts, quoted)) return true;
     cJSON_Delete(quoted);
     return out_of_memory(w);
@@ -422,7 +423,7 @@ static bool put_assistant_block(writer *w, const cJSON *block, const char *type,
 
 static bool put_user_block(writer *w, const cJSON *block, const char *type, const place *at) {
     if (strcmp(type, "tool_result") == 0) return put_result(w, block, at);
-    if (images_is_part(block)) { /* images_take refuses it where none are read, and says why */
+    if (images_is_part(block)) { /* media_take refuses it where none are read, and says why */
         w->said = true;
         return add_picture(w, &w->parts, &w->content, block, at);
     }

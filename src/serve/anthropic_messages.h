@@ -11,7 +11,7 @@
 typedef struct messages_in {
     const cJSON *system;        /* a text or a list of blocks; NULL: none */
     const cJSON *messages;      /* the list */
-    bool pictures;              /* blocks of type image are read in results of tools, as images_quote shows them; those
+    bool pictures;              /* blocks of type image are read in results of tools, as media_quote shows them; those
                                    of users always are */
     const reasoning_seal *seal; /* with which thoughts were closed that clients give back without their text */
 } messages_in;

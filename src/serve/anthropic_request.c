@@ -8,6 +8,7 @@
 #include "base/json_text.h"
 #include "serve/anthropic_messages.h"
 #include "serve/images.h"
+#include "serve/media.h"
 #include "serve/openai_chat.h"
 #include "serve/openai_request.h"
 
@@ -63,7 +64,7 @@ static void read_conversation(reader *k) {
         api_fail(f->error, 400, "invalid_value", "messages", "messages: there is no message");
     } else if (anthropic_messages(&in, &out, f->error) && cJSON_GetArraySize(out.messages) <= out.continues) {
         api_fail(f->error, 400, "invalid_prompt", "messages", "messages: there is nothing that an answer could follow");
-    } else if (f->error->status == 0 && !images_take(k->call, out.messages, true, &found, f->error)) {
+    } else if (f->error->status == 0 && !media_take(k->call, out.messages, true, &found, f->error)) {
         /* told */
     } else if (out.continues && !cJSON_AddTrueToObject(k->r->chat, "continue_final_message")) {
         api_out_of_memory(f->error);

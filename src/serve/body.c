@@ -258,6 +258,11 @@ void ignored_add(text_buffer *ignored, const char *format, ...) {
 
 /* ----------------------------------------------------------------------------------------------------------- values */
 
+cJSON *body_member(const cJSON *object, const char *key) {
+    cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+    return cJSON_IsNull(item) ? NULL : item;
+}
+
 const char *body_string(const cJSON *object, const char *key) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
     return cJSON_IsString(item) ? item->valuestring : NULL;

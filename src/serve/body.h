@@ -68,6 +68,8 @@ void fields_show(const cJSON *value, char out[80]);
  * without commas. A list that is long already stays as it is. */
 void ignored_add(text_buffer *ignored, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* A member that is there and not null. */
+cJSON *body_member(const cJSON *object, const char *key);
 /* A member that is a text; NULL where it is none. */
 const char *body_string(const cJSON *object, const char *key);
 /* Numbers in the named members of a body get the spelling that they have in its text: they become raw items. A double

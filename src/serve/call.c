@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/platform.h"
-#include "serve/call_images.h"
+#include "serve/call_media.h"
 #include "serve/lifecycle.h"
 
 void random_id(char out[RANDOM_ID_BYTES]) {
@@ -45,7 +45,7 @@ static void write_log(const call *c, int status) {
     const serve_settings *s = c->server->settings;
     const http_head *head = http_request(c->exchange);
     double ms = (clock_seconds() - http_received(c->exchange)) * 1000;
-    const char *smaller = call_images_smaller(c->images);
+    const char *smaller = call_media_smaller(c->media);
     text_buffer line = {0};
     if (s->log_json) {
         text_add(&line, "{\"id\":");
@@ -88,7 +88,7 @@ static void free_call(call *c) {
     if (c->has_model) lifecycle_release(c->server->lifecycle);
     if (c->begun) atomic_fetch_sub(&c->server->calls, 1);
     cJSON_Delete(c->body);
-    call_images_free(c->images);
+    call_media_free(c->media);
     cJSON_free(c->rewritten);
     text_free(&c->ignored);
     text_free(&c->log);
@@ -102,7 +102,7 @@ static void add_headers(call *c) {
     http_add_header(x, "x-request-id", c->id);
     if (is_anthropic(c)) http_add_header(x, "request-id", c->id);
     if (c->ignored.n && !c->ignored.failed) http_add_header(x, "x-kakeya-ignored", c->ignored.data);
-    const char *smaller = call_images_smaller(c->images);
+    const char *smaller = call_media_smaller(c->media);
     if (smaller) http_add_header(x, "x-kakeya-images-resized", smaller);
     char number[32];
     if (c->retry_after) {

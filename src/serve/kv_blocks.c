@@ -24,7 +24,7 @@ struct kv_blocks {
     pthread_mutex_t lock;
     kv_block_sink sink;
     void *user;
-    _Atomic int32_t image_token;
+    _Atomic int32_t media_token;
     bool silent;
     block *table; /* open addressing; at most half of the places are taken */
     size_t places, taken;
@@ -41,7 +41,7 @@ kv_blocks *kv_blocks_open(kv_block_sink sink, void *user) {
         free(table);
         return NULL;
     }
-    *blocks = (kv_blocks){.sink = sink, .user = user, .image_token = -1, .table = table, .places = LEAST_PLACES};
+    *blocks = (kv_blocks){.sink = sink, .user = user, .media_token = -1, .table = table, .places = LEAST_PLACES};
     pthread_mutex_init(&blocks->lock, NULL);
     return blocks;
 }
@@ -127,8 +127,8 @@ static void tell(kv_blocks *blocks, const kv_block_event *event) {
     blocks->sink(blocks->user, event);
 }
 
-void kv_blocks_set_image_token(kv_blocks *blocks, int32_t token) {
-    if (blocks) atomic_store(&blocks->image_token, token);
+void kv_blocks_set_media_token(kv_blocks *blocks, int32_t token) {
+    if (blocks) atomic_store(&blocks->media_token, token);
 }
 
 /* The run of keys below 0 from `at` on; n is 0 where there is none. */
@@ -147,7 +147,7 @@ static bool find_pictures(const kv_blocks *blocks, const int32_t *ids, size_t n,
     *n_pictures = 0;
     for (kv_picture p = next_picture(ids, n, 0); p.n; p = next_picture(ids, n, p.begin + p.n)) runs++;
     if (!runs) return true;
-    if (atomic_load(&blocks->image_token) < 0) return false;
+    if (atomic_load(&blocks->media_token) < 0) return false;
     *pictures = calloc(runs, sizeof **pictures);
     if (!*pictures) return false;
     for (kv_picture p = next_picture(ids, n, 0); p.n; p = next_picture(ids, n, p.begin + p.n)) {
@@ -187,7 +187,7 @@ kv_path *kv_blocks_add(kv_blocks *blocks, kv_medium medium, const char *salt, co
                                        .hashes = path->hashes + known,
                                        .n = n_blocks - known,
                                        .ids = ids + known * KV_BLOCK_TOKENS,
-                                       .image_token = atomic_load(&blocks->image_token),
+                                       .media_token = atomic_load(&blocks->media_token),
                                        .first = known * KV_BLOCK_TOKENS,
                                        .pictures = pictures,
                                        .n_pictures = n_pictures,

@@ -24,7 +24,7 @@ typedef enum kv_medium {
 
 typedef enum kv_block_event_type { KV_BLOCKS_STORED = 0, KV_BLOCKS_REMOVED, KV_BLOCKS_CLEARED } kv_block_event_type;
 
-/* A picture in a text: which tokens stand for it, and what it is known by. */
+/* A picture or a sound in a text: which tokens stand for it, and what it is known by. */
 typedef struct kv_picture {
     size_t begin, n;
     char digest[IMAGE_DIGEST_TEXT];
@@ -37,7 +37,7 @@ typedef struct kv_block_event {
     size_t n;
     /* of KV_BLOCKS_STORED */
     const int32_t *ids;         /* [n * KV_BLOCK_TOKENS]; those of pictures are below 0 */
-    int32_t image_token;        /* which stands for them */
+    int32_t media_token;        /* which is told for them */
     size_t first;               /* place in the text of the first id */
     const kv_picture *pictures; /* [n_pictures] of the text, ascending */
     size_t n_pictures;
@@ -55,13 +55,13 @@ typedef struct kv_path kv_path;
 kv_blocks *kv_blocks_open(kv_block_sink sink, void *user);
 void kv_blocks_close(kv_blocks *blocks); /* whose paths have been removed; NULL is fine */
 
-/* The token that stands for pictures. Where it is below 0, as it is at first, nothing is told of texts that have some.
- * blocks may be NULL. */
-void kv_blocks_set_image_token(kv_blocks *blocks, int32_t token);
+/* The token that is told for rows of pictures, and of sounds. Where it is below 0, as it is at first, nothing is told
+ * of texts that have some. blocks may be NULL. */
+void kv_blocks_set_media_token(kv_blocks *blocks, int32_t token);
 
-/* The whole blocks of ids[0..n), keys where there are pictures (kakeya_prompt_keys), none of which is cut. NULL where
- * there is none, where blocks is NULL, or when out of memory: nothing is told then. salt may be NULL: texts of
- * different salts share nothing. */
+/* The whole blocks of ids[0..n), keys where there are pictures or sounds (kakeya_prompt_keys), none of which is cut.
+ * NULL where there is none, where blocks is NULL, or when out of memory: nothing is told then. salt may be NULL: texts
+ * of different salts share nothing. */
 kv_path *kv_blocks_add(kv_blocks *blocks, kv_medium medium, const char *salt, const int32_t *ids, size_t n);
 void kv_blocks_remove(kv_blocks *blocks, kv_path *path); /* frees it; NULL is fine */
 /* Says KV_BLOCKS_CLEARED; the sink hears nothing more where `last`. */

@@ -141,7 +141,7 @@ static void put_stored(text_buffer *out, const kv_block_event *event) {
     put_text(out, "token_ids");
     put_list(out, event->n * KV_BLOCK_TOKENS);
     for (size_t i = 0; i < event->n * KV_BLOCK_TOKENS; i++)
-        put_unsigned(out, (uint64_t)(event->ids[i] < 0 ? event->image_token : event->ids[i]));
+        put_unsigned(out, (uint64_t)(event->ids[i] < 0 ? event->media_token : event->ids[i]));
     put_text(out, "block_size");
     put_unsigned(out, KV_BLOCK_TOKENS);
     put_text(out, "lora_id");

@@ -94,6 +94,7 @@ static kakeya_status describe(server_context *s, kakeya_error *error) {
     facts->chat_template = strdup(kakeya_engine_chat_template(s->engine));
     if (!facts->chat_template) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: chat template");
     facts->vision = kakeya_engine_image_token(s->engine) >= 0;
+    facts->sound = kakeya_engine_sound_token(s->engine) >= 0;
     facts->weight_bytes = kakeya_engine_memory(s->engine, KAKEYA_MEMORY_WEIGHTS);
     kakeya_kv_bytes_init(&facts->kv_of_one);
     kakeya_kv_bytes_init(&facts->kv_of_context);
@@ -132,7 +133,8 @@ static kakeya_status prepare(server_context *s, kakeya_error *error) {
                                  .take_notes = s->turns ? take_notes : NULL,
                                  .notes_user = s,
                                  .log = log_line};
-    kv_blocks_set_image_token(store.blocks, kakeya_engine_image_token(s->engine));
+    const int32_t image_token = kakeya_engine_image_token(s->engine);
+    kv_blocks_set_media_token(store.blocks, image_token >= 0 ? image_token : kakeya_engine_sound_token(s->engine));
     kv_blocks_clear(store.blocks, false); /* whoever knows this address from an earlier server forgets that */
     if (status == KAKEYA_OK) status = store_open(s->engine, &settings->session, &store, &s->store, error);
     if (status == KAKEYA_OK) store_read_notes(s->store);
@@ -577,6 +579,15 @@ kakeya_image_counts lifecycle_image_counts(lifecycle *l) {
     kakeya_image_counts counts = {.size = sizeof counts};
     pthread_mutex_lock(&l->engine_lock);
     if (s->engine) counts = kakeya_engine_image_counts(s->engine);
+    pthread_mutex_unlock(&l->engine_lock);
+    return counts;
+}
+
+kakeya_sound_counts lifecycle_sound_counts(lifecycle *l) {
+    const server_context *s = l->server;
+    kakeya_sound_counts counts = {.size = sizeof counts};
+    pthread_mutex_lock(&l->engine_lock);
+    if (s->engine) counts = kakeya_engine_sound_counts(s->engine);
     pthread_mutex_unlock(&l->engine_lock);
     return counts;
 }

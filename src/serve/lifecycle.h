@@ -41,6 +41,7 @@ void lifecycle_tick(lifecycle *lifecycle, double now);
 
 /* What its engine has done with pictures; zeros while there is none. Any thread. */
 kakeya_image_counts lifecycle_image_counts(lifecycle *lifecycle);
+kakeya_sound_counts lifecycle_sound_counts(lifecycle *lifecycle);
 /* What the engine has allocated, and what its K/V memory may take; 0 while there is none. Any thread. */
 size_t lifecycle_layer_memory(lifecycle *lifecycle, kakeya_memory_kind kind, int layer); /* K/V of one layer */
 size_t lifecycle_memory(lifecycle *lifecycle, kakeya_memory_kind kind);

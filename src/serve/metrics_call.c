@@ -130,6 +130,16 @@ static void write_images(server_context *s, metrics_page *p) {
     metrics_one(p, "image_cache_bytes", NULL, "gauge", "Bytes of these rows.", (double)c.kept_bytes);
 }
 
+static void write_sounds(server_context *s, metrics_page *p) {
+    const kakeya_sound_counts c = lifecycle_sound_counts(s->lifecycle);
+    metrics_one(p, "sounds_computed_total", NULL, "counter", "Sounds of prompts that the encoder computed.",
+                (double)c.computed);
+    metrics_one(p, "sound_rows_computed_total", NULL, "counter", "Rows that these became.", (double)c.computed_rows);
+    metrics_one(p, "sound_weights_bytes", NULL, "gauge",
+                "Weights that read sounds, as files have them; 0: there are none.",
+                (double)(s->model.sound ? s->model.facts.audio_bytes : 0));
+}
+
 static void write_grammars(server_context *s, metrics_page *p) {
     grammar_cache_counts c;
     metrics_one(p, "grammar_keywords_ignored_total", NULL, "counter",
@@ -365,6 +375,7 @@ void metrics_call(call *c) {
     write_tokens(m, &page);
     write_oddities(m, &page);
     write_images(s, &page);
+    write_sounds(s, &page);
     write_grammars(s, &page);
     write_times(m, &page);
     write_requests(s, &page);

@@ -23,10 +23,10 @@ static void write_model(const server_context *s, const char *name, text_buffer *
     text_format(out,
                 ",\"lifecycle\":\"active\",\"max_model_len\":%d,\"max_input_tokens\":%d,\"max_tokens\":%d,"
                 "\"meta\":{\"n_vocab\":%d,\"n_ctx_train\":%d,\"n_embd\":%d,\"n_params\":%llu,\"size\":%zu},"
-                "\"architecture\":{\"input_modalities\":[\"text\"%s],\"output_modalities\":[\"text\"]}}",
+                "\"architecture\":{\"input_modalities\":[\"text\"%s%s],\"output_modalities\":[\"text\"]}}",
                 s->context, s->context - 1, limit < s->context ? limit : s->context, facts.vocab, facts.max_context,
                 facts.hidden, (unsigned long long)facts.parameters, s->model.weight_bytes,
-                s->model.vision ? ",\"image\"" : "");
+                s->model.vision ? ",\"image\"" : "", s->model.sound ? ",\"audio\"" : "");
 }
 
 void models_call(call *c) {

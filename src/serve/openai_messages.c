@@ -6,6 +6,7 @@
 #include "base/json_text.h"
 #include "serve/custom_tools.h"
 #include "serve/images.h"
+#include "serve/media.h"
 #include "serve/openai_chat.h"
 #include "serve/openai_grammar.h"
 
@@ -35,7 +36,7 @@ static void note_left_out(call *c, const cJSON *message, int index) {
         const char *type = body_string(part, "type");
         size_t k = 0;
         while (type && texts[k] && strcmp(type, texts[k]) != 0) k++;
-        if (type && !texts[k] && !images_is_taken(part))
+        if (type && !texts[k] && !media_is_taken(part))
             ignored_add(&c->ignored, "messages[%d].content[%d](%.64s)", index, i, type);
         i++;
     }
@@ -149,11 +150,11 @@ static bool read_begun(const cJSON *messages, answer_options *out, api_error *er
     return true;
 }
 
-static bool holds_images(const cJSON *messages) {
+static bool holds_media(const cJSON *messages) {
     const cJSON *message, *part;
     cJSON_ArrayForEach(message, messages) {
         cJSON_ArrayForEach(part, cJSON_GetObjectItemCaseSensitive(message, "content")) {
-            if (images_is_part(part)) return true;
+            if (media_is_part(part)) return true;
         }
     }
     return false;
@@ -165,17 +166,17 @@ static const char *request_text(call *c, const chat_shape *shape, size_t *bytes)
     return shape->request;
 }
 
-/* Pictures of a request in this very form. Its text without them becomes the request. */
-static bool take_images(call *c, fields *f, chat_shape *shape) {
+/* Pictures and sounds of a request in this very form. Its text without them becomes the request. */
+static bool take_media(call *c, fields *f, chat_shape *shape) {
     static const char *const exact[] = {"tools", "messages", NULL}; /* numbers that a double would change */
     size_t n, found;
     const char *body = http_body(c->exchange, &n);
     cJSON *messages = cJSON_GetObjectItemCaseSensitive(f->object, "messages");
     if (f->object != c->body) return true;
     images_read_budget(c, f);
-    if (!holds_images(messages)) return true;
+    if (!holds_media(messages)) return true;
     if (!c->rewritten && !body_keep_numbers(c->body, body, n, exact)) return api_out_of_memory(f->error);
-    if (!images_take(c, messages, false, &found, f->error)) return false;
+    if (!media_take(c, messages, false, &found, f->error)) return false;
     if (!found && !c->rewritten) return true;
     cJSON_free(c->rewritten);
     c->rewritten = json_text_print(c->body);
@@ -188,7 +189,7 @@ static bool take_images(call *c, fields *f, chat_shape *shape) {
 void openai_read_chat(call *c, fields *f, chat_shape *shape, answer_options *out) {
     shape->object = f->object;
     if (!shape->request && !custom_tools_rewrite(c, &shape->request, &shape->request_bytes, f->error)) return;
-    if (!take_images(c, f, shape)) return;
+    if (!take_media(c, f, shape)) return;
     read_messages(c, f);
     const cJSON *tools = read_tools(f);
     answer_form form = {0};
@@ -227,13 +228,12 @@ bool openai_render_chat(call *c, const chat_shape *shape, answer_options *out, a
     kakeya_chat_run *runs = NULL;
     turn_memory *turns = c->server->turns;
     const cJSON *messages = cJSON_GetObjectItemCaseSensitive(shape->object, "messages");
-    int *image_tokens;
-    if (!images_of_prompt(c, messages, out, &image_tokens, error)) {
-        free(image_tokens);
-        return false;
-    }
-    how.image_tokens = out->n_media ? image_tokens : NULL;
-    how.n_images = out->n_media;
+    media_lengths lengths;
+    if (!media_of_prompt(c, messages, out, &lengths, error)) return false;
+    how.image_tokens = lengths.n_images ? lengths.images : NULL;
+    how.n_images = lengths.n_images;
+    how.sound_tokens = lengths.n_sounds ? lengths.sounds : NULL;
+    how.n_sounds = lengths.n_sounds;
     if (turns) {
         store_read_notes(c->server->store);
         turn_memory_find(turns, messages, &runs, &how.n_runs);
@@ -242,15 +242,15 @@ bool openai_render_chat(call *c, const chat_shape *shape, answer_options *out, a
         out->n_messages = (size_t)cJSON_GetArraySize(messages);
         if (shape->continues && !read_begun(messages, out, error)) {
             kakeya_free(runs);
-            free(image_tokens);
+            media_lengths_free(&lengths);
             return false;
         }
     }
     kakeya_status status = kakeya_chat_tokens(kakeya_engine_tokenizer(c->server->engine), body, bytes, &how, &out->ids,
                                               &out->n_ids, &out->n_stable, &why);
     kakeya_free(runs);
-    free(image_tokens);
-    if (status == KAKEYA_OK) return images_key_prompt(c, out, error);
+    media_lengths_free(&lengths);
+    if (status == KAKEYA_OK) return media_key_prompt(c, out, error);
     if (why.status == KAKEYA_CONTEXT_FULL) return answer_is_too_long(c->server, out->n_ids, "messages", error);
     /* The library names the place in front of its message. */
     char param[96] = "";

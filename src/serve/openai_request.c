@@ -196,6 +196,7 @@ void openai_usage(text_buffer *out, const answer_usage *u) {
                 "\"prompt_tokens_details\":{\"cached_tokens\":%zu",
                 u->prompt_tokens, u->completion_tokens, u->prompt_tokens + u->completion_tokens, u->cached_tokens);
     if (u->image_tokens) text_format(out, ",\"image_tokens\":%zu", u->image_tokens);
+    if (u->audio_tokens) text_format(out, ",\"audio_tokens\":%zu", u->audio_tokens);
     text_format(out,
                 "},\"completion_tokens_details\":{\"reasoning_tokens\":%zu,\"accepted_prediction_tokens\":%llu,"
                 "\"rejected_prediction_tokens\":%llu}}",
@@ -283,27 +284,58 @@ void openai_rendered(text_buffer *out, const int32_t *ids, size_t n) {
     text_add(out, "null}");
 }
 
+static void put_hashes(text_buffer *out, const answer_options *o, bool sounds) {
+    const char *before = "";
+    for (size_t i = 0; i < o->n_media; i++) {
+        kakeya_image_fit fit;
+        kakeya_sound_facts facts;
+        if ((o->media[i].sound != NULL) != sounds) continue;
+        kakeya_image_fit_init(&fit);
+        if (sounds)
+            facts = kakeya_sound_describe(o->media[i].sound);
+        else
+            (void)kakeya_image_fitted(o->media[i].image, &fit);
+        text_format(out, "%s\"%s\"", before, sounds ? facts.digest : fit.digest);
+        before = ",";
+    }
+}
+
+static void put_places(text_buffer *out, const answer_options *o, bool sounds) {
+    const char *before = "";
+    for (size_t i = 0, end, n = 0; i < o->n_ids; i = end) {
+        end = i + 1;
+        if (o->keys[i] >= 0) continue;
+        while (end < o->n_ids && o->keys[end] < 0) end++;
+        if ((o->media[n++].sound != NULL) != sounds) continue;
+        text_format(out, "%s{\"offset\":%zu,\"length\":%zu}", before, i, end - i);
+        before = ",";
+    }
+}
+
+/* "image":[...],"audio":[...], those that there are. */
+static void put_kinds(text_buffer *out, const answer_options *o,
+                      void (*put)(text_buffer *out, const answer_options *o, bool sounds)) {
+    size_t sounds = 0;
+    for (size_t i = 0; i < o->n_media; i++) sounds += o->media[i].sound != NULL;
+    for (int kind = 0; kind < 2; kind++) {
+        if ((kind ? sounds : o->n_media - sounds) == 0) continue;
+        text_add(out, kind ? sounds < o->n_media ? ",\"audio\":[" : "\"audio\":[" : "\"image\":[");
+        put(out, o, kind == 1);
+        text_add(out, "]");
+    }
+}
+
 void openai_rendered_prompt(text_buffer *out, const answer_options *o) {
     if (!o->n_media) {
         openai_rendered(out, o->ids, o->n_ids);
         return;
     }
     put_ids(out, o->ids, o->n_ids);
-    text_add(out, "{\"mm_hashes\":{\"image\":[");
-    for (size_t i = 0; i < o->n_media; i++) {
-        kakeya_image_fit fit;
-        kakeya_image_fit_init(&fit);
-        (void)kakeya_image_fitted(o->media[i].image, &fit);
-        text_format(out, "%s\"%s\"", i ? "," : "", fit.digest);
-    }
-    text_add(out, "]},\"mm_placeholders\":{\"image\":[");
-    for (size_t i = 0, end, n = 0; i < o->n_ids; i = end) {
-        end = i + 1;
-        if (o->keys[i] >= 0) continue;
-        while (end < o->n_ids && o->keys[end] < 0) end++;
-        text_format(out, "%s{\"offset\":%zu,\"length\":%zu}", n++ ? "," : "", i, end - i);
-    }
-    text_add(out, "]}}}");
+    text_add(out, "{\"mm_hashes\":{");
+    put_kinds(out, o, put_hashes);
+    text_add(out, "},\"mm_placeholders\":{");
+    put_kinds(out, o, put_places);
+    text_add(out, "}}}");
 }
 
 void openai_fingerprint(const server_context *s, char out[96]) {

@@ -7,6 +7,7 @@
 #include "base/json_text.h"
 #include "serve/call.h"
 #include "serve/images.h"
+#include "serve/media.h"
 #include "text/chat_parts.h"
 
 typedef struct item_place {
@@ -326,7 +327,7 @@ static bool is_shown(const writer *w, const cJSON *message, const cJSON *part) {
 static void add_picture(writer *w, cJSON *parts, const cJSON *part, size_t i) {
     char place[80] = "previous_response_id";
     if (w->index != SIZE_MAX) snprintf(place, sizeof place, "input[%zu].%s[%zu]", w->index, w->key, i);
-    cJSON *quoted = images_quote(part, place);
+    cJSON *quoted = media_quote(part, place);
     if (quoted && cJSON_AddItemToArray(parts, quoted)) return;
     cJSON_Delete(quoted);
     w->failed = true;
@@ -517,7 +518,7 @@ static void put_screenshot(writer *w, const char *id, const cJSON *output) {
     cJSON *parts = message ? cJSON_AddArrayToObject(message, "content") : NULL;
     char place[80] = "previous_response_id";
     if (w->index != SIZE_MAX) snprintf(place, sizeof place, "input[%zu].output", w->index);
-    cJSON *quoted = parts ? images_quote(output, place) : NULL;
+    cJSON *quoted = parts ? media_quote(output, place) : NULL;
     w->assistant = NULL;
     if (quoted && cJSON_AddStringToObject(message, "tool_call_id", id) && cJSON_AddItemToArray(parts, quoted)) return;
     cJSON_Delete(quoted);

@@ -6,6 +6,7 @@
 
 #include "base/json_text.h"
 #include "serve/images.h"
+#include "serve/media.h"
 #include "serve/openai_request.h"
 #include "serve/reasoning_seal.h"
 #include "serve/responses_items.h"
@@ -172,7 +173,7 @@ static void read_conversation(reader *k) {
     }
     size_t found;
     if (items_to_messages(k->items, k->n_earlier, &source, messages, &k->call->ignored, f->error))
-        images_take(k->call, messages, true, &found, f->error);
+        media_take(k->call, messages, true, &found, f->error);
     bool empty = cJSON_IsArray(input) && !input->child; /* an empty list says what an empty text does */
     if (f->error->status == 0 && empty && !messages->child) {
         cJSON *user = cJSON_CreateObject();

@@ -35,7 +35,7 @@ typedef struct server_model_facts {
     char backend[64];
     char *chat_template; /* its text, malloc'ed */
     size_t weight_bytes;
-    bool vision;                              /* it reads pictures, on this backend */
+    bool vision, sound;                       /* it reads pictures, or sounds, on this backend */
     kakeya_kv_bytes kv_of_one, kv_of_context; /* sessions of one token, and of the whole context */
 } server_model_facts;
 

@@ -26,12 +26,15 @@ typedef struct serve_settings {
     size_t max_bodies_bytes; /* of all bodies of requests that are in memory, with the trees made of them */
     int max_tokens;          /* of an answer that names no limit; 0: to the end of the context */
     int max_tool_calls;
-    const char *image_program; /* this program, whose children decode pictures (image_child.h); NULL: it does so itself
-                                */
+    const char *media_program; /* this program, whose children decode pictures and sounds (media_child.h); NULL: it does
+                                  so itself */
     int image_budget;          /* tokens of a picture at most, where nothing else is said */
     size_t image_bytes;        /* of a picture's file */
     uint64_t image_pixels;     /* of a picture before it is resized */
     int image_count;           /* pictures of a request */
+    size_t audio_bytes;        /* of a sound's file */
+    int audio_seconds;         /* of a sound */
+    int audio_count;           /* sounds of a request */
     bool thinking;             /* where a request does not say */
     double drain_seconds, ping_seconds;
     double max_wait;            /* seconds; a request that is likely to wait longer is refused; 0: no limit */

@@ -4,6 +4,7 @@
 #include "serve/lifecycle.h"
 #include "serve/pressure.h"
 #include "serve/routes.h"
+#include "serve/sounds.h"
 
 void liveness_call(call *c) {
     text_buffer body = {0};
@@ -67,6 +68,19 @@ static void put_images(const server_context *s, text_buffer *out) {
                 s->model.facts.vision_bytes);
 }
 
+/* The same of sounds. */
+static void put_sounds(const server_context *s, text_buffer *out) {
+    const sounds_limited most = sounds_limits(s->settings);
+    if (!s->model.sound) {
+        text_add(out, "null");
+        return;
+    }
+    text_format(out,
+                "{\"formats\":[\"wav\",\"mp3\",\"flac\"],\"max_bytes\":%zu,\"max_seconds\":%d,\"max_count\":%d,"
+                "\"weights_bytes\":%zu}",
+                most.bytes, most.seconds, most.count, s->model.facts.audio_bytes);
+}
+
 void props_call(call *c) {
     server_context *s = c->server;
     const serve_settings *settings = s->settings;
@@ -86,9 +100,9 @@ void props_call(call *c) {
     text_add(&out, ",\"chat_template\":");
     text_json_string(&out, model->chat_template ? model->chat_template : "");
     text_format(&out,
-                ",\"modalities\":{\"vision\":%s,\"audio\":false},\"build_info\":\"kakeya %s\","
+                ",\"modalities\":{\"vision\":%s,\"audio\":%s},\"build_info\":\"kakeya %s\","
                 "\"is_sleeping\":%s,\"kakeya\":{\"backend\":",
-                model->vision ? "true" : "false", kakeya_version(),
+                model->vision ? "true" : "false", model->sound ? "true" : "false", kakeya_version(),
                 state == SERVER_SLEEPING || state == SERVER_WAKING ? "true" : "false");
     text_json_string(&out, model->backend);
     text_format(&out,
@@ -99,6 +113,8 @@ void props_call(call *c) {
                 model->kv_of_one.total, model->kv_of_context.total, settings->engine.memory_limit_bytes,
                 settings->thinking ? "true" : "false");
     put_images(s, &out);
+    text_add(&out, ",\"sounds\":");
+    put_sounds(s, &out);
     text_add(&out, "}}");
     call_reply_json(c, &out);
 }

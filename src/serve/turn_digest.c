@@ -124,7 +124,7 @@ static turn_digest of_content(const cJSON *content) {
     *to = 0;
     turn_digest digest = of_trimmed(all);
     cJSON_ArrayForEach(part, content) {
-        const cJSON *picture = get(part, TURN_PICTURE_MEMBER);
+        const cJSON *picture = get(part, TURN_MEDIA_MEMBER);
         if (cJSON_IsString(picture)) digest = join(digest, of_text(picture->valuestring, 'p'), 'p');
     }
     free(all);

@@ -7,8 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Of a part of a message that is a picture: its digest. */
-#define TURN_PICTURE_MEMBER "kakeya_digest"
+/* Of a part of a message that is a picture or a sound: its digest. */
+#define TURN_MEDIA_MEMBER "kakeya_digest"
 
 typedef struct turn_digest {
     uint64_t low, high;

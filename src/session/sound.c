@@ -22,7 +22,7 @@ kakeya_status kakeya_sound_open(const char *name, const void *data, size_t bytes
     *out = NULL;
     kakeya_sound *made = calloc(1, sizeof *made);
     if (!made) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", name);
-    kakeya_status status = sound_decode(name, data, bytes, &made->info, &made->samples, error);
+    kakeya_status status = sound_decode(name, data, bytes, SOUND_MAX_SECONDS, &made->info, &made->samples, error);
     if (status == KAKEYA_OK) return finish(made, out, error);
     free(made);
     return status;

@@ -17,7 +17,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     sound_info info;
     sound_samples heard;
     unsigned char digest[IMAGE_DIGEST_BYTES];
-    kakeya_status status = sound_decode("fuzz", data, size, &info, &heard, &error);
+    kakeya_status status = sound_decode("fuzz", data, size, SOUND_MAX_SECONDS, &info, &heard, &error);
     if ((status == KAKEYA_OK) != (heard.sample != NULL)) abort();
     if (status != KAKEYA_OK) {
         if (error.status != status || !*error.message) abort();

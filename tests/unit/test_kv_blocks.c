@@ -308,7 +308,7 @@ static void test_messages(void **state) {
     const kv_picture pictures[] = {{2, 3, "before"}, {6, 11, "ab"}, {47, 20, "cd"}, {70, 20, "behind"}};
     e.ids = more;
     e.first = KV_BLOCK_TOKENS;
-    e.image_token = 100;
+    e.media_token = 100;
     e.pictures = pictures;
     e.n_pictures = 4;
     kv_message_write(&text, &e, 2);
@@ -410,7 +410,7 @@ static void hear(void *user, const kv_block_event *e) {
     t->first = e->first;
     t->n = e->n;
     t->last = e->hashes[e->n - 1];
-    t->image_token = e->image_token;
+    t->image_token = e->media_token;
     if (!e->n_pictures) return;
     t->begin = e->pictures[e->n_pictures - 1].begin;
     t->rows = e->pictures[e->n_pictures - 1].n;
@@ -435,7 +435,7 @@ static void test_pictures(void **state) {
     int32_t ids[N] = {0};
     put_picture(ids, 5, 40, one);
     assert_null(kv_blocks_add(blocks, KV_MEDIUM_GPU, NULL, ids, N)); /* nobody has said what stands for pictures */
-    kv_blocks_set_image_token(blocks, 19);
+    kv_blocks_set_media_token(blocks, 19);
     kv_path *path = kv_blocks_add(blocks, KV_MEDIUM_GPU, NULL, ids, N);
     assert_non_null(path);
     image_digest_text(one, text);

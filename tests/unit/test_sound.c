@@ -104,7 +104,7 @@ static kakeya_status decode(const void *data, size_t bytes) {
     sound_info info;
     sound_samples s;
     memset(&failure, 0, sizeof failure);
-    kakeya_status status = sound_decode("it", data, bytes, &info, &s, &failure);
+    kakeya_status status = sound_decode("it", data, bytes, SOUND_MAX_SECONDS, &info, &s, &failure);
     if (status == KAKEYA_OK) assert_true(s.n > 0 && s.n <= SOUND_MAX_SECONDS * SOUND_RATE);
     sound_free(&s);
     return status;
@@ -177,7 +177,7 @@ static void test_samples_stay_in_their_range(void **state) {
     for (size_t i = 0; i < 4410; i++) put_number(wav + 44 + 2 * i, i / 50 % 2 ? 0x7fff : 0x8000, 2);
     sound_info info;
     sound_samples s;
-    ok(sound_decode("steps", wav, bytes, &info, &s, &failure));
+    ok(sound_decode("steps", wav, bytes, SOUND_MAX_SECONDS, &info, &s, &failure));
     float most = 0;
     for (size_t i = 0; i < s.n; i++) most = fmaxf(most, fabsf(s.sample[i]));
     assert_true(most == 1);

@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "scratch.h"
-#include "serve/image_child.h"
+#include "serve/media_child.h"
 
 static const char *write_program(const char *name, const char *lines) {
     const char *path = scratch_path(name);
@@ -28,7 +28,7 @@ static kakeya_status decode_by(const char *program, kakeya_error *error) {
     image_info info;
     image pixels;
     memset(error, 0, sizeof *error);
-    return image_child_read(program, "picture", "data", 4, &wish, &info, &pixels, error);
+    return media_child_read_image(program, "picture", "data", 4, &wish, &info, &pixels, error);
 }
 
 /* Libraries may lie where only the environment says; nothing else of it is the child's to know. */

@@ -1,4 +1,4 @@
-#include "serve/image_filter.h"
+#include "serve/media_filter.h"
 
 #ifdef __has_feature
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
@@ -12,7 +12,7 @@
 #define SLACK 0
 #endif
 
-bool image_filter_is_slack(void) { return SLACK; }
+bool media_filter_is_slack(void) { return SLACK; }
 
 #if defined __linux__ && (defined __x86_64__ || defined __aarch64__)
 
@@ -34,7 +34,7 @@ bool image_filter_is_slack(void) { return SLACK; }
 #define FIELD(name) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, name))
 #define ALLOW(call) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##call, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
 
-bool image_filter_install(void) {
+bool media_filter_install(void) {
     if (SLACK) return true;
     static struct sock_filter program[] = {
         FIELD(arch),
@@ -67,6 +67,6 @@ bool image_filter_install(void) {
 
 #else
 
-bool image_filter_install(void) { return true; }
+bool media_filter_install(void) { return true; }
 
 #endif

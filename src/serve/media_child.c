@@ -1,4 +1,4 @@
-#include "serve/image_child.h"
+#include "serve/media_child.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -15,23 +15,28 @@
 
 #include "base/clock.h"
 #include "base/platform.h"
-#include "serve/image_filter.h"
+#include "media/sound_decode.h"
+#include "serve/media_filter.h"
 
 extern char **environ; /* no header of POSIX has it */
 
 enum { AT_A_TIME = 4, SECONDS = 30, MOST_DATA = 800 << 20, NAME_BYTES = 160 };
 
-/* What goes over the socket, both ways, before bytes of a file and before pixels. */
+/* What goes over the socket, both ways, before bytes of a file and before pixels or samples. */
 typedef struct child_request {
-    image_wish wish;
+    bool is_sound;
+    image_wish wish; /* of a picture */
+    int seconds;     /* of a sound, at most */
     uint64_t bytes;
     char name[NAME_BYTES];
 } child_request;
 
 typedef struct child_reply {
     kakeya_status status;
-    image_info info;
+    image_info image;
     int width, height;
+    sound_info sound;
+    uint64_t samples;
     char message[sizeof((kakeya_error *)0)->message];
 } child_reply;
 
@@ -59,28 +64,43 @@ static bool send_all(int fd, const void *data, size_t n) {
 
 #define LIMIT(what, most) (void)setrlimit(what, &(const struct rlimit){most, most})
 
-int image_child_run(void) {
-    child_request request;
-    child_reply reply = {0};
+static bool send_picture(const child_request *request, const void *data, child_reply *reply) {
     kakeya_error why = {0};
     image pixels = {0};
+    reply->status =
+        image_reader_read(request->name, data, (size_t)request->bytes, &request->wish, &reply->image, &pixels, &why);
+    reply->width = pixels.width;
+    reply->height = pixels.height;
+    memcpy(reply->message, why.message, sizeof reply->message);
+    return send_all(STDIN_FILENO, reply, sizeof *reply) &&
+           (reply->status != KAKEYA_OK ||
+            send_all(STDIN_FILENO, pixels.rgb, 3 * (size_t)pixels.width * (size_t)pixels.height));
+}
+
+static bool send_sound(const child_request *request, const void *data, child_reply *reply) {
+    kakeya_error why = {0};
+    sound_samples heard = {0};
+    reply->status =
+        sound_decode(request->name, data, (size_t)request->bytes, request->seconds, &reply->sound, &heard, &why);
+    reply->samples = heard.n;
+    memcpy(reply->message, why.message, sizeof reply->message);
+    return send_all(STDIN_FILENO, reply, sizeof *reply) &&
+           (reply->status != KAKEYA_OK || send_all(STDIN_FILENO, heard.sample, heard.n * sizeof *heard.sample));
+}
+
+int media_child_run(void) {
+    child_request request;
+    child_reply reply = {0};
     LIMIT(RLIMIT_CORE, 0);
     LIMIT(RLIMIT_FSIZE, 0);
     LIMIT(RLIMIT_CPU, SECONDS);
-    if (!image_filter_is_slack()) LIMIT(RLIMIT_DATA, MOST_DATA);
+    if (!media_filter_is_slack()) LIMIT(RLIMIT_DATA, MOST_DATA);
     if (!receive_all(STDIN_FILENO, &request, sizeof request) || request.bytes > (uint64_t)MOST_DATA) return 1;
     request.name[NAME_BYTES - 1] = '\0';
     unsigned char *data = malloc((size_t)request.bytes + 1);
     if (!data || !receive_all(STDIN_FILENO, data, (size_t)request.bytes)) return 1;
-    if (!image_filter_install()) return 1;
-    reply.status =
-        image_reader_read(request.name, data, (size_t)request.bytes, &request.wish, &reply.info, &pixels, &why);
-    reply.width = pixels.width;
-    reply.height = pixels.height;
-    memcpy(reply.message, why.message, sizeof reply.message);
-    bool sent = send_all(STDIN_FILENO, &reply, sizeof reply);
-    if (sent && reply.status == KAKEYA_OK)
-        sent = send_all(STDIN_FILENO, pixels.rgb, 3 * (size_t)pixels.width * (size_t)pixels.height);
+    if (!media_filter_install()) return 1;
+    const bool sent = request.is_sound ? send_sound(&request, data, &reply) : send_picture(&request, data, &reply);
     _exit(!sent); /* what runs at the end of a program is more than the filter lets pass */
 }
 
@@ -120,7 +140,7 @@ static void keep_library_paths(char *kept[3]) {
 
 /* The child's end of the socket becomes its stdin; its stdout and stderr lead nowhere. */
 static int spawn(const char *program, int theirs, pid_t *pid) {
-    char verb[] = "serve", argument[] = IMAGE_CHILD_ARGUMENT, name[] = "kakeya", *kept[3];
+    char verb[] = "serve", argument[] = MEDIA_CHILD_ARGUMENT, name[] = "kakeya", *kept[3];
     char *argv[] = {name, verb, argument, NULL};
     sigset_t set;
     posix_spawn_file_actions_t actions;
@@ -147,12 +167,12 @@ static int spawn(const char *program, int theirs, pid_t *pid) {
 
 static kakeya_status start(const char *program, child *out, kakeya_error *error) {
     int pair[2];
-    if (platform_socket_pair(pair) != 0) return error_set(error, KAKEYA_IO, "decoding an image: %s", strerror(errno));
+    if (platform_socket_pair(pair) != 0) return error_set(error, KAKEYA_IO, "starting a decoder: %s", strerror(errno));
     int why = spawn(program, pair[1], &out->pid);
     close(pair[1]);
     if (why) {
         close(pair[0]);
-        return error_set(error, KAKEYA_IO, "decoding an image: %s: %s", program, strerror(why));
+        return error_set(error, KAKEYA_IO, "starting a decoder: %s: %s", program, strerror(why));
     }
     out->fd = pair[0];
     out->end = clock_seconds() + SECONDS;
@@ -192,55 +212,102 @@ static bool hear(const child *c, void *data, size_t n) {
     return true;
 }
 
-/* Its pixels are as many as a budget allows, whatever it says. */
-static kakeya_status take_pixels(const child *c, const child_reply *reply, const char *name, const image_wish *wish,
-                                 image *out, kakeya_error *error) {
+static kakeya_status not_decoded(const child *c, const child_request *request, kakeya_error *error) {
+    return error_set(error, KAKEYA_FORMAT, "%s: the %s cannot be decoded%s", request->name,
+                     request->is_sound ? "sound" : "image", clock_seconds() > c->end ? " in time" : "");
+}
+
+/* Whatever it says is checked. */
+static kakeya_status ask(const child *c, const child_request *request, const void *data, child_reply *reply,
+                         kakeya_error *error) {
+    if (!tell(c, request, sizeof *request) || !tell(c, data, (size_t)request->bytes) || !hear(c, reply, sizeof *reply))
+        return not_decoded(c, request, error);
+    reply->message[sizeof reply->message - 1] = '\0';
+    if (reply->status == KAKEYA_OK) return KAKEYA_OK;
+    const bool known = reply->status == KAKEYA_INVALID_ARGUMENT || reply->status == KAKEYA_UNSUPPORTED ||
+                       reply->status == KAKEYA_OUT_OF_MEMORY;
+    return error_set(error, known ? reply->status : KAKEYA_FORMAT, "%s", reply->message);
+}
+
+/* Pixels, as many as a budget allows. */
+static kakeya_status take_pixels(const child *c, const child_request *request, const child_reply *reply, image *out,
+                                 kakeya_error *error) {
+    const image_wish *wish = &request->wish;
     const int64_t side = (int64_t)wish->patch * wish->pooling, most = wish->budget * side * side;
-    if (reply->width < 1 || reply->height < 1 || (int64_t)reply->width * reply->height > most)
-        return error_set(error, KAKEYA_FORMAT, "%s: the image cannot be decoded", name);
+    if (reply->image.format < 0 || reply->image.format >= IMAGE_FORMATS || reply->width < 1 || reply->height < 1 ||
+        (int64_t)reply->width * reply->height > most)
+        return not_decoded(c, request, error);
     const size_t bytes = 3 * (size_t)reply->width * (size_t)reply->height;
     *out = (image){reply->width, reply->height, malloc(bytes)};
-    if (!out->rgb) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", name);
+    if (!out->rgb) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", request->name);
     if (hear(c, out->rgb, bytes)) return KAKEYA_OK;
     image_free(out);
-    return error_set(error, KAKEYA_FORMAT, "%s: the image cannot be decoded", name);
+    return not_decoded(c, request, error);
 }
 
-static kakeya_status ask(const child *c, const char *name, const void *data, size_t bytes, const image_wish *wish,
-                         image_info *info, image *out, kakeya_error *error) {
+/* Samples, as many as the seconds allow. */
+static kakeya_status take_samples(const child *c, const child_request *request, const child_reply *reply,
+                                  sound_samples *out, kakeya_error *error) {
+    const uint64_t most = (uint64_t)request->seconds * SOUND_RATE;
+    if (reply->sound.format < 0 || reply->sound.format >= SOUND_FORMATS || reply->samples < 1 || reply->samples > most)
+        return not_decoded(c, request, error);
+    const size_t bytes = (size_t)reply->samples * sizeof *out->sample;
+    *out = (sound_samples){malloc(bytes), (size_t)reply->samples};
+    if (!out->sample) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", request->name);
+    if (hear(c, out->sample, bytes)) return KAKEYA_OK;
+    sound_free(out);
+    return not_decoded(c, request, error);
+}
+
+static void end(const child *c) {
+    close(c->fd);
+    kill(c->pid, SIGKILL); /* it has ended, or is not to go on */
+    while (waitpid(c->pid, NULL, 0) < 0 && errno == EINTR) {
+    }
+}
+
+static child_request request_of(const char *name, size_t bytes) {
     child_request request;
-    child_reply reply;
-    memset(&request, 0, sizeof request);
-    request.wish = *wish;
+    memset(&request, 0, sizeof request); /* with what lies between its members */
     request.bytes = bytes;
     snprintf(request.name, sizeof request.name, "%s", name);
-    if (!tell(c, &request, sizeof request) || !tell(c, data, bytes) || !hear(c, &reply, sizeof reply))
-        return error_set(error, KAKEYA_FORMAT, "%s: the image cannot be decoded%s", name,
-                         clock_seconds() > c->end ? " in time" : "");
-    reply.message[sizeof reply.message - 1] = '\0';
-    if (reply.status != KAKEYA_OK) {
-        const bool known = reply.status == KAKEYA_INVALID_ARGUMENT || reply.status == KAKEYA_UNSUPPORTED ||
-                           reply.status == KAKEYA_OUT_OF_MEMORY;
-        return error_set(error, known ? reply.status : KAKEYA_FORMAT, "%s", reply.message);
-    }
-    *info = reply.info;
-    if (info->format < 0 || info->format >= IMAGE_FORMATS)
-        return error_set(error, KAKEYA_FORMAT, "%s: the image cannot be decoded", name);
-    return take_pixels(c, &reply, name, wish, out, error);
+    return request;
 }
 
-kakeya_status image_child_read(const char *program, const char *name, const void *data, size_t bytes,
-                               const image_wish *wish, image_info *info, image *out, kakeya_error *error) {
+kakeya_status media_child_read_image(const char *program, const char *name, const void *data, size_t bytes,
+                                     const image_wish *wish, image_info *info, image *out, kakeya_error *error) {
     child c;
+    child_reply reply;
+    child_request request = request_of(name, bytes);
+    request.wish = *wish;
     *out = (image){0};
     take_place();
     kakeya_status status = start(program, &c, error);
     if (status == KAKEYA_OK) {
-        status = ask(&c, name, data, bytes, wish, info, out, error);
-        close(c.fd);
-        kill(c.pid, SIGKILL); /* it has ended, or is not to go on */
-        while (waitpid(c.pid, NULL, 0) < 0 && errno == EINTR) {
-        }
+        status = ask(&c, &request, data, &reply, error);
+        if (status == KAKEYA_OK) status = take_pixels(&c, &request, &reply, out, error);
+        if (status == KAKEYA_OK) *info = reply.image;
+        end(&c);
+    }
+    give_place();
+    return status;
+}
+
+kakeya_status media_child_read_sound(const char *program, const char *name, const void *data, size_t bytes, int seconds,
+                                     sound_info *info, sound_samples *out, kakeya_error *error) {
+    child c;
+    child_reply reply;
+    child_request request = request_of(name, bytes);
+    request.is_sound = true;
+    request.seconds = seconds;
+    *out = (sound_samples){0};
+    take_place();
+    kakeya_status status = start(program, &c, error);
+    if (status == KAKEYA_OK) {
+        status = ask(&c, &request, data, &reply, error);
+        if (status == KAKEYA_OK) status = take_samples(&c, &request, &reply, out, error);
+        if (status == KAKEYA_OK) *info = reply.sound;
+        end(&c);
     }
     give_place();
     return status;
