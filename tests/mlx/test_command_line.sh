@@ -22,6 +22,13 @@ works "and with K/V in 4 bits" bench --backend mlx --model tests/data/golden/gem
 json_holds "whose codes are what is read: 24 bytes for 32 values, 14 positions, two layers" '.profiles[0].kernels |
     map(select(.part == "full layers"))[0] | .bytes == 24 * 14 * 2'
 
+works "a question about a picture" run --backend mlx --precision f32 --model tests/data/vision/tiny-tower \
+    --image tests/data/images/photo.jpg --image-budget 70 --max-tokens 12 --ignore-eos --json 'What is this?'
+json_holds "is answered as the reference does" '.token_ids == [142, 30, 206, 120, 234, 196, 181, 67, 290, 273, 309, 196]'
+works "streams with pictures" eval lossless --backend mlx --precision f32 --model tests/data/vision/tiny-tower --prompts 2 --max-tokens 4 \
+    --image tests/data/images/photo.jpg --image tests/data/images/text.png --image-budget 70 --json
+json_holds "none differs" '.summary.lossless | .differences == 0 and .comparisons > 8'
+
 works "auto is the CPU's own backend" run --raw --max-tokens 2 --json 'def f'
 json_holds "which needs no libmlx" '.stats.backend | startswith("cpu/")'
 echo '[2, 5, 6, 7]' >"$WORK/ids.json"

@@ -3,6 +3,7 @@
  * nothing has changed, and the session goes on with the bits that it has without failures. */
 #include "backend/mlx/mlx_device.h"
 #include "mlx/failing_libmlx.h"
+#include "model/gemma4_vision.h"
 #include "sweep.h"
 #include "tiny.h"
 
@@ -142,10 +143,59 @@ static void creation_fails_cleanly(void **state) {
     tiny_close(&d);
 }
 
+/* What reads pictures is loaded and a picture becomes rows in spite of every failure, with the bits that it has
+ * without.
+ */
+static void a_picture_fails_cleanly(void **state) {
+    (void)state;
+    enum { ACROSS = 6, DOWN = 9, ROWS = ACROSS / 3 * DOWN / 3 };
+    tiny d = {.ops = backend_find("mlx", NULL)};
+    mem_account_init(&d.account, NULL, 0);
+    REQUIRE_OK(gemma4_model_open(KAKEYA_TEST_DATA "/vision/tiny-tower", &d.account, &d.verifier, error));
+    const gemma4_vision *v = d.verifier->vision;
+    const size_t values = (size_t)(ACROSS * DOWN * gemma4_vision_patch_values(v));
+    const size_t all = (size_t)(ROWS * v->text_hidden);
+    float *patches = malloc(values * sizeof *patches), *plain = malloc(all * sizeof *plain),
+          *rows = malloc(all * sizeof *rows);
+    assert_true(patches && plain && rows);
+    for (size_t i = 0; i < values; i++) patches[i] = (float)(i * 37 % 256) / 255;
+    const backend_image picture = {.vision = v, .across = ACROSS, .down = DOWN, .patches = patches};
+    for (int kind = -1; kind < FAILING_KINDS; kind++) {
+        int failures = 0;
+        tiny_complete(&d, KAKEYA_PRECISION_F32, NULL, 0);
+        size_t held = mlx_device_active_bytes(), weights = mem_bytes(&d.account, MEM_WEIGHTS);
+        for (int calls = 0; kind >= 0 && calls < MAX_CALLS; calls = next_call((failing)kind, calls)) {
+            kakeya_error problem = {0};
+            fail_after((failing)kind, calls);
+            kakeya_status status = d.ops->embed_image(d.backend, &picture, rows, &problem);
+            fail_after((failing)kind, -1);
+            if (!status) break;
+            failures++;
+            if (!is_told((failing)kind, status, problem.message))
+                fail_msg("%s %d: status %d, '%s'", failing_name((failing)kind), calls, (int)status, problem.message);
+            if (mem_bytes(&d.account, MEM_WEIGHTS) != weights) { /* what reads pictures is there now */
+                weights = mem_bytes(&d.account, MEM_WEIGHTS);
+                held = mlx_device_active_bytes();
+            }
+            assert_int_equal(mlx_device_active_bytes(), held);
+        }
+        if (kind >= 0) assert_true(failures > 3);
+        REQUIRE_OK(d.ops->embed_image(d.backend, &picture, kind < 0 ? plain : rows, error));
+        if (kind >= 0) assert_same_bits("rows of a picture", rows, plain, all);
+        d.ops->model_destroy(d.backend);
+    }
+    free(patches);
+    free(plain);
+    free(rows);
+    tiny_complete(&d, KAKEYA_PRECISION_F32, NULL, 0);
+    tiny_close(&d);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_call_fails_once),
         cmocka_unit_test(creation_fails_cleanly),
+        cmocka_unit_test(a_picture_fails_cleanly),
     };
     return cmocka_run_group_tests_name("mlx failures", tests, NULL, NULL);
 }

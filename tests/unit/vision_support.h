@@ -12,6 +12,9 @@
 #include "formats/safetensors.h"
 #include "session/image.h"
 
+#ifndef TINY_BACKEND
+#define TINY_BACKEND "cpu"
+#endif
 #define VISION KAKEYA_TEST_DATA "/vision"
 #define IMAGES KAKEYA_TEST_DATA "/images"
 
@@ -48,7 +51,7 @@ static inline fixture open_model_at(const char *name, const char *given, const c
     kakeya_engine_options_init(&options);
     options.model = given;
     options.mmproj = mmproj;
-    options.backend = "cpu";
+    options.backend = TINY_BACKEND;
     options.precision = KAKEYA_PRECISION_F32;
     options.threads = 2;
     ok(kakeya_engine_open(&options, &f.engine, &failure));

@@ -60,8 +60,8 @@ typedef struct mlx_run {
 /* ------------------------------------------------------------------------------------------------- stored rows */
 
 static unsigned char *chunk_row(const backend_model *m, const backend_cache *c, int layer, bool is_k, int row) {
-    size_t begin = is_k ? m->chunk_at[layer].k : m->chunk_at[layer].v;
-    return m->chunk + begin + (size_t)row * kv_row_bytes(c, layer);
+    size_t before = is_k ? m->chunk_at[layer].k : m->chunk_at[layer].v;
+    return m->chunk + before * (size_t)m->max_rows + (size_t)row * kv_row_bytes(c, layer);
 }
 
 /* What a chain asks for. */
@@ -109,9 +109,10 @@ static void fill_raw_keys(void *user, int layer, bool is_k, void *to) { fill(use
 static kakeya_status begin_chain(const backend_model *m, mlx_segment *s, kakeya_error *error) {
     const backend_cache *c = s->request->cache;
     chain_source from = {m, c, &s->plan};
-    s->plan = layout_chain(c, s->request->kind, s->request->n);
+    s->plan = layout_chain(s->request);
     const mlx_chain_source source = {
         .tile_rows = s->plan.tile_rows,
+        .pictures = s->plan.pictures,
         .kept = {layout_stored(m, c, &s->plan, 0), layout_stored(m, c, &s->plan, 1)},
         .fill = fill_keys,
         .fill_raw = fill_raw_keys,
@@ -168,18 +169,33 @@ static bool is_under_way(const mlx_run *f, const mlx_segment *s) {
     return false;
 }
 
-/* Rows of the embedding, and of the table of per-layer embeddings; padding is zero. */
-static void embed_tile(const backend_model *m, const tile_rows *tile, const int32_t *tokens, float *embedded,
+/* What stands in the place of the embedding of a segment's row; NULL: nothing. */
+static const float *given_row(const backend_segment *r, int row, size_t hidden) {
+    for (int i = 0; i < r->n_given; i++) {
+        const backend_given *g = &r->given[i];
+        if (row >= g->first && row < g->first + g->n) return g->rows + (size_t)(row - g->first) * hidden;
+    }
+    return NULL;
+}
+
+/* Rows of the embedding, or given ones, and rows of the table of per-layer embeddings, which of a given row is that of
+ * the token that pads; padding is zero. */
+static void embed_tile(const backend_model *m, const tile_rows *tile, const backend_segment *r, float *embedded,
                        float *ple) {
     const gemma4_config *c = m->config;
+    const int begin = tile->first - tile->cache->t.length, pad = c->pad_token >= 0 ? c->pad_token : 0;
     size_t hidden = (size_t)c->hidden, width = (size_t)c->layers * (size_t)c->ple_width;
     float scale = sqrtf((float)c->ple_width);
     for (int i = 0; i < tile->n; i++) {
         size_t row = (size_t)(tile->first - tile->origin + i);
-        mlx_embed(m, tokens[i], m->embed_scale, embedded + row * hidden);
+        const float *given = given_row(r, begin + i, hidden);
+        if (given)
+            memcpy(embedded + row * hidden, given, hidden * sizeof *given);
+        else
+            mlx_embed(m, r->tokens[begin + i], m->embed_scale, embedded + row * hidden);
         if (!ple) continue;
         float *to = ple + row * width;
-        mlx_ple_row(m, tokens[i], to);
+        mlx_ple_row(m, given ? pad : r->tokens[begin + i], to);
         for (size_t j = 0; j < width; j++) to[j] *= scale;
     }
 }
@@ -300,34 +316,35 @@ static void copy_head(const backend_model *m, const mlx_segment *s, const tile_r
     if (r->argmax) memcpy(r->argmax + to, result->choice, n * sizeof *r->argmax);
 }
 
-/* Makes a tile's graph; tokens NULL: they are not known yet. */
-static kakeya_status prepare_tile(backend_model *m, mlx_work *w, const int32_t *tokens, kakeya_error *error) {
+/* Makes a tile's graph. known: its tokens are. */
+static kakeya_status prepare_tile(backend_model *m, mlx_work *w, bool known, kakeya_error *error) {
     const gemma4_config *c = m->config;
     const tile_rows *tile = &w->rows;
     mlx_segment *s = w->segment;
     size_t rows = (size_t)tile->rows, hidden = rows * (size_t)c->hidden,
-           ple = rows * (size_t)c->layers * (size_t)c->ple_width;
+           ple = rows * (size_t)c->layers * (size_t)c->ple_width, values = hidden + ple + rows;
     tile_spans spans;
     kakeya_status status = s->chain ? KAKEYA_OK : begin_chain(m, s, error);
     if (!status) status = layout_spans(m, tile, &s->plan, &spans, error);
     if (status) return status;
-    w->embedded = mem_alloc(m->account, MEM_WORKSPACE, (hidden + ple) * sizeof *w->embedded);
+    w->embedded = mem_alloc(m->account, MEM_WORKSPACE, values * sizeof *w->embedded);
     if (!w->embedded) {
         layout_free(&spans);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: %zu bytes of embedded rows",
-                         (hidden + ple) * sizeof *w->embedded);
+                         values * sizeof *w->embedded);
     }
     w->ple = ple ? w->embedded + hidden : NULL;
-    if (tokens) embed_tile(m, tile, tokens, w->embedded, w->ple);
-    int32_t position[MLX_PROMPT_ROWS > MLX_MOST_ROWS ? MLX_PROMPT_ROWS : MLX_MOST_ROWS];
+    if (known) embed_tile(m, tile, s->request, w->embedded, w->ple);
+    int32_t *position = (int32_t *)(void *)(w->embedded + hidden + ple);
     for (int i = 0; i < tile->rows; i++) position[i] = tile->origin + i;
     mark_wanted(s, &tile->cache->t, c->layers, w->wanted);
     tile_source source = {m, tile->cache, &spans};
     w->graph = (mlx_tile){.rows = tile->rows,
                           .first = tile->first - tile->origin,
                           .n = tile->n,
-                          .embedded = tokens ? w->embedded : NULL,
-                          .ple = tokens ? w->ple : NULL,
+                          .picture = tile->picture,
+                          .embedded = known ? w->embedded : NULL,
+                          .ple = known ? w->ple : NULL,
                           .position = position,
                           .span = {spans.span[0], spans.span[1]},
                           .guarded = s->guarded,
@@ -350,8 +367,7 @@ static void end_tile(backend_model *m, mlx_work *w) {
 
 /* Makes a tile's graph and has it computed. */
 static kakeya_status begin_tile(backend_model *m, mlx_work *w, kakeya_error *error) {
-    const backend_segment *r = w->segment->request;
-    kakeya_status status = prepare_tile(m, w, r->tokens + (w->rows.first - r->cache->t.length), error);
+    kakeya_status status = prepare_tile(m, w, true, error);
     if (status) return status;
     mlx_failure failure;
     status = mlx_check(mlx_tile_begin(m->device, &w->result, NULL, NULL, &failure), &failure, error);
@@ -395,7 +411,7 @@ static kakeya_status take_ahead(backend_model *m, mlx_work *w, kakeya_error *err
     *w = a->work;
     w->segment = s;
     free(a);
-    embed_tile(m, &w->rows, s->request->tokens, w->embedded, w->ple);
+    embed_tile(m, &w->rows, s->request, w->embedded, w->ple);
     mlx_failure failure;
     kakeya_status status =
         mlx_check(mlx_tile_begin(m->device, &w->result, w->embedded, w->ple, &failure), &failure, error);
@@ -426,8 +442,9 @@ static void prepare_ahead(backend_model *m, const mlx_segment *under_way) {
     mlx_ahead *a = calloc(1, sizeof *a);
     if (!a) return;
     mlx_segment s = *under_way;
-    a->work = (mlx_work){.segment = &s, .rows = layout_tile(r->cache, SEGMENT_DECODE, position, position + 1)};
-    if (prepare_tile(m, &a->work, NULL, NULL)) {
+    const backend_segment both = {.cache = r->cache, .n = 2, .kind = SEGMENT_DECODE};
+    a->work = (mlx_work){.segment = &s, .rows = layout_tile(&both, position)};
+    if (prepare_tile(m, &a->work, false, NULL)) {
         free(a);
         return;
     }
@@ -477,7 +494,8 @@ static kakeya_status finish_tile(mlx_run *f, kakeya_error *error) {
     kakeya_status status =
         mlx_check(mlx_tile_finish(m->device, &m->form, &w->graph, &w->result, &failure), &failure, error);
     if (status) return status;
-    bool apart = mlx_device_ways(m->device)->few[MLX_OP_ATTENTION] == MLX_WAY_OWN && tile->rows <= MLX_MOST_ROWS;
+    bool apart = mlx_device_ways(m->device)->few[MLX_OP_ATTENTION] == MLX_WAY_OWN && tile->rows <= MLX_MOST_ROWS &&
+                 !tile->picture;
     if (!w->graph.guarded && !apart && !rows_are_finite(m, real, &w->result))
         return guard_from_first(f, error); /* whose rows these are is told by another look */
     keep_new_rows(m, tile, real, &w->result);
@@ -529,7 +547,7 @@ static kakeya_status run_head(backend_model *m, const mlx_segment *s, kakeya_err
 /* ------------------------------------------------------------------------------------------------------- driver */
 
 static kakeya_status check_segments(backend_model *m, backend_segment *segments, int n, kakeya_error *error) {
-    kakeya_status status = backend_check_segments(m->config, segments, n, MLX_MAX_ROWS, error);
+    kakeya_status status = backend_check_segments(m->config, segments, n, m->most_rows, error);
     for (int s = 0; s < n && !status; s++) {
         const backend_cache *c = segments[s].cache;
         kv_format format = c->t.options.kv_format, first = segments[0].cache->t.options.kv_format;
@@ -554,6 +572,7 @@ static kakeya_status plan_and_reserve(mlx_run *f, backend_segment *requests, kak
         if (r->cache->t.length + r->n > furthest) furthest = r->cache->t.length + r->n;
         if (!status) status = mlx_excluding(f->model, r->argmax ? r->excluded : NULL, &s->bias, error);
     }
+    if (!status) status = mlx_rows_reserve(f->model, f->rows, error);
     if (!status) status = mlx_rope_reserve(f->model, furthest + MLX_PROMPT_ROWS + MLX_DECODE_ROWS, error);
     if (!status)
         status = mlx_reserve_workspace(f->model, mlx_forward_bytes(f->model, requests, f->n_segments, false), error);
@@ -593,7 +612,7 @@ static kakeya_status compute_tiles(mlx_run *f, kakeya_error *error) {
         mlx_segment *s = first_unfinished(f);
         if (s && f->under_way < MLX_TILES_UNDER_WAY) {
             mlx_work *w = &f->work[f->under_way];
-            *w = (mlx_work){.segment = s, .rows = layout_tile(s->request->cache, s->request->kind, s->next, end_of(s))};
+            *w = (mlx_work){.segment = s, .rows = layout_tile(s->request, s->next)};
             status = f->model->ahead && !s->guarded ? take_ahead(f->model, w, error) : begin_tile(f->model, w, error);
             if (status) break;
             s->next += w->rows.n;

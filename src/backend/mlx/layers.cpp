@@ -3,6 +3,7 @@
 // Only copies, which change no value, know how many rows are stored or lie in earlier tiles of the chain.
 #include "backend/mlx/kernels.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -12,8 +13,9 @@ using namespace kakeya;
 
 // Rows of K or V of one layer: stored ones, the first of which is zero, and those of each tile of the chain.
 struct chain_rows {
-    std::optional<mx::array> stored; // [rows][values], or their bytes for the own kernel
-    std::vector<mx::array> fresh;    // [tile rows][values] each, as they will be stored
+    std::optional<mx::array> stored; // [rows][values], for stock operations
+    std::optional<mx::array> raw;    // their bytes, for the own kernel
+    std::vector<mx::array> fresh;    // [real rows of the tile][values] each, as they will be stored
 };
 
 struct chain_layer {
@@ -23,7 +25,7 @@ struct chain_layer {
 
 struct mlx_chain {
     mlx_chain_source source;
-    bool own; // the own kernel attends
+    bool own; // the own kernel attends, but for pictures
     int tiles;
     std::vector<chain_layer> layer;
 };
@@ -141,22 +143,32 @@ struct tile_graph {
         return mx::where(mx::isfinite(mx::sum(mx::abs(x) * mx::array(0.0f), -1, true)), value, mx::array(NAN));
     }
 
+    // x [rows][values] without those that are padding.
+    mx::array real_rows(const mx::array &x, int values) const {
+        return mx::slice(mx::reshape(x, {rows, values}), mx::Shape{tile->first, 0},
+                         mx::Shape{tile->first + tile->n, values});
+    }
+
     // The stored rows of a layer and the new ones of all tiles of the chain up to this one, each in its slot:
     // [slots][kv_heads][head_dim].
     mx::array placed(int layer, bool is_k, const mx::array &x) const {
         const mlx_layer &l = form->layer[layer];
         int slots = span_of(l).slots, values = l.kv_heads * l.head_dim;
         chain_rows &of = chain->layer[static_cast<size_t>(layer)].rows[is_k];
-        of.fresh.push_back(mx::astype(mx::reshape(x, {rows, values}), of.stored->dtype()));
+        of.fresh.push_back(chain->own ? real_rows(x, values) : mx::astype(real_rows(x, values), of.stored->dtype()));
         std::vector<mx::array> all{*of.stored};
-        all.insert(all.end(), of.fresh.begin(), of.fresh.end());
+        for (auto &of_tile : of.fresh) all.push_back(mx::astype(of_tile, of.stored->dtype()));
         auto each = mx::astype(mx::take(mx::concatenate(all, 0), span_of(l).from, 0), mx::float32);
         return mx::reshape(each, {slots, l.kv_heads, l.head_dim});
     }
 
     mx::array by_head(const mx::array &x) const { return mx::transpose(x, {1, 0, 2}); }
+    // Products would copy them for each group of rows.
+    mx::array heads_together(const mx::array &x) const {
+        return rows > MLX_ATTENTION_ROWS ? mx::contiguous(by_head(x)) : by_head(x);
+    }
 
-    bool own_attention() const { return chain->own; }
+    bool own_attention() const { return chain->own && !tile->picture; }
 
     // What is stored of a layer as the own kernel reads it: as it lies in memory.
     own::attended own_keys(int layer, const mx::array &v, const std::optional<mx::array> &k) const {
@@ -166,12 +178,12 @@ struct tile_graph {
         chain_layer &in_chain = chain->layer[static_cast<size_t>(layer)];
         auto fresh = [&](bool is_k, const mx::array &x) {
             auto &all = in_chain.rows[is_k].fresh;
-            all.push_back(mx::reshape(x, {rows, values}));
-            return all.size() == 1 ? all[0] : mx::concatenate(all, 0);
+            all.push_back(real_rows(x, values));
+            return all.size() == 1 ? mx::contiguous(all[0]) : mx::concatenate(all, 0);
         };
         auto fresh_v = fresh(false, v), fresh_k = k ? fresh(true, *k) : fresh_v;
-        return {*in_chain.rows[k.has_value()].stored,
-                *in_chain.rows[false].stored,
+        return {*in_chain.rows[k.has_value()].raw,
+                *in_chain.rows[false].raw,
                 fresh_k,
                 fresh_v,
                 *span_of(l).own,
@@ -258,7 +270,7 @@ struct tile_graph {
         const mlx_layer &l = form->layer[layer];
         auto values = placed(layer, false, v);
         auto k = fresh ? placed(layer, true, *fresh) : rope(values * l.k_norm->value, rope_of(l), span_of(l).position);
-        keys out{by_head(k), by_head(values), {}, {}, {}, {}, {}, {}, {}};
+        keys out{heads_together(k), heads_together(values), {}, {}, {}, {}, {}, {}, {}};
         if (tile->guarded) guard(out.whole, out.k, out.v);
         return out;
     }
@@ -272,27 +284,44 @@ struct tile_graph {
 
     // q [rows][heads][head_dim] -> [rows][heads * head_dim]
     mx::array attend(const mlx_layer &l, const mx::array &q, const keys &kv) const {
-        const seen &s = span_of(l);
-        int heads = form->heads, group = heads / l.kv_heads, queries = group * rows, all = s.slots + s.restored;
+        int heads = form->heads;
         if (kv.own) {
             auto exact = own::attention_parts(q, *kv.own);
             std::optional<mx::array> restored;
             if (kv.own_restored) restored = own::attention_parts(q, *kv.own_restored);
             return own::merged(exact, restored ? &*restored : nullptr, rows, heads, l.head_dim);
         }
+        if (rows <= MLX_ATTENTION_ROWS) return attend_rows(l, q, kv, 0, rows);
+        // One group of rows behind the other, so that no more scores than theirs are there.
+        std::vector<mx::array> parts;
+        for (int first = 0; first < rows; first += MLX_ATTENTION_ROWS) {
+            int n = std::min(rows - first, static_cast<int>(MLX_ATTENTION_ROWS));
+            auto some = mx::slice(q, mx::Shape{first, 0, 0}, mx::Shape{first + n, heads, l.head_dim});
+            parts.push_back(attend_rows(l, first ? mx::depends({some}, {parts.back()})[0] : some, kv, first, n));
+        }
+        return mx::concatenate(parts, 0);
+    }
+
+    // The same for q [n][heads][head_dim] of rows [first, first + n), by stock operations.
+    mx::array attend_rows(const mlx_layer &l, const mx::array &q, const keys &kv, int first, int n_rows) const {
+        const seen &s = span_of(l);
+        int heads = form->heads, group = heads / l.kv_heads, queries = group * n_rows, all = s.slots + s.restored;
+        auto of_rows = [&](const mx::array &mask) {
+            return mx::slice(mask, mx::Shape{first, 0}, mx::Shape{first + n_rows, mask.shape(1)});
+        };
         auto by = mx::reshape(mx::transpose(q, {1, 0, 2}), {l.kv_heads, queries, l.head_dim});
         std::optional<mx::array> spoilt; // guarded: rows that see a number which is none, [kv_heads][1][rows][1]
         auto scores_of = [&](const mx::array &k, const mx::array &mask, const std::optional<mx::array> &whole, int n) {
-            auto scores = mx::reshape(mx::matmul(by, mx::transpose(k, {0, 2, 1})), {l.kv_heads, group, rows, n});
+            auto scores = mx::reshape(mx::matmul(by, mx::transpose(k, {0, 2, 1})), {l.kv_heads, group, n_rows, n});
             if (whole) {
                 auto sees = mx::any(mx::logical_and(mask, mx::logical_not(*whole)), -1, true);
                 spoilt = spoilt ? mx::logical_or(*spoilt, sees) : sees;
             }
             return mx::where(whole ? mx::logical_and(mask, *whole) : mask, scores, mx::array(minus_infinity));
         };
-        auto scores = scores_of(kv.k, s.mask, kv.whole, s.slots);
+        auto scores = scores_of(kv.k, of_rows(s.mask), kv.whole, s.slots);
         if (s.restored) {
-            auto more = scores_of(*kv.restored_k, *s.restored_mask, kv.restored_whole, s.restored);
+            auto more = scores_of(*kv.restored_k, of_rows(*s.restored_mask), kv.restored_whole, s.restored);
             scores = mx::concatenate({scores, more}, 3);
         }
         auto weights = mx::reshape(mx::softmax(scores, -1, true), {l.kv_heads, queries, all});
@@ -306,10 +335,10 @@ struct tile_graph {
             out = out + mx::matmul(latent, mx::transpose(decoder, {0, 2, 1}));
         }
         if (spoilt) {
-            out = mx::where(*spoilt, mx::array(NAN), mx::reshape(out, {l.kv_heads, group, rows, l.head_dim}));
+            out = mx::where(*spoilt, mx::array(NAN), mx::reshape(out, {l.kv_heads, group, n_rows, l.head_dim}));
         }
-        out = mx::transpose(mx::reshape(out, {heads, rows, l.head_dim}), {1, 0, 2});
-        return mx::reshape(out, {rows, heads * l.head_dim});
+        out = mx::transpose(mx::reshape(out, {heads, n_rows, l.head_dim}), {1, 0, 2});
+        return mx::reshape(out, {n_rows, heads * l.head_dim});
     }
 
     // What the last row sees, as it is stored, and latents.
@@ -407,7 +436,8 @@ struct tile_graph {
     }
 };
 
-// The stored rows of a layer, copied once: for the own kernel bytes as they lie in memory, else numbers.
+// The stored rows of a layer, copied once: for the own kernel bytes as they lie in memory, for stock operations
+// numbers.
 chain_layer stored_rows_of(const mlx_chain &chain, const mlx_layer &l, int index) {
     const mlx_chain_source &from = chain.source;
     const mlx_stored_rows &kept = from.kept[l.full];
@@ -417,9 +447,12 @@ chain_layer stored_rows_of(const mlx_chain &chain, const mlx_layer &l, int index
     out.format = static_cast<int>(kept.stored);
     out.row_bytes = static_cast<int>(kept.row_bytes);
     for (int is_k = 0; is_k < (l.k_eq_v ? 1 : 2); is_k++) {
-        auto fill = [&](void *to) { (chain.own ? from.fill_raw : from.fill)(from.user, index, is_k, to); };
-        out.rows[is_k].stored = chain.own ? filled({kept.rows * out.row_bytes}, mx::uint8, fill)
-                                          : filled({kept.rows, values}, bf16 ? mx::bfloat16 : mx::float32, fill);
+        if (chain.own)
+            out.rows[is_k].raw = filled({kept.rows * out.row_bytes}, mx::uint8,
+                                        [&](void *to) { from.fill_raw(from.user, index, is_k, to); });
+        if (!chain.own || from.pictures)
+            out.rows[is_k].stored = filled({kept.rows, values}, bf16 ? mx::bfloat16 : mx::float32,
+                                           [&](void *to) { from.fill(from.user, index, is_k, to); });
     }
     return out;
 }

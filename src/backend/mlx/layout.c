@@ -4,9 +4,29 @@ static int least(int a, int b) { return a < b ? a : b; }
 static int most(int a, int b) { return a > b ? a : b; }
 static int rounded_up(int n, int step) { return (n + step - 1) / step * step; }
 
-tile_rows layout_tile(const backend_cache *c, segment_kind kind, int at, int end) {
-    tile_rows tile = {.cache = c, .kind = kind, .first = at};
-    tile.rows = kind == SEGMENT_PROMPT ? c->model->prompt_rows : c->model->decode_rows;
+/* The first picture whose rows see each other and that ends behind row `row`; NULL: there is none. */
+static const backend_given *next_picture(const backend_segment *r, int row) {
+    for (int i = 0; i < r->n_given; i++) {
+        const backend_given *g = &r->given[i];
+        if (g->both_ways && row < g->first + g->n) return g;
+    }
+    return NULL;
+}
+
+tile_rows layout_tile(const backend_segment *r, int at) {
+    const backend_cache *c = r->cache;
+    const int length = c->t.length;
+    const backend_given *picture = next_picture(r, at - length);
+    int end = length + r->n;
+    tile_rows tile = {.cache = c, .kind = r->kind, .first = at};
+    if (picture && length + picture->first <= at) {
+        tile.picture = true;
+        tile.origin = at;
+        tile.rows = tile.n = length + picture->first + picture->n - at;
+        return tile;
+    }
+    if (picture) end = length + picture->first;
+    tile.rows = r->kind == SEGMENT_PROMPT ? c->model->prompt_rows : c->model->decode_rows;
     if (!tile.rows) { /* as they come, but no tile crosses a border where the number of slots changes */
         tile.origin = at;
         tile.rows = tile.n = least(least(end - at, MLX_MOST_ROWS), rounded_up(at + 1, MLX_KEY_STEP) - at);
@@ -111,18 +131,19 @@ static stored_plan plan_stored(const timeline *t, int layer, segment_kind kind, 
     return plan;
 }
 
-chain_plan layout_chain(const backend_cache *c, segment_kind kind, int n) {
-    int length = c->t.length;
-    tile_rows first = layout_tile(c, kind, length, length + n);
-    bool fixed = kind == SEGMENT_PROMPT ? c->model->prompt_rows : c->model->decode_rows;
-    bool single = kind == SEGMENT_DECODE && n == 1;
-    chain_plan plan = {.length = length,
-                       .origin = first.origin,
-                       .tile_rows = fixed || single ? first.rows : MLX_MOST_ROWS,
+chain_plan layout_chain(const backend_segment *r) {
+    const backend_cache *c = r->cache;
+    int fixed = r->kind == SEGMENT_PROMPT ? c->model->prompt_rows : c->model->decode_rows;
+    bool single = r->kind == SEGMENT_DECODE && r->n == 1;
+    chain_plan plan = {.length = c->t.length,
+                       .tile_rows = fixed    ? fixed
+                                    : single ? 1
+                                             : MLX_MOST_ROWS,
+                       .pictures = next_picture(r, 0),
                        .single = single};
     for (int type = 0; type < 2; type++) {
         int layer = layer_of_type(c->model, type);
-        if (layer >= 0) plan.stored[type] = plan_stored(&c->t, layer, kind, n);
+        if (layer >= 0) plan.stored[type] = plan_stored(&c->t, layer, r->kind, r->n);
     }
     return plan;
 }
@@ -168,18 +189,12 @@ static size_t span_values(const mlx_span *s, int rows) {
     return 2 * (size_t)s->slots + 6 * (size_t)rows + (size_t)s->restored * (1 + codes);
 }
 
-/* The row of a position among the rows of all tiles of a chain. */
-static int fresh_row_of(const chain_plan *plan, int position) {
-    if (!plan->single) return position - plan->origin;
-    return (position - plan->length) * plan->tile_rows + position % plan->tile_rows;
-}
-
 static void put(span_arrays *a, const slot_plan *plan, const stored_plan *stored, const chain_plan *chain,
                 position_range range) {
     for (int p = range.begin; p < range.end; p++) {
         int slot = slot_of(plan, p);
         a->position[slot] = p;
-        a->from[slot] = p < chain->length ? stored_row_of(stored, p) : stored->rows + fresh_row_of(chain, p);
+        a->from[slot] = p < chain->length ? stored_row_of(stored, p) : stored->rows + p - chain->length;
     }
 }
 
@@ -197,9 +212,11 @@ static void put_evicted(span_arrays *a, const mlx_span *s, const tile_rows *tile
 
 /* Bounds of every row; padding sees what the nearest row sees. */
 static void bound_rows(span_arrays *a, const tile_rows *tile, int layer) {
+    const bool sliding = tile->cache->model->config->layer[layer].type == GEMMA4_SLIDING;
     for (int r = 0; r < tile->rows; r++) {
         int position = most(tile->first, least(tile->origin + r, tile->first + tile->n - 1));
         timeline_view v = timeline_sees(&tile->cache->t, layer, tile->kind, position);
+        if (tile->picture && sliding) v.exact.end = tile->first + tile->n;
         const int bounds[6] = {v.sink.begin, v.sink.end, v.exact.begin, v.exact.end, v.evicted.begin, v.evicted.end};
         for (int i = 0; i < 6; i++) a->bound[i][r] = bounds[i];
     }

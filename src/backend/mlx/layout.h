@@ -11,6 +11,9 @@
  *   full, bounded   | the same                          | the sink, then position mod ring(w)
  *   latents         | as the layer's exact keys         | sliding: position mod ring(W); full: ascending from 0
  *
+ * A picture whose rows see each other is a tile of its own, which begins where the picture does: it is never cut, so
+ * its rows always lie together.
+ *
  * Where a slot's row comes from is another matter, and only copies know of it: from rows that are stored, or from those
  * of the segment's tiles up to this one. */
 #ifndef KAKEYA_BACKEND_MLX_LAYOUT_H
@@ -25,10 +28,11 @@ typedef struct tile_rows {
     int rows;     /* of the tile */
     int origin;   /* position of its row 0 */
     int first, n; /* positions that are computed; the tile's other rows are padding */
+    bool picture; /* whose rows see each other in sliding layers */
 } tile_rows;
 
-/* The tile that position `at` of a segment ending at `end` is computed in: as many of its rows as belong together. */
-tile_rows layout_tile(const backend_cache *c, segment_kind kind, int at, int end);
+/* The tile that position `at` of a segment is computed in: as many of its rows as belong together. */
+tile_rows layout_tile(const backend_segment *r, int at);
 
 /* Stored rows of layers of one type that a segment's rows see: a row of zeros, then these positions, ascending. */
 typedef struct stored_plan {
@@ -40,9 +44,9 @@ typedef struct stored_plan {
 typedef struct chain_plan {
     stored_plan stored[2]; /* sliding, full */
     int length;            /* positions that were stored when it began */
-    int origin;            /* position of row 0 of the first tile; the tiles' rows follow each other without gaps */
-    int tile_rows;         /* of a tile, at most */
-    bool single;           /* tiles are of one row and the next forward's may follow: each with its padding */
+    int tile_rows;         /* of a tile, at most, but for those of pictures */
+    bool pictures;         /* there are such tiles */
+    bool single;           /* tiles are of one row and the next forward's may follow */
 } chain_plan;
 
 /* Slots of a tile by type of layer: exact, and of latents. */
@@ -51,7 +55,7 @@ typedef struct tile_sizes {
 } tile_sizes;
 tile_sizes layout_sizes(const backend_model *m, const tile_rows *tile);
 
-chain_plan layout_chain(const backend_cache *c, segment_kind kind, int n);
+chain_plan layout_chain(const backend_segment *r);
 /* How the rows of layers of one type are kept. */
 mlx_stored_rows layout_stored(const backend_model *m, const backend_cache *c, const chain_plan *plan, int type);
 /* Bytes of a stored row as the numbers that stock operations take. */

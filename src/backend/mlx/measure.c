@@ -100,6 +100,7 @@ const backend_measure_ops *mlx_measure(void);
 const backend_measure_ops *mlx_measure(void) {
     static const backend_measure_ops ops = {.makes_weights = true,
                                             .free_bytes = mlx_free_bytes,
+                                            .image_bytes = mlx_image_bytes,
                                             .probe = mlx_probe,
                                             .device = device,
                                             .checks = checks,

@@ -3,6 +3,7 @@
  *   model.c     creation, and the table of verbs          weights.c   arrays on the device, RoPE tables
  *   layout.c    which position lies in which slot         forward.c   segments in tiles of rows
  *   follow.c    drafter context and latents of rows       draft.c     drafting blocks
+ *   tower.c     rows of pictures
  *   measure.c   benchmarks                                train.c     what training looks at
  *   account.c   failures and workspace of graphs          workspace.c how large it will be
  *   check.c     which way each operation is computed
@@ -27,6 +28,7 @@ enum {
     MLX_FOLLOW_ROWS = 16,    /* of context and latents */
     MLX_AHEAD_STEPS = 16,    /* steps of one row whose tiles may follow each other in one chain */
     MLX_MAX_ROWS = 512,      /* of one forward */
+    MLX_MAX_PICTURE = 1152,  /* the same with pictures: at most 1,120 rows, and never cut */
     MLX_TILES_UNDER_WAY = 2, /* tiles of a forward that are computed, or wait for the one before */
     MLX_KEY_STEP = 1024,     /* by which the slots of layers that see everything grow */
     MLX_ROPE_GROWTH = 1024   /* positions by which RoPE tables grow */
@@ -40,9 +42,9 @@ typedef struct rope_source {
     mlx_array *cosine, *sine;
 } rope_source;
 
-/* Bytes of the rows of one layer in model.chunk. */
+/* The rows of one layer in model.chunk. */
 typedef struct chunk_layer {
-    size_t k, v; /* where the rows begin */
+    size_t k, v; /* bytes before them for every row that there is room for */
 } chunk_layer;
 
 /* Somebody who is shown the inner values of n rows of a tile, which are rows from in_forward on of a forward. */
@@ -50,6 +52,7 @@ typedef void mlx_watcher(const backend_model *m, size_t in_tile, size_t in_forwa
                          const mlx_tile_result *result);
 typedef struct mlx_watch mlx_watch;
 typedef struct mlx_ahead mlx_ahead;
+typedef struct mlx_vision mlx_vision;
 
 struct backend_model {
     backend_model_options options;
@@ -79,15 +82,18 @@ struct backend_model {
      * come, which is what own kernels allow (check.c). */
     int decode_rows, prompt_rows, head_rows, follow_rows;
 
+    mlx_vision *vision; /* what reads pictures; NULL: there was none yet */
+
     mlx_ahead *ahead; /* the graph of the next step, should it be one row; NULL: there is none */
     long steps_ahead; /* steps whose graph had been made before they were asked for */
 
     size_t workspace_bytes;              /* that graphs need, counted in the account before they are made */
     size_t foreseen_bytes, needed_bytes; /* the most that graphs were said to need, and that they were seen to need */
     chunk_layer chunk_at[GEMMA4_MAX_LAYERS];
-    unsigned char *chunk; /* new K/V rows of a forward, as they will be stored: [rows] for K and V of each layer */
-    float *hidden;        /* [MLX_MAX_ROWS][hidden] behind the final norm */
-    float *aux;           /* [MLX_MAX_ROWS][taps * hidden] of prompt rows; NULL: nobody wants any */
+    int max_rows, most_rows; /* that there is room for, and to which it can grow */
+    unsigned char *chunk; /* new K/V rows of a forward, as they will be stored: [max_rows] for K and V of each layer */
+    float *hidden;        /* [max_rows][hidden] behind the final norm */
+    float *aux;           /* [max_rows][taps * hidden] of prompt rows; NULL: nobody wants any */
     int max_taps;
     mlx_watcher *watcher;   /* of the forward in work; NULL: nobody looks */
     const mlx_watch *watch; /* the watcher's own (train.c) */
@@ -107,6 +113,11 @@ void mlx_embed(const backend_model *m, int32_t token, float scale, float *to);
 /* A row of the table of per-layer embeddings, of all layers. */
 void mlx_ple_row(const backend_model *m, int32_t token, float *to);
 
+/* What reads pictures, by slot (backend/program/tower.h), and the table of RoPE of half a head. On failure nothing is
+ * there. */
+kakeya_status mlx_tower_load(backend_model *m, const struct gemma4_vision *vision, mlx_tower_weight *slots,
+                             mlx_rope *rope, kakeya_error *error);
+
 /* --- check.c */
 /* How each operation is computed from now on: the fastest way in which a row keeps its bits beside any others. */
 kakeya_status mlx_choose_ways(backend_model *m, kakeya_error *error);
@@ -124,6 +135,8 @@ kakeya_status mlx_count_workspace(backend_model *m, kakeya_error *error);
 /* Bytes that the graphs of a forward, or of a draft, need at most. guarded: some number is not finite. */
 size_t mlx_forward_bytes(const backend_model *m, const backend_segment *segments, int n, bool guarded);
 size_t mlx_draft_bytes(const backend_model *m, const backend_draft_request *requests, int n);
+/* Room for a forward of so many rows. What there was stays where there is no memory for more. */
+kakeya_status mlx_rows_reserve(backend_model *m, int rows, kakeya_error *error);
 
 /* --- forward.c */
 kakeya_status mlx_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error);
@@ -144,6 +157,16 @@ kakeya_status mlx_flush(backend_cache *c, position_range rows, kakeya_error *err
 void mlx_latent_load(const backend_cache *c, int position, bool is_k, float *out);
 /* Values as they are kept: float32, or rounded to bf16. */
 void mlx_store_values(kv_format format, const float *x, size_t n, void *to);
+
+/* --- tower.c: backend_ops' verbs of the same names, and backend_measure_ops.image_bytes */
+kakeya_status mlx_load_vision(backend_model *m, const struct gemma4_vision *vision, kakeya_error *error);
+void mlx_vision_destroy(backend_model *m);
+kakeya_status mlx_embed_image(backend_model *m, const backend_image *image, float *rows, kakeya_error *error);
+kakeya_status mlx_image_begin(backend_model *m, const backend_image *image, float *rows, backend_reading **out,
+                              kakeya_error *error);
+kakeya_status mlx_image_step(backend_reading *reading, double seconds, bool *made, kakeya_error *error);
+void mlx_image_end(backend_reading *reading);
+size_t mlx_image_bytes(const struct gemma4_vision *vision, weight_format format, int patches, int side, int threads);
 
 /* --- draft.c */
 kakeya_status mlx_draft(backend_model *m, backend_draft_request *requests, int n, kakeya_error *error);

@@ -17,6 +17,7 @@ extern "C" {
 
 enum { MLX_DEVICE_OK = 0, MLX_DEVICE_OUT_OF_MEMORY, MLX_DEVICE_FAILED };
 enum { MLX_MAX_LAYERS = 128, MLX_MAX_DRAFT_LAYERS = 16 };
+enum { MLX_ATTENTION_ROWS = 64 }; /* of which stock operations compute scores together */
 
 typedef struct mlx_failure {
     char text[256];
@@ -203,7 +204,8 @@ typedef struct mlx_stored_rows {
  * before, which stay on the device. */
 typedef struct mlx_chain mlx_chain;
 typedef struct mlx_chain_source {
-    int tile_rows;           /* of a tile, at most */
+    int tile_rows;           /* of a tile, at most, but for those of pictures */
+    bool pictures;           /* there are such tiles */
     mlx_stored_rows kept[2]; /* sliding, full */
     /* Stored K or V of a layer into `to` [rows][kv_heads * head_dim], and the same as it lies in memory,
      * [rows][row_bytes].
@@ -215,8 +217,8 @@ typedef struct mlx_chain_source {
 
 typedef struct mlx_tile {
     int rows;
-    int first, n; /* rows that are computed for somebody; the others are padding, and pass by the experts */
-    bool prompt;
+    int first, n;            /* rows that are computed for somebody; the others are padding, and pass by the experts */
+    bool picture;            /* stock operations attend, whatever other tiles of the chain do */
     const float *embedded;   /* [rows][hidden], scaled; NULL: mlx_tile_begin is told */
     const float *ple;        /* [rows][layers * ple_width], rows of the table, scaled; or NULL */
     const int32_t *position; /* [rows] */
@@ -331,6 +333,41 @@ typedef struct mlx_block {
  * added to its logits. */
 int mlx_block_run(mlx_device *device, const mlx_form *form, const mlx_drafter *drafter, const mlx_block *block,
                   const mlx_array *bias, int32_t *drafts, mlx_failure *failure);
+
+/* ----------------------------------------------------------------------------------------------------- pictures */
+
+enum {
+    MLX_PICTURE_ROWS = 1024,             /* of products that are computed together */
+    MLX_PICTURE_SCORES = 4 * 1024 * 1024 /* numbers that attention may store, where it is not fused */
+};
+
+/* A matrix, a vector or the table of places, and the bounds of a clipped product. */
+typedef struct mlx_tower_weight {
+    const mlx_array *value; /* NULL: there is none */
+    float input_min, input_max, output_min, output_max;
+} mlx_tower_weight;
+
+/* What makes rows of pictures: a list of operations (backend/program/tower.h). */
+typedef struct mlx_tower {
+    const struct program_op *op;
+    int ops;
+    const mlx_tower_weight *weight; /* by slot */
+    int positions;                  /* of the table of places, in each direction */
+    bool places_alternate; /* the table has the rows of column and line 0, then of 1, ...; else those of all columns,
+                              then of all lines */
+    float eps;
+    mlx_rope rope; /* of half a head */
+} mlx_tower;
+
+/* A picture under way: it holds memory of the device until it is freed, which may be at any time. The tower outlives
+ * it. */
+typedef struct mlx_picture mlx_picture;
+/* patches [down * across][patch_values], copied. */
+int mlx_picture_begin(mlx_device *device, const mlx_tower *tower, int across, int down, int patch_values,
+                      const float *patches, mlx_picture **out, mlx_failure *failure);
+/* The next piece. made: that was the last one, and the rows are written. */
+int mlx_picture_step(mlx_picture *picture, float *rows, bool *made, mlx_failure *failure);
+void mlx_picture_free(mlx_picture *picture); /* NULL is fine */
 
 /* ----------------------------------------------------------------------------------------------------- training */
 

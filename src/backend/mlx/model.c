@@ -10,6 +10,7 @@
 static void mlx_model_destroy(backend_model *m) {
     if (!m) return;
     mlx_ahead_drop(m);
+    mlx_vision_destroy(m);
     mlx_weights_destroy(m);
     mem_account_remove(m->account, MEM_WORKSPACE, m->workspace_bytes);
     mem_free(m->chunk);
@@ -34,33 +35,6 @@ static kakeya_status check_options(const backend_model_options *o, kakeya_error 
     return KAKEYA_OK;
 }
 
-/* Layers whose outputs any cache may want: the drafter's and f_theta's. */
-static int max_taps(const backend_model_options *o) {
-    int taps = o->drafter ? o->drafter->config.targets : 0;
-    if (o->f_theta && o->f_theta->config.input == F_THETA_AUX_HIDDEN) taps += o->f_theta->config.aux_layers;
-    return taps;
-}
-
-static kakeya_status create_workspace(backend_model *m, kakeya_error *error) {
-    const gemma4_config *c = m->config;
-    size_t chunk = 0, hidden = MLX_MAX_ROWS * (size_t)c->hidden * sizeof(float);
-    for (int i = 0; i < c->layers; i++) {
-        const gemma4_layer_config *lc = &c->layer[i];
-        size_t rows = MLX_MAX_ROWS * (size_t)(lc->kv_heads * lc->head_dim) * sizeof(float);
-        if (lc->kv_source != i) continue;
-        m->chunk_at[i].v = chunk;
-        m->chunk_at[i].k = chunk + rows;
-        chunk += lc->k_eq_v ? rows : 2 * rows;
-    }
-    m->max_taps = max_taps(&m->options);
-    size_t aux = hidden * (size_t)m->max_taps;
-    m->chunk = mem_alloc(m->account, MEM_WORKSPACE, chunk);
-    m->hidden = mem_alloc(m->account, MEM_WORKSPACE, hidden);
-    if (aux) m->aux = mem_alloc(m->account, MEM_WORKSPACE, aux);
-    if (m->chunk && m->hidden && (m->aux || !aux)) return KAKEYA_OK;
-    return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the workspace needs %zu bytes", chunk + hidden + aux);
-}
-
 static void describe(backend_model *m) {
     int n = snprintf(m->description, sizeof m->description, "mlx/%s, libmlx %s, ",
                      mlx_device_is_gpu(m->device) ? "gpu" : "cpu", mlx_version_loaded());
@@ -80,6 +54,7 @@ static kakeya_status mlx_model_create(const backend_model_options *options, back
     m->config = &options->verifier->config;
     m->weights = &options->verifier->weights;
     m->account = options->account;
+    m->most_rows = options->verifier->vision ? MLX_MAX_PICTURE : MLX_MAX_ROWS;
     bool bf16 = options->precision == KAKEYA_PRECISION_BF16;
     /* sqrt(hidden), rounded to the weight type as the reference does when it computes in bf16 */
     m->embed_scale = sqrtf((float)m->config->hidden);
@@ -88,7 +63,7 @@ static kakeya_status mlx_model_create(const backend_model_options *options, back
     status = mlx_check(mlx_device_open(bf16, &m->device, &failure), &failure, error);
     if (!status) status = mlx_weights_create(m, error);
     if (!status) status = mlx_choose_ways(m, error);
-    if (!status) status = create_workspace(m, error);
+    if (!status) status = mlx_rows_reserve(m, MLX_MAX_ROWS, error);
     if (status) {
         mlx_model_destroy(m);
         return status;
@@ -105,7 +80,8 @@ static int mlx_prompt_chunk(const backend_model *m) {
     return MLX_MAX_ROWS;
 }
 
-/* What this backend does not do yet is refused here, in one line. */
+static int mlx_most_rows(const backend_model *m) { return m->most_rows; }
+
 static timeline_models models_of(const backend_model *m) {
     return (timeline_models){
         .verifier = m->config,
@@ -114,6 +90,7 @@ static timeline_models models_of(const backend_model *m) {
     };
 }
 
+/* What this backend does not do is refused here, in one line. */
 static kakeya_status mlx_cache_check(const backend_model *m, const backend_cache_options *options,
                                      kakeya_error *error) {
     const f_theta_model *f = m->options.f_theta;
@@ -171,6 +148,7 @@ const backend_ops *mlx_backend(void) {
         .model_description = mlx_description,
         .model_note = mlx_note,
         .model_prompt_chunk = mlx_prompt_chunk,
+        .model_most_rows = mlx_most_rows,
         .cache_check = mlx_cache_check,
         .cache_create = mlx_cache_create,
         .cache_destroy = mlx_cache_destroy,
@@ -186,6 +164,11 @@ const backend_ops *mlx_backend(void) {
         .cache_snapshot = host_cache_snapshot,
         .cache_restore = mlx_cache_restore,
         .draft = mlx_draft,
+        .load_vision = mlx_load_vision,
+        .embed_image = mlx_embed_image,
+        .image_begin = mlx_image_begin,
+        .image_step = mlx_image_step,
+        .image_end = mlx_image_end,
     };
     return &ops;
 }

@@ -6,6 +6,7 @@
 
 #include "backend/groups.h"
 #include "backend/mlx/mlx.h"
+#include "backend/program/tower.h"
 #include "backend/weight_values.h"
 #include "model/synthetic_rows.h"
 
@@ -429,6 +430,35 @@ kakeya_status mlx_weights_create(backend_model *m, kakeya_error *error) {
     return l.status;
 }
 
+/* ------------------------------------------------------------------------------------------------------- pictures */
+
+typedef struct tower_loading {
+    loading l;
+    const gemma4_vision *vision;
+    mlx_tower_weight *weight;
+} tower_loading;
+
+/* Rows of the table of places are looked up: they lie there as numbers. */
+static const mlx_array *places(loading *l, const weight *w) {
+    const matrix_rows rows = {w, 0};
+    if (w->format == WEIGHT_BF16) return create_bf16(l, &rows, 1);
+    return create(l, 1, w->out, w->in, load_matrix_row, &rows);
+}
+
+static kakeya_status load_tower_slot(void *context, const vision_slot *slot, kakeya_error *error) {
+    (void)error; /* which `loading` has, too */
+    tower_loading *t = context;
+    const vision_weights *of = &t->vision->weights[slot->layer + 1];
+    const vision_bounds *b = &of->bounds[slot->role];
+    const weight *w = &of->matrix[slot->role];
+    const mlx_array *array = !slot->matrix                 ? vector(&t->l, of->vector[slot->role], (int)slot->rows)
+                             : slot->role == VISION_PLACES ? places(&t->l, w)
+                                                           : matrix(&t->l, w);
+    t->weight[tower_slot(slot->layer, slot->role)] =
+        (mlx_tower_weight){array, b->input_min, b->input_max, b->output_min, b->output_max};
+    return t->l.status;
+}
+
 static bool no_progress(void *user, const char *what, uint64_t done, uint64_t total) {
     (void)user, (void)what, (void)done, (void)total;
     return true;
@@ -453,6 +483,28 @@ kakeya_status mlx_excluding(backend_model *m, const int32_t *token, const mlx_ar
     }
     *out = m->excluding;
     return KAKEYA_OK;
+}
+
+kakeya_status mlx_tower_load(backend_model *m, const gemma4_vision *v, mlx_tower_weight *slots, mlx_rope *rope,
+                             kakeya_error *error) {
+    tower_loading t = {.l = {.m = m, .error = error}, .vision = v, .weight = slots};
+    const kakeya_progress_fn progress = m->options.progress;
+    const rope_source half = {.theta = v->rope_theta, .factor = 1, .head_dim = v->head_dim / 2};
+    const size_t bytes = m->weight_bytes;
+    const int arrays = m->n_arrays;
+    m->options.progress = no_progress;
+    (void)gemma4_vision_walk(v, load_tower_slot, &t, error);
+    rope->pairs = v->tower ? v->head_dim / 4 : 0;
+    for (int sine = 0; sine < 2 && rope->pairs; sine++) {
+        const rope_rows rows = {&half, rope->pairs, sine};
+        *(sine ? &rope->sine : &rope->cosine) = create(&t.l, 1, v->positions, rope->pairs, load_rope_row, &rows);
+    }
+    m->options.progress = progress;
+    if (!t.l.status) return KAKEYA_OK;
+    while (m->n_arrays > arrays) mlx_array_free(m->arrays[--m->n_arrays]);
+    mem_account_remove(m->account, MEM_WEIGHTS, m->weight_bytes - bytes);
+    m->weight_bytes = bytes;
+    return t.l.status;
 }
 
 void mlx_weights_destroy(backend_model *m) {

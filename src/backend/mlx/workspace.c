@@ -31,8 +31,12 @@ typedef struct tile_need {
     const chain_plan *plan;
     tile_sizes sizes;
     size_t new_rows; /* of all tiles of the chain up to this one */
-    bool guarded;
+    bool guarded, picture;
 } tile_need;
+
+static bool own_attention(const tile_need *n) {
+    return !n->picture && own_way(n->m, MLX_OP_ATTENTION, (size_t)n->plan->tile_rows);
+}
 
 /* Keys or values of one layer from where they lie to where they are multiplied. */
 static size_t gathered(const tile_need *n, int layer, bool derived) {
@@ -40,7 +44,7 @@ static size_t gathered(const tile_need *n, int layer, bool derived) {
     int type = (int)n->m->config->layer[layer].type;
     size_t values = (size_t)l->values, slots = (size_t)n->sizes.slots[type],
            all = (size_t)n->plan->stored[type].rows + n->new_rows;
-    if (own_way(n->m, MLX_OP_ATTENTION, (size_t)n->sizes.rows)) return 2 * n->new_rows * values * FLOAT;
+    if (own_attention(n)) return 2 * n->new_rows * values * FLOAT;
     size_t wide = slots * values * FLOAT;
     return all * values * FLOAT + 3 * wide + (derived ? 4 * wide : 0) + (n->guarded ? 3 * wide : 0);
 }
@@ -55,11 +59,12 @@ static size_t attention(const tile_need *n, int index) {
     const latent_row *latent = &n->cache->t.latent;
     size_t ranks = restored ? (size_t)(latent->rank_k + latent->rank_v) : 0;
     size_t bytes = gathered(n, lc->kv_source, false) + gathered(n, lc->kv_source, lc->k_eq_v);
-    if (own_way(n->m, MLX_OP_ATTENTION, rows)) {
+    if (own_attention(n)) {
         size_t parts = (slots + restored) / 256 + 2;
         return bytes + queries * (4 * dim + parts * (dim + 2)) * FLOAT + restored * values * 8 * FLOAT;
     }
-    bytes += queries * (6 * dim + (n->guarded ? 7 : 5) * (slots + restored)) * FLOAT;
+    size_t together = rows > MLX_ATTENTION_ROWS ? 2 * MLX_ATTENTION_ROWS : rows; /* one group, and the next one begun */
+    bytes += queries * 6 * dim * FLOAT + together * heads * (n->guarded ? 7 : 5) * (slots + restored) * FLOAT;
     return bytes + restored * (values * 6 + ranks * (size_t)(2 * lc->kv_heads)) * FLOAT;
 }
 
@@ -132,7 +137,7 @@ static size_t chain_bytes(const backend_model *m, const backend_cache *c, const 
         const timeline_layer *l = &c->t.layer[i];
         if (l->kind == STORE_NONE) continue;
         bool raw = own_way(m, MLX_OP_ATTENTION, (size_t)plan->tile_rows);
-        size_t row = raw ? l->row_bytes : layout_number_bytes(l);
+        size_t row = (raw ? l->row_bytes : 0) + (!raw || plan->pictures ? layout_number_bytes(l) : 0);
         bytes += (size_t)plan->stored[m->config->layer[i].type].rows * row * (l->has_keys ? 2 : 1);
     }
     return bytes;
@@ -146,15 +151,17 @@ typedef struct segment_need {
 
 static segment_need need_of(const backend_model *m, const backend_segment *r, bool guarded) {
     const timeline *t = &r->cache->t;
-    chain_plan plan = layout_chain(r->cache, r->kind, r->n);
+    chain_plan plan = layout_chain(r);
     segment_need need = {.shared = chain_bytes(m, r->cache, &plan)};
-    int most_tiles = plan.single ? MLX_AHEAD_STEPS : 0; /* that its chain may come to have */
+    size_t made = 0; /* rows of its tiles, with those that do not stay */
     for (int at = t->length, end = at + r->n; at < end; need.tiles++) {
-        tile_rows tile = layout_tile(r->cache, r->kind, at, end);
+        tile_rows tile = layout_tile(r, at);
         at += tile.n;
-        if (at < end && need.tiles) continue; /* the first one may be longer than the last, which attends most */
-        int new_rows = plan.single ? most_tiles * plan.tile_rows : tile.origin + tile.rows - plan.origin;
-        tile_need n = {m, r->cache, &plan, layout_sizes(m, &tile), (size_t)new_rows, guarded};
+        made += (size_t)tile.rows;
+        /* the first one may be longer than the last, which attends most */
+        if (at < end && need.tiles && !tile.picture) continue;
+        size_t new_rows = plan.single ? MLX_AHEAD_STEPS : (size_t)(tile.first + tile.n - t->length);
+        tile_need n = {m, r->cache, &plan, layout_sizes(m, &tile), new_rows, guarded, tile.picture};
         need.ends = larger(need.ends, tile_ends(&n, r));
         need.work = larger(need.work, tile_work(&n, r));
     }
@@ -163,9 +170,9 @@ static segment_need need_of(const backend_model *m, const backend_segment *r, bo
         const timeline_layer *l = &t->layer[i];
         if (l->kind != STORE_NONE) values += (size_t)l->values * (l->has_keys ? 2 : 1);
     }
-    if (need.tiles > most_tiles) most_tiles = need.tiles;
     need.tiles += plan.single; /* the next step's graph */
-    need.shared += (size_t)most_tiles * (size_t)plan.tile_rows * values * FLOAT;
+    if (plan.single) made = MLX_AHEAD_STEPS * (size_t)plan.tile_rows;
+    need.shared += made * values * FLOAT;
     return need;
 }
 
@@ -237,4 +244,47 @@ size_t mlx_draft_bytes(const backend_model *m, const backend_draft_request *requ
         most = larger(most, bytes + larger(layer_most, head_need(m, rows)));
     }
     return SMALL_ARRAYS + larger(wide + most, follow_bytes(m));
+}
+
+/* ------------------------------------------------------------------------------------------------ rows of a forward */
+
+/* Layers whose outputs any cache may want: the drafter's and f_theta's. */
+static int max_taps(const backend_model_options *o) {
+    int taps = o->drafter ? o->drafter->config.targets : 0;
+    if (o->f_theta && o->f_theta->config.input == F_THETA_AUX_HIDDEN) taps += o->f_theta->config.aux_layers;
+    return taps;
+}
+
+kakeya_status mlx_rows_reserve(backend_model *m, int rows, kakeya_error *error) {
+    enum { STEP = 128 };
+    const gemma4_config *c = m->config;
+    if (rows <= m->max_rows) return KAKEYA_OK;
+    rows = (rows + STEP - 1) / STEP * STEP;
+    if (rows > m->most_rows) rows = m->most_rows;
+    size_t n = (size_t)rows, chunk = 0, hidden = (size_t)c->hidden * sizeof(float);
+    for (int i = 0; i < c->layers; i++) {
+        const gemma4_layer_config *lc = &c->layer[i];
+        size_t row = (size_t)(lc->kv_heads * lc->head_dim) * sizeof(float);
+        if (lc->kv_source != i) continue;
+        m->chunk_at[i].v = chunk;
+        m->chunk_at[i].k = chunk + row;
+        chunk += lc->k_eq_v ? row : 2 * row;
+    }
+    m->max_taps = max_taps(&m->options);
+    const size_t sizes[] = {n * chunk, n * hidden, n * hidden * (size_t)m->max_taps};
+    void *made[3] = {NULL}, *const old[] = {m->chunk, m->hidden, m->aux};
+    bool lacks = false;
+    for (int i = 0; i < 3; i++) {
+        if (sizes[i]) made[i] = mem_alloc(m->account, MEM_WORKSPACE, sizes[i]);
+        lacks = lacks || (sizes[i] && !made[i]);
+    }
+    for (int i = 0; i < 3; i++) mem_free(lacks ? made[i] : old[i]);
+    if (lacks)
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the workspace needs %zu bytes",
+                         sizes[0] + sizes[1] + sizes[2]);
+    m->chunk = made[0];
+    m->hidden = made[1];
+    m->aux = made[2];
+    m->max_rows = rows;
+    return KAKEYA_OK;
 }
