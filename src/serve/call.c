@@ -10,6 +10,7 @@
 #include "base/platform.h"
 #include "serve/call_media.h"
 #include "serve/lifecycle.h"
+#include "serve/multipart.h"
 
 void random_id(char out[RANDOM_ID_BYTES]) {
     static const char digits[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
@@ -331,7 +332,10 @@ static bool admit(call *c, int method, int allowed, api_error *error) {
         text_free(&list);
         return api_fail(error, 405, "method_not_allowed", NULL, "%s does not take %s", found->path, head->method);
     }
-    if (method == CALL_POST && !is_json(http_head_find(head, "content-type")))
+    const char *type = http_head_find(head, "content-type");
+    if (method == CALL_POST && (found->flags & ROUTE_FORM) && !multipart_is_form(type))
+        return api_fail(error, 415, "unsupported_media_type", NULL, "the content type must be multipart/form-data");
+    if (method == CALL_POST && !(found->flags & ROUTE_FORM) && !is_json(type))
         return api_fail(error, 415, "unsupported_media_type", NULL, "the content type must be application/json");
     return true;
 }

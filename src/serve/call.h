@@ -21,6 +21,7 @@ enum {
     ROUTE_WORKER = 4, /* handled on a thread of the pool, not on the network thread */
     ROUTE_PREFIX = 8, /* the path goes on behind the route's: call_rest */
     ROUTE_MODEL = 16, /* with ROUTE_WORKER: the call has the model until it ends, and its worker until it returns */
+    ROUTE_FORM = 32,  /* its body is a form of multipart/form-data, not JSON */
 };
 
 typedef struct route {

@@ -10,6 +10,7 @@ const route serve_routes[] = {
     {"/readyz", CALL_GET, PUBLIC, health_call},
     {"/v1/chat/completions", CALL_POST, WORK, chat_completions_call},
     {"/v1/completions", CALL_POST, WORK, completions_call},
+    {"/v1/audio/transcriptions", CALL_POST, WORK | ROUTE_FORM, transcriptions_call},
     {"/v1/models", CALL_GET, 0, models_call},
     {"/v1/models/", CALL_GET, ROUTE_PREFIX, model_call},
     {"/tokenize", CALL_POST, WORK, tokenize_call},

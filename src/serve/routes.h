@@ -15,7 +15,8 @@ void favicon_call(call *c);
 void chat_completions_call(call *c); /* openai_chat.c */
 void chat_input_tokens_call(call *c);
 void chat_render_call(call *c);
-void completions_call(call *c); /* openai_completions.c */
+void completions_call(call *c);    /* openai_completions.c */
+void transcriptions_call(call *c); /* transcriptions.c */
 void completions_render_call(call *c);
 void models_call(call *c); /* models.c */
 void model_call(call *c);

@@ -52,7 +52,7 @@ check "no phrase of phrases.txt is in what users read" test ! -s "$WORK/out"
 
 if command -v codespell >/dev/null 2>&1; then
     # names of Unicode's properties and scripts
-    codespell -q 3 -L nd,beng,maka README.md CONTRIBUTING.md docs include src python/README.md models/README.md --skip '*.svg,*.png' \
+    codespell -q 3 -L nd,beng,maka,te README.md CONTRIBUTING.md docs include src python/README.md models/README.md --skip '*.svg,*.png' \
         >"$WORK/out" 2>"$WORK/err" || true
     check "codespell finds nothing" test ! -s "$WORK/out"
 else
