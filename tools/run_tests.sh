@@ -129,8 +129,8 @@ elif run_step "MLX build" tools/build.sh build-mlx "kakeya_cli mlx" -DKAKEYA_MLX
     for test in test_kernels test_check test_failures; do
         CMOCKA_MESSAGE_OUTPUT=TAP start_tap "$test (MLX)" "build-mlx/mlx-tests/$test"
     done
-    # Short ones take minutes on this device, whole ones longer than a test may.
-    for test in ${WHOLE_SWEEPS:+test_cache test_aux_latents}; do
+    # Short ones of the last two take minutes on this device, whole ones longer than a test may.
+    for test in test_images test_steps test_vision ${WHOLE_SWEEPS:+test_cache test_aux_latents}; do
         CMOCKA_MESSAGE_OUTPUT=TAP start_tap "$test (MLX)" env KAKEYA_SHORT_SWEEPS=1 "build-mlx/mlx-tests/$test"
     done
     for test in test_command_line test_mac_acceptance; do
