@@ -172,7 +172,7 @@ bool admission_make_room(admission *a) {
     bool given_back = false;
     for (kakeya_request *r = a->running.first; r; r = r->next) {
         if (r->state == REQUEST_DONE) continue;
-        given_back |= prompt_images_give_up(&r->prompt.images);
+        given_back |= prompt_media_give_up(&r->prompt.media);
         given_back |= decode_workspace_give_back(&r->session->workspace);
     }
     for (kakeya_request *r = a->waiting.first; r; r = r->next)

@@ -49,7 +49,7 @@ typedef struct step {
     int rows;
     int decoding; /* segments of decode rows */
     int budget;   /* tokens that prompts might have had */
-    image_time pictures;
+    media_time pictures;
     double seconds;      /* of the forward */
     double read_seconds; /* of them, waiting for weights */
 } step;
@@ -201,7 +201,7 @@ static void add_in_turn(step *s, const prompt_shares *prompts) {
         add_shares(s, prompts);
         if (s->n > s->answers) return;
     }
-    s->pictures = (image_time){.seconds = stall, .apart = s->answers > 0};
+    s->pictures = (media_time){.seconds = stall, .apart = s->answers > 0};
     add_shares(s, prompts);
     if (!s->answers || s->pictures.spent == 0) return;
     s->n = s->answers;

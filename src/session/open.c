@@ -14,7 +14,7 @@
 #include "session/companion.h"
 #include "session/engine.h"
 #include "session/image_rows.h"
-#include "session/prompt_images.h"
+#include "session/prompt_media.h"
 #include "session/scheduler.h"
 
 enum { LOADING_STEPS = 4 }; /* verifier, drafter, f_theta, backend */
@@ -275,7 +275,7 @@ static kakeya_status open_engine(const kakeya_engine_options *options, kakeya_en
             engine->text = parts.text;
         }
     }
-    if (status == KAKEYA_OK && options->vision == KAKEYA_VISION_ON) status = prompt_images_load(engine, error);
+    if (status == KAKEYA_OK && options->vision == KAKEYA_VISION_ON) status = prompt_media_load(engine, error);
     if (status == KAKEYA_OK) status = loading(options, LOADING_STEPS, error);
     if (status == KAKEYA_OK) status = engine_check(engine, error);
     free(directory);

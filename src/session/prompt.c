@@ -107,7 +107,7 @@ kakeya_status prompt_begin(kakeya_session *session, prompt_work *work, kakeya_er
     decode_timeline *t = &session->timeline;
     const int32_t *tokens = work->tokens;
     size_t n = work->n, keep = common_prefix(t, tokens, n);
-    if (!work->again) keep = prompt_images_common(&work->images, t, keep);
+    if (!work->again) keep = prompt_media_common(&work->media, t, keep);
     if (keep == n && t->n == n && t->has_logits) {
         work->reused = work->first = n;
         return KAKEYA_OK;
@@ -169,14 +169,14 @@ static size_t end_of_kind(const kakeya_session *session, size_t from, size_t end
     return at;
 }
 
-kakeya_status prompt_segment(kakeya_session *session, prompt_work *work, size_t most, size_t room, image_time *time,
+kakeya_status prompt_segment(kakeya_session *session, prompt_work *work, size_t most, size_t room, media_time *time,
                              decode_first *first, backend_segment *segment, kakeya_error *error) {
     decode_timeline *t = &session->timeline;
     size_t chunk = (size_t)session->options.prompt_chunk_tokens, from = computed(session);
     if (chunk > most) chunk = most;
     work->end = prompt_left(session, work) > chunk ? from + chunk : work->n;
     if (work->as_computed) work->end = end_of_kind(session, from, work->end);
-    work->end = prompt_images_end(&work->images, from, work->end);
+    work->end = prompt_media_end(&work->media, from, work->end);
     if (work->end - from > room) {
         *segment = (backend_segment){0};
         return KAKEYA_OK;
@@ -192,8 +192,8 @@ kakeya_status prompt_segment(kakeya_session *session, prompt_work *work, size_t 
                                  .kind = work->as_computed ? kind_at(t, from) : SEGMENT_PROMPT,
                                  .first_logit_row = last ? rows - 1 : rows,
                                  .logits = chosen ? NULL : t->logits};
-    status = prompt_images_give(&work->images, session->engine, &session->account, from, work->end, time, &ready,
-                                &segment->given, &segment->n_given, error);
+    status = prompt_media_give(&work->media, session->engine, &session->account, from, work->end, time, &ready,
+                               &segment->given, &segment->n_given, error);
     if (status != KAKEYA_OK) return status;
     if (!ready) {
         *segment = (backend_segment){0};
@@ -213,8 +213,8 @@ kakeya_status prompt_commit(kakeya_session *session, prompt_work *work, kakeya_s
     decode_timeline *t = &session->timeline;
     size_t from = computed(session), rows = work->end - from;
     const size_t known = t->n_images;
-    for (size_t i = 0; i < work->images.n && status == KAKEYA_OK; i++) {
-        const timeline_image *place = &work->images.image[i].place;
+    for (size_t i = 0; i < work->media.n && status == KAKEYA_OK; i++) {
+        const timeline_image *place = &work->media.medium[i].place;
         if (place->begin >= from && place->begin < work->end) status = decode_timeline_add_image(t, place, error);
     }
     if (status == KAKEYA_OK) status = t->ops->cache_commit(t->cache, (int)rows, error);

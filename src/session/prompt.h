@@ -2,13 +2,13 @@
 #ifndef KAKEYA_SESSION_PROMPT_H
 #define KAKEYA_SESSION_PROMPT_H
 
-#include "session/prompt_images.h"
+#include "session/prompt_media.h"
 #include "session/session.h"
 
 typedef struct prompt_work {
     const int32_t *tokens; /* [n] the wanted timeline; may be the session's own array */
     size_t n;
-    prompt_images images;
+    prompt_media media;
     kakeya_progress_fn progress; /* or NULL */
     void *user;
     bool cancellable;
@@ -29,7 +29,7 @@ kakeya_status prompt_check(const kakeya_session *session, const prompt_work *wor
  * `room` tokens: where it has more, or its rows take more than `time`, segment->n becomes 0, and another forward is to
  * be asked. Needs the turn. first: how an answer behind the prompt wants its first token; NULL: there is none, and the
  * logits of the last row stay with the timeline. May allocate. */
-kakeya_status prompt_segment(kakeya_session *session, prompt_work *work, size_t most, size_t room, image_time *time,
+kakeya_status prompt_segment(kakeya_session *session, prompt_work *work, size_t most, size_t room, media_time *time,
                              decode_first *first, backend_segment *segment, kakeya_error *error);
 /* Right behind the forward: of the last chunk, the token that prompt_segment was asked for. segment: its index. */
 kakeya_status prompt_read(kakeya_session *session, const prompt_work *work, decode_first *first,

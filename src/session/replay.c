@@ -1,10 +1,10 @@
 #include "session/session.h"
 
-#include "session/prompt_images.h"
+#include "session/prompt_media.h"
 
 /* Forwards and commits tokens[from..to), all as one kind of row, in segments of at most `rows` that cut no picture. */
 static kakeya_status replay_stretch(kakeya_session *session, backend_cache *cache, const int32_t *tokens, size_t from,
-                                    size_t to, segment_kind kind, prompt_images *images, float *logits,
+                                    size_t to, segment_kind kind, prompt_media *media, float *logits,
                                     kakeya_error *error) {
     const decode_timeline *t = &session->timeline;
     size_t rows =
@@ -12,7 +12,7 @@ static kakeya_status replay_stretch(kakeya_session *session, backend_cache *cach
     kakeya_status status = KAKEYA_OK;
     while (status == KAKEYA_OK && from < to) {
         const size_t end = to - from < rows ? to : from + rows;
-        int n = (int)(prompt_images_end(images, from, end) - from);
+        int n = (int)(prompt_media_end(media, from, end) - from);
         bool last = logits && from + (size_t)n == to;
         backend_segment segment = {.cache = cache,
                                    .tokens = tokens + from,
@@ -21,8 +21,8 @@ static kakeya_status replay_stretch(kakeya_session *session, backend_cache *cach
                                    .first_logit_row = last ? n - 1 : n,
                                    .logits = logits};
         bool ready;
-        status = prompt_images_give(images, session->engine, &session->account, from, from + (size_t)n, NULL, &ready,
-                                    &segment.given, &segment.n_given, error);
+        status = prompt_media_give(media, session->engine, &session->account, from, from + (size_t)n, NULL, &ready,
+                                   &segment.given, &segment.n_given, error);
         if (status == KAKEYA_OK) status = t->ops->forward(t->model, &segment, 1, error);
         if (status == KAKEYA_OK) status = t->ops->cache_commit(cache, n, error);
         from += (size_t)n;
@@ -39,22 +39,22 @@ kakeya_status session_replay(kakeya_session *session, const int32_t *tokens, siz
     const decode_timeline *t = &session->timeline;
     size_t held = (size_t)t->ops->cache_length(t->cache);
     backend_cache *cache = NULL;
-    prompt_images images;
+    prompt_media media;
     engine_turn_begin(session->engine);
-    kakeya_status status = prompt_images_of_timeline(session->engine, &session->account, t, &images, error);
+    kakeya_status status = prompt_media_of_timeline(session->engine, &session->account, t, &media, error);
     if (status == KAKEYA_OK) status = t->ops->cache_create(t->model, &session->cache_options, &cache, error);
     for (size_t from = 0; status == KAKEYA_OK && from < n;) {
         segment_kind kind = kind_at(t, held, from);
         size_t to = from + 1;
         while (to < n && kind_at(t, held, to) == kind) to++;
-        status = replay_stretch(session, cache, tokens, from, to, kind, &images, to == n ? logits : NULL, error);
+        status = replay_stretch(session, cache, tokens, from, to, kind, &media, to == n ? logits : NULL, error);
         from = to;
     }
     if (status != KAKEYA_OK && cache) {
         t->ops->cache_destroy(cache);
         cache = NULL;
     }
-    prompt_images_free(&images);
+    prompt_media_free(&media);
     engine_turn_end(session->engine);
     *out = cache;
     return status;

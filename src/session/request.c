@@ -29,7 +29,7 @@ static void keep_parked(kakeya_request *r, kakeya_status status) {
 static void finish(kakeya_request *r, kakeya_status status) {
     r->failing = false;
     if (r->parked) keep_parked(r, status);
-    prompt_images_free(&r->prompt.images);
+    prompt_media_free(&r->prompt.media);
     r->answer.counted.waits = (uint64_t)r->parkings;
     if (r->answers) status = answer_close(r->session, &r->answer, status, &r->error);
     r->status = status;
@@ -102,7 +102,7 @@ static void hand_copy(kakeya_request *r) {
 
 void request_end_prompt(kakeya_request *r, decode_buffers *buffers) {
     end_prompt_time(r);
-    prompt_images_free(&r->prompt.images);
+    prompt_media_free(&r->prompt.media);
     hand_copy(r);
     kakeya_status status = prompt_check(r->session, &r->prompt, &r->error);
     if (status != KAKEYA_OK || !r->answers)

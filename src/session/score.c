@@ -5,7 +5,7 @@
 #include "base/threads.h"
 #include "formats/safetensors.h"
 #include "session/divergence.h"
-#include "session/prompt_images.h"
+#include "session/prompt_media.h"
 #include "session/session.h"
 
 /* Logits of a whole prompt chunk would be large for a large vocabulary: scoring takes fewer rows at a time instead. */
@@ -17,7 +17,7 @@ typedef struct scoring {
     backend_cache *cache;
     const int32_t *tokens;
     size_t n;
-    prompt_images images;
+    prompt_media media;
     float *chunk_logits; /* [rows][vocab]; NULL where the caller takes all logits */
     float *chunk_hidden; /* [layers + 1][rows][hidden]; NULL where not wanted */
     size_t rows;
@@ -88,8 +88,8 @@ static kakeya_status score_chunk(scoring *s, size_t from, size_t n, segment_kind
                                .hidden_states = s->chunk_hidden};
     bool ready;
     engine_turn_begin(s->session->engine);
-    kakeya_status status = prompt_images_give(&s->images, s->session->engine, &s->session->account, from, from + n,
-                                              NULL, &ready, &segment.given, &segment.n_given, error);
+    kakeya_status status = prompt_media_give(&s->media, s->session->engine, &s->session->account, from, from + n, NULL,
+                                             &ready, &segment.given, &segment.n_given, error);
     if (status == KAKEYA_OK) status = t->ops->forward(t->model, &segment, 1, error);
     if (status == KAKEYA_OK) status = engine_check(s->session->engine, error);
     if (status == KAKEYA_OK) status = t->ops->cache_commit(s->cache, (int)n, error);
@@ -120,8 +120,8 @@ static kakeya_status score_allocate(scoring *s, kakeya_error *error) {
     if (s->rows < BACKEND_MAX_DECODE_ROWS) s->rows = BACKEND_MAX_DECODE_ROWS;
     if (s->rows > (size_t)session->options.prompt_chunk_tokens) s->rows = (size_t)session->options.prompt_chunk_tokens;
     size_t buffer_rows = s->rows > BACKEND_MAX_DECODE_ROWS ? s->rows : BACKEND_MAX_DECODE_ROWS;
-    for (size_t i = 0; i < s->images.n; i++)
-        if (s->images.image[i].place.n > buffer_rows) buffer_rows = s->images.image[i].place.n;
+    for (size_t i = 0; i < s->media.n; i++)
+        if (s->media.medium[i].place.n > buffer_rows) buffer_rows = s->media.medium[i].place.n;
     size_t hidden_bytes = ((size_t)config->layers + 1) * buffer_rows * (size_t)config->hidden * sizeof(float);
     if (!s->logits) s->chunk_logits = mem_alloc(&session->account, MEM_WORKSPACE, buffer_rows * row_bytes);
     if (s->hidden) s->chunk_hidden = mem_alloc(&session->account, MEM_WORKSPACE, hidden_bytes);
@@ -234,9 +234,9 @@ static kakeya_status score_tokens(kakeya_session *session, const int32_t *tokens
     scoring s = {
         .session = session, .tokens = tokens, .n = n, .nll = o.nll, .logits = o.logits, .hidden = o.hidden_states};
     const kakeya_kv_bytes before = kakeya_session_kv_bytes(session);
-    status = prompt_images_create(session->engine, tokens, n, o.media, o.n_media, false, &s.images, error);
-    for (size_t i = 0; i < s.images.n && status == KAKEYA_OK; i++)
-        if (s.images.image[i].place.begin + s.images.image[i].place.n > prompt_length)
+    status = prompt_media_create(session->engine, tokens, n, o.media, o.n_media, false, &s.media, error);
+    for (size_t i = 0; i < s.media.n && status == KAKEYA_OK; i++)
+        if (s.media.medium[i].place.begin + s.media.medium[i].place.n > prompt_length)
             status = error_set(error, KAKEYA_INVALID_ARGUMENT,
                                "scoring: image %zu does not lie in the prompt of %zu tokens", i, prompt_length);
     s.against_nll = o.against_nll;
@@ -260,7 +260,7 @@ static kakeya_status score_tokens(kakeya_session *session, const int32_t *tokens
         segment_kind kind = rows_at(from, n, prompt_length, o.earlier_turns, &end);
         size_t rows = kind == SEGMENT_PROMPT ? s.rows : (size_t)session_decode_rows(session);
         size_t count = end - from < rows ? end - from : rows;
-        count = prompt_images_end(&s.images, from, from + count) - from;
+        count = prompt_media_end(&s.media, from, from + count) - from;
         status = score_chunk(&s, from, count, kind, error);
         from += count;
         if (status == KAKEYA_OK && o.progress && !o.progress(o.user, "score", from, n) && from < n)
@@ -274,7 +274,7 @@ static kakeya_status score_tokens(kakeya_session *session, const int32_t *tokens
     }
     status = close_file(&s, &o, status, error);
     safetensors_close(s.against);
-    prompt_images_free(&s.images);
+    prompt_media_free(&s.media);
     if (s.pool) thread_pool_destroy(s.pool);
     mem_free(s.own_hidden);
     mem_free(s.chunk_logits);

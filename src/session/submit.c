@@ -65,15 +65,15 @@ static kakeya_status prepare(kakeya_request *r, const kakeya_request_options *o,
                                   .cancellable = true};
         status = session_check_tokens(session, o->tokens, o->n_tokens, error);
         if (status == KAKEYA_OK)
-            status = prompt_images_create(session->engine, o->tokens, o->n_tokens, o->media, o->n_media, true,
-                                          &r->prompt.images, error);
+            status = prompt_media_create(session->engine, o->tokens, o->n_tokens, o->media, o->n_media, true,
+                                         &r->prompt.media, error);
     }
     if (status == KAKEYA_OK && r->answers) status = answer_prepare(session, o->generate, &r->answer, error);
     return status == KAKEYA_OK ? own_arrays(r, error) : status;
 }
 
 static void free_request(kakeya_request *r) {
-    prompt_images_free(&r->prompt.images);
+    prompt_media_free(&r->prompt.media);
     mem_free(r->owned);
     free(r);
 }
@@ -123,10 +123,10 @@ kakeya_status kakeya_session_sync_media(kakeya_session *session, const int32_t *
     };
     kakeya_status status = session_check_tokens(session, tokens, n, error);
     if (status == KAKEYA_OK)
-        status = prompt_images_create(session->engine, tokens, n, media, n_media, false, &request.prompt.images, error);
+        status = prompt_media_create(session->engine, tokens, n, media, n_media, false, &request.prompt.media, error);
     if (status == KAKEYA_OK) status = scheduler_run(&request, error);
     if (reused) *reused = request.prompt.reused;
-    prompt_images_free(&request.prompt.images);
+    prompt_media_free(&request.prompt.media);
     return session_return(session, status);
 }
 

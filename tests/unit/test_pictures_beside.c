@@ -11,7 +11,7 @@
 #include "backend/backend.h"
 #include "base/random.h"
 #include "model/gemma4_vision.h"
-#include "session/prompt_images.h"
+#include "session/prompt_media.h"
 #include "session/session.h"
 
 /* -------------------------------------------------------------------------------------------------------- pieces */
@@ -88,36 +88,36 @@ static void test_given_up(void **state) {
     (void)state;
     fixture f = open_model("tiny-tower");
     prompt p = open_prompt(&f, 1);
-    prompt_images images;
+    prompt_media media;
     const backend_given *given;
     int n_given;
     bool ready;
     kakeya_engine *engine = f.engine;
     const size_t before = mem_total(&engine->account);
-    ok(prompt_images_create(engine, p.ids, p.n, p.media, p.n_media, true, &images, &failure));
-    assert_false(prompt_images_give_up(&images));
-    image_time none = {0}, little = {.seconds = 1e-9}, apart = {.seconds = 1e-9, .apart = true},
+    ok(prompt_media_create(engine, p.ids, p.n, p.media, p.n_media, true, &media, &failure));
+    assert_false(prompt_media_give_up(&media));
+    media_time none = {0}, little = {.seconds = 1e-9}, apart = {.seconds = 1e-9, .apart = true},
                more = {.seconds = 1e-9};
-    ok(prompt_images_give(&images, engine, &engine->account, 0, p.n, &none, &ready, &given, &n_given, &failure));
+    ok(prompt_media_give(&media, engine, &engine->account, 0, p.n, &none, &ready, &given, &n_given, &failure));
     assert_true(!ready && !n_given && mem_total(&engine->account) == before);
-    ok(prompt_images_give(&images, engine, &engine->account, 0, p.n, &little, &ready, &given, &n_given, &failure));
-    assert_true(!ready && images.image[0].reading && !images.image[1].rows && little.seconds < 0 && little.spent > 0);
-    assert_true(prompt_images_give_up(&images));
+    ok(prompt_media_give(&media, engine, &engine->account, 0, p.n, &little, &ready, &given, &n_given, &failure));
+    assert_true(!ready && media.medium[0].reading && !media.medium[1].rows && little.seconds < 0 && little.spent > 0);
+    assert_true(prompt_media_give_up(&media));
     assert_int_equal(mem_total(&engine->account), before);
     /* the first is whole now; its rows wait for another step, and so do the others */
-    ok(prompt_images_give(&images, engine, &engine->account, 0, p.n, &apart, &ready, &given, &n_given, &failure));
-    assert_true(!ready && images.image[0].rows && !images.image[0].reading && !images.image[1].rows);
-    assert_int_equal(apart.rows, images.image[0].place.n);
-    const size_t first = images.image[0].place.begin + images.image[0].place.n;
-    ok(prompt_images_give(&images, engine, &engine->account, 0, first, &none, &ready, &given, &n_given, &failure));
-    assert_true(ready && n_given == 1 && given->rows == images.image[0].rows);
+    ok(prompt_media_give(&media, engine, &engine->account, 0, p.n, &apart, &ready, &given, &n_given, &failure));
+    assert_true(!ready && media.medium[0].rows && !media.medium[0].reading && !media.medium[1].rows);
+    assert_int_equal(apart.rows, media.medium[0].place.n);
+    const size_t first = media.medium[0].place.begin + media.medium[0].place.n;
+    ok(prompt_media_give(&media, engine, &engine->account, 0, first, &none, &ready, &given, &n_given, &failure));
+    assert_true(ready && n_given == 1 && given->rows == media.medium[0].rows);
     int steps = 0;
     do {
         more.seconds = 1e-9;
-        ok(prompt_images_give(&images, engine, &engine->account, 0, p.n, &more, &ready, &given, &n_given, &failure));
+        ok(prompt_media_give(&media, engine, &engine->account, 0, p.n, &more, &ready, &given, &n_given, &failure));
     } while (!ready && steps++ < 1000000);
     assert_true(steps > 2 && n_given == (int)p.n_media);
-    prompt_images_free(&images);
+    prompt_media_free(&media);
     assert_int_equal(mem_total(&engine->account), before);
     close_prompt(&p);
     close_model(&f);
@@ -128,7 +128,7 @@ static void test_in_one_go(void **state) {
     (void)state;
     fixture f = open_model("tiny-tower");
     prompt p = open_prompt(&f, 1);
-    prompt_images images;
+    prompt_media media;
     const backend_given *given;
     int n_given;
     bool ready;
@@ -139,16 +139,16 @@ static void test_in_one_go(void **state) {
     whole.image_step = NULL;
     whole.image_end = NULL;
     engine->ops = &whole;
-    ok(prompt_images_create(engine, p.ids, p.n, p.media, p.n_media, true, &images, &failure));
-    image_time slow = {.seconds = 5, .spent = 10, .rows = 1}, one = {.seconds = 1e-9}, most = {.seconds = 1e9};
-    ok(prompt_images_give(&images, engine, &engine->account, 0, p.n, &slow, &ready, &given, &n_given, &failure));
-    assert_true(!ready && !images.image[0].rows && slow.seconds == 5);
-    ok(prompt_images_give(&images, engine, &engine->account, 0, p.n, &one, &ready, &given, &n_given, &failure));
-    assert_true(!ready && images.image[0].rows && !images.image[1].rows && one.rows == images.image[0].place.n);
-    assert_false(prompt_images_give_up(&images));
-    ok(prompt_images_give(&images, engine, &engine->account, 0, p.n, &most, &ready, &given, &n_given, &failure));
-    assert_true(ready && n_given == (int)p.n_media && most.rows == images.image[1].place.n + images.image[2].place.n);
-    prompt_images_free(&images);
+    ok(prompt_media_create(engine, p.ids, p.n, p.media, p.n_media, true, &media, &failure));
+    media_time slow = {.seconds = 5, .spent = 10, .rows = 1}, one = {.seconds = 1e-9}, most = {.seconds = 1e9};
+    ok(prompt_media_give(&media, engine, &engine->account, 0, p.n, &slow, &ready, &given, &n_given, &failure));
+    assert_true(!ready && !media.medium[0].rows && slow.seconds == 5);
+    ok(prompt_media_give(&media, engine, &engine->account, 0, p.n, &one, &ready, &given, &n_given, &failure));
+    assert_true(!ready && media.medium[0].rows && !media.medium[1].rows && one.rows == media.medium[0].place.n);
+    assert_false(prompt_media_give_up(&media));
+    ok(prompt_media_give(&media, engine, &engine->account, 0, p.n, &most, &ready, &given, &n_given, &failure));
+    assert_true(ready && n_given == (int)p.n_media && most.rows == media.medium[1].place.n + media.medium[2].place.n);
+    prompt_media_free(&media);
     engine->ops = own;
     close_prompt(&p);
     close_model(&f);

@@ -1,4 +1,4 @@
-#include "session/prompt_images.h"
+#include "session/prompt_media.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -36,7 +36,7 @@ static kakeya_status need_sound(const kakeya_engine *engine, kakeya_error *error
     return error_set(error, KAKEYA_UNSUPPORTED, "backend %s reads no sound: choose backend cpu", engine->ops->name);
 }
 
-kakeya_status prompt_images_load(const kakeya_engine *engine, kakeya_error *error) {
+kakeya_status prompt_media_load(const kakeya_engine *engine, kakeya_error *error) {
     kakeya_status status = need_vision(engine, error);
     if (status) return error_prefix(error, status, "--vision on");
     gemma4_vision_read(engine->verifier->vision);
@@ -152,7 +152,7 @@ static kakeya_status check_counts(const kakeya_engine *engine, const int32_t *to
 }
 
 static kakeya_status fit_sound(const kakeya_engine *engine, const kakeya_sound *heard, size_t index, bool borrow,
-                               prompt_image *out, kakeya_error *error) {
+                               prompt_medium *out, kakeya_error *error) {
     int rows;
     kakeya_status status = kakeya_engine_sound_tokens(engine, heard, &rows, error);
     if (status != KAKEYA_OK) return error_prefix(error, status, "sound %zu", index);
@@ -177,7 +177,7 @@ static const kakeya_media *next_media(const kakeya_media *media, bool is_sound, 
 }
 
 static kakeya_status fit(const gemma4_vision *v, const kakeya_media *media, size_t index, bool borrow,
-                         prompt_image *out, kakeya_error *error) {
+                         prompt_medium *out, kakeya_error *error) {
     const kakeya_image *picture = media->image;
     int width, height;
     kakeya_status status = target_size(v, media, &width, &height, error);
@@ -198,22 +198,23 @@ static kakeya_status fit(const gemma4_vision *v, const kakeya_media *media, size
     return status == KAKEYA_OK && !fits ? image_digest(&out->pixels, out->place.digest, error) : status;
 }
 
-kakeya_status prompt_images_create(const kakeya_engine *engine, const int32_t *tokens, size_t n,
-                                   const kakeya_media *media, size_t n_media, bool borrow, prompt_images *out,
-                                   kakeya_error *error) {
-    *out = (prompt_images){.ops = engine->ops};
+kakeya_status prompt_media_create(const kakeya_engine *engine, const int32_t *tokens, size_t n,
+                                  const kakeya_media *media, size_t n_media, bool borrow, prompt_media *out,
+                                  kakeya_error *error) {
+    *out = (prompt_media){.ops = engine->ops};
     if (!n_media) return KAKEYA_OK;
     kakeya_status status = check_counts(engine, tokens, n, media, n_media, error);
     if (status != KAKEYA_OK) return status;
     const size_t all_sounds = count_sounds(media, n_media);
     const int32_t picture_token = all_sounds < n_media ? engine->verifier->vision->image_token : -1;
     const int32_t sound_token = all_sounds ? engine->verifier->sound->sound_token : -1;
-    out->image = calloc(n_media, sizeof *out->image);
+    out->medium = calloc(n_media, sizeof *out->medium);
     out->given = calloc(n_media, sizeof *out->given);
-    if (!out->image || !out->given) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%zu images: out of memory", n_media);
+    if (!out->medium || !out->given)
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "%zu images and sounds: out of memory", n_media);
     size_t at = 0, sounds = 0;
     for (; out->n < n_media && status == KAKEYA_OK; out->n++) {
-        prompt_image *made = &out->image[out->n];
+        prompt_medium *made = &out->medium[out->n];
         const timeline_image picture = next_run(tokens, n, at, picture_token);
         const timeline_image heard = next_run(tokens, n, at, sound_token);
         const bool is_sound = heard.begin < picture.begin;
@@ -232,73 +233,74 @@ static bool is_sound_token(const kakeya_engine *engine, int32_t token) {
     return engine->verifier->sound && token == engine->verifier->sound->sound_token;
 }
 
-kakeya_status prompt_images_of_timeline(const kakeya_engine *engine, mem_account *account, const decode_timeline *t,
-                                        prompt_images *out, kakeya_error *error) {
-    *out = (prompt_images){.ops = engine->ops};
+kakeya_status prompt_media_of_timeline(const kakeya_engine *engine, mem_account *account, const decode_timeline *t,
+                                       prompt_media *out, kakeya_error *error) {
+    *out = (prompt_media){.ops = engine->ops};
     if (!t->n_images) return KAKEYA_OK;
-    out->image = calloc(t->n_images, sizeof *out->image);
+    out->medium = calloc(t->n_images, sizeof *out->medium);
     out->given = calloc(t->n_images, sizeof *out->given);
-    if (!out->image || !out->given)
-        return error_set(error, KAKEYA_OUT_OF_MEMORY, "%zu images: out of memory", t->n_images);
+    if (!out->medium || !out->given)
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "%zu images and sounds: out of memory", t->n_images);
     for (; out->n < t->n_images; out->n++) {
-        prompt_image *made = &out->image[out->n];
+        prompt_medium *made = &out->medium[out->n];
         const size_t values = t->images[out->n].n * (size_t)engine->verifier->config.hidden;
         made->place = t->images[out->n];
         made->rows = mem_alloc(account, MEM_WORKSPACE, values * sizeof *made->rows);
         made->is_sound = is_sound_token(engine, t->tokens[made->place.begin]);
-        if (!made->rows) return error_set(error, KAKEYA_OUT_OF_MEMORY, "an image's rows: out of memory");
+        if (!made->rows) return error_set(error, KAKEYA_OUT_OF_MEMORY, "an image's or a sound's rows: out of memory");
         if (image_rows_find(engine->image_rows, made->place.digest, made->rows, values)) continue;
         mem_free(made->rows);
         made->rows = NULL;
-        return error_set(error, KAKEYA_UNSUPPORTED, "the rows of image %zu are not kept (image_rows_bytes)", out->n);
+        return error_set(error, KAKEYA_UNSUPPORTED, "the rows of %s %zu are not kept (image_rows_bytes)",
+                         made->is_sound ? "sound" : "image", out->n);
     }
     return KAKEYA_OK;
 }
 
-static void end_reading(prompt_image *picture, const backend_ops *ops) {
-    if (picture->reading) ops->image_end(picture->reading);
-    if (picture->hearing) ops->sound_end(picture->hearing);
-    picture->reading = NULL;
-    picture->hearing = NULL;
+static void end_reading(prompt_medium *medium, const backend_ops *ops) {
+    if (medium->reading) ops->image_end(medium->reading);
+    if (medium->hearing) ops->sound_end(medium->hearing);
+    medium->reading = NULL;
+    medium->hearing = NULL;
 }
 
-bool prompt_images_give_up(prompt_images *images) {
+bool prompt_media_give_up(prompt_media *media) {
     bool any = false;
-    for (size_t i = 0; i < images->n; i++) {
-        prompt_image *picture = &images->image[i];
-        if (!picture->reading && !picture->hearing) continue;
-        end_reading(picture, images->ops);
-        mem_free(picture->rows);
-        picture->rows = NULL;
-        picture->whole = any = true;
+    for (size_t i = 0; i < media->n; i++) {
+        prompt_medium *medium = &media->medium[i];
+        if (!medium->reading && !medium->hearing) continue;
+        end_reading(medium, media->ops);
+        mem_free(medium->rows);
+        medium->rows = NULL;
+        medium->whole = any = true;
     }
     return any;
 }
 
-void prompt_images_free(prompt_images *images) {
-    (void)prompt_images_give_up(images);
-    for (size_t i = 0; i < images->n; i++) {
-        if (!images->image[i].borrowed) {
-            image_free(&images->image[i].pixels);
-            sound_free(&images->image[i].samples);
+void prompt_media_free(prompt_media *media) {
+    (void)prompt_media_give_up(media);
+    for (size_t i = 0; i < media->n; i++) {
+        if (!media->medium[i].borrowed) {
+            image_free(&media->medium[i].pixels);
+            sound_free(&media->medium[i].samples);
         }
-        mem_free(images->image[i].rows);
+        mem_free(media->medium[i].rows);
     }
-    free(images->image);
-    free(images->given);
-    *images = (prompt_images){0};
+    free(media->medium);
+    free(media->given);
+    *media = (prompt_media){0};
 }
 
 kakeya_status kakeya_prompt_keys(const kakeya_engine *engine, const int32_t *tokens, size_t n,
                                  const kakeya_media *media, size_t n_media, int32_t *keys, kakeya_error *error) {
-    prompt_images images;
-    kakeya_status status = prompt_images_create(engine, tokens, n, media, n_media, true, &images, error);
+    prompt_media placed;
+    kakeya_status status = prompt_media_create(engine, tokens, n, media, n_media, true, &placed, error);
     if (n) memcpy(keys, tokens, n * sizeof *keys);
-    for (size_t i = 0; status == KAKEYA_OK && i < images.n; i++) {
-        const timeline_image *place = &images.image[i].place;
+    for (size_t i = 0; status == KAKEYA_OK && i < placed.n; i++) {
+        const timeline_image *place = &placed.medium[i].place;
         for (size_t k = 0; k < place->n; k++) keys[place->begin + k] = image_digest_key(place->digest, k);
     }
-    prompt_images_free(&images);
+    prompt_media_free(&placed);
     return status;
 }
 
@@ -312,139 +314,138 @@ void kakeya_session_keys(const kakeya_session *session, int32_t *keys) {
 
 size_t kakeya_session_images(const kakeya_session *session) { return session->timeline.n_images; }
 
-size_t prompt_images_end(const prompt_images *images, size_t from, size_t end) {
-    for (size_t i = 0; i < images->n; i++) {
-        const timeline_image *place = &images->image[i].place;
+size_t prompt_media_end(const prompt_media *media, size_t from, size_t end) {
+    for (size_t i = 0; i < media->n; i++) {
+        const timeline_image *place = &media->medium[i].place;
         if (place->begin < end && end < place->begin + place->n)
             return place->begin > from ? place->begin : place->begin + place->n;
     }
     return end;
 }
 
-static bool is_made(const prompt_image *picture) { return picture->rows && !picture->reading && !picture->hearing; }
+static bool is_made(const prompt_medium *medium) { return medium->rows && !medium->reading && !medium->hearing; }
 
-static void note_made(const prompt_image *picture, kakeya_engine *engine) {
-    atomic_fetch_add(picture->is_sound ? &engine->sounds_computed : &engine->images_computed, 1);
-    atomic_fetch_add(picture->is_sound ? &engine->sound_rows_computed : &engine->image_rows_computed, picture->place.n);
-    image_rows_keep(engine->image_rows, picture->place.digest, picture->rows,
-                    picture->place.n * (size_t)engine->verifier->config.hidden);
+static void note_made(const prompt_medium *medium, kakeya_engine *engine) {
+    atomic_fetch_add(medium->is_sound ? &engine->sounds_computed : &engine->images_computed, 1);
+    atomic_fetch_add(medium->is_sound ? &engine->sound_rows_computed : &engine->image_rows_computed, medium->place.n);
+    image_rows_keep(engine->image_rows, medium->place.digest, medium->rows,
+                    medium->place.n * (size_t)engine->verifier->config.hidden);
 }
 
-static kakeya_status begin_picture(prompt_image *picture, kakeya_engine *engine, mem_account *account,
+static kakeya_status begin_picture(prompt_medium *medium, kakeya_engine *engine, mem_account *account,
                                    kakeya_error *error) {
     const gemma4_vision *v = engine->verifier->vision;
-    const size_t values = 3 * (size_t)picture->pixels.width * (size_t)picture->pixels.height;
+    const size_t values = 3 * (size_t)medium->pixels.width * (size_t)medium->pixels.height;
     float *patches = mem_alloc(account, MEM_WORKSPACE, values * sizeof *patches);
     if (!patches)
-        return error_set(error, KAKEYA_OUT_OF_MEMORY, "an image of %zu tokens: out of memory", picture->place.n);
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "an image of %zu tokens: out of memory", medium->place.n);
     const backend_image given = {.vision = v,
-                                 .across = picture->pixels.width / v->patch,
-                                 .down = picture->pixels.height / v->patch,
+                                 .across = medium->pixels.width / v->patch,
+                                 .down = medium->pixels.height / v->patch,
                                  .patches = patches};
-    image_patches(&picture->pixels, v->patch, patches);
-    kakeya_status status =
-        engine->ops->image_begin
-            ? engine->ops->image_begin(engine->model, &given, picture->rows, &picture->reading, error)
-            : engine->ops->embed_image(engine->model, &given, picture->rows, error);
+    image_patches(&medium->pixels, v->patch, patches);
+    kakeya_status status = engine->ops->image_begin
+                               ? engine->ops->image_begin(engine->model, &given, medium->rows, &medium->reading, error)
+                               : engine->ops->embed_image(engine->model, &given, medium->rows, error);
     mem_free(patches);
     return status;
 }
 
-static kakeya_status begin_sound(prompt_image *picture, kakeya_engine *engine, kakeya_error *error) {
+static kakeya_status begin_sound(prompt_medium *medium, kakeya_engine *engine, kakeya_error *error) {
     const backend_sound given = {
-        .audio = engine->verifier->sound, .samples = picture->samples.sample, .n = picture->samples.n};
-    return engine->ops->sound_begin(engine->model, &given, picture->rows, &picture->hearing, error);
+        .audio = engine->verifier->sound, .samples = medium->samples.sample, .n = medium->samples.n};
+    return engine->ops->sound_begin(engine->model, &given, medium->rows, &medium->hearing, error);
 }
 
 /* Rows that are known, or in the making; of backends that read in one go, made. */
-static kakeya_status begin_rows(prompt_image *picture, kakeya_engine *engine, mem_account *account, bool *known,
+static kakeya_status begin_rows(prompt_medium *medium, kakeya_engine *engine, mem_account *account, bool *known,
                                 kakeya_error *error) {
-    const size_t values = picture->place.n * (size_t)engine->verifier->config.hidden;
-    picture->rows = mem_alloc(account, MEM_WORKSPACE, values * sizeof(float));
-    if (!picture->rows)
+    const size_t values = medium->place.n * (size_t)engine->verifier->config.hidden;
+    medium->rows = mem_alloc(account, MEM_WORKSPACE, values * sizeof(float));
+    if (!medium->rows)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s of %zu tokens: out of memory",
-                         picture->is_sound ? "a sound" : "an image", picture->place.n);
-    *known = image_rows_find(engine->image_rows, picture->place.digest, picture->rows, values);
+                         medium->is_sound ? "a sound" : "an image", medium->place.n);
+    *known = image_rows_find(engine->image_rows, medium->place.digest, medium->rows, values);
     if (*known) return KAKEYA_OK;
     kakeya_status status =
-        picture->is_sound ? begin_sound(picture, engine, error) : begin_picture(picture, engine, account, error);
+        medium->is_sound ? begin_sound(medium, engine, error) : begin_picture(medium, engine, account, error);
     if (status != KAKEYA_OK) {
-        mem_free(picture->rows);
-        picture->rows = NULL;
-    } else if (is_made(picture)) {
-        note_made(picture, engine);
+        mem_free(medium->rows);
+        medium->rows = NULL;
+    } else if (is_made(medium)) {
+        note_made(medium, engine);
     }
     return status;
 }
 
 /* Whether the rows can be made, or gone on with, in what is left of the step. */
-static bool has_time(const prompt_image *picture, const backend_ops *ops, const image_time *time) {
+static bool has_time(const prompt_medium *medium, const backend_ops *ops, const media_time *time) {
     if (!time) return true;
     if (time->seconds <= 0) return false;
-    const bool pieces = (picture->is_sound ? ops->sound_begin != NULL : ops->image_begin != NULL) && !picture->whole;
-    return pieces || !time->rows || time->spent / (double)time->rows * (double)picture->place.n <= time->seconds;
+    const bool pieces = (medium->is_sound ? ops->sound_begin != NULL : ops->image_begin != NULL) && !medium->whole;
+    return pieces || !time->rows || time->spent / (double)time->rows * (double)medium->place.n <= time->seconds;
 }
 
-static kakeya_status make_rows(prompt_image *picture, kakeya_engine *engine, mem_account *account, image_time *time,
+static kakeya_status make_rows(prompt_medium *medium, kakeya_engine *engine, mem_account *account, media_time *time,
                                kakeya_error *error) {
     const backend_ops *ops = engine->ops;
     const double begin = clock_seconds();
     bool known = false;
-    kakeya_status status = picture->rows ? KAKEYA_OK : begin_rows(picture, engine, account, &known, error);
-    if (picture->reading || picture->hearing) {
+    kakeya_status status = medium->rows ? KAKEYA_OK : begin_rows(medium, engine, account, &known, error);
+    if (medium->reading || medium->hearing) {
         bool made = false;
-        const double left = time && !picture->whole ? time->seconds - (clock_seconds() - begin) : INFINITY;
-        status = picture->reading ? ops->image_step(picture->reading, left, &made, error)
-                                  : ops->sound_step(picture->hearing, left, &made, error);
-        if (made || status != KAKEYA_OK) end_reading(picture, ops);
-        if (status == KAKEYA_OK && made) note_made(picture, engine);
+        const double left = time && !medium->whole ? time->seconds - (clock_seconds() - begin) : INFINITY;
+        status = medium->reading ? ops->image_step(medium->reading, left, &made, error)
+                                 : ops->sound_step(medium->hearing, left, &made, error);
+        if (made || status != KAKEYA_OK) end_reading(medium, ops);
+        if (status == KAKEYA_OK && made) note_made(medium, engine);
         if (status != KAKEYA_OK) {
-            mem_free(picture->rows);
-            picture->rows = NULL;
+            mem_free(medium->rows);
+            medium->rows = NULL;
         }
     }
     if (!time || known) return status;
     const double seconds = clock_seconds() - begin;
     time->seconds -= seconds;
     time->spent += seconds;
-    if (is_made(picture)) time->rows += picture->place.n;
+    if (is_made(medium)) time->rows += medium->place.n;
     return status;
 }
 
-kakeya_status prompt_images_give(prompt_images *images, kakeya_engine *engine, mem_account *account, size_t from,
-                                 size_t end, image_time *time, bool *ready, const backend_given **given, int *n_given,
-                                 kakeya_error *error) {
+kakeya_status prompt_media_give(prompt_media *media, kakeya_engine *engine, mem_account *account, size_t from,
+                                size_t end, media_time *time, bool *ready, const backend_given **given, int *n_given,
+                                kakeya_error *error) {
     int n = 0;
     *ready = true;
     *given = NULL;
     *n_given = 0;
-    for (size_t i = 0; i < images->n; i++) {
-        prompt_image *picture = &images->image[i];
-        if (picture->place.begin < from || picture->place.begin >= end) {
-            if (picture->place.begin < from) { /* has been computed */
-                mem_free(picture->rows);
-                picture->rows = NULL;
+    for (size_t i = 0; i < media->n; i++) {
+        prompt_medium *medium = &media->medium[i];
+        if (medium->place.begin < from || medium->place.begin >= end) {
+            if (medium->place.begin < from) { /* has been computed */
+                mem_free(medium->rows);
+                medium->rows = NULL;
             }
             continue;
         }
-        if (!is_made(picture)) {
+        if (!is_made(medium)) {
             const double spent = time ? time->spent : 0;
-            const bool now = has_time(picture, engine->ops, time);
-            kakeya_status status = now ? make_rows(picture, engine, account, time, error) : KAKEYA_OK;
+            const bool now = has_time(medium, engine->ops, time);
+            kakeya_status status = now ? make_rows(medium, engine, account, time, error) : KAKEYA_OK;
             if (status != KAKEYA_OK) return status;
             if (time && time->apart && time->spent > spent) *ready = false;
-            if (!is_made(picture)) {
+            if (!is_made(medium)) {
                 *ready = false;
                 return KAKEYA_OK;
             }
         }
-        images->given[n++] = (backend_given){.first = (int)(picture->place.begin - from),
-                                             .n = (int)picture->place.n,
-                                             .rows = picture->rows,
-                                             .both_ways = !picture->is_sound && engine->verifier->vision->both_ways};
+        media->given[n++] = (backend_given){.first = (int)(medium->place.begin - from),
+                                            .n = (int)medium->place.n,
+                                            .rows = medium->rows,
+                                            .both_ways = !medium->is_sound && engine->verifier->vision->both_ways};
     }
     if (!*ready) return KAKEYA_OK;
-    *given = n ? images->given : NULL;
+    *given = n ? media->given : NULL;
     *n_given = n;
     return KAKEYA_OK;
 }
@@ -453,10 +454,10 @@ static bool same(const timeline_image *a, const timeline_image *b) {
     return a->begin == b->begin && a->n == b->n && memcmp(a->digest, b->digest, sizeof a->digest) == 0;
 }
 
-size_t prompt_images_common(const prompt_images *images, const decode_timeline *t, size_t common) {
+size_t prompt_media_common(const prompt_media *media, const decode_timeline *t, size_t common) {
     size_t i = 0;
     for (;; i++) {
-        const timeline_image *a = i < images->n ? &images->image[i].place : NULL;
+        const timeline_image *a = i < media->n ? &media->medium[i].place : NULL;
         const timeline_image *b = i < t->n_images ? &t->images[i] : NULL;
         if (a && b && same(a, b) && a->begin + a->n <= common) continue;
         if (a && a->begin < common) common = a->begin;
