@@ -66,6 +66,7 @@ static void print_commands(void) {
            "/save FILE   keep the conversation and its memory in FILE\n"
            "/load FILE   go on with the conversation in FILE\n"
            "/image FILE  give your next message the picture in FILE, or FILE,budget=N: of N tokens at most\n"
+           "/audio FILE  give your next message the sound in FILE\n"
            "/exit        leave (Ctrl-D as well)\n"
            "Ctrl-C ends an answer; at the prompt, twice leaves.\n");
 }
@@ -82,26 +83,34 @@ typedef struct chat {
 
 static void tell(const kakeya_error *error) { fprintf(stderr, "kakeya run: %s\n", error->message); }
 
-/* The conversation's tokens and, in the order of their places, its pictures. */
+static kakeya_status medium_tokens(const kakeya_engine *engine, const kakeya_media *media, int *tokens,
+                                   kakeya_error *error) {
+    return media->sound ? kakeya_engine_sound_tokens(engine, media->sound, tokens, error)
+                        : kakeya_engine_image_tokens(engine, media, tokens, error);
+}
+
+/* The conversation's tokens and, in the order of their places, its pictures and sounds. */
 static kakeya_status talk_tokens(const chat *c, kakeya_media **media, int32_t **ids, size_t *n, kakeya_error *error) {
     const conversation *talk = &c->talk;
     const kakeya_tokenizer *tokenizer = kakeya_engine_tokenizer(c->engine);
-    if (!talk->n_pictures)
+    if (!talk->n_media)
         return kakeya_message_tokens(tokenizer, talk->messages, talk->n, c->options->thinking, ids, n, error);
-    int *lengths = calloc(talk->n_pictures, sizeof *lengths);
+    int *lengths = calloc(2 * talk->n_media, sizeof *lengths), *sounds = lengths ? lengths + talk->n_media : NULL;
     char *json = conversation_print(talk);
-    *media = calloc(talk->n_pictures, sizeof **media);
+    *media = calloc(talk->n_media, sizeof **media);
     kakeya_status status = KAKEYA_OK;
-    if (!lengths || !json || !*media) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
-    for (size_t i = 0; i < talk->n_pictures && !status; i++) {
-        (*media)[i] = talk->pictures[i].image.media;
-        status = kakeya_engine_image_tokens(c->engine, &(*media)[i], &lengths[i], error);
-    }
     kakeya_chat_options options;
     kakeya_chat_options_init(&options);
     options.thinking = c->options->thinking;
     options.image_tokens = lengths;
-    options.n_images = talk->n_pictures;
+    options.sound_tokens = sounds;
+    if (!lengths || !json || !*media) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    for (size_t i = 0; i < talk->n_media && !status; i++) {
+        (*media)[i] = talk->media[i].medium.media;
+        status = medium_tokens(
+            c->engine, &(*media)[i],
+            talk->media[i].medium.is_sound ? &sounds[options.n_sounds++] : &lengths[options.n_images++], error);
+    }
     if (!status) status = kakeya_chat_tokens(tokenizer, json, strlen(json), &options, ids, n, NULL, error);
     cJSON_free(json);
     free(lengths);
@@ -124,7 +133,7 @@ static void answer_turn(chat *c, const char *line) {
     }
     terminal_clear_interrupt();
     if (talk_tokens(c, &media, &ids, &n, &error)) goto failed;
-    if (kakeya_session_sync_media(c->session, ids, n, media, c->talk.n_pictures, NULL, terminal_progress, NULL, &error))
+    if (kakeya_session_sync_media(c->session, ids, n, media, c->talk.n_media, NULL, terminal_progress, NULL, &error))
         goto failed;
     terminal_clear_progress();
     if (answer_generate(c->options, ANSWER_MESSAGE, NULL, 0, c->engine, c->session, &a, &stats, &error)) goto failed;
@@ -146,21 +155,23 @@ done:
     kakeya_free(ids);
 }
 
-static void add_image(chat *c, const char *given) {
+static void add_medium(chat *c, const char *given, bool is_sound) {
+    const char *kind = is_sound ? "sound" : "picture";
     kakeya_error error = {0};
-    cli_image image = {0};
+    cli_medium medium = {0};
     int tokens;
-    if (*given == '-' && (!given[1] || given[1] == ',')) {
-        printf("/image needs a file: standard input is this chat\n");
-    } else if (cli_image_read("/image", given, c->image_budget, &image, &error) ||
-               kakeya_engine_image_tokens(c->engine, &image.media, &tokens, &error)) {
+    if (*given == '-' && (!given[1] || (given[1] == ',' && !is_sound))) {
+        printf("%s needs a file: standard input is this chat\n", is_sound ? "/audio" : "/image");
+    } else if ((is_sound ? cli_sound_read(given, &medium, &error)
+                         : cli_image_read("/image", given, c->image_budget, &medium, &error)) ||
+               medium_tokens(c->engine, &medium.media, &tokens, &error)) {
         tell(&error);
-        cli_image_free(&image);
-    } else if (!conversation_add_picture(&c->talk, &image)) {
-        cli_image_free(&image);
-        printf("out of memory for the picture\n");
+        cli_medium_free(&medium);
+    } else if (!conversation_add_medium(&c->talk, &medium)) {
+        cli_medium_free(&medium);
+        printf("out of memory for the %s\n", kind);
     } else {
-        printf("(a picture of %d tokens stands before your next message)\n", tokens);
+        printf("(a %s of %d tokens stands before your next message)\n", kind, tokens);
     }
 }
 
@@ -208,11 +219,12 @@ static bool take_line(chat *c, const char *line) {
     } else if (strcmp(line, "/reset") == 0) {
         conversation_cut(&c->talk, c->first);
         printf("(the conversation starts anew)\n");
-    } else if ((file = operand(line, "/image")) || (file = operand(line, "/save")) || (file = operand(line, "/load"))) {
+    } else if ((file = operand(line, "/image")) || (file = operand(line, "/audio")) ||
+               (file = operand(line, "/save")) || (file = operand(line, "/load"))) {
         if (!*file) {
             printf("%.*s needs the name of a file\n", (int)strcspn(line, " "), line);
-        } else if (line[1] == 'i') {
-            add_image(c, file);
+        } else if (line[1] == 'i' || line[1] == 'a') {
+            add_medium(c, file, line[1] == 'a');
         } else if (line[1] == 's') {
             save(c, file);
         } else {

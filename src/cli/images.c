@@ -30,10 +30,9 @@ static bool known(int budget) {
     return false;
 }
 
-kakeya_status cli_image_read(const char *option, const char *given, int budget, cli_image *out, kakeya_error *error) {
-    *out = (cli_image){.media.budget = budget};
+kakeya_status cli_image_read(const char *option, const char *given, int budget, cli_medium *out, kakeya_error *error) {
+    *out = (cli_medium){.media.budget = budget};
     char *path = split(given, &out->media.budget);
-    kakeya_image *image = NULL;
     kakeya_status status = KAKEYA_OK;
     if (!path) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", option);
     if (!status && out->media.budget && !known(out->media.budget))
@@ -41,46 +40,57 @@ kakeya_status cli_image_read(const char *option, const char *given, int budget, 
                            "%s %s: the budget is %d tokens, must be 70, 140, 280, 560 or 1120", option, path,
                            out->media.budget);
     if (!status) status = input_read(path, &out->data, &out->bytes, error);
-    if (!status) status = kakeya_image_open(input_name(path), out->data, out->bytes, &image, error);
-    out->media.image = image;
+    if (!status) status = cli_medium_decode(input_name(path), out, error);
     free(path);
-    if (status) cli_image_free(out);
+    if (status) cli_medium_free(out);
     return status;
 }
 
-void cli_image_free(cli_image *image) {
-    kakeya_image_close((kakeya_image *)(uintptr_t)image->media.image);
-    free(image->data);
-    *image = (cli_image){0};
+kakeya_status cli_sound_read(const char *path, cli_medium *out, kakeya_error *error) {
+    *out = (cli_medium){.is_sound = true};
+    kakeya_status status = input_read(path, &out->data, &out->bytes, error);
+    if (!status) status = cli_medium_decode(input_name(path), out, error);
+    if (status) cli_medium_free(out);
+    return status;
 }
 
-static kakeya_status read_sound(const char *path, kakeya_media *out, kakeya_error *error) {
-    char *data;
-    size_t bytes;
-    kakeya_sound *heard;
-    *out = (kakeya_media){0};
-    kakeya_status status = input_read(path, &data, &bytes, error);
-    if (status) return status;
-    status = kakeya_sound_open(input_name(path), data, bytes, &heard, error);
-    free(data);
-    out->sound = heard;
+kakeya_status cli_medium_decode(const char *name, cli_medium *medium, kakeya_error *error) {
+    kakeya_image *image = NULL;
+    kakeya_sound *heard = NULL;
+    kakeya_status status = medium->is_sound ? kakeya_sound_open(name, medium->data, medium->bytes, &heard, error)
+                                            : kakeya_image_open(name, medium->data, medium->bytes, &image, error);
+    medium->media.image = image;
+    medium->media.sound = heard;
     return status;
+}
+
+void cli_medium_free(cli_medium *medium) {
+    kakeya_image_close((kakeya_image *)(uintptr_t)medium->media.image);
+    kakeya_sound_close((kakeya_sound *)(uintptr_t)medium->media.sound);
+    free(medium->data);
+    *medium = (cli_medium){0};
+}
+
+/* Keeps what was decoded, without the file. */
+static void take(cli_images *all, const cli_medium *medium) {
+    free(medium->data);
+    all->media[all->n++] = medium->media;
 }
 
 kakeya_status cli_images_read(const cli_texts *names, int budget, const cli_texts *sounds, cli_images *out,
                               kakeya_error *error) {
     *out = (cli_images){0};
     for (size_t i = 0; i < names->n; i++) {
-        cli_image image;
+        cli_medium image;
         kakeya_status status = cli_image_read("--image", names->text[i], budget, &image, error);
         if (status) return status;
-        free(image.data);
-        out->media[out->n++] = image.media;
+        take(out, &image);
     }
     for (; sounds && out->sounds < sounds->n; out->sounds++) {
-        kakeya_status status = read_sound(sounds->text[out->sounds], &out->media[out->n], error);
+        cli_medium heard;
+        kakeya_status status = cli_sound_read(sounds->text[out->sounds], &heard, error);
         if (status) return status;
-        out->n++;
+        take(out, &heard);
     }
     return KAKEYA_OK;
 }

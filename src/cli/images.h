@@ -21,17 +21,22 @@ typedef struct cli_images {
         CLI_OPTION(.name = "image-budget", .argument = "N", .kind = CLI_INT, .target = (limit), .min = 0, .max = 1120, \
                    .help = "maximum tokens per picture: 70, 140, 280, 560 or 1120 (as the model says, usually 280)")
 
-/* A picture and its file. */
-typedef struct cli_image {
+/* A picture or a sound, and its file. */
+typedef struct cli_medium {
     kakeya_media media;
-    char *data; /* malloc'ed */
+    bool is_sound; /* also where it is not decoded yet */
+    char *data;    /* malloc'ed */
     size_t bytes;
-} cli_image;
+} cli_medium;
 
-/* FILE or FILE,budget=N that `option` names, which begins messages. budget: where none is named; 0: the model's. *out
- * is freed by cli_image_free, and zeroed on failure. */
-kakeya_status cli_image_read(const char *option, const char *given, int budget, cli_image *out, kakeya_error *error);
-void cli_image_free(cli_image *image); /* a zeroed one is fine */
+/* The picture FILE or FILE,budget=N that `option` names, which begins messages. budget: where none is named; 0: the
+ * model's. *out is freed by cli_medium_free, and zeroed on failure. */
+kakeya_status cli_image_read(const char *option, const char *given, int budget, cli_medium *out, kakeya_error *error);
+/* The sound in a file; *out as above. */
+kakeya_status cli_sound_read(const char *path, cli_medium *out, kakeya_error *error);
+/* Decodes the file that is in *medium, called `name` in messages. */
+kakeya_status cli_medium_decode(const char *name, cli_medium *medium, kakeya_error *error);
+void cli_medium_free(cli_medium *medium); /* a zeroed one is fine */
 
 /* FILE of FILE,budget=N; malloc'ed, NULL when out of memory. */
 char *cli_image_path(const char *given);

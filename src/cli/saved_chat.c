@@ -1,6 +1,7 @@
 /* The file: a line that names the form, a line with the size of the messages in bytes, the messages as JSON in OpenAI's
- * form, with pictures the bytes of their files one after the other, and the session as the library saves it. A part of
- * type "image" says how many bytes its file has and the budget. */
+ * form, with pictures and sounds the bytes of their files one after the other, and the session as the library saves it.
+ * A part of type "image" says how many bytes its file has and the budget, one of type "audio" how many bytes. The first
+ * line of files without sounds is the one from before there were any, so that older programs read them. */
 #include "cli/saved_chat.h"
 
 #include <cjson/cJSON.h>
@@ -14,7 +15,8 @@
 #include "base/json.h"
 #include "cli/input.h"
 
-static const char form[] = "kakeya chat 1\n", form_with_pictures[] = "kakeya chat 2\n";
+static const char form[] = "kakeya chat 1\n", form_with_pictures[] = "kakeya chat 2\n",
+                  form_with_sounds[] = "kakeya chat 3\n";
 
 enum { MAX_MESSAGES_BYTES = 1 << 28 };
 
@@ -22,15 +24,14 @@ enum { MAX_MESSAGES_BYTES = 1 << 28 };
 
 void conversation_cut(conversation *c, size_t n) {
     while (c->n > n) free((void *)(uintptr_t)c->messages[--c->n].content);
-    while (c->n_pictures && c->pictures[c->n_pictures - 1].message >= n)
-        cli_image_free(&c->pictures[--c->n_pictures].image);
+    while (c->n_media && c->media[c->n_media - 1].message >= n) cli_medium_free(&c->media[--c->n_media].medium);
 }
 
-bool conversation_add_picture(conversation *c, const cli_image *image) {
-    conversation_picture *larger = realloc(c->pictures, (c->n_pictures + 1) * sizeof *larger);
+bool conversation_add_medium(conversation *c, const cli_medium *medium) {
+    conversation_medium *larger = realloc(c->media, (c->n_media + 1) * sizeof *larger);
     if (!larger) return false;
-    c->pictures = larger;
-    c->pictures[c->n_pictures++] = (conversation_picture){.message = c->n, .image = *image};
+    c->media = larger;
+    c->media[c->n_media++] = (conversation_medium){.message = c->n, .medium = *medium};
     return true;
 }
 
@@ -51,7 +52,7 @@ bool conversation_add(conversation *c, const char *role, const char *content) {
 void conversation_free(conversation *c) {
     conversation_cut(c, 0);
     free(c->messages);
-    free(c->pictures);
+    free(c->media);
     *c = (conversation){0};
 }
 
@@ -61,17 +62,17 @@ static bool add_part(cJSON *parts, cJSON *part) {
     return false;
 }
 
-/* The text of message i behind its pictures, of which *picture is the next. */
-static bool add_parts(cJSON *message, const conversation *c, size_t i, size_t *picture) {
+/* The text of message i behind its pictures and sounds, of which *next is the next. */
+static bool add_parts(cJSON *message, const conversation *c, size_t i, size_t *next) {
     cJSON *parts = cJSON_AddArrayToObject(message, "content");
-    for (; *picture < c->n_pictures && c->pictures[*picture].message == i; ++*picture) {
-        const cli_image *image = &c->pictures[*picture].image;
+    for (; *next < c->n_media && c->media[*next].message == i; ++*next) {
+        const cli_medium *medium = &c->media[*next].medium;
         cJSON *part = cJSON_CreateObject();
         if (!add_part(parts, part)) return false;
-        if (!cJSON_AddStringToObject(part, "type", "image") ||
-            !cJSON_AddNumberToObject(part, "bytes", (double)image->bytes) ||
-            !cJSON_AddNumberToObject(part, "budget", image->media.budget))
+        if (!cJSON_AddStringToObject(part, "type", medium->is_sound ? "audio" : "image") ||
+            !cJSON_AddNumberToObject(part, "bytes", (double)medium->bytes))
             return false;
+        if (!medium->is_sound && !cJSON_AddNumberToObject(part, "budget", medium->media.budget)) return false;
     }
     cJSON *text = cJSON_CreateObject();
     return add_part(parts, text) && cJSON_AddStringToObject(text, "type", "text") &&
@@ -81,14 +82,14 @@ static bool add_parts(cJSON *message, const conversation *c, size_t i, size_t *p
 char *conversation_print(const conversation *c) {
     cJSON *list = cJSON_CreateArray();
     bool made = list != NULL;
-    size_t picture = 0;
+    size_t next = 0;
     for (size_t i = 0; i < c->n && made; i++) {
         const char *role = strcmp(c->messages[i].role, "model") == 0 ? "assistant" : c->messages[i].role;
-        const bool plain = picture == c->n_pictures || c->pictures[picture].message != i;
+        const bool plain = next == c->n_media || c->media[next].message != i;
         cJSON *message = cJSON_CreateObject();
         made = add_part(list, message) && cJSON_AddStringToObject(message, "role", role) &&
                (plain ? cJSON_AddStringToObject(message, "content", c->messages[i].content) != NULL
-                      : add_parts(message, c, i, &picture));
+                      : add_parts(message, c, i, &next));
     }
     char *text = made ? cJSON_PrintUnformatted(list) : NULL;
     cJSON_Delete(list);
@@ -105,19 +106,23 @@ static const char *known_role(const char *role) {
     return NULL;
 }
 
-/* A picture of the next message, whose file is not read yet. */
-static kakeya_status parse_picture(const char *path, const cJSON *part, conversation *c, kakeya_error *error) {
+static const char *kind_of(const cli_medium *medium) { return medium->is_sound ? "sound" : "picture"; }
+
+/* A picture or a sound of the next message, whose file is not read yet. */
+static kakeya_status parse_medium(const char *path, const cJSON *part, bool is_sound, conversation *c,
+                                  kakeya_error *error) {
     json_reader reader = {.name = path, .error = error};
-    const cli_image image = {.bytes = (size_t)json_int(&reader, part, "bytes", 1, INPUT_MAX_BYTES, 0),
-                             .media.budget = json_int(&reader, part, "budget", 0, 1 << 20, 0)};
-    if (!reader.status && !image.bytes)
-        return error_set(error, KAKEYA_FORMAT, "%s: a picture of message %zu has no size", path, c->n);
-    if (!reader.status && !conversation_add_picture(c, &image))
+    const cli_medium medium = {.bytes = (size_t)json_int(&reader, part, "bytes", 1, INPUT_MAX_BYTES, 0),
+                               .is_sound = is_sound,
+                               .media.budget = is_sound ? 0 : json_int(&reader, part, "budget", 0, 1 << 20, 0)};
+    if (!reader.status && !medium.bytes)
+        return error_set(error, KAKEYA_FORMAT, "%s: a %s of message %zu has no size", path, kind_of(&medium), c->n);
+    if (!reader.status && !conversation_add_medium(c, &medium))
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", path);
     return reader.status;
 }
 
-/* A message's text; its pictures go to the conversation. */
+/* A message's text; its pictures and sounds go to the conversation. */
 static kakeya_status parse_content(const char *path, const cJSON *message, conversation *c, const char **text,
                                    kakeya_error *error) {
     const cJSON *parts = json_get(message, "content"), *part;
@@ -130,8 +135,9 @@ static kakeya_status parse_content(const char *path, const cJSON *message, conve
     cJSON_ArrayForEach(part, parts) {
         const char *type = json_string(&reader, part, "type", "");
         kakeya_status status = reader.status;
-        if (!status && strcmp(type, "image") == 0)
-            status = parse_picture(path, part, c, error);
+        const bool is_sound = strcmp(type, "audio") == 0;
+        if (!status && (is_sound || strcmp(type, "image") == 0))
+            status = parse_medium(path, part, is_sound, c, error);
         else if (!status)
             *text = json_string(&reader, part, "text", "");
         if (status) return status;
@@ -178,16 +184,22 @@ static bool put(void *user, const void *data, size_t bytes) {
     return !s->status;
 }
 
+static const char *form_of(const conversation *c) {
+    for (size_t i = 0; i < c->n_media; i++)
+        if (c->media[i].medium.is_sound) return form_with_sounds;
+    return c->n_media ? form_with_pictures : form;
+}
+
 static kakeya_status write_all(sink *s, const char *path, const conversation *c, const kakeya_session *session,
                                kakeya_error *error) {
     char *messages = conversation_print(c), size[32];
-    const char *name = c->n_pictures ? form_with_pictures : form;
+    const char *name = form_of(c);
     if (!messages) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", path);
     snprintf(size, sizeof size, "%zu\n", strlen(messages));
     bool written = put(s, name, strlen(name)) && put(s, size, strlen(size)) && put(s, messages, strlen(messages));
     cJSON_free(messages);
-    for (size_t i = 0; i < c->n_pictures && written; i++)
-        written = put(s, c->pictures[i].image.data, c->pictures[i].image.bytes);
+    for (size_t i = 0; i < c->n_media && written; i++)
+        written = put(s, c->media[i].medium.data, c->media[i].medium.bytes);
     if (!written) return s->status;
     kakeya_status status = kakeya_session_save(session, put, s, error);
     return s->status ? s->status : status;
@@ -208,20 +220,21 @@ kakeya_status saved_chat_write(const char *path, const conversation *c, const ka
 
 static size_t get(void *user, void *data, size_t bytes) { return fread(data, 1, bytes, user); }
 
-/* The files of the pictures, which then are decoded. */
-static kakeya_status read_pictures(const char *path, FILE *file, conversation *c, kakeya_error *error) {
+/* The files of pictures and sounds, which then are decoded. */
+static kakeya_status read_media(const char *path, FILE *file, conversation *c, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
-    for (size_t i = 0; i < c->n_pictures && !status; i++) {
-        cli_image *image = &c->pictures[i].image;
-        kakeya_image *decoded = NULL;
-        image->data = malloc(image->bytes);
-        if (!image->data)
-            return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory for %zu bytes", path, image->bytes);
-        if (fread(image->data, 1, image->bytes, file) < image->bytes)
-            return error_set(error, KAKEYA_FORMAT, "%s: ends inside of picture %zu", path, i);
-        status = kakeya_image_open("picture", image->data, image->bytes, &decoded, error);
+    size_t sounds = 0;
+    for (size_t i = 0; i < c->n_media && !status; i++) {
+        cli_medium *medium = &c->media[i].medium;
+        const size_t index = medium->is_sound ? sounds : i - sounds;
+        sounds += medium->is_sound;
+        medium->data = malloc(medium->bytes);
+        if (!medium->data)
+            return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory for %zu bytes", path, medium->bytes);
+        if (fread(medium->data, 1, medium->bytes, file) < medium->bytes)
+            return error_set(error, KAKEYA_FORMAT, "%s: ends inside of %s %zu", path, kind_of(medium), index);
+        status = cli_medium_decode(kind_of(medium), medium, error);
         if (status) error_prefix(error, status, "%s", path);
-        image->media.image = decoded;
     }
     return status;
 }
@@ -229,7 +242,8 @@ static kakeya_status read_pictures(const char *path, FILE *file, conversation *c
 /* What stands before the session. */
 static kakeya_status read_messages(const char *path, FILE *file, conversation *c, kakeya_error *error) {
     char line[32];
-    if (!fgets(line, sizeof line, file) || (strcmp(line, form) != 0 && strcmp(line, form_with_pictures) != 0)) {
+    if (!fgets(line, sizeof line, file) ||
+        (strcmp(line, form) != 0 && strcmp(line, form_with_pictures) != 0 && strcmp(line, form_with_sounds) != 0)) {
         return error_set(error, KAKEYA_FORMAT, "%s: not a conversation written by /save", path);
     }
     char *end;
@@ -245,7 +259,7 @@ static kakeya_status read_messages(const char *path, FILE *file, conversation *c
         status = error_set(error, KAKEYA_FORMAT, "%s: ends after %zu of %llu bytes of messages", path, got, bytes);
     }
     if (!status) status = parse_messages(path, text, bytes, c, error);
-    if (!status) status = read_pictures(path, file, c, error);
+    if (!status) status = read_media(path, file, c, error);
     free(text);
     return status;
 }

@@ -1,29 +1,30 @@
-/* A conversation, and one in a file: its messages, its pictures and the session's memory, so that going on computes
- * only what is new. */
+/* A conversation, and one in a file: its messages, its pictures and sounds and the session's memory, so that going
+ * on computes only what is new. */
 #ifndef KAKEYA_CLI_SAVED_CHAT_H
 #define KAKEYA_CLI_SAVED_CHAT_H
 
 #include "cli/images.h"
 
 /* Stands before the text of a user's message. */
-typedef struct conversation_picture {
+typedef struct conversation_medium {
     size_t message;
-    cli_image image;
-} conversation_picture;
+    cli_medium medium;
+} conversation_medium;
 
 /* Messages whose contents are malloc'ed; roles are literals. */
 typedef struct conversation {
     kakeya_message *messages;
     size_t n, capacity;
-    conversation_picture *pictures; /* in the order of messages; those of message n wait for it */
-    size_t n_pictures;
+    conversation_medium *media; /* in the order of messages; those of message n wait for it */
+    size_t n_media;
 } conversation;
 
-/* Pictures that wait for a message are dropped, too. */
+/* Pictures and sounds that wait for a message are dropped, too. */
 void conversation_cut(conversation *c, size_t n);
-/* Gives the next message a picture, which is the conversation's from then on. False when out of memory. */
-bool conversation_add_picture(conversation *c, const cli_image *image);
-/* As messages in OpenAI's form, a picture as a part of type "image"; freed with cJSON_free. NULL when out of memory. */
+/* Gives the next message a picture or a sound, which is the conversation's from then on. False when out of memory. */
+bool conversation_add_medium(conversation *c, const cli_medium *medium);
+/* As messages in OpenAI's form, a picture as a part of type "image", a sound as one of type "audio"; freed with
+ * cJSON_free. NULL when out of memory. */
 char *conversation_print(const conversation *c);
 /* Takes a copy of the content. role: "system", "user" or "model". False when out of memory. */
 bool conversation_add(conversation *c, const char *role, const char *content);

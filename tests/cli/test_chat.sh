@@ -40,6 +40,7 @@ expect /reset
 expect /save FILE
 expect /load FILE
 expect /image FILE
+expect /audio FILE
 expect > 
 send /reset
 expect anew
@@ -369,6 +370,112 @@ end
 exit 0
 SCRIPT
 }
+# --- sounds
+hears="--model tests/data/vision/tiny-e --backend cpu --precision f32 --threads 2 --ignore-eos --max-tokens 8"
+sounds=tests/data/sounds
+# shellcheck disable=SC2086
+{
+    works "an answer about a sound and a picture" run $hears --image $images/photo.jpg --image-budget 70 \
+        --audio $sounds/chirp.wav 'What is this?'
+    cp "$WORK/out" "$WORK/expected"
+    play "/audio gives the next message a sound" run $hears --image-budget 70 <<SCRIPT
+expect > 
+send /audio
+expect /audio needs the name of a file
+expect > 
+send /audio README.md
+expect kakeya run: README.md: neither WAV, FLAC nor MP3
+expect > 
+send /audio -
+expect /audio needs a file: standard input is this chat
+expect > 
+send /image $images/photo.jpg
+expect (a picture of 63 tokens stands before your next message)
+expect > 
+send /audio $sounds/chirp.wav
+expect (a sound of 15 tokens stands before your next message)
+expect > 
+send What is this?
+expect tokens per forward
+expect > 
+send /audio $sounds/sweep-24000.mp3
+expect before your next message
+expect > 
+send /image $images/text.png
+expect before your next message
+expect > 
+send and this?
+expect tokens per forward
+expect > 
+end
+exit 0
+SCRIPT
+    show_answer 'What is this?' >"$WORK/found"
+    check "whose answer is that of run --audio" sh -c "test -s '$WORK/expected' && cmp '$WORK/expected' '$WORK/found'"
+    show_answer 'and this?' >"$WORK/expected"
+    play "/save keeps sounds beside pictures" run $hears --image-budget 70 <<SCRIPT
+expect > 
+send /image $images/photo.jpg
+expect > 
+send /audio $sounds/chirp.wav
+expect > 
+send What is this?
+expect tokens per forward
+expect > 
+send /save $WORK/sounds
+expect (2 messages saved
+expect > 
+end
+exit 0
+SCRIPT
+    bytes=$(($(wc -c <$sounds/chirp.wav) + $(wc -c <$images/photo.jpg)))
+    check "in a file that holds their bytes" test "$(wc -c <"$WORK/sounds")" -gt "$bytes"
+    check "and is of a form of its own" test "$(head -n 1 "$WORK/sounds")" = "kakeya chat 3"
+    check "which pictures alone are not" test "$(head -n 1 "$WORK/pictures")" = "kakeya chat 2"
+    play "/load goes on with them" run $hears --image-budget 70 <<SCRIPT
+expect > 
+send /load $WORK/sounds
+expect (2 messages loaded from $WORK/sounds, with 
+expect > 
+send /audio $sounds/sweep-24000.mp3
+expect > 
+send /image $images/text.png
+expect > 
+send and this?
+expect tokens per forward
+expect > 
+end
+exit 0
+SCRIPT
+    show_answer 'and this?' >"$WORK/found"
+    check "with the answer that it would have had" sh -c "test -s '$WORK/expected' && cmp '$WORK/expected' '$WORK/found'"
+    head -c $((bytes - 100)) "$WORK/sounds" >"$WORK/short"
+    printf 'kakeya chat 3\n56\n[{"role":"user","content":[{"type":"audio","bytes":0}]}]' >"$WORK/empty"
+    printf 'kakeya chat 3\n56\n[{"role":"user","content":[{"type":"audio","bytes":9}]}]123456789' >"$WORK/noise"
+    play "a file that ends inside of a sound is refused, and so is no sound" run $hears <<SCRIPT
+expect > 
+send /load $WORK/short
+expect ends inside of sound 0
+expect > 
+send /load $WORK/empty
+expect bytes
+expect > 
+send /load $WORK/noise
+expect noise: sound: neither WAV, FLAC nor MP3
+expect > 
+end
+exit 0
+SCRIPT
+}
+play "a model that hears nothing says so" run --backend cpu <<SCRIPT
+expect > 
+send /audio $sounds/chirp.wav
+expect kakeya run: the model reads no sound
+expect > 
+end
+exit 0
+SCRIPT
+
 play "a model that reads no pictures says so" run --backend cpu <<SCRIPT
 expect > 
 send /image $images/photo.jpg
