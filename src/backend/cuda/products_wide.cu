@@ -321,22 +321,30 @@ static __global__ __launch_bounds__(THREADS, 2) void expert_kernel(const __grid_
     }
 }
 
-template <bool GATE_UP>
-static void launch_experts(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route) {
+template <bool GATE_UP> static dim3 expert_blocks(const cuda_feed_forward *f, const cuda_route *route) {
     int steps = (GATE_UP ? f->ldx : f->experts_down.ld) / CUDA_K_STEP, groups = WARPS / product_split(steps);
     int outs = GATE_UP ? f->expert_intermediate : f->down.out, each = (GATE_UP ? WIDE_OUTS / 2 : WIDE_OUTS) * groups;
-    launch_kernel(l, expert_kernel<GATE_UP>, dim3(ceil_div(outs, each), route->experts), dim3(THREADS),
-                  (size_t)EXPERT_BYTES, *f, *route);
+    return dim3(ceil_div(outs, each), route->experts);
 }
 
-/* Offsets in one expert's matrix are 32 bits. */
-static bool fits(const cuda_feed_forward *f) {
-    size_t gate_up = (size_t)2 * f->expert_intermediate * f->ldx, down = (size_t)f->down.out * f->experts_down.ld;
-    return !f->experts_gate_up.data || (gate_up < (size_t)1 << 30 && down < (size_t)1 << 30);
+template <bool GATE_UP>
+static void launch_experts(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route) {
+    launch_kernel(l, expert_kernel<GATE_UP>, expert_blocks<GATE_UP>(f, route), dim3(THREADS), (size_t)EXPERT_BYTES, *f,
+                  *route);
+}
+
+/* A block goes through all rows of its expert, so few blocks take longer than products.cu, where rows are items as
+ * well. Offsets in one expert's matrix are 32 bits. */
+template <bool GATE_UP>
+static bool serves_experts(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route) {
+    if (!f->experts_gate_up.data) return true;
+    dim3 blocks = expert_blocks<GATE_UP>(f, route);
+    size_t values = GATE_UP ? (size_t)2 * f->expert_intermediate * f->ldx : (size_t)f->down.out * f->experts_down.ld;
+    return (int)(blocks.x * blocks.y) >= l->multiprocessors && values < (size_t)1 << 30;
 }
 
 bool cuda_gate_up_wide(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
-    if (!serves(l, FFN_LEAST_ROWS, rows) || !fits(f)) return false;
+    if (!serves(l, FFN_LEAST_ROWS, rows) || !serves_experts<true>(l, f, route)) return false;
     if (f->gate.data) {
         dense_work w = {};
         w.x = f->x_dense;
@@ -357,7 +365,7 @@ bool cuda_gate_up_wide(const cuda_launch *l, const cuda_feed_forward *f, const c
 }
 
 bool cuda_experts_down_wide(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
-    if (!serves(l, FFN_LEAST_ROWS, rows) || !fits(f)) return false;
+    if (!serves(l, FFN_LEAST_ROWS, rows) || !serves_experts<false>(l, f, route)) return false;
     if (f->experts_down.data) launch_experts<false>(l, f, route);
     return true;
 }

@@ -197,8 +197,10 @@ static bool serves_dense(const cuda_launch *l, int rows, int blocks) {
     return serves_many(l, rows, MANY_LEAST_ROWS) && blocks * 2 >= l->multiprocessors * 3;
 }
 
-template <cuda_form FORM> static bool serves_experts(const cuda_launch *l, int rows) {
-    return serves_many(l, rows, FORM == CUDA_FORM_Q8 || FORM == CUDA_FORM_F8 ? MANY_WIDE_ROWS : MANY_LEAST_ROWS);
+/* A block goes through all rows of its expert: few blocks take longer than quant_form.cuh, where rows are items too. */
+template <cuda_form FORM> static bool serves_experts(const cuda_launch *l, int rows, dim3 blocks) {
+    return serves_many(l, rows, FORM == CUDA_FORM_Q8 || FORM == CUDA_FORM_F8 ? MANY_WIDE_ROWS : MANY_LEAST_ROWS) &&
+           (int)(blocks.x * blocks.y) >= l->multiprocessors;
 }
 
 template <cuda_form FORM, bool GATED, bool EXPERTS>
@@ -265,8 +267,10 @@ static void many_gate_up(const cuda_launch *l, cuda_feed_forward *f, const cuda_
             f->gate.data = nullptr;
         }
     }
-    if (f->experts_gate_up.data && serves_experts<FORM>(l, rows)) {
+    if (f->experts_gate_up.data) {
         many_work w = many_rows(f->x_experts, f->experts_gate_up.ld, f->ldx, rows);
+        dim3 blocks(ceil_div(f->expert_intermediate, many_outs(w.steps, true)), route->experts);
+        if (!serves_experts<FORM>(l, rows, blocks)) return;
         size_t bytes = strips_bytes<FORM>(f->expert_intermediate, f->experts_gate_up.ld);
         w.gate = f->experts_gate_up.data;
         w.up = behind(w.gate, bytes);
@@ -277,7 +281,7 @@ static void many_gate_up(const cuda_launch *l, cuda_feed_forward *f, const cuda_
         w.begin = route->begin;
         w.slot_row = route->slot_row;
         w.expert_bytes = 2 * bytes;
-        launch_many<FORM, true, true>(l, w, dim3(ceil_div(w.outs, many_outs(w.steps, true)), route->experts));
+        launch_many<FORM, true, true>(l, w, blocks);
         f->experts_gate_up.data = nullptr;
     }
 }
@@ -287,15 +291,17 @@ template <cuda_form FORM>
 static void many_down(const cuda_launch *l, cuda_feed_forward *f, const cuda_route *route, int rows) {
     if constexpr (row_scales<FORM>::AFFINE)
         return;
-    else if (f->experts_down.data && serves_experts<FORM>(l, rows)) {
+    else if (f->experts_down.data) {
         many_work w = many_rows(f->act_experts, f->experts_down.ld, f->experts_down.ld, rows);
+        dim3 blocks(ceil_div(f->down.out, many_outs(w.steps, false)), route->experts);
+        if (!serves_experts<FORM>(l, rows, blocks)) return;
         w.list.n = 1;
         w.list.product[0].w = f->experts_down.data;
         w.list.product[0].y = f->y_experts;
         w.list.product[0].out = w.list.product[0].ldy = f->down.out;
         w.begin = route->begin;
         w.expert_bytes = strips_bytes<FORM>(f->down.out, f->experts_down.ld);
-        launch_many<FORM, false, true>(l, w, dim3(ceil_div(f->down.out, many_outs(w.steps, false)), route->experts));
+        launch_many<FORM, false, true>(l, w, blocks);
         f->experts_gate_up.data = f->experts_down.data = nullptr;
     }
 }
