@@ -22,7 +22,6 @@ import statistics
 import struct
 import sys
 import tempfile
-import threading
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -129,7 +128,7 @@ def post(port, path, body):
     reply = connection.getresponse()
     if reply.status != 200:
         print(f"status {reply.status}: {reply.read()[:500]}", file=sys.stderr)
-        os._exit(1)  # of whichever thread
+        sys.exit(1)
     return connection, reply
 
 
@@ -150,36 +149,35 @@ def words(server):
     return found
 
 
-class Answer(threading.Thread):
-    """Answers of random words, one after the other, until it is stopped; and when their events came, a list for each."""
+def answer(port, seed, bias, stopped, seen, found):
+    """Answers of random words, one after the other, until they are stopped, in a process of their own, which no other client holds up.
+    seen counts the events; found receives when the events came, a list for each answer."""
+    draw, events = random.Random(seed), []
+    while not stopped.is_set():
+        prompt = [2, *(draw.randrange(50, 80) for _ in range(16))]
+        connection, reply = post(port, "/v1/completions", {"prompt": prompt, "max_tokens": -1, "temperature": 1, "logit_bias": bias})
+        events.append([])
+        while not stopped.is_set() and (line := reply.readline()):
+            came = time.monotonic()
+            if has_tokens(line):
+                events[-1].append(came)
+                seen.value += 1
+        reply.close()
+        connection.close()
+    found.put(events)
 
-    def __init__(self, port, seed, bias):
-        super().__init__(daemon=True)
-        self.port, self.draw, self.bias = port, random.Random(seed), bias
-        self.events, self.stopped = [], threading.Event()
-        self.start()
 
-    def run(self):
-        while not self.stopped.is_set():
-            prompt = [2, *(self.draw.randrange(50, 80) for _ in range(16))]
-            body = {"prompt": prompt, "max_tokens": -1, "temperature": 1, "logit_bias": self.bias}
-            connection, reply = post(self.port, "/v1/completions", body)
-            self.events.append([])
-            while not self.stopped.is_set() and (line := reply.readline()):
-                came = time.monotonic()
-                if has_tokens(line):
-                    self.events[-1].append(came)
-            reply.close()
-            connection.close()
-
-    def stop(self):
-        self.stopped.set()
-        self.join()
+def steps_of(events):
+    """When steps came: of events that come within ONE_STEP of one that counts none counts."""
+    times = events[:1]
+    for came in events:
+        if came - times[-1] > ONE_STEP:
+            times.append(came)
+    return times
 
 
 def read_pictures(port, bias, pictures, begin, seconds):
-    """One after the other, in a process of its own, whose work holds up none of the answers' threads. seconds receives those until the
-    first token of each."""
+    """One after the other, in a process of its own. seconds receives those until the first token of each."""
     begin.wait()
     for data in pictures:
         asked = time.monotonic()
@@ -187,8 +185,7 @@ def read_pictures(port, bias, pictures, begin, seconds):
         connection, reply = post(port, "/v1/chat/completions", body)
         while not has_tokens(line := reply.readline()):
             if not line:
-                print("the picture has no answer", file=sys.stderr)
-                os._exit(1)
+                sys.exit("the picture has no answer")
         seconds.put(time.monotonic() - asked)
         reply.read()
         connection.close()
@@ -201,8 +198,14 @@ def measure(server, bias, pictures):
     readers = [processes.Process(target=read_pictures, args=(server.port, bias, list_, told, seconds), daemon=True) for list_ in pictures]
     for r in readers:
         r.start()
-    answers = [Answer(server.port, i, bias) for i in range(wanted.answers)]
-    while not all(a.events and len(a.events[0]) > 4 for a in answers):
+    stopped, found = processes.Event(), processes.Queue()
+    seen = [processes.Value("q", 0, lock=False) for _ in range(wanted.answers)]
+    answers = [processes.Process(target=answer, args=(server.port, i, bias, stopped, n, found), daemon=True) for i, n in enumerate(seen)]
+    for a in answers:
+        a.start()
+    while not all(n.value > 4 for n in seen):
+        if any(a.exitcode for a in answers):
+            sys.exit(1)
         time.sleep(0.01)
     time.sleep(QUIET)
     begin = time.monotonic()
@@ -216,12 +219,13 @@ def measure(server, bias, pictures):
         time.sleep(QUIET)
     end = time.monotonic()
     time.sleep(0.2)  # whatever gap there is has ended
-    for a in answers:
-        a.stop()
+    stopped.set()
     gaps = []
-    for events in (events for a in answers for events in a.events):
-        times = [came for came, before in zip(events, [0, *events]) if came - before > ONE_STEP]
+    for events in (events for _ in answers for events in found.get()):
+        times = steps_of(events)
         gaps += [1000 * (y - x) for x, y in zip(times, times[1:]) if y > begin and x < end]
+    for a in answers:
+        a.join()
     gaps.sort()
     return {"gap_p50_ms": gaps[len(gaps) // 2], "gap_p99_ms": gaps[min(len(gaps) - 1, int(0.99 * len(gaps)))], "gap_longest_ms": gaps[-1],
             **({"picture_s": statistics.median(waits)} if waits else {})}

@@ -6,7 +6,9 @@
  */
 #include <array>
 #include <functional>
+#include <memory>
 
+#include "backend/cuda/products_wide.h"
 #include "backend/cuda/quant.h"
 #include "gpu/prompt_support.cuh"
 
@@ -413,16 +415,28 @@ struct many_route {
     }
 };
 
-/* Feed-forward blocks of many rows: the bits of the kernels for few. */
-void check_many_rows(cuda_form form) {
+/* Feed-forward blocks of many rows: the bits of the kernels for few. in_bf16: with bf16 weights of the form's values.
+ */
+void check_many_rows(cuda_form form, bool in_bf16 = false) {
     enum { EXPERTS = 12, RANK = 3 };
     static const int shapes[][3] = {{256, 160, 96}, {1568, 704, 104}, {2816, 40, 704}}; /* hidden, dense, experts */
     for (const auto &s : shapes) {
         const int hidden = s[0], dense = s[1], width = s[2];
         quant_matrix gate(form, dense, hidden, false), up(form, dense, hidden, false), down(form, hidden, dense, false),
             experts(form, EXPERTS * 2 * width, hidden, false), experts_down(form, EXPERTS * hidden, width, false);
-        for (int rows : {33, 70, 256}) {
-            many_route to(many_route::choose(rows, RANK, EXPERTS, rows == 70), RANK);
+        const quant_matrix *all[] = {&gate, &up, &down, &experts, &experts_down};
+        std::vector<std::unique_ptr<device_array<uint16_t>>> wide;
+        cuda_matrix m[5];
+        for (int i = 0; i < 5; i++) {
+            m[i] = all[i]->matrix;
+            if (!in_bf16) continue;
+            wide.push_back(std::make_unique<device_array<uint16_t>>(static_cast<size_t>(all[i]->out) * all[i]->ld));
+            wide.back()->set(all[i]->rounded());
+            m[i].data = wide.back()->data;
+            m[i].form = CUDA_FORM_BF16;
+        }
+        for (int rows : {33, 70, 140, 256}) {
+            many_route to(many_route::choose(rows, RANK, EXPERTS, rows == 70 || rows == 140), RANK);
             const int slots = rows * RANK;
             device_array<uint16_t> x(static_cast<size_t>(rows) * hidden);
             randomize(x, 0.5f);
@@ -439,12 +453,22 @@ void check_many_rows(cuda_form form) {
                 out_experts.poison();
                 CHECK(cudaMemset(act.data, 0, act.count * 2));
                 CHECK(cudaMemset(act_experts.data, 0, act_experts.count * 2));
-                cuda_feed_forward f = {
-                    gate.matrix,      up.matrix, down.matrix, experts.matrix, experts_down.matrix, width,
-                    x.data,           x.data,    hidden,      act.data,       act_experts.data,    out.data,
-                    out_experts.data, 0};
-                quant_gate_up(&l, &f, &to.route, rows);
-                quant_down(&l, &f, &to.route, rows);
+                cuda_feed_forward f = {m[0],
+                                       m[1],
+                                       m[2],
+                                       m[3],
+                                       m[4],
+                                       width,
+                                       x.data,
+                                       x.data,
+                                       hidden,
+                                       act.data,
+                                       act_experts.data,
+                                       out.data,
+                                       out_experts.data,
+                                       0};
+                (in_bf16 ? cuda_gate_up : quant_gate_up)(&l, &f, &to.route, rows);
+                (in_bf16 ? cuda_down : quant_down)(&l, &f, &to.route, rows);
                 CHECK(cudaDeviceSynchronize());
                 acts[many][0] = act.get();
                 acts[many][1] = act_experts.get();
@@ -454,8 +478,8 @@ void check_many_rows(cuda_form form) {
             for (int part = 0; part < 2; part++)
                 report(acts[0][part] == acts[1][part] &&
                            std::memcmp(y[0][part].data(), y[1][part].data(), y[0][part].size() * sizeof(float)) == 0,
-                       "%s feed forward of %d, %d rows, %s: the bits of kernels for few rows", name_of(form), hidden,
-                       rows, part ? "experts" : "dense");
+                       "%s feed forward of %d, %d rows, %s: the bits of kernels for few rows",
+                       in_bf16 ? "bf16" : name_of(form), hidden, rows, part ? "experts" : "dense");
         }
     }
 }
@@ -664,6 +688,8 @@ void many_times(cuda_form form) {
 
 int main(int argc, char **argv) {
     const char *only = argc > 1 ? argv[1] : "";
+    CHECK(cuda_products_wide_prepare());
+    if (std::strcmp(only, "times") != 0) check_many_rows(CUDA_FORM_Q8, true);
     for (const form_case &c : forms) {
         if (std::strcmp(only, "times") != 0) {
             check_products(c.form);
