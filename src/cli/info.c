@@ -232,7 +232,7 @@ static void add_architecture(cJSON *json, const kakeya_facts *f) {
     cJSON_AddStringToObject(architecture, "dtype", f->weight_type);
 }
 
-static void add_companions(cJSON *json, const kakeya_facts *f) {
+static void add_auxiliary_models(cJSON *json, const kakeya_facts *f) {
     if (f->has_dflash && f->assistant_layers) {
         cJSON *assistant = cJSON_AddObjectToObject(json, "assistant");
         add_number(assistant, "layers", f->assistant_layers);
@@ -350,7 +350,7 @@ static kakeya_status print_json(const info_subject *s, const info_devices *devic
     cJSON_AddStringToObject(json, "model", s->name);
     add_architecture(json, &s->facts);
     add_parameters(json, s);
-    add_companions(json, &s->facts);
+    add_auxiliary_models(json, &s->facts);
     add_vision(json, s, threads);
     add_audio(json, s);
     kakeya_status status = add_sessions(json, s, error);

@@ -16,16 +16,16 @@
 
 /* ------------------------------------------------------------------------------------------------------ its folder */
 
-/* models/NAME leads to the model, and so do its companions beside it: reports name no path of this machine. */
+/* models/NAME leads to the model, and so do its auxiliary models beside it: reports name no path of this machine. */
 static kakeya_status link_model(const char *folder, const char *name, const char *directory, kakeya_error *error) {
-    static const char *const companions[] = {"", "-dflash", "-f-theta"};
+    static const char *const suffixes[] = {"", "-dflash", "-f-theta"};
     char *models = path_join(folder, "models");
     kakeya_status status =
         models ? folder_make(models, error) : error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
-    for (size_t i = 0; status == KAKEYA_OK && i < sizeof companions / sizeof companions[0]; i++) {
+    for (size_t i = 0; status == KAKEYA_OK && i < sizeof suffixes / sizeof suffixes[0]; i++) {
         char target[PATH_MAX], path[PATH_MAX];
-        int a = snprintf(target, sizeof target, "%s%s", directory, companions[i]);
-        int b = snprintf(path, sizeof path, "%s/%s%s", models, name, companions[i]);
+        int a = snprintf(target, sizeof target, "%s%s", directory, suffixes[i]);
+        int b = snprintf(path, sizeof path, "%s/%s%s", models, name, suffixes[i]);
         if (a >= PATH_MAX || b >= PATH_MAX)
             status = error_set(error, KAKEYA_IO, "%s: too long", directory);
         else if (directory_exists(target) && symlink(target, path) != 0)

@@ -14,7 +14,7 @@
 #include "model/gemma4_vision_open.h"
 #include "model/modules.h"
 #include "model/sizes.h"
-#include "session/companion.h"
+#include "session/auxiliary_models.h"
 
 /* ------------------------------------------------------------------------------------------------------- opening */
 
@@ -188,7 +188,7 @@ static kakeya_status read_named(const kakeya_engine_options *o, const char *name
         d->view.assistant = &d->assistant;
         return KAKEYA_OK;
     }
-    kakeya_status status = companion_named(name, &path, &assistant, error);
+    kakeya_status status = auxiliary_model_named(name, &path, &assistant, error);
     if (status == KAKEYA_OK) status = (assistant ? read_assistant : read_drafter)(path, d, error);
     free(path);
     return status;
@@ -198,9 +198,9 @@ static kakeya_status read_named(const kakeya_engine_options *o, const char *name
 static kakeya_status read_found(const kakeya_engine_options *o, const char *directory, owned_description *d,
                                 kakeya_error *error) {
     char *dflash = NULL, *assistant = NULL;
-    kakeya_status status = companion_directory(NULL, directory, "-dflash", &dflash, NULL, error);
+    kakeya_status status = auxiliary_model_directory(NULL, directory, "-dflash", &dflash, NULL, error);
     if (status == KAKEYA_OK && dflash) status = read_drafter(dflash, d, error);
-    if (status == KAKEYA_OK && directory) status = companion_assistant(o->model, directory, &assistant, error);
+    if (status == KAKEYA_OK && directory) status = auxiliary_model_assistant(o->model, directory, &assistant, error);
     if (status == KAKEYA_OK && assistant) status = read_assistant(assistant, d, error);
     free(dflash);
     free(assistant);
@@ -222,7 +222,8 @@ static kakeya_status read_all(const kakeya_engine_options *o, owned_description 
     if (status == KAKEYA_OK && !o->drafter) status = read_found(o, directory, d, error);
     if (status == KAKEYA_OK && o->drafter) status = read_named(o, o->drafter, d, error);
     if (status == KAKEYA_OK && o->second_drafter) status = read_named(o, o->second_drafter, d, error);
-    if (status == KAKEYA_OK) status = companion_directory(o->f_theta, directory, "-f-theta", &f_theta, NULL, error);
+    if (status == KAKEYA_OK)
+        status = auxiliary_model_directory(o->f_theta, directory, "-f-theta", &f_theta, NULL, error);
     if (status == KAKEYA_OK && f_theta) status = read_f_theta(f_theta, d, error);
     free(f_theta);
     free(directory);

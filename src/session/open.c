@@ -11,7 +11,7 @@
 #include "base/sized.h"
 #include "formats/checkpoint.h"
 #include "model/gemma4_facts.h"
-#include "session/companion.h"
+#include "session/auxiliary_models.h"
 #include "session/engine.h"
 #include "session/image_rows.h"
 #include "session/prompt_media.h"
@@ -55,7 +55,7 @@ static kakeya_status open_named(kakeya_engine *engine, const kakeya_engine_optio
     if (made)
         assistant = kind == BACKEND_ASSISTANT;
     else
-        status = companion_named(name, &path, &assistant, error);
+        status = auxiliary_model_named(name, &path, &assistant, error);
     if (status == KAKEYA_OK && assistant && !runs_assistants(parts))
         status = no_assistants(made ? name : path, parts, error);
     else if (status == KAKEYA_OK && assistant && parts->assistant)
@@ -77,10 +77,12 @@ static kakeya_status open_found(kakeya_engine *engine, const kakeya_engine_optio
                                 engine_parts *parts, kakeya_error *error) {
     const gemma4_config *verifier = &parts->verifier->config;
     char *dflash = NULL, *assistant = NULL;
-    kakeya_status status = companion_directory(NULL, directory, "-dflash", &dflash, &engine->drafter_sought, error);
+    kakeya_status status =
+        auxiliary_model_directory(NULL, directory, "-dflash", &dflash, &engine->drafter_sought, error);
     if (status == KAKEYA_OK && dflash)
         status = dflash_model_open(dflash, verifier, &engine->account, &parts->drafter, error);
-    if (status == KAKEYA_OK && directory) status = companion_assistant(options->model, directory, &assistant, error);
+    if (status == KAKEYA_OK && directory)
+        status = auxiliary_model_assistant(options->model, directory, &assistant, error);
     if (status == KAKEYA_OK && assistant && runs_assistants(parts))
         status = assistant_model_open(assistant, verifier, &engine->account, &parts->assistant, error);
     else if (status == KAKEYA_OK && assistant && !dflash && parts->ops->assistants)
@@ -118,7 +120,7 @@ static kakeya_status open_f_theta(kakeya_engine *engine, const kakeya_engine_opt
         return synthetic_f_theta(parts->ops, options->f_theta, &parts->verifier->config, drafter, &engine->account,
                                  &parts->f_theta, error);
     kakeya_status status =
-        companion_directory(options->f_theta, directory, "-f-theta", &f_theta, &engine->f_theta_sought, error);
+        auxiliary_model_directory(options->f_theta, directory, "-f-theta", &f_theta, &engine->f_theta_sought, error);
     bool fits = true;
     if (status == KAKEYA_OK && f_theta && !drafter) {
         status = f_theta_config_read(f_theta, &config, error);

@@ -139,7 +139,7 @@ fails_with "--model and --synthetic together" "exclude each other" info --model 
 fails_with "an unknown backend" "abacus" run --backend abacus x
 fails_with "an unknown instruction set" "abacus" run --isa abacus x
 
-# --- companions
+# --- auxiliary models
 fails_with "a drafter of another model" "64.*256|256.*64|vocab|hidden" run --drafter tests/data/golden/dflash-tiny --max-tokens 1 x
 fails_with "restored attention without f_theta" "f_theta" run --attention restored --f-theta none --max-tokens 1 x
 

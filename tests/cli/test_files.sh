@@ -150,9 +150,9 @@ bad_number "a leading zero behind a sign" '[-01]'
 bad_number "a plus sign" '[+2]'
 bad_number "a point without digits" '[2.]'
 
-# --- a model behind a symbolic link finds its companions beside the link or beside what it leads to
+# --- a model behind a symbolic link finds its auxiliary models beside the link or beside what it leads to
 ln -s "$MODELS/demo" "$WORK/linked"
-works "companions beside what the link leads to" run --model "$WORK/linked" --attention restored --max-tokens 2 --raw x
+works "auxiliary models beside what the link leads to" run --model "$WORK/linked" --attention restored --max-tokens 2 --raw x
 mkdir "$WORK/own"
 ln -s "$MODELS/demo" "$WORK/own/m"
 ln -s "$MODELS/demo-dflash" "$WORK/own/m-dflash"

@@ -82,24 +82,24 @@ done
 mkfifo "$WORK/pipe.gguf"
 fails_with "nor does one called .gguf" 'pipe.gguf: is a FIFO' run --model "$WORK/pipe.gguf" hi
 
-# --- companions and their files
-for companion in dflash f-theta; do
+# --- auxiliary models and their files
+for auxiliary in dflash f-theta; do
     for kind in dangling loop fifo socket; do
         fresh
-        spoil "$kind" "$WORK/m-$companion"
-        fails_with "a companion may not be a $kind" "m-$companion: " run --model "$WORK/m" --max-tokens 1 hi
+        spoil "$kind" "$WORK/m-$auxiliary"
+        fails_with "an auxiliary model may not be a $kind" "m-$auxiliary: " run --model "$WORK/m" --max-tokens 1 hi
     done
     fresh
-    ln -s ../gone "$WORK/m-$companion"
-    case $companion in dflash) option=--drafter ;; *) option=--f-theta ;; esac
+    ln -s ../gone "$WORK/m-$auxiliary"
+    case $auxiliary in dflash) option=--drafter ;; *) option=--f-theta ;; esac
     works "which nobody looks at who goes without" run --model "$WORK/m" $option none --max-tokens 1 hi
 done
 for file in dflash/config.json dflash/model.safetensors f-theta/f_theta_config.json f-theta/f_theta_weights.safetensors; do
     for kind in $kinds; do
         fresh
-        for companion in dflash f-theta; do
-            mkdir "$WORK/m-$companion"
-            ln -s "$MODELS/demo-$companion"/* "$WORK/m-$companion/"
+        for auxiliary in dflash f-theta; do
+            mkdir "$WORK/m-$auxiliary"
+            ln -s "$MODELS/demo-$auxiliary"/* "$WORK/m-$auxiliary/"
         done
         spoil "$kind" "$WORK/m-$file"
         fails_with "$file may not be a $kind" "m-$file: " run --model "$WORK/m" --max-tokens 1 hi

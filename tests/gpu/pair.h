@@ -84,9 +84,9 @@ static inline void pair_open_verifier(pair *p, const char *verifier) {
     as_close = plain ? 2.2 : p->verifier->weights.embed.format == WEIGHT_Q6_K ? 6 : 3.2;
 }
 
-static inline void pair_open(pair *p, const char *verifier, bool companions) {
+static inline void pair_open(pair *p, const char *verifier, bool auxiliary_models) {
     pair_open_verifier(p, verifier);
-    if (companions) {
+    if (auxiliary_models) {
         REQUIRE_OK(
             dflash_model_open(KAKEYA_MODELS "/demo-dflash", &p->verifier->config, &p->account, &p->drafter, error));
         REQUIRE_OK(f_theta_model_open(KAKEYA_TEST_DATA "/golden/demo-f-theta-regression", &p->verifier->config,

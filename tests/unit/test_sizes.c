@@ -54,7 +54,7 @@ static void test_parameters(void **state) {
     assert_int_equal(p.active, 3822530590 + 2816);
 }
 
-static void test_companions(void **state) {
+static void test_auxiliary_models(void **state) {
     (void)state;
     gemma4_config c = variant("26b-a4b");
     dflash_config drafter = {
@@ -187,7 +187,7 @@ static void test_references(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parameters), cmocka_unit_test(test_companions), cmocka_unit_test(test_rings),
+        cmocka_unit_test(test_parameters), cmocka_unit_test(test_auxiliary_models), cmocka_unit_test(test_rings),
         cmocka_unit_test(test_sessions),   cmocka_unit_test(test_references),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,4 @@
-#include "session/companion.h"
+#include "session/auxiliary_models.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,8 +18,8 @@ static char *sibling_of(const char *directory, const char *suffix) {
     return asprintf(&sibling, "%.*s%s", (int)length, directory, suffix) < 0 ? NULL : sibling;
 }
 
-kakeya_status companion_directory(const char *option, const char *model_directory, const char *suffix, char **directory,
-                                  char **sought, kakeya_error *error) {
+kakeya_status auxiliary_model_directory(const char *option, const char *model_directory, const char *suffix,
+                                        char **directory, char **sought, kakeya_error *error) {
     *directory = NULL;
     if (option && strcmp(option, "none") == 0) return KAKEYA_OK;
     if (option) return checkpoint_resolve(option, directory, error);
@@ -74,7 +74,7 @@ static kakeya_status find_assistant(const char *name, char **path, kakeya_error 
     return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory to look for its assistant", name);
 }
 
-kakeya_status companion_named(const char *option, char **path, bool *assistant, kakeya_error *error) {
+kakeya_status auxiliary_model_named(const char *option, char **path, bool *assistant, kakeya_error *error) {
     *path = NULL;
     kakeya_status status = checkpoint_resolve(option, path, error);
     if (status == KAKEYA_OK) status = assistant_is_at(*path, assistant, error);
@@ -84,7 +84,8 @@ kakeya_status companion_named(const char *option, char **path, bool *assistant, 
     return status;
 }
 
-kakeya_status companion_assistant(const char *model, const char *model_directory, char **path, kakeya_error *error) {
+kakeya_status auxiliary_model_assistant(const char *model, const char *model_directory, char **path,
+                                        kakeya_error *error) {
     *path = NULL;
     kakeya_status status = model ? find_assistant(model, path, error) : KAKEYA_OK;
     if (status == KAKEYA_OK && !*path && model_directory) status = find_assistant(model_directory, path, error);
