@@ -6,10 +6,10 @@
 
 #include "backend/cuda/draft.h"
 #include "backend/cuda/forward.h"
-#include "backend/cuda/team.h"
 #include "backend/cuda/tower.h"
+#include "backend/cuda/tp_group.h"
 
-static int devices_of(const backend_model *m) { return m->team ? cuda_team_size(m->team) : 1; }
+static int devices_of(const backend_model *m) { return m->tp_group ? cuda_tp_group_size(m->tp_group) : 1; }
 
 /* ------------------------------------------------------------------------------------------------------- models */
 
@@ -41,16 +41,16 @@ static void level(backend_model *const *models, int n) {
     }
 }
 
-static kakeya_status create_team(const backend_model_options *options, backend_model **out, kakeya_error *error) {
+static kakeya_status create_group(const backend_model_options *options, backend_model **out, kakeya_error *error) {
     backend_model *models[CUDA_MAX_DEVICES] = {NULL};
     int n = options->n_devices;
-    cuda_team *team = NULL;
+    cuda_tp_group *group = NULL;
     kakeya_status status = KAKEYA_OK;
     for (int i = 0; i < n && !status; i++)
         status = cuda_model_create(options, options->devices[i], (model_part){i, n}, &models[i], error);
     if (!status) {
         level(models, n);
-        status = cuda_team_create(models, n, &team, error);
+        status = cuda_tp_group_create(models, n, &group, error);
     }
     if (status) {
         for (int i = 0; i < n; i++) cuda_model_destroy(models[i]);
@@ -67,7 +67,7 @@ kakeya_status cuda_devices_create(const backend_model_options *options, backend_
     *out = NULL;
     kakeya_status status = check_devices(options, error);
     if (status) return status;
-    if (options->n_devices > 1) return create_team(options, out, error);
+    if (options->n_devices > 1) return create_group(options, out, error);
     int device = options->n_devices == 1 ? options->devices[0] : 0;
     return cuda_model_create(options, device, (model_part){0, 1}, out, error);
 }
@@ -75,8 +75,8 @@ kakeya_status cuda_devices_create(const backend_model_options *options, backend_
 void cuda_devices_destroy(backend_model *m) {
     backend_model *models[CUDA_MAX_DEVICES] = {m};
     int n = m ? devices_of(m) : 0;
-    for (int i = 1; i < n; i++) models[i] = cuda_team_model(m->team, i);
-    if (m) cuda_team_destroy(m->team);
+    for (int i = 1; i < n; i++) models[i] = cuda_tp_group_model(m->tp_group, i);
+    if (m) cuda_tp_group_destroy(m->tp_group);
     if (m) cuda_tower_destroy(m->tower);
     for (int i = 0; i < n; i++) cuda_model_destroy(models[i]);
 }
@@ -91,7 +91,7 @@ kakeya_status cuda_devices_cache_create(backend_model *m, const backend_cache_op
                                         kakeya_error *error) {
     kakeya_status status = cuda_cache_create(m, options, out, error);
     for (int i = 1; i < devices_of(m) && !status; i++)
-        status = cuda_cache_create(cuda_team_model(m->team, i), options, &(*out)->other[i], error);
+        status = cuda_cache_create(cuda_tp_group_model(m->tp_group, i), options, &(*out)->other[i], error);
     if (status) {
         cuda_devices_cache_destroy(*out);
         *out = NULL;
@@ -159,21 +159,21 @@ backend_cache_bytes cuda_devices_bytes(const backend_cache *c) {
 
 /* -------------------------------------------------------------------------------------------------- computation */
 
-typedef struct team_forward {
+typedef struct group_forward {
     backend_model *model;
     backend_segment *segments;
     int n;
     kakeya_status status[CUDA_MAX_DEVICES];
     kakeya_error error[CUDA_MAX_DEVICES];
     kakeya_status of_segment[CUDA_MAX_DEVICES][BACKEND_MAX_FORWARD];
-} team_forward;
+} group_forward;
 
 static void forward_one(void *context, int index) {
-    team_forward *f = context;
+    group_forward *f = context;
     backend_segment copy[BACKEND_MAX_FORWARD]; /* with the device's caches */
     memcpy(copy, f->segments, (size_t)f->n * sizeof *copy);
     for (int s = 0; s < f->n; s++) copy[s].cache = cache_of(copy[s].cache, index);
-    f->status[index] = cuda_forward(cuda_team_model(f->model->team, index), copy, f->n, &f->error[index]);
+    f->status[index] = cuda_forward(cuda_tp_group_model(f->model->tp_group, index), copy, f->n, &f->error[index]);
     for (int s = 0; s < f->n; s++) f->of_segment[index][s] = copy[s].status;
 }
 
@@ -190,11 +190,11 @@ static kakeya_status check_caches(const backend_model *m, const backend_segment 
 }
 
 kakeya_status cuda_devices_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error) {
-    if (!m->team) return cuda_forward(m, segments, n_segments, error);
+    if (!m->tp_group) return cuda_forward(m, segments, n_segments, error);
     kakeya_status status = check_caches(m, segments, n_segments, error);
     if (status) return status;
-    team_forward f = {.model = m, .segments = segments, .n = n_segments};
-    cuda_team_run(m->team, forward_one, &f);
+    group_forward f = {.model = m, .segments = segments, .n = n_segments};
+    cuda_tp_group_run(m->tp_group, forward_one, &f);
     for (int s = 0; s < n_segments; s++) {
         segments[s].status = KAKEYA_OK;
         for (int i = devices_of(m) - 1; i >= 0; i--) {
@@ -205,19 +205,19 @@ kakeya_status cuda_devices_forward(backend_model *m, backend_segment *segments, 
     return f.status[0];
 }
 
-typedef struct team_draft {
+typedef struct group_draft {
     backend_model *model;
     const backend_draft_request *requests;
     int n;
     kakeya_status status[CUDA_MAX_DEVICES];
     kakeya_error error[CUDA_MAX_DEVICES];
     kakeya_status of_request[CUDA_MAX_DEVICES][BACKEND_MAX_SEGMENTS];
-} team_draft;
+} group_draft;
 
 /* The first device drafts. The others keep their context beside it, which restoration reads. */
 static void draft_one(void *context, int index) {
-    team_draft *d = context;
-    backend_model *m = cuda_team_model(d->model->team, index);
+    group_draft *d = context;
+    backend_model *m = cuda_tp_group_model(d->model->tp_group, index);
     backend_draft_request copy[BACKEND_MAX_SEGMENTS]; /* with the device's caches */
     kakeya_status status;
     memcpy(copy, d->requests, (size_t)d->n * sizeof *copy);
@@ -235,15 +235,15 @@ static void draft_one(void *context, int index) {
 
 kakeya_status cuda_devices_draft(backend_model *m, backend_draft_request *requests, int n_requests,
                                  kakeya_error *error) {
-    if (!m->team || n_requests < 1 || n_requests > BACKEND_MAX_SEGMENTS)
+    if (!m->tp_group || n_requests < 1 || n_requests > BACKEND_MAX_SEGMENTS)
         return cuda_draft(m, requests, n_requests, error);
     for (int s = 0; s < n_requests; s++) {
         if (requests[s].cache->model != m)
             return error_set(error, KAKEYA_INVALID_ARGUMENT, "draft request %d: cache of another model", s);
     }
-    team_draft d = {.model = m, .requests = requests, .n = n_requests};
+    group_draft d = {.model = m, .requests = requests, .n = n_requests};
     int devices = devices_of(m);
-    cuda_team_run(m->team, draft_one, &d);
+    cuda_tp_group_run(m->tp_group, draft_one, &d);
     kakeya_status status = KAKEYA_OK;
     for (int i = devices - 1; i >= 0; i--) {
         for (int s = 0; s < n_requests; s++) {

@@ -4,7 +4,7 @@
 
 #include "backend/cuda/devices.h"
 #include "backend/cuda/snapshot.h"
-#include "backend/cuda/team.h"
+#include "backend/cuda/tp_group.h"
 
 /* The timeline of the whole model in the state of a device's. */
 static kakeya_status whole_timeline(const backend_cache *c, timeline *whole, kakeya_error *error) {
@@ -89,7 +89,7 @@ static kakeya_status copy_dealt(backend_cache *one, const snapshot_rows *rows, c
 /* All devices hold the same of what is not dealt. */
 static kakeya_status copy_rows(backend_cache *c, const snapshot_rows *rows, void *host, bool to_host,
                                kakeya_error *error) {
-    int devices = to_host && !is_dealt(rows->part) ? 1 : cuda_team_size(c->model->team);
+    int devices = to_host && !is_dealt(rows->part) ? 1 : cuda_tp_group_size(c->model->tp_group);
     kakeya_status status = KAKEYA_OK;
     for (int i = 0; i < devices && !status; i++) {
         backend_cache *one = i ? c->other[i] : c;
@@ -104,7 +104,7 @@ static kakeya_status copy_rows(backend_cache *c, const snapshot_rows *rows, void
 /* -------------------------------------------------------------------------------------------------------- verbs */
 
 size_t cuda_devices_snapshot_bytes(const backend_cache *c) {
-    if (!c->model->team) return cuda_cache_snapshot_bytes(c);
+    if (!c->model->tp_group) return cuda_cache_snapshot_bytes(c);
     timeline whole;
     size_t bytes = 0;
     if (!whole_timeline(c, &whole, NULL) && !same_state(&whole, &c->t, NULL)) bytes = snapshot_bytes(&whole);
@@ -113,7 +113,7 @@ size_t cuda_devices_snapshot_bytes(const backend_cache *c) {
 }
 
 kakeya_status cuda_devices_snapshot(const backend_cache *c, backend_write_fn write, void *user, kakeya_error *error) {
-    if (!c->model->team) return cuda_cache_snapshot(c, write, user, error);
+    if (!c->model->tp_group) return cuda_cache_snapshot(c, write, user, error);
     if (c->t.pending)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot snapshot with %d pending rows", c->t.pending);
     timeline whole;
@@ -130,8 +130,8 @@ static kakeya_status create_like(const backend_cache *c, const timeline *whole, 
                                  kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
     *out = NULL;
-    for (int i = 0; i < cuda_team_size(c->model->team) && !status; i++) {
-        backend_model *m = cuda_team_model(c->model->team, i);
+    for (int i = 0; i < cuda_tp_group_size(c->model->tp_group) && !status; i++) {
+        backend_model *m = cuda_tp_group_model(c->model->tp_group, i);
         timeline_models models = cuda_cache_models(m);
         timeline t;
         status = cuda_device_use(&m->device, error);
@@ -148,7 +148,7 @@ static kakeya_status create_like(const backend_cache *c, const timeline *whole, 
 
 /* As of one device: swapped in once it is whole. */
 kakeya_status cuda_devices_restore(backend_cache *c, backend_read_fn read, void *user, kakeya_error *error) {
-    if (!c->model->team) return cuda_cache_restore(c, read, user, error);
+    if (!c->model->tp_group) return cuda_cache_restore(c, read, user, error);
     timeline whole;
     backend_cache *fresh = NULL;
     kakeya_status status = whole_timeline(c, &whole, error);

@@ -8,7 +8,7 @@
 #include "backend/cuda/context.h"
 #include "backend/cuda/given.h"
 #include "backend/cuda/launch.h"
-#include "backend/cuda/team.h"
+#include "backend/cuda/tp_group.h"
 #include "backend/segments.h"
 
 static const char *doing(const cuda_pass *p) {
@@ -116,7 +116,7 @@ static void copy_results(cuda_pass *p, size_t *kept) {
     cudaStream_t stream = m->device.stream;
     size_t vocab = (size_t)m->config->vocab, rows = (size_t)w->staged[0].rows;
     bool chosen = false, led = false;
-    if (m->team && p->head == STEP_HEAD_GREEDY)
+    if (m->tp_group && p->head == STEP_HEAD_GREEDY)
         cuda_pass_note(p, cudaMemcpyAsync(w->staged_choices, w->screen.best,
                                           (size_t)p->rows * sizeof *w->staged_choices, cudaMemcpyDeviceToHost, stream));
     if (m->part.index) return; /* the first device has all the rest */
@@ -149,12 +149,12 @@ static void copy_results(cuda_pass *p, size_t *kept) {
 
 /* Each device has chosen among its own rows of the head. */
 static void join_choices(const cuda_pass *p) {
-    const cuda_team *team = p->model->team;
+    const cuda_tp_group *group = p->model->tp_group;
     unsigned long long keys[CUDA_MAX_DEVICES];
-    int firsts[CUDA_MAX_DEVICES], devices = cuda_team_size(team);
+    int firsts[CUDA_MAX_DEVICES], devices = cuda_tp_group_size(group);
     for (int row = 0; row < p->rows; row++) {
         for (int i = 0; i < devices; i++) {
-            const backend_model *m = cuda_team_model(team, i);
+            const backend_model *m = cuda_tp_group_model(group, i);
             keys[i] = m->space.staged_choices[row];
             firsts[i] = m->weights.head_first;
         }
@@ -165,7 +165,7 @@ static void join_choices(const cuda_pass *p) {
 static void scatter_results(const cuda_pass *p) {
     const cuda_workspace *w = &p->model->space;
     if (p->model->part.index) return;
-    if (p->model->team && p->head == STEP_HEAD_GREEDY) join_choices(p);
+    if (p->model->tp_group && p->head == STEP_HEAD_GREEDY) join_choices(p);
     for (int i = 0; i < p->group->n; i++) {
         const backend_segment *r = &p->segments[p->group->segment[i]];
         wanted_rows wanted = rows_of(p, i);
@@ -198,8 +198,8 @@ static kakeya_status run_rows(cuda_pass *p, const cuda_graph *graph, size_t *kep
 
 /* Several devices: captured steps hold the address of the first one's logits, which may have grown. */
 static void follow_logits(backend_model *m) {
-    if (!m->team) return;
-    float *home = cuda_team_model(m->team, 0)->space.logits;
+    if (!m->tp_group) return;
+    float *home = cuda_tp_group_model(m->tp_group, 0)->space.logits;
     if (m->logits_home != home) cuda_graphs_drop(&m->graphs);
     m->logits_home = home;
 }
@@ -217,9 +217,9 @@ static kakeya_status compute_pass(cuda_pass *p, const cuda_graph *graph, size_t 
                                           cudaMemcpyHostToDevice, m->device.stream));
     kakeya_status status = p->prompt ? run_prompts(p, error) : run_rows(p, graph, kept, error);
     cuda_gaps_end(&m->gaps, m->device.stream);
-    if (status) cuda_team_abandon(m);
+    if (status) cuda_tp_group_abandon(m);
     kakeya_status finished = cuda_finish(&m->device, doing(p), status ? NULL : error);
-    if (finished) cuda_team_abandon(m);
+    if (finished) cuda_tp_group_abandon(m);
     if (!status) status = finished;
     return status ? status : cuda_check(p->failure, doing(p), error);
 }
@@ -246,10 +246,10 @@ static kakeya_status run_pass(backend_model *m, backend_segment *segments, const
     follow_logits(m);
     kakeya_status status = prepare(&p, m, segments, plan, pass, error);
     if (!status) status = find_graph(&p, &graph, error);
-    status = cuda_team_agree(m, status, error);
-    if (!status) status = cuda_team_begin_pass(m, error);
+    status = cuda_tp_group_agree(m, status, error);
+    if (!status) status = cuda_tp_group_begin_pass(m, error);
     if (status) return status;
-    status = cuda_team_agree(m, compute_pass(&p, graph, kept, error), error);
+    status = cuda_tp_group_agree(m, compute_pass(&p, graph, kept, error), error);
     if (!status && !p.prompt) scatter_results(&p);
     return status;
 }
@@ -334,11 +334,11 @@ kakeya_status cuda_forward(backend_model *m, backend_segment *segments, int n_se
         plan_passes(m, segments, n_segments, &plan);
         if (!status) status = reserve_passes(m, segments, &plan, error);
     }
-    status = cuda_team_agree(m, status, error);
+    status = cuda_tp_group_agree(m, status, error);
     if (!planned) return status;
     bool begun = !status;
     cuda_gaps_begin(&m->gaps, m->device.stream);
-    if (begun) status = cuda_team_agree(m, begin(segments, n_segments, error), error);
+    if (begun) status = cuda_tp_group_agree(m, begin(segments, n_segments, error), error);
     size_t kept = 0;
     for (int i = 0; i < plan.n && !status; i++)
         status = run_pass(m, segments, &plan, i, i + 1 < plan.n ? &kept : NULL, error);

@@ -605,7 +605,7 @@ static void run_head(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
     const cuda_matrix *w = op->matrix[0];
     float *logits =
-        m->team ? m->logits_home : m->space.logits; /* the first device's, of which each makes some columns */
+        m->tp_group ? m->logits_home : m->space.logits; /* the first device's, of which each makes some columns */
     matrix_product head = {.w = w, .y = logits + m->weights.head_first, .ldy = m->config->vocab};
     matrix_products(&m->launch, &head, 1, head_input(p), w->ld, p->head_rows, m->config->logit_softcap);
 }

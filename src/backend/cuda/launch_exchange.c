@@ -1,6 +1,6 @@
 #include "backend/cuda/launch_exchange.h"
 
-#include "backend/cuda/team.h"
+#include "backend/cuda/tp_group.h"
 
 void cuda_launch_exchange(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
@@ -22,6 +22,6 @@ void cuda_launch_exchange(cuda_pass *p, const step_op *op) {
         return;
     }
     if (op->kind == STEP_EXCHANGE) cuda_send_rows(&m->launch, &e, &s->route, p->rows);
-    cuda_pass_note(p, cuda_team_order(m, e.turn));
+    cuda_pass_note(p, cuda_tp_group_order(m, e.turn));
     if (op->kind == STEP_EXCHANGE) cuda_add_rows(&m->launch, &e, p->rows);
 }

@@ -219,7 +219,7 @@ static kakeya_status fill(backend_learner *l, kakeya_error *error) {
 kakeya_status cuda_learner_create(backend_model *m, const learner_options *options, backend_learner **out,
                                   kakeya_error *error) {
     *out = NULL;
-    if (m->team)
+    if (m->tp_group)
         return error_set(error, KAKEYA_UNSUPPORTED,
                          "training uses a single device: name only one with "
                          "--devices");

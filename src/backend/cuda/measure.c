@@ -3,8 +3,8 @@
 
 #include "backend/cuda/model.h"
 #include "backend/cuda/profile.h"
-#include "backend/cuda/team.h"
 #include "backend/cuda/tower.h"
+#include "backend/cuda/tp_group.h"
 
 static kakeya_status seconds_between(cudaEvent_t start, cudaEvent_t end, double *seconds, kakeya_error *error) {
     float milliseconds = 0;
@@ -14,8 +14,10 @@ static kakeya_status seconds_between(cudaEvent_t start, cudaEvent_t end, double 
     return cuda_check(status, "measuring the device", error);
 }
 
-static int devices_of(const backend_model *m) { return m->team ? cuda_team_size(m->team) : 1; }
-static backend_model *device_of(backend_model *m, int index) { return index ? cuda_team_model(m->team, index) : m; }
+static int devices_of(const backend_model *m) { return m->tp_group ? cuda_tp_group_size(m->tp_group) : 1; }
+static backend_model *device_of(backend_model *m, int index) {
+    return index ? cuda_tp_group_model(m->tp_group, index) : m;
+}
 
 /* Reads the weights themselves: they are larger than every cache, or there is nothing else to read. */
 static kakeya_status probe_one(backend_model *m, backend_probe *out, kakeya_error *error) {
@@ -69,7 +71,7 @@ static kakeya_status cuda_probe(backend_model *m, backend_probe *out, kakeya_err
 static size_t greedy_head_bytes(const backend_model *m) {
     const cuda_matrix *head = m->options.drafter ? &m->weights.draft_head : &m->weights.head;
     size_t bytes = cuda_head_greedy_bytes(&m->head_copy, head);
-    return m->team && !m->options.drafter ? (size_t)devices_of(m) * bytes : bytes;
+    return m->tp_group && !m->options.drafter ? (size_t)devices_of(m) * bytes : bytes;
 }
 
 static size_t assistant_head_bytes(const backend_model *m) {
@@ -88,10 +90,10 @@ static size_t free_of_one(const backend_model *m) {
 /* Sessions take as much of every device. */
 static size_t cuda_free_bytes(const backend_model *m) {
     size_t least = free_of_one(m);
-    if (!m || !m->team) return least;
+    if (!m || !m->tp_group) return least;
     int devices = devices_of(m);
     for (int i = 1; i < devices; i++) {
-        size_t one = free_of_one(cuda_team_model(m->team, i));
+        size_t one = free_of_one(cuda_tp_group_model(m->tp_group, i));
         if (one < least) least = one;
     }
     return (size_t)devices * least;

@@ -15,7 +15,7 @@
 #include "backend/cuda/weights.h"
 #include "backend/cuda/workspace.h"
 
-struct cuda_team;
+struct cuda_tp_group;
 struct cuda_pass;
 typedef struct cuda_tower cuda_tower;
 
@@ -24,10 +24,10 @@ struct backend_model {
     const gemma4_config *config; /* of what this device computes: the verifier's, or part_config */
     model_part part;
     gemma4_config part_config;
-    struct cuda_team *team; /* of several devices (team.h); NULL: alone */
-    cuda_exchange exchange; /* what all exchanges of several devices have in common */
-    unsigned passes;        /* of several devices; wraps */
-    float *logits_home;     /* of several devices: where captured steps put logits */
+    struct cuda_tp_group *tp_group; /* of several devices (tp_group.h); NULL: alone */
+    cuda_exchange exchange;         /* what all exchanges of several devices have in common */
+    unsigned passes;                /* of several devices; wraps */
+    float *logits_home;             /* of several devices: where captured steps put logits */
     mem_account *account;
     cuda_device device;
     cuda_launch launch;

@@ -136,7 +136,7 @@ static kakeya_status fill(backend_moments *s, kakeya_error *error) {
 kakeya_status cuda_moments_create(backend_model *m, const moments_options *options, backend_moments **out,
                                   kakeya_error *error) {
     *out = NULL;
-    if (m->team)
+    if (m->tp_group)
         return error_set(error, KAKEYA_UNSUPPORTED,
                          "training uses a single device: name only one with "
                          "--devices");

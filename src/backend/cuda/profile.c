@@ -107,7 +107,8 @@ static kakeya_status time_empty(backend_cache *c, cuda_profiler *p, double *seco
 
 kakeya_status cuda_profile(backend_cache *c, int32_t token, int repeats, backend_profile *out, kakeya_error *error) {
     *out = (backend_profile){0};
-    if (c->model->team) return error_set(error, KAKEYA_UNSUPPORTED, "a profile covers a single device: omit --devices");
+    if (c->model->tp_group)
+        return error_set(error, KAKEYA_UNSUPPORTED, "a profile covers a single device: omit --devices");
     if (repeats < 1 || repeats > MAX_REPEATS)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "%d repetitions of a profile; 1 to %d", repeats,
                          (int)MAX_REPEATS);

@@ -254,7 +254,7 @@ size_t cuda_student_bytes(backend_model *m, const student_options *options) {
 }
 
 static kakeya_status check(const backend_model *m, kakeya_error *error) {
-    if (m->team)
+    if (m->tp_group)
         return error_set(error, KAKEYA_UNSUPPORTED,
                          "distillation uses a single device: name only one with "
                          "--devices");

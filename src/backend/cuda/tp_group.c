@@ -1,4 +1,4 @@
-#include "backend/cuda/team.h"
+#include "backend/cuda/tp_group.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -8,24 +8,24 @@
 #include "base/platform.h"
 
 /* What a device's thread says when all agree. */
-typedef struct team_word {
+typedef struct tp_vote {
     kakeya_status status;
     kakeya_error error;
-} team_word;
+} tp_vote;
 
-typedef struct team_member {
-    struct cuda_team *team;
+typedef struct tp_member {
+    struct cuda_tp_group *tp_group;
     int index;
     backend_model *model;
     cuda_buffer inbox;
     cudaEvent_t sent[2];
-    team_word word[2]; /* in turns: the next one may be said while the last one is still read */
-    unsigned words;
+    tp_vote vote[2]; /* in turns: the next one may be said while the last one is still read */
+    unsigned votes;
     pthread_t thread;
-} team_member;
+} tp_member;
 
-struct cuda_team {
-    team_member member[CUDA_MAX_DEVICES];
+struct cuda_tp_group {
+    tp_member member[CUDA_MAX_DEVICES];
     int n, threads; /* threads: those that run, of members 1, 2, ... */
     int *abandoned; /* in page-locked memory that all devices read */
     atomic_int arrived;
@@ -35,13 +35,13 @@ struct cuda_team {
     pthread_cond_t begun;
     atomic_uint tasks;
     atomic_int left; /* members that are at it */
-    cuda_team_task task;
+    cuda_tp_task task;
     void *context;
     bool closing;
 };
 
-int cuda_team_size(const cuda_team *team) { return team->n; }
-backend_model *cuda_team_model(const cuda_team *team, int index) { return team->member[index].model; }
+int cuda_tp_group_size(const cuda_tp_group *group) { return group->n; }
+backend_model *cuda_tp_group_model(const cuda_tp_group *group, int index) { return group->member[index].model; }
 
 /* ------------------------------------------------------------------------------------------------------ meeting */
 
@@ -51,7 +51,7 @@ static void look_again(int *looks) {
     if (++*looks > LOOKS) sched_yield();
 }
 
-static void meet(cuda_team *t) {
+static void meet(cuda_tp_group *t) {
     unsigned round = atomic_load(&t->rounds);
     if (atomic_fetch_add(&t->arrived, 1) == t->n - 1) {
         atomic_store(&t->arrived, 0);
@@ -61,19 +61,19 @@ static void meet(cuda_team *t) {
     for (int looks = 0; atomic_load(&t->rounds) == round;) look_again(&looks);
 }
 
-kakeya_status cuda_team_agree(backend_model *m, kakeya_status status, kakeya_error *error) {
-    cuda_team *t = m->team;
+kakeya_status cuda_tp_group_agree(backend_model *m, kakeya_status status, kakeya_error *error) {
+    cuda_tp_group *t = m->tp_group;
     if (!t) return status;
-    team_member *me = &t->member[m->part.index];
-    unsigned which = me->words++ & 1;
-    team_word *word = &me->word[which];
-    word->status = status;
-    word->error.message[0] = '\0';
-    if (status && error) word->error = *error;
+    tp_member *me = &t->member[m->part.index];
+    unsigned which = me->votes++ & 1;
+    tp_vote *vote = &me->vote[which];
+    vote->status = status;
+    vote->error.message[0] = '\0';
+    if (status && error) vote->error = *error;
     meet(t);
     if (status) return status;
     for (int i = 0; i < t->n; i++) {
-        const team_word *other = &t->member[i].word[which];
+        const tp_vote *other = &t->member[i].vote[which];
         if (other->status)
             return error_set(error, other->status, "device %d: %s", t->member[i].model->device.index,
                              other->error.message);
@@ -81,32 +81,32 @@ kakeya_status cuda_team_agree(backend_model *m, kakeya_status status, kakeya_err
     return KAKEYA_OK;
 }
 
-void cuda_team_abandon(backend_model *m) {
-    if (m->team) __atomic_store_n(m->team->abandoned, 1, __ATOMIC_SEQ_CST);
+void cuda_tp_group_abandon(backend_model *m) {
+    if (m->tp_group) __atomic_store_n(m->tp_group->abandoned, 1, __ATOMIC_SEQ_CST);
 }
 
 /* Numbers of exchanges begin again: what is left in the inbox must not look like one of them. */
 static kakeya_status clear_inbox(backend_model *m, kakeya_error *error) {
-    const cuda_buffer *inbox = &m->team->member[m->part.index].inbox;
+    const cuda_buffer *inbox = &m->tp_group->member[m->part.index].inbox;
     kakeya_status status = cuda_check(cudaMemsetAsync(inbox->data, 0, inbox->bytes, m->device.stream),
                                       "clearing what devices have sent", error);
     return status ? status : cuda_finish(&m->device, "clearing what devices have sent", error);
 }
 
-kakeya_status cuda_team_begin_pass(backend_model *m, kakeya_error *error) {
+kakeya_status cuda_tp_group_begin_pass(backend_model *m, kakeya_error *error) {
     enum { MOST_PASSES = UINT32_MAX / STEP_MOST_TURNS - 1 };
-    if (!m->team) return KAKEYA_OK;
-    if (m->part.index == 0) __atomic_store_n(m->team->abandoned, 0, __ATOMIC_SEQ_CST);
+    if (!m->tp_group) return KAKEYA_OK;
+    if (m->part.index == 0) __atomic_store_n(m->tp_group->abandoned, 0, __ATOMIC_SEQ_CST);
     kakeya_status status = KAKEYA_OK;
     if (++m->passes > (unsigned)MOST_PASSES) {
         status = clear_inbox(m, error);
         m->passes = 1;
     }
-    return cuda_team_agree(m, status, error);
+    return cuda_tp_group_agree(m, status, error);
 }
 
-cudaError_t cuda_team_order(backend_model *m, int turn) {
-    cuda_team *t = m->team;
+cudaError_t cuda_tp_group_order(backend_model *m, int turn) {
+    cuda_tp_group *t = m->tp_group;
     cudaError_t status = cudaEventRecord(t->member[m->part.index].sent[turn & 1], m->device.stream);
     meet(t);
     for (int i = 0; i < t->n; i++) {
@@ -121,7 +121,7 @@ cudaError_t cuda_team_order(backend_model *m, int turn) {
 
 /* The next task of a thread that has done `done` of them, false: there will be none. Steps follow each other closely,
  * so the thread looks for a while before it sleeps. */
-static bool next_task(cuda_team *t, unsigned done) {
+static bool next_task(cuda_tp_group *t, unsigned done) {
     enum { AWAKE = 20000 };
     for (int looks = 0; looks < AWAKE && atomic_load(&t->tasks) == done; looks++) {
         if (looks > LOOKS) sched_yield();
@@ -133,14 +133,14 @@ static bool next_task(cuda_team *t, unsigned done) {
     return any;
 }
 
-static void do_task(const team_member *me) {
+static void do_task(const tp_member *me) {
     (void)cuda_device_use(&me->model->device, NULL); /* what is done with a lost device says so itself */
-    me->team->task(me->team->context, me->index);
+    me->tp_group->task(me->tp_group->context, me->index);
 }
 
 static void *serve_member(void *argument) {
-    const team_member *me = argument;
-    cuda_team *t = me->team;
+    const tp_member *me = argument;
+    cuda_tp_group *t = me->tp_group;
     for (unsigned done = 0; next_task(t, done); done++) {
         do_task(me);
         atomic_fetch_sub(&t->left, 1);
@@ -148,7 +148,7 @@ static void *serve_member(void *argument) {
     return NULL;
 }
 
-void cuda_team_run(cuda_team *t, cuda_team_task task, void *context) {
+void cuda_tp_group_run(cuda_tp_group *t, cuda_tp_task task, void *context) {
     t->task = task;
     t->context = context;
     atomic_store(&t->left, t->n - 1);
@@ -179,12 +179,12 @@ static kakeya_status reach(const cuda_device *from, const cuda_device *to, kakey
     return cuda_check(enabled, "--devices: reaching another device's memory", error);
 }
 
-static kakeya_status create_member(team_member *me, kakeya_error *error) {
+static kakeya_status create_member(tp_member *me, kakeya_error *error) {
     backend_model *m = me->model;
-    cuda_inbox layout = cuda_inbox_layout(me->team->n, m->config->hidden, CUDA_PASS_ROWS, m->max_rows);
+    cuda_inbox layout = cuda_inbox_layout(me->tp_group->n, m->config->hidden, CUDA_PASS_ROWS, m->max_rows);
     kakeya_status status = KAKEYA_OK;
-    for (int i = 0; i < me->team->n && !status; i++) {
-        if (i != me->index) status = reach(&m->device, &me->team->member[i].model->device, error);
+    for (int i = 0; i < me->tp_group->n && !status; i++) {
+        if (i != me->index) status = reach(&m->device, &me->tp_group->member[i].model->device, error);
     }
     if (!status) status = cuda_device_use(&m->device, error);
     if (!status)
@@ -194,14 +194,14 @@ static kakeya_status create_member(team_member *me, kakeya_error *error) {
         status = cuda_check(cudaEventCreateWithFlags(&me->sent[i], cudaEventDisableTiming), "creating an event", error);
     if (!status) status = cuda_finish(&m->device, "preparing several devices", error);
     m->exchange = (cuda_exchange){.index = me->index,
-                                  .devices = me->team->n,
+                                  .devices = me->tp_group->n,
                                   .layout = layout,
                                   .before = &m->space.batch->exchanges,
                                   .hidden = m->config->hidden};
     return status;
 }
 
-static kakeya_status start_threads(cuda_team *t, kakeya_error *error) {
+static kakeya_status start_threads(cuda_tp_group *t, kakeya_error *error) {
     for (int i = 1; i < t->n; i++) {
         if (platform_thread_create(&t->member[i].thread, serve_member, &t->member[i]))
             return error_set(error, KAKEYA_OUT_OF_MEMORY, "no thread for device %d", t->member[i].model->device.index);
@@ -210,15 +210,15 @@ static kakeya_status start_threads(cuda_team *t, kakeya_error *error) {
     return KAKEYA_OK;
 }
 
-kakeya_status cuda_team_create(backend_model *const *models, int n, cuda_team **out, kakeya_error *error) {
+kakeya_status cuda_tp_group_create(backend_model *const *models, int n, cuda_tp_group **out, kakeya_error *error) {
     *out = NULL;
-    cuda_team *t = calloc(1, sizeof *t);
+    cuda_tp_group *t = calloc(1, sizeof *t);
     if (!t) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for several devices");
     t->n = n;
     pthread_mutex_init(&t->lock, NULL);
     pthread_cond_init(&t->begun, NULL);
     for (int i = 0; i < n; i++) {
-        t->member[i].team = t;
+        t->member[i].tp_group = t;
         t->member[i].index = i;
         t->member[i].model = models[i];
     }
@@ -229,19 +229,19 @@ kakeya_status cuda_team_create(backend_model *const *models, int n, cuda_team **
         for (int k = 0; k < n; k++) models[i]->exchange.inbox[k] = t->member[k].inbox.data;
         models[i]->exchange.abandoned = t->abandoned;
         models[i]->logits_home = models[0]->space.logits;
-        models[i]->team = t;
+        models[i]->tp_group = t;
     }
     if (!status) status = start_threads(t, error);
     if (status) {
-        for (int i = 0; i < n; i++) models[i]->team = NULL;
-        cuda_team_destroy(t);
+        for (int i = 0; i < n; i++) models[i]->tp_group = NULL;
+        cuda_tp_group_destroy(t);
         return status;
     }
     *out = t;
     return KAKEYA_OK;
 }
 
-void cuda_team_destroy(cuda_team *t) {
+void cuda_tp_group_destroy(cuda_tp_group *t) {
     if (!t) return;
     pthread_mutex_lock(&t->lock);
     t->closing = true;
@@ -249,7 +249,7 @@ void cuda_team_destroy(cuda_team *t) {
     pthread_mutex_unlock(&t->lock);
     for (int i = 1; i <= t->threads; i++) pthread_join(t->member[i].thread, NULL);
     for (int i = 0; i < t->n; i++) {
-        team_member *me = &t->member[i];
+        tp_member *me = &t->member[i];
         (void)cuda_device_use(&me->model->device, NULL);
         if (me->model->device.stream) (void)cudaStreamSynchronize(me->model->device.stream);
         cuda_buffer_destroy(&me->inbox);
