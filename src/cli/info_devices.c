@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "cli/info.h"
 #include "cli/terminal.h"
-#include "model/part.h"
+#include "model/shard.h"
 #include "model/sizes.h"
 #include "session/description.h"
 
@@ -30,12 +30,13 @@ static uint64_t parameters_of(const gemma4_config *part, int outputs) {
     return part->tied_head ? all : all - (uint64_t)(part->vocab - outputs) * (uint64_t)part->hidden;
 }
 
-static kakeya_status share_of(const info_subject *s, model_part part, device_share *out, kakeya_error *error) {
+static kakeya_status share_of(const info_subject *s, model_shard shard, device_share *out, kakeya_error *error) {
     const gemma4_config *whole = s->model->verifier;
-    kakeya_status status = model_part_config(whole, part, &out->part, error);
+    kakeya_status status = model_shard_config(whole, shard, &out->part, error);
     if (status) return status;
-    out->first_output = model_part_first_output(part, whole->vocab);
-    out->outputs = model_part_first_output((model_part){part.index + 1, part.count}, whole->vocab) - out->first_output;
+    out->first_output = model_shard_first_output(shard, whole->vocab);
+    out->outputs =
+        model_shard_first_output((model_shard){shard.index + 1, shard.count}, whole->vocab) - out->first_output;
     out->parameters = parameters_of(&out->part, out->outputs);
     kakeya_description description = *s->model;
     kakeya_session_options session = s->session;
@@ -90,7 +91,7 @@ kakeya_status info_devices_compute(const info_subject *s, const char *text, info
     info_devices *all = calloc(1, sizeof *all);
     if (!all) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
     kakeya_status status = device_list_read(text, DEVICE_LIST_MOST, all->device, &all->n, error);
-    for (int i = 0; i < all->n && !status; i++) status = share_of(s, (model_part){i, all->n}, &all->share[i], error);
+    for (int i = 0; i < all->n && !status; i++) status = share_of(s, (model_shard){i, all->n}, &all->share[i], error);
     all->first = *s->model;
     all->first.verifier = &all->share[0].part;
     if (status || all->n == 0)

@@ -161,7 +161,7 @@ static double larger(double a, double b) { return a > b ? a : b; }
 
 static kakeya_status make_rows(const explain_options *options, const program_machine *machine, explanation *e,
                                kakeya_error *error) {
-    const program_shape shape = {.part = {0, 1}};
+    const program_shape shape = {.shard = {0, 1}};
     size_t most = (size_t)program_most_ops(e->config);
     e->ops = calloc(most, sizeof *e->ops);
     e->row = calloc(most, sizeof *e->row);

@@ -7,7 +7,7 @@
 #include "backend/kv_bytes.h"
 #include "base/hash.h"
 #include "base/json.h"
-#include "model/part.h"
+#include "model/shard.h"
 
 enum {
     MAX_WINDOW = 1 << 24,
@@ -191,7 +191,7 @@ kakeya_status kv_geometry_from_json(const cJSON *json, kv_geometry *out, kakeya_
     read_layers(&reader, json, &out->verifier);
     for (int i = 0; i < out->verifier.layers; i++) {
         int heads = out->verifier.layer[i].kv_heads;
-        if (reader.status == KAKEYA_OK && !model_part_kv_heads((model_part){0, out->devices}, heads))
+        if (reader.status == KAKEYA_OK && !model_shard_kv_heads((model_shard){0, out->devices}, heads))
             json_fail(&reader, KAKEYA_FORMAT, "%d K/V heads of layers[%d] cannot be divided among %d devices", heads, i,
                       out->devices);
     }
@@ -242,7 +242,7 @@ backend_cache_bytes kv_geometry_bytes(const kv_geometry *geometry, const eval_ar
     /* K/V heads are dealt equally, so every device holds the same. */
     gemma4_config part = geometry->verifier;
     for (int i = 0; i < part.layers; i++)
-        part.layer[i].kv_heads = model_part_kv_heads((model_part){0, geometry->devices}, part.layer[i].kv_heads);
+        part.layer[i].kv_heads = model_shard_kv_heads((model_shard){0, geometry->devices}, part.layer[i].kv_heads);
     const assistant_config assistant = {.backbone = geometry->state_values};
     part.hidden = geometry->state_values; /* sizes depend on it in no other way */
     const timeline_models models = {&part, geometry->has_drafter ? &geometry->drafter : NULL, &geometry->f_theta,

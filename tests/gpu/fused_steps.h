@@ -328,7 +328,7 @@ static inline void put_rows(fused_steps *f, const program_op *o) {
         put(f, STEP_PLE_ADD, o->layer, "per-layer projection", SET(BRANCH) | SET(H),
             SET(H) | SET(X) | (last ? SET(NORMED) : 0));
     } else {
-        bool whole = model_part_is_whole(s->part);
+        bool whole = model_shard_is_whole(s->shard);
         step_items experts = !c->moe ? 0 : whole ? SET(EXPERTS_OUT) | SET(ROUTE) : SET(MIXED);
         step_op *r = put(f, STEP_AFTER_FFN, o->layer, "norms after feed-forward",
                          (c->moe && !s->prompt ? SET(MIDDLE) : SET(H)) | SET(BRANCH) | experts,
@@ -372,14 +372,14 @@ static inline void put_tap(fused_steps *f, const program_op *o) {
 static inline void put_head(fused_steps *f, const program_op *o) {
     const step_shape *s = f->shape;
     step_items input = s->last_rows ? SET(LAST) : SET(X);
-    bool greedy = s->head == STEP_HEAD_GREEDY, whole = model_part_is_whole(s->part);
+    bool greedy = s->head == STEP_HEAD_GREEDY, whole = model_shard_is_whole(s->shard);
     if (o->kind == OP_CHOOSE && greedy) {
         step_op *h = put(f, STEP_CHOOSE, -1, "head", input, SET(LOGITS) | SET(CHOICE));
         h->matrix[h->matrices++] = fused_matrix(f, o->slot[0]);
     } else if (o->kind == OP_LOGITS && !greedy) {
         multiplies(f, put(f, STEP_HEAD, -1, "head", input, SET(LOGITS)), o);
         if (!whole) put(f, STEP_MEET, -1, "exchange", SET(LOGITS), SET(LOGITS));
-    } else if (o->kind == OP_CHOOSE && !s->part.index) {
+    } else if (o->kind == OP_CHOOSE && !s->shard.index) {
         put(f, STEP_ARGMAX, -1, "head", SET(LOGITS), SET(CHOICE));
         if (s->head == STEP_HEAD_LEADERS) put(f, STEP_LEADERS, -1, "head", SET(LOGITS) | SET(CHOICE), SET(LEADERS));
     }
@@ -450,7 +450,7 @@ static inline void put_launch(fused_steps *f, const program_op *o, int fused) {
 
 /* ops, launches: room of program_most_ops. */
 static inline int fused_steps_make(const step_shape *s, program_op *ops, program_launch *launches, step_op *out) {
-    program_shape shape = {.part = s->part, .rows = s->prompt ? ROWS_PROMPT : ROWS_DECODE};
+    program_shape shape = {.shard = s->shard, .rows = s->prompt ? ROWS_PROMPT : ROWS_DECODE};
     shape.wants = (s->hidden_states ? PROGRAM_WANTS(TAP_STATES) : 0) | (s->taps ? PROGRAM_WANTS(TAP_AUX) : 0);
     for (int t = 0; t < s->taps; t++) layer_add(&shape.aux, s->tap[t].layer);
     for (int i = 0; i < s->config->layers; i++) {

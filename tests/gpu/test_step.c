@@ -47,7 +47,7 @@ static void form_open(form *f, const char *model) {
                                         &f->account, &f->f_theta, &error),
                &error);
     backend_model_options options = {.verifier = f->verifier, .drafter = f->drafter, .f_theta = f->f_theta};
-    require_ok(cuda_weights_describe(&f->weights, &options, (model_part){0, 1}, &error), &error);
+    require_ok(cuda_weights_describe(&f->weights, &options, (model_shard){0, 1}, &error), &error);
     f->ops = calloc((size_t)step_most_ops(c), sizeof *f->ops);
     f->fused = calloc((size_t)step_most_ops(c), sizeof *f->fused);
     f->program = calloc((size_t)program_most_ops(c), sizeof *f->program);
@@ -239,7 +239,7 @@ static void check_program(form *f, const char *what, const step_shape *s, int n)
             fail_msg(
                 "%s, %s, part %d of %d: operation %d is kind %d of layer %d (index %d, source %d, %s), the program "
                 "gives kind %d of layer %d (index %d, source %d, %s)",
-                f->model, what, s->part.index, s->part.count, i, (int)a->kind, a->layer, a->index, a->source, a->part,
+                f->model, what, s->shard.index, s->shard.count, i, (int)a->kind, a->layer, a->index, a->source, a->part,
                 (int)b->kind, b->layer, b->index, b->source, b->part);
     }
     assert_int_equal(fused, n);
@@ -247,12 +247,12 @@ static void check_program(form *f, const char *what, const step_shape *s, int n)
 
 /* Alone, and as the first and the second of two devices, which meet in the same places. */
 static void check(form *f, const char *what, const step_shape *shape) {
-    static const model_part parts[] = {{0, 1}, {0, 2}, {1, 2}};
+    static const model_shard shards[] = {{0, 1}, {0, 2}, {1, 2}};
     meeting found[3][2 * GEMMA4_MAX_LAYERS + 2];
     int meetings[3];
     for (int k = 0; k < 3; k++) {
         step_shape s = *shape;
-        s.part = parts[k];
+        s.shard = shards[k];
         int n = step_build(&s, f->ops);
         assert_in_range(n, 1, step_most_ops(s.config));
         check_reads(f, what, n);
@@ -261,7 +261,7 @@ static void check(form *f, const char *what, const step_shape *shape) {
         check_rows(f, what, n, s.rows);
         check_weights(f, what, n, !s.prompt);
         check_program(f, what, &s, n);
-        meetings[k] = check_meetings(f, what, n, s.part.count, found[k]);
+        meetings[k] = check_meetings(f, what, n, s.shard.count, found[k]);
     }
     assert_int_equal(meetings[0], 0);
     assert_int_equal(meetings[1], meetings[2]);
@@ -355,9 +355,9 @@ static void prompt_steps(void **state) {
             step_op ops[4];
             s.last_rows = false;
             assert_int_equal(step_build_head(&s, ops), 2);
-            s.part = (model_part){0, 2}; /* they meet before and behind the product */
+            s.shard = (model_shard){0, 2}; /* they meet before and behind the product */
             assert_int_equal(step_build_head(&s, ops), 4);
-            s.part.index = 1;
+            s.shard.index = 1;
             assert_int_equal(step_build_head(&s, ops), 3);
         }
         form_close(&f);

@@ -25,12 +25,12 @@ typedef struct list {
     int n;
 } list;
 
-static void list_make(list *l, const char *model, uint64_t wants, model_part part) {
+static void list_make(list *l, const char *model, uint64_t wants, model_shard shard) {
     kakeya_error error;
     memset(l, 0, sizeof *l);
     l->model = model;
     if (gemma4_config_variant(model, &l->config, &error)) fail_msg("%s", error.message);
-    l->shape = (program_shape){.wants = wants, .part = part};
+    l->shape = (program_shape){.wants = wants, .shard = shard};
     layer_add(&l->shape.aux, 0);
     layer_add(&l->shape.aux, 3);
     l->ops = calloc((size_t)program_most_ops(&l->config), sizeof *l->ops);
@@ -163,12 +163,12 @@ static void check_stores(const list *l) {
 
 static void lists_hold(void **state) {
     (void)state;
-    static const model_part parts[] = {{0, 1}, {1, 2}};
+    static const model_shard shards[] = {{0, 1}, {1, 2}};
     for (int m = 0; m < MODELS; m++) {
         for (uint64_t wants = 0; wants < PROGRAM_WANTS(TAP_REASONS); wants++) {
             for (int p = 0; p < 2; p++) {
                 list l;
-                list_make(&l, models[m], wants, parts[p]);
+                list_make(&l, models[m], wants, shards[p]);
                 check_items(&l);
                 check_rows(&l);
                 check_stores(&l);
@@ -198,7 +198,7 @@ static void every_weight_is_used(void **state) {
         kakeya_error error;
         if (gemma4_model_outline(outlines[m], &account, &model, &error)) fail_msg("%s", error.message);
         list l;
-        list_make(&l, outlines[m], 0, (model_part){0, 1});
+        list_make(&l, outlines[m], 0, (model_shard){0, 1});
         check_slots(&l, &model->weights);
         list_free(&l);
         gemma4_model_close(model);
@@ -209,8 +209,8 @@ static void every_weight_is_used(void **state) {
 static void lists_are_functions_of_their_shape(void **state) {
     (void)state;
     list a, b;
-    list_make(&a, "e2b", PROGRAM_WANTS(TAP_STATES), (model_part){0, 1});
-    list_make(&b, "e2b", PROGRAM_WANTS(TAP_STATES), (model_part){0, 1});
+    list_make(&a, "e2b", PROGRAM_WANTS(TAP_STATES), (model_shard){0, 1});
+    list_make(&b, "e2b", PROGRAM_WANTS(TAP_STATES), (model_shard){0, 1});
     assert_int_equal(a.n, b.n);
     assert_memory_equal(a.ops, b.ops, (size_t)a.n * sizeof *a.ops);
     list_free(&a);
@@ -223,7 +223,7 @@ static void launches_cover_the_list(void **state) {
     const program_machine *machine = cpu_machine();
     for (int m = 0; m < MODELS; m++) {
         list l;
-        list_make(&l, models[m], 0, (model_part){0, 1});
+        list_make(&l, models[m], 0, (model_shard){0, 1});
         program_launch *launches = calloc((size_t)l.n, sizeof *launches);
         int n = program_launches(machine, l.ops, l.n, launches), next = 0, fused = 0;
         for (int i = 0; i < n; i++) {

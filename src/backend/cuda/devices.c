@@ -47,7 +47,7 @@ static kakeya_status create_group(const backend_model_options *options, backend_
     cuda_tp_group *group = NULL;
     kakeya_status status = KAKEYA_OK;
     for (int i = 0; i < n && !status; i++)
-        status = cuda_model_create(options, options->devices[i], (model_part){i, n}, &models[i], error);
+        status = cuda_model_create(options, options->devices[i], (model_shard){i, n}, &models[i], error);
     if (!status) {
         level(models, n);
         status = cuda_tp_group_create(models, n, &group, error);
@@ -69,7 +69,7 @@ kakeya_status cuda_devices_create(const backend_model_options *options, backend_
     if (status) return status;
     if (options->n_devices > 1) return create_group(options, out, error);
     int device = options->n_devices == 1 ? options->devices[0] : 0;
-    return cuda_model_create(options, device, (model_part){0, 1}, out, error);
+    return cuda_model_create(options, device, (model_shard){0, 1}, out, error);
 }
 
 void cuda_devices_destroy(backend_model *m) {

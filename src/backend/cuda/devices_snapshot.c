@@ -34,7 +34,7 @@ typedef struct row_layout {
 static row_layout kv_layout(const backend_cache *c, int layer) {
     const backend_model *m = c->model;
     size_t head = cuda_row_bytes(c, layer) / (size_t)m->config->layer[layer].kv_heads;
-    int first = model_part_first_kv_head(m->part, m->options.verifier->config.layer[layer].kv_heads);
+    int first = model_shard_first_kv_head(m->shard, m->options.verifier->config.layer[layer].kv_heads);
     row_layout layout = {.n = 1, .part_bytes = cuda_row_bytes(c, layer)};
     layout.span[0] = (row_span){(size_t)first * head, 0, layout.part_bytes};
     return layout;
@@ -47,7 +47,7 @@ static row_layout scale_layout(const backend_cache *c) {
     size_t before = 0;
     for (int i = 0; i < m->config->layers; i++) {
         if (c->t.layer[i].latent_head < 0) continue;
-        int all = m->options.verifier->config.layer[i].kv_heads, first = model_part_first_kv_head(m->part, all);
+        int all = m->options.verifier->config.layer[i].kv_heads, first = model_shard_first_kv_head(m->shard, all);
         layout.span[layout.n++] =
             (row_span){(before + (size_t)first) * sizeof(float), (size_t)c->t.layer[i].latent_head * sizeof(float),
                        (size_t)m->config->layer[i].kv_heads * sizeof(float)};

@@ -53,7 +53,7 @@ static void copy_prompt_results(cuda_pass *p, const backend_segment *r, int at) 
     cudaStream_t stream = p->model->device.stream;
     size_t vocab = (size_t)p->model->config->vocab, from = (size_t)(at - r->first_logit_row),
            rows = (size_t)p->head_rows;
-    if (p->model->part.index) return; /* the first device has them all */
+    if (p->model->shard.index) return; /* the first device has them all */
     if (r->logits)
         cuda_pass_note(p, cudaMemcpyAsync(r->logits + from * vocab, w->logits, rows * vocab * sizeof(float),
                                           cudaMemcpyDeviceToHost, stream));
@@ -119,7 +119,7 @@ static void copy_results(cuda_pass *p, size_t *kept) {
     if (m->tp_group && p->head == STEP_HEAD_GREEDY)
         cuda_pass_note(p, cudaMemcpyAsync(w->staged_choices, w->screen.best,
                                           (size_t)p->rows * sizeof *w->staged_choices, cudaMemcpyDeviceToHost, stream));
-    if (m->part.index) return; /* the first device has all the rest */
+    if (m->shard.index) return; /* the first device has all the rest */
     for (int i = 0; i < p->group->n; i++) {
         int s = p->group->segment[i];
         const backend_segment *r = &p->segments[s];
@@ -164,7 +164,7 @@ static void join_choices(const cuda_pass *p) {
 
 static void scatter_results(const cuda_pass *p) {
     const cuda_workspace *w = &p->model->space;
-    if (p->model->part.index) return;
+    if (p->model->shard.index) return;
     if (p->model->tp_group && p->head == STEP_HEAD_GREEDY) join_choices(p);
     for (int i = 0; i < p->group->n; i++) {
         const backend_segment *r = &p->segments[p->group->segment[i]];

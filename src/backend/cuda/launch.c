@@ -63,7 +63,7 @@ static void run_hidden_states(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
     size_t count = (size_t)p->rows * (size_t)m->config->hidden;
     const float *from = op->index == m->config->layers ? m->space.normed : m->space.h;
-    if (m->part.index) return; /* the first device's are the caller's */
+    if (m->shard.index) return; /* the first device's are the caller's */
     if (p->chosen_layers) {
         copy_chosen(p, op->index - 1);
         return;

@@ -101,10 +101,10 @@ static kakeya_status check_model(const backend_model *m, kakeya_error *error) {
 static kakeya_status check_assistant(const backend_model *m, kakeya_error *error) {
     const assistant_config *a = &m->options.assistant->config;
     enum { MOST_HIDDEN = 8192, MOST_CLUSTERS = 4096 };
-    if (!model_part_is_whole(m->part))
+    if (!model_shard_is_whole(m->shard))
         return error_set(error, KAKEYA_UNSUPPORTED,
                          "an MTP assistant drafts on one device, not on %d: take one device, or --drafter none",
-                         m->part.count);
+                         m->shard.count);
     if (a->stack.hidden % 8 || a->stack.hidden > MOST_HIDDEN)
         return error_set(error, KAKEYA_UNSUPPORTED,
                          "assistant hidden size %d is not a multiple of 8 up to %d, as backend cuda needs",
@@ -157,16 +157,16 @@ void cuda_model_destroy(backend_model *m) {
     free(m);
 }
 
-kakeya_status cuda_model_create(const backend_model_options *options, int device, model_part part, backend_model **out,
-                                kakeya_error *error) {
+kakeya_status cuda_model_create(const backend_model_options *options, int device, model_shard shard,
+                                backend_model **out, kakeya_error *error) {
     *out = NULL;
     backend_model *m = calloc(1, sizeof *m);
     if (!m) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for the model");
     m->options = *options;
-    m->config = model_part_is_whole(part) ? &options->verifier->config : &m->part_config;
-    m->part = part;
+    m->config = model_shard_is_whole(shard) ? &options->verifier->config : &m->shard_config;
+    m->shard = shard;
     m->account = options->account;
-    kakeya_status status = model_part_config(&options->verifier->config, part, &m->part_config, error);
+    kakeya_status status = model_shard_config(&options->verifier->config, shard, &m->shard_config, error);
     if (!status) status = check_model(m, error);
     if (!status && options->assistant) status = check_assistant(m, error);
     if (!status) status = cuda_device_open(&m->device, device, error);
@@ -189,13 +189,13 @@ kakeya_status cuda_model_create(const backend_model_options *options, int device
     }
     if (!status)
         status =
-            cuda_weights_create(&m->weights, &m->device, &m->launch, options, part, m->note, sizeof m->note, error);
+            cuda_weights_create(&m->weights, &m->device, &m->launch, options, shard, m->note, sizeof m->note, error);
     m->launch.expanded = m->weights.expanded.data;
     m->launch.expanded_bytes = m->weights.expanded.bytes;
-    if (!status) status = cuda_workspace_create(&m->space, &m->device, options, m->config, part, m->max_rows, error);
+    if (!status) status = cuda_workspace_create(&m->space, &m->device, options, m->config, shard, m->max_rows, error);
     m->rounding = (matrix_rounding){m->space.rounded, m->space.rounded_scale};
-    /* The copy of the whole begins with that of the first device's part. */
-    const cuda_matrix *copied = options->drafter && part.index == 0 ? &m->weights.draft_head : &m->weights.head;
+    /* The copy of the whole begins with that of the first device's shard. */
+    const cuda_matrix *copied = options->drafter && shard.index == 0 ? &m->weights.draft_head : &m->weights.head;
     if (!status) status = cuda_head_copy_create(&m->head_copy, &m->device, &m->launch, copied, m->account, error);
     const assistant_config *a = options->assistant ? &options->assistant->config : NULL;
     m->space.a_clusters.token_of = m->weights.assistant.token_of;

@@ -21,9 +21,9 @@ typedef struct cuda_tower cuda_tower;
 
 struct backend_model {
     backend_model_options options;
-    const gemma4_config *config; /* of what this device computes: the verifier's, or part_config */
-    model_part part;
-    gemma4_config part_config;
+    const gemma4_config *config; /* of what this device computes: the verifier's, or shard_config */
+    model_shard shard;
+    gemma4_config shard_config;
     struct cuda_tp_group *tp_group; /* of several devices (tp_group.h); NULL: alone */
     cuda_exchange exchange;         /* what all exchanges of several devices have in common */
     unsigned passes;                /* of several devices; wraps */
@@ -50,9 +50,9 @@ struct backend_model {
     int logit_rows[BACKEND_MAX_FORWARD]; /* 0: none */
 };
 
-/* A part of the model on one device; alone it is the whole. */
-kakeya_status cuda_model_create(const backend_model_options *options, int device, model_part part, backend_model **out,
-                                kakeya_error *error);
+/* A shard of the model on one device; alone it is the whole. */
+kakeya_status cuda_model_create(const backend_model_options *options, int device, model_shard shard,
+                                backend_model **out, kakeya_error *error);
 void cuda_model_destroy(backend_model *m);
 /* cuda_read_logits has nothing to give any more. */
 void cuda_forget_logits(backend_model *m);

@@ -445,7 +445,7 @@ static void fill_shape(const cuda_pass *p, step_shape *s) {
                       .weights = &m->weights,
                       .tap = p->tap,
                       .taps = p->taps,
-                      .part = m->part,
+                      .shard = m->shard,
                       .prompt = p->prompt,
                       .rows = p->rows,
                       .position = p->position,
@@ -480,7 +480,7 @@ int cuda_pass_list(const cuda_pass *p) {
 int cuda_pass_list_head(const cuda_pass *p) {
     step_shape shape = {.config = p->model->config,
                         .weights = &p->model->weights,
-                        .part = p->model->part,
+                        .shard = p->model->shard,
                         .prompt = p->prompt,
                         .rows = p->head_rows,
                         .last_rows = !p->prompt && p->last_rows,

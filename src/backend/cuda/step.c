@@ -55,7 +55,7 @@ static step_items restored_item(int set) { return STEP_ITEM(set ? ITEM_RESTORED_
 
 /* Several devices: what each has of a sum becomes the sum. */
 static void exchange(builder *b, int layer, bool experts) {
-    if (model_part_is_whole(b->shape->part)) return;
+    if (model_shard_is_whole(b->shape->shard)) return;
     step_items taken = STEP_ITEM(ITEM_BRANCH), made = STEP_ITEM(ITEM_BRANCH);
     if (experts) {
         taken |= STEP_ITEM(ITEM_EXPERTS_OUT) | STEP_ITEM(ITEM_ROUTE);
@@ -352,7 +352,7 @@ static void feed_forward(builder *b, int layer) {
     exchange(b, layer, c->moe);
 
     step_items experts =
-        model_part_is_whole(s->part) ? STEP_ITEM(ITEM_EXPERTS_OUT) | STEP_ITEM(ITEM_ROUTE) : STEP_ITEM(ITEM_MIXED);
+        model_shard_is_whole(s->shard) ? STEP_ITEM(ITEM_EXPERTS_OUT) | STEP_ITEM(ITEM_ROUTE) : STEP_ITEM(ITEM_MIXED);
     op = add(b, STEP_AFTER_FFN, layer, "norms after feed-forward",
              middle | STEP_ITEM(ITEM_BRANCH) | (c->moe ? experts : 0),
              STEP_ITEM(ITEM_H) | STEP_ITEM(ITEM_X) | (last && !c->ple_width ? STEP_ITEM(ITEM_NORMED) : 0));
@@ -410,11 +410,11 @@ static void head(builder *b) {
         return;
     }
     /* Devices write to the logits of the first one, which in a prompt may still be at those before. */
-    bool whole = model_part_is_whole(s->part);
+    bool whole = model_shard_is_whole(s->shard);
     if (!whole && s->prompt) add(b, STEP_MEET, -1, "exchange", 0, STEP_ITEM(ITEM_LOGITS));
     add_product(b, STEP_HEAD, -1, "head", &s->weights->head, input, STEP_ITEM(ITEM_LOGITS));
     if (!whole) add(b, STEP_MEET, -1, "exchange", STEP_ITEM(ITEM_LOGITS), STEP_ITEM(ITEM_LOGITS));
-    if (s->part.index) return;
+    if (s->shard.index) return;
     add(b, STEP_ARGMAX, -1, "head", STEP_ITEM(ITEM_LOGITS), STEP_ITEM(ITEM_CHOICE));
     if (!s->prompt && s->head == STEP_HEAD_LEADERS)
         add(b, STEP_LEADERS, -1, "head", STEP_ITEM(ITEM_LOGITS) | STEP_ITEM(ITEM_CHOICE), STEP_ITEM(ITEM_LEADERS));

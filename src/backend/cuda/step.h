@@ -142,7 +142,7 @@ typedef struct step_shape {
     const cuda_weights *weights;
     const step_tap *tap; /* [taps] */
     int taps;
-    model_part part; /* which of several devices computes it */
+    model_shard shard; /* which of several devices computes it */
     bool prompt;
     int rows, position; /* position of row 0 */
     bool hidden_states; /* the caller wants them */

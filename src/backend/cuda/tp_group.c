@@ -64,7 +64,7 @@ static void meet(cuda_tp_group *t) {
 kakeya_status cuda_tp_group_agree(backend_model *m, kakeya_status status, kakeya_error *error) {
     cuda_tp_group *t = m->tp_group;
     if (!t) return status;
-    tp_member *me = &t->member[m->part.index];
+    tp_member *me = &t->member[m->shard.index];
     unsigned which = me->votes++ & 1;
     tp_vote *vote = &me->vote[which];
     vote->status = status;
@@ -87,7 +87,7 @@ void cuda_tp_group_abandon(backend_model *m) {
 
 /* Numbers of exchanges begin again: what is left in the inbox must not look like one of them. */
 static kakeya_status clear_inbox(backend_model *m, kakeya_error *error) {
-    const cuda_buffer *inbox = &m->tp_group->member[m->part.index].inbox;
+    const cuda_buffer *inbox = &m->tp_group->member[m->shard.index].inbox;
     kakeya_status status = cuda_check(cudaMemsetAsync(inbox->data, 0, inbox->bytes, m->device.stream),
                                       "clearing what devices have sent", error);
     return status ? status : cuda_finish(&m->device, "clearing what devices have sent", error);
@@ -96,7 +96,7 @@ static kakeya_status clear_inbox(backend_model *m, kakeya_error *error) {
 kakeya_status cuda_tp_group_begin_pass(backend_model *m, kakeya_error *error) {
     enum { MOST_PASSES = UINT32_MAX / STEP_MOST_TURNS - 1 };
     if (!m->tp_group) return KAKEYA_OK;
-    if (m->part.index == 0) __atomic_store_n(m->tp_group->abandoned, 0, __ATOMIC_SEQ_CST);
+    if (m->shard.index == 0) __atomic_store_n(m->tp_group->abandoned, 0, __ATOMIC_SEQ_CST);
     kakeya_status status = KAKEYA_OK;
     if (++m->passes > (unsigned)MOST_PASSES) {
         status = clear_inbox(m, error);
@@ -107,10 +107,10 @@ kakeya_status cuda_tp_group_begin_pass(backend_model *m, kakeya_error *error) {
 
 cudaError_t cuda_tp_group_order(backend_model *m, int turn) {
     cuda_tp_group *t = m->tp_group;
-    cudaError_t status = cudaEventRecord(t->member[m->part.index].sent[turn & 1], m->device.stream);
+    cudaError_t status = cudaEventRecord(t->member[m->shard.index].sent[turn & 1], m->device.stream);
     meet(t);
     for (int i = 0; i < t->n; i++) {
-        if (i == m->part.index) continue;
+        if (i == m->shard.index) continue;
         cudaError_t waits = cudaStreamWaitEvent(m->device.stream, t->member[i].sent[turn & 1], 0);
         if (status == cudaSuccess) status = waits;
     }

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 
 #include "backend/cuda/kernels.h"
-#include "model/part.h"
+#include "model/shard.h"
 
 /* What a matrix of the device is made from: the part `cut` of a weight. With `second` (experts whose gate and up are
  * two matrices) every cut.rows rows of the first are followed by as many of the second. */

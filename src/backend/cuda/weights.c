@@ -23,7 +23,7 @@ typedef struct planned_tensor {
 typedef struct weight_plan {
     planned_tensor *tensors;
     size_t n, capacity, bytes;
-    model_part part;
+    model_shard shard;
     bool failed;
     bool fp8;                   /* the precision: matrices of form F8 round prompt rows, ... */
     int rounding;               /* ... so many; */
@@ -100,8 +100,8 @@ static void plan_experts(weight_plan *plan, const weight *w, const weight *secon
 static void plan_gated(weight_plan *plan, const weight *gate, const weight *up, cuda_matrix *to_gate,
                        cuda_matrix *to_up) {
     if (gate->out == 0) return;
-    weight_source first = {.first = gate, .cut = model_cut_rows(gate, plan->part, gate->out)},
-                  second = {.first = up, .cut = model_cut_rows(up, plan->part, up->out)};
+    weight_source first = {.first = gate, .cut = model_cut_rows(gate, plan->shard, gate->out)},
+                  second = {.first = up, .cut = model_cut_rows(up, plan->shard, up->out)};
     cuda_form form = weight_source_form(&first);
     if (weight_source_form(&second) != form) form = CUDA_FORM_BF16;
     plan_source(plan, first, form, to_gate);
@@ -120,20 +120,20 @@ static void plan_vector(weight_plan *plan, const float *vector, int n, const flo
 static void plan_layer(weight_plan *plan, const gemma4_config *c, int index, const gemma4_layer_weights *w,
                        cuda_layer *l) {
     int d = c->layer[index].head_dim, hidden = c->hidden, kv_heads = c->layer[index].kv_heads;
-    model_part part = plan->part;
-    plan_cut(plan, &w->q_proj, model_cut_rows(&w->q_proj, part, w->q_proj.out), &l->q);
-    plan_cut(plan, &w->k_proj, model_cut_kv(&w->k_proj, part, kv_heads), &l->k);
-    plan_cut(plan, &w->v_proj, model_cut_kv(&w->v_proj, part, kv_heads), &l->v);
-    plan_cut(plan, &w->o_proj, model_cut_columns(&w->o_proj, part), &l->o);
+    model_shard shard = plan->shard;
+    plan_cut(plan, &w->q_proj, model_cut_rows(&w->q_proj, shard, w->q_proj.out), &l->q);
+    plan_cut(plan, &w->k_proj, model_cut_kv(&w->k_proj, shard, kv_heads), &l->k);
+    plan_cut(plan, &w->v_proj, model_cut_kv(&w->v_proj, shard, kv_heads), &l->v);
+    plan_cut(plan, &w->o_proj, model_cut_columns(&w->o_proj, shard), &l->o);
     plan_gated(plan, &w->gate_proj, &w->up_proj, &l->gate, &l->up);
-    plan_cut(plan, &w->down_proj, model_cut_columns(&w->down_proj, part), &l->down);
+    plan_cut(plan, &w->down_proj, model_cut_columns(&w->down_proj, shard), &l->down);
     plan_bf16(plan, &w->router_proj, &l->router);
     int width = c->expert_intermediate;
-    plan_experts(plan, &w->experts_gate_up, NULL, model_cut_rows(&w->experts_gate_up, part, width), width,
+    plan_experts(plan, &w->experts_gate_up, NULL, model_cut_rows(&w->experts_gate_up, shard, width), width,
                  &l->experts_gate_up);
-    plan_experts(plan, &w->experts_gate, &w->experts_up, model_cut_rows(&w->experts_gate, part, width), width,
+    plan_experts(plan, &w->experts_gate, &w->experts_up, model_cut_rows(&w->experts_gate, shard, width), width,
                  &l->experts_gate_up);
-    plan_experts(plan, &w->experts_down, NULL, model_cut_columns(&w->experts_down, part), hidden, &l->experts_down);
+    plan_experts(plan, &w->experts_down, NULL, model_cut_columns(&w->experts_down, shard), hidden, &l->experts_down);
     plan_matrix(plan, &w->ple_gate, &l->ple_gate);
     plan_matrix(plan, &w->ple_proj, &l->ple_proj);
     plan_vector(plan, w->q_norm, d, &l->q_norm);
@@ -192,8 +192,8 @@ static void plan_f_theta(weight_plan *plan, const gemma4_config *c, const f_thet
     plan_bf16(plan, &f->encoder_v, &m->encoder_v); /* none of a shared latent */
     for (int i = 0; i < f->config.layers; i++) {
         int kv_heads = c->layer[i].kv_heads;
-        plan_bf16_cut(plan, &f->decoder_k[i], model_cut_kv(&f->decoder_k[i], plan->part, kv_heads), &m->decoder_k[i]);
-        plan_bf16_cut(plan, &f->decoder_v[i], model_cut_kv(&f->decoder_v[i], plan->part, kv_heads), &m->decoder_v[i]);
+        plan_bf16_cut(plan, &f->decoder_k[i], model_cut_kv(&f->decoder_k[i], plan->shard, kv_heads), &m->decoder_k[i]);
+        plan_bf16_cut(plan, &f->decoder_v[i], model_cut_kv(&f->decoder_v[i], plan->shard, kv_heads), &m->decoder_v[i]);
     }
 }
 
@@ -313,7 +313,7 @@ static kakeya_status upload(cuda_weights *w, const cuda_device *device, const cu
         } else {
             uint64_t seed = (uint64_t)i << 40;
             if (t->placed->out != t->source.first->out || t->placed->in != t->source.first->in)
-                seed += (uint64_t)plan->part.index << 36; /* what devices share is the same on all of them */
+                seed += (uint64_t)plan->shard.index << 36; /* what devices share is the same on all of them */
             status = make_matrix(launch, &t->source, t->placed, seed, error);
         }
     }
@@ -365,26 +365,26 @@ static float *plan_frequencies(weight_plan *plan, const gemma4_config *c, const 
 static bool is_tied(const gemma4_config *c, const gemma4_weights *from) { return from->head.out == 0 || c->tied_head; }
 
 /* The rows of the head that are the device's; the first of several devices keeps the whole for the drafter. */
-static matrix_cut head_cut(const backend_model_options *options, model_part part) {
+static matrix_cut head_cut(const backend_model_options *options, model_shard shard) {
     const weight *head = &options->verifier->weights.head;
     matrix_cut cut = model_cut_nothing(head);
-    if (model_part_is_whole(part) || (options->drafter && part.index == 0)) return cut;
-    cut.first_row = model_part_first_output(part, head->out);
-    cut.rows = model_part_first_output((model_part){part.index + 1, part.count}, head->out) - cut.first_row;
+    if (model_shard_is_whole(shard) || (options->drafter && shard.index == 0)) return cut;
+    cut.first_row = model_shard_first_output(shard, head->out);
+    cut.rows = model_shard_first_output((model_shard){shard.index + 1, shard.count}, head->out) - cut.first_row;
     return cut;
 }
 
 /* Points `head` at the device's rows, of a head that is the embedding or has been placed as draft_head. */
-static void point_head(const backend_model_options *options, model_part part, cuda_weights *w) {
+static void point_head(const backend_model_options *options, model_shard shard, cuda_weights *w) {
     const gemma4_weights *from = &options->verifier->weights;
     bool tied = is_tied(&options->verifier->config, from);
     if (tied) w->draft_head = w->embed;
     w->head = w->draft_head;
     w->head_first = 0;
-    if (model_part_is_whole(part)) return;
+    if (model_shard_is_whole(shard)) return;
     int all = from->embed.out;
-    w->head_first = model_part_first_output(part, all);
-    w->head.out = model_part_first_output((model_part){part.index + 1, part.count}, all) - w->head_first;
+    w->head_first = model_shard_first_output(shard, all);
+    w->head.out = model_shard_first_output((model_shard){shard.index + 1, shard.count}, all) - w->head_first;
     /* Shares are whole tiles of 16 rows, which are whole strips. */
     if (tied && w->head.data) w->head.data += weight_rows_bytes(&w->head, (size_t)w->head_first) / sizeof *w->head.data;
 }
@@ -393,7 +393,7 @@ static void plan_all(weight_plan *plan, const backend_model_options *options, cu
     const gemma4_config *c = &options->verifier->config;
     const gemma4_weights *from = &options->verifier->weights;
     plan_matrix(plan, &from->embed, &w->embed);
-    if (!is_tied(c, from)) plan_cut(plan, &from->head, head_cut(options, plan->part), &w->draft_head);
+    if (!is_tied(c, from)) plan_cut(plan, &from->head, head_cut(options, plan->shard), &w->draft_head);
     plan_matrix(plan, &from->ple_embed, &w->ple_embed);
     plan_matrix(plan, &from->ple_model_proj, &w->ple_model_proj);
     plan_vector(plan, from->final_norm, c->hidden, &w->final_norm);
@@ -445,21 +445,21 @@ static size_t expanded_bytes(const gemma4_config *c, const cuda_weights *w, bool
     return most;
 }
 
-kakeya_status cuda_weights_describe(cuda_weights *w, const backend_model_options *options, model_part part,
+kakeya_status cuda_weights_describe(cuda_weights *w, const backend_model_options *options, model_shard shard,
                                     kakeya_error *error) {
     *w = (cuda_weights){0};
-    weight_plan plan = {.part = part, .fp8 = options->precision == KAKEYA_PRECISION_FP8};
+    weight_plan plan = {.shard = shard, .fp8 = options->precision == KAKEYA_PRECISION_FP8};
     plan_all(&plan, options, w);
-    point_head(options, part, w);
+    point_head(options, shard, w);
     free(plan.tensors);
     return check_plan(&plan, error);
 }
 
 kakeya_status cuda_weights_create(cuda_weights *w, const cuda_device *device, const cuda_launch *launch,
-                                  const backend_model_options *options, model_part part, char *note, size_t note_bytes,
-                                  kakeya_error *error) {
+                                  const backend_model_options *options, model_shard shard, char *note,
+                                  size_t note_bytes, kakeya_error *error) {
     const gemma4_config *c = &options->verifier->config;
-    weight_plan plan = {.part = part, .fp8 = options->precision == KAKEYA_PRECISION_FP8};
+    weight_plan plan = {.shard = shard, .fp8 = options->precision == KAKEYA_PRECISION_FP8};
     plan_all(&plan, options, w);
     float *frequencies = plan_frequencies(&plan, c, options->drafter, w);
     kakeya_status status = check_plan(&plan, error);
@@ -471,7 +471,7 @@ kakeya_status cuda_weights_create(cuda_weights *w, const cuda_device *device, co
         status = cuda_buffer_create(&w->expanded, device, options->account, MEM_WORKSPACE, expanded,
                                     "weights of one product in bf16", error);
     if (!status) status = upload(w, device, launch, options, &plan, error);
-    if (!status) point_head(options, part, w);
+    if (!status) point_head(options, shard, w);
     note[0] = '\0';
     if (plan.rounded)
         snprintf(note, note_bytes, "backend cuda computes in bf16: weights of type %s are rounded",

@@ -6,7 +6,7 @@
 #include "backend/backend.h"
 #include "backend/cuda/device.h"
 #include "backend/cuda/kernels.h"
-#include "model/part.h"
+#include "model/shard.h"
 
 typedef struct cuda_layer {
     cuda_matrix q, k, v, o, gate, up, down, router, experts_gate_up, experts_down, ple_gate, ple_proj;
@@ -49,17 +49,17 @@ typedef struct cuda_weights {
     cuda_matrix encoder_k, encoder_v, decoder_k[GEMMA4_MAX_LAYERS], decoder_v[GEMMA4_MAX_LAYERS];
 } cuda_weights;
 
-/* Uploads the weights of `options`, or a device's part of them, through two pinned buffers, or makes them on the device
- * where they have no data. Waits until all are there. `note` becomes "" or one line about weights that were rounded.
- * KAKEYA_UNSUPPORTED names a matrix whose shape or format no kernel computes. On failure cuda_weights_destroy is still
- * needed. */
+/* Uploads the weights of `options`, or a device's shard of them, through two pinned buffers, or makes them on the
+ * device where they have no data. Waits until all are there. `note` becomes "" or one line about weights that were
+ * rounded. KAKEYA_UNSUPPORTED names a matrix whose shape or format no kernel computes. On failure cuda_weights_destroy
+ * is still needed. */
 kakeya_status cuda_weights_create(cuda_weights *w, const cuda_device *device, const cuda_launch *launch,
-                                  const backend_model_options *options, model_part part, char *note, size_t note_bytes,
-                                  kakeya_error *error);
+                                  const backend_model_options *options, model_shard shard, char *note,
+                                  size_t note_bytes, kakeya_error *error);
 void cuda_weights_destroy(cuda_weights *w);
 
 /* Fills the shapes alone: what the list of a step depends on. Needs no device. KAKEYA_OUT_OF_MEMORY is possible. */
-kakeya_status cuda_weights_describe(cuda_weights *w, const backend_model_options *options, model_part part,
+kakeya_status cuda_weights_describe(cuda_weights *w, const backend_model_options *options, model_shard shard,
                                     kakeya_error *error);
 
 #endif

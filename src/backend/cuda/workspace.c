@@ -62,7 +62,7 @@ static kakeya_status carve(cuda_workspace *w, const cuda_device *device, mem_acc
 }
 
 static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, const backend_model_options *options,
-                               const gemma4_config *c, model_part part, int max_rows, kakeya_error *error) {
+                               const gemma4_config *c, model_shard shard, int max_rows, kakeya_error *error) {
     const dflash_config *d = options->drafter ? &options->drafter->config : NULL;
     shape_limits s = model_limits(c);
     size_t rows = (size_t)max_rows, hidden = (size_t)c->hidden, wide = (size_t)cuda_padded(c->hidden);
@@ -79,7 +79,7 @@ static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, con
     size_t encoded = f ? (size_t)cuda_padded(options->f_theta->encoder_in) : 0; /* of the drafter K and V, each */
     if (f && f->input != F_THETA_AUX_HIDDEN) encoded *= 2;
     size_t aux = (size_t)most_taps(d, f) * hidden;
-    size_t mixed = c->moe && !model_part_is_whole(part) ? rows : 0;
+    size_t mixed = c->moe && !model_shard_is_whole(shard) ? rows : 0;
     const assistant_config *a = options->assistant ? &options->assistant->config : NULL;
     shape_limits as = a ? model_limits(&a->stack) : (shape_limits){0};
     size_t chain = a ? CUDA_MAX_SEGMENTS : 0, a_hidden = a ? (size_t)a->stack.hidden : 0,
@@ -241,8 +241,8 @@ static kakeya_status fill_mixed_route(cuda_workspace *w, const cuda_device *devi
 }
 
 kakeya_status cuda_workspace_create(cuda_workspace *w, const cuda_device *device, const backend_model_options *options,
-                                    const gemma4_config *config, model_part part, int rows, kakeya_error *error) {
-    kakeya_status status = carve_all(w, device, options, config, part, rows, error);
+                                    const gemma4_config *config, model_shard shard, int rows, kakeya_error *error) {
+    kakeya_status status = carve_all(w, device, options, config, shard, rows, error);
     if (!status)
         status = cuda_buffer_create(&w->logit_memory, device, options->account, MEM_WORKSPACE,
                                     cuda_workspace_logit_bytes(config, CUDA_DECODE_ROWS), "logits", error);
@@ -256,7 +256,7 @@ kakeya_status cuda_workspace_create(cuda_workspace *w, const cuda_device *device
     if (!status && (options->drafter || options->f_theta))
         status = cuda_pinned((void **)&w->staged_context,
                              (CUDA_CONTEXT_ROWS + (size_t)rows) * sizeof *w->staged_context, "a step", error);
-    if (!status && !model_part_is_whole(part))
+    if (!status && !model_shard_is_whole(shard))
         status =
             cuda_pinned((void **)&w->staged_choices, CUDA_DECODE_ROWS * sizeof *w->staged_choices, "a step", error);
     return status ? status : fill_mixed_route(w, device, rows, error);

@@ -6,7 +6,7 @@
 #include "backend/backend.h"
 #include "backend/cuda/assistant_kernels.h"
 #include "backend/cuda/device.h"
-#include "model/part.h"
+#include "model/shard.h"
 
 /* Streams on which the attention of prompts that share a pass goes side by side; as many as a device has queues. */
 enum { CUDA_SIDE_STREAMS = 8 };
@@ -78,10 +78,10 @@ typedef struct cuda_workspace {
     unsigned long long *staged_choices; /* pinned: [CUDA_DECODE_ROWS]; of several devices */
 } cuda_workspace;
 
-/* Sizes everything for segments of up to `rows` rows of the verifier `config`, which is that of the options or a part
+/* Sizes everything for segments of up to `rows` rows of the verifier `config`, which is that of the options or a shard
  * of it. On failure cuda_workspace_destroy is still needed. */
 kakeya_status cuda_workspace_create(cuda_workspace *w, const cuda_device *device, const backend_model_options *options,
-                                    const gemma4_config *config, model_part part, int rows, kakeya_error *error);
+                                    const gemma4_config *config, model_shard shard, int rows, kakeya_error *error);
 void cuda_workspace_destroy(cuda_workspace *w);
 /* Room for the masks of a pass, unless it is there. */
 kakeya_status cuda_workspace_reserve_masks(cuda_workspace *w, const cuda_device *device, mem_account *account,

@@ -9,7 +9,7 @@
 
 #include "backend/program/op.h"
 #include "backend/program/slots.h"
-#include "model/part.h"
+#include "model/shard.h"
 
 /* What somebody wants to see of a forward: bits by tap_reason. */
 #define PROGRAM_WANTS(reason) (UINT64_C(1) << (reason))
@@ -31,7 +31,7 @@ typedef struct program_shape {
     layer_set aux;      /* whose outputs are kept */
     layer_set rings;    /* whose prompt rows are stored late; read where the rows are one class */
     layer_set restores; /* that attend restored positions, which the machine does not restore while it attends */
-    model_part part;
+    model_shard shard;
     int64_t rows; /* a program_rows */
 } program_shape;
 

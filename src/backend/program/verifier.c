@@ -46,7 +46,7 @@ static void tap(builder *b, tap_reason reason, int layer, int part, program_item
     o->part = (int16_t)part;
 }
 
-static bool is_whole(const builder *b) { return model_part_is_whole(b->shape->part); }
+static bool is_whole(const builder *b) { return model_shard_is_whole(b->shape->shard); }
 
 static program_op *agree(builder *b, int layer, program_item item) {
     return op_add(&b->list, OP_AGREE, layer, item, item);

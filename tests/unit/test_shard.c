@@ -11,7 +11,7 @@
 
 #include "base/device_list.h"
 #include "kakeya.h"
-#include "model/part.h"
+#include "model/shard.h"
 
 enum { LAYERS = 3, HEADS = 8, HEAD_DIM = 16, HIDDEN = 24, EXPERTS = 5, WIDTH = 64, INTERMEDIATE = 96, VOCAB = 1000 };
 
@@ -32,30 +32,30 @@ static gemma4_config routed(void) {
 
 static void configurations(void **state) {
     (void)state;
-    gemma4_config whole = routed(), part;
+    gemma4_config whole = routed(), shard;
     kakeya_error error = {0};
-    assert_int_equal(model_part_config(&whole, (model_part){0, 1}, &part, &error), KAKEYA_OK);
-    assert_memory_equal(&part, &whole, sizeof part);
+    assert_int_equal(model_shard_config(&whole, (model_shard){0, 1}, &shard, &error), KAKEYA_OK);
+    assert_memory_equal(&shard, &whole, sizeof shard);
     for (int i = 0; i < 4; i++) { /* four K/V heads are dealt, two are on two devices each, one is on all */
-        assert_int_equal(model_part_config(&whole, (model_part){i, 4}, &part, &error), KAKEYA_OK);
-        assert_int_equal(part.heads, 2);
-        assert_int_equal(part.expert_intermediate, 16);
+        assert_int_equal(model_shard_config(&whole, (model_shard){i, 4}, &shard, &error), KAKEYA_OK);
+        assert_int_equal(shard.heads, 2);
+        assert_int_equal(shard.expert_intermediate, 16);
         for (int l = 0; l < LAYERS; l++) {
-            assert_int_equal(part.layer[l].kv_heads, 1);
-            assert_int_equal(part.layer[l].intermediate, 24);
-            /* the part's first query head attends its first K/V head */
-            int head = i * part.heads, per_kv = HEADS / whole.layer[l].kv_heads;
-            assert_int_equal(model_part_first_kv_head((model_part){i, 4}, whole.layer[l].kv_heads), head / per_kv);
+            assert_int_equal(shard.layer[l].kv_heads, 1);
+            assert_int_equal(shard.layer[l].intermediate, 24);
+            /* the shard's first query head attends its first K/V head */
+            int head = i * shard.heads, per_kv = HEADS / whole.layer[l].kv_heads;
+            assert_int_equal(model_shard_first_kv_head((model_shard){i, 4}, whole.layer[l].kv_heads), head / per_kv);
         }
-        assert_int_equal(part.vocab, VOCAB);
-        assert_int_equal(part.experts, EXPERTS);
+        assert_int_equal(shard.vocab, VOCAB);
+        assert_int_equal(shard.experts, EXPERTS);
     }
 }
 
 static void expect_refusal(const gemma4_config *whole, int count, const char *words) {
-    gemma4_config part;
+    gemma4_config shard;
     kakeya_error error = {0};
-    assert_int_equal(model_part_config(whole, (model_part){0, count}, &part, &error), KAKEYA_UNSUPPORTED);
+    assert_int_equal(model_shard_config(whole, (model_shard){0, count}, &shard, &error), KAKEYA_UNSUPPORTED);
     if (!strstr(error.message, words)) fail_msg("'%s' is not in '%s'", words, error.message);
     assert_non_null(strstr(error.message, "--devices"));
 }
@@ -80,16 +80,16 @@ static void what_cannot_be_dealt(void **state) {
 /* 24 columns are three eights: two devices have one and two of them, and never the half of one. */
 static void widths_in_eights(void **state) {
     (void)state;
-    gemma4_config whole = routed(), part;
+    gemma4_config whole = routed(), shard;
     kakeya_error error = {0};
     static const int expected[2][2] = {{0, 8}, {8, 16}};
     whole.expert_intermediate = 24;
     weight gate_up = {.out = EXPERTS * 2 * 24, .in = HIDDEN}, down = {.out = EXPERTS * HIDDEN, .in = 24};
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(model_part_config(&whole, (model_part){i, 2}, &part, &error), KAKEYA_OK);
-        assert_int_equal(part.expert_intermediate, expected[i][1]);
-        matrix_cut rows = model_cut_rows(&gate_up, (model_part){i, 2}, 24),
-                   columns = model_cut_columns(&down, (model_part){i, 2});
+        assert_int_equal(model_shard_config(&whole, (model_shard){i, 2}, &shard, &error), KAKEYA_OK);
+        assert_int_equal(shard.expert_intermediate, expected[i][1]);
+        matrix_cut rows = model_cut_rows(&gate_up, (model_shard){i, 2}, 24),
+                   columns = model_cut_columns(&down, (model_shard){i, 2});
         assert_int_equal(rows.first_row, expected[i][0]);
         assert_int_equal(rows.rows, expected[i][1]);
         assert_int_equal(columns.first_column, expected[i][0]);
@@ -103,22 +103,22 @@ static void outputs(void **state) {
     static const int rows[] = {1, 15, 16, 17, 640, 1000, 262144};
     for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++) {
         for (int count = 1; count <= 8; count++) {
-            assert_int_equal(model_part_first_output((model_part){0, count}, rows[k]), 0);
+            assert_int_equal(model_shard_first_output((model_shard){0, count}, rows[k]), 0);
             for (int i = 0; i < count; i++) {
-                int first = model_part_first_output((model_part){i, count}, rows[k]),
-                    end = model_part_first_output((model_part){i + 1, count}, rows[k]);
+                int first = model_shard_first_output((model_shard){i, count}, rows[k]),
+                    end = model_shard_first_output((model_shard){i + 1, count}, rows[k]);
                 assert_true(first <= end && (first % 16 == 0 || first == rows[k]));
             }
-            assert_int_equal(model_part_first_output((model_part){count, count}, rows[k]), rows[k]);
+            assert_int_equal(model_shard_first_output((model_shard){count, count}, rows[k]), rows[k]);
         }
     }
 }
 
 /* Counts how often the cuts of all devices take each element of a matrix. */
-static void expect_times(const weight *w, matrix_cut (*cut)(const weight *, model_part), int count, int times) {
+static void expect_times(const weight *w, matrix_cut (*cut)(const weight *, model_shard), int count, int times) {
     int *taken = calloc((size_t)w->out * (size_t)w->in, sizeof *taken);
     for (int d = 0; d < count; d++) {
-        matrix_cut c = cut(w, (model_part){d, count});
+        matrix_cut c = cut(w, (model_shard){d, count});
         int out = model_cut_out(w, &c);
         for (int row = 0; row < out; row++) {
             int at = row / c.rows * c.period + c.first_row + row % c.rows;
@@ -130,11 +130,11 @@ static void expect_times(const weight *w, matrix_cut (*cut)(const weight *, mode
     free(taken);
 }
 
-static matrix_cut all_rows(const weight *w, model_part part) { return model_cut_rows(w, part, w->out); }
-static matrix_cut expert_rows(const weight *w, model_part part) { return model_cut_rows(w, part, WIDTH); }
-static matrix_cut two_kv_heads(const weight *w, model_part part) { return model_cut_kv(w, part, 2); }
-static matrix_cut nothing(const weight *w, model_part part) {
-    (void)part;
+static matrix_cut all_rows(const weight *w, model_shard shard) { return model_cut_rows(w, shard, w->out); }
+static matrix_cut expert_rows(const weight *w, model_shard shard) { return model_cut_rows(w, shard, WIDTH); }
+static matrix_cut two_kv_heads(const weight *w, model_shard shard) { return model_cut_kv(w, shard, 2); }
+static matrix_cut nothing(const weight *w, model_shard shard) {
+    (void)shard;
     return model_cut_nothing(w);
 }
 
@@ -149,10 +149,10 @@ static void cuts(void **state) {
         expect_times(&kv, two_kv_heads, count, count <= 2 ? 1 : count / 2);
         expect_times(&q, nothing, count, count);
     }
-    matrix_cut absent = model_cut_kv(&none, (model_part){1, 2}, 2);
+    matrix_cut absent = model_cut_kv(&none, (model_shard){1, 2}, 2);
     assert_int_equal(model_cut_out(&none, &absent), 0);
     /* gate rows stay before up rows, expert by expert */
-    matrix_cut c = expert_rows(&gate_up, (model_part){1, 2});
+    matrix_cut c = expert_rows(&gate_up, (model_shard){1, 2});
     assert_int_equal(c.period, WIDTH);
     assert_int_equal(c.first_row, WIDTH / 2);
 }
