@@ -65,7 +65,7 @@ CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_forks" "$build/gpu/test_forks"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_assistant" "$build/gpu/test_assistant"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_vision" "$build/gpu/test_vision"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_train" "$build/gpu/test_train"
-CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_moments" "$build/gpu/test_moments"
+CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_statistics" "$build/gpu/test_statistics"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_learner" "$build/gpu/test_learner"
 # On two devices, where there are so many: otherwise each test is skipped.
 run_tap "exchange_kernels" "$build/gpu/exchange_kernels"

@@ -131,10 +131,10 @@ typedef struct backend_learner backend_learner;
  * train/closed_form.h says what is summed. Sums and the matrix that is solved stay where they are made: for a large
  * model they are tens of gigabytes. */
 
-enum { MOMENTS_MAX_OFFSETS = 32 };
+enum { STATISTICS_MAX_OFFSETS = 32 };
 
 /* The sums are float64 numbers in one array, in which each of them has a place. */
-typedef struct moments_options {
+typedef struct statistics_options {
     const int *tap; /* [taps]: layers whose outputs, each divided by its rms, are x side by side; ascending */
     int taps;
     bool context;              /* x is what the drafter makes of them undivided: hidden_norm(fc(taps)) */
@@ -145,11 +145,11 @@ typedef struct moments_options {
     float *const *gram; /* [layers]: [heads][head_dim][head_dim] */
     int sequence;       /* tokens, at most */
     int sink;
-    int offset[MOMENTS_MAX_OFFSETS], offsets; /* how far behind a row the positions are that the metric looks at */
-    float negligible;                         /* attention weights below count as 0 */
-} moments_options;
+    int offset[STATISTICS_MAX_OFFSETS], offsets; /* how far behind a row the positions are that the metric looks at */
+    float negligible;                            /* attention weights below count as 0 */
+} statistics_options;
 
-typedef struct backend_moments backend_moments;
+typedef struct backend_statistics backend_statistics;
 
 typedef struct backend_train_ops {
     /* A forward of n prompt rows behind the cache's committed ones, which are committed. `look` is called once for
@@ -161,27 +161,29 @@ typedef struct backend_train_ops {
     kakeya_status (*outer)(backend_model *m, const float *a, int na, const float *b, size_t ldb, int nb, int rows,
                            float *out, kakeya_error *error);
     /* In place of `outer`, for backends that keep sums on a device. */
-    kakeya_status (*moments_create)(backend_model *m, const moments_options *options, backend_moments **out,
-                                    kakeya_error *error);
-    void (*moments_destroy)(backend_moments *s); /* NULL is fine */
+    kakeya_status (*statistics_create)(backend_model *m, const statistics_options *options, backend_statistics **out,
+                                       kakeya_error *error);
+    void (*statistics_destroy)(backend_statistics *s); /* NULL is fine */
     /* A forward of n prompt rows behind the cache's committed ones, which are committed, into the sums; into those of
      * the metric where it is asked for, which then has seen all rows of the cache. */
-    kakeya_status (*moments_add)(backend_moments *s, backend_cache *cache, const int32_t *tokens, int n, bool metric,
-                                 kakeya_error *error);
+    kakeya_status (*statistics_add)(backend_statistics *s, backend_cache *cache, const int32_t *tokens, int n,
+                                    bool metric, kakeya_error *error);
     /* Numbers [first, first + n) of the sums. */
-    kakeya_status (*moments_read)(backend_moments *s, size_t first, size_t n, double *out, kakeya_error *error);
-    kakeya_status (*moments_write)(backend_moments *s, size_t first, size_t n, const double *from, kakeya_error *error);
+    kakeya_status (*statistics_read)(backend_statistics *s, size_t first, size_t n, double *out, kakeya_error *error);
+    kakeya_status (*statistics_write)(backend_statistics *s, size_t first, size_t n, const double *from,
+                                      kakeya_error *error);
     /* The matrix: scale * sum over heads of y' M y, for values [first, first + count) of y and their blocks of the
      * metric. */
-    kakeya_status (*moments_seen)(backend_moments *s, int first, int count, const double *metric, double scale,
-                                  kakeya_error *error);
-    /* c [inputs][inputs] becomes its lower factor L (zeros above), the matrix L^-1 matrix L^-T. */
-    kakeya_status (*moments_whiten)(backend_moments *s, double *c, kakeya_error *error);
-    /* out [rows][inputs] = x times the matrix. */
-    kakeya_status (*moments_apply)(backend_moments *s, const double *x, int rows, double *out, kakeya_error *error);
-    /* y [rows][count] = x [rows][inputs] times yx' of these values of y. */
-    kakeya_status (*moments_targets)(backend_moments *s, int first, int count, const double *x, int rows, double *y,
+    kakeya_status (*statistics_seen)(backend_statistics *s, int first, int count, const double *metric, double scale,
                                      kakeya_error *error);
+    /* c [inputs][inputs] becomes its lower factor L (zeros above), the matrix L^-1 matrix L^-T. */
+    kakeya_status (*statistics_whiten)(backend_statistics *s, double *c, kakeya_error *error);
+    /* out [rows][inputs] = x times the matrix. */
+    kakeya_status (*statistics_apply)(backend_statistics *s, const double *x, int rows, double *out,
+                                      kakeya_error *error);
+    /* y [rows][count] = x [rows][inputs] times yx' of these values of y. */
+    kakeya_status (*statistics_targets)(backend_statistics *s, int first, int count, const double *x, int rows,
+                                        double *y, kakeya_error *error);
     bool chooses; /* forward fills backend_segment.hidden_states by chosen_layers */
     /* Memory of the host that a device copies from and to fast; NULL: any will do. */
     void *(*host_memory)(size_t bytes);
@@ -221,8 +223,8 @@ typedef struct backend_train_ops {
                                    float *gradient, kakeya_error *error);
 } backend_train_ops;
 
-/* NULL for a backend that cannot train. One may lack verbs: `forward` and `outer` together, or all of moments; all of a
- * student, and of student_teach, student_learn and student_learn_many it has the first two or the third. */
+/* NULL for a backend that cannot train. One may lack verbs: `forward` and `outer` together, or all of statistics; all
+ * of a student, and of student_teach, student_learn and student_learn_many it has the first two or the third. */
 const backend_train_ops *backend_train_find(const backend_ops *ops);
 
 #endif

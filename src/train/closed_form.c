@@ -60,13 +60,13 @@ void closed_form_sums_destroy(closed_form_sums *s) {
 
 /* ------------------------------------------------------------------------------------------------------ solving */
 
-/* What an encoder reads, n values: moments over it, and the Cholesky factor of the first. */
-typedef struct closed_form_moments {
+/* What an encoder reads, n values: statistics over it, and the Cholesky factor of xx. */
+typedef struct closed_form_statistics {
     int n;
     const double *xx, *yx; /* [n][n], [targets][n] */
     double *mapped[2];     /* those of an encoder that reads W x; NULL: the sums' own */
     double *factor;        /* [n][n]; for a device E[x x'] until the matrix is made */
-} closed_form_moments;
+} closed_form_statistics;
 
 /* A run of y with the metric of its heads. */
 typedef struct closed_form_side {
@@ -190,8 +190,8 @@ static int deepest_rows(const closed_form_sums *s) {
     return DEEP + most;
 }
 
-static void seen_moments(const closed_form_problem *p, const closed_form_moments *m, const closed_form_side *side,
-                         double *z, double *g) {
+static void seen_statistics(const closed_form_problem *p, const closed_form_statistics *m, const closed_form_side *side,
+                            double *z, double *g) {
     const closed_form_sums *s = p->sums;
     const double *block = side->metric, *y = m->yx + (size_t)side->first * (size_t)m->n, *first = y;
     size_t n = (size_t)m->n;
@@ -219,7 +219,7 @@ static void seen_moments(const closed_form_problem *p, const closed_form_moments
 }
 
 /* g = L^-1 g L^-T */
-static void whiten(const closed_form_problem *p, const closed_form_moments *m, double *g) {
+static void whiten(const closed_form_problem *p, const closed_form_statistics *m, double *g) {
     linear_solve_lower_rows(p->pool, m->factor, m->n, g, m->n);
     linear_transpose(p->pool, g, m->n);
     linear_solve_lower_rows(p->pool, m->factor, m->n, g, m->n);
@@ -240,12 +240,12 @@ static void apply_operator(void *context, const double *x, int rows, double *out
         linear_combine(p->pool, x, rows, o->g, o->n, o->n, out);
         return;
     }
-    if (!o->status) o->status = p->ops->moments_apply(p->moments, x, rows, out, o->error);
+    if (!o->status) o->status = p->ops->statistics_apply(p->statistics, x, rows, out, o->error);
     if (o->status) out[0] = NAN; /* ends the iteration */
 }
 
 /* The eigenvectors of the largest eigenvalues, in the first rows of vectors. */
-static kakeya_status find_vectors(const closed_form_problem *p, const closed_form_moments *m, int rank, double *g,
+static kakeya_status find_vectors(const closed_form_problem *p, const closed_form_statistics *m, int rank, double *g,
                                   double *vectors, int block, kakeya_error *error) {
     enum { MOST_DENSE = 2048 };
     double *values = malloc(2 * (size_t)m->n * sizeof *values);
@@ -267,20 +267,20 @@ static kakeya_status find_vectors(const closed_form_problem *p, const closed_for
 }
 
 /* The matrix whose eigenvectors are wanted, in *g; NULL where it is the device's. The factor is made by then. */
-static kakeya_status make_matrix(const closed_form_problem *p, closed_form_moments *m, const closed_form_side *side,
+static kakeya_status make_matrix(const closed_form_problem *p, closed_form_statistics *m, const closed_form_side *side,
                                  double **g, kakeya_error *error) {
     size_t n = (size_t)m->n;
     *g = NULL;
-    if (p->moments) {
+    if (p->statistics) {
         double tokens = p->sums->tokens[0];
-        kakeya_status status =
-            p->ops->moments_seen(p->moments, side->first, side->count, side->metric, 1 / (tokens * tokens), error);
-        return status ? status : p->ops->moments_whiten(p->moments, m->factor, error);
+        kakeya_status status = p->ops->statistics_seen(p->statistics, side->first, side->count, side->metric,
+                                                       1 / (tokens * tokens), error);
+        return status ? status : p->ops->statistics_whiten(p->statistics, m->factor, error);
     }
     double *z = malloc((size_t)deepest_rows(p->sums) * n * sizeof *z);
     *g = malloc(n * n * sizeof **g);
     if (*g && z) {
-        seen_moments(p, m, side, z, *g);
+        seen_statistics(p, m, side, z, *g);
         whiten(p, m, *g);
     }
     bool complete = *g && z;
@@ -290,20 +290,21 @@ static kakeya_status make_matrix(const closed_form_problem *p, closed_form_momen
 }
 
 /* y [rows][count] = E[x y'] as encoders in rows of x see it. */
-static kakeya_status see_targets(const closed_form_problem *p, const closed_form_moments *m,
+static kakeya_status see_targets(const closed_form_problem *p, const closed_form_statistics *m,
                                  const closed_form_side *side, const double *x, int rows, double *y,
                                  kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
-    if (p->moments)
-        status = p->ops->moments_targets(p->moments, side->first, side->count, x, rows, y, error);
+    if (p->statistics)
+        status = p->ops->statistics_targets(p->statistics, side->first, side->count, x, rows, y, error);
     else
         linear_dots(p->pool, x, rows, m->yx + (size_t)side->first * (size_t)m->n, side->count, m->n, y);
     for (size_t i = 0; i < (size_t)rows * (size_t)side->count && !status; i++) y[i] /= p->sums->tokens[0];
     return status;
 }
 
-static kakeya_status solve_moments(const closed_form_problem *p, closed_form_moments *m, const closed_form_side *side,
-                                   const closed_form_latents *to, kakeya_error *error) {
+static kakeya_status solve_statistics(const closed_form_problem *p, closed_form_statistics *m,
+                                      const closed_form_side *side, const closed_form_latents *to,
+                                      kakeya_error *error) {
     enum { MORE = 64, TOGETHER = 64 };
     size_t n = (size_t)m->n, count = (size_t)side->count, rank = (size_t)to->rank,
            block = rank + MORE < n ? rank + MORE : n;
@@ -332,9 +333,9 @@ static kakeya_status solve_moments(const closed_form_problem *p, closed_form_mom
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------ moments */
+/* ------------------------------------------------------------------------------------------------------ statistics */
 
-static kakeya_status factorise(const closed_form_problem *p, closed_form_moments *m, kakeya_error *error) {
+static kakeya_status factorise(const closed_form_problem *p, closed_form_statistics *m, kakeya_error *error) {
     const closed_form_sums *s = p->sums;
     size_t n = (size_t)m->n;
     double *factor = malloc(n * n * sizeof *factor), mean = 0;
@@ -347,13 +348,13 @@ static kakeya_status factorise(const closed_form_problem *p, closed_form_moments
         double own = factor[i * n + i] + least_input * mean;
         factor[i * n + i] += ridge * (p->form.by_input ? own : mean);
     }
-    if (p->moments) return KAKEYA_OK; /* with the matrix */
+    if (p->statistics) return KAKEYA_OK; /* with the matrix */
     return linear_cholesky(p->pool, factor, m->n) ? KAKEYA_OK : no_solution(error);
 }
 
-/* Moments of W x. */
-static kakeya_status map_moments(const closed_form_problem *p, const float *map, closed_form_moments *m,
-                                 kakeya_error *error) {
+/* Statistics of W x. */
+static kakeya_status map_statistics(const closed_form_problem *p, const float *map, closed_form_statistics *m,
+                                    kakeya_error *error) {
     const closed_form_sums *s = p->sums;
     size_t n = (size_t)m->n, inputs = (size_t)s->inputs;
     double *w = malloc(n * inputs * sizeof *w), *half = malloc(n * inputs * sizeof *half);
@@ -375,16 +376,17 @@ static kakeya_status map_moments(const closed_form_problem *p, const float *map,
                      (n * n + (size_t)s->targets * n) * sizeof *w);
 }
 
-static void moments_free(closed_form_moments *m) {
+static void statistics_free(closed_form_statistics *m) {
     free(m->mapped[0]);
     free(m->mapped[1]);
     free(m->factor);
-    *m = (closed_form_moments){0};
+    *m = (closed_form_statistics){0};
 }
 
-static kakeya_status moments_of(const closed_form_problem *p, int half, closed_form_moments *m, kakeya_error *error) {
-    *m = (closed_form_moments){.n = f_theta_encoder_in(p->config), .xx = p->sums->xx, .yx = p->sums->yx};
-    kakeya_status status = p->map[half] ? map_moments(p, p->map[half], m, error) : KAKEYA_OK;
+static kakeya_status statistics_of(const closed_form_problem *p, int half, closed_form_statistics *m,
+                                   kakeya_error *error) {
+    *m = (closed_form_statistics){.n = f_theta_encoder_in(p->config), .xx = p->sums->xx, .yx = p->sums->yx};
+    kakeya_status status = p->map[half] ? map_statistics(p, p->map[half], m, error) : KAKEYA_OK;
     return status ? status : factorise(p, m, error);
 }
 
@@ -424,7 +426,7 @@ void closed_form_weights_free(closed_form_weights *w) {
 }
 
 /* One side, keys or values or both. */
-static kakeya_status solve_side(const closed_form_problem *p, closed_form_moments *m, bool keys, bool values,
+static kakeya_status solve_side(const closed_form_problem *p, closed_form_statistics *m, bool keys, bool values,
                                 closed_form_weights *out, kakeya_error *error) {
     const closed_form_sums *s = p->sums;
     closed_form_side side = {.first = keys ? 0 : s->keys,
@@ -436,7 +438,7 @@ static kakeya_status solve_side(const closed_form_problem *p, closed_form_moment
                                     .values = values,
                                     .encoder = out->encoder[keys ? 0 : 1],
                                     .out = out};
-    kakeya_status status = solve_moments(p, m, &side, &to, error);
+    kakeya_status status = solve_statistics(p, m, &side, &to, error);
     free(side.metric);
     return status;
 }
@@ -478,16 +480,16 @@ kakeya_status closed_form_solve(const closed_form_problem *p, closed_form_weight
     kakeya_status status = KAKEYA_OK;
     if (!closed_form_weights_create(config, out))
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the weights of the closed form");
-    closed_form_moments moments = {0};
+    closed_form_statistics statistics = {0};
     for (int half = 0; half < (shared ? 1 : 2) && !status; half++) {
-        if (!half || p->map[half] || p->moments) {
-            moments_free(&moments);
-            status = moments_of(p, half, &moments, error);
+        if (!half || p->map[half] || p->statistics) {
+            statistics_free(&statistics);
+            status = statistics_of(p, half, &statistics, error);
         }
-        if (!status) status = solve_side(p, &moments, !half, half || shared, out, error);
+        if (!status) status = solve_side(p, &statistics, !half, half || shared, out, error);
     }
     if (!status && !p->map[0]) status = measure_sizes(p, out, error);
     if (status) closed_form_weights_free(out);
-    moments_free(&moments);
+    statistics_free(&statistics);
     return status;
 }

@@ -37,7 +37,7 @@ typedef struct closed_form_sums {
     int target[GEMMA4_MAX_LAYERS]; /* where a layer's keys begin in y, its values `keys` behind; -1: it has none */
     double *all;
     size_t n_all;
-    double *tokens;                      /* [1] of the moments */
+    double *tokens;                      /* [1] of the statistics */
     double *xx;                          /* [n][n] */
     double *yx;                          /* [targets][n] */
     double *size;                        /* [targets]: of a head's first value the sum of the rms of its raw rows; of
@@ -86,7 +86,7 @@ typedef struct closed_form_problem {
     /* Or NULL: xx and yx, and the matrix that is solved, are on a device (backend/backend_train.h). Of the sums here xx
      * has been read, yx has not. Encoders read x. */
     const backend_train_ops *ops;
-    backend_moments *moments;
+    backend_statistics *statistics;
 } closed_form_problem;
 
 /* Weights of the shape of the configuration. KAKEYA_INVALID_ARGUMENT: too few tokens for so many inputs, or a rank

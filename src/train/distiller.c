@@ -305,7 +305,7 @@ kakeya_status distiller_step(distiller *d, bool (*interrupted)(void *user), void
 
 /* ------------------------------------------------------------------------------------------------- saved states */
 
-enum { SEQUENCES, TOKENS, WEIGHTS, MOMENTS, PARTS };
+enum { SEQUENCES, TOKENS, WEIGHTS, STATISTICS, PARTS };
 static const saved_kind kind = {"KVDSTIL", "the state of a distillation"};
 
 kakeya_status distiller_save(const distiller *d, const char *path, uint64_t purpose, kakeya_error *error) {
@@ -315,7 +315,7 @@ kakeya_status distiller_save(const distiller *d, const char *path, uint64_t purp
         [SEQUENCES] = {d->data->sequence, d->data->n * sizeof *d->data->sequence},
         [TOKENS] = {d->data->tokens, d->data->n_tokens * sizeof *d->data->tokens},
         [WEIGHTS] = {d->weights, values},
-        [MOMENTS] = {d->moment[0], 2 * values},
+        [STATISTICS] = {d->moment[0], 2 * values},
     };
     return saved_write(&kind, path, purpose, numbers, parts, PARTS, error);
 }
@@ -342,12 +342,12 @@ kakeya_status distiller_load(distiller *d, const char *path, uint64_t purpose, k
     kakeya_status status = saved_read(&kind, path, purpose, numbers, parts, PARTS, error);
     if (status) return status;
     size_t values = d->layout.n * sizeof(float);
-    if (parts[WEIGHTS].bytes != values || parts[MOMENTS].bytes != 2 * values) {
+    if (parts[WEIGHTS].bytes != values || parts[STATISTICS].bytes != 2 * values) {
         status = error_set(error, KAKEYA_FORMAT, "%s: has %llu weights, the f_theta has %zu", path,
                            (unsigned long long)numbers[1], d->layout.n);
     } else {
         memcpy(d->weights, parts[WEIGHTS].data, values);
-        memcpy(d->moment[0], parts[MOMENTS].data, 2 * values);
+        memcpy(d->moment[0], parts[STATISTICS].data, 2 * values);
         d->done = (int)numbers[0];
     }
     saved_free(parts, PARTS);

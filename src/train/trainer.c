@@ -24,7 +24,7 @@ struct trainer {
     trainer_options options;
     thread_pool *pool;
     closed_form_sums sums;
-    backend_moments *moments;       /* or NULL: the sums but `tokens` are on a device; those here are copies of them */
+    backend_statistics *statistics; /* or NULL: the sums but `tokens` are on a device; those here are copies of them */
     float *gram[GEMMA4_MAX_LAYERS]; /* [heads][head_dim][head_dim] */
     float *x, *y;                   /* [chunk][inputs], [chunk][targets] of the forward in work */
     /* Where the drafter's context is read: */
@@ -118,7 +118,7 @@ static kakeya_status prepare_maps(trainer *t, kakeya_error *error) {
     const dflash_model *drafter = t->engine->drafter;
     const dflash_config *d = &drafter->config;
     size_t inputs = (size_t)d->hidden, kv = (size_t)(d->kv_heads * d->head_dim), all = (size_t)d->layers * kv;
-    if (!weight_present(&drafter->fc) && t->ops->moments_create)
+    if (!weight_present(&drafter->fc) && t->ops->statistics_create)
         return error_set(error, KAKEYA_UNSUPPORTED, "the closed form reads no synthetic drafter on backend %s",
                          t->engine->ops->name);
     for (int half = 0; half < 2; half++) t->map[half] = malloc(all * inputs * sizeof *t->map[half]);
@@ -133,33 +133,33 @@ static kakeya_status prepare_maps(trainer *t, kakeya_error *error) {
 }
 
 /* Sums that the backend keeps. */
-static kakeya_status make_moments(trainer *t, kakeya_error *error) {
+static kakeya_status make_statistics(trainer *t, kakeya_error *error) {
     const f_theta_config *f = &t->options.config;
     const closed_form_sums *s = &t->sums;
     const dflash_config *d = f_theta_needs_drafter(f) ? &t->engine->drafter->config : NULL;
-    moments_options o = {.tap = d ? d->target_layer : f->aux_layer,
-                         .taps = d ? d->targets : f->aux_layers,
-                         .context = d != NULL,
-                         .inputs = s->inputs,
-                         .targets = s->targets,
-                         .keys = s->keys,
-                         .target = s->target,
-                         .n = s->n_all,
-                         .xx = (size_t)(s->xx - s->all),
-                         .yx = (size_t)(s->yx - s->all),
-                         .size = (size_t)(s->size - s->all),
-                         .gram = t->gram,
-                         .sequence = t->options.sequence,
-                         .sink = t->options.sink,
-                         .offsets = t->n_offsets,
-                         .negligible = (float)negligible_weight};
+    statistics_options o = {.tap = d ? d->target_layer : f->aux_layer,
+                            .taps = d ? d->targets : f->aux_layers,
+                            .context = d != NULL,
+                            .inputs = s->inputs,
+                            .targets = s->targets,
+                            .keys = s->keys,
+                            .target = s->target,
+                            .n = s->n_all,
+                            .xx = (size_t)(s->xx - s->all),
+                            .yx = (size_t)(s->yx - s->all),
+                            .size = (size_t)(s->size - s->all),
+                            .gram = t->gram,
+                            .sequence = t->options.sequence,
+                            .sink = t->options.sink,
+                            .offsets = t->n_offsets,
+                            .negligible = (float)negligible_weight};
     for (int i = 0; i < t->config->layers; i++) {
         o.metric_k[i] = (size_t)(s->metric_k[i] - s->all);
         o.metric_v[i] = (size_t)(s->metric_v[i] - s->all);
         o.added[i] = (size_t)(s->added[i] - s->all);
     }
     memcpy(o.offset, t->offset, sizeof t->offset);
-    return t->ops->moments_create(t->engine->model, &o, &t->moments, error);
+    return t->ops->statistics_create(t->engine->model, &o, &t->statistics, error);
 }
 
 static kakeya_status allocate(trainer *t, kakeya_error *error) {
@@ -189,7 +189,7 @@ kakeya_status trainer_create(kakeya_engine *engine, const trainer_options *optio
                              kakeya_error *error) {
     *out = NULL;
     const backend_train_ops *ops = backend_train_find(engine->ops);
-    if (!ops || !(ops->forward || ops->moments_create))
+    if (!ops || !(ops->forward || ops->statistics_create))
         return error_set(error, KAKEYA_UNSUPPORTED,
                          "backend %s has no sums for the closed form: use --backend cpu, or --init-from a folder "
                          "that was made with it",
@@ -218,10 +218,10 @@ kakeya_status trainer_create(kakeya_engine *engine, const trainer_options *optio
     if (!status) status = thread_pool_create(options->threads, &t->pool, error);
     int inputs = f_theta_needs_drafter(f) ? engine->drafter->config.hidden : f_theta_encoder_in(f);
     if (!status) status = closed_form_sums_create(t->config, inputs, &t->sums, error);
-    if (!status && !ops->moments_create) status = allocate(t, error);
+    if (!status && !ops->statistics_create) status = allocate(t, error);
     if (!status && f_theta_needs_drafter(f)) status = prepare_maps(t, error);
     if (!status) status = make_grams(t, error);
-    if (!status && ops->moments_create) status = make_moments(t, error);
+    if (!status && ops->statistics_create) status = make_statistics(t, error);
     if (status) {
         trainer_destroy(t);
         return status;
@@ -232,7 +232,7 @@ kakeya_status trainer_create(kakeya_engine *engine, const trainer_options *optio
 
 void trainer_destroy(trainer *t) {
     if (!t) return;
-    if (t->moments) t->ops->moments_destroy(t->moments);
+    if (t->statistics) t->ops->statistics_destroy(t->statistics);
     for (int i = 0; i < GEMMA4_MAX_LAYERS; i++) {
         free(t->gram[i]);
         free(t->keys[i]);
@@ -254,7 +254,7 @@ void trainer_destroy(trainer *t) {
 const closed_form_sums *trainer_sums(const trainer *t) { return &t->sums; }
 uint64_t trainer_tokens(const trainer *t) { return (uint64_t)t->sums.tokens[0]; }
 
-/* ----------------------------------------------------------------------------------------------------- moments */
+/* ----------------------------------------------------------------------------------------------------- statistics */
 
 /* In eight sums, which compilers keep in vectors. */
 static float dot(const float *a, const float *b, int n) {
@@ -477,7 +477,7 @@ static kakeya_status add_outer(trainer *t, const float *b, int nb, int rows, dou
     return KAKEYA_OK;
 }
 
-static kakeya_status add_moments(trainer *t, int rows, kakeya_error *error) {
+static kakeya_status add_statistics(trainer *t, int rows, kakeya_error *error) {
     closed_form_sums *s = &t->sums;
     if (t->aux) thread_pool_for(t->pool, (size_t)rows, 8, make_context, t);
     kakeya_status status = add_outer(t, t->x, s->inputs, rows, s->xx, error);
@@ -498,13 +498,13 @@ kakeya_status trainer_add(trainer *t, const int32_t *tokens, int n, kakeya_error
     kakeya_status status = t->engine->ops->cache_create(t->engine->model, &options, &cache, error);
     for (int at = 0, rows; at < n && !status; at += rows) {
         rows = n - at < chunk ? n - at : chunk;
-        if (t->moments) {
-            status = t->ops->moments_add(t->moments, cache, tokens + at, rows, t->metric, error);
+        if (t->statistics) {
+            status = t->ops->statistics_add(t->statistics, cache, tokens + at, rows, t->metric, error);
             if (!status) t->sums.tokens[0] += rows;
             continue;
         }
         status = t->ops->forward(t->engine->model, cache, tokens + at, rows, look, t, error);
-        if (!status) status = add_moments(t, rows, error);
+        if (!status) status = add_statistics(t, rows, error);
     }
     if (cache) t->engine->ops->cache_destroy(cache);
     engine_turn_end(t->engine);
@@ -514,7 +514,7 @@ kakeya_status trainer_add(trainer *t, const int32_t *tokens, int n, kakeya_error
 /* Sums [first, end) out of the backend. */
 static kakeya_status fetch(const trainer *t, const double *first, const double *end, kakeya_error *error) {
     double *to = t->sums.all + (first - t->sums.all);
-    return t->ops->moments_read(t->moments, (size_t)(first - t->sums.all), (size_t)(end - first), to, error);
+    return t->ops->statistics_read(t->statistics, (size_t)(first - t->sums.all), (size_t)(end - first), to, error);
 }
 
 kakeya_status trainer_solve(const trainer *t, const closed_form_form *form, closed_form_weights *out,
@@ -522,9 +522,9 @@ kakeya_status trainer_solve(const trainer *t, const closed_form_form *form, clos
     const closed_form_sums *s = &t->sums;
     *out = (closed_form_weights){0};
     /* What the drafter makes of x is solved on the host: it is as wide as a hidden state. */
-    bool on_device = t->moments && !t->map[0];
-    kakeya_status status = t->moments ? fetch(t, s->xx, on_device ? s->yx : s->size, error) : KAKEYA_OK;
-    if (t->moments && !status) status = fetch(t, s->size, s->all + s->n_all, error);
+    bool on_device = t->statistics && !t->map[0];
+    kakeya_status status = t->statistics ? fetch(t, s->xx, on_device ? s->yx : s->size, error) : KAKEYA_OK;
+    if (t->statistics && !status) status = fetch(t, s->size, s->all + s->n_all, error);
     if (status) return status;
     const closed_form_problem problem = {.sums = &t->sums,
                                          .config = &t->options.config,
@@ -533,7 +533,7 @@ kakeya_status trainer_solve(const trainer *t, const closed_form_form *form, clos
                                          .map = {t->map[0], t->map[1]},
                                          .pool = t->pool,
                                          .ops = t->ops,
-                                         .moments = on_device ? t->moments : NULL};
+                                         .statistics = on_device ? t->statistics : NULL};
     return closed_form_solve(&problem, out, error);
 }
 
@@ -552,7 +552,7 @@ kakeya_status trainer_save(const trainer *t, const char *path, uint64_t purpose,
     memcpy(head.magic, saved_magic, sizeof head.magic);
     memcpy(head.place, place, sizeof head.place);
     size_t bytes = t->sums.n_all * sizeof *t->sums.all;
-    kakeya_status status = t->moments ? fetch(t, t->sums.xx, t->sums.all + t->sums.n_all, error) : KAKEYA_OK;
+    kakeya_status status = t->statistics ? fetch(t, t->sums.xx, t->sums.all + t->sums.n_all, error) : KAKEYA_OK;
     if (status) return status;
     uint64_t hash = hash_fnv1a(hash_fnv1a(HASH_FNV1A_START, &head, sizeof head), t->sums.all, bytes);
     file_writer *writer = NULL;
@@ -592,7 +592,8 @@ kakeya_status trainer_load(trainer *t, const char *path, uint64_t purpose, uint6
         memcpy(t->sums.all, map.data + sizeof head, bytes);
         memcpy(place, head.place, sizeof head.place);
     }
-    if (!status && t->moments) status = t->ops->moments_write(t->moments, 0, t->sums.n_all, t->sums.all, error);
+    if (!status && t->statistics)
+        status = t->ops->statistics_write(t->statistics, 0, t->sums.n_all, t->sums.all, error);
     file_map_close(&map);
     return status;
 }

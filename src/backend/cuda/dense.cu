@@ -1,7 +1,7 @@
 /* Products of float64 matrices: tiles of 64 x 64, 16 values of k at a time, 4 x 4 sums of a thread, as
  * train_products.cu has them of float32. Bound by multiplications: sixteen of them take eight values from shared
  * memory, half of which a warp shares. */
-#include "backend/cuda/moments_kernels.h"
+#include "backend/cuda/statistics_kernels.h"
 #include "backend/cuda/train_common.cuh"
 
 namespace {

@@ -3,7 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include "backend/cuda/learner.h"
-#include "backend/cuda/moments.h"
+#include "backend/cuda/statistics.h"
 #include "backend/cuda/students.h"
 
 const backend_train_ops *cuda_train(void);
@@ -18,16 +18,16 @@ static void *pinned(size_t bytes) {
 static void unpin(void *memory) { (void)cudaFreeHost(memory); }
 
 const backend_train_ops *cuda_train(void) {
-    static const backend_train_ops ops = {.moments_create = cuda_moments_create,
-                                          .moments_destroy = cuda_moments_destroy,
-                                          .moments_add = cuda_moments_sum,
-                                          .moments_read = cuda_moments_read,
-                                          .moments_write = cuda_moments_write,
-                                          .moments_seen = cuda_moments_seen,
-                                          .moments_whiten = cuda_moments_whiten,
-                                          .moments_apply = cuda_moments_apply,
-                                          .moments_targets = cuda_moments_targets,
-                                          .weight_row = cuda_moments_weight_row,
+    static const backend_train_ops ops = {.statistics_create = cuda_statistics_create,
+                                          .statistics_destroy = cuda_statistics_destroy,
+                                          .statistics_add = cuda_statistics_sum,
+                                          .statistics_read = cuda_statistics_read,
+                                          .statistics_write = cuda_statistics_write,
+                                          .statistics_seen = cuda_statistics_seen,
+                                          .statistics_whiten = cuda_statistics_whiten,
+                                          .statistics_apply = cuda_statistics_apply,
+                                          .statistics_targets = cuda_statistics_targets,
+                                          .weight_row = cuda_statistics_weight_row,
                                           .chooses = true,
                                           .host_memory = pinned,
                                           .free_host_memory = unpin,

@@ -7,4 +7,4 @@
 
 /* behind those: they come to the emulated header by another way */
 #include "backend/cuda/learner.cu"
-#include "backend/cuda/moments.cu"
+#include "backend/cuda/statistics.cu"

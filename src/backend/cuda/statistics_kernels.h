@@ -1,6 +1,7 @@
-/* The kernels of the closed form's sums (moments.h) and of its algebra in float64, in the manner of train_kernels.h. */
-#ifndef KAKEYA_BACKEND_CUDA_MOMENTS_KERNELS_H
-#define KAKEYA_BACKEND_CUDA_MOMENTS_KERNELS_H
+/* The kernels of the closed form's sums (statistics.h) and of its algebra in float64, in the manner of train_kernels.h.
+ */
+#ifndef KAKEYA_BACKEND_CUDA_STATISTICS_KERNELS_H
+#define KAKEYA_BACKEND_CUDA_STATISTICS_KERNELS_H
 
 #include "backend/cuda/train_kernels.h"
 
@@ -11,28 +12,28 @@ extern "C" {
 /* --- sums -------------------------------------------------------------------------------------------------------- */
 
 /* rms [groups][ld]: of x [row][group * n ...]. */
-void cuda_moments_rms(const cuda_launch *l, const float *x, size_t ldx, int rows, int groups, int n, float eps,
-                      float *rms, size_t ld);
+void cuda_statistics_rms(const cuda_launch *l, const float *x, size_t ldx, int rows, int groups, int n, float eps,
+                         float *rms, size_t ld);
 /* out [column][ldo] = bf16(x [row][column] / rms [column / group][row]), rows from `rows` to `padded` zero. */
-void cuda_moments_turn(const cuda_launch *l, const float *x, size_t ldx, int rows, int padded, int columns, int group,
-                       const float *rms, size_t ld, cuda_bf16 *out, size_t ldo);
+void cuda_statistics_turn(const cuda_launch *l, const float *x, size_t ldx, int rows, int padded, int columns,
+                          int group, const float *rms, size_t ld, cuda_bf16 *out, size_t ldo);
 /* size[group * stride] += sum over rows of rms [group][row], or of its square. */
-void cuda_moments_sizes(const cuda_launch *l, const float *rms, size_t ld, int groups, int rows, bool squares,
-                        double *size, size_t stride);
+void cuda_statistics_sizes(const cuda_launch *l, const float *rms, size_t ld, int groups, int rows, bool squares,
+                           double *size, size_t stride);
 /* to += from */
-void cuda_moments_add(const cuda_launch *l, const float *from, double *to, size_t n);
+void cuda_statistics_add(const cuda_launch *l, const float *from, double *to, size_t n);
 /* out [rows][n] of bf16 x [rows][ldx]. */
-void cuda_moments_widen(const cuda_launch *l, const cuda_bf16 *x, size_t ldx, float *out, int rows, int n);
+void cuda_statistics_widen(const cuda_launch *l, const cuda_bf16 *x, size_t ldx, float *out, int rows, int n);
 
 /* --- metric ------------------------------------------------------------------------------------------------------ */
 
 /* square [row]: mean square of the row plus eps. added[0] += sum of squares of row / rms * gain, added[1] += rows.
  * row_sum: room for `rows` numbers. */
-void cuda_moments_squares(const cuda_launch *l, const float *x, const float *gain, int rows, int n, float eps,
-                          float *square, double *row_sum, double *added);
+void cuda_statistics_squares(const cuda_launch *l, const float *x, const float *gain, int rows, int n, float eps,
+                             float *square, double *row_sum, double *added);
 
 /* What one query sees of the evicted positions that are looked at. */
-typedef struct moments_metric {
+typedef struct statistics_metric {
     const float *scores; /* [heads][rows][columns]: of positions from 0 on */
     const float *square; /* [rows] */
     float *weight;       /* [heads][rows][offsets]: P^2 / r(t); 0: nothing is seen there */
@@ -40,14 +41,14 @@ typedef struct moments_metric {
     int rows, position, columns, heads;
     int sliding, sink; /* positions that a row sees; 0: all */
     float negligible;  /* P below that counts as 0 */
-} moments_metric;
+} statistics_metric;
 
-void cuda_moments_weigh(const cuda_launch *l, const moments_metric *m);
+void cuda_statistics_weigh(const cuda_launch *l, const statistics_metric *m);
 /* sum[head] += sum of its weights. */
-void cuda_moments_sum_weights(const cuda_launch *l, const moments_metric *m, double *sum);
+void cuda_statistics_sum_weights(const cuda_launch *l, const statistics_metric *m, double *sum);
 
 /* One query head's: rows [row][offset] of `dim` values. */
-typedef struct moments_head {
+typedef struct statistics_head {
     const float *weight;        /* [rows][offsets] */
     const float *q, *o;         /* [rows][ldq] */
     const float *v;             /* [position][ldv] */
@@ -55,13 +56,13 @@ typedef struct moments_head {
     const float *cosine, *sine; /* [position][pairs] */
     size_t ldq, ldv;
     int dim, pairs;
-} moments_head;
+} statistics_head;
 
 /* u = v(p) - o(t), zeros where the weight is zero. */
-void cuda_moments_errors(const cuda_launch *l, const moments_metric *m, const moments_head *h, float *u);
+void cuda_statistics_errors(const cuda_launch *l, const statistics_metric *m, const statistics_head *h, float *u);
 /* g = sqrt(weight u' gu) k_norm * (R_p' q(t)); may be gu. */
-void cuda_moments_directions(const cuda_launch *l, const moments_metric *m, const moments_head *h, const float *u,
-                             const float *gu, float *g);
+void cuda_statistics_directions(const cuda_launch *l, const statistics_metric *m, const statistics_head *h,
+                                const float *u, const float *gu, float *g);
 
 /* --- algebra in float64 ------------------------------------------------------------------------------------------ */
 

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "backend/cuda/moments.h"
+#include "backend/cuda/statistics.h"
 #include "backend/weight_values.h"
 #include "golden.h"
 #include "packed.h"
@@ -80,7 +80,7 @@ typedef struct sides {
     const closed_form_sums *sums; /* of the trainer */
     float *gram[GEMMA4_MAX_LAYERS];
     backend_model *model; /* on the device */
-    backend_moments *moments;
+    backend_statistics *statistics;
     kakeya_error *error;
 } sides;
 
@@ -101,24 +101,24 @@ static void make_grams(sides *s) {
     }
 }
 
-static moments_options moments_of(const sides *s) {
+static statistics_options statistics_of(const sides *s) {
     const closed_form_sums *sums = s->sums;
     const dflash_config *drafter = s->engine->drafter ? &s->engine->drafter->config : NULL;
-    moments_options o = {.tap = drafter ? drafter->target_layer : s->options.config.aux_layer,
-                         .taps = drafter ? drafter->targets : s->options.config.aux_layers,
-                         .context = drafter != NULL,
-                         .inputs = sums->inputs,
-                         .targets = sums->targets,
-                         .keys = sums->keys,
-                         .target = sums->target,
-                         .n = sums->n_all,
-                         .xx = (size_t)(sums->xx - sums->all),
-                         .yx = (size_t)(sums->yx - sums->all),
-                         .size = (size_t)(sums->size - sums->all),
-                         .gram = s->gram,
-                         .sequence = LENGTH,
-                         .sink = SINK,
-                         .negligible = 1e-5f};
+    statistics_options o = {.tap = drafter ? drafter->target_layer : s->options.config.aux_layer,
+                            .taps = drafter ? drafter->targets : s->options.config.aux_layers,
+                            .context = drafter != NULL,
+                            .inputs = sums->inputs,
+                            .targets = sums->targets,
+                            .keys = sums->keys,
+                            .target = sums->target,
+                            .n = sums->n_all,
+                            .xx = (size_t)(sums->xx - sums->all),
+                            .yx = (size_t)(sums->yx - sums->all),
+                            .size = (size_t)(sums->size - sums->all),
+                            .gram = s->gram,
+                            .sequence = LENGTH,
+                            .sink = SINK,
+                            .negligible = 1e-5f};
     const gemma4_config *c = &s->engine->verifier->config;
     for (int i = 0; i < c->layers; i++) {
         o.metric_k[i] = (size_t)(sums->metric_k[i] - sums->all);
@@ -143,12 +143,12 @@ static void open_sides(sides *s, const char *name, const char *drafter) {
                                            .threads = THREADS,
                                            .account = &s->engine->account};
     REQUIRE_OK(backend_find("cuda", NULL)->model_create(&options, &s->model, error));
-    const moments_options moments = moments_of(s);
-    REQUIRE_OK(cuda_moments_create(s->model, &moments, &s->moments, error));
+    const statistics_options statistics = statistics_of(s);
+    REQUIRE_OK(cuda_statistics_create(s->model, &statistics, &s->statistics, error));
 }
 
 static void close_sides(sides *s) {
-    cuda_moments_destroy(s->moments);
+    cuda_statistics_destroy(s->statistics);
     backend_find("cuda", NULL)->model_destroy(s->model);
     trainer_destroy(s->trainer);
     for (int i = 0; i < GEMMA4_MAX_LAYERS; i++) free(s->gram[i]);
@@ -188,9 +188,9 @@ static void show_device(void *user, const train_layer *l) {
          *v = l->raw_k ? to_device(l->raw_v, rows * kv * sizeof(float)) : NULL,
          *queries = bits_to_device(l->q, rows, q, q), *o = bits_to_device(l->o, rows, q, q + WIDER),
          *out = to_device(l->out, rows * hidden * sizeof(float)), *h = to_device(l->h, rows * hidden * sizeof(float));
-    if (l->raw_k) cuda_moments_kv(s->moments, l->layer, k, v);
-    cuda_moments_attended(s->moments, l->layer, queries, o, q + WIDER, out);
-    cuda_moments_output(s->moments, l->layer, h);
+    if (l->raw_k) cuda_statistics_kv(s->statistics, l->layer, k, v);
+    cuda_statistics_attended(s->statistics, l->layer, queries, o, q + WIDER, out);
+    cuda_statistics_output(s->statistics, l->layer, h);
     REQUIRE_OK(cuda_finish(&s->model->device, "testing", error));
     void *all[] = {k, v, queries, o, out, h};
     for (int i = 0; i < 6; i++) cudaFree(all[i]);
@@ -210,9 +210,9 @@ static void feed_both(sides *s, int index) {
     const backend_train_ops *ops = backend_train_find(s->engine->ops);
     for (int at = 0, n; at < LENGTH; at += n) {
         n = at ? LENGTH - at : FIRST;
-        cuda_moments_begin(s->moments, at, n, true);
+        cuda_statistics_begin(s->statistics, at, n, true);
         REQUIRE_OK(ops->forward(s->engine->model, cache, tokens + at, n, show_device, s, error));
-        REQUIRE_OK(cuda_moments_end(s->moments, error));
+        REQUIRE_OK(cuda_statistics_end(s->statistics, error));
     }
     s->engine->ops->cache_destroy(cache);
 }
@@ -273,7 +273,7 @@ static void compare_solutions(const char *name, const sides *s, double *all) {
         closed_form_weights host, device;
         REQUIRE_OK(closed_form_solve(&problem, &host, error));
         problem.ops = backend_train_find(backend_find("cuda", NULL));
-        problem.moments = s->moments;
+        problem.statistics = s->statistics;
         REQUIRE_OK(closed_form_solve(&problem, &device, error));
         for (int half = 0; half < 2; half++) {
             if (host.encoder[half])
@@ -305,7 +305,7 @@ static void sums_and_solutions(void **state) {
         open_sides(&s, models[m], NULL);
         for (int i = 0; i < SEQUENCES; i++) feed_both(&s, i);
         double *all = calloc(s.sums->n_all, sizeof *all);
-        REQUIRE_OK(cuda_moments_read(s.moments, 1, s.sums->n_all - 1, all + 1, error));
+        REQUIRE_OK(cuda_statistics_read(s.statistics, 1, s.sums->n_all - 1, all + 1, error));
         compare_sums(models[m], &s, all);
         compare_solutions(models[m], &s, all);
         free(all);
@@ -324,7 +324,7 @@ static void sums_of_a_context(void **state) {
     open_sides(&s, "gemma4-tiny-dense", "dflash-tiny");
     for (int i = 0; i < SEQUENCES; i++) feed_both(&s, i);
     double *all = calloc(s.sums->n_all, sizeof *all);
-    REQUIRE_OK(cuda_moments_read(s.moments, 1, s.sums->n_all - 1, all + 1, error));
+    REQUIRE_OK(cuda_statistics_read(s.statistics, 1, s.sums->n_all - 1, all + 1, error));
     compare_sums("the drafter's context", &s, all);
     free(all);
     close_sides(&s);

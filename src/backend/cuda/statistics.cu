@@ -1,6 +1,6 @@
 /* Rows of a forward on their way into sums. Bound by bytes: rows are read once or twice, sums in float64 once a chunk.
  */
-#include "backend/cuda/moments_kernels.h"
+#include "backend/cuda/statistics_kernels.h"
 #include "backend/cuda/train_common.cuh"
 
 /* ---------------------------------------------------------------------------------------------------------- rows */
@@ -18,8 +18,8 @@ static __global__ void rms_kernel(const float *x, size_t ldx, int rows, int grou
     if (lane == 0) rms[(size_t)group * ld + row] = sqrtf(squares / n + eps);
 }
 
-void cuda_moments_rms(const cuda_launch *l, const float *x, size_t ldx, int rows, int groups, int n, float eps,
-                      float *rms, size_t ld) {
+void cuda_statistics_rms(const cuda_launch *l, const float *x, size_t ldx, int rows, int groups, int n, float eps,
+                         float *rms, size_t ld) {
     if (rows <= 0) return;
     launch_kernel(l, rms_kernel, dim3(ceil_div(rows * groups, TRAIN_WARPS)), dim3(TRAIN_THREADS), 0, x, ldx, rows,
                   groups, n, eps, rms, ld);
@@ -43,8 +43,8 @@ static __global__ void turn_kernel(const float *x, size_t ldx, int rows, int pad
     }
 }
 
-void cuda_moments_turn(const cuda_launch *l, const float *x, size_t ldx, int rows, int padded, int columns, int group,
-                       const float *rms, size_t ld, cuda_bf16 *out, size_t ldo) {
+void cuda_statistics_turn(const cuda_launch *l, const float *x, size_t ldx, int rows, int padded, int columns,
+                          int group, const float *rms, size_t ld, cuda_bf16 *out, size_t ldo) {
     launch_kernel(l, turn_kernel, dim3(ceil_div(columns, SIDE), ceil_div(padded, SIDE)), dim3(TRAIN_THREADS), 0, x, ldx,
                   rows, padded, columns, group, rms, ld, out, ldo);
 }
@@ -60,8 +60,8 @@ static __global__ void sizes_kernel(const float *rms, size_t ld, int rows, bool 
     if (threadIdx.x == 0) size[blockIdx.x * stride] += sum;
 }
 
-void cuda_moments_sizes(const cuda_launch *l, const float *rms, size_t ld, int groups, int rows, bool squares,
-                        double *size, size_t stride) {
+void cuda_statistics_sizes(const cuda_launch *l, const float *rms, size_t ld, int groups, int rows, bool squares,
+                           double *size, size_t stride) {
     launch_kernel(l, sizes_kernel, dim3(groups), dim3(TRAIN_THREADS), 0, rms, ld, rows, squares, size, stride);
 }
 
@@ -70,7 +70,7 @@ static __global__ void widen_add_kernel(const float *from, double *to, size_t n)
         to[i] += from[i];
 }
 
-void cuda_moments_add(const cuda_launch *l, const float *from, double *to, size_t n) {
+void cuda_statistics_add(const cuda_launch *l, const float *from, double *to, size_t n) {
     launch_kernel(l, widen_add_kernel, train_blocks(n), dim3(TRAIN_THREADS), 0, from, to, n);
 }
 
@@ -79,7 +79,7 @@ static __global__ void widen_kernel(const cuda_bf16 *x, size_t ldx, float *out, 
         out[(size_t)blockIdx.x * n + i] = train_widened(x[(size_t)blockIdx.x * ldx + i]);
 }
 
-void cuda_moments_widen(const cuda_launch *l, const cuda_bf16 *x, size_t ldx, float *out, int rows, int n) {
+void cuda_statistics_widen(const cuda_launch *l, const cuda_bf16 *x, size_t ldx, float *out, int rows, int n) {
     if (rows <= 0) return;
     launch_kernel(l, widen_kernel, dim3(rows), dim3(TRAIN_THREADS), 0, x, ldx, out, n);
 }
@@ -115,15 +115,15 @@ static __global__ void added_kernel(const double *row_sum, int rows, double *add
     }
 }
 
-void cuda_moments_squares(const cuda_launch *l, const float *x, const float *gain, int rows, int n, float eps,
-                          float *square, double *row_sum, double *added) {
+void cuda_statistics_squares(const cuda_launch *l, const float *x, const float *gain, int rows, int n, float eps,
+                             float *square, double *row_sum, double *added) {
     if (rows <= 0) return;
     launch_kernel(l, squares_kernel, dim3(rows), dim3(TRAIN_THREADS), 0, x, gain, n, eps, square, row_sum);
     launch_kernel(l, added_kernel, dim3(1), dim3(TRAIN_THREADS), 0, row_sum, rows, added);
 }
 
 /* A row of a head is a block's. */
-static __global__ void weigh_kernel(moments_metric m) {
+static __global__ void weigh_kernel(statistics_metric m) {
     __shared__ float shared_largest[TRAIN_WARPS];
     __shared__ double shared_sum[TRAIN_WARPS];
     int row = blockIdx.x, head = blockIdx.y, position = m.position + row,
@@ -142,7 +142,7 @@ static __global__ void weigh_kernel(moments_metric m) {
     }
 }
 
-void cuda_moments_weigh(const cuda_launch *l, const moments_metric *m) {
+void cuda_statistics_weigh(const cuda_launch *l, const statistics_metric *m) {
     if (m->rows <= 0) return;
     launch_kernel(l, weigh_kernel, dim3(m->rows, m->heads), dim3(TRAIN_THREADS), 0, *m);
 }
@@ -156,14 +156,14 @@ static __global__ void sum_weights_kernel(const float *weight, size_t n, double 
     if (threadIdx.x == 0) sum[blockIdx.x] += all;
 }
 
-void cuda_moments_sum_weights(const cuda_launch *l, const moments_metric *m, double *sum) {
+void cuda_statistics_sum_weights(const cuda_launch *l, const statistics_metric *m, double *sum) {
     if (m->rows <= 0) return;
     launch_kernel(l, sum_weights_kernel, dim3(m->heads), dim3(TRAIN_THREADS), 0, m->weight,
                   (size_t)m->rows * m->offsets, sum);
 }
 
 /* An offset of a row is a block's, in both. */
-static __global__ void errors_kernel(moments_metric m, moments_head h, float *u) {
+static __global__ void errors_kernel(statistics_metric m, statistics_head h, float *u) {
     int row = blockIdx.x / m.offsets, offset = blockIdx.x % m.offsets;
     float *to = u + (size_t)blockIdx.x * h.dim;
     bool seen = h.weight[blockIdx.x] > 0;
@@ -171,12 +171,13 @@ static __global__ void errors_kernel(moments_metric m, moments_head h, float *u)
     for (int i = threadIdx.x; i < h.dim; i += TRAIN_THREADS) to[i] = seen ? v[i] - o[i] : 0.0f;
 }
 
-void cuda_moments_errors(const cuda_launch *l, const moments_metric *m, const moments_head *h, float *u) {
+void cuda_statistics_errors(const cuda_launch *l, const statistics_metric *m, const statistics_head *h, float *u) {
     if (m->rows <= 0) return;
     launch_kernel(l, errors_kernel, dim3(m->rows * m->offsets), dim3(TRAIN_THREADS), 0, *m, *h, u);
 }
 
-static __global__ void directions_kernel(moments_metric m, moments_head h, const float *u, const float *gu, float *g) {
+static __global__ void directions_kernel(statistics_metric m, statistics_head h, const float *u, const float *gu,
+                                         float *g) {
     __shared__ float shared[TRAIN_WARPS];
     size_t at = (size_t)blockIdx.x * h.dim;
     int row = blockIdx.x / m.offsets, offset = blockIdx.x % m.offsets, half = h.dim / 2;
@@ -197,8 +198,8 @@ static __global__ void directions_kernel(moments_metric m, moments_head h, const
     }
 }
 
-void cuda_moments_directions(const cuda_launch *l, const moments_metric *m, const moments_head *h, const float *u,
-                             const float *gu, float *g) {
+void cuda_statistics_directions(const cuda_launch *l, const statistics_metric *m, const statistics_head *h,
+                                const float *u, const float *gu, float *g) {
     if (m->rows <= 0) return;
     launch_kernel(l, directions_kernel, dim3(m->rows * m->offsets), dim3(TRAIN_THREADS), 0, *m, *h, u, gu, g);
 }

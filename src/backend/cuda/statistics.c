@@ -1,4 +1,4 @@
-#include "backend/cuda/moments.h"
+#include "backend/cuda/statistics.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 enum { OUTER = 4096 /* values of y whose products with x are made together */, PARTIAL_FLOATS = 1 << 21 };
 
-static size_t kv_dim(const backend_moments *s, int layer) {
+static size_t kv_dim(const backend_statistics *s, int layer) {
     const gemma4_layer_config *l = &s->m->config->layer[layer];
     return (size_t)(l->kv_heads * l->head_dim);
 }
@@ -34,7 +34,7 @@ static void *take_bytes(arena *a, size_t bytes) {
 static float *take(arena *a, size_t n) { return take_bytes(a, n * sizeof(float)); }
 
 /* fc's products are as exact as float32. */
-static void lay_out_context(backend_moments *s, arena *a) {
+static void lay_out_context(backend_statistics *s, arena *a) {
     size_t n = (size_t)s->o.inputs, width = (size_t)s->m->weights.fc.in;
     s->aux = take(a, s->chunk * width);
     s->drafted = take(a, s->chunk * n);
@@ -45,7 +45,7 @@ static void lay_out_context(backend_moments *s, arena *a) {
     s->split.c = take(a, s->split.c_values);
 }
 
-static size_t lay_out(backend_moments *s, char *base) {
+static size_t lay_out(backend_statistics *s, char *base) {
     const gemma4_config *c = s->m->config;
     arena a = {.base = base};
     size_t sequence = (size_t)s->o.sequence, heads = (size_t)c->heads, dim = 0, seen = s->chunk * (size_t)s->o.offsets;
@@ -84,14 +84,14 @@ static size_t lay_out(backend_moments *s, char *base) {
     return a.bytes;
 }
 
-static kakeya_status give(backend_moments *s, void *to, const void *from, size_t bytes, kakeya_error *error) {
+static kakeya_status give(backend_statistics *s, void *to, const void *from, size_t bytes, kakeya_error *error) {
     static const char what[] = "copying sums of training";
     kakeya_status status =
         cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, s->launch.stream), what, error);
     return status ? status : cuda_finish(&s->m->device, what, error);
 }
 
-static kakeya_status give_ones(backend_moments *s, kakeya_error *error) {
+static kakeya_status give_ones(backend_statistics *s, kakeya_error *error) {
     float *ones = malloc(s->ld * sizeof *ones);
     if (!ones) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");
     for (size_t i = 0; i < s->ld; i++) ones[i] = 1;
@@ -101,7 +101,7 @@ static kakeya_status give_ones(backend_moments *s, kakeya_error *error) {
 }
 
 /* RoPE's tables, positions and the layers' G. */
-static kakeya_status fill(backend_moments *s, kakeya_error *error) {
+static kakeya_status fill(backend_statistics *s, kakeya_error *error) {
     const gemma4_config *c = s->m->config;
     size_t sequence = (size_t)s->o.sequence, pairs = 1;
     for (int type = 0; type < 2; type++) {
@@ -133,8 +133,8 @@ static kakeya_status fill(backend_moments *s, kakeya_error *error) {
     return status;
 }
 
-kakeya_status cuda_moments_create(backend_model *m, const moments_options *options, backend_moments **out,
-                                  kakeya_error *error) {
+kakeya_status cuda_statistics_create(backend_model *m, const statistics_options *options, backend_statistics **out,
+                                     kakeya_error *error) {
     *out = NULL;
     if (m->tp_group)
         return error_set(error, KAKEYA_UNSUPPORTED,
@@ -154,7 +154,7 @@ kakeya_status cuda_moments_create(backend_model *m, const moments_options *optio
             return error_set(error, KAKEYA_UNSUPPORTED,
                              "the closed form needs synthetic weights in bf16: omit the quantisation");
     }
-    backend_moments *s = calloc(1, sizeof *s);
+    backend_statistics *s = calloc(1, sizeof *s);
     if (!s) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");
     s->m = m;
     s->o = *options;
@@ -175,14 +175,14 @@ kakeya_status cuda_moments_create(backend_model *m, const moments_options *optio
         status = fill(s, error);
     }
     if (status) {
-        cuda_moments_destroy(s);
+        cuda_statistics_destroy(s);
         return status;
     }
     *out = s;
     return KAKEYA_OK;
 }
 
-void cuda_moments_destroy(backend_moments *s) {
+void cuda_statistics_destroy(backend_statistics *s) {
     if (!s) return;
     if (s->memory.data) (void)cuda_device_use(&s->m->device, NULL);
     cuda_buffer_destroy(&s->solving);
@@ -190,7 +190,7 @@ void cuda_moments_destroy(backend_moments *s) {
     free(s);
 }
 
-kakeya_status cuda_moments_read(backend_moments *s, size_t first, size_t n, double *out, kakeya_error *error) {
+kakeya_status cuda_statistics_read(backend_statistics *s, size_t first, size_t n, double *out, kakeya_error *error) {
     static const char what[] = "reading sums of training";
     kakeya_status status = cuda_device_use(&s->m->device, error);
     if (!status)
@@ -200,12 +200,13 @@ kakeya_status cuda_moments_read(backend_moments *s, size_t first, size_t n, doub
     return status ? status : cuda_finish(&s->m->device, what, error);
 }
 
-kakeya_status cuda_moments_write(backend_moments *s, size_t first, size_t n, const double *from, kakeya_error *error) {
+kakeya_status cuda_statistics_write(backend_statistics *s, size_t first, size_t n, const double *from,
+                                    kakeya_error *error) {
     kakeya_status status = cuda_device_use(&s->m->device, error);
     return status ? status : give(s, s->sums + first, from, n * sizeof *from, error);
 }
 
-void cuda_moments_weight_row(const backend_model *m, const weight *w, int row, float *out) {
+void cuda_statistics_weight_row(const backend_model *m, const weight *w, int row, float *out) {
     if (w->stream[0]) {
         weight_values(w, row, 0, w->in, out);
         return;
@@ -228,48 +229,48 @@ void cuda_moments_weight_row(const backend_model *m, const weight *w, int row, f
 
 /* ---------------------------------------------------------------------------------------------------- a forward */
 
-void cuda_moments_begin(backend_moments *s, int position, int rows, bool metric) {
+void cuda_statistics_begin(backend_statistics *s, int position, int rows, bool metric) {
     s->position = position;
     s->rows = rows;
     s->metric = metric;
 }
 
 /* Rows of `columns` values, groups of them divided by their rms, into rows of turned values. */
-static void turn(backend_moments *s, const float *from, int columns, int group, cuda_bf16 *to) {
-    cuda_moments_rms(&s->launch, from, (size_t)columns, s->rows, columns / group, group, s->m->config->rms_eps, s->rms,
-                     s->ld);
-    cuda_moments_turn(&s->launch, from, (size_t)columns, s->rows, cuda_padded(s->rows), columns, group, s->rms, s->ld,
-                      to, s->ld);
+static void turn(backend_statistics *s, const float *from, int columns, int group, cuda_bf16 *to) {
+    cuda_statistics_rms(&s->launch, from, (size_t)columns, s->rows, columns / group, group, s->m->config->rms_eps,
+                        s->rms, s->ld);
+    cuda_statistics_turn(&s->launch, from, (size_t)columns, s->rows, cuda_padded(s->rows), columns, group, s->rms,
+                         s->ld, to, s->ld);
 }
 
 /* Rows as they are, into rows of turned values. */
-static void turn_raw(backend_moments *s, const float *from, int columns, cuda_bf16 *to) {
-    cuda_moments_turn(&s->launch, from, (size_t)columns, s->rows, cuda_padded(s->rows), columns, columns, s->ones,
-                      s->ld, to, s->ld);
+static void turn_raw(backend_statistics *s, const float *from, int columns, cuda_bf16 *to) {
+    cuda_statistics_turn(&s->launch, from, (size_t)columns, s->rows, cuda_padded(s->rows), columns, columns, s->ones,
+                         s->ld, to, s->ld);
 }
 
 /* A layer's raw vectors into y, each divided by its rms, and the sums of that. */
-static void take_normed(backend_moments *s, int layer, const float *raw, size_t first) {
+static void take_normed(backend_statistics *s, int layer, const float *raw, size_t first) {
     const gemma4_layer_config *l = &s->m->config->layer[layer];
     turn(s, raw, (int)kv_dim(s, layer), l->head_dim, s->y + first * s->ld);
-    cuda_moments_sizes(&s->launch, s->rms, s->ld, l->kv_heads, s->rows, false, s->sums + s->o.size + first,
-                       (size_t)l->head_dim);
+    cuda_statistics_sizes(&s->launch, s->rms, s->ld, l->kv_heads, s->rows, false, s->sums + s->o.size + first,
+                          (size_t)l->head_dim);
 }
 
 /* The same of vectors that pass no norm: what they are divided by is 1, and their mean squares are summed. */
-static void take_raw(backend_moments *s, int layer, const float *raw, size_t first) {
+static void take_raw(backend_statistics *s, int layer, const float *raw, size_t first) {
     const gemma4_layer_config *l = &s->m->config->layer[layer];
     size_t d = (size_t)l->head_dim;
     double *size = s->sums + s->o.size + first;
     turn_raw(s, raw, (int)kv_dim(s, layer), s->y + first * s->ld);
-    cuda_moments_sizes(&s->launch, s->ones, 0, l->kv_heads, s->rows, false, size, d);
+    cuda_statistics_sizes(&s->launch, s->ones, 0, l->kv_heads, s->rows, false, size, d);
     if (d == 1) return;
-    cuda_moments_rms(&s->launch, raw, kv_dim(s, layer), s->rows, l->kv_heads, l->head_dim, 0, s->rms, s->ld);
-    cuda_moments_sizes(&s->launch, s->rms, s->ld, l->kv_heads, s->rows, true, size + 1, d);
+    cuda_statistics_rms(&s->launch, raw, kv_dim(s, layer), s->rows, l->kv_heads, l->head_dim, 0, s->rms, s->ld);
+    cuda_statistics_sizes(&s->launch, s->rms, s->ld, l->kv_heads, s->rows, true, size + 1, d);
 }
 
 /* K and V of rows as attention sees them, behind those of the positions before. */
-static void keep_seen(backend_moments *s, int layer, const float *raw_k, const float *raw_v) {
+static void keep_seen(backend_statistics *s, int layer, const float *raw_k, const float *raw_v) {
     const gemma4_config *c = s->m->config;
     const gemma4_layer_config *l = &c->layer[layer];
     size_t kv = kv_dim(s, layer), at = (size_t)s->position * kv;
@@ -288,14 +289,14 @@ static void keep_seen(backend_moments *s, int layer, const float *raw_k, const f
         cuda_train_heads(&s->launch, raw_v, NULL, values, s->rows, l->kv_heads, l->head_dim, c->rms_eps, still);
 }
 
-void cuda_moments_kv(backend_moments *s, int layer, const float *raw_k, const float *raw_v) {
+void cuda_statistics_kv(backend_statistics *s, int layer, const float *raw_k, const float *raw_v) {
     size_t first = (size_t)s->target[layer];
     take_normed(s, layer, raw_k, first);
     (s->m->config->raw_values ? take_raw : take_normed)(s, layer, raw_v, first + (size_t)s->o.keys);
     if (s->metric) keep_seen(s, layer, raw_k, raw_v);
 }
 
-void cuda_moments_output(backend_moments *s, int layer, const float *h) {
+void cuda_statistics_output(backend_statistics *s, int layer, const float *h) {
     int hidden = s->m->config->hidden;
     size_t width = (size_t)(s->o.taps * hidden);
     for (int tap = 0; tap < s->o.taps; tap++) {
@@ -309,69 +310,69 @@ void cuda_moments_output(backend_moments *s, int layer, const float *h) {
 }
 
 /* What one query head has seen, into the sums of its K/V head. */
-static void take_head(backend_moments *s, const moments_metric *metric, int layer, int head) {
+static void take_head(backend_statistics *s, const statistics_metric *metric, int layer, int head) {
     const gemma4_config *c = s->m->config;
     const gemma4_layer_config *l = &c->layer[layer];
     int source = l->kv_source, d = l->head_dim, seen = s->rows * s->o.offsets,
         kv_head = head / (c->heads / l->kv_heads);
     size_t dims = (size_t)(d * d);
-    const moments_head h = {.weight = s->weight + (size_t)head * (size_t)seen,
-                            .q = s->q + (size_t)(head * d),
-                            .o = s->o_heads + (size_t)(head * d),
-                            .v = s->values[source] + (size_t)(kv_head * d),
-                            .k_norm = s->m->weights.layer[source].k_norm,
-                            .cosine = s->cosine[l->type],
-                            .sine = s->sine[l->type],
-                            .ldq = (size_t)(c->heads * d),
-                            .ldv = kv_dim(s, source),
-                            .dim = d,
-                            .pairs = c->rope[l->type].rotated_pairs};
-    cuda_moments_errors(&s->launch, metric, &h, s->u);
+    const statistics_head h = {.weight = s->weight + (size_t)head * (size_t)seen,
+                               .q = s->q + (size_t)(head * d),
+                               .o = s->o_heads + (size_t)(head * d),
+                               .v = s->values[source] + (size_t)(kv_head * d),
+                               .k_norm = s->m->weights.layer[source].k_norm,
+                               .cosine = s->cosine[l->type],
+                               .sine = s->sine[l->type],
+                               .ldq = (size_t)(c->heads * d),
+                               .ldv = kv_dim(s, source),
+                               .dim = d,
+                               .pairs = c->rope[l->type].rotated_pairs};
+    cuda_statistics_errors(&s->launch, metric, &h, s->u);
     train_product p = {.a = s->u, .lda = (size_t)d, .b = s->gram[layer] + (size_t)head * dims, .ldb = (size_t)d};
     p.c = s->gu, p.ldc = (size_t)d, p.m = seen, p.n = d, p.k = d;
     cuda_train_product(&s->launch, TRAIN_NN, &p);
-    cuda_moments_directions(&s->launch, metric, &h, s->u, s->gu, s->gu);
+    cuda_statistics_directions(&s->launch, metric, &h, s->u, s->gu, s->gu);
     train_product sum = {.a = s->gu, .lda = (size_t)d, .b = s->gu, .ldb = (size_t)d, .c = s->product};
     sum.ldc = (size_t)d, sum.m = d, sum.n = d, sum.k = seen;
     sum.partial = s->partial, sum.partial_floats = s->partial_floats;
     cuda_train_product(&s->launch, TRAIN_TN, &sum);
-    cuda_moments_add(&s->launch, s->product, s->sums + s->o.metric_k[layer] + (size_t)kv_head * dims, dims);
+    cuda_statistics_add(&s->launch, s->product, s->sums + s->o.metric_k[layer] + (size_t)kv_head * dims, dims);
 }
 
-void cuda_moments_attended(backend_moments *s, int layer, const cuda_bf16 *q, const cuda_bf16 *o, size_t ldo,
-                           const float *out) {
+void cuda_statistics_attended(backend_statistics *s, int layer, const cuda_bf16 *q, const cuda_bf16 *o, size_t ldo,
+                              const float *out) {
     const gemma4_config *c = s->m->config;
     const gemma4_layer_config *l = &c->layer[layer];
     int width = c->heads * l->head_dim, columns = s->position + s->rows;
     size_t d = (size_t)l->head_dim, kv = kv_dim(s, l->kv_source);
-    cuda_moments_squares(&s->launch, out, s->m->weights.layer[layer].post_attention_norm, s->rows, c->hidden,
-                         c->rms_eps, s->square, s->row_sum, s->sums + s->o.added[layer]);
-    cuda_moments_widen(&s->launch, q, (size_t)width, s->q, s->rows, width);
-    cuda_moments_widen(&s->launch, o, ldo, s->o_heads, s->rows, width);
+    cuda_statistics_squares(&s->launch, out, s->m->weights.layer[layer].post_attention_norm, s->rows, c->hidden,
+                            c->rms_eps, s->square, s->row_sum, s->sums + s->o.added[layer]);
+    cuda_statistics_widen(&s->launch, q, (size_t)width, s->q, s->rows, width);
+    cuda_statistics_widen(&s->launch, o, ldo, s->o_heads, s->rows, width);
     train_product p = {.a = s->q, .lda = (size_t)width, .b = s->keys[l->kv_source], .ldb = kv, .c = s->scores};
     p.ldc = (size_t)columns, p.m = s->rows, p.n = columns, p.k = l->head_dim;
     p.items = 1, p.heads = c->heads, p.group = c->heads / l->kv_heads;
     p.a_head = d, p.b_head = d, p.c_head = (size_t)s->rows * (size_t)columns;
     cuda_train_product(&s->launch, TRAIN_NT, &p);
-    moments_metric metric = {.scores = s->scores,
-                             .square = s->square,
-                             .weight = s->weight,
-                             .offsets = s->o.offsets,
-                             .rows = s->rows,
-                             .position = s->position,
-                             .columns = columns,
-                             .heads = c->heads,
-                             .sliding = l->type == GEMMA4_SLIDING ? c->sliding_window : 0,
-                             .sink = s->o.sink,
-                             .negligible = s->o.negligible};
+    statistics_metric metric = {.scores = s->scores,
+                                .square = s->square,
+                                .weight = s->weight,
+                                .offsets = s->o.offsets,
+                                .rows = s->rows,
+                                .position = s->position,
+                                .columns = columns,
+                                .heads = c->heads,
+                                .sliding = l->type == GEMMA4_SLIDING ? c->sliding_window : 0,
+                                .sink = s->o.sink,
+                                .negligible = s->o.negligible};
     memcpy(metric.offset, s->o.offset, (size_t)s->o.offsets * sizeof *metric.offset);
-    cuda_moments_weigh(&s->launch, &metric);
-    cuda_moments_sum_weights(&s->launch, &metric, s->sums + s->o.metric_v[layer]);
+    cuda_statistics_weigh(&s->launch, &metric);
+    cuda_statistics_sum_weights(&s->launch, &metric, s->sums + s->o.metric_v[layer]);
     for (int a = 0; a < c->heads; a++) take_head(s, &metric, layer, a);
 }
 
 /* to [nb][inputs] += products of turned rows. */
-static cudaError_t add_outer(backend_moments *s, const cuda_bf16 *b, int nb, double *to) {
+static cudaError_t add_outer(backend_statistics *s, const cuda_bf16 *b, int nb, double *to) {
     size_t n = (size_t)s->o.inputs;
     cudaError_t status = cudaSuccess;
     for (int first = 0, some; first < nb && !status; first += some) {
@@ -387,13 +388,13 @@ static cudaError_t add_outer(backend_moments *s, const cuda_bf16 *b, int nb, dou
                                        .k = cuda_padded(s->rows),
                                        .output = PROMPT_GEMM_F32};
         status = prompt_gemm(&args, s->launch.stream);
-        if (!status) cuda_moments_add(&s->launch, s->outer, to + (size_t)first * n, (size_t)some * n);
+        if (!status) cuda_statistics_add(&s->launch, s->outer, to + (size_t)first * n, (size_t)some * n);
     }
     return status;
 }
 
 /* x = hidden_norm(fc(aux)), turned. */
-static void make_context(backend_moments *s) {
+static void make_context(backend_statistics *s) {
     const cuda_weights *w = &s->m->weights;
     const split_matrix fc = {w->fc.data, w->fc.out, w->fc.in, (size_t)w->fc.ld};
     size_t n = (size_t)s->o.inputs;
@@ -403,7 +404,7 @@ static void make_context(backend_moments *s) {
     turn_raw(s, s->drafted, s->o.inputs, s->x);
 }
 
-kakeya_status cuda_moments_end(backend_moments *s, kakeya_error *error) {
+kakeya_status cuda_statistics_end(backend_statistics *s, kakeya_error *error) {
     static const char what[] = "summing what to train on";
     if (s->o.context) make_context(s);
     cudaError_t status = s->split.status;
@@ -415,26 +416,26 @@ kakeya_status cuda_moments_end(backend_moments *s, kakeya_error *error) {
 
 /* What the operations of a prompt leave behind (backend_model.watch). */
 static void look(void *watcher, const cuda_pass *p, const step_op *op) {
-    backend_moments *s = watcher;
+    backend_statistics *s = watcher;
     const cuda_workspace *w = &s->m->space;
     const gemma4_config *c = s->m->config;
     bool own = op->layer >= 0 && c->layer[op->layer].kv_source == op->layer;
     if (!p->prompt) return;
-    if (op->kind == STEP_QKV && own) cuda_moments_kv(s, op->layer, w->k, c->layer[op->layer].k_eq_v ? w->k : w->v);
+    if (op->kind == STEP_QKV && own) cuda_statistics_kv(s, op->layer, w->k, c->layer[op->layer].k_eq_v ? w->k : w->v);
     if (op->kind == STEP_OUT && s->metric)
-        cuda_moments_attended(s, op->layer, w->q_heads, w->attended, (size_t)s->m->weights.layer[op->layer].o.ld,
-                              w->branch);
-    if (op->kind == (c->ple_width ? STEP_PLE_ADD : STEP_AFTER_FFN)) cuda_moments_output(s, op->layer, w->h);
+        cuda_statistics_attended(s, op->layer, w->q_heads, w->attended, (size_t)s->m->weights.layer[op->layer].o.ld,
+                                 w->branch);
+    if (op->kind == (c->ple_width ? STEP_PLE_ADD : STEP_AFTER_FFN)) cuda_statistics_output(s, op->layer, w->h);
 }
 
-kakeya_status cuda_moments_sum(backend_moments *s, backend_cache *cache, const int32_t *tokens, int n, bool metric,
-                               kakeya_error *error) {
+kakeya_status cuda_statistics_sum(backend_statistics *s, backend_cache *cache, const int32_t *tokens, int n,
+                                  bool metric, kakeya_error *error) {
     backend_segment segment = {.cache = cache, .tokens = tokens, .n = n, .kind = SEGMENT_PROMPT, .first_logit_row = n};
-    cuda_moments_begin(s, cuda_cache_length(cache), n, metric);
+    cuda_statistics_begin(s, cuda_cache_length(cache), n, metric);
     s->m->watcher = s;
     s->m->watch = look;
     kakeya_status status = cuda_devices_forward(s->m, &segment, 1, error);
     s->m->watch = NULL;
     if (!status) status = cuda_devices_commit(cache, n, error);
-    return status ? status : cuda_moments_end(s, error);
+    return status ? status : cuda_statistics_end(s, error);
 }

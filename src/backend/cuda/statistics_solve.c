@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cuda/moments.h"
+#include "backend/cuda/statistics.h"
 
 enum {
     BLOCK = 128,
@@ -15,7 +15,7 @@ enum {
 };
 static const char doing[] = "solving the closed form";
 
-static size_t deepest_rows(const backend_moments *s) {
+static size_t deepest_rows(const backend_statistics *s) {
     int most = 0;
     for (int i = 0; i < s->m->config->layers; i++) {
         if (s->m->config->layer[i].head_dim > most) most = s->m->config->layer[i].head_dim;
@@ -24,7 +24,7 @@ static size_t deepest_rows(const backend_moments *s) {
 }
 
 /* Memory of all that follows, once. */
-static kakeya_status prepare(backend_moments *s, kakeya_error *error) {
+static kakeya_status prepare(backend_statistics *s, kakeya_error *error) {
     kakeya_status status = cuda_device_use(&s->m->device, error);
     if (status || s->solving.data) return status;
     size_t n = (size_t)s->o.inputs, blocks = (n + BLOCK - 1) / BLOCK, deep = deepest_rows(s),
@@ -44,7 +44,7 @@ static kakeya_status prepare(backend_moments *s, kakeya_error *error) {
     return KAKEYA_OK;
 }
 
-static kakeya_status copy(backend_moments *s, double *to, size_t ld_to, const double *from, size_t ld_from,
+static kakeya_status copy(backend_statistics *s, double *to, size_t ld_to, const double *from, size_t ld_from,
                           size_t columns, size_t rows, enum cudaMemcpyKind kind, kakeya_error *error) {
     return cuda_check(cudaMemcpy2DAsync(to, ld_to * sizeof *to, from, ld_from * sizeof *from, columns * sizeof *to,
                                         rows, kind, s->launch.stream),
@@ -52,7 +52,7 @@ static kakeya_status copy(backend_moments *s, double *to, size_t ld_to, const do
 }
 
 /* matrix += scale * y' z of `rows` rows, its lower part. */
-static void add_rows(backend_moments *s, const double *y, int rows, double scale) {
+static void add_rows(backend_statistics *s, const double *y, int rows, double scale) {
     size_t n = (size_t)s->o.inputs;
     const dense_product p = {.a = y,
                              .b = s->strip,
@@ -69,8 +69,8 @@ static void add_rows(backend_moments *s, const double *y, int rows, double scale
     if (rows) cuda_dense_product(&s->launch, &p);
 }
 
-kakeya_status cuda_moments_seen(backend_moments *s, int first, int count, const double *metric, double scale,
-                                kakeya_error *error) {
+kakeya_status cuda_statistics_seen(backend_statistics *s, int first, int count, const double *metric, double scale,
+                                   kakeya_error *error) {
     const gemma4_config *c = s->m->config;
     kakeya_status status = prepare(s, error);
     if (status) return status;
@@ -131,7 +131,7 @@ static bool factorise(double *a, int size, double *inverse) {
 }
 
 /* Columns [begin, end) of `rows` rows of x: what earlier columns have of them is taken away, ... */
-static void take_away(backend_moments *s, double *x, size_t rows, size_t begin, size_t end) {
+static void take_away(backend_statistics *s, double *x, size_t rows, size_t begin, size_t end) {
     size_t n = (size_t)s->o.inputs;
     const dense_product p = {.a = x,
                              .b = s->factor + begin * n,
@@ -148,7 +148,7 @@ static void take_away(backend_moments *s, double *x, size_t rows, size_t begin, 
 }
 
 /* ... and the rest meets the block on the diagonal. */
-static kakeya_status meet_block(backend_moments *s, double *x, size_t rows, size_t begin, size_t end,
+static kakeya_status meet_block(backend_statistics *s, double *x, size_t rows, size_t begin, size_t end,
                                 kakeya_error *error) {
     size_t n = (size_t)s->o.inputs;
     const dense_product p = {.a = x + begin,
@@ -168,7 +168,7 @@ static kakeya_status meet_block(backend_moments *s, double *x, size_t rows, size
     return copy(s, x + begin, n, s->strip, BLOCK, end - begin, rows, cudaMemcpyDeviceToDevice, error);
 }
 
-static kakeya_status factor_block(backend_moments *s, size_t begin, size_t end, double *host, kakeya_error *error) {
+static kakeya_status factor_block(backend_statistics *s, size_t begin, size_t end, double *host, kakeya_error *error) {
     size_t n = (size_t)s->o.inputs, size = end - begin;
     double *at = s->factor + begin * n + begin;
     kakeya_status status = copy(s, host, BLOCK, at, n, size, size, cudaMemcpyDeviceToHost, error);
@@ -182,7 +182,7 @@ static kakeya_status factor_block(backend_moments *s, size_t begin, size_t end, 
     return status ? status : cuda_finish(&s->m->device, doing, error);
 }
 
-kakeya_status cuda_moments_whiten(backend_moments *s, double *c, kakeya_error *error) {
+kakeya_status cuda_statistics_whiten(backend_statistics *s, double *c, kakeya_error *error) {
     size_t n = (size_t)s->o.inputs;
     kakeya_status status = prepare(s, error);
     double *host = malloc(2 * BLOCK * BLOCK * sizeof *host);
@@ -210,8 +210,8 @@ kakeya_status cuda_moments_whiten(backend_moments *s, double *c, kakeya_error *e
 }
 
 /* out [rows][columns] = x times b, or times b'. */
-static kakeya_status multiply(backend_moments *s, const double *x, int rows, const double *b, bool turned, int columns,
-                              double *out, kakeya_error *error) {
+static kakeya_status multiply(backend_statistics *s, const double *x, int rows, const double *b, bool turned,
+                              int columns, double *out, kakeya_error *error) {
     size_t n = (size_t)s->o.inputs, wide = (size_t)columns;
     kakeya_status status = copy(s, s->given, n, x, n, n, (size_t)rows, cudaMemcpyHostToDevice, error);
     const dense_product p = {.a = s->given,
@@ -231,7 +231,8 @@ static kakeya_status multiply(backend_moments *s, const double *x, int rows, con
     return status ? status : cuda_finish(&s->m->device, doing, error);
 }
 
-kakeya_status cuda_moments_apply(backend_moments *s, const double *x, int rows, double *out, kakeya_error *error) {
+kakeya_status cuda_statistics_apply(backend_statistics *s, const double *x, int rows, double *out,
+                                    kakeya_error *error) {
     size_t n = (size_t)s->o.inputs;
     kakeya_status status = prepare(s, error);
     for (int at = 0, some; at < rows && !status; at += some) {
@@ -241,8 +242,8 @@ kakeya_status cuda_moments_apply(backend_moments *s, const double *x, int rows, 
     return status;
 }
 
-kakeya_status cuda_moments_targets(backend_moments *s, int first, int count, const double *x, int rows, double *y,
-                                   kakeya_error *error) {
+kakeya_status cuda_statistics_targets(backend_statistics *s, int first, int count, const double *x, int rows, double *y,
+                                      kakeya_error *error) {
     size_t n = (size_t)s->o.inputs;
     const double *yx = s->sums + s->o.yx + (size_t)first * n;
     kakeya_status status = prepare(s, error);
