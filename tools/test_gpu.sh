@@ -66,7 +66,7 @@ CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_assistant" "$build/gpu/test_assistant"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_vision" "$build/gpu/test_vision"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_train" "$build/gpu/test_train"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_statistics" "$build/gpu/test_statistics"
-CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_learner" "$build/gpu/test_learner"
+CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_drafter_trainer" "$build/gpu/test_drafter_trainer"
 # On two devices, where there are so many: otherwise each test is skipped.
 run_tap "exchange_kernels" "$build/gpu/exchange_kernels"
 for test in test_devices cuda_two_devices sessions_two_devices batch_two_devices forks_two_devices vision_two_devices; do

@@ -86,16 +86,16 @@ typedef struct backend_student backend_student;
  * the position before it, each pass is to give the token that comes next, and the pass after it gets that token from
  * the sequence and the state from the pass. Gradients go back through the whole chain; the verifier has none. */
 
-enum { LEARNER_MAX_BLOCK = 32 /* rows */ };
+enum { DRAFTER_TRAINER_MAX_BLOCK = 32 /* rows */ };
 
-typedef struct learner_options {
+typedef struct drafter_trainer_options {
     const dflash_config *drafter;      /* fits the verifier */
     const assistant_config *assistant; /* or NULL: what learns instead of the drafter; fits the verifier */
     const int32_t *token_of;           /* of an assistant with clusters: [vocab], the tokens cluster by cluster. The
                                           head's rows are in the order of tokens nevertheless. Centroids learn to find
                                           the clusters that hold the probability */
     int chain;                         /* of an assistant: tokens of a block, the first and its drafts; the maximum is
-                                          LEARNER_MAX_BLOCK */
+                                          DRAFTER_TRAINER_MAX_BLOCK */
     bool distribution;  /* of an assistant: drafts are to have the verifier's probabilities (KL from them is the loss),
                            not the sequence's tokens (cross entropy) */
     int sequence;       /* tokens, at most */
@@ -104,27 +104,27 @@ typedef struct learner_options {
     double decay;       /* the i-th draft counts exp(-(i - 1) / decay); 0: all the same */
     bool inside_layers; /* weights of layers have a gradient, too: not fc and the norms outside alone */
     bool scaled_embedding, block_bidirectional; /* as in backend_model_options */
-} learner_options;
+} drafter_trainer_options;
 
 /* Sums over the blocks that were learned from. */
-typedef struct learner_result {
+typedef struct drafter_trainer_result {
     double loss, counted; /* of the drafts: cross entropy times what each counts, and what they count together */
     int blocks;           /* whose drafts have all been said */
     double held;          /* of these blocks: drafts before the first that is wrong */
-    int drafts[LEARNER_MAX_BLOCK], right[LEARNER_MAX_BLOCK]; /* by place, 0: the first draft */
-} learner_result;
+    int drafts[DRAFTER_TRAINER_MAX_BLOCK], right[DRAFTER_TRAINER_MAX_BLOCK]; /* by place, 0: the first draft */
+} drafter_trainer_result;
 
 /* A sequence of n tokens, and where its blocks begin: each first token has one behind it. */
-typedef struct learner_sequence {
+typedef struct drafter_trainer_sequence {
     const int32_t *tokens;
     const float *aux; /* [n][targets * hidden]: the verifier's hidden states that the drafter reads; of an assistant
                          [n][width], as assistant_seen says */
     const int *first; /* [blocks], ascending; of an assistant 1 or more */
     int n, blocks;
-    learner_result *result; /* out */
-} learner_sequence;
+    drafter_trainer_result *result; /* out */
+} drafter_trainer_sequence;
 
-typedef struct backend_learner backend_learner;
+typedef struct backend_drafter_trainer backend_drafter_trainer;
 
 /* --- sums of the closed form on a device ----------------------------------------------------------------------------
  *
@@ -209,18 +209,18 @@ typedef struct backend_train_ops {
     kakeya_status (*student_learn_many)(backend_student *s, const student_sequence *sequences, int n, float *gradient,
                                         kakeya_error *error);
 
-    bool learns_assistants; /* the learner takes options with an assistant */
-    /* Bytes that a learner takes, and the learner itself; NULL in a backend that has none. */
-    size_t (*learner_bytes)(backend_model *m, const learner_options *options);
-    kakeya_status (*learner_create)(backend_model *m, const learner_options *options, backend_learner **out,
-                                    kakeya_error *error);
-    void (*learner_destroy)(backend_learner *l); /* NULL is fine */
+    bool trains_assistants; /* the trainer takes options with an assistant */
+    /* Bytes that a trainer takes, and the trainer itself; NULL in a backend that has none. */
+    size_t (*drafter_trainer_bytes)(backend_model *m, const drafter_trainer_options *options);
+    kakeya_status (*drafter_trainer_create)(backend_model *m, const drafter_trainer_options *options,
+                                            backend_drafter_trainer **out, kakeya_error *error);
+    void (*drafter_trainer_destroy)(backend_drafter_trainer *l); /* NULL is fine */
     /* The drafter's weights from here on (model/dflash_values.h, assistant_values.h), which the caller keeps. */
-    void (*learner_weights)(backend_learner *l, const float *weights);
+    void (*drafter_trainer_weights)(backend_drafter_trainer *l, const float *weights);
     /* Learns from n sequences. Unless gradient is NULL, scale times the gradient of the results' loss is added to it,
      * laid out as the weights; undefined on failure. The same bits for any number of threads. */
-    kakeya_status (*learner_learn)(backend_learner *l, const learner_sequence *sequences, int n, float scale,
-                                   float *gradient, kakeya_error *error);
+    kakeya_status (*drafter_trainer_learn)(backend_drafter_trainer *l, const drafter_trainer_sequence *sequences, int n,
+                                           float scale, float *gradient, kakeya_error *error);
 } backend_train_ops;
 
 /* NULL for a backend that cannot train. One may lack verbs: `forward` and `outer` together, or all of statistics; all

@@ -360,18 +360,18 @@ static void settle(drafter_command *c) {
     o->threads = c->shared.threads;
     o->seed = c->seed;
     o->kept_bytes = c->keep;
-    o->learner.sequence = c->sequence;
-    o->learner.inside_layers = c->scope == SCOPE_FULL;
-    o->learner.scaled_embedding = c->shared.drafter_scaled_embedding;
-    o->learner.block_bidirectional = c->shared.drafter_block_bidirectional;
-    o->learner.chain = c->block ? c->block : USUAL_CHAIN;
-    o->learner.distribution = c->kind == KIND_MTP && c->loss_kind != LOSS_ENTROPY;
-    o->learner.decay = c->decay >= 0 ? (double)c->decay : 0.5 * drafting_block(o);
+    o->trainer.sequence = c->sequence;
+    o->trainer.inside_layers = c->scope == SCOPE_FULL;
+    o->trainer.scaled_embedding = c->shared.drafter_scaled_embedding;
+    o->trainer.block_bidirectional = c->shared.drafter_block_bidirectional;
+    o->trainer.chain = c->block ? c->block : USUAL_CHAIN;
+    o->trainer.distribution = c->kind == KIND_MTP && c->loss_kind != LOSS_ENTROPY;
+    o->trainer.decay = c->decay >= 0 ? (double)c->decay : 0.5 * drafting_block(o);
     if (c->init_from) o->rate = align_rate;
     if (c->steps) o->steps = c->steps;
     if (c->batch) o->batch = c->batch;
-    if (c->blocks) o->learner.blocks = c->blocks;
-    o->prompt_blocks = c->prompt_blocks < o->learner.blocks ? c->prompt_blocks : o->learner.blocks - 1;
+    if (c->blocks) o->trainer.blocks = c->blocks;
+    o->prompt_blocks = c->prompt_blocks < o->trainer.blocks ? c->prompt_blocks : o->trainer.blocks - 1;
     if (5 * o->warm_up > 2 * o->steps) o->warm_up = 2 * o->steps / 5;
     if (c->warm_up >= 0) o->warm_up = c->warm_up;
     if (c->rate >= 0) o->rate = (double)c->rate;
@@ -379,28 +379,28 @@ static void settle(drafter_command *c) {
     o->adamw.decay = (double)c->weight_decay;
     const double numbers[] = {o->steps,
                               o->batch,
-                              o->learner.blocks,
-                              o->learner.decay,
+                              o->trainer.blocks,
+                              o->trainer.decay,
                               o->warm_up,
                               o->rate,
                               o->constant,
                               o->adamw.decay,
                               (double)o->seed,
                               c->sequence,
-                              o->learner.inside_layers,
-                              o->learner.scaled_embedding,
-                              o->learner.block_bidirectional,
+                              o->trainer.inside_layers,
+                              o->trainer.scaled_embedding,
+                              o->trainer.block_bidirectional,
                               o->prompt_blocks,
-                              c->kind == KIND_MTP ? o->learner.chain : 0,
-                              o->learner.distribution};
+                              c->kind == KIND_MTP ? o->trainer.chain : 0,
+                              o->trainer.distribution};
     c->purpose = hash_corpus(hash_fnv1a(c->answers_purpose, numbers, sizeof numbers), &c->answered);
     c->purpose = hash_fnv1a(c->purpose, c->values, drafting_values(o) * sizeof *c->values);
 }
 
 /* --------------------------------------------------------------------------------------------------------- steps */
 
-static double expected(const learner_result *r) { return r->blocks ? 1 + r->held / r->blocks : 0; }
-static double mean_loss(const learner_result *r) { return r->counted > 0 ? r->loss / r->counted : 0; }
+static double expected(const drafter_trainer_result *r) { return r->blocks ? 1 + r->held / r->blocks : 0; }
+static double mean_loss(const drafter_trainer_result *r) { return r->counted > 0 ? r->loss / r->counted : 0; }
 
 static bool stop(void *user) {
     drafter_command *c = user;
@@ -484,15 +484,15 @@ static cJSON *report_json(const drafter_command *c, const drafter_row *rows, siz
     cJSON_AddItemToObject(json, "drafters", list);
     cJSON_AddStringToObject(json, "kind", kind_names[c->kind]);
     cJSON_AddStringToObject(json, "scope", scope_names[c->scope]);
-    cJSON_AddStringToObject(json, "loss", c->options.learner.distribution ? "kl" : "entropy");
+    cJSON_AddStringToObject(json, "loss", c->options.trainer.distribution ? "kl" : "entropy");
     cJSON_AddNumberToObject(json, "answers", (double)c->answered.n);
     cJSON_AddNumberToObject(json, "tokens", (double)c->answered.n_tokens);
     cJSON_AddNumberToObject(json, "steps", c->options.steps);
     cJSON_AddNumberToObject(json, "batch", c->options.batch);
-    cJSON_AddNumberToObject(json, "blocks", c->options.learner.blocks);
+    cJSON_AddNumberToObject(json, "blocks", c->options.trainer.blocks);
     cJSON_AddNumberToObject(json, "rate", c->options.rate);
     cJSON_AddNumberToObject(json, "prompt_blocks", c->options.prompt_blocks);
-    cJSON_AddNumberToObject(json, "decay", c->options.learner.decay);
+    cJSON_AddNumberToObject(json, "decay", c->options.trainer.decay);
     cJSON_AddNumberToObject(json, "last_loss", c->loss);
     cJSON_AddNumberToObject(json, "training_seconds", seconds);
     return json;
@@ -648,7 +648,7 @@ int cli_train_drafter(int argc, char **argv) {
         CLI_OPTION(.name = "mlp", .argument = "N", .kind = CLI_INT, .target = &c.mlp, .min = 8, .max = 1 << 16,
                    .help = "width of a new assistant's MLPs (four times its hidden size)"),
         CLI_OPTION(.name = "block", .argument = "N", .kind = CLI_INT, .target = &c.block, .min = 2,
-                   .max = LEARNER_MAX_BLOCK,
+                   .max = DRAFTER_TRAINER_MAX_BLOCK,
                    .help = "block size of a new drafter: one token and the drafts after it (16); of an assistant the "
                            "length of the chains it learns from (8)"),
         CLI_OPTION(.name = "taps", .argument = "N", .kind = CLI_INT, .target = &c.taps, .min = 1,

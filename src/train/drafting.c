@@ -13,12 +13,12 @@ enum { LEAST_ANSWER = 2 /* a block's first token and a draft */, LEAST_READ = 8 
 
 struct drafting {
     kakeya_engine *engine;
-    const backend_train_ops *ops, *learner_ops; /* hidden states; the learner */
-    backend_model *host;                        /* of the learner, where it is not the engine's; else NULL */
+    const backend_train_ops *ops, *trainer_ops; /* hidden states; the trainer */
+    backend_model *host;                        /* of the trainer, where it is not the engine's; else NULL */
     drafting_options o;
     assistant_seen seen; /* of an assistant */
     const corpus *data;
-    backend_learner *learner;
+    backend_drafter_trainer *trainer;
     thread_pool *pool;
     size_t n, trained; /* weights; those that change: the first ones */
     float *weights, *gradient, *moment[2];
@@ -29,8 +29,8 @@ struct drafting {
     size_t kept_bytes;
     train_passes passes; /* through the sequences that are long enough */
     int *first;          /* [batch][blocks] */
-    learner_sequence *sequences;
-    learner_result *results; /* [batch] */
+    drafter_trainer_sequence *sequences;
+    drafter_trainer_result *results; /* [batch] */
     int done;
 };
 
@@ -39,7 +39,7 @@ struct drafting {
 void drafting_options_init(drafting_options *o) {
     dflash_config config = o->config;
     *o = (drafting_options){.config = config,
-                            .learner = {.sequence = 512, .blocks = 32, .decay = 4, .chain = 8, .inside_layers = true},
+                            .trainer = {.sequence = 512, .blocks = 32, .decay = 4, .chain = 8, .inside_layers = true},
                             .batch = 8,
                             .steps = 500,
                             .warm_up = 40,
@@ -47,8 +47,8 @@ void drafting_options_init(drafting_options *o) {
                             .adamw = {.beta = {0.9, 0.99}, .eps = 1e-8, .clip = 1}};
 }
 
-static learner_options learner_of(const drafting_options *o) {
-    learner_options l = o->learner;
+static drafter_trainer_options drafter_trainer_of(const drafting_options *o) {
+    drafter_trainer_options l = o->trainer;
     l.drafter = &o->config;
     l.assistant = o->assistant;
     l.token_of = o->token_of;
@@ -60,7 +60,7 @@ size_t drafting_values(const drafting_options *o) {
     return o->assistant ? assistant_values_count(o->assistant) : dflash_values_count(&o->config);
 }
 
-int drafting_block(const drafting_options *o) { return o->assistant ? o->learner.chain : o->config.block_size; }
+int drafting_block(const drafting_options *o) { return o->assistant ? o->trainer.chain : o->config.block_size; }
 
 static size_t aux_width(const drafting *d) {
     return d->o.assistant ? d->seen.width : (size_t)d->o.config.targets * (size_t)d->o.config.hidden;
@@ -68,8 +68,8 @@ static size_t aux_width(const drafting *d) {
 
 static bool shows_layers(const backend_train_ops *ops) { return ops && ops->forward; }
 static bool chooses(const backend_train_ops *ops) { return ops && ops->chooses; }
-static bool has_learner(const backend_train_ops *ops, const drafting_options *o) {
-    return ops && ops->learner_create && (!o->assistant || ops->learns_assistants);
+static bool has_trainer(const backend_train_ops *ops, const drafting_options *o) {
+    return ops && ops->drafter_trainer_create && (!o->assistant || ops->trains_assistants);
 }
 
 static kakeya_status find_usable(drafting *d, kakeya_error *error) {
@@ -98,11 +98,11 @@ static void free_host_memory(const drafting *d, void *memory) {
         free(memory);
 }
 
-/* The learner, on the engine's model or on one of the CPU's with the same weights. */
-static kakeya_status open_learner(drafting *d, kakeya_error *error) {
+/* The trainer, on the engine's model or on one of the CPU's with the same weights. */
+static kakeya_status open_trainer(drafting *d, kakeya_error *error) {
     backend_model *host = d->engine->model;
-    d->learner_ops = d->ops;
-    if (!has_learner(d->ops, &d->o)) {
+    d->trainer_ops = d->ops;
+    if (!has_trainer(d->ops, &d->o)) {
         const backend_ops *cpu = backend_find("cpu", error);
         if (!cpu) return KAKEYA_UNSUPPORTED;
         const backend_model_options options = {.verifier = d->engine->verifier,
@@ -111,18 +111,18 @@ static kakeya_status open_learner(drafting *d, kakeya_error *error) {
                                                .account = &d->engine->account};
         kakeya_status status = cpu->model_create(&options, &d->host, error);
         if (status) return status;
-        d->learner_ops = backend_train_find(cpu);
+        d->trainer_ops = backend_train_find(cpu);
         host = d->host;
     }
-    learner_options options = learner_of(&d->o);
-    return d->learner_ops->learner_create(host, &options, &d->learner, error);
+    drafter_trainer_options options = drafter_trainer_of(&d->o);
+    return d->trainer_ops->drafter_trainer_create(host, &options, &d->trainer, error);
 }
 
 size_t drafting_bytes(kakeya_engine *engine, const drafting_options *options) {
     const backend_train_ops *ops = backend_train_find(engine->ops);
-    learner_options l = learner_of(options);
+    drafter_trainer_options l = drafter_trainer_of(options);
     size_t bytes = 4 * drafting_values(options) * sizeof(float) + options->kept_bytes;
-    return bytes + (has_learner(ops, options) ? ops->learner_bytes(engine->model, &l) : 0);
+    return bytes + (has_trainer(ops, options) ? ops->drafter_trainer_bytes(engine->model, &l) : 0);
 }
 
 /* Whether the backend shows what is read. */
@@ -157,15 +157,15 @@ kakeya_status drafting_create(kakeya_engine *engine, const drafting_options *opt
     d->o = *options;
     d->data = data;
     d->n = drafting_values(&d->o);
-    d->trained = d->o.assistant || d->o.learner.inside_layers ? d->n : dflash_values_outside_layers(&d->o.config);
+    d->trained = d->o.assistant || d->o.trainer.inside_layers ? d->n : dflash_values_outside_layers(&d->o.config);
     if (d->o.assistant) d->seen = assistant_sees(d->o.assistant, &engine->verifier->config);
     size_t bytes = d->n * sizeof(float);
     d->weights = malloc(bytes);
     d->gradient = malloc(bytes);
     for (int i = 0; i < 2; i++) d->moment[i] = calloc(d->trained, sizeof(float));
     size_t batch = (size_t)d->o.batch, rows = (size_t)engine->ops->model_prompt_chunk(engine->model);
-    d->aux = host_memory(d, batch * (size_t)d->o.learner.sequence * aux_width(d) * sizeof *d->aux);
-    d->first = malloc(batch * (size_t)d->o.learner.blocks * sizeof *d->first);
+    d->aux = host_memory(d, batch * (size_t)d->o.trainer.sequence * aux_width(d) * sizeof *d->aux);
+    d->first = malloc(batch * (size_t)d->o.trainer.blocks * sizeof *d->first);
     d->sequences = malloc(batch * sizeof *d->sequences);
     d->results = malloc(batch * sizeof *d->results);
     if (!shows_layers(ops) && !chooses(ops))
@@ -176,7 +176,7 @@ kakeya_status drafting_create(kakeya_engine *engine, const drafting_options *opt
     if (!status) status = find_usable(d, error);
     if (!status) status = thread_pool_create(d->o.threads, &d->pool, error);
     engine_turn_begin(engine);
-    if (!status) status = open_learner(d, error);
+    if (!status) status = open_trainer(d, error);
     engine_turn_end(engine);
     if (status) {
         drafting_destroy(d);
@@ -189,7 +189,7 @@ kakeya_status drafting_create(kakeya_engine *engine, const drafting_options *opt
 
 void drafting_destroy(drafting *d) {
     if (!d) return;
-    if (d->learner) d->learner_ops->learner_destroy(d->learner);
+    if (d->trainer) d->trainer_ops->drafter_trainer_destroy(d->trainer);
     if (d->host) backend_find("cpu", NULL)->model_destroy(d->host);
     if (d->pool) thread_pool_destroy(d->pool);
     for (size_t i = 0; d->kept && i < d->data->n; i++) free(d->kept[i]);
@@ -228,7 +228,7 @@ static int place_in(const drafting *d, uint64_t number, int drawn, int from, int
  * answer. Every first token has one behind it. */
 static int place_blocks(drafting *d, const corpus_sequence *s, uint64_t number, int *first) {
     int in_prompt = place_in(d, number, 0, LEAST_READ, s->answer, d->o.prompt_blocks, first);
-    int in_answer = d->o.learner.blocks - d->o.prompt_blocks;
+    int in_answer = d->o.trainer.blocks - d->o.prompt_blocks;
     return in_prompt + place_in(d, number, in_prompt, s->answer, s->length - 1, in_answer, first + in_prompt);
 }
 
@@ -306,12 +306,12 @@ static kakeya_status listen(drafting *d, size_t index, float *room, const float 
     return KAKEYA_OK;
 }
 
-static void add_result(learner_result *to, const learner_result *r) {
+static void add_result(drafter_trainer_result *to, const drafter_trainer_result *r) {
     to->loss += r->loss;
     to->counted += r->counted;
     to->blocks += r->blocks;
     to->held += r->held;
-    for (int i = 0; i < LEARNER_MAX_BLOCK; i++) {
+    for (int i = 0; i < DRAFTER_TRAINER_MAX_BLOCK; i++) {
         to->drafts[i] += r->drafts[i];
         to->right[i] += r->right[i];
     }
@@ -321,8 +321,8 @@ static void add_result(learner_result *to, const learner_result *r) {
 static double whole_step(const drafting *d) {
     double block = 0;
     for (int i = 0; i < drafting_block(&d->o) - 1; i++)
-        block += d->o.learner.decay > 0 ? exp(-i / d->o.learner.decay) : 1;
-    return block * d->o.learner.blocks * d->o.batch;
+        block += d->o.trainer.decay > 0 ? exp(-i / d->o.trainer.decay) : 1;
+    return block * d->o.trainer.blocks * d->o.batch;
 }
 
 /* Sequence `i` of the next step. */
@@ -330,14 +330,14 @@ static kakeya_status prepare(drafting *d, int i, kakeya_error *error) {
     uint64_t number = (uint64_t)d->done * (uint64_t)d->o.batch + (uint64_t)i;
     size_t index = train_passes_sequence(&d->passes, number);
     const corpus_sequence *s = &d->data->sequence[index];
-    int *first = d->first + (size_t)i * (size_t)d->o.learner.blocks;
-    float *room = d->aux + (size_t)i * (size_t)d->o.learner.sequence * aux_width(d);
-    learner_sequence *q = &d->sequences[i];
-    *q = (learner_sequence){.tokens = d->data->tokens + s->begin,
-                            .n = s->length,
-                            .first = first,
-                            .blocks = place_blocks(d, s, number, first),
-                            .result = &d->results[i]};
+    int *first = d->first + (size_t)i * (size_t)d->o.trainer.blocks;
+    float *room = d->aux + (size_t)i * (size_t)d->o.trainer.sequence * aux_width(d);
+    drafter_trainer_sequence *q = &d->sequences[i];
+    *q = (drafter_trainer_sequence){.tokens = d->data->tokens + s->begin,
+                                    .n = s->length,
+                                    .first = first,
+                                    .blocks = place_blocks(d, s, number, first),
+                                    .result = &d->results[i]};
     engine_turn_begin(d->engine); /* sessions of the engine may be open */
     kakeya_status status = listen(d, index, room, &q->aux, error);
     engine_turn_end(d->engine);
@@ -356,9 +356,9 @@ kakeya_status drafting_step(drafting *d, bool (*interrupted)(void *user), void *
     }
     if (status) return status;
     engine_turn_begin(d->engine);
-    d->learner_ops->learner_weights(d->learner, d->weights);
-    status = d->learner_ops->learner_learn(d->learner, d->sequences, d->o.batch, (float)(1 / whole_step(d)),
-                                           d->gradient, error);
+    d->trainer_ops->drafter_trainer_weights(d->trainer, d->weights);
+    status = d->trainer_ops->drafter_trainer_learn(d->trainer, d->sequences, d->o.batch, (float)(1 / whole_step(d)),
+                                                   d->gradient, error);
     engine_turn_end(d->engine);
     if (status) return status;
     for (int i = 0; i < d->o.batch; i++) add_result(&out->learned, &d->results[i]);

@@ -1,5 +1,5 @@
 /* Training of a drafter, DFlash or an MTP assistant: steps of AdamW over a corpus of prompts with the model's answers,
- * on a backend's learner (backend/backend_train.h). What a step does follows from the options, the corpus and the
+ * on a backend's trainer (backend/backend_train.h). What a step does follows from the options, the corpus and the
  * step's number alone.
  */
 #ifndef KAKEYA_TRAIN_DRAFTING_H
@@ -16,9 +16,9 @@ typedef struct drafting_options {
     dflash_config config;
     const assistant_config *assistant; /* what is trained instead, which the caller keeps; or NULL */
     const int32_t *token_of;           /* of the assistant's clusters, as in assistant_weights; the caller keeps it */
-    learner_options learner;           /* its drafter is `config`, its assistant the above */
+    drafter_trainer_options trainer;   /* its drafter is `config`, its assistant the above */
     int batch;                         /* sequences of a step */
-    int prompt_blocks;                 /* of the learner's blocks of a sequence: they begin in the prompt */
+    int prompt_blocks;                 /* of the trainer's blocks of a sequence: they begin in the prompt */
     int steps, warm_up;
     bool constant; /* the learning rate stays at its peak */
     double rate;   /* the peak */
@@ -30,7 +30,7 @@ typedef struct drafting_options {
 
 /* Sums over a step's blocks, and the length of its gradient. */
 typedef struct drafting_step_result {
-    learner_result learned;
+    drafter_trainer_result learned;
     double gradient;
 } drafting_step_result;
 
@@ -43,7 +43,7 @@ int drafting_block(const drafting_options *o);
 /* Bytes that training will take beside the engine. */
 size_t drafting_bytes(kakeya_engine *engine, const drafting_options *options);
 /* The engine outlives it, and so does the corpus, which must not change. `start`: drafting_values values. Hidden
- * states come from the engine's backend; where that has no learner, the CPU learns. KAKEYA_UNSUPPORTED where the
+ * states come from the engine's backend; where that has no trainer, the CPU learns. KAKEYA_UNSUPPORTED where the
  * backend shows no hidden states, or for an assistant not K and V; KAKEYA_INVALID_ARGUMENT where no answer is long
  * enough. */
 kakeya_status drafting_create(kakeya_engine *engine, const drafting_options *options, const corpus *data,

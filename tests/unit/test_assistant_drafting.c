@@ -48,10 +48,10 @@ static drafting_options options_of(const assistant_config *c, int threads) {
     drafting_options o;
     drafting_options_init(&o);
     o.assistant = c;
-    o.learner.sequence = LENGTH;
-    o.learner.blocks = 6;
-    o.learner.chain = 4;
-    o.learner.distribution = true;
+    o.trainer.sequence = LENGTH;
+    o.trainer.blocks = 6;
+    o.trainer.chain = 4;
+    o.trainer.distribution = true;
     o.batch = 2;
     o.steps = STEPS;
     o.warm_up = 2;
@@ -126,7 +126,7 @@ static void loss_falls(void **state) {
     corpus data = corpus_of(LENGTH);
     for (int distribution = 0; distribution < 2; distribution++) {
         drafting_options o = options_of(&c, 1);
-        o.learner.distribution = distribution;
+        o.trainer.distribution = distribution;
         o.batch = SEQUENCES;
         o.constant = true;
         drafting *d = make(engine, &o, &data);

@@ -1,5 +1,5 @@
 /* Training of MTP assistants: the gradient of every tensor against numerical differentiation, through whole chains; the
- * loss is that of the logits which the engine's assistant has, and its drafts are what a learner finds right; the same
+ * loss is that of the logits which the engine's assistant has, and its drafts are what a trainer finds right; the same
  * bits for any number of threads. */
 #include <math.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ static const double decay = 3;
 typedef struct school {
     pair p;
     const backend_train_ops *ops;
-    backend_learner *learner;
+    backend_drafter_trainer *trainer;
     assistant_config config;
     assistant_seen seen;
     size_t n;
@@ -66,14 +66,14 @@ static void listen(school *s) {
     s->p.ops->cache_destroy(cache);
 }
 
-static learner_options options_of(const school *s) {
-    return (learner_options){.assistant = &s->config,
-                             .chain = DRAFTS + 1,
-                             .sequence = LENGTH,
-                             .blocks = CHAINS,
-                             .decay = decay,
-                             .distribution = s->distribution,
-                             .token_of = s->p.assistant->weights.token_of};
+static drafter_trainer_options options_of(const school *s) {
+    return (drafter_trainer_options){.assistant = &s->config,
+                                     .chain = DRAFTS + 1,
+                                     .sequence = LENGTH,
+                                     .blocks = CHAINS,
+                                     .decay = decay,
+                                     .distribution = s->distribution,
+                                     .token_of = s->p.assistant->weights.token_of};
 }
 
 static void open_on(school *s, int which, int threads, bool distribution) {
@@ -92,31 +92,31 @@ static void open_on(school *s, int which, int threads, bool distribution) {
     assert_int_equal(r.n, s->n);
     memcpy(s->tokens, ids(&s->p, "input_ids"), sizeof s->tokens);
     listen(s);
-    const learner_options o = options_of(s);
-    size_t before = mem_total(&s->p.account), bytes = s->ops->learner_bytes(s->p.backend, &o);
-    REQUIRE_OK(s->ops->learner_create(s->p.backend, &o, &s->learner, error));
+    const drafter_trainer_options o = options_of(s);
+    size_t before = mem_total(&s->p.account), bytes = s->ops->drafter_trainer_bytes(s->p.backend, &o);
+    REQUIRE_OK(s->ops->drafter_trainer_create(s->p.backend, &o, &s->trainer, error));
     assert_in_range(mem_total(&s->p.account) - before, bytes, bytes + (1 << 20)); /* and RoPE's tables */
 }
 
 static void close_school(school *s) {
-    s->ops->learner_destroy(s->learner);
+    s->ops->drafter_trainer_destroy(s->trainer);
     free(s->weights);
     free(s->gradient);
     free(s->states);
     close_pair(&s->p);
 }
 
-static learner_result learn_at(school *s, const int *first, int chains, int length, float *gradient) {
-    learner_result r;
-    const learner_sequence sequence = {s->tokens, s->states, first, length, chains, &r};
+static drafter_trainer_result learn_at(school *s, const int *first, int chains, int length, float *gradient) {
+    drafter_trainer_result r;
+    const drafter_trainer_sequence sequence = {s->tokens, s->states, first, length, chains, &r};
     if (gradient) memset(gradient, 0, s->n * sizeof *gradient);
-    s->ops->learner_weights(s->learner, s->weights);
-    REQUIRE_OK(s->ops->learner_learn(s->learner, &sequence, 1, 1, gradient, error));
+    s->ops->drafter_trainer_weights(s->trainer, s->weights);
+    REQUIRE_OK(s->ops->drafter_trainer_learn(s->trainer, &sequence, 1, 1, gradient, error));
     return r;
 }
 
 /* The sequence is longer than a window, and the last chain ends behind it. */
-static learner_result learn(school *s, float *gradient) {
+static drafter_trainer_result learn(school *s, float *gradient) {
     static const int first[CHAINS] = {1, 9, 17, 30, LENGTH - 3};
     return learn_at(s, first, CHAINS, LENGTH, gradient);
 }
@@ -172,7 +172,7 @@ static void gradients(void **state) {
     for (size_t i = 0; i < 2 * sizeof with / sizeof *with; i++) {
         school s;
         open_on(&s, with[i / 2], 1, i % 2);
-        learner_result r = learn(&s, s.gradient);
+        drafter_trainer_result r = learn(&s, s.gradient);
         assert_int_equal(r.blocks, CHAINS - 1);
         assert_int_equal(r.drafts[0], CHAINS);
         assert_int_equal(r.drafts[2], CHAINS - 1);
@@ -232,7 +232,7 @@ static void as_the_engine_drafts(void **state) {
         double expected = 0;
         for (int i = 0; i < DRAFTS; i++)
             expected += exp(-i / decay) * cross_entropy(logits + (size_t)i * (size_t)vocab, vocab, drafts[i]);
-        learner_result r = learn_at(&s, &prefix, 1, LENGTH, NULL);
+        drafter_trainer_result r = learn_at(&s, &prefix, 1, LENGTH, NULL);
         if (r.held != DRAFTS)
             fail_msg("%s: %g of %d drafts are the assistant's", pairs[with[k / 2]].name, r.held, DRAFTS);
         /* with clusters the engine has the logits of some alone */
@@ -271,7 +271,7 @@ static void as_the_verifier_speaks(void **state) {
         expected += exp(-(double)i / decay) * kl;
     }
     const int first = PREFIX;
-    learner_result r = learn_at(&s, &first, 1, LENGTH, NULL);
+    drafter_trainer_result r = learn_at(&s, &first, 1, LENGTH, NULL);
     assert_int_equal((int)r.held, DRAFTS);
     if (!(fabs(r.loss - expected) <= 2e-4 * (1 + expected))) fail_msg("loss %.8g, expected %.8g", r.loss, expected);
     s.p.ops->cache_destroy(cache);
@@ -322,21 +322,21 @@ static void sequences_add_up(void **state) {
     static const int first[2][CHAINS] = {{1, 9, 17, 30, LENGTH - 3}, {5, OTHER - 2}};
     school s;
     open_on(&s, 3, 2, true);
-    learner_options o = options_of(&s);
+    drafter_trainer_options o = options_of(&s);
     o.sequences = 2;
-    backend_learner *both = NULL;
-    REQUIRE_OK(s.ops->learner_create(s.p.backend, &o, &both, error));
+    backend_drafter_trainer *both = NULL;
+    REQUIRE_OK(s.ops->drafter_trainer_create(s.p.backend, &o, &both, error));
     float *sum = calloc(2 * s.n, sizeof *sum), *at_once = sum + s.n;
-    learner_result r[2], each[2];
-    learner_sequence sequence[2];
+    drafter_trainer_result r[2], each[2];
+    drafter_trainer_sequence sequence[2];
     for (int i = 0; i < 2; i++) {
         int length = i ? OTHER : LENGTH, chains = i ? 2 : CHAINS;
-        sequence[i] = (learner_sequence){s.tokens, s.states, first[i], length, chains, &r[i]};
+        sequence[i] = (drafter_trainer_sequence){s.tokens, s.states, first[i], length, chains, &r[i]};
         each[i] = learn_at(&s, first[i], chains, length, s.gradient);
         for (size_t k = 0; k < s.n; k++) sum[k] += s.gradient[k];
     }
-    s.ops->learner_weights(both, s.weights);
-    REQUIRE_OK(s.ops->learner_learn(both, sequence, 2, 1, at_once, error));
+    s.ops->drafter_trainer_weights(both, s.weights);
+    REQUIRE_OK(s.ops->drafter_trainer_learn(both, sequence, 2, 1, at_once, error));
     double off = 0, length = 0;
     for (size_t k = 0; k < s.n; k++) {
         off += ((double)sum[k] - (double)at_once[k]) * ((double)sum[k] - (double)at_once[k]);
@@ -350,7 +350,7 @@ static void sequences_add_up(void **state) {
         if (!(fabs(r[i].loss - each[i].loss) <= 1e-5 * each[i].loss))
             fail_msg("sequence %d: %g, alone %g", i, r[i].loss, each[i].loss);
     }
-    s.ops->learner_destroy(both);
+    s.ops->drafter_trainer_destroy(both);
     free(sum);
     close_school(&s);
 }

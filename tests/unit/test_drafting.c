@@ -29,8 +29,8 @@ static drafting_options options_of(const kakeya_engine *engine, int threads) {
     drafting_options o;
     dflash_config_fit(&engine->verifier->config, 2, 5, 2, &o.config);
     drafting_options_init(&o);
-    o.learner.sequence = LENGTH;
-    o.learner.blocks = 6;
+    o.trainer.sequence = LENGTH;
+    o.trainer.blocks = 6;
     o.batch = 2;
     o.steps = STEPS;
     o.warm_up = 2;
@@ -147,7 +147,7 @@ static void loss_falls(void **state) {
     corpus data = corpus_of(LENGTH);
     for (int inside = 0; inside < 2; inside++) {
         drafting_options o = options_of(engine, 1);
-        o.learner.inside_layers = inside;
+        o.trainer.inside_layers = inside;
         o.batch = SEQUENCES;
         o.constant = true;
         drafting *d = make(engine, &o, &data);

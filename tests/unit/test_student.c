@@ -180,7 +180,7 @@ static void rows_are_derivatives(void **state) {
 
 enum { LENGTH = 40, ROWS = 6, SINK = 1, WINDOW = 4, FIRST = 30 };
 
-typedef struct learner {
+typedef struct fixture {
     tiny t;
     const backend_train_ops *ops;
     backend_student *student;
@@ -188,9 +188,9 @@ typedef struct learner {
     student_layout layout;
     float *weights;
     int32_t tokens[LENGTH];
-} learner;
+} fixture;
 
-static void open_layers(learner *l, const char *verifier, const char *drafter, int layers, f_theta_latents latents,
+static void open_layers(fixture *l, const char *verifier, const char *drafter, int layers, f_theta_latents latents,
                         bool shared, student_loss loss, int rows, int threads) {
     memset(l, 0, sizeof *l);
     tiny_open_weights(&l->t, verifier, drafter);
@@ -234,12 +234,12 @@ static void open_layers(learner *l, const char *verifier, const char *drafter, i
     for (int i = 0; i < LENGTH; i++) l->tokens[i] %= l->t.verifier->config.vocab;
 }
 
-static void open_on(learner *l, const char *verifier, const char *drafter, f_theta_latents latents, bool shared,
+static void open_on(fixture *l, const char *verifier, const char *drafter, f_theta_latents latents, bool shared,
                     student_loss loss, int rows, int threads) {
     open_layers(l, verifier, drafter, 0, latents, shared, loss, rows, threads);
 }
 
-static void teach(learner *l) {
+static void teach(fixture *l) {
     const backend_cache_options options = {.context_tokens = LENGTH,
                                            .attention = KAKEYA_ATTENTION_NATIVE,
                                            .kv_format = KV_FORMAT_F32,
@@ -250,13 +250,13 @@ static void teach(learner *l) {
     l->t.ops->cache_destroy(cache);
 }
 
-static void close_learner(learner *l) {
+static void close_fixture(fixture *l) {
     l->ops->student_destroy(l->student);
     free(l->weights);
     tiny_close(&l->t);
 }
 
-static student_result learn_rows(learner *l, bool all_layers, bool prompt, float *gradient) {
+static student_result learn_rows(fixture *l, bool all_layers, bool prompt, float *gradient) {
     const student_segment segment = {.first = FIRST, .all_layers = all_layers, .prompt = prompt, .scale = 1};
     student_result r;
     if (gradient) memset(gradient, 0, l->layout.n * sizeof *gradient);
@@ -265,13 +265,13 @@ static student_result learn_rows(learner *l, bool all_layers, bool prompt, float
     return r;
 }
 
-static student_result learn(learner *l, bool all_layers, float *gradient) {
+static student_result learn(fixture *l, bool all_layers, float *gradient) {
     return learn_rows(l, all_layers, false, gradient);
 }
 
 /* Along the gradient of one matrix, in float32: central differences of two steps, without the error of the third order.
  * Steps are short: where a row changes an expert, the loss has a jump. */
-static void check_matrix(learner *l, const char *what, bool all_layers, double loss_here, const float *gradient,
+static void check_matrix(fixture *l, const char *what, bool all_layers, double loss_here, const float *gradient,
                          size_t at, size_t n) {
     double square = 0, change[2];
     for (size_t i = at; i < at + n; i++) square += (double)gradient[i] * (double)gradient[i];
@@ -297,7 +297,7 @@ static void check_matrix(learner *l, const char *what, bool all_layers, double l
 }
 
 static void check_gradients(const char *model, const char *drafter, bool shared, student_loss loss) {
-    learner l;
+    fixture l;
     open_on(&l, model, drafter, F_THETA_LATENTS_KV, shared, loss, ROWS, 1);
     teach(&l);
     float *gradient = malloc(l.layout.n * sizeof *gradient);
@@ -324,7 +324,7 @@ static void check_gradients(const char *model, const char *drafter, bool shared,
         }
     }
     free(gradient);
-    close_learner(&l);
+    close_fixture(&l);
 }
 
 static void students_gradients(void **state) {
@@ -340,7 +340,7 @@ static void students_gradients(void **state) {
 }
 
 /* For tools/check_student.py, which computes the same with PyTorch. */
-static void write_case(const learner *l, const char *directory, const char *model, bool shared, bool all_layers,
+static void write_case(const fixture *l, const char *directory, const char *model, bool shared, bool all_layers,
                        const student_result *r, const float *gradient) {
     static const char *const bits[] = {"false", "true"};
     char path[512];
@@ -371,7 +371,7 @@ static void writes_cases(void **state) {
     const char *directory = getenv("KAKEYA_STUDENT_CASES");
     if (!directory) return;
     for (int i = 0; i < 4; i++) {
-        learner l;
+        fixture l;
         open_on(&l, models[i / 2], NULL, F_THETA_LATENTS_KV, i % 2, STUDENT_DISTIL, ROWS, 1);
         teach(&l);
         float *gradient = malloc(l.layout.n * sizeof *gradient);
@@ -380,7 +380,7 @@ static void writes_cases(void **state) {
             write_case(&l, directory, models[i / 2], i % 2, all_layers, &r, gradient);
         }
         free(gradient);
-        close_learner(&l);
+        close_fixture(&l);
     }
 }
 
@@ -391,13 +391,13 @@ static void threads_change_nothing(void **state) {
     student_result result[2];
     size_t n = 0;
     for (int i = 0; i < 2; i++) {
-        learner l;
+        fixture l;
         open_on(&l, "gemma4-tiny-moe", NULL, F_THETA_LATENTS_Q8, true, STUDENT_DISTIL, ROWS, i ? 3 : 2);
         teach(&l);
         n = l.layout.n;
         gradient[i] = malloc(n * sizeof *gradient[i]);
         result[i] = learn(&l, true, gradient[i]);
-        close_learner(&l);
+        close_fixture(&l);
     }
     assert_same_bits("gradients", gradient[0], gradient[1], n);
     assert_memory_equal(&result[0], &result[1], sizeof result[0]);
@@ -408,7 +408,7 @@ static void threads_change_nothing(void **state) {
 /* Where no row sees an evicted position there is nothing to lose and no gradient. */
 static void nothing_evicted(void **state) {
     (void)state;
-    learner l;
+    fixture l;
     open_on(&l, "gemma4-tiny-dense", NULL, F_THETA_LATENTS_KV, true, STUDENT_DISTIL, 3, 1);
     teach(&l);
     float *gradient = calloc(l.layout.n, sizeof *gradient);
@@ -418,7 +418,7 @@ static void nothing_evicted(void **state) {
     if (!(r.loss < 1e-9)) fail_msg("without eviction %g is lost", r.loss);
     for (size_t i = 0; i < l.layout.n; i++) assert_true(gradient[i] == 0);
     free(gradient);
-    close_learner(&l);
+    close_fixture(&l);
 }
 
 /* What a session decodes, a student decodes: the loss in the logits of a session's rows is the student's KL. The same
@@ -429,7 +429,7 @@ static void check_as_session(bool prompt, int layers) {
                                          "forms/gemma3-nested"};
     for (int m = 0; m < (layers ? 2 : 4); m++) { /* per-layer inputs are made for all layers */
         for (int all_layers = 0; all_layers < 2; all_layers++) {
-            learner l;
+            fixture l;
             open_layers(&l, models[m], NULL, layers, m == 1 ? F_THETA_LATENTS_Q8 : F_THETA_LATENTS_KV, m == 0,
                         STUDENT_DISTIL, WINDOW, 1);
             teach(&l);
@@ -478,7 +478,7 @@ static void check_as_session(bool prompt, int layers) {
                          prompt, kl, found);
             free(logits[0]);
             free(logits[1]);
-            close_learner(&l);
+            close_fixture(&l);
         }
     }
 }

@@ -7,12 +7,12 @@
 
 /* -------------------------------------------------------------------------------------------------------- memory */
 
-/* The largest sizes that a learner of these options has. */
+/* The largest sizes that a trainer of these options has. */
 typedef struct sizes {
     size_t sequences, chains, rows, positions, hidden, backbone, vocab, width, q, widest;
 } sizes;
 
-static sizes sizes_of(const chain_learner *l) {
+static sizes sizes_of(const chain_trainer *l) {
     const gemma4_config *c = &l->c.stack;
     size_t sequences = (size_t)(l->o.sequences > 1 ? l->o.sequences : 1);
     sizes s = {.sequences = sequences,
@@ -30,7 +30,7 @@ static sizes sizes_of(const chain_learner *l) {
     return s;
 }
 
-static void lay_out_weights(chain_learner *l, train_arena *a) {
+static void lay_out_weights(chain_trainer *l, train_arena *a) {
     const gemma4_config *c = &l->c.stack;
     l->turned.state = train_take_turned(a, c->hidden, l->c.backbone);
     l->turned.post = train_take_turned(a, l->c.backbone, c->hidden);
@@ -46,7 +46,7 @@ static void lay_out_weights(chain_learner *l, train_arena *a) {
     }
 }
 
-static void lay_out_products(chain_learner *l, const sizes *s, train_arena *a) {
+static void lay_out_products(chain_trainer *l, const sizes *s, train_arena *a) {
     size_t head = CHAIN_HEAD_ROWS, packed = train_packed_floats(l->m, s->chains, s->widest);
     packed = train_most(packed, train_packed_floats(l->m, head, train_most(s->vocab, s->widest)));
     packed = train_most(packed, train_packed_floats(l->m, s->vocab, head));
@@ -60,7 +60,7 @@ static void lay_out_products(chain_learner *l, const sizes *s, train_arena *a) {
     for (int i = 0; i < l->m->threads; i++) l->thread_packed[i] = train_take(a, of_thread);
 }
 
-static void lay_out_layer(chain_learner *l, int index, const sizes *s, train_arena *a) {
+static void lay_out_layer(chain_trainer *l, int index, const sizes *s, train_arena *a) {
     chain_layer *x = &l->layer[index];
     size_t q = (size_t)chain_q(l, index), width = (size_t)l->c.stack.layer[index].intermediate;
     float **of_hidden[] = {&x->x, &x->x2, &x->attended, &x->middle, &x->fed, &x->sum, &x->d_attended, &x->d_fed};
@@ -74,7 +74,7 @@ static void lay_out_layer(chain_learner *l, int index, const sizes *s, train_are
     x->shares = train_take(a, (size_t)l->c.stack.heads * s->rows * s->positions);
 }
 
-static void lay_out(chain_learner *l, train_arena *a) {
+static void lay_out(chain_trainer *l, train_arena *a) {
     const sizes s = sizes_of(l);
     lay_out_weights(l, a);
     lay_out_products(l, &s, a);
@@ -112,7 +112,7 @@ static void lay_out(chain_learner *l, train_arena *a) {
     l->d_shares = train_take(a, (size_t)l->c.stack.heads * s.chains * s.positions);
 }
 
-static void prepare(chain_learner *l, backend_model *m, const learner_options *o) {
+static void prepare(chain_trainer *l, backend_model *m, const drafter_trainer_options *o) {
     memset(l, 0, sizeof *l);
     l->m = m;
     l->o = *o;
@@ -121,8 +121,8 @@ static void prepare(chain_learner *l, backend_model *m, const learner_options *o
     l->seen = assistant_sees(&l->c, m->config);
 }
 
-size_t chain_learner_bytes(backend_model *m, const learner_options *options) {
-    chain_learner *l = mem_alloc(m->account, MEM_WORKSPACE, sizeof *l);
+size_t chain_trainer_bytes(backend_model *m, const drafter_trainer_options *options) {
+    chain_trainer *l = mem_alloc(m->account, MEM_WORKSPACE, sizeof *l);
     train_arena a = {0};
     if (!l) return 0;
     prepare(l, m, options);
@@ -131,10 +131,10 @@ size_t chain_learner_bytes(backend_model *m, const learner_options *options) {
     return a.floats * sizeof(float) + sizeof *l;
 }
 
-kakeya_status chain_learner_create(backend_model *m, const learner_options *options, chain_learner **out,
+kakeya_status chain_trainer_create(backend_model *m, const drafter_trainer_options *options, chain_trainer **out,
                                    kakeya_error *error) {
     *out = NULL;
-    chain_learner *l = mem_alloc(m->account, MEM_WORKSPACE, sizeof *l);
+    chain_trainer *l = mem_alloc(m->account, MEM_WORKSPACE, sizeof *l);
     if (!l) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");
     prepare(l, m, options);
     train_arena a = {0};
@@ -147,7 +147,7 @@ kakeya_status chain_learner_create(backend_model *m, const learner_options *opti
         if (l->seen.source[type] >= 0) status = rope_table_reserve(m, &m->rope[type], options->sequence, error);
     }
     if (status) {
-        chain_learner_destroy(l);
+        chain_trainer_destroy(l);
         return status;
     }
     memset(l->memory, 0, bytes);
@@ -158,13 +158,13 @@ kakeya_status chain_learner_create(backend_model *m, const learner_options *opti
     return KAKEYA_OK;
 }
 
-void chain_learner_destroy(chain_learner *l) {
+void chain_trainer_destroy(chain_trainer *l) {
     if (!l) return;
     mem_free(l->memory);
     mem_free(l);
 }
 
-void chain_learner_weights(chain_learner *l, const float *weights) {
+void chain_trainer_weights(chain_trainer *l, const float *weights) {
     assistant_values_bind(&l->c, train_vector(weights), &l->w);
     const assistant_weights *w = &l->w.weights;
     const weight *pre = &w->pre_projection;
@@ -186,11 +186,11 @@ void chain_learner_weights(chain_learner *l, const float *weights) {
 
 /* ----------------------------------------------------------------------------------------------------- sequences */
 
-static void place_rows(chain_learner *l) {
+static void place_rows(chain_trainer *l) {
     l->passes = l->o.chain - 1;
     l->chains = l->positions = l->n_scored = 0;
     for (int i = 0; i < l->n_sequences; i++) {
-        const learner_sequence *s = &l->sequences[i];
+        const drafter_trainer_sequence *s = &l->sequences[i];
         l->begin[i] = l->chains;
         l->seen_positions[i] = 0;
         for (int k = 0; k < s->blocks; k++) {
@@ -206,8 +206,8 @@ static void place_rows(chain_learner *l) {
     }
 }
 
-static void learn(chain_learner *l, const learner_sequence *sequences, int n, bool backward) {
-    for (int i = 0; i < n; i++) *sequences[i].result = (learner_result){0};
+static void learn(chain_trainer *l, const drafter_trainer_sequence *sequences, int n, bool backward) {
+    for (int i = 0; i < n; i++) *sequences[i].result = (drafter_trainer_result){0};
     l->sequences = sequences;
     l->n_sequences = n;
     place_rows(l);
@@ -220,7 +220,8 @@ static void learn(chain_learner *l, const learner_sequence *sequences, int n, bo
     chain_sums(l);
 }
 
-void chain_learner_learn(chain_learner *l, const learner_sequence *sequences, int n, float scale, float *gradient) {
+void chain_trainer_learn(chain_trainer *l, const drafter_trainer_sequence *sequences, int n, float scale,
+                         float *gradient) {
     int at_once = l->o.sequences > 1 ? l->o.sequences : 1;
     l->scale = scale;
     if (gradient) assistant_values_bind(&l->c, gradient, &l->gradient);

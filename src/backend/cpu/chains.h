@@ -1,4 +1,4 @@
-/* The learner of MTP assistants (backend/backend_train.h): chains of passes from many places of sequences, exact
+/* The trainer of MTP assistants (backend/backend_train.h): chains of passes from many places of sequences, exact
  * float32, every value that the way back needs kept, and that way. A pass is that of backend/program/assistant.c.
  *
  *   chains.c            memory, weights, the order of a sequence    chains_head.c       what the drafts cost
@@ -32,10 +32,10 @@ typedef struct chain_kv {
     float *keys, *keys_t, *values, *values_t;
 } chain_kv;
 
-typedef struct chain_learner {
+typedef struct chain_trainer {
     backend_model *m;
     assistant_config c;
-    learner_options o;
+    drafter_trainer_options o;
     assistant_seen seen;
     assistant_values w, gradient; /* the latter bound during a call that wants one */
     /* transposed, [in][out] */
@@ -51,7 +51,7 @@ typedef struct chain_learner {
     void *thread_packed[THREAD_POOL_MAX];
 
     /* the sequences */
-    const learner_sequence *sequences;
+    const drafter_trainer_sequence *sequences;
     int n_sequences;
     int chains, passes, positions; /* N, D, T */
     int *first, *sequence;         /* [N]: where a chain begins, and of which sequence */
@@ -74,43 +74,44 @@ typedef struct chain_learner {
     float *d_act, *d_o;     /* [N][intermediate], [N][q] */
     float *d_shares;        /* [heads][N][T] */
     chain_layer layer[ASSISTANT_MAX_LAYERS];
-} chain_learner;
+} chain_trainer;
 
 enum { CHAIN_HEAD_ROWS = 128, CHAIN_CHUNK = 32 /* rows of a piece of attention */ };
 
-static inline int chain_q(const chain_learner *l, int layer) {
+static inline int chain_q(const chain_trainer *l, int layer) {
     return l->c.stack.heads * l->c.stack.layer[layer].head_dim;
 }
 /* The first row of a pass. */
-static inline size_t chain_row(const chain_learner *l, int pass) { return (size_t)pass * (size_t)l->chains; }
+static inline size_t chain_row(const chain_trainer *l, int pass) { return (size_t)pass * (size_t)l->chains; }
 
 /* --- chains_attention.c: K and V of the sequences; from q to o; from d_o to d_q, which is set. */
-void chain_gather(chain_learner *l);
-void chain_attend(chain_learner *l, int pass, int layer);
-void chain_attend_back(chain_learner *l, int pass, int layer);
+void chain_gather(chain_trainer *l);
+void chain_attend(chain_trainer *l, int pass, int layer);
+void chain_attend_back(chain_trainer *l, int pass, int layer);
 
 /* The position of the token that a row is to give. */
-static inline int chain_position(const chain_learner *l, int row) {
+static inline int chain_position(const chain_trainer *l, int row) {
     return l->first[row % l->chains] + row / l->chains + 1;
 }
-static inline const learner_sequence *chain_sequence(const chain_learner *l, int row) {
+static inline const drafter_trainer_sequence *chain_sequence(const chain_trainer *l, int row) {
     return &l->sequences[l->sequence[row % l->chains]];
 }
 
 /* --- chains_head.c: what the drafts cost; with `backward` d_normed, and the head's gradient. */
-void chain_score(chain_learner *l, bool backward);
+void chain_score(chain_trainer *l, bool backward);
 
 /* --- chains_layer.c: a pass from its pair to its state; from d_normed (and d_state of its own, but in the last pass)
  * to d_state of the pass before. Gradients of norms and scalars are added, those of matrices wait for chain_sums. */
-void chain_pass(chain_learner *l, int pass);
-void chain_pass_back(chain_learner *l, int pass);
-void chain_sums(chain_learner *l);
+void chain_pass(chain_trainer *l, int pass);
+void chain_pass_back(chain_trainer *l, int pass);
+void chain_sums(chain_trainer *l);
 
-size_t chain_learner_bytes(backend_model *m, const learner_options *options);
-kakeya_status chain_learner_create(backend_model *m, const learner_options *options, chain_learner **out,
+size_t chain_trainer_bytes(backend_model *m, const drafter_trainer_options *options);
+kakeya_status chain_trainer_create(backend_model *m, const drafter_trainer_options *options, chain_trainer **out,
                                    kakeya_error *error);
-void chain_learner_destroy(chain_learner *l); /* NULL is fine */
-void chain_learner_weights(chain_learner *l, const float *weights);
-void chain_learner_learn(chain_learner *l, const learner_sequence *sequences, int n, float scale, float *gradient);
+void chain_trainer_destroy(chain_trainer *l); /* NULL is fine */
+void chain_trainer_weights(chain_trainer *l, const float *weights);
+void chain_trainer_learn(chain_trainer *l, const drafter_trainer_sequence *sequences, int n, float scale,
+                         float *gradient);
 
 #endif

@@ -7,13 +7,13 @@
 #include "backend/cpu/matrix.h"
 
 typedef struct attention_work {
-    chain_learner *l;
+    chain_trainer *l;
     const chain_kv *kv;
     int pass, layer, group, window;
     size_t d, q, rows, positions; /* of the longest sequence */
 } attention_work;
 
-static attention_work work_of(chain_learner *l, int pass, int layer) {
+static attention_work work_of(chain_trainer *l, int pass, int layer) {
     const gemma4_layer_config *c = &l->c.stack.layer[layer];
     return (attention_work){.l = l,
                             .kv = &l->kv[c->type],
@@ -30,13 +30,13 @@ static attention_work work_of(chain_learner *l, int pass, int layer) {
 /* -------------------------------------------------------------------------------------------------------- gather */
 
 typedef struct gather_work {
-    chain_learner *l;
+    chain_trainer *l;
     gemma4_layer_type type;
     size_t d;
 } gather_work;
 
 /* Where a sequence's K or V of a head lies. */
-static size_t kv_at(const chain_learner *l, gemma4_layer_type type, size_t sequence, size_t head, size_t d) {
+static size_t kv_at(const chain_trainer *l, gemma4_layer_type type, size_t sequence, size_t head, size_t d) {
     size_t room = (size_t)l->o.sequence * l->seen.kv[type];
     return sequence * room + head * (size_t)l->seen_positions[sequence] * d;
 }
@@ -45,7 +45,7 @@ static size_t kv_at(const chain_learner *l, gemma4_layer_type type, size_t seque
 static void gather_head(void *context, size_t begin, size_t end, int thread) {
     (void)thread;
     const gather_work *w = context;
-    const chain_learner *l = w->l;
+    const chain_trainer *l = w->l;
     const chain_kv *kv = &l->kv[w->type];
     size_t d = w->d, heads = l->seen.kv[w->type] / d;
     for (size_t item = begin; item < end; item++) {
@@ -60,7 +60,7 @@ static void gather_head(void *context, size_t begin, size_t end, int thread) {
     }
 }
 
-void chain_gather(chain_learner *l) {
+void chain_gather(chain_trainer *l) {
     for (int type = 0; type < 2; type++) {
         if (l->seen.source[type] < 0) continue;
         const gemma4_layer_config *c = &l->m->config->layer[l->seen.source[type]];
@@ -88,11 +88,11 @@ typedef struct piece {
     size_t head, from, n, positions, kv;
 } piece;
 
-static size_t chunks_of(const chain_learner *l, int sequence) {
+static size_t chunks_of(const chain_trainer *l, int sequence) {
     return (size_t)(l->begin[sequence + 1] - l->begin[sequence] + CHAIN_CHUNK - 1) / CHAIN_CHUNK;
 }
 
-static size_t all_chunks(const chain_learner *l) {
+static size_t all_chunks(const chain_trainer *l) {
     size_t chunks = 0;
     for (int i = 0; i < l->n_sequences; i++) chunks += chunks_of(l, i);
     return chunks;
@@ -100,7 +100,7 @@ static size_t all_chunks(const chain_learner *l) {
 
 /* Items are chunks of all heads, those of a head one behind the other. */
 static piece piece_of(const attention_work *w, size_t item) {
-    const chain_learner *l = w->l;
+    const chain_trainer *l = w->l;
     size_t chunks = all_chunks(l), head = item / chunks, chunk = item % chunks;
     int sequence = 0;
     for (; chunk >= chunks_of(l, sequence); sequence++) chunk -= chunks_of(l, sequence);
@@ -121,7 +121,7 @@ static size_t query_at(const attention_work *w, const piece *p) {
 
 static void attend_rows(void *context, size_t begin, size_t end, int thread) {
     const attention_work *w = context;
-    chain_learner *l = w->l;
+    chain_trainer *l = w->l;
     for (size_t item = begin; item < end; item++) {
         piece p = piece_of(w, item);
         size_t query = query_at(w, &p);
@@ -136,7 +136,7 @@ static void attend_rows(void *context, size_t begin, size_t end, int thread) {
     }
 }
 
-void chain_attend(chain_learner *l, int pass, int layer) {
+void chain_attend(chain_trainer *l, int pass, int layer) {
     attention_work work = work_of(l, pass, layer);
     thread_pool_for(l->m->pool, (size_t)l->c.stack.heads * all_chunks(l), 1, attend_rows, &work);
 }
@@ -145,7 +145,7 @@ void chain_attend(chain_learner *l, int pass, int layer) {
 
 static void rows_back(void *context, size_t begin, size_t end, int thread) {
     const attention_work *w = context;
-    chain_learner *l = w->l;
+    chain_trainer *l = w->l;
     for (size_t item = begin; item < end; item++) {
         piece p = piece_of(w, item);
         const float *shares = shares_of(w, &p);
@@ -161,7 +161,7 @@ static void rows_back(void *context, size_t begin, size_t end, int thread) {
     }
 }
 
-void chain_attend_back(chain_learner *l, int pass, int layer) {
+void chain_attend_back(chain_trainer *l, int pass, int layer) {
     attention_work work = work_of(l, pass, layer);
     thread_pool_for(l->m->pool, (size_t)l->c.stack.heads * all_chunks(l), 1, rows_back, &work);
 }

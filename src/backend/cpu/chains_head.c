@@ -31,7 +31,7 @@ typedef struct row_logits {
     float largest;
 } row_logits;
 
-static row_logits logits_of(const chain_learner *l, float *z, int row, float cap) {
+static row_logits logits_of(const chain_trainer *l, float *z, int row, float cap) {
     int n = l->c.stack.vocab;
     row_logits r = {z + (size_t)row * (size_t)n, 0};
     if (cap > 0) l->m->kernels->soft_cap(cap, n, r.z);
@@ -90,13 +90,13 @@ static double divergence(const row_logits *p, const row_logits *q, int n, float 
 /* ---------------------------------------------------------------------------------------------------------- rows */
 
 typedef struct score_work {
-    chain_learner *l;
+    chain_trainer *l;
     int from; /* of the scored rows */
 } score_work;
 
-static int place_of(const chain_learner *l, int row) { return row / l->chains; }
+static int place_of(const chain_trainer *l, int row) { return row / l->chains; }
 
-static double counts(const chain_learner *l, int place) { return l->o.decay > 0 ? exp(-place / l->o.decay) : 1; }
+static double counts(const chain_trainer *l, int place) { return l->o.decay > 0 ? exp(-place / l->o.decay) : 1; }
 
 static bool is_suppressed(const gemma4_config *c, int token) {
     for (int i = 0; i < c->n_suppress_tokens; i++) {
@@ -107,10 +107,10 @@ static bool is_suppressed(const gemma4_config *c, int token) {
 
 /* ------------------------------------------------------------------------------------------------------ clusters */
 
-static int tokens_of_cluster(const chain_learner *l) { return l->c.stack.vocab / l->c.clusters; }
+static int tokens_of_cluster(const chain_trainer *l) { return l->c.stack.vocab / l->c.clusters; }
 
 /* The clusters that a draft looks into: the largest logits, the lower index on ties. False: it is not among them. */
-static bool is_chosen(const chain_learner *l, const float *logits, int cluster) {
+static bool is_chosen(const chain_trainer *l, const float *logits, int cluster) {
     int before = 0;
     for (int i = 0; i < l->c.clusters; i++)
         before += logits[i] > logits[cluster] || (logits[i] == logits[cluster] && i < cluster);
@@ -118,7 +118,7 @@ static bool is_chosen(const chain_learner *l, const float *logits, int cluster) 
 }
 
 /* What is drafted of the tokens in these clusters. */
-static int choice_of_clusters(const chain_learner *l, const float *logits, const row_logits *r) {
+static int choice_of_clusters(const chain_trainer *l, const float *logits, const row_logits *r) {
     int size = tokens_of_cluster(l), best = -1;
     for (int cluster = 0; cluster < l->c.clusters; cluster++) {
         if (!is_chosen(l, logits, cluster)) continue;
@@ -133,7 +133,7 @@ static int choice_of_clusters(const chain_learner *l, const float *logits, const
 
 /* Cross entropy of the clusters with the probability that each of them holds, the verifier's (p) or all of it where the
  * target is; z becomes the gradient, times `scale`. */
-static double cluster_entropy(const chain_learner *l, const row_logits *p, int target, float scale, float *z) {
+static double cluster_entropy(const chain_trainer *l, const row_logits *p, int target, float scale, float *z) {
     int n = l->c.clusters, size = tokens_of_cluster(l);
     float largest = z[0];
     double sum = 0, all = 0, loss = 0;
@@ -156,7 +156,7 @@ static double cluster_entropy(const chain_learner *l, const row_logits *p, int t
 /* ---------------------------------------------------------------------------------------------------------- cost */
 
 /* What is drafted: the largest logit, the lowest token on ties, but for those that the model suppresses. */
-static int choice_of(const chain_learner *l, const row_logits *r) {
+static int choice_of(const chain_trainer *l, const row_logits *r) {
     int n = l->c.stack.vocab, best = l->m->kernels->first_at_least(r->z, n, r->largest);
     if (best < n && !is_suppressed(l->m->config, best)) return best;
     best = -1;
@@ -168,7 +168,7 @@ static int choice_of(const chain_learner *l, const row_logits *r) {
 
 static void score_row(void *context, int row) {
     const score_work *w = context;
-    chain_learner *l = w->l;
+    chain_trainer *l = w->l;
     int at = l->scored[w->from + row], n = l->c.stack.vocab;
     int32_t target = chain_sequence(l, at)->tokens[chain_position(l, at)];
     double weigh = counts(l, place_of(l, at));
@@ -184,17 +184,17 @@ static void score_row(void *context, int row) {
     l->loss[at] = weigh * loss;
 }
 
-static void add_up(const chain_learner *l) {
+static void add_up(const chain_trainer *l) {
     for (int i = 0; i < l->n_scored; i++) {
         int row = l->scored[i], place = place_of(l, row);
-        learner_result *out = chain_sequence(l, row)->result;
+        drafter_trainer_result *out = chain_sequence(l, row)->result;
         out->loss += l->loss[row];
         out->counted += counts(l, place);
         out->drafts[place]++;
         out->right[place] += l->right[row];
     }
     for (int chain = 0; chain < l->chains; chain++) {
-        const learner_sequence *s = chain_sequence(l, chain);
+        const drafter_trainer_sequence *s = chain_sequence(l, chain);
         if (l->first[chain] + l->passes >= s->n) continue;
         int held = 0;
         while (held < l->passes && l->right[held * l->chains + chain]) held++;
@@ -204,7 +204,7 @@ static void add_up(const chain_learner *l) {
 }
 
 /* The verifier's logits of the same tokens: its states are its head's input. */
-static void teach(chain_learner *l, int from, int n) {
+static void teach(chain_trainer *l, int from, int n) {
     size_t backbone = (size_t)l->c.backbone;
     for (int i = 0; i < n; i++) {
         int row = l->scored[from + i], position = chain_position(l, row) - 1;
@@ -215,7 +215,7 @@ static void teach(chain_learner *l, int from, int n) {
 }
 
 /* From gradients of logits to those of the head, and to that of its input, in `picked`. */
-static void head_back(chain_learner *l, int n) {
+static void head_back(chain_trainer *l, int n) {
     const train_products *p = &l->products;
     const assistant_weights *g = &l->gradient.weights;
     int hidden = l->c.stack.hidden, vocab = l->c.stack.vocab, clusters = l->c.clusters;
@@ -226,7 +226,7 @@ static void head_back(chain_learner *l, int n) {
     if (clusters) train_product_add(p, l->clusters, c, n, &l->turned.centroids, l->picked);
 }
 
-void chain_score(chain_learner *l, bool backward) {
+void chain_score(chain_trainer *l, bool backward) {
     const assistant_weights *w = &l->w.weights;
     size_t hidden = (size_t)l->c.stack.hidden, vocab = (size_t)l->c.stack.vocab, clusters = (size_t)l->c.clusters;
     if (backward) memset(l->d_normed, 0, (size_t)(l->chains * l->passes) * hidden * sizeof *l->d_normed);

@@ -5,12 +5,12 @@
 #include "backend/cpu/chains.h"
 #include "backend/cpu/matrix.h"
 
-static train_norms norms_of(const chain_learner *l) {
+static train_norms norms_of(const chain_trainer *l) {
     return (train_norms){l->m, l->chains, l->c.stack.hidden, l->c.stack.rms_eps};
 }
 
 /* A pass's queries; all passes of a chain stand at one position. */
-static train_heads heads_of(const chain_learner *l, int pass, int layer, float *out) {
+static train_heads heads_of(const chain_trainer *l, int pass, int layer, float *out) {
     size_t at = chain_row(l, pass) * (size_t)chain_q(l, layer);
     const gemma4_config *s = &l->c.stack;
     const gemma4_layer_config *c = &s->layer[layer];
@@ -19,7 +19,7 @@ static train_heads heads_of(const chain_learner *l, int pass, int layer, float *
     return (train_heads){l->m, raw, gain, out + at, rope, l->first, s->heads, c->head_dim, s->rms_eps, 1};
 }
 
-static train_gates gates_of(const chain_learner *l, int pass, int layer) {
+static train_gates gates_of(const chain_trainer *l, int pass, int layer) {
     const chain_layer *x = &l->layer[layer];
     size_t width = (size_t)l->c.stack.layer[layer].intermediate, at = chain_row(l, pass) * width;
     return (train_gates){l->m, x->gate_up + 2 * at, x->act + at, l->d_act, x->d_gate_up + 2 * at, width, false};
@@ -28,15 +28,15 @@ static train_gates gates_of(const chain_learner *l, int pass, int layer) {
 /* --------------------------------------------------------------------------------------------------------- there */
 
 typedef struct embed_work {
-    chain_learner *l;
+    chain_trainer *l;
     int pass;
 } embed_work;
 
 static void embed_row(void *context, int row) {
     const embed_work *w = context;
-    const chain_learner *l = w->l;
+    const chain_trainer *l = w->l;
     int pass = w->pass;
-    const learner_sequence *s = chain_sequence(l, row);
+    const drafter_trainer_sequence *s = chain_sequence(l, row);
     size_t backbone = (size_t)l->c.backbone, from = chain_row(l, pass) + (size_t)row;
     int at = l->first[row] + pass;
     float *pair = l->pair + from * 2 * backbone;
@@ -45,12 +45,12 @@ static void embed_row(void *context, int row) {
     if (!pass) memcpy(pair + backbone, s->aux + (size_t)(l->first[row] - 1) * l->seen.width, backbone * sizeof *pair);
 }
 
-static float *stream_of(const chain_learner *l, int layer, int pass) {
+static float *stream_of(const chain_trainer *l, int layer, int pass) {
     size_t rows = (size_t)(l->chains * l->passes);
     return l->stream + ((size_t)layer * rows + chain_row(l, pass)) * (size_t)l->c.stack.hidden;
 }
 
-static void run_layer(chain_learner *l, int pass, int index) {
+static void run_layer(chain_trainer *l, int pass, int index) {
     const gemma4_layer_weights *w = &l->w.weights.stack.layer[index];
     const train_products *p = &l->products;
     chain_layer *x = &l->layer[index];
@@ -75,7 +75,7 @@ static void run_layer(chain_learner *l, int pass, int index) {
     for (size_t i = 0; i < (size_t)n * hidden; i++) out[i] = w->layer_scalar * x->sum[at + i];
 }
 
-void chain_pass(chain_learner *l, int pass) {
+void chain_pass(chain_trainer *l, int pass) {
     const assistant_weights *w = &l->w.weights;
     size_t hidden = (size_t)l->c.stack.hidden, pair = 2 * (size_t)l->c.backbone, from = chain_row(l, pass);
     embed_work work = {l, pass};
@@ -93,7 +93,7 @@ void chain_pass(chain_learner *l, int pass) {
 /* ---------------------------------------------------------------------------------------------------------- back */
 
 /* d_stream: of the layer's output, then of the stream behind attention. */
-static void feed_forward_back(chain_learner *l, int pass, int index) {
+static void feed_forward_back(chain_trainer *l, int pass, int index) {
     const gemma4_layer_weights *w = &l->w.weights.stack.layer[index], *g = &l->gradient.weights.stack.layer[index];
     const train_products *p = &l->products;
     chain_layer *x = &l->layer[index];
@@ -116,7 +116,7 @@ static void feed_forward_back(chain_learner *l, int pass, int index) {
     train_norm_back(norms_of(l), x->middle + at, w->pre_ffn_norm, l->d_x, l->d_stream, g->pre_ffn_norm);
 }
 
-static void layer_back(chain_learner *l, int pass, int index) {
+static void layer_back(chain_trainer *l, int pass, int index) {
     const gemma4_layer_weights *w = &l->w.weights.stack.layer[index], *g = &l->gradient.weights.stack.layer[index];
     const train_products *p = &l->products;
     chain_layer *x = &l->layer[index];
@@ -134,7 +134,7 @@ static void layer_back(chain_learner *l, int pass, int index) {
     train_norm_back(norms_of(l), stream_of(l, index, pass), w->input_norm, l->d_x, l->d_stream, g->input_norm);
 }
 
-void chain_pass_back(chain_learner *l, int pass) {
+void chain_pass_back(chain_trainer *l, int pass) {
     const train_products *p = &l->products;
     int n = l->chains, layers = l->c.stack.layers;
     size_t hidden = (size_t)l->c.stack.hidden, backbone = (size_t)l->c.backbone, from = chain_row(l, pass);
@@ -151,7 +151,7 @@ void chain_pass_back(chain_learner *l, int pass) {
 }
 
 /* Gradients of matrices: sums over the rows of all passes. */
-void chain_sums(chain_learner *l) {
+void chain_sums(chain_trainer *l) {
     const train_products *p = &l->products;
     const assistant_weights *g = &l->gradient.weights;
     int rows = l->chains * l->passes, hidden = l->c.stack.hidden, backbone = l->c.backbone;

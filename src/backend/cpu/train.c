@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "backend/backend_train.h"
-#include "backend/cpu/learner.h"
+#include "backend/cpu/drafter_trainer.h"
 #include "backend/cpu/matrix.h"
 #include "backend/cpu/students.h"
 #include "backend/cpu/train_products.h"
@@ -51,11 +51,11 @@ const backend_train_ops *cpu_train(void) {
                                           .student_weights = cpu_student_weights,
                                           .student_teach = cpu_student_teach,
                                           .student_learn = cpu_student_learn,
-                                          .learns_assistants = true,
-                                          .learner_bytes = cpu_learner_bytes,
-                                          .learner_create = cpu_learner_create,
-                                          .learner_destroy = cpu_learner_destroy,
-                                          .learner_weights = cpu_learner_weights,
-                                          .learner_learn = cpu_learner_learn};
+                                          .trains_assistants = true,
+                                          .drafter_trainer_bytes = cpu_drafter_trainer_bytes,
+                                          .drafter_trainer_create = cpu_drafter_trainer_create,
+                                          .drafter_trainer_destroy = cpu_drafter_trainer_destroy,
+                                          .drafter_trainer_weights = cpu_drafter_trainer_weights,
+                                          .drafter_trainer_learn = cpu_drafter_trainer_learn};
     return &ops;
 }

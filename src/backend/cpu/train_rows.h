@@ -1,4 +1,5 @@
-/* What the learners of both kinds of drafters (learner.h, chains.h) do with rows: each by itself, on the pool. */
+/* What the trainers of both kinds of drafters (drafter_trainer.h, chains.h) do with rows: each by itself, on the pool.
+ */
 #ifndef KAKEYA_BACKEND_CPU_TRAIN_ROWS_H
 #define KAKEYA_BACKEND_CPU_TRAIN_ROWS_H
 
@@ -8,7 +9,7 @@
 typedef void (*train_task)(void *context, int row);
 void train_each(const backend_model *m, int n, train_task task, void *context);
 
-/* Of a learner's own weights. */
+/* Of a trainer's own weights. */
 static inline float *train_values(const weight *w) { return (float *)(uintptr_t)w->stream[0]; }
 static inline float *train_vector(const float *v) { return (float *)(uintptr_t)v; }
 static inline size_t train_most(size_t a, size_t b) { return a > b ? a : b; }

@@ -1,8 +1,8 @@
 /* What training asks of this backend: sums of the closed form; students and
- * learners, which learn from many sequences at once. */
+ * trainers, which learn from many sequences at once. */
 #include <cuda_runtime_api.h>
 
-#include "backend/cuda/learner.h"
+#include "backend/cuda/drafter_trainer.h"
 #include "backend/cuda/statistics.h"
 #include "backend/cuda/students.h"
 
@@ -36,10 +36,10 @@ const backend_train_ops *cuda_train(void) {
                                           .student_destroy = cuda_student_destroy,
                                           .student_weights = cuda_student_weights,
                                           .student_learn_many = cuda_student_learn_many,
-                                          .learner_bytes = cuda_learner_bytes,
-                                          .learner_create = cuda_learner_create,
-                                          .learner_destroy = cuda_learner_destroy,
-                                          .learner_weights = cuda_learner_weights,
-                                          .learner_learn = cuda_learner_learn};
+                                          .drafter_trainer_bytes = cuda_drafter_trainer_bytes,
+                                          .drafter_trainer_create = cuda_drafter_trainer_create,
+                                          .drafter_trainer_destroy = cuda_drafter_trainer_destroy,
+                                          .drafter_trainer_weights = cuda_drafter_trainer_weights,
+                                          .drafter_trainer_learn = cuda_drafter_trainer_learn};
     return &ops;
 }

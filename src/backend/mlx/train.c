@@ -1,5 +1,5 @@
 /* What training asks of this backend: forwards whose inner values can be seen, and sums of outer products. Students and
- * learners are the CPU's and CUDA's. */
+ * trainers are the CPU's and CUDA's. */
 #include "backend/backend_train.h"
 
 #include <string.h>

@@ -6,5 +6,5 @@
 #include "backend/cuda/train_split.cu"
 
 /* behind those: they come to the emulated header by another way */
-#include "backend/cuda/learner.cu"
+#include "backend/cuda/drafter_trainer.cu"
 #include "backend/cuda/statistics.cu"

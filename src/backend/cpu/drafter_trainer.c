@@ -1,4 +1,4 @@
-#include "backend/cpu/learner.h"
+#include "backend/cpu/drafter_trainer.h"
 
 #include <string.h>
 
@@ -8,9 +8,9 @@
 
 /* -------------------------------------------------------------------------------------------------------- memory */
 
-static void lay_out_weights(backend_learner *l, train_arena *a) {
+static void lay_out_weights(backend_drafter_trainer *l, train_arena *a) {
     const dflash_config *c = &l->c;
-    int q = (int)learner_q(c), kv = (int)learner_kv(c);
+    int q = (int)drafter_trainer_q(c), kv = (int)drafter_trainer_kv(c);
     for (int i = 0; i < c->layers; i++) {
         dflash_layer_weights *t = &l->turned.layer[i];
         t->q_proj = train_take_turned(a, q, c->hidden);
@@ -26,13 +26,13 @@ static void lay_out_weights(backend_learner *l, train_arena *a) {
 }
 
 /* Largest inputs and outputs of products. */
-static void lay_out_products(backend_learner *l, train_arena *a) {
+static void lay_out_products(backend_drafter_trainer *l, train_arena *a) {
     const dflash_config *c = &l->c;
     size_t rows = (size_t)(l->o.blocks * c->block_size), all = (size_t)l->o.sequence, hidden = (size_t)c->hidden,
-           q = learner_q(c), kv = learner_kv(c), width = (size_t)c->intermediate, aux = (size_t)c->targets * hidden,
-           widest = train_most(train_most(hidden, q), train_most(kv, width));
-    size_t packed = train_packed_floats(l->m, LEARNER_HEAD_ROWS, (size_t)c->vocab);
-    packed = train_most(packed, train_packed_floats(l->m, train_most(rows, LEARNER_HEAD_ROWS), widest));
+           q = drafter_trainer_q(c), kv = drafter_trainer_kv(c), width = (size_t)c->intermediate,
+           aux = (size_t)c->targets * hidden, widest = train_most(train_most(hidden, q), train_most(kv, width));
+    size_t packed = train_packed_floats(l->m, DRAFTER_TRAINER_HEAD_ROWS, (size_t)c->vocab);
+    packed = train_most(packed, train_packed_floats(l->m, train_most(rows, DRAFTER_TRAINER_HEAD_ROWS), widest));
     packed = train_most(packed, train_packed_floats(l->m, all, train_most(aux, train_most(hidden, kv))));
     packed = train_most(packed, train_packed_floats(l->m, widest, rows));
     packed = train_most(packed, train_packed_floats(l->m, train_most(hidden, kv), all));
@@ -40,20 +40,20 @@ static void lay_out_products(backend_learner *l, train_arena *a) {
     size_t turned = train_most(rows * (widest + hidden), all * (hidden + train_most(aux, kv)));
     l->products = (train_products){l->m, train_take(a, packed), train_take(a, turned), train_take(a, product)};
     for (int i = 0; i < l->m->threads; i++) {
-        l->thread[i] = train_take(a, LEARNER_CHUNK * rows);
-        l->thread_packed[i] = train_take(a, learner_attention_packed(l));
+        l->thread[i] = train_take(a, DRAFTER_TRAINER_CHUNK * rows);
+        l->thread_packed[i] = train_take(a, drafter_trainer_attention_packed(l));
     }
 }
 
-static void lay_out(backend_learner *l, train_arena *a) {
+static void lay_out(backend_drafter_trainer *l, train_arena *a) {
     const dflash_config *c = &l->c;
     size_t rows = (size_t)(l->o.blocks * c->block_size), all = (size_t)l->o.sequence, hidden = (size_t)c->hidden,
-           q = learner_q(c), kv = learner_kv(c), width = (size_t)c->intermediate, heads = (size_t)c->heads,
-           columns = all + (size_t)c->block_size;
+           q = drafter_trainer_q(c), kv = drafter_trainer_kv(c), width = (size_t)c->intermediate,
+           heads = (size_t)c->heads, columns = all + (size_t)c->block_size;
     lay_out_weights(l, a);
     lay_out_products(l, a);
     for (int i = 0; i < c->layers; i++) {
-        learner_layer *x = &l->layer[i];
+        drafter_trainer_layer *x = &l->layer[i];
         float **context[] = {&x->context[0], &x->context[1], &x->context_raw_k};
         for (int k = 0; k < 3; k++) *context[k] = train_take(a, all * kv);
         float **own[] = {&x->own[0], &x->own[1], &x->own_raw_k};
@@ -73,8 +73,8 @@ static void lay_out(backend_learner *l, train_arena *a) {
     float **wide[] = {&l->last, &l->final_x, &l->branch, &l->d_h, &l->d_x};
     for (int k = 0; k < 5; k++)
         *wide[k] = train_take(a, rows * train_most(hidden, 4)); /* branch also holds a row's results */
-    l->picked = train_take(a, LEARNER_HEAD_ROWS * hidden);
-    l->logits = train_take(a, LEARNER_HEAD_ROWS * (size_t)c->vocab);
+    l->picked = train_take(a, DRAFTER_TRAINER_HEAD_ROWS * hidden);
+    l->logits = train_take(a, DRAFTER_TRAINER_HEAD_ROWS * (size_t)c->vocab);
     l->sink = train_take(a, train_most(rows, all) * hidden);
     l->d_act = train_take(a, rows * width);
     l->d_gate_up = train_take(a, 2 * rows * width);
@@ -91,7 +91,7 @@ static void lay_out(backend_learner *l, train_arena *a) {
     l->d_shares = train_take(a, heads * rows * columns);
 }
 
-static void prepare(backend_learner *l, backend_model *m, const learner_options *o) {
+static void prepare(backend_drafter_trainer *l, backend_model *m, const drafter_trainer_options *o) {
     memset(l, 0, sizeof *l);
     l->m = m;
     l->o = *o;
@@ -99,9 +99,9 @@ static void prepare(backend_learner *l, backend_model *m, const learner_options 
     l->o.drafter = &l->c;
 }
 
-size_t cpu_learner_bytes(backend_model *m, const learner_options *options) {
-    if (options->assistant) return sizeof(backend_learner) + chain_learner_bytes(m, options);
-    backend_learner *l = mem_alloc(m->account, MEM_WORKSPACE, sizeof *l);
+size_t cpu_drafter_trainer_bytes(backend_model *m, const drafter_trainer_options *options) {
+    if (options->assistant) return sizeof(backend_drafter_trainer) + chain_trainer_bytes(m, options);
+    backend_drafter_trainer *l = mem_alloc(m->account, MEM_WORKSPACE, sizeof *l);
     train_arena a = {0};
     if (!l) return 0;
     prepare(l, m, options);
@@ -110,12 +110,12 @@ size_t cpu_learner_bytes(backend_model *m, const learner_options *options) {
     return a.floats * sizeof(float) + sizeof *l;
 }
 
-static kakeya_status create_chains(backend_model *m, const learner_options *o, backend_learner **out,
+static kakeya_status create_chains(backend_model *m, const drafter_trainer_options *o, backend_drafter_trainer **out,
                                    kakeya_error *error) {
-    backend_learner *l = mem_alloc(m->account, MEM_WORKSPACE, sizeof *l);
+    backend_drafter_trainer *l = mem_alloc(m->account, MEM_WORKSPACE, sizeof *l);
     if (!l) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");
     memset(l, 0, sizeof *l);
-    kakeya_status status = chain_learner_create(m, o, &l->chains, error);
+    kakeya_status status = chain_trainer_create(m, o, &l->chains, error);
     if (status)
         mem_free(l);
     else
@@ -123,14 +123,14 @@ static kakeya_status create_chains(backend_model *m, const learner_options *o, b
     return status;
 }
 
-kakeya_status cpu_learner_create(backend_model *m, const learner_options *o, backend_learner **out,
-                                 kakeya_error *error) {
+kakeya_status cpu_drafter_trainer_create(backend_model *m, const drafter_trainer_options *o,
+                                         backend_drafter_trainer **out, kakeya_error *error) {
     *out = NULL;
     if (o->assistant) return create_chains(m, o, out, error);
-    if (o->drafter->block_size > LEARNER_MAX_BLOCK)
+    if (o->drafter->block_size > DRAFTER_TRAINER_MAX_BLOCK)
         return error_set(error, KAKEYA_UNSUPPORTED, "a drafter with blocks of %d cannot be trained: the maximum is %d",
-                         o->drafter->block_size, LEARNER_MAX_BLOCK);
-    backend_learner *l = mem_alloc(m->account, MEM_WORKSPACE, sizeof *l);
+                         o->drafter->block_size, DRAFTER_TRAINER_MAX_BLOCK);
+    backend_drafter_trainer *l = mem_alloc(m->account, MEM_WORKSPACE, sizeof *l);
     if (!l) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");
     prepare(l, m, o);
     train_arena a = {0};
@@ -142,7 +142,7 @@ kakeya_status cpu_learner_create(backend_model *m, const learner_options *o, bac
     if (!status) status = rope_table_create(m, &l->rope, l->c.rope_theta, 1, l->c.head_dim, l->c.head_dim / 2, error);
     if (!status) status = rope_table_reserve(m, &l->rope, o->sequence + l->c.block_size, error);
     if (status) {
-        cpu_learner_destroy(l);
+        cpu_drafter_trainer_destroy(l);
         return status;
     }
     memset(l->memory, 0, bytes);
@@ -154,17 +154,17 @@ kakeya_status cpu_learner_create(backend_model *m, const learner_options *o, bac
     return KAKEYA_OK;
 }
 
-void cpu_learner_destroy(backend_learner *l) {
+void cpu_drafter_trainer_destroy(backend_drafter_trainer *l) {
     if (!l) return;
-    chain_learner_destroy(l->chains);
+    chain_trainer_destroy(l->chains);
     rope_table_destroy(&l->rope);
     mem_free(l->memory);
     mem_free(l);
 }
 
-void cpu_learner_weights(backend_learner *l, const float *weights) {
+void cpu_drafter_trainer_weights(backend_drafter_trainer *l, const float *weights) {
     if (l->chains) {
-        chain_learner_weights(l->chains, weights);
+        chain_trainer_weights(l->chains, weights);
         return;
     }
     dflash_values_bind(&l->c, train_vector(weights), &l->w);
@@ -182,7 +182,7 @@ void cpu_learner_weights(backend_learner *l, const float *weights) {
 
 /* ------------------------------------------------------------------------------------------------------ sequence */
 
-static void place_rows(backend_learner *l) {
+static void place_rows(backend_drafter_trainer *l) {
     int block = l->c.block_size;
     l->rows = l->blocks * block;
     l->n_scored = l->context_rows = 0;
@@ -194,29 +194,30 @@ static void place_rows(backend_learner *l) {
     }
 }
 
-static void learn(backend_learner *l, const learner_sequence *s, bool backward) {
-    *s->result = (learner_result){0};
+static void learn(backend_drafter_trainer *l, const drafter_trainer_sequence *s, bool backward) {
+    *s->result = (drafter_trainer_result){0};
     l->tokens = s->tokens;
     l->aux = s->aux;
     l->first = s->first;
     l->length = s->n;
     l->blocks = s->blocks;
     place_rows(l);
-    learner_context(l);
-    learner_embed(l);
-    for (int i = 0; i < l->c.layers; i++) learner_forward(l, i, i + 1 < l->c.layers ? l->layer[i + 1].input : l->last);
-    learner_score(l, s->result);
+    drafter_trainer_context(l);
+    drafter_trainer_embed(l);
+    for (int i = 0; i < l->c.layers; i++)
+        drafter_trainer_forward(l, i, i + 1 < l->c.layers ? l->layer[i + 1].input : l->last);
+    drafter_trainer_score(l, s->result);
     if (!backward) return;
     memset(l->d_context, 0, (size_t)l->context_rows * (size_t)l->c.hidden * sizeof *l->d_context);
-    for (int i = l->c.layers - 1; i >= 0; i--) learner_back(l, i);
-    learner_context_back(l);
+    for (int i = l->c.layers - 1; i >= 0; i--) drafter_trainer_back(l, i);
+    drafter_trainer_context_back(l);
 }
 
-kakeya_status cpu_learner_learn(backend_learner *l, const learner_sequence *sequences, int n, float scale,
-                                float *gradient, kakeya_error *error) {
+kakeya_status cpu_drafter_trainer_learn(backend_drafter_trainer *l, const drafter_trainer_sequence *sequences, int n,
+                                        float scale, float *gradient, kakeya_error *error) {
     (void)error;
     if (l->chains) {
-        chain_learner_learn(l->chains, sequences, n, scale, gradient);
+        chain_trainer_learn(l->chains, sequences, n, scale, gradient);
         return KAKEYA_OK;
     }
     l->scale = scale;

@@ -1,5 +1,5 @@
 /* Training of drafters: gradients of rows against numerical differentiation in float64; the gradient of every tensor of
- * a drafter, with full and with sliding layers; a learner that drafts what the drafter drafts; the same bits for any
+ * a drafter, with full and with sliding layers; a trainer that drafts what the drafter drafts; the same bits for any
  * number of threads. */
 #include <math.h>
 #include <stdlib.h>
@@ -88,14 +88,14 @@ static void rows_are_derivatives(void **state) {
     }
 }
 
-/* ----------------------------------------------------------------------------------------------------- a learner */
+/* ----------------------------------------------------------------------------------------------------- a trainer */
 
 enum { LENGTH = 40, MOST_AUX = 4 * 64, BLOCKS = 4 };
 
 typedef struct school {
     tiny t;
     const backend_train_ops *ops;
-    backend_learner *learner;
+    backend_drafter_trainer *trainer;
     dflash_config config;
     size_t n;
     float *weights, *gradient;
@@ -147,10 +147,10 @@ static void open_on(school *s, const char *drafter, int threads, bool inside) {
     s->gradient = calloc(s->n, sizeof *s->gradient);
     assert_true(s->config.targets * s->config.hidden <= MOST_AUX);
     read_weights(s);
-    const learner_options o = {
+    const drafter_trainer_options o = {
         .drafter = &s->config, .sequence = LENGTH, .blocks = BLOCKS, .decay = 3, .inside_layers = inside};
-    size_t before = mem_total(&s->t.account), bytes = s->ops->learner_bytes(s->t.backend, &o);
-    REQUIRE_OK(s->ops->learner_create(s->t.backend, &o, &s->learner, error));
+    size_t before = mem_total(&s->t.account), bytes = s->ops->drafter_trainer_bytes(s->t.backend, &o);
+    REQUIRE_OK(s->ops->drafter_trainer_create(s->t.backend, &o, &s->trainer, error));
     size_t grown = mem_total(&s->t.account) - before;
     assert_in_range(grown, bytes, bytes + (1 << 20)); /* and RoPE's tables */
     tiny_tokens(s->tokens, LENGTH, 3);
@@ -180,19 +180,19 @@ static void listen(school *s, int n) {
 }
 
 static void close_school(school *s) {
-    s->ops->learner_destroy(s->learner);
+    s->ops->drafter_trainer_destroy(s->trainer);
     free(s->weights);
     free(s->gradient);
     tiny_close(&s->t);
 }
 
-static learner_result learn(school *s, float *gradient) {
+static drafter_trainer_result learn(school *s, float *gradient) {
     static const int first[BLOCKS] = {3, 17, 20, LENGTH - 3}; /* the last one ends behind the sequence */
-    learner_result r;
-    const learner_sequence sequence = {s->tokens, s->aux, first, LENGTH, BLOCKS, &r};
+    drafter_trainer_result r;
+    const drafter_trainer_sequence sequence = {s->tokens, s->aux, first, LENGTH, BLOCKS, &r};
     if (gradient) memset(gradient, 0, s->n * sizeof *gradient);
-    s->ops->learner_weights(s->learner, s->weights);
-    REQUIRE_OK(s->ops->learner_learn(s->learner, &sequence, 1, 1, gradient, error));
+    s->ops->drafter_trainer_weights(s->trainer, s->weights);
+    REQUIRE_OK(s->ops->drafter_trainer_learn(s->trainer, &sequence, 1, 1, gradient, error));
     return r;
 }
 
@@ -243,7 +243,7 @@ static void check_gradients(const char *drafter, bool inside) {
     school s;
     open_on(&s, drafter, 1, inside);
     listen(&s, LENGTH);
-    learner_result r = learn(&s, s.gradient);
+    drafter_trainer_result r = learn(&s, s.gradient);
     assert_int_equal(r.blocks, BLOCKS - 1);
     assert_int_equal(r.drafts[0], BLOCKS);
     assert_int_equal(r.drafts[2], BLOCKS - 1);
@@ -253,15 +253,15 @@ static void check_gradients(const char *drafter, bool inside) {
     close_school(&s);
 }
 
-static void learners_gradients(void **state) {
+static void gradients_of_trainers(void **state) {
     (void)state;
     check_gradients("dflash-tiny", true);
     check_gradients("dflash-sliding", true);
     check_gradients("dflash-tiny", false);
 }
 
-/* What the drafter drafts behind a prefix is what the learner finds right. */
-static void learners_drafts(void **state) {
+/* What the drafter drafts behind a prefix is what the trainer finds right. */
+static void drafts_of_trainers(void **state) {
     (void)state;
     static const char *const drafters[] = {"dflash-tiny", "dflash-sliding"};
     enum { PREFIX = 25 };
@@ -282,10 +282,10 @@ static void learners_drafts(void **state) {
             backend_draft_one(s.t.ops, s.t.backend, cache, s.tokens[PREFIX], drafts, s.tokens + PREFIX + 1, error));
         s.t.ops->cache_destroy(cache);
         const int first = PREFIX;
-        learner_result r;
-        s.ops->learner_weights(s.learner, s.weights);
-        const learner_sequence sequence = {s.tokens, s.aux, &first, LENGTH, 1, &r};
-        REQUIRE_OK(s.ops->learner_learn(s.learner, &sequence, 1, 1, NULL, error));
+        drafter_trainer_result r;
+        s.ops->drafter_trainer_weights(s.trainer, s.weights);
+        const drafter_trainer_sequence sequence = {s.tokens, s.aux, &first, LENGTH, 1, &r};
+        REQUIRE_OK(s.ops->drafter_trainer_learn(s.trainer, &sequence, 1, 1, NULL, error));
         assert_int_equal(r.blocks, 1);
         if (r.held != drafts) fail_msg("%s: %g of %d drafts are the drafter's", drafters[i], r.held, drafts);
         close_school(&s);
@@ -298,7 +298,7 @@ static void any_number_of_threads(void **state) {
     for (int i = 0; i < 2; i++) {
         open_on(&s[i], "dflash-sliding", i ? 2 : 3, true);
         listen(&s[i], LENGTH);
-        learner_result r = learn(&s[i], s[i].gradient);
+        drafter_trainer_result r = learn(&s[i], s[i].gradient);
         assert_true(r.loss > 0);
     }
     assert_same_bits("gradient with 2 and with 3 threads", s[0].gradient, s[1].gradient, s[0].n);
@@ -308,8 +308,8 @@ static void any_number_of_threads(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_are_derivatives),
-        cmocka_unit_test(learners_gradients),
-        cmocka_unit_test(learners_drafts),
+        cmocka_unit_test(gradients_of_trainers),
+        cmocka_unit_test(drafts_of_trainers),
         cmocka_unit_test(any_number_of_threads),
     };
     return cmocka_run_group_tests_name("training of drafters", tests, NULL, NULL);

@@ -1,20 +1,20 @@
 /* Attention of blocks. A row sees the context before its block (in sliding layers the part of it in its window) and the
- * rows of its block, as block.c has it. Pieces of work are a head's rows, or columns, LEARNER_CHUNK of them. */
+ * rows of its block, as block.c has it. Pieces of work are a head's rows, or columns, DRAFTER_TRAINER_CHUNK of them. */
 #include <math.h>
 #include <string.h>
 
 #include "backend/cpu/backward.h"
-#include "backend/cpu/learner.h"
+#include "backend/cpu/drafter_trainer.h"
 #include "backend/cpu/matrix.h"
 
 typedef struct attention_work {
-    backend_learner *l;
-    learner_layer *layer;
+    backend_drafter_trainer *l;
+    drafter_trainer_layer *layer;
     int sliding, group, chunks;
     size_t d, rows, context, columns, q_dim, kv;
 } attention_work;
 
-static attention_work work_of(backend_learner *l, int layer) {
+static attention_work work_of(backend_drafter_trainer *l, int layer) {
     const dflash_config *c = &l->c;
     return (attention_work){.l = l,
                             .layer = &l->layer[layer],
@@ -24,8 +24,8 @@ static attention_work work_of(backend_learner *l, int layer) {
                             .rows = (size_t)l->rows,
                             .context = (size_t)l->context_rows,
                             .columns = (size_t)(l->context_rows + c->block_size),
-                            .q_dim = learner_q(c),
-                            .kv = learner_kv(c)};
+                            .q_dim = drafter_trainer_q(c),
+                            .kv = drafter_trainer_kv(c)};
 }
 
 /* What a row sees: context [begin, end), and rows [lo, hi) of its block. */
@@ -100,11 +100,11 @@ static void share_row(const attention_work *w, size_t head, size_t row, const fl
 /* Items are pieces of the rows of query heads. */
 static void attend_rows(void *context, size_t begin, size_t end, int thread) {
     const attention_work *w = context;
-    backend_learner *l = w->l;
+    backend_drafter_trainer *l = w->l;
     for (size_t item = begin; item < end; item++) {
         size_t a = item / (size_t)w->chunks, head = a / (size_t)w->group,
-               from = item % (size_t)w->chunks * LEARNER_CHUNK,
-               n = w->rows - from < LEARNER_CHUNK ? w->rows - from : LEARNER_CHUNK;
+               from = item % (size_t)w->chunks * DRAFTER_TRAINER_CHUNK,
+               n = w->rows - from < DRAFTER_TRAINER_CHUNK ? w->rows - from : DRAFTER_TRAINER_CHUNK;
         float *shares = w->layer->shares + (a * w->rows + from) * w->columns;
         const float *q = w->layer->q + from * w->q_dim + a * w->d;
         float *o = w->layer->o + from * w->q_dim + a * w->d;
@@ -121,9 +121,9 @@ static void attend_rows(void *context, size_t begin, size_t end, int thread) {
     }
 }
 
-static int chunks_of(size_t n) { return (int)((n + LEARNER_CHUNK - 1) / LEARNER_CHUNK); }
+static int chunks_of(size_t n) { return (int)((n + DRAFTER_TRAINER_CHUNK - 1) / DRAFTER_TRAINER_CHUNK); }
 
-void learner_attend(backend_learner *l, int layer) {
+void drafter_trainer_attend(backend_drafter_trainer *l, int layer) {
     attention_work work = work_of(l, layer);
     gather(&work);
     work.chunks = chunks_of(work.rows);
@@ -135,11 +135,11 @@ void learner_attend(backend_learner *l, int layer) {
 /* From d_o to gradients of the scores and of the queries. Items as in attend_rows. */
 static void rows_back(void *context, size_t begin, size_t end, int thread) {
     const attention_work *w = context;
-    backend_learner *l = w->l;
+    backend_drafter_trainer *l = w->l;
     for (size_t item = begin; item < end; item++) {
         size_t a = item / (size_t)w->chunks, head = a / (size_t)w->group,
-               from = item % (size_t)w->chunks * LEARNER_CHUNK,
-               n = w->rows - from < LEARNER_CHUNK ? w->rows - from : LEARNER_CHUNK,
+               from = item % (size_t)w->chunks * DRAFTER_TRAINER_CHUNK,
+               n = w->rows - from < DRAFTER_TRAINER_CHUNK ? w->rows - from : DRAFTER_TRAINER_CHUNK,
                at = (a * w->rows + from) * w->columns;
         const float *shares = w->layer->shares + at, *d_o = l->d_o + from * w->q_dim + a * w->d;
         float *d_shares = l->d_shares + at, *d_q = l->d_q + from * w->q_dim + a * w->d;
@@ -175,11 +175,11 @@ static void turn_head(void *context, size_t begin, size_t end, int thread) {
 /* What a head's rows say of context K and V. Items are pieces of the columns of query heads. */
 static void columns_back(void *context, size_t begin, size_t end, int thread) {
     const attention_work *w = context;
-    backend_learner *l = w->l;
+    backend_drafter_trainer *l = w->l;
     float *turned = l->thread[thread];
     for (size_t item = begin; item < end; item++) {
-        size_t a = item / (size_t)w->chunks, from = item % (size_t)w->chunks * LEARNER_CHUNK,
-               n = w->context - from < LEARNER_CHUNK ? w->context - from : LEARNER_CHUNK,
+        size_t a = item / (size_t)w->chunks, from = item % (size_t)w->chunks * DRAFTER_TRAINER_CHUNK,
+               n = w->context - from < DRAFTER_TRAINER_CHUNK ? w->context - from : DRAFTER_TRAINER_CHUNK,
                at = a * w->rows * w->columns + from, to = (a * w->context + from) * w->d;
         weight queries = weight_matrix(WEIGHT_F32, l->q_t + a * w->d * w->rows, (int)w->d, l->rows),
                outs = weight_matrix(WEIGHT_F32, l->d_o_t + a * w->d * w->rows, (int)w->d, l->rows);
@@ -209,7 +209,7 @@ static void sum_columns(void *context, size_t begin, size_t end, int thread) {
 static void own_back(void *context, size_t begin, size_t end, int thread) {
     (void)thread;
     const attention_work *w = context;
-    backend_learner *l = w->l;
+    backend_drafter_trainer *l = w->l;
     size_t block = (size_t)l->c.block_size;
     for (size_t row = begin * block; row < end * block; row++) {
         for (int half = 0; half < 2; half++) memset(l->d_own[half] + row * w->kv, 0, w->kv * sizeof(float));
@@ -226,7 +226,7 @@ static void own_back(void *context, size_t begin, size_t end, int thread) {
     }
 }
 
-void learner_attend_back(backend_learner *l, int layer) {
+void drafter_trainer_attend_back(backend_drafter_trainer *l, int layer) {
     attention_work work = work_of(l, layer);
     size_t heads = (size_t)l->c.heads;
     gather(&work);
@@ -239,8 +239,8 @@ void learner_attend_back(backend_learner *l, int layer) {
     thread_pool_for(l->m->pool, (size_t)l->blocks, 1, own_back, &work);
 }
 
-size_t learner_attention_packed(const backend_learner *l) {
+size_t drafter_trainer_attention_packed(const backend_drafter_trainer *l) {
     size_t most = (size_t)l->o.sequence, rows = (size_t)(l->o.blocks * l->c.block_size), d = (size_t)l->c.head_dim;
     most = most > rows ? most : rows;
-    return train_packed_floats(l->m, LEARNER_CHUNK, most > d ? most : d);
+    return train_packed_floats(l->m, DRAFTER_TRAINER_CHUNK, most > d ? most : d);
 }

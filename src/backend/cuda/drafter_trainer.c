@@ -1,31 +1,31 @@
-#include "backend/cuda/learner.h"
+#include "backend/cuda/drafter_trainer.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cuda/learner_kernels.h"
+#include "backend/cuda/drafter_trainer_kernels.h"
 #include "backend/cuda/model.h"
 #include "backend/weight_values.h"
 #include "model/dflash_values.h"
 
-typedef struct learner_layer {
+typedef struct drafter_trainer_layer {
     float *raw_k, *context[2];      /* [X][kv] */
     float *own_raw_k, *own[2];      /* [R][kv] */
     float *input, *x, *x2, *middle; /* [R][H] */
     float *q_raw, *q, *o;           /* [R][q] */
     float *shares, *gate_up, *act;  /* [S][heads][N][C]; [R][2 * intermediate]; [R][intermediate] */
-} learner_layer;
+} drafter_trainer_layer;
 
 /* What the host makes of sequences for the device. */
-typedef struct learner_tables {
+typedef struct drafter_trainer_tables {
     int *position, *first, *token, *target, *context_position; /* [R], the last one [X] */
     float *weigh;                                              /* [R] */
-} learner_tables;
+} drafter_trainer_tables;
 
-struct backend_learner {
+struct backend_drafter_trainer {
     backend_model *m;
-    learner_options o;
+    drafter_trainer_options o;
     dflash_config c;
     int sequences, rows, context, head_rows; /* S, N, T; rows whose logits are made together */
     cuda_launch launch;
@@ -36,10 +36,10 @@ struct backend_learner {
     dflash_model w, g;    /* bound to them */
     float *embed, *head;  /* [vocab][H] */
     float *cosine, *sine; /* [T + block][pairs] */
-    learner_tables host, device;
+    drafter_trainer_tables host, device;
     char *tables, *device_tables;
     size_t tables_bytes;
-    learner_layer layer[DFLASH_MAX_LAYERS];
+    drafter_trainer_layer layer[DFLASH_MAX_LAYERS];
     float *aux, *fused, *hidden, *d_hidden,
         *d_fused; /* [X][targets * H], [X][H]: the context, behind fc and its norm */
     float *last, *final_x, *branch, *d_h, *d_x, *d_q, *d_o, *d_act, *d_gate_up, *logits;
@@ -70,7 +70,7 @@ static void *take_bytes(arena *a, size_t bytes) {
 
 static float *take(arena *a, size_t n) { return take_bytes(a, n * sizeof(float)); }
 
-static size_t lay_out_tables(const backend_learner *l, learner_tables *t, char *base) {
+static size_t lay_out_tables(const backend_drafter_trainer *l, drafter_trainer_tables *t, char *base) {
     arena a = {.base = base};
     size_t rows = (size_t)l->sequences * (size_t)l->rows, all = (size_t)l->sequences * (size_t)l->context;
     int **ints[] = {&t->position, &t->first, &t->token, &t->target};
@@ -80,12 +80,12 @@ static size_t lay_out_tables(const backend_learner *l, learner_tables *t, char *
     return a.bytes;
 }
 
-static void lay_out_layers(backend_learner *l, arena *a, size_t rows, size_t all, size_t columns) {
+static void lay_out_layers(backend_drafter_trainer *l, arena *a, size_t rows, size_t all, size_t columns) {
     const dflash_config *c = &l->c;
     size_t hidden = (size_t)c->hidden, q = (size_t)(c->heads * c->head_dim), kv = (size_t)(c->kv_heads * c->head_dim),
            width = (size_t)c->intermediate;
     for (int i = 0; i < c->layers; i++) {
-        learner_layer *x = &l->layer[i];
+        drafter_trainer_layer *x = &l->layer[i];
         float **context[] = {&x->raw_k, &x->context[0], &x->context[1]};
         float **own[] = {&x->own_raw_k, &x->own[0], &x->own[1]}, **query[] = {&x->q_raw, &x->q, &x->o};
         float **wide[] = {&x->input, &x->x, &x->x2, &x->middle};
@@ -101,7 +101,7 @@ static void lay_out_layers(backend_learner *l, arena *a, size_t rows, size_t all
     }
 }
 
-static size_t lay_out(backend_learner *l, char *base) {
+static size_t lay_out(backend_drafter_trainer *l, char *base) {
     const dflash_config *c = &l->c;
     arena a = {.base = base};
     size_t rows = (size_t)l->sequences * (size_t)l->rows, all = (size_t)l->sequences * (size_t)l->context,
@@ -139,13 +139,13 @@ static size_t lay_out(backend_learner *l, char *base) {
     l->d_raw = take(&a, raw);
     l->partial_floats = PARTIAL_FLOATS;
     l->partial = take(&a, l->partial_floats);
-    l->gains = take(&a, LEARNER_GAIN_PARTS * (hidden > (size_t)c->head_dim ? hidden : (size_t)c->head_dim));
+    l->gains = take(&a, DRAFTER_TRAINER_GAIN_PARTS * (hidden > (size_t)c->head_dim ? hidden : (size_t)c->head_dim));
     l->loss = take_bytes(&a, rows * sizeof *l->loss);
     l->right = take_bytes(&a, rows * sizeof *l->right);
     return a.bytes;
 }
 
-static void prepare(backend_learner *l, backend_model *m, const learner_options *o) {
+static void prepare(backend_drafter_trainer *l, backend_model *m, const drafter_trainer_options *o) {
     memset(l, 0, sizeof *l);
     l->m = m;
     l->o = *o;
@@ -163,8 +163,8 @@ static void prepare(backend_learner *l, backend_model *m, const learner_options 
     l->tables_bytes = lay_out_tables(l, &l->host, NULL);
 }
 
-size_t cuda_learner_bytes(backend_model *m, const learner_options *options) {
-    backend_learner *l = malloc(sizeof *l);
+size_t cuda_drafter_trainer_bytes(backend_model *m, const drafter_trainer_options *options) {
+    backend_drafter_trainer *l = malloc(sizeof *l);
     if (!l) return 0;
     prepare(l, m, options);
     size_t bytes = lay_out(l, NULL);
@@ -173,7 +173,7 @@ size_t cuda_learner_bytes(backend_model *m, const learner_options *options) {
 }
 
 /* Copies from memory that may be freed then. */
-static kakeya_status give(backend_learner *l, float *to, const float *from, size_t n, kakeya_error *error) {
+static kakeya_status give(backend_drafter_trainer *l, float *to, const float *from, size_t n, kakeya_error *error) {
     kakeya_status status =
         cuda_check(cudaMemcpyAsync(to, from, n * sizeof *to, cudaMemcpyHostToDevice, l->launch.stream),
                    "copying what a drafter learns with", error);
@@ -181,7 +181,7 @@ static kakeya_status give(backend_learner *l, float *to, const float *from, size
 }
 
 /* A matrix of the verifier as float32. */
-static kakeya_status upload(backend_learner *l, const weight *w, float *to, kakeya_error *error) {
+static kakeya_status upload(backend_drafter_trainer *l, const weight *w, float *to, kakeya_error *error) {
     enum { AT_ONCE = 4096 };
     size_t in = (size_t)w->in;
     float *rows = malloc(AT_ONCE * in * sizeof *rows);
@@ -195,7 +195,7 @@ static kakeya_status upload(backend_learner *l, const weight *w, float *to, kake
     return status;
 }
 
-static kakeya_status fill(backend_learner *l, kakeya_error *error) {
+static kakeya_status fill(backend_drafter_trainer *l, kakeya_error *error) {
     const gemma4_weights *v = &l->m->options.verifier->weights;
     int pairs = l->c.head_dim / 2, positions = l->context + l->c.block_size;
     size_t turns = (size_t)positions * (size_t)pairs;
@@ -216,17 +216,17 @@ static kakeya_status fill(backend_learner *l, kakeya_error *error) {
     return status;
 }
 
-kakeya_status cuda_learner_create(backend_model *m, const learner_options *options, backend_learner **out,
-                                  kakeya_error *error) {
+kakeya_status cuda_drafter_trainer_create(backend_model *m, const drafter_trainer_options *options,
+                                          backend_drafter_trainer **out, kakeya_error *error) {
     *out = NULL;
     if (m->tp_group)
         return error_set(error, KAKEYA_UNSUPPORTED,
                          "training uses a single device: name only one with "
                          "--devices");
-    if (options->drafter->block_size > LEARNER_MAX_BLOCK)
+    if (options->drafter->block_size > DRAFTER_TRAINER_MAX_BLOCK)
         return error_set(error, KAKEYA_UNSUPPORTED, "a drafter with blocks of %d cannot be trained: the maximum is %d",
-                         options->drafter->block_size, LEARNER_MAX_BLOCK);
-    backend_learner *l = malloc(sizeof *l);
+                         options->drafter->block_size, DRAFTER_TRAINER_MAX_BLOCK);
+    backend_drafter_trainer *l = malloc(sizeof *l);
     if (!l) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");
     prepare(l, m, options);
     l->tables = malloc(l->tables_bytes);
@@ -244,14 +244,14 @@ kakeya_status cuda_learner_create(backend_model *m, const learner_options *optio
         status = fill(l, error);
     }
     if (status) {
-        cuda_learner_destroy(l);
+        cuda_drafter_trainer_destroy(l);
         return status;
     }
     *out = l;
     return KAKEYA_OK;
 }
 
-void cuda_learner_destroy(backend_learner *l) {
+void cuda_drafter_trainer_destroy(backend_drafter_trainer *l) {
     if (!l) return;
     if (l->memory.data) (void)cuda_device_use(&l->m->device, NULL);
     cuda_buffer_destroy(&l->memory);
@@ -259,7 +259,7 @@ void cuda_learner_destroy(backend_learner *l) {
     free(l);
 }
 
-void cuda_learner_weights(backend_learner *l, const float *weights) { l->given = weights; }
+void cuda_drafter_trainer_weights(backend_drafter_trainer *l, const float *weights) { l->given = weights; }
 
 /* ------------------------------------------------------------------------------------------------------ products */
 
@@ -267,21 +267,22 @@ static float *values_of(const weight *w) { return (float *)(uintptr_t)w->stream[
 static float *vector(const float *v) { return (float *)(uintptr_t)v; }
 
 /* y [rows][out] = x w'. */
-static void forward(backend_learner *l, const float *x, int rows, const weight *w, float *y, size_t ldy) {
+static void forward(backend_drafter_trainer *l, const float *x, int rows, const weight *w, float *y, size_t ldy) {
     train_product p = {.a = x, .lda = (size_t)w->in, .b = values_of(w), .ldb = (size_t)w->in, .c = y, .ldc = ldy};
     p.m = rows, p.n = w->out, p.k = w->in;
     cuda_train_product(&l->launch, TRAIN_NT, &p);
 }
 
 /* d_x [rows][in] = d_y w, or added to it. */
-static void back(backend_learner *l, const float *d_y, size_t ldd, int rows, const weight *w, float *d_x, bool add) {
+static void back(backend_drafter_trainer *l, const float *d_y, size_t ldd, int rows, const weight *w, float *d_x,
+                 bool add) {
     train_product p = {.a = d_y, .lda = ldd, .b = values_of(w), .ldb = (size_t)w->in, .c = d_x, .ldc = (size_t)w->in};
     p.m = rows, p.n = w->in, p.k = w->out, p.add = add;
     cuda_train_product(&l->launch, TRAIN_NN, &p);
 }
 
 /* The gradient of w += d_y' x. */
-static void outer(backend_learner *l, const float *d_y, size_t ldd, const float *x, int rows, const weight *g) {
+static void outer(backend_drafter_trainer *l, const float *d_y, size_t ldd, const float *x, int rows, const weight *g) {
     train_product p = {.a = d_y, .lda = ldd, .b = x, .ldb = (size_t)g->in, .c = values_of(g), .ldc = (size_t)g->in};
     p.m = g->out, p.n = g->in, p.k = rows, p.add = 1;
     p.partial = l->partial, p.partial_floats = l->partial_floats;
@@ -289,29 +290,30 @@ static void outer(backend_learner *l, const float *d_y, size_t ldd, const float 
 }
 
 /* A product per sequence and head. */
-static train_product of_heads(const backend_learner *l) {
+static train_product of_heads(const backend_drafter_trainer *l) {
     return (train_product){.items = l->sequences, .heads = l->c.heads, .group = 1};
 }
 
-static size_t q_dim(const backend_learner *l) { return (size_t)(l->c.heads * l->c.head_dim); }
-static size_t kv_dim(const backend_learner *l) { return (size_t)(l->c.kv_heads * l->c.head_dim); }
-static int all_rows(const backend_learner *l) { return l->sequences * l->rows; }
-static int all_context(const backend_learner *l) { return l->sequences * l->context; }
+static size_t q_dim(const backend_drafter_trainer *l) { return (size_t)(l->c.heads * l->c.head_dim); }
+static size_t kv_dim(const backend_drafter_trainer *l) { return (size_t)(l->c.kv_heads * l->c.head_dim); }
+static int all_rows(const backend_drafter_trainer *l) { return l->sequences * l->rows; }
+static int all_context(const backend_drafter_trainer *l) { return l->sequences * l->context; }
 
 /* --------------------------------------------------------------------------------------------------------- norms */
 
-static void norm(backend_learner *l, const float *x, const float *gain, int rows, float *out) {
+static void norm(backend_drafter_trainer *l, const float *x, const float *gain, int rows, float *out) {
     size_t hidden = (size_t)l->c.hidden;
     cuda_train_norm(&l->launch, x, hidden, gain, NULL, out, hidden, rows, l->c.hidden, l->c.rms_eps);
 }
 
-static void norm_back(backend_learner *l, const float *x, const float *gain, const float *d_out, int rows, float *d_x,
-                      bool set, const float *d_gain) {
+static void norm_back(backend_drafter_trainer *l, const float *x, const float *gain, const float *d_out, int rows,
+                      float *d_x, bool set, const float *d_gain) {
     cuda_train_norm_back(&l->launch, x, gain, d_out, d_x, set, rows, l->c.hidden, l->c.rms_eps);
-    if (d_gain) cuda_learner_gain(&l->launch, x, d_out, rows, l->c.hidden, l->c.rms_eps, l->gains, vector(d_gain));
+    if (d_gain)
+        cuda_drafter_trainer_gain(&l->launch, x, d_out, rows, l->c.hidden, l->c.rms_eps, l->gains, vector(d_gain));
 }
 
-static train_turn turn_of(const backend_learner *l, bool context) {
+static train_turn turn_of(const backend_drafter_trainer *l, bool context) {
     return (train_turn){.cosine = l->cosine,
                         .sine = l->sine,
                         .position = context ? l->device.context_position : l->device.position,
@@ -320,23 +322,24 @@ static train_turn turn_of(const backend_learner *l, bool context) {
 }
 
 /* From the gradient behind RoPE, d, to that of the raw heads, in d_raw. */
-static void heads_back(backend_learner *l, const float *raw, const float *gain, float *d, float scale, bool context,
-                       int rows, int heads, const float *d_gain) {
+static void heads_back(backend_drafter_trainer *l, const float *raw, const float *gain, float *d, float scale,
+                       bool context, int rows, int heads, const float *d_gain) {
     const train_turn still = {.half = l->c.head_dim / 2};
-    cuda_learner_unturn(&l->launch, d, scale, rows, heads, l->c.head_dim, turn_of(l, context));
+    cuda_drafter_trainer_unturn(&l->launch, d, scale, rows, heads, l->c.head_dim, turn_of(l, context));
     if (d_gain)
-        cuda_learner_gain(&l->launch, raw, d, rows * heads, l->c.head_dim, l->c.rms_eps, l->gains, vector(d_gain));
+        cuda_drafter_trainer_gain(&l->launch, raw, d, rows * heads, l->c.head_dim, l->c.rms_eps, l->gains,
+                                  vector(d_gain));
     cuda_train_heads_back(&l->launch, raw, gain, d, l->d_raw, 0, rows, heads, l->c.head_dim, l->c.rms_eps, still);
 }
 
 /* --------------------------------------------------------------------------------------------------------- there */
 
-static void context_forward(backend_learner *l) {
+static void context_forward(backend_drafter_trainer *l) {
     int rows = all_context(l);
     forward(l, l->aux, rows, &l->w.fc, l->fused, (size_t)l->c.hidden);
     norm(l, l->fused, l->w.hidden_norm, rows, l->hidden);
     for (int i = 0; i < l->c.layers; i++) {
-        learner_layer *layer = &l->layer[i];
+        drafter_trainer_layer *layer = &l->layer[i];
         const dflash_layer_weights *w = &l->w.layer[i];
         forward(l, l->hidden, rows, &w->k_proj, layer->raw_k, kv_dim(l));
         forward(l, l->hidden, rows, &w->v_proj, layer->context[1], kv_dim(l));
@@ -345,27 +348,27 @@ static void context_forward(backend_learner *l) {
     }
 }
 
-static learner_mask mask_of(const backend_learner *l, int layer) {
-    return (learner_mask){.position = l->device.position,
-                          .first = l->device.first,
-                          .sequences = l->sequences,
-                          .rows = l->rows,
-                          .context = l->context,
-                          .block = l->c.block_size,
-                          .sliding = l->c.sliding_window[layer],
-                          .bidirectional = l->o.block_bidirectional};
+static drafter_trainer_mask mask_of(const backend_drafter_trainer *l, int layer) {
+    return (drafter_trainer_mask){.position = l->device.position,
+                                  .first = l->device.first,
+                                  .sequences = l->sequences,
+                                  .rows = l->rows,
+                                  .context = l->context,
+                                  .block = l->c.block_size,
+                                  .sliding = l->c.sliding_window[layer],
+                                  .bidirectional = l->o.block_bidirectional};
 }
 
-static float scale_of(const backend_learner *l) { return 1.0f / sqrtf((float)l->c.head_dim); }
+static float scale_of(const backend_drafter_trainer *l) { return 1.0f / sqrtf((float)l->c.head_dim); }
 
-static void attend(backend_learner *l, int index) {
-    learner_layer *layer = &l->layer[index];
-    learner_mask mask = mask_of(l, index);
+static void attend(backend_drafter_trainer *l, int index) {
+    drafter_trainer_layer *layer = &l->layer[index];
+    drafter_trainer_mask mask = mask_of(l, index);
     size_t columns = (size_t)(l->context + l->rows), n = (size_t)l->rows, d = (size_t)l->c.head_dim,
            heads = (size_t)l->c.heads;
     const float *const context[2] = {layer->context[0], layer->context[1]}, *const own[2] = {layer->own[0],
                                                                                              layer->own[1]};
-    cuda_learner_columns(&l->launch, &mask, (int)kv_dim(l), context, own, l->keys, l->values);
+    cuda_drafter_trainer_columns(&l->launch, &mask, (int)kv_dim(l), context, own, l->keys, l->values);
     train_product p = of_heads(l);
     p.group = l->c.heads / l->c.kv_heads;
     p.a = layer->q, p.lda = q_dim(l), p.a_item = n * q_dim(l), p.a_head = d;
@@ -373,7 +376,7 @@ static void attend(backend_learner *l, int index) {
     p.c = layer->shares, p.ldc = columns, p.c_item = heads * n * columns, p.c_head = n * columns;
     p.m = l->rows, p.n = (int)columns, p.k = l->c.head_dim;
     cuda_train_product(&l->launch, TRAIN_NT, &p);
-    cuda_learner_softmax(&l->launch, &mask, l->c.heads, layer->shares);
+    cuda_drafter_trainer_softmax(&l->launch, &mask, l->c.heads, layer->shares);
     p.a = layer->shares, p.lda = columns, p.a_item = heads * n * columns, p.a_head = n * columns;
     p.b = l->values;
     p.c = layer->o, p.ldc = q_dim(l), p.c_item = n * q_dim(l), p.c_head = d;
@@ -381,15 +384,15 @@ static void attend(backend_learner *l, int index) {
     cuda_train_product(&l->launch, TRAIN_NN, &p);
 }
 
-static void add_branch(backend_learner *l, const float *x, float *out) {
+static void add_branch(backend_drafter_trainer *l, const float *x, float *out) {
     size_t n = (size_t)all_rows(l) * (size_t)l->c.hidden;
     (void)cudaMemcpyAsync(out, x, n * sizeof *out, cudaMemcpyDeviceToDevice, l->launch.stream);
     cuda_train_add(&l->launch, l->branch, out, n);
 }
 
-static void layer_forward(backend_learner *l, int index, float *out) {
+static void layer_forward(backend_drafter_trainer *l, int index, float *out) {
     const dflash_layer_weights *w = &l->w.layer[index];
-    learner_layer *layer = &l->layer[index];
+    drafter_trainer_layer *layer = &l->layer[index];
     int rows = all_rows(l), d = l->c.head_dim;
     size_t hidden = (size_t)l->c.hidden, width = (size_t)l->c.intermediate;
     norm(l, layer->input, w->input_norm, rows, layer->x);
@@ -407,13 +410,13 @@ static void layer_forward(backend_learner *l, int index, float *out) {
     norm(l, layer->middle, w->post_attention_norm, rows, layer->x2);
     forward(l, layer->x2, rows, &w->gate_proj, layer->gate_up, 2 * width);
     forward(l, layer->x2, rows, &w->up_proj, layer->gate_up + width, 2 * width);
-    cuda_learner_gated(&l->launch, layer->gate_up, layer->act, rows, l->c.intermediate);
+    cuda_drafter_trainer_gated(&l->launch, layer->gate_up, layer->act, rows, l->c.intermediate);
     forward(l, layer->act, rows, &w->down_proj, l->branch, hidden);
     add_branch(l, layer->middle, out);
 }
 
 /* With `backward`, d_h of the last layer's output. */
-static void score(backend_learner *l) {
+static void score(backend_drafter_trainer *l) {
     size_t hidden = (size_t)l->c.hidden;
     weight head = weight_matrix(WEIGHT_F32, l->head, l->c.vocab, l->c.hidden);
     int all = all_rows(l);
@@ -421,9 +424,9 @@ static void score(backend_learner *l) {
     for (int from = 0, n; from < all; from += n) {
         n = all - from < l->head_rows ? all - from : l->head_rows;
         forward(l, l->final_x + (size_t)from * hidden, n, &head, l->logits, (size_t)l->c.vocab);
-        cuda_learner_cross_entropy(&l->launch, l->logits, l->device.target + from, l->device.weigh + from, n,
-                                   l->c.vocab, l->c.logit_softcap, l->c.mask_token, l->scale, l->loss + from,
-                                   l->right + from);
+        cuda_drafter_trainer_cross_entropy(&l->launch, l->logits, l->device.target + from, l->device.weigh + from, n,
+                                           l->c.vocab, l->c.logit_softcap, l->c.mask_token, l->scale, l->loss + from,
+                                           l->right + from);
         if (l->backward) back(l, l->logits, (size_t)l->c.vocab, n, &head, l->d_x + (size_t)from * hidden, false);
     }
     if (l->backward) norm_back(l, l->last, l->w.norm, l->d_x, all, l->d_h, true, l->g.norm);
@@ -432,14 +435,14 @@ static void score(backend_learner *l) {
 /* ---------------------------------------------------------------------------------------------------------- back */
 
 /* From d_o to d_q, and to gradients of own and context K and V. */
-static void attend_back(backend_learner *l, int index) {
-    learner_layer *layer = &l->layer[index];
-    learner_mask mask = mask_of(l, index);
+static void attend_back(backend_drafter_trainer *l, int index) {
+    drafter_trainer_layer *layer = &l->layer[index];
+    drafter_trainer_mask mask = mask_of(l, index);
     size_t columns = (size_t)(l->context + l->rows), n = (size_t)l->rows, d = (size_t)l->c.head_dim,
            heads = (size_t)l->c.heads;
     const float *const context[2] = {layer->context[0], layer->context[1]}, *const own[2] = {layer->own[0],
                                                                                              layer->own[1]};
-    cuda_learner_columns(&l->launch, &mask, (int)kv_dim(l), context, own, l->keys, l->values);
+    cuda_drafter_trainer_columns(&l->launch, &mask, (int)kv_dim(l), context, own, l->keys, l->values);
     train_product p = of_heads(l);
     p.group = l->c.heads / l->c.kv_heads;
     p.a = l->d_o, p.lda = q_dim(l), p.a_item = n * q_dim(l), p.a_head = d;
@@ -462,17 +465,17 @@ static void attend_back(backend_learner *l, int index) {
     p.b = l->d_o;
     p.c = l->d_value;
     cuda_train_product(&l->launch, TRAIN_TN, &p);
-    cuda_learner_columns_back(&l->launch, &mask, (int)kv_dim(l), l->c.heads, l->c.head_dim, l->d_key, l->d_value,
-                              l->d_context, l->d_own);
+    cuda_drafter_trainer_columns_back(&l->launch, &mask, (int)kv_dim(l), l->c.heads, l->c.head_dim, l->d_key,
+                                      l->d_value, l->d_context, l->d_own);
 }
 
-static void feed_forward_back(backend_learner *l, int index) {
+static void feed_forward_back(backend_drafter_trainer *l, int index) {
     const dflash_layer_weights *w = &l->w.layer[index], *g = &l->g.layer[index];
-    learner_layer *layer = &l->layer[index];
+    drafter_trainer_layer *layer = &l->layer[index];
     int rows = all_rows(l);
     size_t hidden = (size_t)l->c.hidden, width = (size_t)l->c.intermediate;
     back(l, l->d_h, hidden, rows, &w->down_proj, l->d_act, false);
-    cuda_learner_gated_back(&l->launch, layer->gate_up, l->d_act, l->d_gate_up, rows, l->c.intermediate);
+    cuda_drafter_trainer_gated_back(&l->launch, layer->gate_up, l->d_act, l->d_gate_up, rows, l->c.intermediate);
     back(l, l->d_gate_up, 2 * width, rows, &w->gate_proj, l->d_x, false);
     back(l, l->d_gate_up + width, 2 * width, rows, &w->up_proj, l->d_x, true);
     if (l->o.inside_layers) {
@@ -485,15 +488,15 @@ static void feed_forward_back(backend_learner *l, int index) {
 }
 
 /* A projection of the layer's input: its part of d_x, and its own gradient. */
-static void project_back(backend_learner *l, const float *d, const weight *w, const weight *g, const float *x, int rows,
-                         float *d_x, bool add) {
+static void project_back(backend_drafter_trainer *l, const float *d, const weight *w, const weight *g, const float *x,
+                         int rows, float *d_x, bool add) {
     back(l, d, (size_t)w->out, rows, w, d_x, add);
     if (l->o.inside_layers) outer(l, d, (size_t)w->out, x, rows, g);
 }
 
-static void layer_back(backend_learner *l, int index) {
+static void layer_back(backend_drafter_trainer *l, int index) {
     const dflash_layer_weights *w = &l->w.layer[index], *g = &l->g.layer[index];
-    learner_layer *layer = &l->layer[index];
+    drafter_trainer_layer *layer = &l->layer[index];
     int rows = all_rows(l), all = all_context(l);
     size_t hidden = (size_t)l->c.hidden;
     bool inside = l->o.inside_layers;
@@ -512,19 +515,19 @@ static void layer_back(backend_learner *l, int index) {
     project_back(l, l->d_context[1], &w->v_proj, &g->v_proj, l->hidden, all, l->d_hidden, true);
 }
 
-static void context_back(backend_learner *l) {
+static void context_back(backend_drafter_trainer *l) {
     norm_back(l, l->fused, l->w.hidden_norm, l->d_hidden, all_context(l), l->d_fused, true, l->g.hidden_norm);
     outer(l, l->d_fused, (size_t)l->c.hidden, l->aux, all_context(l), &l->g.fc);
 }
 
 /* ----------------------------------------------------------------------------------------------------- sequences */
 
-static void lay_rows(backend_learner *l, const learner_sequence *sequences, int n) {
-    const learner_tables *t = &l->host;
+static void lay_rows(backend_drafter_trainer *l, const drafter_trainer_sequence *sequences, int n) {
+    const drafter_trainer_tables *t = &l->host;
     int block = l->c.block_size;
     for (int i = 0; i < all_rows(l); i++) {
         int s = i / l->rows, row = i % l->rows, place = row % block;
-        const learner_sequence *q = &sequences[s < n ? s : 0];
+        const drafter_trainer_sequence *q = &sequences[s < n ? s : 0];
         bool there = s < n && row / block < q->blocks;
         int first = there ? q->first[row / block] : 0, position = first + place;
         t->position[i] = position;
@@ -536,7 +539,8 @@ static void lay_rows(backend_learner *l, const learner_sequence *sequences, int 
     for (int i = 0; i < all_context(l); i++) t->context_position[i] = i % l->context;
 }
 
-static kakeya_status send(backend_learner *l, const learner_sequence *sequences, int n, kakeya_error *error) {
+static kakeya_status send(backend_drafter_trainer *l, const drafter_trainer_sequence *sequences, int n,
+                          kakeya_error *error) {
     size_t width = (size_t)l->w.fc.in, context = (size_t)l->context * width;
     cudaStream_t stream = l->launch.stream;
     lay_rows(l, sequences, n);
@@ -548,11 +552,12 @@ static kakeya_status send(backend_learner *l, const learner_sequence *sequences,
     return cuda_check(status, "copying sequences to learn from", error);
 }
 
-/* As the CPU's learner adds up. */
-static void tell(const backend_learner *l, const double *loss, const int *right, const learner_sequence *s) {
-    learner_result *r = s->result;
+/* As the CPU's trainer adds up. */
+static void tell(const backend_drafter_trainer *l, const double *loss, const int *right,
+                 const drafter_trainer_sequence *s) {
+    drafter_trainer_result *r = s->result;
     int block = l->c.block_size;
-    *r = (learner_result){0};
+    *r = (drafter_trainer_result){0};
     for (int b = 0; b < s->blocks; b++) {
         int held = 0;
         bool holds = true;
@@ -571,7 +576,8 @@ static void tell(const backend_learner *l, const double *loss, const int *right,
     }
 }
 
-static kakeya_status learn_some(backend_learner *l, const learner_sequence *sequences, int n, kakeya_error *error) {
+static kakeya_status learn_some(backend_drafter_trainer *l, const drafter_trainer_sequence *sequences, int n,
+                                kakeya_error *error) {
     size_t rows = (size_t)all_rows(l), hidden = (size_t)l->c.hidden;
     double *loss = malloc(rows * sizeof *loss);
     int *right = malloc(rows * sizeof *right);
@@ -606,8 +612,8 @@ static kakeya_status learn_some(backend_learner *l, const learner_sequence *sequ
     return status;
 }
 
-kakeya_status cuda_learner_learn(backend_learner *l, const learner_sequence *sequences, int n, float scale,
-                                 float *gradient, kakeya_error *error) {
+kakeya_status cuda_drafter_trainer_learn(backend_drafter_trainer *l, const drafter_trainer_sequence *sequences, int n,
+                                         float scale, float *gradient, kakeya_error *error) {
     size_t bytes = l->n * sizeof(float);
     l->scale = scale;
     l->backward = gradient != NULL;

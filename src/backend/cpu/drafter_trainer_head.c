@@ -3,22 +3,24 @@
 #include <string.h>
 
 #include "backend/cpu/backward.h"
-#include "backend/cpu/learner.h"
+#include "backend/cpu/drafter_trainer.h"
 
 typedef struct score_work {
-    const backend_learner *l;
+    const backend_drafter_trainer *l;
     int from; /* of the scored rows */
     double *loss;
     bool *right;
 } score_work;
 
-static int place_of(const backend_learner *l, int row) { return row % l->c.block_size - 1; }
+static int place_of(const backend_drafter_trainer *l, int row) { return row % l->c.block_size - 1; }
 
-static double counts(const backend_learner *l, int place) { return l->o.decay > 0 ? exp(-place / l->o.decay) : 1; }
+static double counts(const backend_drafter_trainer *l, int place) {
+    return l->o.decay > 0 ? exp(-place / l->o.decay) : 1;
+}
 
 static void score_row(void *context, int row) {
     const score_work *w = context;
-    const backend_learner *l = w->l;
+    const backend_drafter_trainer *l = w->l;
     int vocab = l->c.vocab, at = l->scored[w->from + row], best = -1;
     int32_t target = l->tokens[l->position[at]];
     float *z = l->logits + (size_t)row * (size_t)vocab;
@@ -32,7 +34,8 @@ static void score_row(void *context, int row) {
     w->right[at] = best == target;
 }
 
-static void add_up(const backend_learner *l, const double *loss, const bool *right, learner_result *out) {
+static void add_up(const backend_drafter_trainer *l, const double *loss, const bool *right,
+                   drafter_trainer_result *out) {
     int block = l->c.block_size;
     for (int i = 0; i < l->n_scored; i++) {
         int row = l->scored[i], place = place_of(l, row);
@@ -50,14 +53,14 @@ static void add_up(const backend_learner *l, const double *loss, const bool *rig
     }
 }
 
-void learner_score(backend_learner *l, learner_result *out) {
+void drafter_trainer_score(backend_drafter_trainer *l, drafter_trainer_result *out) {
     size_t hidden = (size_t)l->c.hidden;
     double *loss = (double *)(void *)l->branch; /* [N] doubles fit where [N][H] floats do: H is even */
     bool *right = (bool *)(loss + l->rows);
-    train_norm(learner_norms(l, l->rows), l->last, l->w.norm, NULL, l->final_x);
+    train_norm(drafter_trainer_norms(l, l->rows), l->last, l->w.norm, NULL, l->final_x);
     if (l->backward) memset(l->d_x, 0, (size_t)l->rows * hidden * sizeof *l->d_x);
-    for (int from = 0; from < l->n_scored; from += LEARNER_HEAD_ROWS) {
-        int n = l->n_scored - from < LEARNER_HEAD_ROWS ? l->n_scored - from : LEARNER_HEAD_ROWS;
+    for (int from = 0; from < l->n_scored; from += DRAFTER_TRAINER_HEAD_ROWS) {
+        int n = l->n_scored - from < DRAFTER_TRAINER_HEAD_ROWS ? l->n_scored - from : DRAFTER_TRAINER_HEAD_ROWS;
         train_pick(l->final_x, l->scored + from, n, hidden, l->picked);
         train_product(&l->products, l->picked, hidden, n, &l->head, l->logits, (size_t)l->c.vocab);
         score_work work = {l, from, loss, right};
@@ -69,5 +72,5 @@ void learner_score(backend_learner *l, learner_result *out) {
     add_up(l, loss, right, out);
     if (!l->backward) return;
     memset(l->d_h, 0, (size_t)l->rows * hidden * sizeof *l->d_h);
-    train_norm_back(learner_norms(l, l->rows), l->last, l->w.norm, l->d_x, l->d_h, l->gradient.norm);
+    train_norm_back(drafter_trainer_norms(l, l->rows), l->last, l->w.norm, l->d_x, l->d_h, l->gradient.norm);
 }

@@ -1,6 +1,6 @@
-/* The learner of drafters on a device against the CPU's, whose gradients are checked by numerical differentiation
- * (tests/unit/test_learner.c): the same results, and near gradients of every tensor. Sequences of several lengths learn
- * together. Also compiled against a fake device, for which the kernels of training run on the host. */
+/* The trainer of drafters on a device against the CPU's, whose gradients are checked by numerical differentiation
+ * (tests/unit/test_drafter_trainer.c): the same results, and near gradients of every tensor. Sequences of several
+ * lengths learn together. Also compiled against a fake device, for which the kernels of training run on the host. */
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdlib.h>
@@ -16,9 +16,9 @@ typedef struct pupil {
     backend_model *model;
     const backend_ops *backend;
     const backend_train_ops *ops;
-    backend_learner *learner;
+    backend_drafter_trainer *trainer;
     float *gradient;
-    learner_result result[SEQUENCES];
+    drafter_trainer_result result[SEQUENCES];
 } pupil;
 
 static double draw(uint64_t *state) {
@@ -26,8 +26,8 @@ static double draw(uint64_t *state) {
     return (double)(*state >> 40) / (double)(1 << 23) - 1;
 }
 
-static void learn(pupil *p, tiny *t, const char *backend, const learner_options *o, const float *weights,
-                  const learner_sequence *given, size_t n) {
+static void learn(pupil *p, tiny *t, const char *backend, const drafter_trainer_options *o, const float *weights,
+                  const drafter_trainer_sequence *given, size_t n) {
     p->backend = backend_find(backend, NULL);
     assert_non_null(p->backend);
     /* without the drafter: a device need not be able to draft with what it trains */
@@ -39,18 +39,18 @@ static void learn(pupil *p, tiny *t, const char *backend, const learner_options 
     REQUIRE_OK(p->backend->model_create(&options, &p->model, error));
     p->ops = backend_train_find(p->backend);
     assert_non_null(p->ops);
-    size_t before = mem_total(&t->account), bytes = p->ops->learner_bytes(p->model, o);
-    REQUIRE_OK(p->ops->learner_create(p->model, o, &p->learner, error));
+    size_t before = mem_total(&t->account), bytes = p->ops->drafter_trainer_bytes(p->model, o);
+    REQUIRE_OK(p->ops->drafter_trainer_create(p->model, o, &p->trainer, error));
     size_t grown = mem_total(&t->account) - before;
     assert_in_range(grown, bytes, bytes + (4 << 20));
     p->gradient = calloc(n, sizeof *p->gradient);
-    learner_sequence sequences[SEQUENCES];
+    drafter_trainer_sequence sequences[SEQUENCES];
     for (int i = 0; i < SEQUENCES; i++) {
         sequences[i] = given[i];
         sequences[i].result = &p->result[i];
     }
-    p->ops->learner_weights(p->learner, weights);
-    REQUIRE_OK(p->ops->learner_learn(p->learner, sequences, SEQUENCES, 0.5f, p->gradient, error));
+    p->ops->drafter_trainer_weights(p->trainer, weights);
+    REQUIRE_OK(p->ops->drafter_trainer_learn(p->trainer, sequences, SEQUENCES, 0.5f, p->gradient, error));
 }
 
 /* Hidden states of chosen layers are those that a forward shows with all others. */
@@ -90,7 +90,7 @@ static void check_chosen(pupil *p, tiny *t) {
 }
 
 static void leave(pupil *p) {
-    p->ops->learner_destroy(p->learner);
+    p->ops->drafter_trainer_destroy(p->trainer);
     p->backend->model_destroy(p->model);
     free(p->gradient);
 }
@@ -133,27 +133,27 @@ static void check(const char *drafter, bool inside, bool bidirectional) {
     for (size_t i = 0; i < SEQUENCES * LENGTH * width; i++) aux[i] = (float)draw(&random);
     static const int first[SEQUENCES][BLOCKS] = {{3, 22}, {1, 2}, {10, 13}};
     int32_t tokens[SEQUENCES][LENGTH];
-    learner_sequence given[SEQUENCES];
+    drafter_trainer_sequence given[SEQUENCES];
     for (int s = 0; s < SEQUENCES; s++) {
         tiny_tokens(tokens[s], LENGTH, 3 + (uint64_t)s);
-        given[s] = (learner_sequence){.tokens = tokens[s],
-                                      .aux = aux + (size_t)s * LENGTH * width,
-                                      .first = first[s],
-                                      .n = s == 2 ? LENGTH - 6 : LENGTH,
-                                      .blocks = s == 1 ? BLOCKS - 1 : BLOCKS};
+        given[s] = (drafter_trainer_sequence){.tokens = tokens[s],
+                                              .aux = aux + (size_t)s * LENGTH * width,
+                                              .first = first[s],
+                                              .n = s == 2 ? LENGTH - 6 : LENGTH,
+                                              .blocks = s == 1 ? BLOCKS - 1 : BLOCKS};
     }
-    const learner_options o = {.drafter = &config,
-                               .sequence = LENGTH,
-                               .blocks = BLOCKS,
-                               .sequences = 2,
-                               .decay = 3,
-                               .inside_layers = inside,
-                               .block_bidirectional = bidirectional};
+    const drafter_trainer_options o = {.drafter = &config,
+                                       .sequence = LENGTH,
+                                       .blocks = BLOCKS,
+                                       .sequences = 2,
+                                       .decay = 3,
+                                       .inside_layers = inside,
+                                       .block_bidirectional = bidirectional};
     pupil cpu = {0}, device = {0};
     learn(&cpu, &t, "cpu", &o, weights, given, n);
     learn(&device, &t, "cuda", &o, weights, given, n);
     for (int s = 0; s < SEQUENCES; s++) {
-        const learner_result *a = &device.result[s], *b = &cpu.result[s];
+        const drafter_trainer_result *a = &device.result[s], *b = &cpu.result[s];
         if (!(fabs(a->loss - b->loss) <= 1e-4 * b->loss) || fabs(a->counted - b->counted) > 1e-9 ||
             a->blocks != b->blocks || a->held != b->held || memcmp(a->drafts, b->drafts, sizeof a->drafts) != 0 ||
             memcmp(a->right, b->right, sizeof a->right) != 0)
