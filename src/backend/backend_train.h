@@ -1,6 +1,6 @@
 /* What training asks of a backend beside inference: forwards whose inner values can be seen, sums of outer products,
- * and a student that learns to decode from restored K/V. A third table beside backend_ops and backend_measure_ops,
- * whose objects it shares; nothing that serves a user calls it. */
+ * a trainer of f_theta, whose student learns to decode from restored K/V, and a trainer of drafters. A third table
+ * beside backend_ops and backend_measure_ops, whose objects it shares; nothing that serves a user calls it. */
 #ifndef KAKEYA_BACKEND_BACKEND_TRAIN_H
 #define KAKEYA_BACKEND_BACKEND_TRAIN_H
 
@@ -30,51 +30,51 @@ typedef void (*train_look_fn)(void *user, const train_layer *layer);
  *
  * Latents come from the teacher's states. Only f_theta's weights have gradients. */
 
-typedef enum student_loss {
-    STUDENT_DISTIL = 0,         /* of what the student's forward gives: see student_options.kl ... */
-    STUDENT_MSE,                /* K and V as they are: squared error */
-    STUDENT_COS_MAG,            /* directions and magnitudes of K and V */
-    STUDENT_COMBINED,           /* both */
-    STUDENT_ATTN_DISTIL,        /* what attention gives each layer by itself, all its K/V restored: squared error */
-    STUDENT_ATTN_DISTIL_HYBRID, /* the same, and directions and magnitudes of K and V */
-    STUDENT_LOSSES
-} student_loss;
+typedef enum f_theta_loss {
+    F_THETA_LOSS_DISTIL = 0,  /* of what the student's forward gives: see f_theta_trainer_options.kl ... */
+    F_THETA_LOSS_MSE,         /* K and V as they are: squared error */
+    F_THETA_LOSS_COS_MAG,     /* directions and magnitudes of K and V */
+    F_THETA_LOSS_COMBINED,    /* both */
+    F_THETA_LOSS_ATTN_DISTIL, /* what attention gives each layer by itself, all its K/V restored: squared error */
+    F_THETA_LOSS_ATTN_DISTIL_HYBRID, /* the same, and directions and magnitudes of K and V */
+    F_THETA_LOSSES
+} f_theta_loss;
 
-typedef struct student_options {
+typedef struct f_theta_trainer_options {
     const f_theta_config *f_theta; /* input aux_hidden, or drafter_context_kv of the model's drafter */
     int sequence;                  /* tokens of a sequence, at most */
     int rows;                      /* of a segment */
-    int sequences, segments;       /* that learn at once, and segments of one of them, at most: student_learn_many */
+    int sequences, segments; /* that learn at once, and segments of one of them, at most: f_theta_trainer_learn_many */
     int sink, window;
-    student_loss loss;
-    /* Of STUDENT_DISTIL, the weights of its parts: KL of the logits from the teacher's, mean over rows; the squared
-     * error of layer outputs and of what attention adds, as shares of the teacher's squares, means over layers; and the
-     * same of restored K and V after their norms and RoPE (full-attention layers count 0.3). */
+    f_theta_loss loss;
+    /* Of F_THETA_LOSS_DISTIL, the weights of its parts: KL of the logits from the teacher's, mean over rows; the
+     * squared error of layer outputs and of what attention adds, as shares of the teacher's squares, means over layers;
+     * and the same of restored K and V after their norms and RoPE (full-attention layers count 0.3). */
     float kl, hidden, attention, kv;
-    float lambda[4]; /* of STUDENT_ATTN_DISTIL_HYBRID: directions of K and of V, magnitudes of K and of V */
-} student_options;
+    float lambda[4]; /* of F_THETA_LOSS_ATTN_DISTIL_HYBRID: directions of K and of V, magnitudes of K and of V */
+} f_theta_trainer_options;
 
-typedef struct student_segment {
+typedef struct f_theta_trainer_segment {
     int first;       /* row: sink or more, first + rows <= the sequence's length */
     bool all_layers; /* full-attention layers are restored, too */
     bool prompt;     /* the rows are a later turn's prompt: what its first row finds evicted is evicted for all */
     float scale;     /* of the gradient */
-} student_segment;
+} f_theta_trainer_segment;
 
-typedef struct student_result {
+typedef struct f_theta_trainer_result {
     double loss, kl, hidden, attention, kv; /* the parts without their weights; of other losses `loss` alone */
-} student_result;
+} f_theta_trainer_result;
 
 /* A sequence and its segments, whose scales are the same in all sequences of a call. */
-typedef struct student_sequence {
+typedef struct f_theta_trainer_sequence {
     const int32_t *tokens;
     int n;
-    const student_segment *segments;
-    student_result *results; /* out: [n_segments] */
+    const f_theta_trainer_segment *segments;
+    f_theta_trainer_result *results; /* out: [n_segments] */
     int n_segments;
-} student_sequence;
+} f_theta_trainer_sequence;
 
-typedef struct backend_student backend_student;
+typedef struct backend_f_theta_trainer backend_f_theta_trainer;
 
 /* --- drafters -------------------------------------------------------------------------------------------------------
  *
@@ -191,23 +191,24 @@ typedef struct backend_train_ops {
     /* A row of a matrix of the model as float32. */
     void (*weight_row)(const backend_model *m, const weight *w, int row, float *out);
 
-    /* Bytes that a student takes, and the student itself. */
-    size_t (*student_bytes)(backend_model *m, const student_options *options);
-    kakeya_status (*student_create)(backend_model *m, const student_options *options, backend_student **out,
-                                    kakeya_error *error);
-    void (*student_destroy)(backend_student *s); /* NULL is fine */
-    /* The weights of f_theta from here on (backend/student_layout.h), which the caller keeps. */
-    void (*student_weights)(backend_student *s, const float *weights);
+    /* Bytes that an f_theta trainer takes, and the trainer itself. */
+    size_t (*f_theta_trainer_bytes)(backend_model *m, const f_theta_trainer_options *options);
+    kakeya_status (*f_theta_trainer_create)(backend_model *m, const f_theta_trainer_options *options,
+                                            backend_f_theta_trainer **out, kakeya_error *error);
+    void (*f_theta_trainer_destroy)(backend_f_theta_trainer *s); /* NULL is fine */
+    /* The weights of f_theta from here on (backend/f_theta_layout.h), which the caller keeps. */
+    void (*f_theta_trainer_weights)(backend_f_theta_trainer *s, const float *weights);
     /* The teacher's forward of a sequence, over an empty native cache. */
-    kakeya_status (*student_teach)(backend_student *s, backend_cache *cache, const int32_t *tokens, int n,
-                                   kakeya_error *error);
+    kakeya_status (*f_theta_trainer_teach)(backend_f_theta_trainer *s, backend_cache *cache, const int32_t *tokens,
+                                           int n, kakeya_error *error);
     /* A segment of that sequence: what is lost in it, and, unless gradient is NULL, scale times the gradient of the
      * loss added to it, laid out as the weights. The same bits for any number of threads. */
-    void (*student_learn)(backend_student *s, const student_segment *segment, float *gradient, student_result *out);
+    void (*f_theta_trainer_learn)(backend_f_theta_trainer *s, const f_theta_trainer_segment *segment, float *gradient,
+                                  f_theta_trainer_result *out);
     /* The same two of many sequences at once, in place of them: for backends that compute only so. On failure what the
      * gradient holds is undefined. */
-    kakeya_status (*student_learn_many)(backend_student *s, const student_sequence *sequences, int n, float *gradient,
-                                        kakeya_error *error);
+    kakeya_status (*f_theta_trainer_learn_many)(backend_f_theta_trainer *s, const f_theta_trainer_sequence *sequences,
+                                                int n, float *gradient, kakeya_error *error);
 
     bool trains_assistants; /* the trainer takes options with an assistant */
     /* Bytes that a trainer takes, and the trainer itself; NULL in a backend that has none. */
@@ -224,7 +225,8 @@ typedef struct backend_train_ops {
 } backend_train_ops;
 
 /* NULL for a backend that cannot train. One may lack verbs: `forward` and `outer` together, or all of statistics; all
- * of a student, and of student_teach, student_learn and student_learn_many it has the first two or the third. */
+ * of an f_theta trainer, and of f_theta_trainer_teach, f_theta_trainer_learn and f_theta_trainer_learn_many it has the
+ * first two or the third. */
 const backend_train_ops *backend_train_find(const backend_ops *ops);
 
 #endif

@@ -623,7 +623,7 @@ static kakeya_status begin(train_command *c, kakeya_error *error) {
 static void distil_where_a_gpu_is(train_command *c) {
     const backend_ops *ops = backend_find(c->shared.backend, NULL);
     const backend_train_ops *ways = ops ? backend_train_find(ops) : NULL;
-    if (c->distill.on || c->closed_form || !ways || !ways->student_learn_many) return;
+    if (c->distill.on || c->closed_form || !ways || !ways->f_theta_trainer_learn_many) return;
     c->distill.on = true;
     fprintf(stderr, "the closed form is distilled on backend %s; --closed-form leaves it at that\n", ops->name);
 }

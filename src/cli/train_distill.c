@@ -28,8 +28,8 @@ static const char *const loss_names[] = {[LOSS_MIXED] = "mixed",
 enum { SCHEDULE_COSINE, SCHEDULE_CONSTANT };
 static const char *const schedule_names[] = {[SCHEDULE_COSINE] = "cosine", [SCHEDULE_CONSTANT] = "constant", NULL};
 
-static student_loss loss_of(const train_distill *d) {
-    return d->loss < LOSS_MSE ? STUDENT_DISTIL : (student_loss)(STUDENT_MSE + d->loss - LOSS_MSE);
+static f_theta_loss loss_of(const train_distill *d) {
+    return d->loss < LOSS_MSE ? F_THETA_LOSS_DISTIL : (f_theta_loss)(F_THETA_LOSS_MSE + d->loss - LOSS_MSE);
 }
 
 /* ------------------------------------------------------------------------------------------------------- choices */
@@ -87,8 +87,9 @@ const char *train_distill_refuse(const train_distill *d) {
             return "--init-from, --steps, --loss and what belongs to them are for --distill";
         return NULL;
     }
-    if (lambda && loss_of(d) != STUDENT_ATTN_DISTIL_HYBRID) return "--lambda-... are for --loss attn_distill_hybrid";
-    if (d->later_turns > 0 && loss_of(d) != STUDENT_DISTIL) return "--later-turns is for --loss mixed and kl";
+    if (lambda && loss_of(d) != F_THETA_LOSS_ATTN_DISTIL_HYBRID)
+        return "--lambda-... are for --loss attn_distill_hybrid";
+    if (d->later_turns > 0 && loss_of(d) != F_THETA_LOSS_DISTIL) return "--later-turns is for --loss mixed and kl";
     return NULL;
 }
 
@@ -103,14 +104,14 @@ kakeya_status train_distill_settle(train_distill_job *job, int sequence, int sin
     o->config = config;
     o->seed = seed;
     o->threads = threads;
-    o->student.sequence = sequence;
-    o->student.sink = sink;
-    o->student.window = window;
-    o->student.loss = loss_of(d);
-    if (d->loss == LOSS_KL) o->student.hidden = o->student.attention = o->student.kv = 0;
-    for (int i = 0; i < 4; i++) o->student.lambda[i] = d->lambda[i] >= 0 ? d->lambda[i] : lambda[i];
-    if (o->student.loss != STUDENT_DISTIL) o->adamw.beta[1] = plain_beta;
-    if (d->rows) o->student.rows = d->rows;
+    o->trainer.sequence = sequence;
+    o->trainer.sink = sink;
+    o->trainer.window = window;
+    o->trainer.loss = loss_of(d);
+    if (d->loss == LOSS_KL) o->trainer.hidden = o->trainer.attention = o->trainer.kv = 0;
+    for (int i = 0; i < 4; i++) o->trainer.lambda[i] = d->lambda[i] >= 0 ? d->lambda[i] : lambda[i];
+    if (o->trainer.loss != F_THETA_LOSS_DISTIL) o->adamw.beta[1] = plain_beta;
+    if (d->rows) o->trainer.rows = d->rows;
     if (d->batch) o->batch = d->batch;
     if (d->segments) o->segments = d->segments;
     if (d->steps) o->steps = d->steps;
@@ -120,11 +121,11 @@ kakeya_status train_distill_settle(train_distill_job *job, int sequence, int sin
     o->constant = d->schedule == SCHEDULE_CONSTANT;
     o->adamw.decay = (double)d->weight_decay;
     o->later_turns = (double)d->later_turns;
-    if (o->student.sink + o->student.window + o->student.rows > sequence)
+    if (o->trainer.sink + o->trainer.window + o->trainer.rows > sequence)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
                          "--rows %d: after %d evicted positions they do not fit into sequences of %d tokens",
-                         o->student.rows, sink + window, sequence);
-    const double numbers[] = {o->student.rows,
+                         o->trainer.rows, sink + window, sequence);
+    const double numbers[] = {o->trainer.rows,
                               o->batch,
                               o->segments,
                               o->steps,
@@ -135,10 +136,10 @@ kakeya_status train_distill_settle(train_distill_job *job, int sequence, int sin
                               o->adamw.decay,
                               (double)d->needles,
                               o->later_turns,
-                              (double)o->student.lambda[0],
-                              (double)o->student.lambda[1],
-                              (double)o->student.lambda[2],
-                              (double)o->student.lambda[3]};
+                              (double)o->trainer.lambda[0],
+                              (double)o->trainer.lambda[1],
+                              (double)o->trainer.lambda[2],
+                              (double)o->trainer.lambda[3]};
     const int form[] = {config.rank_k, config.rank_v, config.shared_latent, (int)config.latents, (int)config.input};
     job->purpose = hash_fnv1a(hash_fnv1a(job->purpose, numbers, sizeof numbers), form, sizeof form);
     if (d->init_from) job->purpose = hash_fnv1a(job->purpose, d->init_from, strlen(d->init_from) + 1);
@@ -153,7 +154,7 @@ static kakeya_status add_needle(train_distill_job *job, const niah_sample *sampl
     const kakeya_tokenizer *text = kakeya_engine_tokenizer(job->engine);
     const kakeya_message messages[] = {{"user", sample->prompt}, {"assistant", sample->answer}, {"user", next->prompt}};
     int32_t *asked = NULL, *all = NULL;
-    size_t n_asked = 0, n = 0, most = (size_t)job->options.student.sequence;
+    size_t n_asked = 0, n = 0, most = (size_t)job->options.trainer.sequence;
     kakeya_status status = kakeya_message_tokens(text, messages, 1, false, &asked, &n_asked, error);
     if (!status) status = kakeya_message_tokens(text, messages, 3, false, &all, &n, error);
     if (n > most) n = most;
@@ -175,7 +176,7 @@ kakeya_status train_distill_needles(train_distill_job *job, kakeya_error *error)
     niah_options_init(&o);
     o.samples = wanted + 1;
     o.min_lines = 10;
-    o.max_lines = job->options.student.sequence / 30 > o.min_lines ? job->options.student.sequence / 30 : o.min_lines;
+    o.max_lines = job->options.trainer.sequence / 30 > o.min_lines ? job->options.trainer.sequence / 30 : o.min_lines;
     o.seed = UINT64_C(1) << 32 | job->options.seed; /* none that an evaluation draws from */
     niah_dataset set = {0};
     kakeya_status status = niah_generate(&o, &set, error);
@@ -240,13 +241,13 @@ static kakeya_status take_step(train_distill_job *job, distill_progress *p, kake
     return status;
 }
 
-static void put_result(cJSON *told, const train_distill_job *job, const student_result *mean, double seconds) {
+static void put_result(cJSON *told, const train_distill_job *job, const f_theta_trainer_result *mean, double seconds) {
     cJSON *json = cJSON_AddObjectToObject(told, "distillation");
     cJSON_AddStringToObject(json, "loss", loss_names[job->chosen->loss]);
     cJSON_AddNumberToObject(json, "steps", job->options.steps);
     cJSON_AddNumberToObject(json, "batch", job->options.batch);
     cJSON_AddNumberToObject(json, "segments", job->options.segments);
-    cJSON_AddNumberToObject(json, "rows", job->options.student.rows);
+    cJSON_AddNumberToObject(json, "rows", job->options.trainer.rows);
     cJSON_AddNumberToObject(json, "rate", job->options.rate);
     cJSON_AddNumberToObject(json, "sequences", (double)job->data.n);
     cJSON_AddNumberToObject(json, "seconds", seconds);
@@ -268,7 +269,7 @@ kakeya_status train_distill_run(train_distill_job *job, closed_form_weights *wei
         status = distiller_save(p.d, job->state_path, job->purpose, error);
     }
     double saved = clock_seconds();
-    student_result mean = {0};
+    f_theta_trainer_result mean = {0};
     int counted = 0, late = p.steps - (p.steps + 9) / 10;
     while (!status && distiller_done(p.d) < p.steps) {
         status = take_step(job, &p, error);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/student_layout.h"
+#include "backend/f_theta_layout.h"
 #include "train/passes.h"
 #include "train/saved.h"
 
@@ -12,9 +12,9 @@ struct distiller {
     kakeya_engine *engine;
     const backend_train_ops *ops;
     distiller_options o;
-    student_layout layout;
+    f_theta_layout layout;
     const corpus *data;
-    backend_student *student;
+    backend_f_theta_trainer *trainer;
     thread_pool *pool;
     float *weights, *gradient, *moment[2]; /* [layout.n]; the second moment lies behind the first */
     float *unit;                           /* [layout.n] of each weight, or NULL: 1 */
@@ -27,7 +27,7 @@ struct distiller {
 
 void distiller_options_init(distiller_options *o, const gemma4_config *verifier) {
     int rows = verifier->sliding_window * 3 / 8; /* 96 of 256: as many as the recipe was found with */
-    *o = (distiller_options){.student = {.rows = rows > 96  ? 96
+    *o = (distiller_options){.trainer = {.rows = rows > 96  ? 96
                                                  : rows < 4 ? 4
                                                             : rows,
                                          .kl = 1,
@@ -43,8 +43,8 @@ void distiller_options_init(distiller_options *o, const gemma4_config *verifier)
                              .all_layers = 0.5};
 }
 
-static student_options student_of(const distiller_options *o) {
-    student_options s = o->student;
+static f_theta_trainer_options trainer_options_of(const distiller_options *o) {
+    f_theta_trainer_options s = o->trainer;
     s.f_theta = &o->config;
     s.sequences = o->batch;
     s.segments = o->segments;
@@ -52,13 +52,14 @@ static student_options student_of(const distiller_options *o) {
 }
 
 /* The first row that a segment may begin with: before it nothing is evicted. */
-static int earliest(const distiller_options *o) { return o->student.sink + o->student.window; }
+static int earliest(const distiller_options *o) { return o->trainer.sink + o->trainer.window; }
 
 size_t distiller_bytes(kakeya_engine *engine, const distiller_options *options) {
     const backend_train_ops *ops = backend_train_find(engine->ops);
-    student_options s = student_of(options);
-    size_t n = student_layout_of(&options->config, &engine->verifier->config).n;
-    return 5 * n * sizeof(float) + (ops && ops->student_bytes ? ops->student_bytes(engine->model, &s) : 0);
+    f_theta_trainer_options s = trainer_options_of(options);
+    size_t n = f_theta_layout_of(&options->config, &engine->verifier->config).n;
+    return 5 * n * sizeof(float) +
+           (ops && ops->f_theta_trainer_bytes ? ops->f_theta_trainer_bytes(engine->model, &s) : 0);
 }
 
 static size_t decoder_values(const distiller *d, int layer, int half) {
@@ -96,7 +97,7 @@ static kakeya_status make_units(distiller *d, const closed_form_weights *start, 
 }
 
 static kakeya_status find_usable(distiller *d, kakeya_error *error) {
-    int least = earliest(&d->o) + d->o.student.rows;
+    int least = earliest(&d->o) + d->o.trainer.rows;
     if (!train_passes_create(&d->passes, d->data->n, d->o.seed))
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
     for (size_t i = 0; i < d->data->n; i++) {
@@ -126,7 +127,7 @@ static void copy_weights(const distiller *d, const closed_form_weights *w, bool 
 
 kakeya_status distiller_check(const kakeya_engine *engine, kakeya_error *error) {
     const backend_train_ops *ops = backend_train_find(engine->ops);
-    if (ops && ops->student_create) return KAKEYA_OK;
+    if (ops && ops->f_theta_trainer_create) return KAKEYA_OK;
     return error_set(error, KAKEYA_UNSUPPORTED, "backend %s cannot distil: use --backend cpu", engine->ops->name);
 }
 
@@ -142,7 +143,7 @@ kakeya_status distiller_create(kakeya_engine *engine, const distiller_options *o
     d->ops = ops;
     d->o = *options;
     d->data = data;
-    d->layout = student_layout_of(&d->o.config, &engine->verifier->config);
+    d->layout = f_theta_layout_of(&d->o.config, &engine->verifier->config);
     size_t bytes = d->layout.n * sizeof(float);
     d->weights = malloc(bytes);
     d->gradient = malloc(bytes);
@@ -154,9 +155,9 @@ kakeya_status distiller_create(kakeya_engine *engine, const distiller_options *o
     if (!status) status = find_usable(d, error);
     if (!status) status = make_units(d, start, error);
     if (!status) status = thread_pool_create(d->o.threads, &d->pool, error);
-    student_options student = student_of(&d->o);
+    f_theta_trainer_options trainer = trainer_options_of(&d->o);
     engine_turn_begin(engine);
-    if (!status) status = ops->student_create(engine->model, &student, &d->student, error);
+    if (!status) status = ops->f_theta_trainer_create(engine->model, &trainer, &d->trainer, error);
     engine_turn_end(engine);
     if (status) {
         distiller_destroy(d);
@@ -169,7 +170,7 @@ kakeya_status distiller_create(kakeya_engine *engine, const distiller_options *o
 
 void distiller_destroy(distiller *d) {
     if (!d) return;
-    d->ops->student_destroy(d->student);
+    d->ops->f_theta_trainer_destroy(d->trainer);
     if (d->pool) thread_pool_destroy(d->pool);
     free(d->weights);
     free(d->gradient);
@@ -197,10 +198,10 @@ kakeya_status distiller_weights(const distiller *d, closed_form_weights *out, ka
 /* --------------------------------------------------------------------------------------------------------- steps */
 
 /* The first segment of a sequence with an answer begins there, or up to two tokens before. */
-static student_segment segment_of(const distiller *d, const corpus_sequence *s, uint64_t number, int segment) {
+static f_theta_trainer_segment segment_of(const distiller *d, const corpus_sequence *s, uint64_t number, int segment) {
     enum { KINDS = 2, BEFORE_ANSWER = 3 };
     uint64_t of = (number * (uint64_t)d->o.segments + (uint64_t)segment) * KINDS;
-    int first = earliest(&d->o), last = s->length - d->o.student.rows;
+    int first = earliest(&d->o), last = s->length - d->o.trainer.rows;
     uint64_t place = train_draw(~d->o.seed, of, 0), coin = train_draw(~d->o.seed, of + 1, 0) % (1 << 20),
              turn = train_draw(~d->o.seed, of + 1, 1) % (1 << 20);
     int at = first + (int)(place % (uint64_t)(last - first + 1));
@@ -209,10 +210,10 @@ static student_segment segment_of(const distiller *d, const corpus_sequence *s, 
         at = s->answer - (int)(place % BEFORE_ANSWER);
         at = at < first ? first : at > last ? last : at;
     }
-    return (student_segment){.first = at,
-                             .all_layers = (double)coin < d->o.all_layers * (1 << 20),
-                             .prompt = (double)turn < d->o.later_turns * (1 << 20),
-                             .scale = 1.0f / (float)(d->o.batch * d->o.segments)};
+    return (f_theta_trainer_segment){.first = at,
+                                     .all_layers = (double)coin < d->o.all_layers * (1 << 20),
+                                     .prompt = (double)turn < d->o.later_turns * (1 << 20),
+                                     .scale = 1.0f / (float)(d->o.batch * d->o.segments)};
 }
 
 static kakeya_status teach(distiller *d, const corpus_sequence *s, kakeya_error *error) {
@@ -222,12 +223,13 @@ static kakeya_status teach(distiller *d, const corpus_sequence *s, kakeya_error 
                                            .account = &d->engine->account};
     backend_cache *cache = NULL;
     kakeya_status status = d->engine->ops->cache_create(d->engine->model, &options, &cache, error);
-    if (!status) status = d->ops->student_teach(d->student, cache, d->data->tokens + s->begin, s->length, error);
+    if (!status)
+        status = d->ops->f_theta_trainer_teach(d->trainer, cache, d->data->tokens + s->begin, s->length, error);
     if (cache) d->engine->ops->cache_destroy(cache);
     return status;
 }
 
-static void add_result(student_result *to, const student_result *r, double share) {
+static void add_result(f_theta_trainer_result *to, const f_theta_trainer_result *r, double share) {
     to->loss += share * r->loss;
     to->kl += share * r->kl;
     to->hidden += share * r->hidden;
@@ -238,23 +240,23 @@ static void add_result(student_result *to, const student_result *r, double share
 /* The whole batch at once, for backends that compute only so. */
 static kakeya_status learn_batch(distiller *d, uint64_t first, distiller_step_result *out, kakeya_error *error) {
     size_t batch = (size_t)d->o.batch, of_one = (size_t)d->o.segments;
-    student_sequence *sequences = malloc(batch * sizeof *sequences);
-    student_segment *segments = malloc(batch * of_one * sizeof *segments);
-    student_result *results = malloc(batch * of_one * sizeof *results);
+    f_theta_trainer_sequence *sequences = malloc(batch * sizeof *sequences);
+    f_theta_trainer_segment *segments = malloc(batch * of_one * sizeof *segments);
+    f_theta_trainer_result *results = malloc(batch * of_one * sizeof *results);
     kakeya_status status = KAKEYA_OK;
     if (!sequences || !segments || !results)
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
     for (size_t i = 0; i < batch && !status; i++) {
         const corpus_sequence *s = &d->data->sequence[train_passes_sequence(&d->passes, first + i)];
         for (size_t k = 0; k < of_one; k++) segments[i * of_one + k] = segment_of(d, s, first + i, (int)k);
-        sequences[i] = (student_sequence){.tokens = d->data->tokens + s->begin,
-                                          .n = s->length,
-                                          .segments = segments + i * of_one,
-                                          .results = results + i * of_one,
-                                          .n_segments = d->o.segments};
+        sequences[i] = (f_theta_trainer_sequence){.tokens = d->data->tokens + s->begin,
+                                                  .n = s->length,
+                                                  .segments = segments + i * of_one,
+                                                  .results = results + i * of_one,
+                                                  .n_segments = d->o.segments};
     }
     engine_turn_begin(d->engine);
-    if (!status) status = d->ops->student_learn_many(d->student, sequences, d->o.batch, d->gradient, error);
+    if (!status) status = d->ops->f_theta_trainer_learn_many(d->trainer, sequences, d->o.batch, d->gradient, error);
     engine_turn_end(d->engine);
     for (size_t i = 0; i < batch * of_one && !status; i++)
         add_result(&out->lost, &results[i], (double)segments[i].scale);
@@ -269,9 +271,9 @@ static kakeya_status learn_sequence(distiller *d, uint64_t number, distiller_ste
     engine_turn_begin(d->engine); /* sessions of the engine may be open */
     kakeya_status status = teach(d, s, error);
     for (int i = 0; i < d->o.segments && !status; i++) {
-        student_segment segment = segment_of(d, s, number, i);
-        student_result r;
-        d->ops->student_learn(d->student, &segment, d->gradient, &r);
+        f_theta_trainer_segment segment = segment_of(d, s, number, i);
+        f_theta_trainer_result r;
+        d->ops->f_theta_trainer_learn(d->trainer, &segment, d->gradient, &r);
         add_result(&out->lost, &r, (double)segment.scale);
     }
     engine_turn_end(d->engine);
@@ -284,9 +286,9 @@ kakeya_status distiller_step(distiller *d, bool (*interrupted)(void *user), void
     kakeya_status status = KAKEYA_OK;
     *out = (distiller_step_result){0};
     memset(d->gradient, 0, d->layout.n * sizeof *d->gradient);
-    d->ops->student_weights(d->student, d->weights);
+    d->ops->f_theta_trainer_weights(d->trainer, d->weights);
     uint64_t first = (uint64_t)d->done * (uint64_t)d->o.batch;
-    bool together = d->ops->student_learn_many != NULL;
+    bool together = d->ops->f_theta_trainer_learn_many != NULL;
     for (int i = 0; i < (together ? 1 : d->o.batch) && !status; i++) {
         if (interrupted && interrupted(user)) return error_set(error, KAKEYA_CANCELLED, "interrupted");
         status = together ? learn_batch(d, first, out, error) : learn_sequence(d, first + (uint64_t)i, out, error);

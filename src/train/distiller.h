@@ -1,5 +1,5 @@
-/* Distillation of an f_theta: steps of AdamW over a corpus, on a backend's student (backend/backend_train.h). What a
- * step does follows from the options, the corpus and the step's number alone. */
+/* Distillation of an f_theta: steps of AdamW over a corpus, on a backend's f_theta trainer (backend/backend_train.h).
+ * What a step does follows from the options, the corpus and the step's number alone. */
 #ifndef KAKEYA_TRAIN_DISTILLER_H
 #define KAKEYA_TRAIN_DISTILLER_H
 
@@ -13,8 +13,8 @@ typedef struct distiller distiller;
 
 typedef struct distiller_options {
     f_theta_config config;
-    student_options student; /* its f_theta is `config` */
-    int batch, segments;     /* sequences of a step, segments of each */
+    f_theta_trainer_options trainer; /* its f_theta is `config` */
+    int batch, segments;             /* sequences of a step, segments of each */
     int steps, warm_up;
     bool constant; /* the learning rate stays at its peak */
     double rate;   /* the peak */
@@ -27,7 +27,7 @@ typedef struct distiller_options {
 
 /* What a step lost, means over its segments, and the length of its gradient. */
 typedef struct distiller_step_result {
-    student_result lost;
+    f_theta_trainer_result lost;
     double gradient;
 } distiller_step_result;
 
@@ -36,11 +36,11 @@ void distiller_options_init(distiller_options *o, const gemma4_config *verifier)
 
 /* Bytes that a distiller will take beside the engine. */
 size_t distiller_bytes(kakeya_engine *engine, const distiller_options *options);
-/* KAKEYA_UNSUPPORTED where the backend has no student. */
+/* KAKEYA_UNSUPPORTED where the backend has no f_theta trainer. */
 kakeya_status distiller_check(const kakeya_engine *engine, kakeya_error *error);
 /* The engine outlives the distiller, and so does the corpus, which must not change. Where `start` has sizes, steps are
  * counted in these units. KAKEYA_UNSUPPORTED where the
- * backend has no student; KAKEYA_INVALID_ARGUMENT where no sequence is long enough. */
+ * backend has no f_theta trainer; KAKEYA_INVALID_ARGUMENT where no sequence is long enough. */
 kakeya_status distiller_create(kakeya_engine *engine, const distiller_options *options, const corpus *data,
                                const closed_form_weights *start, distiller **out, kakeya_error *error);
 void distiller_destroy(distiller *d); /* NULL is fine */

@@ -1,14 +1,14 @@
 /* Distillation on the device against the CPU's, whose gradients are checked by numerical differentiation
- * (tests/unit/test_student.c): what is lost, and the gradient of every matrix of f_theta, for models with sliding and
- * full layers, K = V, experts, per-layer inputs and shared K/V. Sequences of several lengths learn together. Also
- * compiled against a fake device, for which the kernels of training run on the host. */
+ * (tests/unit/test_f_theta_trainer.c): what is lost, and the gradient of every matrix of f_theta, for models with
+ * sliding and full layers, K = V, experts, per-layer inputs and shared K/V. Sequences of several lengths learn
+ * together. Also compiled against a fake device, for which the kernels of training run on the host. */
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdlib.h>
 
 #include "backend/backend_train.h"
 #include "backend/cuda/split_products.h"
-#include "backend/student_layout.h"
+#include "backend/f_theta_layout.h"
 #include "unit/tiny.h"
 
 /* Kernels on the host are slow: there the least that meets every one of them. */
@@ -27,10 +27,10 @@ typedef struct students {
     dflash_model *drafter;
     const backend_ops *ops[2];
     backend_model *model[2];
-    backend_student *student[2];
+    backend_f_theta_trainer *trainer[2];
     f_theta_config config;
-    student_options options;
-    student_layout layout;
+    f_theta_trainer_options options;
+    f_theta_layout layout;
     float *weights;
     int32_t tokens[SEQUENCES][LONGEST];
     void *rounded[ROUNDED]; /* matrices in bf16 */
@@ -89,7 +89,7 @@ static void round_model(students *s) {
 }
 
 static void open_students(students *s, const char *verifier, const char *drafter, bool in_place,
-                          f_theta_latents latents, bool shared, student_loss loss, int rows) {
+                          f_theta_latents latents, bool shared, f_theta_loss loss, int rows) {
     memset(s, 0, sizeof *s);
     mem_account_init(&s->account, NULL, 0);
     REQUIRE_OK(gemma4_model_open(unpacked_folder(verifier), &s->account, &s->verifier, error));
@@ -108,7 +108,7 @@ static void open_students(students *s, const char *verifier, const char *drafter
     }
     if (in_place) round_model(s);
     f_theta_config_fit(&s->config, c, 24, shared ? 24 : 13, shared);
-    s->layout = student_layout_of(&s->config, c);
+    s->layout = f_theta_layout_of(&s->config, c);
     s->weights = malloc(s->layout.n * sizeof *s->weights);
     uint64_t random = 11;
     for (size_t i = 0; i < s->layout.n; i++) s->weights[i] = (float)(0.2 * draw(&random));
@@ -116,19 +116,19 @@ static void open_students(students *s, const char *verifier, const char *drafter
         tiny_tokens(s->tokens[i], LONGEST, 3 + (uint64_t)i);
         for (int t = 0; t < LONGEST; t++) s->tokens[i][t] %= c->vocab;
     }
-    s->options = (student_options){.f_theta = &s->config,
-                                   .sequence = LONGEST,
-                                   .rows = rows,
-                                   .sequences = TOGETHER,
-                                   .segments = SEGMENTS,
-                                   .sink = SINK,
-                                   .window = WINDOW,
-                                   .loss = loss,
-                                   .kl = 1,
-                                   .hidden = 0.7f,
-                                   .attention = 0.6f,
-                                   .kv = 0.5f,
-                                   .lambda = {1, 0.8f, 0.1f, 0.2f}};
+    s->options = (f_theta_trainer_options){.f_theta = &s->config,
+                                           .sequence = LONGEST,
+                                           .rows = rows,
+                                           .sequences = TOGETHER,
+                                           .segments = SEGMENTS,
+                                           .sink = SINK,
+                                           .window = WINDOW,
+                                           .loss = loss,
+                                           .kl = 1,
+                                           .hidden = 0.7f,
+                                           .attention = 0.6f,
+                                           .kv = 0.5f,
+                                           .lambda = {1, 0.8f, 0.1f, 0.2f}};
     for (int b = 0; b < 2; b++) {
         const backend_model_options options = {.verifier = s->verifier,
                                                .drafter = s->drafter,
@@ -137,14 +137,15 @@ static void open_students(students *s, const char *verifier, const char *drafter
                                                .account = &s->account};
         s->ops[b] = backend_find(b ? "cuda" : "cpu", NULL);
         REQUIRE_OK(s->ops[b]->model_create(&options, &s->model[b], error));
-        REQUIRE_OK(backend_train_find(s->ops[b])->student_create(s->model[b], &s->options, &s->student[b], error));
-        backend_train_find(s->ops[b])->student_weights(s->student[b], s->weights);
+        REQUIRE_OK(
+            backend_train_find(s->ops[b])->f_theta_trainer_create(s->model[b], &s->options, &s->trainer[b], error));
+        backend_train_find(s->ops[b])->f_theta_trainer_weights(s->trainer[b], s->weights);
     }
 }
 
 static void close_students(students *s) {
     for (int b = 0; b < 2; b++) {
-        backend_train_find(s->ops[b])->student_destroy(s->student[b]);
+        backend_train_find(s->ops[b])->f_theta_trainer_destroy(s->trainer[b]);
         s->ops[b]->model_destroy(s->model[b]);
     }
     if (s->drafter) dflash_model_close(s->drafter);
@@ -155,14 +156,14 @@ static void close_students(students *s) {
 }
 
 /* Sequences in turns are decoded and prompts, which of them first depends on their rows. */
-static student_segment segment_of(const students *s, int sequence, int k) {
-    return (student_segment){.first = first_of[sequence][k],
-                             .all_layers = (sequence + k) % 2,
-                             .prompt = (sequence + s->options.rows / 2) % 2 == 0,
-                             .scale = 0.25f};
+static f_theta_trainer_segment segment_of(const students *s, int sequence, int k) {
+    return (f_theta_trainer_segment){.first = first_of[sequence][k],
+                                     .all_layers = (sequence + k) % 2,
+                                     .prompt = (sequence + s->options.rows / 2) % 2 == 0,
+                                     .scale = 0.25f};
 }
 
-static void learn_cpu(students *s, float *gradient, student_result results[SEQUENCES][SEGMENTS]) {
+static void learn_cpu(students *s, float *gradient, f_theta_trainer_result results[SEQUENCES][SEGMENTS]) {
     const backend_train_ops *ops = backend_train_find(s->ops[0]);
     for (int i = 0; i < SEQUENCES; i++) {
         const backend_cache_options options = {.context_tokens = LONGEST,
@@ -171,27 +172,28 @@ static void learn_cpu(students *s, float *gradient, student_result results[SEQUE
                                                .account = &s->account};
         backend_cache *cache = NULL;
         REQUIRE_OK(s->ops[0]->cache_create(s->model[0], &options, &cache, error));
-        REQUIRE_OK(ops->student_teach(s->student[0], cache, s->tokens[i], length_of[i], error));
+        REQUIRE_OK(ops->f_theta_trainer_teach(s->trainer[0], cache, s->tokens[i], length_of[i], error));
         s->ops[0]->cache_destroy(cache);
         for (int k = 0; k < SEGMENTS; k++) {
-            student_segment segment = segment_of(s, i, k);
-            ops->student_learn(s->student[0], &segment, gradient, &results[i][k]);
+            f_theta_trainer_segment segment = segment_of(s, i, k);
+            ops->f_theta_trainer_learn(s->trainer[0], &segment, gradient, &results[i][k]);
         }
     }
 }
 
-static void learn_cuda(students *s, float *gradient, student_result results[SEQUENCES][SEGMENTS]) {
-    student_sequence sequences[SEQUENCES];
-    student_segment segments[SEQUENCES][SEGMENTS];
+static void learn_cuda(students *s, float *gradient, f_theta_trainer_result results[SEQUENCES][SEGMENTS]) {
+    f_theta_trainer_sequence sequences[SEQUENCES];
+    f_theta_trainer_segment segments[SEQUENCES][SEGMENTS];
     for (int i = 0; i < SEQUENCES; i++) {
         for (int k = 0; k < SEGMENTS; k++) segments[i][k] = segment_of(s, i, k);
-        sequences[i] = (student_sequence){.tokens = s->tokens[i],
-                                          .n = length_of[i],
-                                          .segments = segments[i],
-                                          .results = results[i],
-                                          .n_segments = SEGMENTS};
+        sequences[i] = (f_theta_trainer_sequence){.tokens = s->tokens[i],
+                                                  .n = length_of[i],
+                                                  .segments = segments[i],
+                                                  .results = results[i],
+                                                  .n_segments = SEGMENTS};
     }
-    REQUIRE_OK(backend_train_find(s->ops[1])->student_learn_many(s->student[1], sequences, SEQUENCES, gradient, error));
+    REQUIRE_OK(backend_train_find(s->ops[1])->f_theta_trainer_learn_many(s->trainer[1], sequences, SEQUENCES, gradient,
+                                                                         error));
 }
 
 static void check_value(const char *what, const char *part, double found, double wanted) {
@@ -211,9 +213,9 @@ static void check_matrix(const char *what, const char *name, int layer, const fl
 }
 
 /* Again: the same bits, and the same loss without a gradient. */
-static void check_repeats(students *s, const float *gradient, student_result results[SEQUENCES][SEGMENTS]) {
+static void check_repeats(students *s, const float *gradient, f_theta_trainer_result results[SEQUENCES][SEGMENTS]) {
     float *again = calloc(s->layout.n, sizeof(float));
-    student_result twice[SEQUENCES][SEGMENTS];
+    f_theta_trainer_result twice[SEQUENCES][SEGMENTS];
     learn_cuda(s, again, twice);
     assert_same_bits("gradients", again, gradient, s->layout.n);
     learn_cuda(s, NULL, twice);
@@ -222,7 +224,7 @@ static void check_repeats(students *s, const float *gradient, student_result res
 }
 
 static void compare(const char *verifier, const char *drafter, bool in_place, f_theta_latents latents, bool shared,
-                    student_loss loss, int rows, bool repeat) {
+                    f_theta_loss loss, int rows, bool repeat) {
     /* bf16 weights make sums of other sizes, which random layers make more of */
     double most = in_place ? 4e-3 : 1e-3;
     students s;
@@ -231,13 +233,13 @@ static void compare(const char *verifier, const char *drafter, bool in_place, f_
              in_place ? " in bf16" : "", (int)loss, rows, (int)latents);
     open_students(&s, verifier, drafter, in_place, latents, shared, loss, rows);
     float *gradient[2];
-    student_result results[2][SEQUENCES][SEGMENTS];
+    f_theta_trainer_result results[2][SEQUENCES][SEGMENTS];
     for (int b = 0; b < 2; b++) gradient[b] = calloc(s.layout.n, sizeof(float));
     learn_cpu(&s, gradient[0], results[0]);
     learn_cuda(&s, gradient[1], results[1]);
     for (int i = 0; i < SEQUENCES; i++) {
         for (int k = 0; k < SEGMENTS; k++) {
-            const student_result *found = &results[1][i][k], *wanted = &results[0][i][k];
+            const f_theta_trainer_result *found = &results[1][i][k], *wanted = &results[0][i][k];
             check_value(what, "attention", found->attention, wanted->attention);
             check_value(what, "hidden", found->hidden, wanted->hidden);
             check_value(what, "K/V", found->kv, wanted->kv);
@@ -268,13 +270,15 @@ static void compare(const char *verifier, const char *drafter, bool in_place, f_
 static void learns_as_the_cpu(void **state) {
     (void)state;
     if (!device_present()) skip();
-    if (!LEAST) compare(TINY("gemma4-tiny-dense"), NULL, false, F_THETA_LATENTS_KV, true, STUDENT_DISTIL, 6, false);
-    compare(TINY("gemma4-tiny-dense"), TINY("dflash-tiny"), false, F_THETA_LATENTS_Q8, false, STUDENT_DISTIL, 8, false);
-    compare(TINY("gemma4-tiny-moe"), NULL, false, F_THETA_LATENTS_Q8, true, STUDENT_DISTIL, 6, !LEAST);
-    compare(TINY("gemma4-tiny-ple"), NULL, false, F_THETA_LATENTS_Q4, false, STUDENT_DISTIL, 6, false);
+    if (!LEAST)
+        compare(TINY("gemma4-tiny-dense"), NULL, false, F_THETA_LATENTS_KV, true, F_THETA_LOSS_DISTIL, 6, false);
+    compare(TINY("gemma4-tiny-dense"), TINY("dflash-tiny"), false, F_THETA_LATENTS_Q8, false, F_THETA_LOSS_DISTIL, 8,
+            false);
+    compare(TINY("gemma4-tiny-moe"), NULL, false, F_THETA_LATENTS_Q8, true, F_THETA_LOSS_DISTIL, 6, !LEAST);
+    compare(TINY("gemma4-tiny-ple"), NULL, false, F_THETA_LATENTS_Q4, false, F_THETA_LOSS_DISTIL, 6, false);
     /* values that pass no norm */
-    compare(TINY("forms/gemma3-nested"), NULL, false, F_THETA_LATENTS_KV, true, STUDENT_DISTIL, 6, false);
-    compare(TINY("forms/gemma3-nested"), NULL, false, F_THETA_LATENTS_KV, false, STUDENT_COMBINED, 6, false);
+    compare(TINY("forms/gemma3-nested"), NULL, false, F_THETA_LATENTS_KV, true, F_THETA_LOSS_DISTIL, 6, false);
+    compare(TINY("forms/gemma3-nested"), NULL, false, F_THETA_LATENTS_KV, false, F_THETA_LOSS_COMBINED, 6, false);
 }
 
 /* bf16 matrices are the engine's, multiplied in parts. */
@@ -284,12 +288,13 @@ static void reads_the_engines_matrices(void **state) {
 #ifdef PAIR_DEVICES
     fake_multiplies = true;
 #endif
-    compare(TINY("gemma4-tiny-moe"), NULL, true, F_THETA_LATENTS_KV, true, STUDENT_DISTIL, 6, !LEAST);
-    compare(TINY("gemma4-tiny-ple"), NULL, true, F_THETA_LATENTS_KV, false, STUDENT_DISTIL, 6, false);
+    compare(TINY("gemma4-tiny-moe"), NULL, true, F_THETA_LATENTS_KV, true, F_THETA_LOSS_DISTIL, 6, !LEAST);
+    compare(TINY("gemma4-tiny-ple"), NULL, true, F_THETA_LATENTS_KV, false, F_THETA_LOSS_DISTIL, 6, false);
     if (!LEAST) {
-        compare(TINY("gemma4-tiny-dense"), TINY("dflash-tiny"), true, F_THETA_LATENTS_KV, false, STUDENT_DISTIL, 8,
+        compare(TINY("gemma4-tiny-dense"), TINY("dflash-tiny"), true, F_THETA_LATENTS_KV, false, F_THETA_LOSS_DISTIL, 8,
                 false);
-        compare(TINY("gemma4-tiny-moe"), NULL, true, F_THETA_LATENTS_KV, true, STUDENT_ATTN_DISTIL_HYBRID, 6, false);
+        compare(TINY("gemma4-tiny-moe"), NULL, true, F_THETA_LATENTS_KV, true, F_THETA_LOSS_ATTN_DISTIL_HYBRID, 6,
+                false);
     }
 }
 
@@ -401,11 +406,12 @@ static void products_in_parts(void **state) {
 static void losses_are_the_cpus(void **state) {
     (void)state;
     if (!device_present()) skip();
-    for (int loss = LEAST ? STUDENT_ATTN_DISTIL_HYBRID : STUDENT_MSE; loss < STUDENT_LOSSES; loss++)
-        compare(TINY("gemma4-tiny-moe"), NULL, false, F_THETA_LATENTS_KV, loss == STUDENT_MSE, (student_loss)loss, 6,
-                false);
+    for (int loss = LEAST ? F_THETA_LOSS_ATTN_DISTIL_HYBRID : F_THETA_LOSS_MSE; loss < F_THETA_LOSSES; loss++)
+        compare(TINY("gemma4-tiny-moe"), NULL, false, F_THETA_LATENTS_KV, loss == F_THETA_LOSS_MSE, (f_theta_loss)loss,
+                6, false);
     if (!LEAST)
-        compare(TINY("gemma4-tiny-ple"), NULL, false, F_THETA_LATENTS_KV, true, STUDENT_ATTN_DISTIL_HYBRID, 6, false);
+        compare(TINY("gemma4-tiny-ple"), NULL, false, F_THETA_LATENTS_KV, true, F_THETA_LOSS_ATTN_DISTIL_HYBRID, 6,
+                false);
 }
 
 /* Rows through bf16 matrices of experts and back, in up to three bf16 numbers each: forward and back of all

@@ -40,10 +40,10 @@ static distiller_options options_of(const kakeya_engine *engine, int threads) {
     o.config = (f_theta_config){.input = F_THETA_AUX_HIDDEN, .hidden = c->hidden, .latents = F_THETA_LATENTS_Q8};
     o.config.aux_layers = f_theta_default_taps(c, 2, o.config.aux_layer);
     f_theta_config_fit(&o.config, c, RANK, RANK, true);
-    o.student.sequence = LENGTH;
-    o.student.rows = 4;
-    o.student.sink = SINK;
-    o.student.window = WINDOW;
+    o.trainer.sequence = LENGTH;
+    o.trainer.rows = 4;
+    o.trainer.sink = SINK;
+    o.trainer.window = WINDOW;
     o.batch = 3;
     o.steps = STEPS;
     o.warm_up = 2;
@@ -157,10 +157,10 @@ static void losses_fall(void **state) {
     (void)state;
     kakeya_engine *engine = open_engine("gemma4-tiny-dense", 1);
     corpus data = corpus_of(LENGTH);
-    for (int loss = 0; loss < STUDENT_LOSSES; loss++) {
+    for (int loss = 0; loss < F_THETA_LOSSES; loss++) {
         distiller_options o = options_of(engine, 1);
-        o.student.loss = (student_loss)loss;
-        for (int i = 0; i < 4; i++) o.student.lambda[i] = 0.5f;
+        o.trainer.loss = (f_theta_loss)loss;
+        for (int i = 0; i < 4; i++) o.trainer.lambda[i] = 0.5f;
         o.batch = SEQUENCES; /* each step sees all of them */
         o.constant = true;
         distiller *d = make(engine, &o, &data);

@@ -12,7 +12,7 @@
  *   fine_layers.h   layers whose products round less
  *   bounded.h       weights under a limit
  *   train.c         the table of training                   train_taps.h    forwards with taps
- *   students.h      distillation of an f_theta              drafter_trainer.h training of a drafter
+ *   f_theta_trainer.h distillation of an f_theta            drafter_trainer.h training of a drafter
  *   backward.h      gradients of rows                       train_products.h exact products
  *   train_rows.h    rows of both kinds of drafters' trainers
  *   kernels.h       the inner loops, a table per instruction set */

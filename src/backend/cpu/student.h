@@ -2,7 +2,7 @@
  * one segment, exact float32, every value that the way back needs kept. Between layers it keeps their inputs alone; the
  * way back computes a layer again before it goes through it. The rooms:
  *
- *   student.c            memory, the teacher, the order of a segment       student_layer.c      a layer, there and back
+ *   f_theta_trainer.c    memory, the teacher, the order of a segment       student_layer.c      a layer, there and back
  *   student_attention.c  masked attention over columns                     student_experts.c    router and experts
  *   student_restore.c    latents, decoders: f_theta there and back         student_loss.c       what is compared
  *   student_weights.c    transposed weights, products                      backward.h           gradients of rows
@@ -15,7 +15,7 @@
 #include "backend/cpu/backward.h"
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/train_products.h"
-#include "backend/student_layout.h"
+#include "backend/f_theta_layout.h"
 
 enum { STUDENT_MAX_ROWS = 512, STUDENT_MAX_CHOSEN = 64 /* experts of a row */ };
 
@@ -59,11 +59,11 @@ typedef struct student_tape {
     float *h2, *ple_gate, *ple_act, *ple_out;
 } student_tape;
 
-struct backend_student {
+struct backend_f_theta_trainer {
     backend_model *m;
-    student_options o;
+    f_theta_trainer_options o;
     f_theta_config f;
-    student_layout layout;
+    f_theta_layout layout;
     const float *weights;
     float *decoders_t; /* laid out as the weights: [rank][kv_dim] */
     student_layer layer[GEMMA4_MAX_LAYERS];
@@ -79,7 +79,7 @@ struct backend_student {
     float *context;   /* [T][drafter's hidden] */
 
     /* the segment */
-    student_segment segment;
+    f_theta_trainer_segment segment;
     int *position; /* [R], ascending */
     int n_positions;
     float *gathered;                /* [R][f_theta_encoder_in] */
@@ -107,85 +107,87 @@ struct backend_student {
     void *thread_packed[THREAD_POOL_MAX];
 };
 
-/* --- student_weights.c ------------------------------------------------------------------------------------------- */
+/* --- student_weights.c 
+ * ------------------------------------------------------------------------------------------- */
 
-void student_weights_lay_out(backend_student *s, train_arena *a);
-void student_weights_fill(backend_student *s);
+void student_weights_lay_out(backend_f_theta_trainer *s, train_arena *a);
+void student_weights_fill(backend_f_theta_trainer *s);
 weight student_matrix(const float *values, int out, int in);
 /* y [rows][w->out] = w x, exact float32, on the pool. */
-void student_product(backend_student *s, const float *x, size_t ldx, int rows, const weight *w, float *y, size_t ldy);
+void student_product(backend_f_theta_trainer *s, const float *x, size_t ldx, int rows, const weight *w, float *y,
+                     size_t ldy);
 /* The same, added to y; `scratch` [rows][w->out]. */
-void student_product_add(backend_student *s, const float *x, size_t ldx, int rows, const weight *w, float *y,
+void student_product_add(backend_f_theta_trainer *s, const float *x, size_t ldx, int rows, const weight *w, float *y,
                          float *scratch);
 /* sum [nb][na] += b' a over rows. */
-void student_outer(backend_student *s, const float *b, int nb, const float *a, int na, int rows, float *sum);
+void student_outer(backend_f_theta_trainer *s, const float *b, int nb, const float *a, int na, int rows, float *sum);
 /* x [rows][n] to [n][rows] on the calling thread. */
 void student_turn(const float *x, size_t ldx, int rows, int n, float *out);
 /* task(context, row) for each of n rows on the pool. */
-typedef void (*student_row_task)(backend_student *s, void *context, int row);
-void student_rows(backend_student *s, int n, student_row_task task, void *context);
+typedef void (*student_row_task)(backend_f_theta_trainer *s, void *context, int row);
+void student_rows(backend_f_theta_trainer *s, int n, student_row_task task, void *context);
 
-static inline size_t student_kv_dim(const backend_student *s, int layer) {
+static inline size_t student_kv_dim(const backend_f_theta_trainer *s, int layer) {
     const gemma4_layer_config *l = &s->m->config->layer[layer];
     return (size_t)(l->kv_heads * l->head_dim);
 }
-static inline size_t student_q_dim(const backend_student *s, int layer) {
+static inline size_t student_q_dim(const backend_f_theta_trainer *s, int layer) {
     return (size_t)(s->m->config->heads * s->m->config->layer[layer].head_dim);
 }
-static inline int student_rank(const backend_student *s, int half) { return half ? s->f.rank_v : s->f.rank_k; }
+static inline int student_rank(const backend_f_theta_trainer *s, int half) { return half ? s->f.rank_v : s->f.rank_k; }
 /* Which latent decoders of K (0) or V (1) read. */
-static inline int student_code(const backend_student *s, int half) { return s->f.shared_latent ? 0 : half; }
+static inline int student_code(const backend_f_theta_trainer *s, int half) { return s->f.shared_latent ? 0 : half; }
 
 /* --- student_attention.c ----------------------------------------------------------------------------------------- */
 
 /* The columns of a layer's rows. `forced`: every position is restored, whatever the rule says. */
-void student_columns(backend_student *s, int layer, bool forced);
+void student_columns(backend_f_theta_trainer *s, int layer, bool forced);
 /* tape.q -> tape.o */
-void student_attend(backend_student *s, int layer, bool forced);
+void student_attend(backend_f_theta_trainer *s, int layer, bool forced);
 /* d_o -> d_q, and added to d_own and d_seen of the layer whose K/V are attended. */
-void student_attend_back(backend_student *s, int layer);
+void student_attend_back(backend_f_theta_trainer *s, int layer);
 
 /* --- student_restore.c ------------------------------------------------------------------------------------------- */
 
-void student_encode(backend_student *s);
-void student_encode_back(backend_student *s, float *gradient);
+void student_encode(backend_f_theta_trainer *s);
+void student_encode_back(backend_f_theta_trainer *s, float *gradient);
 /* raw and seen of a layer from the latents. */
-void student_decode(backend_student *s, int layer);
+void student_decode(backend_f_theta_trainer *s, int layer);
 /* d_seen, and what losses of raw K and V add, to the decoders' gradients and d_latent (gradient NULL: to nothing).
  * Returns what is lost in raw K and V. */
-double student_decode_back(backend_student *s, int layer, float *gradient);
+double student_decode_back(backend_f_theta_trainer *s, int layer, float *gradient);
 
 /* --- student_experts.c ------------------------------------------------------------------------------------------- */
 
 /* tape.h1 -> tape.mixed, the experts' weighted sum. */
-void student_experts(backend_student *s, int layer);
+void student_experts(backend_f_theta_trainer *s, int layer);
 /* d_mixed [N][H]; the gradient of tape.h1 is added to d_h1. */
-void student_experts_back(backend_student *s, int layer, const float *d_mixed, float *d_h1);
+void student_experts_back(backend_f_theta_trainer *s, int layer, const float *d_mixed, float *d_h1);
 
 /* --- student_layer.c --------------------------------------------------------------------------------------------- */
 
-void student_embed(backend_student *s);
+void student_embed(backend_f_theta_trainer *s);
 /* `out` [N][H] from the layer's input. */
-void student_layer_forward(backend_student *s, int layer, float *out);
+void student_layer_forward(backend_f_theta_trainer *s, int layer, float *out);
 /* d_h of the output becomes that of the input, by way of the layer computed again. d_own and d_seen of the layer whose
  * K/V are attended are added to. */
-void student_layer_back(backend_student *s, int layer);
+void student_layer_back(backend_f_theta_trainer *s, int layer);
 
 /* --- student_loss.c ---------------------------------------------------------------------------------------------- */
 
 /* KL of the segment's logits, mean over its rows, from the last layer's output. With `scale`, d_h is set to the
  * gradient times it. */
-double student_head(backend_student *s, const float *h, float scale);
+double student_head(backend_f_theta_trainer *s, const float *h, float scale);
 /* Squared error of x [N][H] as a share of the teacher's squares; scale times its gradient is added to d. */
-double student_share(const backend_student *s, const float *x, const float *native, float scale, float *d);
+double student_share(const backend_f_theta_trainer *s, const float *x, const float *native, float scale, float *d);
 /* The same of a layer's restored K and V: added to d_seen. */
-double student_share_kv(backend_student *s, int layer, float scale);
+double student_share_kv(backend_f_theta_trainer *s, int layer, float scale);
 /* Directions of K and V as attention sees them, for the loss that has them: added to d_seen. */
-double student_directions(backend_student *s, int layer, float scale);
+double student_directions(backend_f_theta_trainer *s, int layer, float scale);
 /* Raw K or V [rows][kv_dim], for losses that look at them: added to d_raw. */
-double student_raw(backend_student *s, int layer, int half, float scale, float *d_raw);
+double student_raw(backend_f_theta_trainer *s, int layer, int half, float scale, float *d_raw);
 /* Layers whose losses the mean is taken over. */
-int student_counted(const backend_student *s);
+int student_counted(const backend_f_theta_trainer *s);
 
 /* The gradient of norm_values, added to d_v. */
 static inline void norm_values_back(const backend_model *m, const float *v, const float *d_out, int head_dim,

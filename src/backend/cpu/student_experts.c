@@ -8,7 +8,7 @@
 #include "backend/cpu/student.h"
 
 /* The k largest logits, lowest id first on ties; their softmax, times the experts' own scales (experts.c). */
-static void choose_row(backend_student *s, void *context, int row) {
+static void choose_row(backend_f_theta_trainer *s, void *context, int row) {
     int layer = *(const int *)context;
     const gemma4_config *c = s->m->config;
     const float *z = s->tape.router_z + (size_t)row * (size_t)c->experts;
@@ -29,7 +29,7 @@ static void choose_row(backend_student *s, void *context, int row) {
         share[rank] = share[rank] / sum * s->m->weights->layer[layer].router_expert_scale[chosen[rank]];
 }
 
-static void sort_slots(backend_student *s) {
+static void sort_slots(backend_f_theta_trainer *s) {
     const gemma4_config *c = s->m->config;
     student_tape *t = &s->tape;
     int slots = s->o.rows * c->experts_per_token;
@@ -46,7 +46,8 @@ static void sort_slots(backend_student *s) {
 }
 
 /* y [slots][out of an expert] from x [slots][in]: the experts' parts of a stacked matrix of out rows each. */
-static void expert_products(backend_student *s, const float *x, const weight *stacked, int out, float *y, size_t ldy) {
+static void expert_products(backend_f_theta_trainer *s, const float *x, const weight *stacked, int out, float *y,
+                            size_t ldy) {
     for (int e = 0; e < s->m->config->experts; e++) {
         size_t first = (size_t)s->tape.begin[e];
         int rows = s->tape.begin[e + 1] - s->tape.begin[e];
@@ -55,14 +56,14 @@ static void expert_products(backend_student *s, const float *x, const weight *st
     }
 }
 
-static void activate_slot(backend_student *s, void *context, int slot) {
+static void activate_slot(backend_f_theta_trainer *s, void *context, int slot) {
     (void)context;
     size_t width = (size_t)s->m->config->expert_intermediate;
     const float *gate = s->tape.slot_gate_up + (size_t)slot * 2 * width;
     s->m->kernels->gated(0, gate, gate + width, (int)width, s->tape.slot_act + (size_t)slot * width);
 }
 
-static void mix_row(backend_student *s, void *context, int row) {
+static void mix_row(backend_f_theta_trainer *s, void *context, int row) {
     (void)context;
     const gemma4_config *c = s->m->config;
     size_t hidden = (size_t)c->hidden, k = (size_t)c->experts_per_token;
@@ -72,7 +73,7 @@ static void mix_row(backend_student *s, void *context, int row) {
         s->m->kernels->axpy(s->tape.share[i], s->tape.slot_out + (size_t)s->tape.slot_of[i] * hidden, c->hidden, out);
 }
 
-void student_experts(backend_student *s, int layer) {
+void student_experts(backend_f_theta_trainer *s, int layer) {
     const gemma4_config *c = s->m->config;
     const gemma4_layer_weights *w = &s->m->weights->layer[layer];
     student_tape *t = &s->tape;
@@ -107,7 +108,7 @@ typedef struct back_work {
 } back_work;
 
 /* d_slot = share * d_mixed, and the gradients of the row's logits. */
-static void unmix_row(backend_student *s, void *context, int row) {
+static void unmix_row(backend_f_theta_trainer *s, void *context, int row) {
     const back_work *w = context;
     const gemma4_config *c = s->m->config;
     const float *scales = s->m->weights->layer[w->layer].router_expert_scale;
@@ -133,14 +134,14 @@ static void unmix_row(backend_student *s, void *context, int row) {
     for (int i = 0; i < k; i++) z[s->tape.chosen[first + (size_t)i]] = d_z[i];
 }
 
-static void deactivate_slot(backend_student *s, void *context, int slot) {
+static void deactivate_slot(backend_f_theta_trainer *s, void *context, int slot) {
     (void)context;
     size_t width = (size_t)s->m->config->expert_intermediate, at = (size_t)slot * 2 * width;
     backward_gated(s->tape.slot_gate_up + at, s->tape.slot_gate_up + at + width, s->d_slot_act + (size_t)slot * width,
                    (int)width, s->d_slot_gate_up + at, s->d_slot_gate_up + at + width);
 }
 
-static void back_row(backend_student *s, void *context, int row) {
+static void back_row(backend_f_theta_trainer *s, void *context, int row) {
     const back_work *w = context;
     const gemma4_config *c = s->m->config;
     const gemma4_layer_weights *weights = &s->m->weights->layer[w->layer];
@@ -153,7 +154,7 @@ static void back_row(backend_student *s, void *context, int row) {
     backward_rms_norm(s->tape.h1 + at, weights->pre_ffn_norm_2, d_x, c->hidden, c->rms_eps, w->d_h1 + at);
 }
 
-void student_experts_back(backend_student *s, int layer, const float *d_mixed, float *d_h1) {
+void student_experts_back(backend_f_theta_trainer *s, int layer, const float *d_mixed, float *d_h1) {
     const gemma4_config *c = s->m->config;
     const student_layer *l = &s->layer[layer];
     size_t hidden = (size_t)c->hidden, width = (size_t)c->expert_intermediate;

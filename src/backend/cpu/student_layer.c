@@ -14,7 +14,7 @@ typedef struct norm_work {
     bool set;           /* the gradient is set, not added to */
 } norm_work;
 
-static void norm_row(backend_student *s, void *context, int row) {
+static void norm_row(backend_f_theta_trainer *s, void *context, int row) {
     const norm_work *w = context;
     int hidden = s->m->config->hidden;
     float eps = s->m->config->rms_eps;
@@ -27,24 +27,25 @@ static void norm_row(backend_student *s, void *context, int row) {
     backward_rms_norm(w->x + at, w->gain, w->d_out + at, hidden, eps, w->out + at);
 }
 
-static void norm(backend_student *s, const float *x, const float *gain, float *out) {
+static void norm(backend_f_theta_trainer *s, const float *x, const float *gain, float *out) {
     norm_work work = {x, gain, out, NULL, false};
     student_rows(s, s->o.rows, norm_row, &work);
 }
 
-static void norm_back(backend_student *s, const float *x, const float *gain, const float *d_out, float *d_x, bool set) {
+static void norm_back(backend_f_theta_trainer *s, const float *x, const float *gain, const float *d_out, float *d_x,
+                      bool set) {
     norm_work work = {x, gain, d_x, d_out, set};
     student_rows(s, s->o.rows, norm_row, &work);
 }
 
-static void add_rows(const backend_student *s, const float *x, float *to) {
+static void add_rows(const backend_f_theta_trainer *s, const float *x, float *to) {
     size_t n = (size_t)s->o.rows * (size_t)s->m->config->hidden;
     for (size_t i = 0; i < n; i++) to[i] += x[i];
 }
 
 /* -------------------------------------------------------------------------------------------------------- input */
 
-static void embed_row(backend_student *s, void *context, int row) {
+static void embed_row(backend_f_theta_trainer *s, void *context, int row) {
     (void)context;
     const gemma4_config *c = s->m->config;
     float *h = s->embedded + (size_t)row * (size_t)c->hidden;
@@ -52,7 +53,7 @@ static void embed_row(backend_student *s, void *context, int row) {
     s->m->kernels->scale(s->m->embed_scale, c->hidden, h);
 }
 
-static void ple_row(backend_student *s, void *context, int row) {
+static void ple_row(backend_f_theta_trainer *s, void *context, int row) {
     (void)context;
     const backend_model *m = s->m;
     const gemma4_config *c = m->config;
@@ -67,7 +68,7 @@ static void ple_row(backend_student *s, void *context, int row) {
     }
 }
 
-void student_embed(backend_student *s) {
+void student_embed(backend_f_theta_trainer *s) {
     const gemma4_config *c = s->m->config;
     student_rows(s, s->o.rows, embed_row, NULL);
     if (!c->ple_width) return;
@@ -79,7 +80,7 @@ void student_embed(backend_student *s) {
 /* ---------------------------------------------------------------------------------------------------- attention */
 
 /* Head norms and RoPE of the rows' queries and own K/V. */
-static void head_row(backend_student *s, void *context, int row) {
+static void head_row(backend_f_theta_trainer *s, void *context, int row) {
     int layer = *(const int *)context;
     const backend_model *m = s->m;
     const gemma4_layer_config *c = &m->config->layer[layer];
@@ -101,7 +102,7 @@ static void head_row(backend_student *s, void *context, int row) {
     }
 }
 
-static void attention_forward(backend_student *s, int layer) {
+static void attention_forward(backend_f_theta_trainer *s, int layer) {
     const gemma4_config *c = s->m->config;
     const gemma4_layer_weights *w = &s->m->weights->layer[layer];
     student_layer *l = &s->layer[layer];
@@ -123,7 +124,7 @@ static void attention_forward(backend_student *s, int layer) {
 }
 
 /* Gradients of queries and own K/V to those of the raw ones. */
-static void head_row_back(backend_student *s, void *context, int row) {
+static void head_row_back(backend_f_theta_trainer *s, void *context, int row) {
     int layer = *(const int *)context;
     const backend_model *m = s->m;
     const gemma4_layer_config *c = &m->config->layer[layer];
@@ -152,7 +153,7 @@ static void head_row_back(backend_student *s, void *context, int row) {
 }
 
 /* From d_h, the gradient of h1, to that of the layer's input. */
-static void attention_back(backend_student *s, int layer) {
+static void attention_back(backend_f_theta_trainer *s, int layer) {
     const gemma4_config *c = s->m->config;
     const gemma4_layer_weights *w = &s->m->weights->layer[layer];
     student_layer *l = &s->layer[layer];
@@ -178,13 +179,13 @@ static void attention_back(backend_student *s, int layer) {
 
 /* -------------------------------------------------------------------------------------------------- feed forward */
 
-static void activate_row(backend_student *s, void *context, int row) {
+static void activate_row(backend_f_theta_trainer *s, void *context, int row) {
     size_t width = (size_t)s->m->config->layer[*(const int *)context].intermediate;
     const float *gate = s->tape.gate_up + (size_t)row * 2 * width;
     s->m->kernels->gated(0, gate, gate + width, (int)width, s->tape.act + (size_t)row * width);
 }
 
-static void feed_forward(backend_student *s, int layer) {
+static void feed_forward(backend_f_theta_trainer *s, int layer) {
     const gemma4_config *c = s->m->config;
     const gemma4_layer_weights *w = &s->m->weights->layer[layer];
     student_tape *t = &s->tape;
@@ -207,14 +208,14 @@ static void feed_forward(backend_student *s, int layer) {
     add_rows(s, t->h1, t->h2);
 }
 
-static void deactivate_row(backend_student *s, void *context, int row) {
+static void deactivate_row(backend_f_theta_trainer *s, void *context, int row) {
     size_t width = (size_t)s->m->config->layer[*(const int *)context].intermediate, at = (size_t)row * 2 * width;
     backward_gated(s->tape.gate_up + at, s->tape.gate_up + at + width, s->d_act + (size_t)row * width, (int)width,
                    s->d_gate_up + at, s->d_gate_up + at + width);
 }
 
 /* From d_h, the gradient of h2, to that of h1. */
-static void feed_forward_back(backend_student *s, int layer) {
+static void feed_forward_back(backend_f_theta_trainer *s, int layer) {
     const gemma4_config *c = s->m->config;
     const gemma4_layer_weights *w = &s->m->weights->layer[layer];
     student_layer *l = &s->layer[layer];
@@ -244,7 +245,7 @@ typedef struct ple_work {
     bool back;
 } ple_work;
 
-static void ple_gate_row(backend_student *s, void *context, int row) {
+static void ple_gate_row(backend_f_theta_trainer *s, void *context, int row) {
     const ple_work *w = context;
     const gemma4_config *c = s->m->config;
     size_t width = (size_t)c->ple_width, at = (size_t)row * width;
@@ -256,7 +257,7 @@ static void ple_gate_row(backend_student *s, void *context, int row) {
 }
 
 /* `out` = h2 and what the layer's own inputs add. */
-static void ple_forward(backend_student *s, int layer, float *out) {
+static void ple_forward(backend_f_theta_trainer *s, int layer, float *out) {
     const gemma4_config *c = s->m->config;
     const gemma4_layer_weights *w = &s->m->weights->layer[layer];
     student_tape *t = &s->tape;
@@ -269,7 +270,7 @@ static void ple_forward(backend_student *s, int layer, float *out) {
     add_rows(s, t->h2, out);
 }
 
-static void ple_back(backend_student *s, int layer) {
+static void ple_back(backend_f_theta_trainer *s, int layer) {
     const gemma4_config *c = s->m->config;
     student_layer *l = &s->layer[layer];
     size_t hidden = (size_t)c->hidden, width = (size_t)c->ple_width;
@@ -282,7 +283,7 @@ static void ple_back(backend_student *s, int layer) {
 
 /* --------------------------------------------------------------------------------------------------------- layer */
 
-void student_layer_forward(backend_student *s, int layer, float *out) {
+void student_layer_forward(backend_f_theta_trainer *s, int layer, float *out) {
     const gemma4_config *c = s->m->config;
     size_t all = (size_t)s->o.rows * (size_t)c->hidden;
     attention_forward(s, layer);
@@ -295,7 +296,7 @@ void student_layer_forward(backend_student *s, int layer, float *out) {
     for (size_t i = 0; i < all; i++) out[i] *= scalar;
 }
 
-void student_layer_back(backend_student *s, int layer) {
+void student_layer_back(backend_f_theta_trainer *s, int layer) {
     const gemma4_config *c = s->m->config;
     size_t all = (size_t)s->o.rows * (size_t)c->hidden;
     student_layer_forward(s, layer, s->sink);

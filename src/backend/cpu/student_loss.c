@@ -9,18 +9,18 @@ static const double least_size = 1e-6;     /* what a mean square or a variance i
 static const double combined_square = 0.1; /* of the squared error, beside directions and magnitudes */
 static const float full_share = 0.3f;      /* what K and V of a full-attention layer count */
 
-static bool is_attention(student_loss loss) {
-    return loss == STUDENT_ATTN_DISTIL || loss == STUDENT_ATTN_DISTIL_HYBRID;
+static bool is_attention(f_theta_loss loss) {
+    return loss == F_THETA_LOSS_ATTN_DISTIL || loss == F_THETA_LOSS_ATTN_DISTIL_HYBRID;
 }
 
-int student_counted(const backend_student *s) {
+int student_counted(const backend_f_theta_trainer *s) {
     const gemma4_config *c = s->m->config;
     int n = 0;
     for (int i = 0; i < c->layers; i++) {
         if (is_attention(s->o.loss))
             n += s->layer[i].restored;
         else
-            n += s->o.loss == STUDENT_DISTIL || c->layer[i].kv_source == i;
+            n += s->o.loss == F_THETA_LOSS_DISTIL || c->layer[i].kv_source == i;
     }
     return n > 0 ? n : 1;
 }
@@ -32,7 +32,7 @@ typedef struct head_work {
     float scale;
 } head_work;
 
-static void head_row(backend_student *s, void *context, int row) {
+static void head_row(backend_f_theta_trainer *s, void *context, int row) {
     const head_work *w = context;
     const gemma4_config *c = s->m->config;
     size_t at = (size_t)row * (size_t)c->vocab;
@@ -41,7 +41,7 @@ static void head_row(backend_student *s, void *context, int row) {
     w->kl[row] = backward_kl(s->logits[0] + at, s->logits[1] + at, c->vocab, c->logit_softcap, w->scale);
 }
 
-double student_head(backend_student *s, const float *h, float scale) {
+double student_head(backend_f_theta_trainer *s, const float *h, float scale) {
     const backend_model *m = s->m;
     const gemma4_config *c = m->config;
     size_t hidden = (size_t)c->hidden, n = (size_t)s->o.rows;
@@ -73,7 +73,7 @@ static double squares(const float *x, size_t n) {
     return sum;
 }
 
-double student_share(const backend_student *s, const float *x, const float *native, float scale, float *d) {
+double student_share(const backend_f_theta_trainer *s, const float *x, const float *native, float scale, float *d) {
     size_t hidden = (size_t)s->m->config->hidden, n = (size_t)s->o.rows * hidden;
     const float *target = native + (size_t)s->segment.first * hidden;
     double size = fmax(squares(target, n), least_size);
@@ -81,12 +81,12 @@ double student_share(const backend_student *s, const float *x, const float *nati
 }
 
 /* The teacher's row of a restored one. */
-static const float *native_row(const backend_student *s, float *const *native, int layer, int half, int row) {
+static const float *native_row(const backend_f_theta_trainer *s, float *const *native, int layer, int half, int row) {
     const student_layer *l = &s->layer[layer];
     return native[half] + (size_t)s->position[l->first + row] * student_kv_dim(s, layer);
 }
 
-double student_share_kv(backend_student *s, int layer, float scale) {
+double student_share_kv(backend_f_theta_trainer *s, int layer, float scale) {
     const student_layer *l = &s->layer[layer];
     size_t kv = student_kv_dim(s, layer);
     float counts = s->m->config->layer[layer].type == GEMMA4_FULL ? full_share : 1;
@@ -106,8 +106,8 @@ double student_share_kv(backend_student *s, int layer, float scale) {
 
 /* -------------------------------------------------------------------------------------------------- K and V alone */
 
-double student_directions(backend_student *s, int layer, float scale) {
-    if (s->o.loss != STUDENT_ATTN_DISTIL_HYBRID) return 0;
+double student_directions(backend_f_theta_trainer *s, int layer, float scale) {
+    if (s->o.loss != F_THETA_LOSS_ATTN_DISTIL_HYBRID) return 0;
     const student_layer *l = &s->layer[layer];
     size_t kv = student_kv_dim(s, layer), d = (size_t)s->m->config->layer[layer].head_dim;
     double lost = 0, vectors = (double)l->rows * (double)(kv / d);
@@ -130,23 +130,23 @@ typedef struct raw_parts {
     double square, direction, magnitude;
 } raw_parts;
 
-static raw_parts parts_of(const backend_student *s, int half) {
+static raw_parts parts_of(const backend_f_theta_trainer *s, int half) {
     double n = student_counted(s);
     switch (s->o.loss) {
-    case STUDENT_MSE:
+    case F_THETA_LOSS_MSE:
         return (raw_parts){.square = 1 / (2 * n)};
-    case STUDENT_COS_MAG:
+    case F_THETA_LOSS_COS_MAG:
         return (raw_parts){.direction = 1 / (2 * n), .magnitude = 1 / (2 * n)};
-    case STUDENT_COMBINED:
+    case F_THETA_LOSS_COMBINED:
         return (raw_parts){combined_square / (2 * n), 1 / (2 * n), 1 / (2 * n)};
-    case STUDENT_ATTN_DISTIL_HYBRID:
+    case F_THETA_LOSS_ATTN_DISTIL_HYBRID:
         return (raw_parts){.magnitude = (double)s->o.lambda[2 + half] / n};
     default:
         return (raw_parts){0};
     }
 }
 
-double student_raw(backend_student *s, int layer, int half, float scale, float *d_raw) {
+double student_raw(backend_f_theta_trainer *s, int layer, int half, float scale, float *d_raw) {
     raw_parts parts = parts_of(s, half);
     if (parts.square == 0 && parts.direction == 0 && parts.magnitude == 0) return 0;
     const student_layer *l = &s->layer[layer];
@@ -158,7 +158,8 @@ double student_raw(backend_student *s, int layer, int half, float scale, float *
         size += squares(t, kv);
     }
     double mean_square = fmax(size / vectors, least_size), variance = 1;
-    if (s->o.loss == STUDENT_COMBINED) variance = fmax((size - sum * sum / values) / fmax(values - 1, 1), least_size);
+    if (s->o.loss == F_THETA_LOSS_COMBINED)
+        variance = fmax((size - sum * sum / values) / fmax(values - 1, 1), least_size);
     double square = parts.square / (values * variance), direction = parts.direction / vectors,
            magnitude = parts.magnitude / (vectors * mean_square);
     for (int r = 0; r < l->rows; r++) {

@@ -5,19 +5,19 @@
 #include "backend/cpu/student.h"
 #include "backend/latent_row.h"
 
-static weight encoder_of(const backend_student *s, int half) {
+static weight encoder_of(const backend_f_theta_trainer *s, int half) {
     return student_matrix(s->weights + s->layout.encoder[half], student_rank(s, half), f_theta_encoder_in(&s->f));
 }
 
 /* Rows of what an encoder reads, side by side. */
-static void gather(backend_student *s, int half) {
+static void gather(backend_f_theta_trainer *s, int half) {
     size_t n = (size_t)f_theta_encoder_in(&s->f);
     for (int i = 0; i < s->n_positions; i++)
         memcpy(s->gathered + (size_t)i * n, s->inputs[half] + (size_t)s->position[i] * n, n * sizeof *s->gathered);
 }
 
 /* A latent becomes what a session would read back; gradients pass as if it had stayed. */
-static void store_latent(backend_student *s, void *context, int row) {
+static void store_latent(backend_f_theta_trainer *s, void *context, int row) {
     int half = *(const int *)context, rank = student_rank(s, half);
     float *e = s->latent[half] + (size_t)row * (size_t)rank;
     unsigned char *code = s->code + (size_t)row * (size_t)s->f.rank * sizeof(float) * 2;
@@ -26,7 +26,7 @@ static void store_latent(backend_student *s, void *context, int row) {
     latent_decode(format, code, rank, e);
 }
 
-void student_encode(backend_student *s) {
+void student_encode(backend_f_theta_trainer *s) {
     size_t n = (size_t)f_theta_encoder_in(&s->f);
     for (int half = 0; half < 2; half++) {
         if (!s->layout.encoder_there[half]) continue;
@@ -40,7 +40,7 @@ void student_encode(backend_student *s) {
     }
 }
 
-void student_encode_back(backend_student *s, float *gradient) {
+void student_encode_back(backend_f_theta_trainer *s, float *gradient) {
     for (int half = 0; half < 2; half++) {
         if (!s->layout.encoder_there[half]) continue;
         gather(s, half);
@@ -50,7 +50,7 @@ void student_encode_back(backend_student *s, float *gradient) {
 }
 
 /* The norms and rotation of a restored row. */
-static void see_row(backend_student *s, void *context, int row) {
+static void see_row(backend_f_theta_trainer *s, void *context, int row) {
     int layer = *(const int *)context;
     const backend_model *m = s->m;
     const gemma4_layer_config *c = &m->config->layer[layer];
@@ -66,7 +66,7 @@ static void see_row(backend_student *s, void *context, int row) {
     }
 }
 
-void student_decode(backend_student *s, int layer) {
+void student_decode(backend_f_theta_trainer *s, int layer) {
     student_layer *l = &s->layer[layer];
     size_t kv = student_kv_dim(s, layer);
     for (int half = 0; half < 2; half++) {
@@ -84,7 +84,7 @@ typedef struct unsee_work {
     int layer, half;
 } unsee_work;
 
-static void unsee_row(backend_student *s, void *context, int row) {
+static void unsee_row(backend_f_theta_trainer *s, void *context, int row) {
     const unsee_work *w = context;
     const backend_model *m = s->m;
     const gemma4_layer_config *c = &m->config->layer[w->layer];
@@ -106,7 +106,7 @@ static void unsee_row(backend_student *s, void *context, int row) {
     }
 }
 
-double student_decode_back(backend_student *s, int layer, float *gradient) {
+double student_decode_back(backend_f_theta_trainer *s, int layer, float *gradient) {
     const student_layer *l = &s->layer[layer];
     size_t kv = student_kv_dim(s, layer);
     double lost = 0;

@@ -3,8 +3,8 @@
 
 #include "backend/backend_train.h"
 #include "backend/cpu/drafter_trainer.h"
+#include "backend/cpu/f_theta_trainer.h"
 #include "backend/cpu/matrix.h"
-#include "backend/cpu/students.h"
 #include "backend/cpu/train_products.h"
 #include "backend/cpu/train_taps.h"
 
@@ -45,12 +45,12 @@ const backend_train_ops *cpu_train(void) {
     static const backend_train_ops ops = {.forward = tapped_forward,
                                           .outer = train_outer,
                                           .weight_row = train_weight_row,
-                                          .student_bytes = cpu_student_bytes,
-                                          .student_create = cpu_student_create,
-                                          .student_destroy = cpu_student_destroy,
-                                          .student_weights = cpu_student_weights,
-                                          .student_teach = cpu_student_teach,
-                                          .student_learn = cpu_student_learn,
+                                          .f_theta_trainer_bytes = cpu_f_theta_trainer_bytes,
+                                          .f_theta_trainer_create = cpu_f_theta_trainer_create,
+                                          .f_theta_trainer_destroy = cpu_f_theta_trainer_destroy,
+                                          .f_theta_trainer_weights = cpu_f_theta_trainer_weights,
+                                          .f_theta_trainer_teach = cpu_f_theta_trainer_teach,
+                                          .f_theta_trainer_learn = cpu_f_theta_trainer_learn,
                                           .trains_assistants = true,
                                           .drafter_trainer_bytes = cpu_drafter_trainer_bytes,
                                           .drafter_trainer_create = cpu_drafter_trainer_create,

@@ -3,7 +3,7 @@
  * for the rows of many sequences at once: a segment is short, and kernels over one at a time would wait for their
  * launches. The teacher goes the same way as the student, with whole sequences for segments. The rooms:
  *
- *   student.c            memory, verbs, the order of a step     student_layer.c      a layer, there and back
+ *   f_theta_trainer.c    memory, verbs, the order of a step     student_layer.c      a layer, there and back
  *   student_columns.c    what rows see: tables for the device   student_restore.c    f_theta there and back, losses
  *   student_weights.c    the model's matrices, and products with them        train_*.cu           kernels
  *
@@ -15,7 +15,7 @@
 #include "backend/cuda/model.h"
 #include "backend/cuda/split_products.h"
 #include "backend/cuda/train_kernels.h"
-#include "backend/student_layout.h"
+#include "backend/f_theta_layout.h"
 
 /* A matrix [out][in] of the device: the engine's, where that is exact, else a copy in float32. */
 typedef struct student_matrix {
@@ -73,11 +73,11 @@ typedef struct student_tables {
     size_t ints, most;
 } student_tables;
 
-struct backend_student {
+struct backend_f_theta_trainer {
     backend_model *m;
-    student_options o;
+    f_theta_trainer_options o;
     f_theta_config f;
-    student_layout layout;
+    f_theta_layout layout;
     cuda_launch launch;
     cuda_buffer memory;
     int together; /* sequences of a chunk */
@@ -126,83 +126,87 @@ typedef struct student_arena {
 
 void *student_take(student_arena *a, size_t bytes);
 
-static inline int student_kv_dim(const backend_student *s, int layer) {
+static inline int student_kv_dim(const backend_f_theta_trainer *s, int layer) {
     const gemma4_layer_config *l = &s->m->config->layer[layer];
     return l->kv_heads * l->head_dim;
 }
-static inline int student_q_dim(const backend_student *s, int layer) {
+static inline int student_q_dim(const backend_f_theta_trainer *s, int layer) {
     return s->m->config->heads * s->m->config->layer[layer].head_dim;
 }
-static inline int student_rank(const backend_student *s, int half) { return half ? s->f.rank_v : s->f.rank_k; }
-static inline int student_code(const backend_student *s, int half) { return s->f.shared_latent ? 0 : half; }
-static inline student_restored *student_restored_of(backend_student *s, int layer) {
+static inline int student_rank(const backend_f_theta_trainer *s, int half) { return half ? s->f.rank_v : s->f.rank_k; }
+static inline int student_code(const backend_f_theta_trainer *s, int half) { return s->f.shared_latent ? 0 : half; }
+static inline student_restored *student_restored_of(backend_f_theta_trainer *s, int layer) {
     return &s->restored[s->m->config->layer[layer].type];
 }
-static inline bool student_compares_attention(student_loss loss) {
-    return loss == STUDENT_ATTN_DISTIL || loss == STUDENT_ATTN_DISTIL_HYBRID;
+static inline bool student_compares_attention(f_theta_loss loss) {
+    return loss == F_THETA_LOSS_ATTN_DISTIL || loss == F_THETA_LOSS_ATTN_DISTIL_HYBRID;
 }
-static inline bool student_compares_raw(student_loss loss) {
-    return loss == STUDENT_MSE || loss == STUDENT_COS_MAG || loss == STUDENT_COMBINED ||
-           loss == STUDENT_ATTN_DISTIL_HYBRID;
+static inline bool student_compares_raw(f_theta_loss loss) {
+    return loss == F_THETA_LOSS_MSE || loss == F_THETA_LOSS_COS_MAG || loss == F_THETA_LOSS_COMBINED ||
+           loss == F_THETA_LOSS_ATTN_DISTIL_HYBRID;
 }
-static inline void student_copy(const backend_student *s, float *to, const float *from, size_t n) {
+static inline void student_copy(const backend_f_theta_trainer *s, float *to, const float *from, size_t n) {
     (void)cudaMemcpyAsync(to, from, n * sizeof *to, cudaMemcpyDeviceToDevice, s->launch.stream);
 }
-static inline void student_zero(const backend_student *s, float *x, size_t n) {
+static inline void student_zero(const backend_f_theta_trainer *s, float *x, size_t n) {
     (void)cudaMemsetAsync(x, 0, n * sizeof *x, s->launch.stream);
 }
 
-/* --- student_weights.c ------------------------------------------------------------------------------------------- */
+/* --- student_weights.c 
+ * ------------------------------------------------------------------------------------------- */
 
-void train_weights_lay_out(backend_student *s, student_arena *a);
+void train_weights_lay_out(backend_f_theta_trainer *s, student_arena *a);
 /* Values of the largest of the engine's matrices, turned. */
-size_t train_turned_values(const backend_student *s);
-kakeya_status train_weights_fill(backend_student *s, kakeya_error *error);
+size_t train_turned_values(const backend_f_theta_trainer *s);
+kakeya_status train_weights_fill(backend_f_theta_trainer *s, kakeya_error *error);
 /* y [rows][w.out] = w x; d_x [rows][w.in] = w' d_y, or added to it. */
-void train_forward(backend_student *s, const float *x, size_t ldx, int rows, student_matrix w, float *y, size_t ldy);
-void train_back(backend_student *s, const float *d_y, size_t ldy, int rows, student_matrix w, float *d_x, bool add);
+void train_forward(backend_f_theta_trainer *s, const float *x, size_t ldx, int rows, student_matrix w, float *y,
+                   size_t ldy);
+void train_back(backend_f_theta_trainer *s, const float *d_y, size_t ldy, int rows, student_matrix w, float *d_x,
+                bool add);
 /* A product of float32 matrices. */
-void train_multiply(backend_student *s, train_form form, const train_product *p);
+void train_multiply(backend_f_theta_trainer *s, train_form form, const train_product *p);
 /* sum [nb][na] += b' a over rows. */
-void train_outer(backend_student *s, const float *b, int nb, const float *a, int na, int rows, float *sum);
+void train_outer(backend_f_theta_trainer *s, const float *b, int nb, const float *a, int na, int rows, float *sum);
 
 /* --- student_columns.c ------------------------------------------------------------------------------------------- */
 
-size_t train_table_ints(const backend_student *s); /* at most */
-int train_most_columns(const backend_student *s, int type);
-int train_most_restored(const backend_student *s, int type); /* of a segment */
+size_t train_table_ints(const backend_f_theta_trainer *s); /* at most */
+int train_most_columns(const backend_f_theta_trainer *s, int type);
+int train_most_restored(const backend_f_theta_trainer *s, int type); /* of a segment */
 /* Passes, columns and restored positions of a chunk: on the device behind the call. */
-kakeya_status train_lay_tables(backend_student *s, const student_sequence *sequences, int n, kakeya_error *error);
+kakeya_status train_lay_tables(backend_f_theta_trainer *s, const f_theta_trainer_sequence *sequences, int n,
+                               kakeya_error *error);
 
 /* --- student_values.c ------------------------------------------------------------------------------------------- */
 
 /* Raw V of a layer as attention sees it, and the way back: d_v is set, or added to. */
-void train_values(backend_student *s, int layer, const float *raw, int rows, float *out);
-void train_values_back(backend_student *s, int layer, const float *raw, const float *d_out, int rows, bool add,
+void train_values(backend_f_theta_trainer *s, int layer, const float *raw, int rows, float *out);
+void train_values_back(backend_f_theta_trainer *s, int layer, const float *raw, const float *d_out, int rows, bool add,
                        float *d_v);
 
 /* --- student_layer.c --------------------------------------------------------------------------------------------- */
 
-void train_embed(backend_student *s, const student_pass *p, float *out);
+void train_embed(backend_f_theta_trainer *s, const student_pass *p, float *out);
 /* out [rows][H] from in. */
-void train_layer_forward(backend_student *s, const student_pass *p, int layer, const float *in, float *out);
+void train_layer_forward(backend_f_theta_trainer *s, const student_pass *p, int layer, const float *in, float *out);
 /* The student's: d_h of the output becomes that of the input, by way of the layer computed again. */
-void train_layer_back(backend_student *s, int layer);
+void train_layer_back(backend_f_theta_trainer *s, int layer);
 /* What a layer's attention gives by itself, with the teacher's queries and nothing but restored K/V. */
-void train_compare_attention(backend_student *s, int layer, bool learns);
+void train_compare_attention(backend_f_theta_trainer *s, int layer, bool learns);
 
 /* --- student_restore.c ------------------------------------------------------------------------------------------- */
 
-void train_encode(backend_student *s);
-void train_encode_back(backend_student *s);
-void train_decode(backend_student *s, int layer);
-void train_decode_back(backend_student *s, int layer, bool learns);
-void train_head(backend_student *s, const float *h, bool learns);
+void train_encode(backend_f_theta_trainer *s);
+void train_encode_back(backend_f_theta_trainer *s);
+void train_decode(backend_f_theta_trainer *s, int layer);
+void train_decode_back(backend_f_theta_trainer *s, int layer, bool learns);
+void train_head(backend_f_theta_trainer *s, const float *h, bool learns);
 /* Squared error of x [S * N][H] as a share of the teacher's; result < 0: the gradient alone. */
-void train_compare(backend_student *s, const float *x, const float *native, int result, double by, float scale,
+void train_compare(backend_f_theta_trainer *s, const float *x, const float *native, int result, double by, float scale,
                    float *d);
-void train_share_kv(backend_student *s, int layer);
+void train_share_kv(backend_f_theta_trainer *s, int layer);
 /* Directions of K and V, for the loss that has them. */
-void train_directions(backend_student *s, int layer);
+void train_directions(backend_f_theta_trainer *s, int layer);
 
 #endif

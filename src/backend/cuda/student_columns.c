@@ -11,17 +11,17 @@ static int later(int a, int b) { return a > b ? a : b; }
 /* Products on tensor cores take values in eights. */
 static int in_eights(int n) { return (n + 7) / 8 * 8; }
 
-int train_most_restored(const backend_student *s, int type) {
+int train_most_restored(const backend_f_theta_trainer *s, int type) {
     int window = s->m->config->sliding_window + s->o.rows;
     return type == GEMMA4_SLIDING ? smaller(window, s->o.sequence) : s->o.sequence;
 }
 
-int train_most_columns(const backend_student *s, int type) {
+int train_most_columns(const backend_f_theta_trainer *s, int type) {
     int exact = type == GEMMA4_SLIDING ? smaller(s->m->config->sliding_window, s->o.sequence) : s->o.sequence;
     return in_eights(exact + train_most_restored(s, type) + s->o.rows);
 }
 
-size_t train_table_ints(const backend_student *s) {
+size_t train_table_ints(const backend_f_theta_trainer *s) {
     size_t b = (size_t)s->together, segments = b * (size_t)s->o.segments, t = (size_t)in_eights(s->o.sequence),
            rows = segments * (size_t)s->o.rows, restored = segments * t, n = 0;
     n += 2 * b * t + b + COLUMN_INTS * b * t; /* the teacher's tokens, positions, first rows, columns */
@@ -47,7 +47,7 @@ static train_column *take_columns(student_tables *t, size_t n, const train_colum
 }
 
 /* Sequences of one length: shorter ones are continued with a token that nobody sees. */
-static void lay_teacher(backend_student *s, const student_sequence *sequences, int n, int length) {
+static void lay_teacher(backend_f_theta_trainer *s, const f_theta_trainer_sequence *sequences, int n, int length) {
     student_pass *p = &s->teacher;
     *p = (student_pass){.teacher = true, .items = n, .per = length, .rows = n * length};
     size_t rows = (size_t)p->rows;
@@ -79,7 +79,7 @@ typedef struct stretch {
     int begin, end;
 } stretch;
 
-static stretch restored_span(const backend_student *s, const student_segment *g, int type) {
+static stretch restored_span(const backend_f_theta_trainer *s, const f_theta_trainer_segment *g, int type) {
     bool forced = student_compares_attention(s->o.loss);
     int behind = forced ? 0 : s->o.sink, evicting = g->prompt ? 0 : s->o.rows,
         end = forced ? g->first + s->o.rows : g->first + evicting - s->o.window,
@@ -91,8 +91,8 @@ static stretch restored_span(const backend_student *s, const student_segment *g,
 }
 
 /* Columns of a segment. Returns their number. */
-static int lay_columns(const backend_student *s, const student_segment *g, int type, int native, int restored, int own,
-                       train_column *out) {
+static int lay_columns(const backend_f_theta_trainer *s, const f_theta_trainer_segment *g, int type, int native,
+                       int restored, int own, train_column *out) {
     bool forced = student_compares_attention(s->o.loss), rule = type == GEMMA4_SLIDING || g->all_layers;
     int n = 0, oldest = type == GEMMA4_SLIDING ? later(0, g->first - s->m->config->sliding_window + 1) : 0;
     for (int p = oldest; p < g->first && !forced; p++) {
@@ -107,12 +107,12 @@ static int lay_columns(const backend_student *s, const student_segment *g, int t
 
 /* A chunk's segments in order, each with the number of its sequence. */
 typedef struct numbered {
-    const student_segment *segment;
+    const f_theta_trainer_segment *segment;
     int sequence;
 } numbered;
 
-static void lay_student(backend_student *s, const student_sequence *sequences, const numbered *all, int segments,
-                        int length) {
+static void lay_student(backend_f_theta_trainer *s, const f_theta_trainer_sequence *sequences, const numbered *all,
+                        int segments, int length) {
     student_pass *p = &s->student;
     int per = s->o.rows;
     *p = (student_pass){.items = segments, .per = per, .rows = segments * per};
@@ -124,7 +124,7 @@ static void lay_student(backend_student *s, const student_sequence *sequences, c
         *flag = take(&s->tables, (size_t)segments, &flag_device),
         *prompt = take(&s->tables, (size_t)segments, &prompt_device);
     for (int i = 0; i < segments; i++) {
-        const student_segment *g = all[i].segment;
+        const f_theta_trainer_segment *g = all[i].segment;
         first[i] = g->first;
         flag[i] = g->all_layers;
         prompt[i] = g->prompt;
@@ -163,17 +163,18 @@ static void lay_student(backend_student *s, const student_sequence *sequences, c
     }
 }
 
-static bool spreads(student_loss loss) { return loss != STUDENT_DISTIL && !student_compares_attention(loss); }
+static bool spreads(f_theta_loss loss) { return loss != F_THETA_LOSS_DISTIL && !student_compares_attention(loss); }
 
 /* Position i of those that a segment has restored, and how many they are. */
-static int restored_position(const backend_student *s, const student_segment *g, int length, stretch all, int i) {
+static int restored_position(const backend_f_theta_trainer *s, const f_theta_trainer_segment *g, int length,
+                             stretch all, int i) {
     if (!spreads(s->o.loss)) return all.begin + i;
     int step = length / s->o.rows, offset = step > 0 ? g->first % step : 0;
     return step > 0 ? i * step + offset : i % length;
 }
 
-static void lay_restored(backend_student *s, const student_sequence *sequences, const numbered *all, int segments,
-                         int length) {
+static void lay_restored(backend_f_theta_trainer *s, const f_theta_trainer_sequence *sequences, const numbered *all,
+                         int segments, int length) {
     size_t most = (size_t)segments * (size_t)s->o.sequence;
     int *native = take(&s->tables, most, &s->restored_native), *index[2], *position[2], *of[2], *begin[2];
     s->n_restored = 0;
@@ -186,7 +187,7 @@ static void lay_restored(backend_student *s, const student_sequence *sequences, 
         r->rows = 0;
     }
     for (int i = 0; i < segments; i++) {
-        const student_segment *g = all[i].segment;
+        const f_theta_trainer_segment *g = all[i].segment;
         int base = s->n_restored, first_native = all[i].sequence * length;
         stretch span[2];
         for (int type = 0; type < 2; type++) span[type] = restored_span(s, g, type);
@@ -209,7 +210,7 @@ static void lay_restored(backend_student *s, const student_sequence *sequences, 
 }
 
 /* Of losses that look at each layer by itself: what a layer of a kind counts. */
-static void lay_factors(backend_student *s, const numbered *all, int segments) {
+static void lay_factors(backend_f_theta_trainer *s, const numbered *all, int segments) {
     const gemma4_config *c = s->m->config;
     int layers[2] = {0, 0};
     for (int i = 0; i < c->layers; i++) layers[c->layer[i].type]++;
@@ -225,7 +226,8 @@ static void lay_factors(backend_student *s, const numbered *all, int segments) {
     }
 }
 
-kakeya_status train_lay_tables(backend_student *s, const student_sequence *sequences, int n, kakeya_error *error) {
+kakeya_status train_lay_tables(backend_f_theta_trainer *s, const f_theta_trainer_sequence *sequences, int n,
+                               kakeya_error *error) {
     enum { MOST = 4096 };
     numbered all[MOST];
     int length = 8, segments = 0;

@@ -1,7 +1,7 @@
 /* Values on their way to attention: models of one generation norm them, those of the other leave them as they are. */
 #include "backend/cuda/student.h"
 
-void train_values(backend_student *s, int layer, const float *raw, int rows, float *out) {
+void train_values(backend_f_theta_trainer *s, int layer, const float *raw, int rows, float *out) {
     const gemma4_config *c = s->m->config;
     const gemma4_layer_config *lc = &c->layer[layer];
     if (c->raw_values)
@@ -10,7 +10,7 @@ void train_values(backend_student *s, int layer, const float *raw, int rows, flo
         cuda_train_heads(&s->launch, raw, NULL, out, rows, lc->kv_heads, lc->head_dim, c->rms_eps, (train_turn){0});
 }
 
-void train_values_back(backend_student *s, int layer, const float *raw, const float *d_out, int rows, bool add,
+void train_values_back(backend_f_theta_trainer *s, int layer, const float *raw, const float *d_out, int rows, bool add,
                        float *d_v) {
     const gemma4_config *c = s->m->config;
     const gemma4_layer_config *lc = &c->layer[layer];

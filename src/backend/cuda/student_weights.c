@@ -19,19 +19,20 @@ static bool is_exact(const cuda_matrix *m, const weight *first, const weight *se
            !weight_source_rounds(&source, CUDA_FORM_BF16);
 }
 
-static student_matrix take_where(backend_student *s, student_arena *a, const cuda_matrix *m, bool exact, bool present) {
+static student_matrix take_where(backend_f_theta_trainer *s, student_arena *a, const cuda_matrix *m, bool exact,
+                                 bool present) {
     if (exact) return (student_matrix){.out = m->out, .in = m->in, .bits = m->data, .ld = (size_t)m->ld};
     if (!present) s->lacks = true;
     return student_copy_of(student_take(a, (size_t)m->out * (size_t)m->in * sizeof(float)), m->out, m->in);
 }
 
-static student_matrix take(backend_student *s, student_arena *a, const weight *w, const cuda_matrix *m) {
+static student_matrix take(backend_f_theta_trainer *s, student_arena *a, const weight *w, const cuda_matrix *m) {
     if (!w->out) return (student_matrix){0};
     return take_where(s, a, m, is_exact(m, w, NULL, w->out), weight_present(w));
 }
 
 /* Experts of `out` rows each, in one matrix or in two. */
-static student_matrix take_experts(backend_student *s, student_arena *a, const weight *w, const weight *second,
+static student_matrix take_experts(backend_f_theta_trainer *s, student_arena *a, const weight *w, const weight *second,
                                    const cuda_matrix *m, int out) {
     bool exact = is_exact(m, w, second, out) && s->m->config->experts <= SPLIT_GROUPS;
     return take_where(s, a, m, exact, weight_present(w));
@@ -50,7 +51,7 @@ typedef struct layer_vector {
 
 enum { LAYER_VECTORS = 11 };
 
-static void vectors_of(backend_student *s, int layer, layer_vector out[LAYER_VECTORS]) {
+static void vectors_of(backend_f_theta_trainer *s, int layer, layer_vector out[LAYER_VECTORS]) {
     const gemma4_config *c = s->m->config;
     const gemma4_layer_weights *w = &s->m->options.verifier->weights.layer[layer];
     student_layer *l = &s->layer[layer];
@@ -68,7 +69,7 @@ static void vectors_of(backend_student *s, int layer, layer_vector out[LAYER_VEC
     for (int i = 0; i < LAYER_VECTORS; i++) out[i] = all[i];
 }
 
-void train_weights_lay_out(backend_student *s, student_arena *a) {
+void train_weights_lay_out(backend_f_theta_trainer *s, student_arena *a) {
     const gemma4_config *c = s->m->config;
     const gemma4_weights *w = &s->m->options.verifier->weights;
     const cuda_weights *there = &s->m->weights;
@@ -117,7 +118,7 @@ static size_t turned(size_t most, student_matrix w, int times) {
     return values > most ? values : most;
 }
 
-size_t train_turned_values(const backend_student *s) {
+size_t train_turned_values(const backend_f_theta_trainer *s) {
     size_t most = turned(0, s->head, 1);
     for (int i = 0; i < s->m->config->layers; i++) {
         const student_layer *l = &s->layer[i];
@@ -132,7 +133,7 @@ size_t train_turned_values(const backend_student *s) {
 
 /* Rows on their way to the device. */
 typedef struct upload {
-    const backend_student *s;
+    const backend_f_theta_trainer *s;
     float *rows;
     size_t most;
     kakeya_status status;
@@ -163,7 +164,7 @@ static void fill(upload *u, const weight *w, student_matrix to) {
     if (to.data) fill_rows(u, w, 0, w->out, to.data);
 }
 
-static void fill_experts(upload *u, const backend_student *s, int layer) {
+static void fill_experts(upload *u, const backend_f_theta_trainer *s, int layer) {
     const gemma4_config *c = s->m->config;
     const gemma4_layer_weights *w = &s->m->options.verifier->weights.layer[layer];
     const student_layer *l = &s->layer[layer];
@@ -182,7 +183,7 @@ static void fill_experts(upload *u, const backend_student *s, int layer) {
 }
 
 /* inverse frequency j = theta^(-2j / head_dim) / factor, as cpu/rope.c has it */
-static void fill_turns(upload *u, const backend_student *s, int layer) {
+static void fill_turns(upload *u, const backend_f_theta_trainer *s, int layer) {
     const gemma4_config *c = s->m->config;
     gemma4_layer_type type = c->layer[layer].type;
     const gemma4_rope *rope = &c->rope[type];
@@ -201,7 +202,7 @@ static void fill_turns(upload *u, const backend_student *s, int layer) {
     }
 }
 
-kakeya_status train_weights_fill(backend_student *s, kakeya_error *error) {
+kakeya_status train_weights_fill(backend_f_theta_trainer *s, kakeya_error *error) {
     const gemma4_config *c = s->m->config;
     const gemma4_weights *w = &s->m->options.verifier->weights;
     upload u = {.s = s, .most = UPLOAD_FLOATS, .error = error};
@@ -251,13 +252,14 @@ kakeya_status train_weights_fill(backend_student *s, kakeya_error *error) {
 /* Multiplications from which on tensor cores are worth the parts. */
 static const double least_split = 1 << 28;
 
-void train_multiply(backend_student *s, train_form form, const train_product *p) {
+void train_multiply(backend_f_theta_trainer *s, train_form form, const train_product *p) {
     if (!split_product(&s->launch, &s->split, form, p, least_split)) cuda_train_product(&s->launch, form, p);
 }
 
 static split_matrix bits_of(student_matrix w) { return (split_matrix){w.bits, w.out, w.in, w.ld}; }
 
-void train_forward(backend_student *s, const float *x, size_t ldx, int rows, student_matrix w, float *y, size_t ldy) {
+void train_forward(backend_f_theta_trainer *s, const float *x, size_t ldx, int rows, student_matrix w, float *y,
+                   size_t ldy) {
     if (w.bits) {
         split_forward(&s->launch, &s->split, x, ldx, rows, bits_of(w), y, ldy);
         return;
@@ -267,7 +269,8 @@ void train_forward(backend_student *s, const float *x, size_t ldx, int rows, stu
     train_multiply(s, TRAIN_NT, &p);
 }
 
-void train_back(backend_student *s, const float *d_y, size_t ldy, int rows, student_matrix w, float *d_x, bool add) {
+void train_back(backend_f_theta_trainer *s, const float *d_y, size_t ldy, int rows, student_matrix w, float *d_x,
+                bool add) {
     if (w.bits) {
         split_back(&s->launch, &s->split, d_y, ldy, rows, bits_of(w), d_x, (size_t)w.in, add);
         return;
@@ -285,7 +288,7 @@ void train_back(backend_student *s, const float *d_y, size_t ldy, int rows, stud
     train_multiply(s, TRAIN_NN, &p);
 }
 
-void train_outer(backend_student *s, const float *b, int nb, const float *a, int na, int rows, float *sum) {
+void train_outer(backend_f_theta_trainer *s, const float *b, int nb, const float *a, int na, int rows, float *sum) {
     const train_product p = {.a = b,
                              .lda = (size_t)nb,
                              .b = a,

@@ -3,8 +3,8 @@
 #include <cuda_runtime_api.h>
 
 #include "backend/cuda/drafter_trainer.h"
+#include "backend/cuda/f_theta_trainer.h"
 #include "backend/cuda/statistics.h"
-#include "backend/cuda/students.h"
 
 const backend_train_ops *cuda_train(void);
 
@@ -31,11 +31,11 @@ const backend_train_ops *cuda_train(void) {
                                           .chooses = true,
                                           .host_memory = pinned,
                                           .free_host_memory = unpin,
-                                          .student_bytes = cuda_student_bytes,
-                                          .student_create = cuda_student_create,
-                                          .student_destroy = cuda_student_destroy,
-                                          .student_weights = cuda_student_weights,
-                                          .student_learn_many = cuda_student_learn_many,
+                                          .f_theta_trainer_bytes = cuda_f_theta_trainer_bytes,
+                                          .f_theta_trainer_create = cuda_f_theta_trainer_create,
+                                          .f_theta_trainer_destroy = cuda_f_theta_trainer_destroy,
+                                          .f_theta_trainer_weights = cuda_f_theta_trainer_weights,
+                                          .f_theta_trainer_learn_many = cuda_f_theta_trainer_learn_many,
                                           .drafter_trainer_bytes = cuda_drafter_trainer_bytes,
                                           .drafter_trainer_create = cuda_drafter_trainer_create,
                                           .drafter_trainer_destroy = cuda_drafter_trainer_destroy,

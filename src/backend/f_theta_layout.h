@@ -1,19 +1,19 @@
 /* The weights of an f_theta in training as one array of float32, which optimisers see as a row of numbers: the
  * encoders, then the decoders of each layer that has K/V of its own. Matrices are row-major, as in f_theta's file. */
-#ifndef KAKEYA_BACKEND_STUDENT_LAYOUT_H
-#define KAKEYA_BACKEND_STUDENT_LAYOUT_H
+#ifndef KAKEYA_BACKEND_F_THETA_LAYOUT_H
+#define KAKEYA_BACKEND_F_THETA_LAYOUT_H
 
 #include "model/f_theta.h"
 
-typedef struct student_layout {
+typedef struct f_theta_layout {
     bool encoder_there[2], decoder_there[GEMMA4_MAX_LAYERS];
     size_t encoder[2];                    /* where [rank][f_theta_encoder_in] begins; a shared latent has the first */
     size_t decoder[2][GEMMA4_MAX_LAYERS]; /* where [kv_heads * head_dim][rank] begins */
     size_t n;                             /* values in all */
-} student_layout;
+} f_theta_layout;
 
-static inline student_layout student_layout_of(const f_theta_config *f, const gemma4_config *verifier) {
-    student_layout l = {.encoder_there = {true, !f->shared_latent}};
+static inline f_theta_layout f_theta_layout_of(const f_theta_config *f, const gemma4_config *verifier) {
+    f_theta_layout l = {.encoder_there = {true, !f->shared_latent}};
     size_t rank[2] = {(size_t)f->rank_k, (size_t)f->rank_v};
     for (int half = 0; half < 2; half++) {
         l.encoder[half] = l.n;

@@ -6,7 +6,7 @@
 
 #include "backend/backend_train.h"
 #include "backend/cpu/backward.h"
-#include "backend/student_layout.h"
+#include "backend/f_theta_layout.h"
 #include "tiny.h"
 
 static double draw(uint64_t *state) {
@@ -183,15 +183,15 @@ enum { LENGTH = 40, ROWS = 6, SINK = 1, WINDOW = 4, FIRST = 30 };
 typedef struct fixture {
     tiny t;
     const backend_train_ops *ops;
-    backend_student *student;
+    backend_f_theta_trainer *trainer;
     f_theta_config config;
-    student_layout layout;
+    f_theta_layout layout;
     float *weights;
     int32_t tokens[LENGTH];
 } fixture;
 
 static void open_layers(fixture *l, const char *verifier, const char *drafter, int layers, f_theta_latents latents,
-                        bool shared, student_loss loss, int rows, int threads) {
+                        bool shared, f_theta_loss loss, int rows, int threads) {
     memset(l, 0, sizeof *l);
     tiny_open_weights(&l->t, verifier, drafter);
     l->t.verifier->config.sliding_window = 12;
@@ -211,31 +211,31 @@ static void open_layers(fixture *l, const char *verifier, const char *drafter, i
     REQUIRE_OK(f_theta_model_synthesize_as(&l->config, WEIGHT_F32, false, &l->t.account, &l->t.f_theta, error));
     tiny_complete(&l->t, KAKEYA_PRECISION_F32, threads == 1 ? "scalar" : NULL, threads);
     l->ops = backend_train_find(l->t.ops);
-    l->layout = student_layout_of(&l->config, c);
+    l->layout = f_theta_layout_of(&l->config, c);
     l->weights = malloc(l->layout.n * sizeof *l->weights);
     uint64_t random = 11;
     for (size_t i = 0; i < l->layout.n; i++) l->weights[i] = (float)(0.3 * draw(&random));
-    const student_options o = {.f_theta = &l->config,
-                               .sequence = LENGTH,
-                               .rows = rows,
-                               .sink = SINK,
-                               .window = WINDOW,
-                               .loss = loss,
-                               .kl = 1,
-                               .hidden = 0.7f,
-                               .attention = 0.6f,
-                               .kv = 0.5f,
-                               .lambda = {1, 0.8f, 0.1f, 0.2f}};
-    size_t before = mem_total(&l->t.account), bytes = l->ops->student_bytes(l->t.backend, &o);
-    REQUIRE_OK(l->ops->student_create(l->t.backend, &o, &l->student, error));
+    const f_theta_trainer_options o = {.f_theta = &l->config,
+                                       .sequence = LENGTH,
+                                       .rows = rows,
+                                       .sink = SINK,
+                                       .window = WINDOW,
+                                       .loss = loss,
+                                       .kl = 1,
+                                       .hidden = 0.7f,
+                                       .attention = 0.6f,
+                                       .kv = 0.5f,
+                                       .lambda = {1, 0.8f, 0.1f, 0.2f}};
+    size_t before = mem_total(&l->t.account), bytes = l->ops->f_theta_trainer_bytes(l->t.backend, &o);
+    REQUIRE_OK(l->ops->f_theta_trainer_create(l->t.backend, &o, &l->trainer, error));
     assert_in_range(mem_total(&l->t.account) - before, bytes, bytes + 256); /* the allocator rounds */
-    l->ops->student_weights(l->student, l->weights);
+    l->ops->f_theta_trainer_weights(l->trainer, l->weights);
     tiny_tokens(l->tokens, LENGTH, 3);
     for (int i = 0; i < LENGTH; i++) l->tokens[i] %= l->t.verifier->config.vocab;
 }
 
 static void open_on(fixture *l, const char *verifier, const char *drafter, f_theta_latents latents, bool shared,
-                    student_loss loss, int rows, int threads) {
+                    f_theta_loss loss, int rows, int threads) {
     open_layers(l, verifier, drafter, 0, latents, shared, loss, rows, threads);
 }
 
@@ -246,26 +246,26 @@ static void teach(fixture *l) {
                                            .account = &l->t.account};
     backend_cache *cache = NULL;
     REQUIRE_OK(l->t.ops->cache_create(l->t.backend, &options, &cache, error));
-    REQUIRE_OK(l->ops->student_teach(l->student, cache, l->tokens, LENGTH, error));
+    REQUIRE_OK(l->ops->f_theta_trainer_teach(l->trainer, cache, l->tokens, LENGTH, error));
     l->t.ops->cache_destroy(cache);
 }
 
 static void close_fixture(fixture *l) {
-    l->ops->student_destroy(l->student);
+    l->ops->f_theta_trainer_destroy(l->trainer);
     free(l->weights);
     tiny_close(&l->t);
 }
 
-static student_result learn_rows(fixture *l, bool all_layers, bool prompt, float *gradient) {
-    const student_segment segment = {.first = FIRST, .all_layers = all_layers, .prompt = prompt, .scale = 1};
-    student_result r;
+static f_theta_trainer_result learn_rows(fixture *l, bool all_layers, bool prompt, float *gradient) {
+    const f_theta_trainer_segment segment = {.first = FIRST, .all_layers = all_layers, .prompt = prompt, .scale = 1};
+    f_theta_trainer_result r;
     if (gradient) memset(gradient, 0, l->layout.n * sizeof *gradient);
-    l->ops->student_weights(l->student, l->weights);
-    l->ops->student_learn(l->student, &segment, gradient, &r);
+    l->ops->f_theta_trainer_weights(l->trainer, l->weights);
+    l->ops->f_theta_trainer_learn(l->trainer, &segment, gradient, &r);
     return r;
 }
 
-static student_result learn(fixture *l, bool all_layers, float *gradient) {
+static f_theta_trainer_result learn(fixture *l, bool all_layers, float *gradient) {
     return learn_rows(l, all_layers, false, gradient);
 }
 
@@ -296,13 +296,13 @@ static void check_matrix(fixture *l, const char *what, bool all_layers, double l
         fail_msg("%s: gradient %g, differentiated %g", what, length, found);
 }
 
-static void check_gradients(const char *model, const char *drafter, bool shared, student_loss loss) {
+static void check_gradients(const char *model, const char *drafter, bool shared, f_theta_loss loss) {
     fixture l;
     open_on(&l, model, drafter, F_THETA_LATENTS_KV, shared, loss, ROWS, 1);
     teach(&l);
     float *gradient = malloc(l.layout.n * sizeof *gradient);
     for (int all_layers = 0; all_layers < 2; all_layers++) {
-        student_result r = learn(&l, all_layers, gradient);
+        f_theta_trainer_result r = learn(&l, all_layers, gradient);
         if (!(r.loss > 1e-3)) fail_msg("%s, loss %d: nothing is lost", model, loss);
         double whole = 0;
         for (size_t i = 0; i < l.layout.n; i++) whole += (double)gradient[i] * (double)gradient[i];
@@ -329,19 +329,19 @@ static void check_gradients(const char *model, const char *drafter, bool shared,
 
 static void students_gradients(void **state) {
     (void)state;
-    check_gradients("gemma4-tiny-dense", NULL, true, STUDENT_DISTIL);
-    check_gradients("gemma4-tiny-dense", "dflash-tiny", false, STUDENT_DISTIL);
-    check_gradients("gemma4-tiny-ple", NULL, false, STUDENT_DISTIL);
-    check_gradients("gemma4-tiny-moe", NULL, true, STUDENT_DISTIL);
-    check_gradients("forms/gemma3-nested", NULL, true, STUDENT_DISTIL); /* values that pass no norm */
-    for (int loss = STUDENT_MSE; loss < STUDENT_LOSSES; loss++)
-        check_gradients("gemma4-tiny-dense", NULL, false, (student_loss)loss);
-    check_gradients("gemma4-tiny-ple", NULL, true, STUDENT_ATTN_DISTIL_HYBRID);
+    check_gradients("gemma4-tiny-dense", NULL, true, F_THETA_LOSS_DISTIL);
+    check_gradients("gemma4-tiny-dense", "dflash-tiny", false, F_THETA_LOSS_DISTIL);
+    check_gradients("gemma4-tiny-ple", NULL, false, F_THETA_LOSS_DISTIL);
+    check_gradients("gemma4-tiny-moe", NULL, true, F_THETA_LOSS_DISTIL);
+    check_gradients("forms/gemma3-nested", NULL, true, F_THETA_LOSS_DISTIL); /* values that pass no norm */
+    for (int loss = F_THETA_LOSS_MSE; loss < F_THETA_LOSSES; loss++)
+        check_gradients("gemma4-tiny-dense", NULL, false, (f_theta_loss)loss);
+    check_gradients("gemma4-tiny-ple", NULL, true, F_THETA_LOSS_ATTN_DISTIL_HYBRID);
 }
 
-/* For tools/check_student.py, which computes the same with PyTorch. */
+/* For tools/check_f_theta_trainer.py, which computes the same with PyTorch. */
 static void write_case(const fixture *l, const char *directory, const char *model, bool shared, bool all_layers,
-                       const student_result *r, const float *gradient) {
+                       const f_theta_trainer_result *r, const float *gradient) {
     static const char *const bits[] = {"false", "true"};
     char path[512];
     snprintf(path, sizeof path, "%s/%s-%d-%d.json", directory, model, shared, all_layers);
@@ -368,15 +368,15 @@ static void write_case(const fixture *l, const char *directory, const char *mode
 static void writes_cases(void **state) {
     (void)state;
     static const char *const models[] = {"gemma4-tiny-dense", "gemma4-tiny-moe"};
-    const char *directory = getenv("KAKEYA_STUDENT_CASES");
+    const char *directory = getenv("KAKEYA_F_THETA_TRAINER_CASES");
     if (!directory) return;
     for (int i = 0; i < 4; i++) {
         fixture l;
-        open_on(&l, models[i / 2], NULL, F_THETA_LATENTS_KV, i % 2, STUDENT_DISTIL, ROWS, 1);
+        open_on(&l, models[i / 2], NULL, F_THETA_LATENTS_KV, i % 2, F_THETA_LOSS_DISTIL, ROWS, 1);
         teach(&l);
         float *gradient = malloc(l.layout.n * sizeof *gradient);
         for (int all_layers = 0; all_layers < 2; all_layers++) {
-            student_result r = learn(&l, all_layers, gradient);
+            f_theta_trainer_result r = learn(&l, all_layers, gradient);
             write_case(&l, directory, models[i / 2], i % 2, all_layers, &r, gradient);
         }
         free(gradient);
@@ -388,11 +388,11 @@ static void writes_cases(void **state) {
 static void threads_change_nothing(void **state) {
     (void)state;
     float *gradient[2];
-    student_result result[2];
+    f_theta_trainer_result result[2];
     size_t n = 0;
     for (int i = 0; i < 2; i++) {
         fixture l;
-        open_on(&l, "gemma4-tiny-moe", NULL, F_THETA_LATENTS_Q8, true, STUDENT_DISTIL, ROWS, i ? 3 : 2);
+        open_on(&l, "gemma4-tiny-moe", NULL, F_THETA_LATENTS_Q8, true, F_THETA_LOSS_DISTIL, ROWS, i ? 3 : 2);
         teach(&l);
         n = l.layout.n;
         gradient[i] = malloc(n * sizeof *gradient[i]);
@@ -409,12 +409,12 @@ static void threads_change_nothing(void **state) {
 static void nothing_evicted(void **state) {
     (void)state;
     fixture l;
-    open_on(&l, "gemma4-tiny-dense", NULL, F_THETA_LATENTS_KV, true, STUDENT_DISTIL, 3, 1);
+    open_on(&l, "gemma4-tiny-dense", NULL, F_THETA_LATENTS_KV, true, F_THETA_LOSS_DISTIL, 3, 1);
     teach(&l);
     float *gradient = calloc(l.layout.n, sizeof *gradient);
-    const student_segment segment = {.first = SINK, .all_layers = true, .scale = 1};
-    student_result r;
-    l.ops->student_learn(l.student, &segment, gradient, &r);
+    const f_theta_trainer_segment segment = {.first = SINK, .all_layers = true, .scale = 1};
+    f_theta_trainer_result r;
+    l.ops->f_theta_trainer_learn(l.trainer, &segment, gradient, &r);
     if (!(r.loss < 1e-9)) fail_msg("without eviction %g is lost", r.loss);
     for (size_t i = 0; i < l.layout.n; i++) assert_true(gradient[i] == 0);
     free(gradient);
@@ -431,7 +431,7 @@ static void check_as_session(bool prompt, int layers) {
         for (int all_layers = 0; all_layers < 2; all_layers++) {
             fixture l;
             open_layers(&l, models[m], NULL, layers, m == 1 ? F_THETA_LATENTS_Q8 : F_THETA_LATENTS_KV, m == 0,
-                        STUDENT_DISTIL, WINDOW, 1);
+                        F_THETA_LOSS_DISTIL, WINDOW, 1);
             teach(&l);
             const f_theta_model *f = l.t.f_theta;
             for (int half = 0; half < 2; half++) {

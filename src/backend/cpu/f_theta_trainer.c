@@ -4,20 +4,20 @@
 #include <string.h>
 
 #include "backend/cpu/backward.h"
+#include "backend/cpu/f_theta_trainer.h"
 #include "backend/cpu/matrix.h"
-#include "backend/cpu/students.h"
 #include "backend/cpu/train_products.h"
 #include "backend/cpu/train_taps.h"
 
 /* -------------------------------------------------------------------------------------------------------- memory */
 
-static bool compares_raw(student_loss loss) {
-    return loss == STUDENT_MSE || loss == STUDENT_COS_MAG || loss == STUDENT_COMBINED ||
-           loss == STUDENT_ATTN_DISTIL_HYBRID;
+static bool compares_raw(f_theta_loss loss) {
+    return loss == F_THETA_LOSS_MSE || loss == F_THETA_LOSS_COS_MAG || loss == F_THETA_LOSS_COMBINED ||
+           loss == F_THETA_LOSS_ATTN_DISTIL_HYBRID;
 }
 
-static bool compares_attention(student_loss loss) {
-    return loss == STUDENT_ATTN_DISTIL || loss == STUDENT_ATTN_DISTIL_HYBRID;
+static bool compares_attention(f_theta_loss loss) {
+    return loss == F_THETA_LOSS_ATTN_DISTIL || loss == F_THETA_LOSS_ATTN_DISTIL_HYBRID;
 }
 
 static size_t most(size_t a, size_t b) { return a > b ? a : b; }
@@ -27,7 +27,7 @@ typedef struct student_widths {
     size_t q, kv, d, dense, restored, inputs, rank, rows, longest;
 } student_widths;
 
-static student_widths widths_of(const backend_student *s) {
+static student_widths widths_of(const backend_f_theta_trainer *s) {
     const gemma4_config *c = s->m->config;
     student_widths w = {.inputs = (size_t)f_theta_encoder_in(&s->f),
                         .rank = (size_t)s->f.rank,
@@ -44,17 +44,17 @@ static student_widths widths_of(const backend_student *s) {
 }
 
 /* Positions that a layer may have restored. */
-static size_t restored_rows(const backend_student *s, int layer) {
+static size_t restored_rows(const backend_f_theta_trainer *s, int layer) {
     size_t seen = (size_t)(s->m->config->sliding_window + s->o.rows), all = (size_t)s->o.sequence;
     return s->m->config->layer[layer].type == GEMMA4_SLIDING && seen < all ? seen : all;
 }
 
-static size_t packed_floats(const backend_student *s, size_t rows, size_t k) {
+static size_t packed_floats(const backend_f_theta_trainer *s, size_t rows, size_t k) {
     return train_packed_floats(s->m, rows, k);
 }
 
 /* The input of the largest product. */
-static size_t packed_most(const backend_student *s, const student_widths *w) {
+static size_t packed_most(const backend_f_theta_trainer *s, const student_widths *w) {
     const gemma4_config *c = s->m->config;
     size_t all = (size_t)s->o.sequence, slots = w->rows * (size_t)(c->moe ? c->experts_per_token : 0);
     size_t n = packed_floats(s, w->rows, (size_t)c->vocab);
@@ -72,7 +72,7 @@ static size_t packed_most(const backend_student *s, const student_widths *w) {
 
 static int *take_ints(train_arena *a, size_t n) { return (int *)(void *)train_take(a, n); }
 
-static void lay_out_teacher(backend_student *s, train_arena *a) {
+static void lay_out_teacher(backend_f_theta_trainer *s, train_arena *a) {
     const gemma4_config *c = s->m->config;
     size_t all = (size_t)s->o.sequence, hidden = (size_t)c->hidden, inputs = (size_t)f_theta_encoder_in(&s->f);
     for (int i = 0; i < c->layers; i++) {
@@ -99,7 +99,7 @@ static void lay_out_teacher(backend_student *s, train_arena *a) {
     }
 }
 
-static void lay_out_tape(backend_student *s, train_arena *a, const student_widths *w) {
+static void lay_out_tape(backend_f_theta_trainer *s, train_arena *a, const student_widths *w) {
     const gemma4_config *c = s->m->config;
     student_tape *t = &s->tape;
     size_t n = w->rows, h = n * (size_t)c->hidden;
@@ -138,7 +138,7 @@ static void lay_out_tape(backend_student *s, train_arena *a, const student_width
     s->d_slot_act = train_take(a, slots * width);
 }
 
-static void lay_out_segment(backend_student *s, train_arena *a, const student_widths *w) {
+static void lay_out_segment(backend_f_theta_trainer *s, train_arena *a, const student_widths *w) {
     const gemma4_config *c = s->m->config;
     size_t all = (size_t)s->o.sequence, n = w->rows, heads = (size_t)c->heads;
     for (int i = 0; i < c->layers; i++) {
@@ -187,7 +187,7 @@ static void lay_out_segment(backend_student *s, train_arena *a, const student_wi
     }
 }
 
-static void lay_out(backend_student *s, train_arena *a) {
+static void lay_out(backend_f_theta_trainer *s, train_arena *a) {
     student_widths w = widths_of(s);
     student_weights_lay_out(s, a);
     s->decoders_t = train_take(a, s->layout.n);
@@ -197,17 +197,17 @@ static void lay_out(backend_student *s, train_arena *a) {
     s->layer[0].input = s->embedded;
 }
 
-static void prepare(backend_student *s, backend_model *m, const student_options *o) {
+static void prepare(backend_f_theta_trainer *s, backend_model *m, const f_theta_trainer_options *o) {
     memset(s, 0, sizeof *s);
     s->m = m;
     s->o = *o;
     s->f = *o->f_theta;
     s->o.f_theta = &s->f;
-    s->layout = student_layout_of(&s->f, m->config);
+    s->layout = f_theta_layout_of(&s->f, m->config);
 }
 
-size_t cpu_student_bytes(backend_model *m, const student_options *options) {
-    backend_student *s = mem_alloc(m->account, MEM_WORKSPACE, sizeof *s);
+size_t cpu_f_theta_trainer_bytes(backend_model *m, const f_theta_trainer_options *options) {
+    backend_f_theta_trainer *s = mem_alloc(m->account, MEM_WORKSPACE, sizeof *s);
     train_arena arena = {0};
     if (!s) return 0;
     prepare(s, m, options);
@@ -216,15 +216,15 @@ size_t cpu_student_bytes(backend_model *m, const student_options *options) {
     return arena.floats * sizeof(float) + sizeof *s;
 }
 
-kakeya_status cpu_student_create(backend_model *m, const student_options *o, backend_student **out,
-                                 kakeya_error *error) {
+kakeya_status cpu_f_theta_trainer_create(backend_model *m, const f_theta_trainer_options *o,
+                                         backend_f_theta_trainer **out, kakeya_error *error) {
     *out = NULL;
     if (o->rows > STUDENT_MAX_ROWS || (m->config->moe && m->config->experts_per_token > STUDENT_MAX_CHOSEN))
         return error_set(error, KAKEYA_UNSUPPORTED, "distillation supports at most %d rows and %d experts per row",
                          STUDENT_MAX_ROWS, STUDENT_MAX_CHOSEN);
     if (m->input != INPUT_EXACT)
         return error_set(error, KAKEYA_UNSUPPORTED, "distillation computes in float32: use --precision f32");
-    backend_student *s = mem_alloc(m->account, MEM_WORKSPACE, sizeof *s);
+    backend_f_theta_trainer *s = mem_alloc(m->account, MEM_WORKSPACE, sizeof *s);
     if (!s) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
     prepare(s, m, o);
     train_arena arena = {0};
@@ -243,13 +243,13 @@ kakeya_status cpu_student_create(backend_model *m, const student_options *o, bac
     return KAKEYA_OK;
 }
 
-void cpu_student_destroy(backend_student *s) {
+void cpu_f_theta_trainer_destroy(backend_f_theta_trainer *s) {
     if (!s) return;
     mem_free(s->memory);
     mem_free(s);
 }
 
-void cpu_student_weights(backend_student *s, const float *weights) {
+void cpu_f_theta_trainer_weights(backend_f_theta_trainer *s, const float *weights) {
     s->weights = weights;
     for (int i = 0; i < s->m->config->layers; i++) {
         for (int half = 0; half < 2 && s->layout.decoder_there[i]; half++) {
@@ -262,7 +262,7 @@ void cpu_student_weights(backend_student *s, const float *weights) {
 /* ------------------------------------------------------------------------------------------------------- teacher */
 
 /* K and V as attention sees them. */
-static void see_native(backend_student *s, const train_layer *t, int row) {
+static void see_native(backend_f_theta_trainer *s, const train_layer *t, int row) {
     const backend_model *m = s->m;
     const gemma4_layer_config *c = &m->config->layer[t->layer];
     student_layer *l = &s->layer[t->layer];
@@ -279,7 +279,7 @@ static void see_native(backend_student *s, const train_layer *t, int row) {
     memcpy(l->native_raw[1] + to, t->raw_v + from, kv * sizeof(float));
 }
 
-static void take_row(backend_student *s, void *context, int row) {
+static void take_row(backend_f_theta_trainer *s, void *context, int row) {
     const train_layer *t = context;
     const backend_model *m = s->m;
     const gemma4_config *c = m->config;
@@ -311,7 +311,7 @@ static void look(void *user, const train_layer *layer) {
     student_rows(user, layer->rows, take_row, (void *)(uintptr_t)layer);
 }
 
-static void norm_context(backend_student *s, void *context, int row) {
+static void norm_context(backend_f_theta_trainer *s, void *context, int row) {
     (void)context;
     const dflash_model *drafter = s->m->options.drafter;
     float *x = s->context + (size_t)row * (size_t)drafter->config.hidden;
@@ -319,7 +319,7 @@ static void norm_context(backend_student *s, void *context, int row) {
 }
 
 /* What a drafter keeps of each position: raw K and V of its context, all layers. */
-static void read_drafter(backend_student *s) {
+static void read_drafter(backend_f_theta_trainer *s) {
     const dflash_model *drafter = s->m->options.drafter;
     const dflash_config *d = &drafter->config;
     size_t width = (size_t)d->targets * (size_t)s->m->config->hidden, hidden = (size_t)d->hidden,
@@ -334,8 +334,8 @@ static void read_drafter(backend_student *s) {
     }
 }
 
-kakeya_status cpu_student_teach(backend_student *s, backend_cache *cache, const int32_t *tokens, int n,
-                                kakeya_error *error) {
+kakeya_status cpu_f_theta_trainer_teach(backend_f_theta_trainer *s, backend_cache *cache, const int32_t *tokens, int n,
+                                        kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
     s->length = n;
     memcpy(s->tokens, tokens, (size_t)n * sizeof *tokens);
@@ -352,7 +352,7 @@ kakeya_status cpu_student_teach(backend_student *s, backend_cache *cache, const 
 static int later(int a, int b) { return a > b ? a : b; }
 
 /* Restored positions: those that some row does not see as they are. `forced`: all that any row sees. */
-static void choose_positions(backend_student *s, bool forced) {
+static void choose_positions(backend_f_theta_trainer *s, bool forced) {
     const gemma4_config *c = s->m->config;
     int first = s->segment.first, behind = forced ? 0 : s->o.sink, evicting = s->segment.prompt ? 0 : s->o.rows,
         end = forced ? first + s->o.rows : first + evicting - s->o.window,
@@ -370,7 +370,7 @@ static void choose_positions(backend_student *s, bool forced) {
 }
 
 /* As many positions as the segment has rows, evenly over the sequence. */
-static void spread_positions(backend_student *s) {
+static void spread_positions(backend_f_theta_trainer *s) {
     int step = s->length / s->o.rows, offset = step > 0 ? s->segment.first % step : 0;
     for (int i = 0; i < s->o.rows; i++) s->position[i] = step > 0 ? i * step + offset : i % s->length;
     s->n_positions = s->o.rows;
@@ -381,16 +381,16 @@ static void spread_positions(backend_student *s) {
     }
 }
 
-static void clear_own(backend_student *s, int layer) {
+static void clear_own(backend_f_theta_trainer *s, int layer) {
     size_t bytes = (size_t)s->o.rows * student_kv_dim(s, layer) * sizeof(float);
     for (int half = 0; half < 2; half++) memset(s->layer[layer].d_own[half], 0, bytes);
 }
 
-static float *output_of(const backend_student *s, int layer) {
+static float *output_of(const backend_f_theta_trainer *s, int layer) {
     return layer + 1 < s->m->config->layers ? s->layer[layer + 1].input : s->last;
 }
 
-static void distil(backend_student *s, float *gradient, student_result *r) {
+static void distil(backend_f_theta_trainer *s, float *gradient, f_theta_trainer_result *r) {
     const gemma4_config *c = s->m->config;
     float scale = s->segment.scale, layers = (float)c->layers;
     student_embed(s);
@@ -415,7 +415,7 @@ static void distil(backend_student *s, float *gradient, student_result *r) {
 }
 
 /* What each layer's attention gives by itself, with the teacher's queries and nothing but restored K/V. */
-static double compare_attention(backend_student *s, int layer) {
+static double compare_attention(backend_f_theta_trainer *s, int layer) {
     const gemma4_config *c = s->m->config;
     student_layer *l = &s->layer[layer];
     size_t hidden = (size_t)c->hidden, q_dim = student_q_dim(s, layer), n = (size_t)s->o.rows,
@@ -432,7 +432,7 @@ static double compare_attention(backend_student *s, int layer) {
     return lost;
 }
 
-static void regress(backend_student *s, float *gradient, student_result *r) {
+static void regress(backend_f_theta_trainer *s, float *gradient, f_theta_trainer_result *r) {
     const gemma4_config *c = s->m->config;
     for (int i = 0; i < c->layers; i++) {
         if (c->layer[i].kv_source != i || !s->layer[i].restored) continue;
@@ -447,15 +447,16 @@ static void regress(backend_student *s, float *gradient, student_result *r) {
     }
 }
 
-void cpu_student_learn(backend_student *s, const student_segment *segment, float *gradient, student_result *out) {
-    *out = (student_result){0};
+void cpu_f_theta_trainer_learn(backend_f_theta_trainer *s, const f_theta_trainer_segment *segment, float *gradient,
+                               f_theta_trainer_result *out) {
+    *out = (f_theta_trainer_result){0};
     s->segment = *segment;
-    if (s->o.loss == STUDENT_DISTIL || compares_attention(s->o.loss))
-        choose_positions(s, s->o.loss != STUDENT_DISTIL);
+    if (s->o.loss == F_THETA_LOSS_DISTIL || compares_attention(s->o.loss))
+        choose_positions(s, s->o.loss != F_THETA_LOSS_DISTIL);
     else
         spread_positions(s);
     student_encode(s);
-    if (s->o.loss == STUDENT_DISTIL)
+    if (s->o.loss == F_THETA_LOSS_DISTIL)
         distil(s, gradient, out);
     else
         regress(s, gradient, out);

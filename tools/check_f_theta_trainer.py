@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Gradients of distillation against PyTorch's, in float64.
 
-    KAKEYA_STUDENT_CASES=DIRECTORY build/tests/test_student      (writes its cases there)
-    tools/check_student.py DIRECTORY tests/data/golden           (prints one line for each, exit status 1 where one differs)
+    KAKEYA_F_THETA_TRAINER_CASES=DIRECTORY build/tests/test_f_theta_trainer      (writes its cases there)
+    tools/check_f_theta_trainer.py DIRECTORY tests/data/golden           (prints one line for each, exit status 1 where one differs)
 
 With --roundings behind them it also says how far the gradient moves where all the model's weights are off by so much, at random.
 
 Teacher, student and loss are written from docs/design/restoration.md and backend/backend_train.h, independently of the engine; autograd
-does the rest. A case is CASE.json and CASE.f32: the weights of f_theta, then the gradient, in the order of backend/student_layout.h.
+does the rest. A case is CASE.json and CASE.f32: the weights of f_theta, then the gradient, in the order of backend/f_theta_layout.h.
 Without PyTorch it says so and ends with status 0."""
 import glob
 import json

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cuda/students.h"
+#include "backend/cuda/f_theta_trainer.h"
 
 /* -------------------------------------------------------------------------------------------------------- memory */
 
@@ -23,7 +23,7 @@ typedef struct widths {
     size_t q, kv, d, dense, sequence, teacher, rows, segments, either, hidden;
 } widths;
 
-static widths widths_of(const backend_student *s) {
+static widths widths_of(const backend_f_theta_trainer *s) {
     const gemma4_config *c = s->m->config;
     size_t sequence = (size_t)s->o.sequence, b = (size_t)s->together;
     widths w = {.sequence = sequence,
@@ -42,7 +42,7 @@ static widths widths_of(const backend_student *s) {
     return w;
 }
 
-static void lay_out_layer(backend_student *s, student_arena *a, const widths *w, int layer) {
+static void lay_out_layer(backend_f_theta_trainer *s, student_arena *a, const widths *w, int layer) {
     student_layer *l = &s->layer[layer];
     const gemma4_layer_config *c = &s->m->config->layer[layer];
     size_t kv = (size_t)student_kv_dim(s, layer), restored = w->segments * (size_t)train_most_restored(s, (int)c->type);
@@ -65,7 +65,7 @@ static void lay_out_layer(backend_student *s, student_arena *a, const widths *w,
     }
 }
 
-static void lay_out_tape(backend_student *s, student_arena *a, const widths *w) {
+static void lay_out_tape(backend_f_theta_trainer *s, student_arena *a, const widths *w) {
     const gemma4_config *c = s->m->config;
     student_tape *t = &s->tape;
     size_t n = w->either;
@@ -108,14 +108,14 @@ static void lay_out_tape(backend_student *s, student_arena *a, const widths *w) 
 }
 
 /* Columns of all items of a pass, times what one has. */
-static size_t columns_room(const backend_student *s, const widths *w, size_t of_teacher, size_t of_student) {
+static size_t columns_room(const backend_f_theta_trainer *s, const widths *w, size_t of_teacher, size_t of_student) {
     size_t teacher = (size_t)s->together * w->sequence * of_teacher, student = 0;
     for (int type = 0; type < 2; type++)
         student = most(student, w->segments * (size_t)train_most_columns(s, type) * of_student);
     return most(teacher, student);
 }
 
-static void lay_out_rest(backend_student *s, student_arena *a, const widths *w) {
+static void lay_out_rest(backend_f_theta_trainer *s, student_arena *a, const widths *w) {
     const gemma4_config *c = s->m->config;
     size_t heads = (size_t)c->heads, inputs = (size_t)f_theta_encoder_in(&s->f), n = w->rows,
            restored = w->segments * (size_t)s->o.sequence;
@@ -173,21 +173,21 @@ static void lay_out_rest(backend_student *s, student_arena *a, const widths *w) 
 
 /* Three bf16 numbers are as exact as float32. Of a large model, whose steps take seconds, the student has two of them,
  * and the teacher computes as sessions do. */
-static bool is_large(const backend_student *s) {
+static bool is_large(const backend_f_theta_trainer *s) {
     static const size_t large_bytes = (size_t)8 << 30;
     return s->m->weights.memory.bytes >= large_bytes;
 }
 
-static int terms_of(const backend_student *s) { return is_large(s) ? SPLIT_MOST_TERMS - 1 : SPLIT_MOST_TERMS; }
+static int terms_of(const backend_f_theta_trainer *s) { return is_large(s) ? SPLIT_MOST_TERMS - 1 : SPLIT_MOST_TERMS; }
 
-static void choose_exactness(backend_student *s, bool teacher) {
+static void choose_exactness(backend_f_theta_trainer *s, bool teacher) {
     bool rough = teacher && is_large(s);
     s->split.terms = rough ? 1 : terms_of(s);
     s->split.parts = rough ? 1 : SPLIT_PARTS;
 }
 
 /* Experts are multiplied all at once, other products in as many pieces as it takes. */
-static void lay_out_split(backend_student *s, student_arena *a, const widths *w) {
+static void lay_out_split(backend_f_theta_trainer *s, student_arena *a, const widths *w) {
     const gemma4_config *c = s->m->config;
     size_t terms = (size_t)terms_of(s),
            widest = (size_t)cuda_padded((int)most(most(w->hidden, w->q), most(w->dense, w->kv))),
@@ -208,12 +208,12 @@ static void lay_out_split(backend_student *s, student_arena *a, const widths *w)
     room->counter = student_take(a, sizeof *room->counter);
 }
 
-static size_t chunk_bytes(const backend_student *s) {
+static size_t chunk_bytes(const backend_f_theta_trainer *s) {
     size_t all = s->m->device.total_bytes, weights = s->m->weights.memory.bytes;
     return most(least(all > weights ? (all - weights) / 2 : 0, most_chunk_bytes), least_chunk_bytes);
 }
 
-static size_t lay_out(backend_student *s, char *base) {
+static size_t lay_out(backend_f_theta_trainer *s, char *base) {
     student_arena arena = {.base = base};
     train_weights_lay_out(s, &arena);
     size_t weights = arena.bytes;
@@ -230,13 +230,13 @@ static size_t lay_out(backend_student *s, char *base) {
     return arena.bytes;
 }
 
-static void prepare(backend_student *s, backend_model *m, const student_options *o) {
+static void prepare(backend_f_theta_trainer *s, backend_model *m, const f_theta_trainer_options *o) {
     memset(s, 0, sizeof *s);
     s->m = m;
     s->o = *o;
     s->f = *o->f_theta;
     s->o.f_theta = &s->f;
-    s->layout = student_layout_of(&s->f, m->config);
+    s->layout = f_theta_layout_of(&s->f, m->config);
     s->launch = m->launch;
     s->launch.programmatic = 0;
     s->together = o->sequences > 0 ? o->sequences : 1;
@@ -244,8 +244,8 @@ static void prepare(backend_student *s, backend_model *m, const student_options 
     s->o.sequence = (o->sequence + 7) / 8 * 8; /* as products on tensor cores take them */
 }
 
-size_t cuda_student_bytes(backend_model *m, const student_options *options) {
-    backend_student *s = malloc(sizeof *s);
+size_t cuda_f_theta_trainer_bytes(backend_model *m, const f_theta_trainer_options *options) {
+    backend_f_theta_trainer *s = malloc(sizeof *s);
     if (!s) return 0;
     prepare(s, m, options);
     size_t bytes = lay_out(s, NULL);
@@ -264,12 +264,12 @@ static kakeya_status check(const backend_model *m, kakeya_error *error) {
     return KAKEYA_OK;
 }
 
-kakeya_status cuda_student_create(backend_model *m, const student_options *o, backend_student **out,
-                                  kakeya_error *error) {
+kakeya_status cuda_f_theta_trainer_create(backend_model *m, const f_theta_trainer_options *o,
+                                          backend_f_theta_trainer **out, kakeya_error *error) {
     *out = NULL;
     kakeya_status status = check(m, error);
     if (status) return status;
-    backend_student *s = malloc(sizeof *s);
+    backend_f_theta_trainer *s = malloc(sizeof *s);
     if (!s) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
     prepare(s, m, o);
     size_t bytes = lay_out(s, NULL);
@@ -286,14 +286,14 @@ kakeya_status cuda_student_create(backend_model *m, const student_options *o, ba
         status = train_weights_fill(s, error);
     }
     if (status) {
-        cuda_student_destroy(s);
+        cuda_f_theta_trainer_destroy(s);
         return status;
     }
     *out = s;
     return KAKEYA_OK;
 }
 
-void cuda_student_destroy(backend_student *s) {
+void cuda_f_theta_trainer_destroy(backend_f_theta_trainer *s) {
     if (!s) return;
     if (s->memory.data) (void)cudaSetDevice(s->m->device.index);
     cuda_buffer_destroy(&s->memory);
@@ -301,12 +301,12 @@ void cuda_student_destroy(backend_student *s) {
     free(s);
 }
 
-void cuda_student_weights(backend_student *s, const float *weights) { s->given = weights; }
+void cuda_f_theta_trainer_weights(backend_f_theta_trainer *s, const float *weights) { s->given = weights; }
 
 /* ------------------------------------------------------------------------------------------------------- teacher */
 
 /* What the encoders read of a layer's output. */
-static void tap(backend_student *s, int layer, const float *h) {
+static void tap(backend_f_theta_trainer *s, int layer, const float *h) {
     const gemma4_config *c = s->m->config;
     const dflash_config *d = s->aux ? &s->m->options.drafter->config : NULL;
     size_t hidden = (size_t)c->hidden;
@@ -323,7 +323,7 @@ static void tap(backend_student *s, int layer, const float *h) {
 }
 
 /* What a drafter keeps of each position: raw K and V of its context, all layers. */
-static void read_drafter(backend_student *s) {
+static void read_drafter(backend_f_theta_trainer *s) {
     const dflash_config *d = &s->m->options.drafter->config;
     size_t width = (size_t)(d->targets * s->m->config->hidden), hidden = (size_t)d->hidden,
            kv = (size_t)(d->kv_heads * d->head_dim), all = (size_t)d->layers * kv;
@@ -337,7 +337,7 @@ static void read_drafter(backend_student *s) {
     }
 }
 
-static void teach(backend_student *s) {
+static void teach(backend_f_theta_trainer *s) {
     const gemma4_config *c = s->m->config;
     const student_pass *p = &s->teacher;
     size_t hidden = (size_t)c->hidden;
@@ -363,11 +363,11 @@ static void teach(backend_student *s) {
 
 /* ------------------------------------------------------------------------------------------------------ segments */
 
-static float *output_of(const backend_student *s, int layer) {
+static float *output_of(const backend_f_theta_trainer *s, int layer) {
     return layer + 1 < s->m->config->layers ? s->layer[layer + 1].input : s->last;
 }
 
-static void distil(backend_student *s, bool learns) {
+static void distil(backend_f_theta_trainer *s, bool learns) {
     const gemma4_config *c = s->m->config;
     const student_pass *p = &s->student;
     double share = 1.0 / c->layers;
@@ -393,7 +393,7 @@ static void distil(backend_student *s, bool learns) {
     }
 }
 
-static void regress(backend_student *s, bool learns) {
+static void regress(backend_f_theta_trainer *s, bool learns) {
     const gemma4_config *c = s->m->config;
     for (int i = 0; i < c->layers; i++) {
         if (c->layer[i].kv_source != i) continue;
@@ -407,19 +407,19 @@ static void regress(backend_student *s, bool learns) {
 }
 
 /* Sums of a segment as the caller wants them. */
-static void tell(const backend_student *s, const double *from, student_result *out) {
-    *out = (student_result){.loss = from[RESULT_LOSS],
-                            .kl = from[RESULT_KL],
-                            .hidden = from[RESULT_HIDDEN],
-                            .attention = from[RESULT_ATTENTION],
-                            .kv = from[RESULT_KV]};
-    if (s->o.loss == STUDENT_DISTIL)
+static void tell(const backend_f_theta_trainer *s, const double *from, f_theta_trainer_result *out) {
+    *out = (f_theta_trainer_result){.loss = from[RESULT_LOSS],
+                                    .kl = from[RESULT_KL],
+                                    .hidden = from[RESULT_HIDDEN],
+                                    .attention = from[RESULT_ATTENTION],
+                                    .kv = from[RESULT_KV]};
+    if (s->o.loss == F_THETA_LOSS_DISTIL)
         out->loss = (double)s->o.kl * out->kl + (double)s->o.hidden * out->hidden +
                     (double)s->o.attention * out->attention + (double)s->o.kv * out->kv;
 }
 
-static kakeya_status learn_chunk(backend_student *s, const student_sequence *sequences, int n, bool learns,
-                                 kakeya_error *error) {
+static kakeya_status learn_chunk(backend_f_theta_trainer *s, const f_theta_trainer_sequence *sequences, int n,
+                                 bool learns, kakeya_error *error) {
     kakeya_status status = train_lay_tables(s, sequences, n, error);
     if (status) return status;
     size_t results = (size_t)s->student.items * STUDENT_RESULTS;
@@ -428,7 +428,7 @@ static kakeya_status learn_chunk(backend_student *s, const student_sequence *seq
     teach(s);
     choose_exactness(s, false);
     train_encode(s);
-    if (s->o.loss == STUDENT_DISTIL)
+    if (s->o.loss == F_THETA_LOSS_DISTIL)
         distil(s, learns);
     else
         regress(s, learns);
@@ -450,8 +450,8 @@ static kakeya_status learn_chunk(backend_student *s, const student_sequence *seq
     return status;
 }
 
-kakeya_status cuda_student_learn_many(backend_student *s, const student_sequence *sequences, int n, float *gradient,
-                                      kakeya_error *error) {
+kakeya_status cuda_f_theta_trainer_learn_many(backend_f_theta_trainer *s, const f_theta_trainer_sequence *sequences,
+                                              int n, float *gradient, kakeya_error *error) {
     size_t bytes = s->layout.n * sizeof(float);
     float *sum = NULL;
     kakeya_status status = cuda_device_use(&s->m->device, error);
