@@ -107,8 +107,7 @@ struct backend_f_theta_trainer {
     void *thread_packed[THREAD_POOL_MAX];
 };
 
-/* --- student_weights.c 
- * ------------------------------------------------------------------------------------------- */
+/* --- student_weights.c ------------------------------------------------------------------------------------------- */
 
 void student_weights_lay_out(backend_f_theta_trainer *s, train_arena *a);
 void student_weights_fill(backend_f_theta_trainer *s);

@@ -152,8 +152,7 @@ static inline void student_zero(const backend_f_theta_trainer *s, float *x, size
     (void)cudaMemsetAsync(x, 0, n * sizeof *x, s->launch.stream);
 }
 
-/* --- student_weights.c 
- * ------------------------------------------------------------------------------------------- */
+/* --- student_weights.c ------------------------------------------------------------------------------------------- */
 
 void train_weights_lay_out(backend_f_theta_trainer *s, student_arena *a);
 /* Values of the largest of the engine's matrices, turned. */
