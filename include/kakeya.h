@@ -229,7 +229,7 @@ typedef struct kakeya_engine_options {
                                        the model's lost bytes: running work then fails with KAKEYA_BACKEND */
     const char *spill_directory;    /* for the unnamed files of preempted sessions; NULL: $TMPDIR, else /var/tmp */
     const char *second_drafter;     /* NULL, or one of the other kind than `drafter`: DFlash and an MTP assistant */
-    const char *mmproj;      /* vision tower of a GGUF model; NULL: looked for in the model's file, then beside it */
+    const char *mmproj;      /* vision and audio tower of a GGUF model; NULL: looked for in its file, then beside it */
     size_t image_rows_bytes; /* cache of picture embeddings for later prompts with the same pictures; in addition to
                                 memory_limit_bytes. 0: no cache */
     kakeya_vision vision;

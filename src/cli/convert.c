@@ -12,8 +12,8 @@ static const cli_command command = {
     .summary = "Writes a model in another format: quantised, or in floating point.",
     .operands = "MODEL OUT",
     .details = "MODEL is a directory or a GGUF file with weights in F32, F16 or BF16. OUT must not exist; it appears\n"
-               "when it is complete. The vision encoder keeps its format; for a GGUF file it is written beside it,\n"
-               "to mmproj-OUT.\n"
+               "when it is complete. The vision and the audio encoder keep their formats; for a GGUF file they are\n"
+               "written beside it, to mmproj-OUT.\n"
                "\n"
                "With 'f32', 'f16' and 'bf16', MODEL may be quantised, and OUT is a directory. 'tiles' is for a model\n"
                "that is already quantised: the layout that a CPU otherwise prepares in memory whenever it loads the\n"
@@ -28,6 +28,19 @@ static const cli_command command = {
 };
 
 static double percent(uint64_t part, uint64_t whole) { return whole ? 100 * (double)part / (double)whole : 0; }
+
+/* What reads pictures and sound. out: the GGUF file that they are beside; NULL: the directory that they are in. */
+static void print_parts(const convert_report *report, const char *out) {
+    const uint64_t vision = report->vision_bytes, audio = report->audio_bytes;
+    char a[32], b[32];
+    if (!vision && !audio) return;
+    char *path = out ? vision_path(out) : NULL;
+    printf("  %s%s: ", path ? "and " : "with it", path ? path : "");
+    if (vision) printf("the vision encoder, %s", format_bytes(a, (double)vision));
+    if (audio) printf("%sthe audio encoder, %s", vision ? ", and " : "", format_bytes(b, (double)audio));
+    printf(", unchanged\n");
+    free(path);
+}
 
 int cli_convert(int argc, char **argv) {
     int to = -1, threads = 0;
@@ -89,12 +102,7 @@ int cli_convert(int argc, char **argv) {
     }
     printf("%s: %s tensors, %s, %.2f bits per weight\n", argv[first + 1], format_count(tensors, report.tensors),
            format_bytes(bytes, (double)report.bytes), 8 * (double)report.bytes / (double)report.parameters);
-    char *vision =
-        report.vision_bytes && !convert_is_directory((convert_target)to) ? vision_path(argv[first + 1]) : NULL;
-    if (report.vision_bytes)
-        printf("  %s%s: the vision encoder, %s, unchanged\n", vision ? "and " : "with it", vision ? vision : "",
-               format_bytes(bytes, (double)report.vision_bytes));
-    free(vision);
+    print_parts(&report, convert_is_directory((convert_target)to) ? NULL : argv[first + 1]);
     if (importance.n) printf("  used the importances of %zu matrices\n", report.important);
     if (grid)
         printf("  %.2f %% of the Q4_0 blocks lie on a grid, %.2f %% on one that the plain rule also finds\n",

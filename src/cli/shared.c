@@ -66,7 +66,7 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
                     "f_theta for restored attention (MODEL-f-theta beside the model); 'none' disables it, 'synthetic' "
                     "makes one for a synthetic model, 'synthetic:128,256' with these ranks of keys and values"),
         CLI_OPTION(.name = "mmproj", .argument = "FILE", .kind = CLI_TEXT, .target = &shared->mmproj,
-                   .help = "vision encoder of a GGUF file (in the file itself, or mmproj-*.gguf beside it)"),
+                   .help = "vision and audio encoder of a GGUF file (mmproj-*.gguf beside it, or in the file itself)"),
         CLI_OPTION(.name = "vision", .argument = "WHEN", .kind = CLI_CHOICE, .target = &shared->vision,
                    .choices = vision_names,
                    .help =

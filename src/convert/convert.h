@@ -53,8 +53,9 @@ typedef struct convert_report {
     uint64_t parameters; /* in them */
     size_t tensors;
     size_t important;      /* matrices that had importances */
-    uint64_t vision_bytes; /* of what reads pictures, where the model has it: in MLX directories among the others, of
-                              GGUF files in a file beside (vision_path). Not part of the numbers above */
+    uint64_t vision_bytes; /* of what reads pictures, where the model has it: in directories among the others, of GGUF
+                              files in a file beside (vision_path). Not part of the numbers above */
+    uint64_t audio_bytes;  /* of what reads sound, likewise */
     bool in_place;         /* of CONVERT_TILES: `out` is where they are looked for */
     uint64_t blocks, on_grid,
         on_plain_grid; /* of Q4_0, with `grid`; on_plain_grid: those that the plain rule finds too */
@@ -62,8 +63,8 @@ typedef struct convert_report {
 
 /* `model`: a directory or a GGUF file, or a name in the local Hugging Face cache, with weights in F32, F16 or BF16; for
  * CONVERT_TILES a quantised model, for CONVERT_F32, F16 and BF16 any. `out` must not exist, nor, where the model reads
- * pictures and a GGUF file is made, vision_path of it. KAKEYA_UNSUPPORTED for weights that are quantised already,
- * KAKEYA_CANCELLED where progress said so; nothing is left behind then. */
+ * pictures or sound and a GGUF file is made, vision_path of it. KAKEYA_UNSUPPORTED for weights that are quantised
+ * already, KAKEYA_CANCELLED where progress said so; nothing is left behind then. */
 kakeya_status convert_model(const char *model, const char *out, const convert_options *options, convert_report *report,
                             kakeya_error *error);
 

@@ -53,7 +53,7 @@ kakeya_status convert_model(const char *model, const char *out, const convert_op
     if (status == KAKEYA_OK && options->to == CONVERT_TILES)
         return convert_to_tiles(model, out, options, report, error);
     if (status == KAKEYA_OK) status = source_open(model, options->to, &from, error);
-    if (status == KAKEYA_OK && from.model->vision && !convert_is_directory(options->to))
+    if (status == KAKEYA_OK && (from.model->vision || from.model->sound) && !convert_is_directory(options->to))
         status = check_vision_free(out, error);
     if (status == KAKEYA_OK) status = thread_pool_create(options->threads, &c.pool, error);
     for (size_t i = 0; i < from.n; i++) {

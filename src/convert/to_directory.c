@@ -13,10 +13,10 @@
 
 #include "base/float16.h"
 #include "base/json.h"
+#include "convert/audio.h"
 #include "convert/quantise.h"
 #include "convert/source.h"
 #include "convert/text_files.h"
-#include "convert/vision.h"
 #include "formats/checkpoint.h"
 #include "model/gemma4_modules.h"
 
@@ -42,7 +42,7 @@ typedef struct out_plan {
     safetensors_entry *entries;
     size_t n_entries;
     char (*names)[NAME_BYTES + 16]; /* of entries */
-    vision_entries vision;          /* behind them */
+    vision_entries vision, audio;   /* behind them */
     const char *prefix;
     bool nested;
 } out_plan;
@@ -119,9 +119,10 @@ static kakeya_status make_plan(out_plan *p, const conversion *c, const char *out
     size_t most = 2 * c->from->n + 1;
     const char *vision = strncmp(p->prefix, "model.", 6) == 0 ? "model." : "";
     kakeya_status status = vision_entries_make(c->from->model->vision, vision, &p->vision, error);
+    if (status == KAKEYA_OK) status = audio_entries_make(c->from->model->sound, vision, &p->audio, error);
     if (status != KAKEYA_OK) return status;
     p->modules = calloc(most, sizeof *p->modules);
-    p->entries = calloc(3 * most + p->vision.n, sizeof *p->entries);
+    p->entries = calloc(3 * most + p->vision.n + p->audio.n, sizeof *p->entries);
     p->names = calloc(3 * most, sizeof *p->names);
     if (!p->modules || !p->entries || !p->names) return no_memory(out, error);
     for (size_t i = 0; i < c->from->n; i++) {
@@ -151,6 +152,7 @@ static kakeya_status make_plan(out_plan *p, const conversion *c, const char *out
         add_entry(p, m, ".biases", m->type, m->from.in / GROUP);
     }
     for (size_t i = 0; i < p->vision.n; i++) p->entries[p->n_entries++] = p->vision.entries[i];
+    for (size_t i = 0; i < p->audio.n; i++) p->entries[p->n_entries++] = p->audio.entries[i];
     return KAKEYA_OK;
 }
 
@@ -159,6 +161,7 @@ static void plan_free(out_plan *p) {
     free(p->entries);
     free(p->names);
     vision_entries_free(&p->vision);
+    vision_entries_free(&p->audio);
 }
 
 /* ------------------------------------------------------------------------------------------------------- weights */
@@ -237,6 +240,9 @@ static kakeya_status write_weights(const out_plan *p, conversion *c, const char 
     }
     if (status == KAKEYA_OK)
         status = vision_to_safetensors(c->from->model->vision, writer, &c->report->vision_bytes, error);
+    if (status == KAKEYA_OK)
+        status = audio_to_safetensors(c->from->model->sound, strncmp(p->prefix, "model.", 6) != 0, writer,
+                                      &c->report->audio_bytes, error);
     if (status == KAKEYA_OK) return safetensors_writer_commit(writer, error);
     safetensors_writer_abort(writer);
     return status;

@@ -6,11 +6,11 @@
 #include <unistd.h>
 
 #include "base/json.h"
+#include "convert/audio.h"
 #include "convert/importance.h"
 #include "convert/quantise.h"
 #include "convert/recipe.h"
 #include "convert/source.h"
-#include "convert/vision.h"
 #include "convert/vocabulary.h"
 #include "formats/checkpoint.h"
 #include "formats/gguf_output.h"
@@ -457,16 +457,40 @@ static kakeya_status write_tensors(gguf_output *o, conversion *c, const planned 
     return KAKEYA_OK;
 }
 
+/* What reads pictures and sound, in a file but for its name, which gguf_output_commit gives it. NULL on failure. */
+static gguf_output *write_parts(conversion *c, const char *path, kakeya_status *status, kakeya_error *error) {
+    const gemma4_model *model = c->from->model;
+    const char *name = model->config.variant;
+    gguf_output *o = gguf_output_create();
+    if (!o) {
+        *status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for its plan", path);
+        return NULL;
+    }
+    gguf_output_text(o, "general.architecture", "clip", 4);
+    gguf_output_text(o, "general.type", "mmproj", 6);
+    gguf_output_text(o, "general.name", name, strlen(name));
+    if (model->vision) vision_plan_gguf(model->vision, o, &c->report->vision_bytes);
+    if (model->sound) audio_plan_gguf(model->sound, o, &c->report->audio_bytes);
+    *status = gguf_output_open(o, path, error);
+    if (*status == KAKEYA_OK && model->vision) *status = vision_write_gguf(model->vision, o, error);
+    if (*status == KAKEYA_OK && model->sound) *status = audio_write_gguf(model->sound, o, error);
+    if (*status == KAKEYA_OK) return o;
+    gguf_output_abort(o);
+    return NULL;
+}
+
 /* Both files, or none. */
 static kakeya_status commit(gguf_output *o, conversion *c, const char *out, kakeya_error *error) {
     const gemma4_model *model = c->from->model;
-    if (!model->vision) return gguf_output_commit(o, error);
-    gguf_output *vision = NULL;
+    if (!model->vision && !model->sound) return gguf_output_commit(o, error);
+    gguf_output *parts = NULL;
     char *path = vision_path(out);
-    kakeya_status status =
-        path ? vision_to_gguf(model->vision, model->config.variant, path, &vision, &c->report->vision_bytes, error)
-             : error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for a path beside it", out);
-    if (status == KAKEYA_OK) status = gguf_output_commit(vision, error);
+    kakeya_status status = KAKEYA_OK;
+    if (path)
+        parts = write_parts(c, path, &status, error);
+    else
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for a path beside it", out);
+    if (status == KAKEYA_OK) status = gguf_output_commit(parts, error);
     if (status != KAKEYA_OK) {
         gguf_output_abort(o);
     } else {

@@ -106,16 +106,13 @@ static kakeya_status write_gguf(void *context, const vision_slot *slot, kakeya_e
     return status;
 }
 
-static void add_keys(gguf_output *o, const gemma4_vision *v, const char *model_name) {
+static void add_keys(gguf_output *o, const gemma4_vision *v) {
     static const float mean[3] = {0, 0, 0}, deviation[3] = {1, 1, 1};
     enum { DEFAULT_BUDGET = 280, IMAGE_SIZE = 224 /* has no meaning, but readers want one */ };
     /* The embedder's patches are known as those of a tower that are taken together. */
     const int pooling = v->tower ? v->pooling : v->patch % 3 == 0 ? 3 : 1;
     const int patch = v->tower ? v->patch : v->patch / pooling;
     const char *type = v->tower ? "gemma4v" : "gemma4uv";
-    gguf_output_text(o, "general.architecture", "clip", 4);
-    gguf_output_text(o, "general.type", "mmproj", 6);
-    gguf_output_text(o, "general.name", model_name, strlen(model_name));
     gguf_output_bool(o, "clip.has_vision_encoder", true);
     gguf_output_text(o, "clip.vision.projector_type", type, strlen(type));
     gguf_output_u32(o, "clip.vision.image_size", IMAGE_SIZE);
@@ -134,27 +131,21 @@ static void add_keys(gguf_output *o, const gemma4_vision *v, const char *model_n
         gguf_output_u32(o, "clip.vision.image_max_pixels", (uint32_t)v->budget * (uint32_t)side * (uint32_t)side);
 }
 
-kakeya_status vision_to_gguf(const gemma4_vision *v, const char *model_name, const char *path, gguf_output **out,
-                             uint64_t *bytes, kakeya_error *error) {
-    gguf_writing w = {.v = v, .o = gguf_output_create()};
-    *out = NULL;
-    if (!w.o) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for its plan", path);
-    add_keys(w.o, v, model_name);
-    kakeya_status status = gemma4_vision_walk(v, plan_gguf, &w, error);
-    if (status == KAKEYA_OK) status = gguf_output_open(w.o, path, error);
-    if (status == KAKEYA_OK) status = gemma4_vision_walk(v, write_gguf, &w, error);
+void vision_plan_gguf(const gemma4_vision *v, gguf_output *o, uint64_t *bytes) {
+    gguf_writing w = {.v = v, .o = o};
+    add_keys(o, v);
+    (void)gemma4_vision_walk(v, plan_gguf, &w, NULL);
     *bytes = w.bytes;
-    if (status == KAKEYA_OK)
-        *out = w.o;
-    else
-        gguf_output_abort(w.o);
-    return status;
+}
+
+kakeya_status vision_write_gguf(const gemma4_vision *v, gguf_output *o, kakeya_error *error) {
+    gguf_writing w = {.v = v, .o = o};
+    return gemma4_vision_walk(v, write_gguf, &w, error);
 }
 
 /* --------------------------------------------------------------------------------------------------- safetensors */
 
-/* Vectors are float32 in memory; those that bf16 holds exactly came from it. */
-static tensor_type vector_type(const float *values, size_t n) {
+tensor_type vision_values_type(const float *values, size_t n) {
     for (size_t i = 0; i < n; i++) {
         uint32_t bits;
         memcpy(&bits, &values[i], sizeof bits);
@@ -169,19 +160,27 @@ static kakeya_status count_entries(void *context, const vision_slot *slot, kakey
     return KAKEYA_OK;
 }
 
+kakeya_status vision_entries_reserve(vision_entries *entries, size_t n, kakeya_error *error) {
+    entries->entries = calloc(n, sizeof *entries->entries);
+    entries->names = calloc(n, sizeof *entries->names);
+    return entries->entries && entries->names
+               ? KAKEYA_OK
+               : error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for the names of %zu tensors", n);
+}
+
+safetensors_entry *vision_entry_add(vision_entries *entries, const char *prefix, const char *name, tensor_type type) {
+    safetensors_entry *e = &entries->entries[entries->n];
+    char *own = entries->names[entries->n++];
+    snprintf(own, sizeof *entries->names, "%s%s", prefix, name);
+    *e = (safetensors_entry){.name = own, .type = type};
+    return e;
+}
+
 typedef struct planning {
     const gemma4_vision *v;
     const char *prefix;
     vision_entries *to;
 } planning;
-
-static safetensors_entry *add_entry(const planning *p, const char *name, tensor_type type, int dims) {
-    safetensors_entry *e = &p->to->entries[p->to->n];
-    char *own = p->to->names[p->to->n++];
-    snprintf(own, sizeof *p->to->names, "%s%s", p->prefix, name);
-    *e = (safetensors_entry){.name = own, .type = type, .dims = dims};
-    return e;
-}
 
 static kakeya_status plan_entry(void *context, const vision_slot *slot, kakeya_error *error) {
     (void)error;
@@ -191,19 +190,22 @@ static kakeya_status plan_entry(void *context, const vision_slot *slot, kakeya_e
         const weight_format format = matrix_of(v, slot)->format;
         const tensor_type type = format == WEIGHT_F32 ? TENSOR_F32 : format == WEIGHT_F16 ? TENSOR_F16 : TENSOR_BF16;
         const bool places = slot->role == VISION_PLACES;
-        safetensors_entry *e = add_entry(p, slot->name, type, places ? 3 : 2);
+        safetensors_entry *e = vision_entry_add(p->to, p->prefix, slot->name, type);
+        e->dims = places ? 3 : 2;
         e->shape[0] = places ? v->tower ? 2 : v->positions : slot->rows;
         e->shape[1] = places ? v->tower ? v->positions : 2 : slot->columns;
         if (places) e->shape[2] = slot->columns;
     } else {
-        const size_t n = (size_t)slot->rows;
-        add_entry(p, slot->name, vector_type(vector_of(v, slot), n), 1)->shape[0] = slot->rows;
+        const tensor_type type = vision_values_type(vector_of(v, slot), (size_t)slot->rows);
+        safetensors_entry *e = vision_entry_add(p->to, p->prefix, slot->name, type);
+        e->dims = 1;
+        e->shape[0] = slot->rows;
     }
     for (int i = 0; slot->clipped && i < VISION_BOUNDS; i++) {
         const float bound = bound_of(v, slot, i);
         char name[VISION_NAME_BYTES];
         vision_bound_name(slot, i, false, name);
-        if (!isinf(bound)) add_entry(p, name, vector_type(&bound, 1), 0);
+        if (!isinf(bound)) (void)vision_entry_add(p->to, p->prefix, name, vision_values_type(&bound, 1));
     }
     return KAKEYA_OK;
 }
@@ -214,12 +216,9 @@ kakeya_status vision_entries_make(const gemma4_vision *v, const char *prefix, vi
     size_t n = 0;
     if (!v) return KAKEYA_OK;
     (void)gemma4_vision_walk(v, count_entries, &n, error);
-    out->entries = calloc(n, sizeof *out->entries);
-    out->names = calloc(n, sizeof *out->names);
-    if (!out->entries || !out->names)
-        return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for the names of %zu tensors", n);
+    kakeya_status status = vision_entries_reserve(out, n, error);
     planning p = {v, prefix, out};
-    return gemma4_vision_walk(v, plan_entry, &p, error);
+    return status == KAKEYA_OK ? gemma4_vision_walk(v, plan_entry, &p, error) : status;
 }
 
 void vision_entries_free(vision_entries *entries) {
@@ -228,39 +227,49 @@ void vision_entries_free(vision_entries *entries) {
     *entries = (vision_entries){0};
 }
 
+static kakeya_status put(safetensors_writer *writer, const void *data, size_t n, uint64_t *bytes, kakeya_error *error) {
+    *bytes += n;
+    return safetensors_writer_write(writer, data, n, error);
+}
+
+kakeya_status vision_values_write(safetensors_writer *writer, const float *values, size_t n, uint64_t *bytes,
+                                  kakeya_error *error) {
+    if (vision_values_type(values, n) == TENSOR_F32) return put(writer, values, n * sizeof *values, bytes, error);
+    kakeya_status status = KAKEYA_OK;
+    for (size_t i = 0; i < n && !status; i++) {
+        const uint16_t narrow = f32_to_bf16(values[i]);
+        status = put(writer, &narrow, sizeof narrow, bytes, error);
+    }
+    return status;
+}
+
+float *vision_matrix_values(const weight *w) {
+    const size_t n = (size_t)w->in * (size_t)w->out;
+    float *values = malloc(n * sizeof *values);
+    for (int row = 0; values && row < w->out; row++)
+        for (int column = 0; column < w->in; column++)
+            values[(size_t)row * (size_t)w->in + (size_t)column] = value_at(w, row, column);
+    return values;
+}
+
 typedef struct safetensors_writing {
     const gemma4_vision *v;
     safetensors_writer *writer;
     uint64_t *bytes;
 } safetensors_writing;
 
-static kakeya_status put(const safetensors_writing *w, const void *data, size_t bytes, kakeya_error *error) {
-    *w->bytes += bytes;
-    return safetensors_writer_write(w->writer, data, bytes, error);
-}
-
-static kakeya_status put_values(const safetensors_writing *w, const float *values, size_t n, kakeya_error *error) {
-    if (vector_type(values, n) == TENSOR_F32) return put(w, values, n * sizeof *values, error);
-    kakeya_status status = KAKEYA_OK;
-    for (size_t i = 0; i < n && !status; i++) {
-        const uint16_t narrow = f32_to_bf16(values[i]);
-        status = put(w, &narrow, sizeof narrow, error);
-    }
-    return status;
-}
-
 static kakeya_status write_entry(void *context, const vision_slot *slot, kakeya_error *error) {
     const safetensors_writing *w = context;
     kakeya_status status;
     if (slot->matrix) {
         const weight *from = matrix_of(w->v, slot);
-        status = put(w, from->stream[0], weight_bytes(from), error);
+        status = put(w->writer, from->stream[0], weight_bytes(from), w->bytes, error);
     } else {
-        status = put_values(w, vector_of(w->v, slot), (size_t)slot->rows, error);
+        status = vision_values_write(w->writer, vector_of(w->v, slot), (size_t)slot->rows, w->bytes, error);
     }
     for (int i = 0; slot->clipped && i < VISION_BOUNDS && !status; i++) {
         const float bound = bound_of(w->v, slot, i);
-        if (!isinf(bound)) status = put_values(w, &bound, 1, error);
+        if (!isinf(bound)) status = vision_values_write(w->writer, &bound, 1, w->bytes, error);
     }
     return status;
 }

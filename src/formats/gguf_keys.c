@@ -168,3 +168,14 @@ const gguf_value *gguf_keys_array(gguf_keys *r, const char *key, gguf_value_type
     wrong_type(r, value, expected);
     return NULL;
 }
+
+int gguf_keys_token(const gguf *file, int vocab, const char *text) {
+    const gguf_value *tokens = gguf_find(file, "tokenizer.ggml.tokens");
+    if (!tokens || !tokens->array || tokens->type != GGUF_STRING) return -1;
+    size_t at = 0;
+    for (uint64_t i = 0; i < tokens->count; i++) {
+        gguf_text piece = gguf_next_string(tokens, &at);
+        if (gguf_text_is(piece, text)) return i < (uint64_t)vocab ? (int)i : -1;
+    }
+    return -1;
+}

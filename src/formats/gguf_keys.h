@@ -46,6 +46,9 @@ void gguf_keys_bools(gguf_keys *r, const char *key, int n, bool *out);
 /* An array of elements of this type, or NULL where it is absent. */
 const gguf_value *gguf_keys_array(gguf_keys *r, const char *key, gguf_value_type type);
 
+/* The id of a piece of the file's vocabulary, of whose first `vocab` ids it must be one; -1: there is none. */
+int gguf_keys_token(const gguf *file, int vocab, const char *text);
+
 static inline bool gguf_text_is(gguf_text text, const char *expected) {
     return text.bytes == strlen(expected) && memcmp(text.data, expected, text.bytes) == 0;
 }

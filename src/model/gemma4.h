@@ -108,6 +108,8 @@ typedef struct gemma4_model {
     size_t mapped_bytes;          /* bytes of mapped tensors that are bound */
     struct gemma4_vision *vision; /* what reads pictures (gemma4_vision.h); NULL: none */
     struct gemma4_audio *sound;   /* what reads sound (gemma4_audio.h); NULL: none */
+    struct gguf *mmproj;          /* where they lie beside a GGUF file; NULL: nowhere else */
+    char no_sound[160];           /* "" or why a GGUF file's model reads none */
     char note[256];               /* "" or one line worth telling the user, e.g. vision tensors skipped */
 } gemma4_model;
 
@@ -126,7 +128,7 @@ kakeya_status gemma4_model_open_stored(const char *directory, mem_account *accou
                                        kakeya_error *error);
 /* What is read beside the text model. */
 typedef struct gemma4_parts {
-    const char *mmproj; /* of a GGUF file: its vision part; NULL: in the file, or beside it (gemma4_mmproj.h) */
+    const char *mmproj; /* of a GGUF file: what reads pictures and sound; NULL: in it, or beside it (gemma4_mmproj.h) */
     bool no_vision;     /* as if there were none, but for the token of pictures, which is no answer's either way */
 } gemma4_parts;
 kakeya_status gemma4_model_open_parts(const char *directory, const gemma4_parts *parts, mem_account *account,

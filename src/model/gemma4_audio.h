@@ -5,7 +5,6 @@
 #define KAKEYA_MODEL_GEMMA4_AUDIO_H
 
 #include "base/alloc.h"
-#include "formats/checkpoint.h"
 #include "model/gemma4.h"
 #include "model/gemma4_vision.h"
 
@@ -30,7 +29,7 @@ typedef enum audio_role {
     AUDIO_Q,
     AUDIO_K,
     AUDIO_V,
-    AUDIO_DIM_SCALE,  /* vector [head_dim], before softplus */
+    AUDIO_DIM_SCALE,  /* vector [head_dim], with softplus applied; directories have it without, GGUF files with it */
     AUDIO_RELATIVE_K, /* matrix [hidden][hidden] */
     AUDIO_POST,
     AUDIO_POST_ATTENTION_NORM,
@@ -69,22 +68,34 @@ typedef struct gemma4_audio {
     size_t n_owned;
 } gemma4_audio;
 
+enum { AUDIO_NAME_BYTES = 112, AUDIO_BOUNDS = VISION_BOUNDS };
+
+/* A tensor of the list. */
+typedef struct audio_slot {
+    audio_role role;
+    int layer;                   /* -1: the model's */
+    char name[AUDIO_NAME_BYTES]; /* in safetensors, behind "model." or nothing: "audio_tower.output_proj.bias" */
+    char gguf[64];
+    bool mapped;           /* a matrix that is used as it is stored */
+    bool clipped;          /* bounds lie beside it (audio_bound_name) */
+    int64_t rows, columns; /* columns of a vector: 1 */
+} audio_slot;
+
+typedef kakeya_status (*audio_visit)(void *context, const audio_slot *slot, kakeya_error *error);
+/* Every tensor that an audio part of these sizes has. Stops at the first failure and returns it. */
+kakeya_status gemma4_audio_walk(const gemma4_audio *a, audio_visit visit, void *context, kakeya_error *error);
+/* The name of bound `i` (input_min, input_max, output_min, output_max) beside slot->name, or beside slot->gguf. */
+void audio_bound_name(const audio_slot *slot, int i, bool in_gguf, char out[AUDIO_NAME_BYTES]);
+/* Where published directories and GGUF files have value i of AUDIO_CONV_1, whose channels are last here and in MLX's:
+ * an index into the whole tensor. */
+size_t audio_channels_first(const gemma4_audio *a, size_t i);
+
 /* `format`: of matrices, where `a` knows its sizes alone and has no weights. */
 vision_sizes gemma4_audio_sizes(const gemma4_audio *a, weight_format format);
 
 /* Rows of n samples of 16 kHz; 0: too few. */
 size_t gemma4_audio_rows(const gemma4_audio *a, size_t n);
 
-/* The sizes of an audio part as a config.json says them, called `path` in messages. *there becomes false where it says
- * that there is none, or, with a `reason`, one that cannot be used. */
-kakeya_status gemma4_audio_config(const char *path, const char *json, size_t json_bytes, const gemma4_config *text,
-                                  gemma4_audio *out, bool *there, kakeya_error *reason, kakeya_error *error);
-
-/* What a checkpoint directory holds for sound. *out becomes NULL where it has nothing: with a `reason` (of
- * reason_bytes, else "") where it has something that cannot be used, such as a tensor that is missing, of another shape
- * or quantised. Matrices are mapped; vectors are copied as float32 into `account` (MEM_WEIGHTS). */
-kakeya_status gemma4_audio_open(checkpoint *ck, const gemma4_config *text, mem_account *account, gemma4_audio **out,
-                                char *reason, size_t reason_bytes, kakeya_error *error);
 void gemma4_audio_close(gemma4_audio *audio); /* NULL is fine */
 
 #endif

@@ -9,6 +9,7 @@
 
 #include "formats/gguf_choice.h"
 #include "formats/gguf_keys.h"
+#include "model/gemma4_audio_gguf.h"
 #include "model/gemma4_vision_bind.h"
 
 static const float theta = 100;
@@ -20,18 +21,6 @@ static const gguf_tensor *tensor_of(const gguf *file, const char *name) {
 }
 
 /* ------------------------------------------------------------------------------------------------------- keys */
-
-/* The id of a piece of the vocabulary, or -1. */
-static int find_token(const gguf *model, int vocab, const char *text) {
-    const gguf_value *tokens = gguf_find(model, "tokenizer.ggml.tokens");
-    if (!tokens || !tokens->array || tokens->type != GGUF_STRING) return -1;
-    size_t at = 0;
-    for (uint64_t i = 0; i < tokens->count; i++) {
-        gguf_text piece = gguf_next_string(tokens, &at);
-        if (gguf_text_is(piece, text)) return i < (uint64_t)vocab ? (int)i : -1;
-    }
-    return -1;
-}
 
 /* Files of ours say the largest picture where it is not the published models' budget. */
 static int read_budget(gguf_keys *k, const gemma4_vision *v) {
@@ -118,9 +107,9 @@ static kakeya_status read_keys(const gguf *file, bool own, const gguf *model, co
     v->text_hidden = text->hidden;
     v->budget = read_budget(&k, v);
     v->both_ways = text->ple_width == 0; /* E2B and E4B are causal */
-    v->image_token = find_token(model, text->vocab, "<|image|>");
-    v->begin_token = find_token(model, text->vocab, "<|image>");
-    v->end_token = find_token(model, text->vocab, "<image|>");
+    v->image_token = gguf_keys_token(model, text->vocab, "<|image|>");
+    v->begin_token = gguf_keys_token(model, text->vocab, "<|image>");
+    v->end_token = gguf_keys_token(model, text->vocab, "<image|>");
     if (v->image_token < 0 || v->begin_token < 0 || v->end_token < 0)
         gguf_keys_fail(&k, KAKEYA_FORMAT, "the model's vocabulary lacks <|image|>, <|image> or <image|>");
     return k.status;
@@ -152,11 +141,6 @@ static bool packed_bound(const source *s, const vision_slot *slot, int bound, vi
     return false;
 }
 
-static bool type_of(const gguf_type *type, dtype *out) {
-    *out = type->id == GGUF_TENSOR_F32 ? DTYPE_F32 : type->id == GGUF_TENSOR_F16 ? DTYPE_F16 : DTYPE_BF16;
-    return type->id == GGUF_TENSOR_F32 || type->id == GGUF_TENSOR_F16 || type->id == GGUF_TENSOR_BF16;
-}
-
 static kakeya_status find(void *file, const vision_slot *slot, int bound, vision_stored *out, kakeya_error *error) {
     const source *s = file;
     char name[VISION_NAME_BYTES];
@@ -164,25 +148,10 @@ static kakeya_status find(void *file, const vision_slot *slot, int bound, vision
     const gguf_tensor *t = tensor_of(s->file, bound >= 0 ? name : slot->gguf);
     if (!t && bound >= 0) (void)packed_bound(s, slot, bound, out);
     if (!t) return KAKEYA_OK;
-    *out = (vision_stored){.name = t->name, .values = 1, .last = t->ne[0], .data = t->data};
-    for (int i = 0; i < t->dims; i++) out->values *= t->ne[i];
-    if (!type_of(t->type, &out->type)) out->type_name = t->type->name;
-    if ((uintptr_t)t->data % sizeof(float) == 0) return KAKEYA_OK;
-    gemma4_vision *v = s->v; /* a file may be aligned to single bytes */
-    void **owned = realloc(v->owned, (v->n_owned + 1) * sizeof *owned);
-    if (owned) v->owned = owned;
-    void *copy = owned ? mem_alloc(s->account, MEM_WEIGHTS, t->bytes) : NULL;
-    if (!copy) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for tensor %s", t->name);
-    v->owned[v->n_owned++] = copy;
-    out->data = memcpy(copy, t->data, t->bytes);
-    return KAKEYA_OK;
+    return vision_stored_gguf(t, s->account, &s->v->owned, &s->v->n_owned, out, error);
 }
 
 /* ------------------------------------------------------------------------------------------------------- opening */
-
-int gemma4_mmproj_token(const gguf *model, const gemma4_config *text) {
-    return text->generation == GEMMA_4 ? find_token(model, text->vocab, "<|image|>") : -1;
-}
 
 kakeya_status gemma4_mmproj_read(const gguf *file, const gguf *model, const gemma4_config *text, mem_account *account,
                                  gemma4_vision **out, kakeya_error *reason, kakeya_error *error) {
@@ -201,51 +170,116 @@ kakeya_status gemma4_mmproj_read(const gguf *file, const gguf *model, const gemm
     return status;
 }
 
-static kakeya_status read_named(const char *path, const gguf *model, const gemma4_config *text, mem_account *account,
-                                gemma4_vision **out, kakeya_error *reason, kakeya_error *error) {
-    gguf *file = NULL;
-    kakeya_status status = gguf_open(path, &file, reason);
-    if (status) return status == KAKEYA_OUT_OF_MEMORY ? error_set(error, status, "%s", reason->message) : KAKEYA_OK;
-    status = gemma4_mmproj_read(file, model, text, account, out, reason, error);
-    if (*out)
-        (*out)->file = file;
-    else
-        gguf_close(file);
+/* What is asked for, and the best answer so far. */
+typedef struct looking {
+    const gguf *model;
+    const gemma4_config *text;
+    bool no_vision;
+    mem_account *account;
+    gemma4_mmproj *out;
+    kakeya_error no_pictures, no_sound; /* of the first file */
+    bool has_vision, has_sound;         /* the last file; whether or not they can be used */
+} looking;
+
+static void keep_first(const kakeya_error *why, kakeya_error *first) {
+    if (why->status && !first->status) *first = *why;
+}
+
+/* A file's parts, where they can be used. *reason: it is no file of this kind. */
+static kakeya_status read_parts(looking *l, const char *path, gemma4_mmproj *out, kakeya_error *reason,
+                                kakeya_error *error) {
+    kakeya_error no_pictures = {0}, no_sound = {0};
+    *out = (gemma4_mmproj){0};
+    l->has_vision = l->has_sound = false;
+    kakeya_status status = gguf_open(path, &out->file, reason);
+    if (status == KAKEYA_OUT_OF_MEMORY) return error_set(error, status, "%s", reason->message);
+    if (status != KAKEYA_OK) {
+        keep_first(reason, &l->no_pictures);
+        keep_first(reason, &l->no_sound);
+        return KAKEYA_OK;
+    }
+    l->has_vision = tensor_of(out->file, "v.patch_embd.weight") || gguf_find(out->file, "clip.vision.projector_type");
+    if (!l->no_vision)
+        status = gemma4_mmproj_read(out->file, l->model, l->text, l->account, &out->vision, &no_pictures, error);
+    if (status == KAKEYA_OK)
+        status = gemma4_audio_gguf_read(out->file, l->model, l->text, l->account, &out->sound, &l->has_sound, &no_sound,
+                                        error);
+    keep_first(&no_pictures, &l->no_pictures);
+    keep_first(&no_sound, &l->no_sound);
+    *reason = no_pictures.status ? no_pictures : no_sound;
+    if (status != KAKEYA_OK) gemma4_mmproj_close(out);
     return status;
 }
 
-static kakeya_status look_beside(const gguf *model, const gemma4_config *text, mem_account *account,
-                                 gemma4_vision **out, kakeya_error *reason, kakeya_error *error) {
+/* The file that --mmproj names: what it has must be of use. */
+static kakeya_status read_named(looking *l, const char *path, kakeya_error *error) {
+    kakeya_error reason = {0};
+    kakeya_status status = read_parts(l, path, l->out, &reason, error);
+    if (status != KAKEYA_OK) return status;
+    const gemma4_mmproj *found = l->out;
+    const bool pictures = found->vision || l->no_vision || (!l->has_vision && found->sound);
+    if (found->file && pictures && (found->sound || !l->has_sound)) return KAKEYA_OK;
+    gemma4_mmproj_close(l->out);
+    if (pictures && l->no_sound.status) reason = l->no_sound;
+    return error_set(error, reason.status, "--mmproj %s: %s", path, reason.message);
+}
+
+/* The first file that has what reads pictures, or, where none has, the first that has what reads sound. */
+static kakeya_status look_beside(looking *l, kakeya_error *error) {
     gguf_names beside;
-    kakeya_status status = gguf_vision_parts(gguf_path(model), &beside, error);
-    for (size_t i = 0; !status && !*out && i < beside.n; i++) {
-        kakeya_error why = {0};
-        status = read_named(beside.names[i], model, text, account, out, &why, error);
-        if (why.status && !reason->status) *reason = why; /* of the best one */
+    kakeya_status status = gguf_vision_parts(gguf_path(l->model), &beside, error);
+    for (size_t i = 0; status == KAKEYA_OK && !l->out->vision && i < beside.n; i++) {
+        kakeya_error reason = {0};
+        gemma4_mmproj found;
+        status = read_parts(l, beside.names[i], &found, &reason, error);
+        if (status != KAKEYA_OK) break;
+        if (!found.vision && (!found.sound || l->out->sound)) {
+            gemma4_mmproj_close(&found);
+            continue;
+        }
+        gemma4_mmproj_close(l->out);
+        *l->out = found;
+        if (l->no_vision) break;
     }
     gguf_names_free(&beside);
-    if (!status && !*out && !reason->status)
-        error_set(reason, KAKEYA_UNSUPPORTED,
-                  "no vision part (mmproj-*.gguf) beside the model (name one with --mmproj)");
+    static const char none[] = "no vision part (mmproj-*.gguf) beside the model (name one with --mmproj)";
+    if (!l->no_pictures.status) error_set(&l->no_pictures, KAKEYA_UNSUPPORTED, none);
+    if (!l->no_sound.status) error_set(&l->no_sound, KAKEYA_UNSUPPORTED, none);
     return status;
 }
 
-kakeya_status gemma4_mmproj_open(const gguf *model, const gemma4_config *text, const char *mmproj, mem_account *account,
-                                 gemma4_vision **out, char *reason, size_t reason_bytes, kakeya_error *error) {
-    kakeya_error why = {0};
-    kakeya_status status;
-    *out = NULL;
-    *reason = '\0';
-    if (mmproj) {
-        status = read_named(mmproj, model, text, account, out, &why, error);
-        if (status || *out) return status;
-        return error_set(error, why.status, "--mmproj %s: %s", mmproj, why.message);
+static kakeya_status read_own(looking *l, kakeya_error *error) {
+    error_set(&l->no_sound, KAKEYA_UNSUPPORTED, "no sound is read from the model's own file");
+    if (l->no_vision) return KAKEYA_OK;
+    return gemma4_mmproj_read(l->model, l->model, l->text, l->account, &l->out->vision, &l->no_pictures, error);
+}
+
+int gemma4_mmproj_token(const gguf *model, const gemma4_config *text) {
+    return text->generation == GEMMA_4 ? gguf_keys_token(model, text->vocab, "<|image|>") : -1;
+}
+
+kakeya_status gemma4_mmproj_open(const gguf *model, const gemma4_config *text, const char *mmproj, bool no_vision,
+                                 mem_account *account, gemma4_mmproj *out, kakeya_error *error) {
+    looking l = {.model = model, .text = text, .no_vision = no_vision, .account = account, .out = out};
+    *out = (gemma4_mmproj){0};
+    if (!mmproj && gemma4_mmproj_token(model, text) < 0) return KAKEYA_OK;
+    kakeya_status status = mmproj                                    ? read_named(&l, mmproj, error)
+                           : tensor_of(model, "v.patch_embd.weight") ? read_own(&l, error)
+                                                                     : look_beside(&l, error);
+    if (status != KAKEYA_OK) {
+        gemma4_mmproj_close(out);
+        return status;
     }
-    if (gemma4_mmproj_token(model, text) < 0) return KAKEYA_OK;
-    if (tensor_of(model, "v.patch_embd.weight"))
-        status = gemma4_mmproj_read(model, model, text, account, out, &why, error);
-    else
-        status = look_beside(model, text, account, out, &why, error);
-    if (!status && !*out) snprintf(reason, reason_bytes, "%s", why.message);
-    return status;
+    if (!out->vision && !no_vision)
+        snprintf(out->no_pictures, sizeof out->no_pictures, "%.159s", l.no_pictures.message);
+    if (!out->sound) snprintf(out->no_sound, sizeof out->no_sound, "%.159s", l.no_sound.message);
+    out->sound_is_broken = !out->sound && l.has_sound;
+    return KAKEYA_OK;
+}
+
+void gemma4_mmproj_close(gemma4_mmproj *parts) {
+    gemma4_vision_close(parts->vision);
+    gemma4_audio_close(parts->sound);
+    gguf_close(parts->file);
+    *parts = (gemma4_mmproj){0};
 }

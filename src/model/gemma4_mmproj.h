@@ -1,20 +1,30 @@
-/* Vision parts in GGUF files: llama.cpp's mmproj files, whose architecture is "clip", and the tensors "v." and "mm."
- * that Ollama keeps in the language model's own file. */
+/* What reads pictures and sound for GGUF files: llama.cpp's mmproj files, whose architecture is "clip", and the tensors
+ * "v." and "mm." that Ollama keeps in the language model's own file. */
 #ifndef KAKEYA_MODEL_GEMMA4_MMPROJ_H
 #define KAKEYA_MODEL_GEMMA4_MMPROJ_H
 
 #include "formats/gguf.h"
+#include "model/gemma4_audio.h"
 #include "model/gemma4_vision.h"
 
-/* What reads pictures for the model of `text`, whose file is `model` and which has the vocabulary: the file `mmproj`;
- * where that is NULL, tensors in the model's own file, else the best file of that kind beside it. *out becomes NULL
- * where there is none that can be used, with a `reason` (of reason_bytes; "" where the model would not know what to do
- * with pictures); of a file that was named this is an error. */
-kakeya_status gemma4_mmproj_open(const gguf *model, const gemma4_config *text, const char *mmproj, mem_account *account,
-                                 gemma4_vision **out, char *reason, size_t reason_bytes, kakeya_error *error);
+typedef struct gemma4_mmproj {
+    gguf *file; /* where they lie; NULL: in the model's own */
+    gemma4_vision *vision;
+    gemma4_audio *sound;
+    char no_pictures[160], no_sound[160]; /* why there is none; "" where the model would not know what to do with it */
+    bool sound_is_broken;                 /* no_sound is about something that is there */
+} gemma4_mmproj;
 
-/* Of a file that is open and outlives *out: a vision part, or the model's own file. *out becomes NULL, with a reason,
- * where it cannot be used; what is returned says whether something else has failed. */
+/* What reads pictures and sound for the model of `text`, whose file is `model` and which has the vocabulary: the file
+ * `mmproj`; where that is NULL, tensors in the model's own file, else the best file of that kind beside it. What cannot
+ * be used is NULL, with a reason; of a file that was named this is an error. no_vision: nothing that reads pictures is
+ * looked for. Freed by gemma4_mmproj_close. */
+kakeya_status gemma4_mmproj_open(const gguf *model, const gemma4_config *text, const char *mmproj, bool no_vision,
+                                 mem_account *account, gemma4_mmproj *out, kakeya_error *error);
+void gemma4_mmproj_close(gemma4_mmproj *parts); /* a zeroed one is fine */
+
+/* What reads pictures, of a file that is open and outlives *out: a vision part, or the model's own file. *out becomes
+ * NULL, with a reason, where it cannot be used; what is returned says whether something else has failed. */
 kakeya_status gemma4_mmproj_read(const gguf *file, const gguf *model, const gemma4_config *text, mem_account *account,
                                  gemma4_vision **out, kakeya_error *reason, kakeya_error *error);
 

@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/gguf.h"
-
 typedef struct vision_tensor {
     vision_role role;
     const char *name; /* in layers behind "encoder.layers.N." */
@@ -184,6 +182,5 @@ void gemma4_vision_close(gemma4_vision *v) {
     for (size_t i = 0; i < v->n_owned; i++) mem_free(v->owned[i]);
     free(v->owned);
     free(v->weights);
-    gguf_close(v->file);
     free(v);
 }

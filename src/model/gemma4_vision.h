@@ -66,7 +66,6 @@ typedef struct gemma4_vision {
     vision_weights *weights;                 /* [1 + layers]: the model's, then each layer's */
     void **owned;                            /* MEM_WEIGHTS blocks */
     size_t n_owned;
-    struct gguf *file; /* where it came from a file of its own (mmproj); closed with it */
 } gemma4_vision;
 
 /* How the order of a tensor's values in GGUF files differs. */

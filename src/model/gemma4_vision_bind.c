@@ -11,7 +11,7 @@ typedef struct binder {
     mem_account *account;
     vision_find find;
     void *file;
-    bool gguf;
+    bool is_gguf;
     kakeya_error *reason; /* .status: there is one */
 } binder;
 
@@ -19,6 +19,26 @@ float vision_value(const void *data, dtype type, size_t i) {
     if (type == DTYPE_F32) return ((const float *)data)[i];
     const uint16_t bits = ((const uint16_t *)data)[i];
     return type == DTYPE_BF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+}
+
+static bool type_of(const gguf_type *type, dtype *out) {
+    *out = type->id == GGUF_TENSOR_F32 ? DTYPE_F32 : type->id == GGUF_TENSOR_F16 ? DTYPE_F16 : DTYPE_BF16;
+    return type->id == GGUF_TENSOR_F32 || type->id == GGUF_TENSOR_F16 || type->id == GGUF_TENSOR_BF16;
+}
+
+kakeya_status vision_stored_gguf(const gguf_tensor *t, mem_account *account, void ***owned, size_t *n_owned,
+                                 vision_stored *out, kakeya_error *error) {
+    *out = (vision_stored){.name = t->name, .values = 1, .last = t->ne[0], .data = t->data};
+    for (int i = 0; i < t->dims; i++) out->values *= t->ne[i];
+    if (!type_of(t->type, &out->type)) out->type_name = t->type->name;
+    if ((uintptr_t)t->data % sizeof(float) == 0) return KAKEYA_OK;
+    void **larger = realloc(*owned, (*n_owned + 1) * sizeof *larger); /* a file may be aligned to single bytes */
+    if (larger) *owned = larger;
+    void *copy = larger ? mem_alloc(account, MEM_WEIGHTS, t->bytes) : NULL;
+    if (!copy) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for tensor %s", t->name);
+    larger[(*n_owned)++] = copy;
+    out->data = memcpy(copy, t->data, t->bytes);
+    return KAKEYA_OK;
 }
 
 static void *own(binder *b, size_t bytes) {
@@ -39,10 +59,10 @@ static kakeya_status no_memory(const char *name, kakeya_error *error) {
  */
 static bool fits(const binder *b, const vision_slot *slot, const vision_stored *t, int64_t rows, int64_t columns) {
     if (!t->name) {
-        error_set(b->reason, KAKEYA_FORMAT, "%s is missing", b->gguf ? slot->gguf : slot->name);
+        error_set(b->reason, KAKEYA_FORMAT, "%s is missing", b->is_gguf ? slot->gguf : slot->name);
         return false;
     }
-    const bool folded = b->gguf && slot->order == VISION_PIXELS;
+    const bool folded = b->is_gguf && slot->order == VISION_PIXELS;
     if (t->values != rows * columns || (columns > 1 && t->last != columns && !folded)) {
         error_set(b->reason, KAKEYA_FORMAT, "%s is of another shape", t->name);
         return false;
@@ -82,7 +102,7 @@ static kakeya_status bind_matrix(binder *b, const vision_slot *slot, const visio
                                  kakeya_error *error) {
     static const weight_format formats[] = {
         [DTYPE_F32] = WEIGHT_F32, [DTYPE_F16] = WEIGHT_F16, [DTYPE_BF16] = WEIGHT_BF16};
-    if (b->gguf && slot->order != VISION_AS_IS) return reorder(b, slot, t, out, error);
+    if (b->is_gguf && slot->order != VISION_AS_IS) return reorder(b, slot, t, out, error);
     *out = weight_matrix(formats[t->type], t->data, (int)slot->rows, (int)slot->columns);
     return KAKEYA_OK;
 }
@@ -92,7 +112,7 @@ static kakeya_status bind_vector(binder *b, const vision_slot *slot, const visio
     float *made = own(b, (size_t)slot->rows * sizeof *made);
     if (!made) return no_memory(t->name, error);
     for (int64_t i = 0; i < slot->rows; i++)
-        made[i] = vision_value(t->data, t->type, b->gguf ? vision_gguf_index(b->v, slot, i, 0) : (size_t)i);
+        made[i] = vision_value(t->data, t->type, b->is_gguf ? vision_gguf_index(b->v, slot, i, 0) : (size_t)i);
     *out = made;
     return KAKEYA_OK;
 }
@@ -123,9 +143,9 @@ static kakeya_status bind_slot(void *context, const vision_slot *slot, kakeya_er
     return status || slot->layer < 0 ? status : bind_bounds(b, slot, &w->bounds[slot->role], error);
 }
 
-kakeya_status vision_bind(gemma4_vision *v, mem_account *account, vision_find find, void *file, bool gguf,
+kakeya_status vision_bind(gemma4_vision *v, mem_account *account, vision_find find, void *file, bool is_gguf,
                           kakeya_error *reason, kakeya_error *error) {
-    binder b = {v, account, find, file, gguf, reason};
+    binder b = {v, account, find, file, is_gguf, reason};
     v->weights = calloc((size_t)v->layers + 1, sizeof *v->weights);
     if (!v->weights) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for the tensors of the vision encoder");
     return gemma4_vision_walk(v, bind_slot, &b, error);

@@ -3,6 +3,7 @@
 #define KAKEYA_MODEL_GEMMA4_VISION_BIND_H
 
 #include "base/dtype.h"
+#include "formats/gguf.h"
 #include "model/gemma4_vision.h"
 
 /* A tensor as a file has it. */
@@ -19,10 +20,14 @@ typedef kakeya_status (*vision_find)(void *file, const vision_slot *slot, int bo
                                      kakeya_error *error);
 
 /* Binds all tensors of a vision part whose sizes are known. KAKEYA_OK with a `reason` where the file cannot be used: a
- * tensor that is missing, of another shape or quantised. gguf: the file has them in the order of GGUF files. What was
- * made is v's also on failure. */
-kakeya_status vision_bind(gemma4_vision *v, mem_account *account, vision_find find, void *file, bool gguf,
+ * tensor that is missing, of another shape or quantised. is_gguf: the file has them in the order of GGUF files. What
+ * was made is v's also on failure. */
+kakeya_status vision_bind(gemma4_vision *v, mem_account *account, vision_find find, void *file, bool is_gguf,
                           kakeya_error *reason, kakeya_error *error);
+
+/* A tensor of a GGUF file. One that is not aligned to floats is copied, and the copy is one of *owned. */
+kakeya_status vision_stored_gguf(const gguf_tensor *t, mem_account *account, void ***owned, size_t *n_owned,
+                                 vision_stored *out, kakeya_error *error);
 
 /* Value i. */
 float vision_value(const void *data, dtype type, size_t i);

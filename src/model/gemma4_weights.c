@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model/gemma4_audio.h"
+#include "model/gemma4_audio_open.h"
 #include "model/gemma4_gguf.h"
 #include "model/gemma4_mmproj.h"
 #include "model/gemma4_modules.h"
@@ -120,22 +120,27 @@ static kakeya_status leave_vision(gemma4_model *model, kakeya_error *error) {
     return status;
 }
 
-/* What reads pictures for a GGUF file. */
-static kakeya_status open_mmproj(const gemma4_parts *parts, mem_account *account, gemma4_model *model,
-                                 kakeya_error *error) {
-    char reason[160];
-    kakeya_status status = gemma4_mmproj_open(model->file, &model->config, parts->mmproj, account, &model->vision,
-                                              reason, sizeof reason, error);
-    if (status == KAKEYA_OK && model->vision) suppress(&model->config, model->vision->image_token);
-    size_t used = strlen(model->note);
-    if (status == KAKEYA_OK && *reason)
-        snprintf(model->note + used, sizeof model->note - used, "%sno pictures: %s", used ? "; " : "", reason);
-    return status;
-}
-
 static void add_note(gemma4_model *model, const char *what, const char *reason) {
     const size_t used = strlen(model->note);
     if (*reason) snprintf(model->note + used, sizeof model->note - used, "%s%s: %s", used ? "; " : "", what, reason);
+}
+
+/* What reads pictures, unless it is left out, and sound for a GGUF file. */
+static kakeya_status open_mmproj(const gemma4_parts *parts, mem_account *account, gemma4_model *model,
+                                 kakeya_error *error) {
+    gemma4_mmproj found;
+    kakeya_status status =
+        gemma4_mmproj_open(model->file, &model->config, parts->mmproj, parts->no_vision, account, &found, error);
+    if (status != KAKEYA_OK) return status;
+    model->mmproj = found.file;
+    model->vision = found.vision;
+    model->sound = found.sound;
+    snprintf(model->no_sound, sizeof model->no_sound, "%s", found.no_sound);
+    if (model->vision) suppress(&model->config, model->vision->image_token);
+    if (model->sound) suppress(&model->config, model->sound->sound_token);
+    add_note(model, "no pictures", found.no_pictures);
+    if (found.sound_is_broken) add_note(model, "no sound", found.no_sound);
+    return parts->no_vision ? leave_vision(model, error) : KAKEYA_OK;
 }
 
 /* What of a checkpoint is left out, once it is known what reads pictures and sound. */
@@ -208,8 +213,7 @@ static kakeya_status open_model(const char *directory, bool as_stored, const gem
                            "--mmproj is for GGUF files: %s is a directory, which holds its own vision part", directory);
     else
         status = open_checkpoint(directory, parts, account, model, error);
-    if (is_gguf && status == KAKEYA_OK)
-        status = parts->no_vision ? leave_vision(model, error) : open_mmproj(parts, account, model, error);
+    if (is_gguf && status == KAKEYA_OK) status = open_mmproj(parts, account, model, error);
     if (status != KAKEYA_OK) {
         gemma4_model_close(model);
         return status;
@@ -276,6 +280,7 @@ void gemma4_model_close(gemma4_model *model) {
     tensor_memory_release(&memory);
     gemma4_vision_close(model->vision);
     gemma4_audio_close(model->sound);
+    gguf_close(model->mmproj);
     checkpoint_close(model->checkpoint);
     gguf_close(model->file);
     free(model);

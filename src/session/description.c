@@ -9,6 +9,7 @@
 #include "base/sized.h"
 #include "formats/checkpoint.h"
 #include "model/dflash_gguf.h"
+#include "model/gemma4_audio_open.h"
 #include "model/gemma4_gguf.h"
 #include "model/gemma4_mmproj.h"
 #include "model/gemma4_vision_open.h"
@@ -40,24 +41,32 @@ static void config_file_free(config_file *file) {
     free(file->path);
 }
 
-/* What reads pictures for a GGUF file, if it has the tensors. */
+/* What reads pictures and sound for a GGUF file, if it has the tensors. */
 static kakeya_status read_mmproj(const kakeya_engine_options *o, const gguf *file, owned_description *d,
                                  kakeya_error *error) {
     mem_account account;
-    gemma4_vision *v;
-    char reason[160];
+    gemma4_mmproj found;
     mem_account_init(&account, NULL, 0);
     kakeya_status status =
-        gemma4_mmproj_open(file, &d->verifier, o->mmproj, &account, &v, reason, sizeof reason, error);
-    if (status != KAKEYA_OK || !v) return status;
-    d->view.vision_sizes = gemma4_vision_sizes(v, WEIGHT_BF16);
-    d->vision = *v;
-    d->vision.weights = NULL;
-    d->vision.owned = NULL;
-    d->vision.n_owned = 0;
-    d->vision.file = NULL;
-    d->view.vision = &d->vision;
-    gemma4_vision_close(v);
+        gemma4_mmproj_open(file, &d->verifier, o->mmproj, o->vision == KAKEYA_VISION_OFF, &account, &found, error);
+    if (status != KAKEYA_OK) return status;
+    if (found.vision) {
+        d->view.vision_sizes = gemma4_vision_sizes(found.vision, WEIGHT_BF16);
+        d->vision = *found.vision;
+        d->vision.weights = NULL;
+        d->vision.owned = NULL;
+        d->vision.n_owned = 0;
+        d->view.vision = &d->vision;
+    }
+    if (found.sound) {
+        d->view.audio_sizes = gemma4_audio_sizes(found.sound, WEIGHT_BF16);
+        d->sound = *found.sound;
+        d->sound.weights = NULL;
+        d->sound.owned = NULL;
+        d->sound.n_owned = 0;
+        d->view.sound = &d->sound;
+    }
+    gemma4_mmproj_close(&found);
     return KAKEYA_OK;
 }
 
@@ -67,7 +76,7 @@ static kakeya_status read_file(const kakeya_engine_options *o, const char *path,
     kakeya_status status = gguf_open(path, &file, error);
     if (status != KAKEYA_OK) return status;
     status = gemma4_gguf_config(file, &d->verifier, NULL, error);
-    if (status == KAKEYA_OK && o->vision != KAKEYA_VISION_OFF) status = read_mmproj(o, file, d, error);
+    if (status == KAKEYA_OK) status = read_mmproj(o, file, d, error);
     gguf_close(file);
     return status;
 }

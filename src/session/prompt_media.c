@@ -27,11 +27,10 @@ static kakeya_status need_vision(const kakeya_engine *engine, kakeya_error *erro
 
 static kakeya_status need_sound(const kakeya_engine *engine, kakeya_error *error) {
     const gemma4_model *verifier = engine->verifier;
-    if (!verifier->sound && verifier->file)
-        return error_set(error, KAKEYA_UNSUPPORTED, "the model reads no sound: of GGUF files no sound is read");
-    if (!verifier->sound)
-        return error_set(error, KAKEYA_UNSUPPORTED, "the model reads no sound%s%s", *verifier->note ? ": " : "",
-                         verifier->note);
+    if (!verifier->sound) {
+        const char *reason = *verifier->no_sound ? verifier->no_sound : verifier->note;
+        return error_set(error, KAKEYA_UNSUPPORTED, "the model reads no sound%s%s", *reason ? ": " : "", reason);
+    }
     if (engine->ops->sound_begin) return KAKEYA_OK;
     return error_set(error, KAKEYA_UNSUPPORTED, "backend %s reads no sound: choose backend cpu", engine->ops->name);
 }

@@ -38,6 +38,7 @@ END
 for name in tiny-e tiny-unified; do
     integers $name audio.input_ids >"$WORK/$name.ids"
     integers $name audio.greedy >"$WORK/$name.greedy"
+    "$KAKEYA" info $VISION/$name --json >"$WORK/$name.info"
     works "$name answers tokens with a sound" run $model $VISION/$name --ids-file "$WORK/$name.ids" --audio $SOUNDS/chirp.wav \
         --max-tokens 12 --ignore-eos --json
     json_holds "as the reference does" '.token_ids == $wanted[0]' --slurpfile wanted "$WORK/$name.greedy"
@@ -91,6 +92,24 @@ json_holds "which says it" '.audio == null'
 works "a server tells it before it starts" serve --dry-run --backend cpu --model $VISION/tiny-e
 check "weights and workspace" grep -q '^sound: .* of these weights; .* while one of 30 seconds is read' "$WORK/out"
 check "also in the ledger" grep -q '^  sound  .* while a sound of 30 seconds is read' "$WORK/out"
+
+# --- GGUF files, with what reads sound in the file beside them
+for name in tiny-e tiny-unified; do
+    works "$name becomes a GGUF file" convert $VISION/$name "$WORK/$name.gguf" --to q8_0 --keep '.*=bf16' --head bf16
+    check "with its audio encoder beside it" grep -q "mmproj-$name.gguf: the vision encoder, .*, and the audio encoder, .*, unchanged" \
+        "$WORK/out"
+    works "which info tells" info "$WORK/$name.gguf" --json
+    json_holds "as it does of the directory" '.audio == $wanted[0].audio' --slurpfile wanted "$WORK/$name.info"
+    # shellcheck disable=SC2086
+    works "$name.gguf answers tokens with a sound" run $model "$WORK/$name.gguf" --ids-file "$WORK/$name.ids" --audio $SOUNDS/chirp.wav \
+        --max-tokens 12 --ignore-eos --json
+    json_holds "as the reference does" '.token_ids == $wanted[0]' --slurpfile wanted "$WORK/$name.greedy"
+done
+works "a model without an audio encoder is converted as ever" convert $VISION/tiny-tower "$WORK/tiny-tower.gguf" --to q8_0
+check "without a word about one" sh -c "! grep -q audio '$WORK/out'"
+# shellcheck disable=SC2086
+refused "and refuses a sound with the file's name" "reads no sound: no audio encoder in $WORK/mmproj-tiny-tower.gguf" run $model \
+    "$WORK/tiny-tower.gguf" --audio $SOUNDS/chirp.wav hello
 
 # --- tensors of a tower that cannot be used
 mkdir "$WORK/deaf"

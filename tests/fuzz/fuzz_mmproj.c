@@ -3,17 +3,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "model/gemma4_audio_gguf.h"
 #include "model/gemma4_mmproj.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /* A language model as far as it is asked: its vocabulary. */
 static gguf *vocabulary(void) {
-    static const char *const pieces[] = {"a", "<|image|>", "<|image>", "<image|>"};
+    static const char *const pieces[] = {"a", "<|image|>", "<|image>", "<image|>", "<|audio|>", "<|audio>", "<audio|>"};
     static unsigned char bytes[512];
     size_t n = 0;
     const uint32_t version = 3, array = 9, text = 8;
-    const uint64_t none = 0, one = 1, count = 4;
+    const uint64_t none = 0, one = 1, count = sizeof pieces / sizeof *pieces;
     static const char key[] = "tokenizer.ggml.tokens";
     const uint64_t key_bytes = sizeof key - 1;
 #define PUT(data, size)                                                                                                \
@@ -60,9 +61,41 @@ static kakeya_status add(void *context, const vision_slot *slot, kakeya_error *e
     return KAKEYA_OK;
 }
 
+typedef struct audio_sum {
+    const gemma4_audio *a;
+    double all;
+} audio_sum;
+
+static kakeya_status add_audio(void *context, const audio_slot *slot, kakeya_error *error) {
+    (void)error;
+    audio_sum *s = context;
+    const audio_weights *w = &s->a->weights[1 + slot->layer];
+    if (slot->mapped || slot->role == AUDIO_CONV_1) {
+        const unsigned char *bytes = w->matrix[slot->role].stream[0];
+        for (size_t i = 0; i < weight_bytes(&w->matrix[slot->role]); i++) s->all += bytes[i];
+    } else {
+        for (int64_t i = 0; i < slot->rows * slot->columns; i++) s->all += w->vector[slot->role][i] > 0;
+    }
+    return KAKEYA_OK;
+}
+
+static void read_audio(const gguf *file, const gguf *model, const gemma4_config *text, mem_account *account) {
+    kakeya_error error = {0}, reason = {0};
+    gemma4_audio *a = NULL;
+    bool there;
+    kakeya_status status = gemma4_audio_gguf_read(file, model, text, account, &a, &there, &reason, &error);
+    if (!a && !status && (!reason.status || !*reason.message || strchr(reason.message, '\n'))) abort();
+    if (a && (status || reason.status || !there)) abort();
+    if (a) {
+        audio_sum s = {.a = a};
+        if (gemma4_audio_walk(a, add_audio, &s, &error) || !(s.all >= 0)) abort();
+    }
+    gemma4_audio_close(a);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static gguf *model;
-    static const gemma4_config text = {.hidden = 48, .vocab = 4};
+    static const gemma4_config text = {.hidden = 48, .vocab = 7};
     if (!model) model = vocabulary();
     gguf *file = NULL;
     kakeya_error error = {0}, reason = {0};
@@ -78,6 +111,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         if (gemma4_vision_walk(v, add, &s, &error) || !(s.all >= 0)) abort();
     }
     gemma4_vision_close(v);
+    read_audio(file, model, &text, &account);
     gguf_close(file);
     if (mem_total(&account)) abort();
     return 0;

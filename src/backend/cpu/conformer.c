@@ -277,7 +277,7 @@ static void scale_rows(void *context, size_t begin, size_t end, int thread) {
     for (size_t row = begin; row < end; row++) {
         float *q = t->q + row * hidden_of(t), *k = row_of(t, t->k, row);
         for (int i = 0; i < t->a->hidden; i++) {
-            q[i] *= (float)(of_query * log1p(exp((double)scale[i % d])));
+            q[i] *= (float)(of_query * (double)scale[i % d]);
             k[i] *= (float)of_key;
         }
     }
