@@ -20,7 +20,7 @@ enum {
 typedef enum phase { PHASE_LOADING = 0, PHASE_SERVING, PHASE_DRAINING, PHASE_STOPPING } phase;
 
 /* Whether the engine may be taken away. */
-typedef enum resting { REST_NOT_ASKED = 0, REST_ASKED, REST_GRANTED, REST_REFUSED } resting;
+typedef enum unload_state { UNLOAD_NOT_ASKED = 0, UNLOAD_ASKED, UNLOAD_GRANTED, UNLOAD_REFUSED } unload_state;
 
 struct grpc_service {
     grpc_service_options options;
@@ -33,8 +33,8 @@ struct grpc_service {
     kakeya_engine *engine;
     prefix_store *store;
     bool news; /* about the engine */
-    resting rest;
-    bool failed;          /* with REST_ASKED: the engine has */
+    unload_state unload;
+    bool failed;          /* with UNLOAD_ASKED: the engine has */
     kakeya_error failure; /* why there is no engine again; KAKEYA_OK: nothing has failed */
     size_t running;
     phase reached; /* of the service's thread */
@@ -118,7 +118,7 @@ static void take_wake(void *user) {
     const phase wanted = s->wanted;
     kakeya_engine *engine = s->engine;
     prefix_store *store = s->store;
-    const bool news = s->news, rest = s->rest == REST_ASKED, failed = s->failed;
+    const bool news = s->news, unload = s->unload == UNLOAD_ASKED, failed = s->failed;
     const kakeya_error failure = s->failure;
     s->news = false;
     s->failure = (kakeya_error){0};
@@ -127,10 +127,10 @@ static void take_wake(void *user) {
     if (failure.status != KAKEYA_OK) grpc_runtime_wake_failed(s->runtime, failure.message);
     reach(s, wanted);
     grpc_runtime_advance(s->runtime);
-    const bool granted = rest && wanted == PHASE_SERVING && grpc_runtime_rest(s->runtime, failed);
+    const bool granted = unload && wanted == PHASE_SERVING && grpc_runtime_unload(s->runtime, failed);
     pthread_mutex_lock(&s->lock);
-    if (rest) s->rest = granted ? REST_GRANTED : REST_REFUSED;
-    if (rest) pthread_cond_broadcast(&s->quiet);
+    if (unload) s->unload = granted ? UNLOAD_GRANTED : UNLOAD_REFUSED;
+    if (unload) pthread_cond_broadcast(&s->quiet);
     s->running = grpc_runtime_running(s->runtime);
     if (s->reached == PHASE_STOPPING && s->running == 0) pthread_cond_broadcast(&s->quiet);
     pthread_mutex_unlock(&s->lock);
@@ -214,18 +214,18 @@ void grpc_service_serve(grpc_service *service, kakeya_engine *engine, prefix_sto
     want(service, PHASE_SERVING, engine, store);
 }
 
-bool grpc_service_rest(grpc_service *service, bool failed) {
+bool grpc_service_unload(grpc_service *service, bool failed) {
     grpc_service *s = service;
     pthread_mutex_lock(&s->lock);
     bool serving = s->wanted == PHASE_SERVING;
-    if (serving) s->rest = REST_ASKED;
+    if (serving) s->unload = UNLOAD_ASKED;
     s->failed = failed;
     pthread_mutex_unlock(&s->lock);
     if (!serving) return false;
     rpc_server_wake(s->server);
     pthread_mutex_lock(&s->lock);
-    while (s->rest == REST_ASKED) pthread_cond_wait(&s->quiet, &s->lock);
-    bool granted = s->rest == REST_GRANTED;
+    while (s->unload == UNLOAD_ASKED) pthread_cond_wait(&s->quiet, &s->lock);
+    bool granted = s->unload == UNLOAD_GRANTED;
     pthread_mutex_unlock(&s->lock);
     return granted;
 }

@@ -17,7 +17,7 @@ void grpc_service_serve(grpc_service *service, kakeya_engine *engine, prefix_sto
 /* Takes the engine away until grpc_service_serve gives one again: calls that need it wait, after on_wanted. False: a
  * call is under way, or the service does not serve. Waits for the service's thread. failed: what is under way ends with
  * INTERNAL, and whoever comes waits already where this is false. */
-bool grpc_service_rest(grpc_service *service, bool failed);
+bool grpc_service_unload(grpc_service *service, bool failed);
 /* There is none: the calls that wait get UNAVAILABLE. */
 void grpc_service_wake_failed(grpc_service *service, const char *why);
 /* New work is refused, running work goes on. */

@@ -541,7 +541,7 @@ void grpc_runtime_serve(grpc_runtime *r, kakeya_engine *engine, prefix_store *st
     r->asleep = false;
 }
 
-bool grpc_runtime_rest(grpc_runtime *r, bool failed) {
+bool grpc_runtime_unload(grpc_runtime *r, bool failed) {
     size_t busy = 0;
     r->asleep |= failed;
     for (operation *next, *op = r->operations; op; op = next) {

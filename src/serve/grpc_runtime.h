@@ -27,7 +27,7 @@ void grpc_runtime_advance(grpc_runtime *runtime);
 void grpc_runtime_serve(grpc_runtime *runtime, kakeya_engine *engine, prefix_store *store);
 /* Takes the engine away until there is one again; false: a call is under way. failed: what is under way ends with
  * INTERNAL, and calls that come wait already where this is false. */
-bool grpc_runtime_rest(grpc_runtime *runtime, bool failed);
+bool grpc_runtime_unload(grpc_runtime *runtime, bool failed);
 /* There will be none: the calls that wait for it end. */
 void grpc_runtime_wake_failed(grpc_runtime *runtime, const char *why);
 /* No new work is taken, which gets UNAVAILABLE; what runs goes on. */

@@ -26,11 +26,11 @@ struct lifecycle {
     bool running;
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t changed;
-    bool awake;      /* calls may hold the model */
-    bool rest, wake; /* what the thread is to do next */
-    bool broken;     /* likewise: a forward has failed as a whole */
-    bool stopping;   /* nobody waits any more */
-    bool told;       /* why the model stays, since it last left */
+    bool awake;        /* calls may hold the model */
+    bool unload, wake; /* what the thread is to do next */
+    bool broken;       /* likewise: a forward has failed as a whole */
+    bool stopping;     /* nobody waits any more */
+    bool told;         /* why the model stays, since it last left */
     size_t holders;
     double used; /* when it was held last */
     uint64_t wakes, failures;
@@ -269,12 +269,12 @@ static void close_engine(lifecycle *l) {
 static void fall_asleep(lifecycle *l) {
     server_context *s = l->server;
     kakeya_error why = {0};
-    if (!rpc_rest(s, false)) { /* a call is under way */
+    if (!rpc_unload(s, false)) { /* a call is under way */
         become_ready(l, SERVER_SLEEPING);
         return;
     }
     size_t bytes = allocated(s->engine);
-    if (store_rest(s->store, s->settings->save_seconds, &why) != KAKEYA_OK) {
+    if (store_unload(s->store, s->settings->save_seconds, &why) != KAKEYA_OK) {
         if (!l->told) fprintf(stderr, "kakeya serve: the model stays in memory: %s\n", why.message);
         l->told = true;
         rpc_serve(s);
@@ -346,7 +346,7 @@ static bool wait_for_holders(lifecycle *l) {
     enum { AGAIN_MS = 20 }; /* who has just come is told then */
     for (;;) {
         l->server->model_failed(l->server);
-        bool rpc = rpc_rest(l->server, true);
+        bool rpc = rpc_unload(l->server, true);
         pthread_mutex_lock(&l->lock);
         bool stopping = l->stopping, free_of_all = rpc && l->holders == 0;
         pthread_mutex_unlock(&l->lock);
@@ -383,17 +383,18 @@ static void *live(void *user) {
     l->load_failed = !good;
     l->failure = error;
     while (good && !l->stopping) {
-        bool rest = l->rest, wake = l->wake && atomic_load(&l->server->state) == SERVER_SLEEPING, broken = l->broken;
-        if (!rest && !wake && !broken) {
+        bool unload = l->unload, wake = l->wake && atomic_load(&l->server->state) == SERVER_SLEEPING,
+             broken = l->broken;
+        if (!unload && !wake && !broken) {
             pthread_cond_wait(&l->changed, &l->lock);
             continue;
         }
-        l->rest = l->broken = false;
-        if (!rest) l->wake = false;
+        l->unload = l->broken = false;
+        if (!unload) l->wake = false;
         pthread_mutex_unlock(&l->lock);
         if (broken)
             mend(l);
-        else if (rest)
+        else if (unload)
             fall_asleep(l);
         else
             wake_up(l);
@@ -474,7 +475,7 @@ void lifecycle_tick(lifecycle *l, double now) {
         atomic_compare_exchange_strong(&l->server->state, &ready, SERVER_SLEEPING)) {
         l->awake = false;
         l->wake = false;
-        l->rest = true;
+        l->unload = true;
         pthread_cond_broadcast(&l->changed);
     }
     pthread_mutex_unlock(&l->lock);

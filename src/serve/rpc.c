@@ -105,7 +105,7 @@ void rpc_serve(server_context *s) {
     if (s->grpc) grpc_service_serve(s->grpc, s->engine, s->store);
 }
 
-bool rpc_rest(server_context *s, bool failed) { return !s->grpc || grpc_service_rest(s->grpc, failed); }
+bool rpc_unload(server_context *s, bool failed) { return !s->grpc || grpc_service_unload(s->grpc, failed); }
 
 void rpc_wake_failed(server_context *s, const char *why) {
     if (s->grpc) grpc_service_wake_failed(s->grpc, why);
@@ -135,7 +135,7 @@ const char *rpc_address(const server_context *s) {
 }
 
 void rpc_serve(server_context *s) { (void)s; }
-bool rpc_rest(server_context *s, bool failed) {
+bool rpc_unload(server_context *s, bool failed) {
     (void)s;
     (void)failed;
     return true;

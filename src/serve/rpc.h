@@ -12,7 +12,7 @@ const char *rpc_address(const server_context *server);
 void rpc_serve(server_context *server);
 /* Takes the engine away: calls that need it wait, and wake it. False: one of them is under way. Waits for the service's
  * thread. failed: what is under way ends with INTERNAL, and whoever comes meanwhile waits already. */
-bool rpc_rest(server_context *server, bool failed);
+bool rpc_unload(server_context *server, bool failed);
 /* Those who wait get UNAVAILABLE. */
 void rpc_wake_failed(server_context *server, const char *why);
 /* New work is refused. */

@@ -191,9 +191,9 @@ static store_entry *take_newest(store_entries *all) {
     return newest;
 }
 
-kakeya_status store_rest(prefix_store *store, double save_seconds, kakeya_error *error) {
+kakeya_status store_unload(prefix_store *store, double save_seconds, kakeya_error *error) {
     double end = clock_seconds() + save_seconds;
-    kakeya_status status = store_named_rest(store->named, error);
+    kakeya_status status = store_named_unload(store->named, error);
     if (status != KAKEYA_OK) return status;
     for (store_entry *entry; (entry = take_newest(&store->entries)) != NULL;)
         store_saver_dispose_now(clock_seconds() < end ? store->saver : NULL, entry);

@@ -82,7 +82,7 @@ void store_close(prefix_store *store, double save_seconds);
  * first, for at most so many seconds, and no session stays in memory. Nobody may use the store meanwhile, nor take or
  * make sessions until store_resume; names can still be looked at and dropped, and their time runs. Where a session with
  * a name cannot be saved, all sessions with names stay and the store goes on as it was. */
-kakeya_status store_rest(prefix_store *store, double save_seconds, kakeya_error *error);
+kakeya_status store_unload(prefix_store *store, double save_seconds, kakeya_error *error);
 /* The same where what the engine has in memory is not to be believed: nothing is saved. Sessions with a name go back to
  * their files; those that have none are lost: how many. */
 size_t store_give_up(prefix_store *store);

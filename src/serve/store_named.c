@@ -222,7 +222,7 @@ static void close_sessions(store_named *named) {
     }
 }
 
-kakeya_status store_named_rest(store_named *named, kakeya_error *error) {
+kakeya_status store_named_unload(store_named *named, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
     pthread_mutex_lock(&named->lock);
     for (named_session *s; status == KAKEYA_OK && (s = next_unsaved(named)) != NULL;) {

@@ -44,7 +44,7 @@ void store_named_close(store_named *named, double end);
 
 /* No session stays in memory; the names do. KAKEYA_IO: one of them cannot be saved, and all stay. Nobody may use a
  * session meanwhile, nor make or take one until store_named_resume. */
-kakeya_status store_named_rest(store_named *named, kakeya_error *error);
+kakeya_status store_named_unload(store_named *named, kakeya_error *error);
 /* The same where sessions in memory are not to be believed: those that are in a file stay, as the file has them; others
  * that hold tokens are lost: how many. */
 size_t store_named_give_up(store_named *named);

@@ -41,7 +41,7 @@ static void print_waits(void *user) {
 /* As the server does it where a device is lost. */
 static kakeya_status reload(grpc_service *service, prefix_store *store, const kakeya_engine_options *options,
                             kakeya_engine **engine, kakeya_error *error) {
-    while (!grpc_service_rest(service, true)) sched_yield();
+    while (!grpc_service_unload(service, true)) sched_yield();
     (void)store_give_up(store);
     kakeya_engine_close(*engine);
     *engine = NULL;

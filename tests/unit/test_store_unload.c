@@ -48,14 +48,14 @@ static void prompt(request *r, size_t n, uint64_t seed) {
     r->n = n;
 }
 
-static void test_rest_and_resume(void **state) {
+static void test_unload_and_resume(void **state) {
     (void)state;
     enum { SESSIONS = 4, ROUNDS = 3 };
     fake_script script = fake_script_default(), other_script = fake_script_default();
     kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0});
-    kakeya_engine *other = fake_engine(&other_script, (fake_engine_options){0}); /* of what never rests */
+    kakeya_engine *other = fake_engine(&other_script, (fake_engine_options){0}); /* of a store that is never unloaded */
     kakeya_session_options so = session_options();
-    prefix_store *store = open_store(engine, &so, options_in(scratch_path("rest")));
+    prefix_store *store = open_store(engine, &so, options_in(scratch_path("unload")));
     prefix_store *never = open_store(other, &so, (store_options){0});
     store_named *names = store_names(store);
     char id[SESSIONS][STORE_ID_BYTES], unbroken[SESSIONS][STORE_ID_BYTES], empty[STORE_ID_BYTES];
@@ -78,10 +78,10 @@ static void test_rest_and_resume(void **state) {
         serve(store, &r, stops, 1, 5, 1);
         assert_int_equal(r.hit.source, round ? STORE_HIT_DISK : STORE_HIT_NONE);
         serve_alone(other, &so, &by_itself, 5, 1);
-        assert_same(&r, &by_itself, "behind a rest");
+        assert_same(&r, &by_itself, "after it was unloaded");
 
         assert_true(kv_memory(engine) > 0);
-        ok(store_rest(store, 20, error));
+        ok(store_unload(store, 20, error));
         assert_int_equal(kv_memory(engine), 0);
         store_counts counts = counts_of(store);
         assert_int_equal(counts.live + counts.ram + counts.named.memory, 0);
@@ -132,12 +132,12 @@ static void test_what_cannot_be_saved_stays(void **state) {
         size_t n = extend(store, id, 20, 3, ids);
         limit_files(broken ? 0 : RLIM_INFINITY);
         kakeya_error why = {0};
-        assert_int_equal(store_rest(store, 20, &why), KAKEYA_IO);
+        assert_int_equal(store_unload(store, 20, &why), KAKEYA_IO);
         limit_files(RLIM_INFINITY);
         assert_non_null(strstr(why.message, id));
         assert_int_equal(extend(store, id, 20, 4, ids), n + 25);
         assert_int_equal(store_named_drop(store_names(store), id, NULL), STORE_NAMED_OK);
-        ok(store_rest(store, 20, error));
+        ok(store_unload(store, 20, error));
         assert_int_equal(kv_memory(engine), 0);
         store_close(store, 0);
     }
@@ -158,7 +158,7 @@ static void test_what_a_failure_takes(void **state) {
     char kept[STORE_ID_BYTES], lost[STORE_ID_BYTES], empty[STORE_ID_BYTES];
     assert_int_equal(store_named_create(names, NULL, kept, NULL), STORE_NAMED_OK);
     size_t n = extend(store, kept, 20, 3, ids);
-    ok(store_rest(store, 20, error));
+    ok(store_unload(store, 20, error));
     store_resume(store, engine);
     assert_int_equal(store_named_create(names, NULL, lost, NULL), STORE_NAMED_OK);
     assert_int_equal(store_named_create(names, NULL, empty, NULL), STORE_NAMED_OK);
@@ -188,7 +188,7 @@ static void test_what_a_failure_takes(void **state) {
 int main(void) {
     signal(SIGXFSZ, SIG_IGN);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rest_and_resume),
+        cmocka_unit_test(test_unload_and_resume),
         cmocka_unit_test(test_what_cannot_be_saved_stays),
         cmocka_unit_test(test_what_a_failure_takes),
     };
