@@ -19,6 +19,7 @@
 #include "formats/gguf.h"
 #include "measure/niah.h"
 #include "model/dflash_values.h"
+#include "session/auxiliary_models.h"
 #include "train/answers.h"
 #include "train/assistant_start.h"
 #include "train/drafter_files.h"
@@ -551,10 +552,32 @@ static const char *present_drafter(const drafter_command *c) {
     return e->assistant->checkpoint ? e->assistant->checkpoint->directory : NULL;
 }
 
+/* A DFlash drafter that is made where the model's own would be found (--out MODEL-dflash) is not one before it is
+ * finished: the engine is opened without it. */
+static kakeya_status ignore_unfinished(drafter_command *c, kakeya_error *error) {
+    const char *model = NULL;
+    char *directory = NULL, *found = NULL, *config = NULL;
+    kakeya_status status = c->shared.drafter.n ? KAKEYA_OK : cli_shared_model(&c->shared, &model, error);
+    if (!status && model) status = checkpoint_resolve(model, &directory, error);
+    if (!status && directory) status = auxiliary_model_directory(NULL, directory, "-dflash", &found, NULL, error);
+    if (!status && found && !(config = path_join(found, "config.json")))
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    char *there = status || !found ? NULL : realpath(found, NULL), *out = there ? realpath(c->out, NULL) : NULL;
+    if (out && strcmp(there, out) == 0 && !file_exists(config))
+        c->shared.drafter = (cli_texts){.text = {"none"}, .n = 1};
+    free(directory);
+    free(found);
+    free(config);
+    free(there);
+    free(out);
+    return status;
+}
+
 static kakeya_status open_engine(drafter_command *c, kakeya_error *error) {
     c->shared.f_theta = "none";
     if (c->init_from) c->shared.drafter = (cli_texts){.text = {c->init_from}, .n = 1};
-    kakeya_status status = cli_open_engine(command.name, &c->shared, &c->engine, error);
+    kakeya_status status = ignore_unfinished(c, error);
+    if (!status) status = cli_open_engine(command.name, &c->shared, &c->engine, error);
     if (status) return status;
     const char *present = c->init_from ? NULL : present_drafter(c);
     if (present) {

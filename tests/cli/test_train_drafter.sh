@@ -25,6 +25,16 @@ run run --model tests/data/golden/gemma4-tiny-dense --drafter "$WORK/whole" --id
     --context 4000 --json
 json_holds "the engine drafts with it" '.stats.drafted_tokens > 0'
 
+# --- made where the model's own drafter would be found, which is not there yet
+ln -s "$PWD/tests/data/golden/gemma4-tiny-dense" "$WORK/m"
+few="--sequence 64 --answer 24 --held-out 2 --steps 1 --batch 1 --blocks 2"
+# shellcheck disable=SC2086
+run train drafter --model "$WORK/m" $few $form --out "$WORK/m-dflash" "$WORK/ids.json"
+check "a drafter is trained into MODEL-dflash" test "$STATUS" -eq 0 -a -s "$WORK/m-dflash/config.json"
+run run --model "$WORK/m" --ids-file "$WORK/ids.json" --mode speculative --max-tokens 8 --context 4000 --json
+json_holds "and found there" '.stats.drafted_tokens > 0'
+rm -r "$WORK/m-dflash"
+
 # --- interrupted wherever it is once its state is there
 # shellcheck disable=SC2086
 "$KAKEYA" train drafter $model $form $steps --store f32 --out "$WORK/again" --json "$WORK/ids.json" >"$WORK/out" 2>"$WORK/err" </dev/null &
