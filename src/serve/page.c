@@ -29,11 +29,10 @@ static void make_policy(void) {
         if (EVP_Digest(script, (size_t)(behind - script), digest, NULL, EVP_sha256(), NULL) == 1)
             EVP_EncodeBlock(text, digest, DIGEST);
     }
-    snprintf(
-        policy, sizeof policy,
-        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-%s'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-        (char *)text);
+    snprintf(policy, sizeof policy,
+             "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:; script-src 'sha256-%s'; "
+             "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+             (char *)text);
 }
 
 void page_call(call *c) {

@@ -68,7 +68,7 @@ def _():
         body = {"model": "demo", "messages": [{"role": "user", "content": ASK}], "temperature": 0}
         first = s.post("/v1/chat/completions", body).json["choices"][0]["message"]["content"]
         equal(b.evaluate("messages.at(-1).content"), first)
-        equal(shown_words(" ".join(last(b, ".text"))), shown_words(first))
+        equal("".join(shown_words(" ".join(last(b, ".text")))), "".join(shown_words(first)), "blocks have no space between them")
         holds(b.evaluate("lengths.size") > 3, "the text has grown in pieces")
         figures = " ".join(last(b, ".figures"))
         holds("40 tokens" in figures and "tokens/s" in figures and "per forward" in figures and "was cut" in figures, figures)
@@ -467,8 +467,9 @@ def bring(b, how, *names):
     files = []
     for name in names:
         with open(name, "rb") as f:
-            kind = name.rsplit(".")[-1].replace("jpg", "jpeg")
-            files.append((os.path.basename(name), f"image/{kind}", base64.b64encode(f.read()).decode()))
+            kind = name.rsplit(".")[-1].replace("jpg", "jpeg").replace("mp3", "mpeg")
+            kind = f"audio/{kind}" if kind in ("wav", "mpeg", "flac") else f"image/{kind}"
+            files.append((os.path.basename(name), kind, base64.b64encode(f.read()).decode()))
     event = {"drop": "new DragEvent('drop', {dataTransfer: d, bubbles: true, cancelable: true})",
              "paste": "new ClipboardEvent('paste', {clipboardData: d, bubbles: true, cancelable: true})"}[how]
     return b.evaluate(f"""(() => {{ const d = new DataTransfer();
@@ -478,7 +479,7 @@ def bring(b, how, *names):
 
 
 def thumbnails(b, n):
-    b.until(f"document.querySelectorAll('#pictures img').length === {n}", f"{n} thumbnails")
+    b.until(f"document.querySelectorAll('#attached img').length === {n}", f"{n} thumbnails")
 
 
 @test("60: pictures that are dropped or pasted have thumbnails, can be removed, and go before the message's text")
@@ -489,22 +490,24 @@ def _():
     b = open_page(s)
     try:
         ready(b)
-        equal(b.evaluate("document.getElementById('pick').hidden"), False)
+        equal(b.evaluate("[pick.hidden, pick.textContent]"), [False, "Picture"])
         b.evaluate("document.getElementById('temperature').value = '0'; 0")
         holds(bring(b, "drop", f"{pictures}/photo.jpg", f"{pictures}/text.png"), "the page keeps the files")
         thumbnails(b, 2)
         holds(bring(b, "paste", f"{pictures}/gradient.png"), "and what is pasted")
         thumbnails(b, 3)
-        b.evaluate("document.querySelectorAll('#pictures button')[1].click()")
+        b.evaluate("document.querySelectorAll('#attached button')[1].click()")
         thumbnails(b, 2)
-        equal(b.evaluate("[...document.querySelectorAll('#pictures img')].map(i => i.alt)"), ["photo.jpg", "gradient.png"])
+        equal(b.evaluate("[...document.querySelectorAll('#attached img')].map(i => i.alt)"), ["photo.jpg", "gradient.png"])
         bring(b, "drop", "tests/serve/page.py")
         b.until("!document.getElementById('trouble').hidden", "other files are refused")
-        holds("page.py is not a PNG" in b.evaluate("document.getElementById('trouble').textContent"), "by name")
+        equal(b.evaluate("document.getElementById('trouble').textContent"), "page.py is not a PNG, JPEG, WebP or GIF picture.")
+        bring(b, "drop", "tests/data/sounds/chirp.wav")
+        b.until("document.getElementById('trouble').textContent === 'This model reads no sound.'", "and so are sounds")
         say(b, "What is this?")
         answered(b, 1)
         thumbnails(b, 0)
-        shown = "[...document.querySelectorAll('.turn.user .pictures img')]"
+        shown = "[...document.querySelectorAll('.turn.user .attached img')]"
         equal(b.evaluate(f"{shown}.map(i => [i.alt, i.naturalWidth > 0])"), [["photo.jpg", True], ["gradient.png", True]])
 
         def part(name, kind):
@@ -530,7 +533,90 @@ def _():
         holds(bring(b, "drop", f"{pictures}/photo.jpg"), "the page does not leave for the file")
         b.until("!document.getElementById('trouble').hidden", "a model of text says so")
         equal(b.evaluate("document.getElementById('trouble').textContent"), "This model reads no pictures.")
-        equal(b.evaluate("document.querySelectorAll('#pictures img').length"), 0)
+        bring(b, "drop", "tests/data/sounds/chirp.wav")
+        b.until("document.getElementById('trouble').textContent === 'This model reads no pictures and no sound.'", "of a sound, too")
+        equal(b.evaluate("document.querySelectorAll('#attached figure').length"), 0)
+        equal(b.complaints(), [])
+    finally:
+        b.close()
+    s.stop()
+
+
+@test("60: sounds that are dropped, pasted or chosen have a player, can be removed, and go before the message's text")
+def _():
+    sounds = "tests/data/sounds"
+    s = Server("--name", "demo", "--backend", "cpu", "--precision", "f32", "--image-budget", "70", "--max-tokens", "8",
+               model="tests/data/vision/tiny-e")
+    b = open_page(s)
+    try:
+        ready(b)
+        equal(b.evaluate("[pick.hidden, pick.textContent]"), [False, "Picture or sound"])
+        holds("audio/*" in b.evaluate("document.getElementById('file').accept") and "image/png" in
+              b.evaluate("document.getElementById('file').accept"), "both can be chosen")
+        b.evaluate("document.getElementById('temperature').value = '0'; 0")
+        there = ("[...document.querySelectorAll('#attached figure')]"
+                 ".map(f => f.querySelector('img')?.alt ?? f.querySelector('figcaption').textContent)")
+        holds(bring(b, "drop", f"{sounds}/chirp.wav", "tests/data/images/photo.jpg"), "the page keeps the files")
+        b.until(f"{there}.length === 2", "both are there")
+        holds(bring(b, "paste", f"{sounds}/sweep-44100-stereo.flac"), "and what is pasted")
+        b.until(f"{there}.length === 3", "a third")
+        bring(b, "drop", f"{sounds}/sweep-24000.mp3")
+        b.until(f"{there}.length === 4", "a fourth")
+        equal(b.evaluate(there), ["chirp.wav", "photo.jpg", "sweep-44100-stereo.flac", "sweep-24000.mp3"])
+        b.until("document.querySelector('#attached audio').duration > 0.3", "the browser plays it")
+        equal(b.evaluate("[...document.querySelectorAll('#attached audio')].every(a => a.controls && a.ariaLabel)"), True)
+        b.evaluate("[...document.querySelectorAll('#attached button')].pop().click()")
+        b.until(f"{there}.length === 3", "the last one goes")
+        bring(b, "drop", "tests/serve/page.py")
+        b.until("!document.getElementById('trouble').hidden", "other files are refused")
+        equal(b.evaluate("document.getElementById('trouble').textContent"),
+              "page.py is not a PNG, JPEG, WebP or GIF picture, nor a WAV, MP3 or FLAC sound.")
+        equal(b.evaluate("""[['a.WAV', ''], ['a.wav', 'audio/x-wav'], ['a', 'audio/vnd.wave'], ['a.mp3', 'audio/mpeg'],
+            ['a', 'audio/x-flac'], ['a.ogg', 'audio/ogg'], ['a.wav', 'text/plain'], ['a.txt', '']]
+            .map(([name, type]) => sound_format({ name, type }) ?? '')"""),
+              ["wav", "wav", "wav", "mp3", "flac", "", "", ""])
+        b.evaluate("document.getElementById('keep').click()")
+        say(b, "What is this?")
+        answered(b, 1)
+        equal(b.evaluate(there), [])
+        said = there.replace("#attached", ".turn.user .attached")
+        equal(b.evaluate(said), ["chirp.wav", "photo.jpg", "sweep-44100-stereo.flac"])
+        equal(b.evaluate("document.querySelectorAll('.turn.user .attached button').length"), 0)
+
+        def data(path):
+            with open(path, "rb") as f:
+                return base64.b64encode(f.read()).decode()
+
+        def part(name, form):
+            return {"type": "input_audio", "input_audio": {"data": data(f"{sounds}/{name}"), "format": form}}
+
+        picture = {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64," + data("tests/data/images/photo.jpg")}}
+        parts = [part("chirp.wav", "wav"), picture, part("sweep-44100-stereo.flac", "flac"), {"type": "text", "text": "What is this?"}]
+        body = {"model": "demo", "messages": [{"role": "user", "content": parts}], "temperature": 0}
+        first = s.post("/v1/chat/completions", body).json["choices"][0]["message"]["content"]
+        equal("".join(last(b, ".text")), first)
+        equal(b.evaluate("JSON.stringify(messages[0].content)"), json.dumps(parts, separators=(",", ":")))
+
+        # kept, and opened again: what is there goes on as it would have
+        b.call("Page.reload")
+        b.until("typeof current !== 'undefined' && current === null && document.readyState === 'complete'", "the page is there again")
+        ready(b)
+        b.evaluate("document.getElementById('temperature').value = '0'; document.querySelector('#kept li > :first-child').click()")
+        equal(b.evaluate(said), ["sound", "picture", "sound"])
+        say(b, "And now?")
+        answered(b, 2)
+        holds(", 0 of it kept" not in last(b, ".figures")[0], "the sounds are the conversation's, and not computed again")
+        for wrong in ({"data": "https://example.invalid/x.wav", "format": "wav"}, {"data": "AAAA", "format": "__proto__"},
+                      {"data": "AAAA"}, None):
+            b.evaluate("tell(''); 0")
+            put(b, "chosen", "w.json", json.dumps([{"role": "user", "content": [{"type": "input_audio", "input_audio": wrong}]}]))
+            b.until("document.getElementById('trouble').textContent.startsWith('w.json is no conversation')", str(wrong))
+        b.evaluate("document.getElementById('fresh').click()")
+        bring(b, "drop", f"{sounds}/chirp.wav")
+        b.until(f"{there}.length === 1", "a sound alone")
+        b.evaluate("document.getElementById('send').click()")
+        answered(b, 1)
+        equal(b.evaluate(KEPT)[0], "A sound")
         equal(b.complaints(), [])
     finally:
         b.close()
