@@ -1,7 +1,7 @@
 /* Any body at every route that takes one, as far as the place where an answer would be computed: the gate is closed, so
  * a request that is right gets 503. The server is whole, but for the socket. Nothing that a client sends is a failure
- * of the server's: status 500 is a finding. The first byte chooses the route. Needs models/demo below the working
- * directory. */
+ * of the server's: status 500 is a finding. The first byte chooses the route; a form's boundary is always the same.
+ * Needs models/demo below the working directory. */
 #include <event2/buffer.h>
 #include <sched.h>
 #include <stdint.h>
@@ -68,7 +68,8 @@ void __wrap_http_post(http_server *http, http_task *task, void (*fn)(void *argum
 }
 
 /* A request that the network layer has read, whose client has gone. */
-static http_exchange *make_exchange(const char *path, const uint8_t *body, size_t bytes) {
+static http_exchange *make_exchange(const route *to, const uint8_t *body, size_t bytes) {
+    static const http_header form = {"content-type", "multipart/form-data; boundary=abcdefghijklmnop"};
     http_exchange *x = calloc(1, sizeof *x);
     char *copy = malloc(bytes + 1);
     if (!x || !copy) abort();
@@ -76,7 +77,7 @@ static http_exchange *make_exchange(const char *path, const uint8_t *body, size_
     copy[bytes] = '\0';
     *x = (http_exchange){.server = server->http,
                          .head = {.method = "POST",
-                                  .path = (char *)(uintptr_t)path,
+                                  .path = (char *)(uintptr_t)to->path,
                                   .minor = 1,
                                   .keep_alive = true,
                                   .content_length = bytes},
@@ -85,6 +86,7 @@ static http_exchange *make_exchange(const char *path, const uint8_t *body, size_
                          .peer = "127.0.0.1",
                          .headers = evbuffer_new()};
     if (!x->headers) abort();
+    if (to->flags & ROUTE_FORM) x->head.headers[x->head.n_headers++] = form;
     return x;
 }
 
@@ -106,7 +108,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!c) abort();
     c->server = server;
     c->route = routes[chosen];
-    c->exchange = make_exchange(c->route->path, data + 1, size - 1);
+    c->exchange = make_exchange(c->route, data + 1, size - 1);
     c->place = places[chosen];
     c->rest = "";
     pthread_mutex_init(&c->lock, NULL);
