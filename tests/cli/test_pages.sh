@@ -1,5 +1,6 @@
 # The blocks of README.md and docs/guide: each is run as a reader would run it, or a comment before it says why it is not:
-# <!-- not run: reason -->. The demo stands in for published models under their names, answers are cut short, servers take free ports.
+# <!-- not run: reason -->. The demo stands in for published models under their names, and a tiny model for those that are trained for;
+# answers, training and evaluations are cut short, servers take free ports.
 . tests/cli/common.sh
 PAGES=$PWD
 if short_sweeps; then
@@ -54,6 +55,21 @@ line="$*"
 case " $* " in
 *" --dry-run "*) ;;
 " convert "*) rm -rf "$3" ;; # an earlier block may have made it
+" train "*)
+    rm -rf "$(echo "$line" | sed 's/.* --out \([^ ]*\).*/\1/')" # likewise
+    case $line in
+    "train f-theta "*)
+        set -- "$@" --tokens 2000 --held-out 1 --sequence 128 --window 8 --even-if-worse
+        case $line in *" --init-from "*) ;; *) set -- "$@" --rank 8 --ranks 1 --metric-tokens 100 ;; esac
+        case $line in *" --distill "*) set -- "$@" --steps 1 --batch 1 --segments 1 --rows 8 ;; esac
+        case $line in *" --self "*) set -- "$@" --self 64 --tokens 8000 --sequence 512 ;; esac
+        ;;
+    *) set -- "$@" --steps 1 --batch 1 --blocks 2 --prompts 3 --held-out 1 --answer 16 --sequence 128 ;;
+    esac
+    ;;
+" eval acceptance "*) set -- "$@" --prompts 2 --max-tokens 8 ;;
+" verify "*) set -- "$@" --seconds 1 ;;
+" remote serve "*) set -- "$@" --once ;;
 " run "*)
     shift
     case $line in *--max-tokens*) ;; *) set -- --max-tokens 12 "$@" ;; esac
@@ -111,7 +127,8 @@ mkdir "$WORK/published"
 ln -s "$MODELS"/demo/* "$WORK/published/"
 rm "$WORK/published/config.json"
 sed 's/\("max_position_embeddings": *\)[0-9]*/\1262144/' "$MODELS/demo/config.json" >"$WORK/published/config.json"
-for name in google/gemma-4-26B-A4B-it mlx-community/gemma-4-26b-a4b-it-4bit RedHatAI/gemma-4-26B-A4B-it-FP8-Dynamic; do
+for name in google/gemma-4-26B-A4B-it google/gemma-4-E4B-it mlx-community/gemma-4-26b-a4b-it-4bit \
+    RedHatAI/gemma-4-26B-A4B-it-FP8-Dynamic; do
     snapshots=$WORK/hub/models--$(echo "$name" | sed 's|/|--|')/snapshots
     mkdir -p "$snapshots"
     ln -s "$WORK/published" "$snapshots/1"
@@ -135,6 +152,29 @@ head -c 2000 README.md >long.txt
 echo '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}}, "required": ["name"]}' >person.json
 echo '[{"role": "user", "content": "Is it raining in Oslo?"}]' >chat.json
 echo '[{"type": "function", "function": {"name": "rain", "parameters": {"type": "object"}}}]' >tools.json
+# A model to train for, texts, prompts, and an assistant of the demo's.
+ln -s "$PAGES/tests/data/vision/tiny-e" M
+"$KAKEYA" convert M M-Q4_0.gguf --to q4_0 >"$WORK/check" 2>&1
+mkdir corpus
+cp "$EXAMPLES"/code/matrix.c corpus/matrix.txt
+cp README.md corpus/readme.txt
+cp chat.json chats.jsonl
+awk 'BEGIN {
+    for (i = 1; i <= 40; i++) {
+        text = "What follows"
+        for (j = 1; j <= 60; j++) text = text " line " i * j
+        printf "{\"prompt\": \"def f%d():\", \"messages\": [{\"role\": \"user\", \"content\": \"%s\"}]}\n", i, text
+    }
+}' >prompts.jsonl
+mkdir -p "$WORK/hub/models--google--gemma-4-26B-A4B-it-assistant/snapshots"
+run train drafter --kind mtp --model "$MODELS/demo" --data prompts.jsonl --steps 1 --batch 1 --blocks 2 --prompts 3 --held-out 1 \
+    --answer 16 --sequence 128 --out "$WORK/hub/models--google--gemma-4-26B-A4B-it-assistant/snapshots/1"
+check "an assistant for the demo" test "$STATUS" -eq 0
+public_key="" # of the end that requests evaluations
+if command -v ssh-keygen >/dev/null 2>&1; then
+    ssh-keygen -q -t ed25519 -N '' -C alice -f "$WORK/alice"
+    public_key=$(cut -d ' ' -f 1,2 "$WORK/alice.pub")
+fi
 
 # The Python package, without a wheel.
 cp -R "$PAGES/python" "$WORK/python"
@@ -151,6 +191,7 @@ block_works() { # file, kind
         ! grep -q -w "$tool" "$1" || command -v $tool >/dev/null 2>&1 || SKIPPED="there is no $tool"
     done
     ! grep -q -E 'kakeya serve|127\.0\.0\.1:8080' "$1" || command -v curl >/dev/null 2>&1 || SKIPPED="there is no curl"
+    ! grep -q 'kakeya remote' "$1" || [ -n "$public_key" ] || SKIPPED="there is no ssh-keygen"
     interpreter="sh -e" client=""
     if [ "$2" = python ]; then
         interpreter=$PYTHON
@@ -167,11 +208,12 @@ block_works() { # file, kind
         served=true
         sed "s/127\.0\.0\.1:8080/$address/" "$1" >"$1.run"
     else
-        cp "$1" "$1.run"
+        sed "s|/srv/bus\.git|$WORK/bus.git|; s|ssh-ed25519 AAAA\.\.\.|$public_key|" "$1" >"$1.run"
     fi
     STATUS=0
     # shellcheck disable=SC2086  # an option of sh
-    env PATH="$WORK/bin:$PATH" HOME="$WORK/home" HF_HUB_CACHE="$WORK/hub" KAKEYA_MODEL="$MODELS/demo" no_proxy='*' NO_PROXY='*' \
+    env -u XDG_CONFIG_HOME -u XDG_STATE_HOME PATH="$WORK/bin:$PATH" HOME="$WORK/home" HF_HUB_CACHE="$WORK/hub" \
+        KAKEYA_MODEL="$MODELS/demo" no_proxy='*' NO_PROXY='*' \
         KAKEYA_LIBRARY="$BUILD/lib/libkakeya.so" PYTHONPATH="$WORK/python" \
         $interpreter "$1.run" >"$WORK/out" 2>"$WORK/err" </dev/null || STATUS=$?
     ! "$served" || stop_server || return 1
@@ -218,6 +260,6 @@ $(shown)"
     fi
 done 3<"$WORK/list"
 most=8
-short_sweeps || most=20
+short_sweeps || most=30
 check "at least $most blocks are run" test "$(grep -c -v ' marked ' "$WORK/list")" -ge $most
 finish
