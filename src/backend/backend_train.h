@@ -19,7 +19,7 @@ typedef struct train_layer {
     int half, pairs;
 } train_layer;
 
-typedef void (*train_look_fn)(void *user, const train_layer *layer);
+typedef void (*train_tap_fn)(void *user, const train_layer *layer);
 
 /* --- distillation ---------------------------------------------------------------------------------------------------
  *
@@ -152,9 +152,9 @@ typedef struct statistics_options {
 typedef struct backend_statistics backend_statistics;
 
 typedef struct backend_train_ops {
-    /* A forward of n prompt rows behind the cache's committed ones, which are committed. `look` is called once for
+    /* A forward of n prompt rows behind the cache's committed ones, which are committed. `tap` is called once for
      * each layer, in order. Failures as for backend_ops.forward. */
-    kakeya_status (*forward)(backend_model *m, backend_cache *cache, const int32_t *tokens, int n, train_look_fn look,
+    kakeya_status (*forward)(backend_model *m, backend_cache *cache, const int32_t *tokens, int n, train_tap_fn tap,
                              void *user, kakeya_error *error);
     /* out [nb][na] = sum over rows of b[row * ldb + i] * a[row][j], float32, in an order that depends on `rows` alone
      * (mlx: on all sizes); rows is at most model_prompt_chunk. */

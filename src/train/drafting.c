@@ -244,7 +244,7 @@ static void hear(drafting *d, int layer, int position, int rows, const float *h)
     }
 }
 
-static void look(void *user, const train_layer *layer) {
+static void tap(void *user, const train_layer *layer) {
     drafting *d = user;
     if (d->o.assistant)
         seen_take(&d->seen, d->engine->verifier, layer, d->heard);
@@ -257,7 +257,7 @@ static kakeya_status forward(drafting *d, backend_cache *cache, const int32_t *t
                              kakeya_error *error) {
     const backend_ops *ops = d->engine->ops;
     backend_model *m = d->engine->model;
-    if (shows_layers(d->ops)) return d->ops->forward(m, cache, tokens, rows, look, d, error);
+    if (shows_layers(d->ops)) return d->ops->forward(m, cache, tokens, rows, tap, d, error);
     backend_segment segment = {.cache = cache,
                                .tokens = tokens,
                                .n = rows,

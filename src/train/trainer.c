@@ -431,7 +431,7 @@ static void take_metric(trainer *t, const train_layer *l) {
 
 /* -------------------------------------------------------------------------------------------------- a sequence */
 
-static void look(void *user, const train_layer *l) {
+static void tap(void *user, const train_layer *l) {
     trainer *t = user;
     if (l->raw_k) take_targets(t, l);
     take_inputs(t, l);
@@ -503,7 +503,7 @@ kakeya_status trainer_add(trainer *t, const int32_t *tokens, int n, kakeya_error
             if (!status) t->sums.tokens[0] += rows;
             continue;
         }
-        status = t->ops->forward(t->engine->model, cache, tokens + at, rows, look, t, error);
+        status = t->ops->forward(t->engine->model, cache, tokens + at, rows, tap, t, error);
         if (!status) status = add_statistics(t, rows, error);
     }
     if (cache) t->engine->ops->cache_destroy(cache);

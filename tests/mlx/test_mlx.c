@@ -688,7 +688,7 @@ static void show(shown *s, const float *x, size_t rows, size_t width) {
     s->n += rows * width;
 }
 
-static void look(void *user, const train_layer *l) {
+static void tap(void *user, const train_layer *l) {
     shown *s = user;
     const gemma4_layer_config *c = &s->config->layer[l->layer];
     size_t rows = (size_t)l->rows, kv = (size_t)(c->kv_heads * c->head_dim),
@@ -724,13 +724,13 @@ static void training_sees_what_the_cpu_shows(void **state) {
             backend_cache *cache = tiny_cache(d, &tiny_policies[0], KV_FORMAT_F32);
             seen[b].config = &d->verifier->config;
             for (int at = 0, f = 0; f < 2; at += forwards[f++])
-                REQUIRE_OK(train->forward(d->backend, cache, tokens + at, forwards[f], look, &seen[b], error));
+                REQUIRE_OK(train->forward(d->backend, cache, tokens + at, forwards[f], tap, &seen[b], error));
             assert_int_equal(d->ops->cache_length(cache), 65);
             if (b == MLX) { /* a failure changes nothing */
                 shown none = {.config = seen[b].config};
                 kakeya_error problem;
                 mlx_device_fail_after(0);
-                assert_int_equal(train->forward(d->backend, cache, tokens, 10, look, &none, &problem), KAKEYA_BACKEND);
+                assert_int_equal(train->forward(d->backend, cache, tokens, 10, tap, &none, &problem), KAKEYA_BACKEND);
                 assert_int_equal(none.n, 0);
                 assert_int_equal(d->ops->cache_length(cache), 65);
                 mlx_device_fail_after(0);

@@ -53,7 +53,7 @@ static kakeya_status read_slot(void *context, const tensor_slot *slot, kakeya_er
     return KAKEYA_OK;
 }
 
-static void look(void *user, const train_layer *layer) {
+static void tap(void *user, const train_layer *layer) {
     school *s = user;
     seen_take(&s->seen, s->p.verifier, layer, s->states);
 }
@@ -61,8 +61,8 @@ static void look(void *user, const train_layer *layer) {
 /* What the verifier says of the sequence, in two forwards. */
 static void listen(school *s) {
     backend_cache *cache = open_cache(&s->p, &native, KV_FORMAT_F32);
-    REQUIRE_OK(s->ops->forward(s->p.backend, cache, s->tokens, 23, look, s, error));
-    REQUIRE_OK(s->ops->forward(s->p.backend, cache, s->tokens + 23, LENGTH - 23, look, s, error));
+    REQUIRE_OK(s->ops->forward(s->p.backend, cache, s->tokens, 23, tap, s, error));
+    REQUIRE_OK(s->ops->forward(s->p.backend, cache, s->tokens + 23, LENGTH - 23, tap, s, error));
     s->p.ops->cache_destroy(cache);
 }
 

@@ -156,7 +156,7 @@ static void open_on(school *s, const char *drafter, int threads, bool inside) {
     tiny_tokens(s->tokens, LENGTH, 3);
 }
 
-static void look(void *user, const train_layer *layer) {
+static void tap(void *user, const train_layer *layer) {
     school *s = user;
     size_t hidden = (size_t)s->config.hidden, width = hidden * (size_t)s->config.targets;
     for (int i = 0; i < s->config.targets; i++) {
@@ -175,7 +175,7 @@ static void listen(school *s, int n) {
                                            .account = &s->t.account};
     backend_cache *cache = NULL;
     REQUIRE_OK(s->t.ops->cache_create(s->t.backend, &options, &cache, error));
-    REQUIRE_OK(s->ops->forward(s->t.backend, cache, s->tokens, n, look, s, error));
+    REQUIRE_OK(s->ops->forward(s->t.backend, cache, s->tokens, n, tap, s, error));
     s->t.ops->cache_destroy(cache);
 }
 
@@ -277,7 +277,7 @@ static void drafts_of_trainers(void **state) {
                                                .account = &s.t.account};
         backend_cache *cache = NULL;
         REQUIRE_OK(s.t.ops->cache_create(s.t.backend, &options, &cache, error));
-        REQUIRE_OK(s.ops->forward(s.t.backend, cache, s.tokens, PREFIX, look, &s, error));
+        REQUIRE_OK(s.ops->forward(s.t.backend, cache, s.tokens, PREFIX, tap, &s, error));
         REQUIRE_OK(
             backend_draft_one(s.t.ops, s.t.backend, cache, s.tokens[PREFIX], drafts, s.tokens + PREFIX + 1, error));
         s.t.ops->cache_destroy(cache);

@@ -307,7 +307,7 @@ static void take_row(backend_f_theta_trainer *s, void *context, int row) {
     }
 }
 
-static void look(void *user, const train_layer *layer) {
+static void tap(void *user, const train_layer *layer) {
     student_rows(user, layer->rows, take_row, (void *)(uintptr_t)layer);
 }
 
@@ -341,7 +341,7 @@ kakeya_status cpu_f_theta_trainer_teach(backend_f_theta_trainer *s, backend_cach
     memcpy(s->tokens, tokens, (size_t)n * sizeof *tokens);
     for (int at = 0, rows; at < n && !status; at += rows) {
         rows = n - at < s->m->max_rows ? n - at : s->m->max_rows;
-        status = tapped_forward(s->m, cache, tokens + at, rows, look, s, error);
+        status = tapped_forward(s->m, cache, tokens + at, rows, tap, s, error);
     }
     if (!status && s->aux) read_drafter(s);
     return status;

@@ -352,10 +352,10 @@ static void show_layer(const forward_step *f) {
                                .sine = rope->sine,
                                .half = rope->half,
                                .pairs = rope->pairs};
-    taps->look(taps->user, &shown);
+    taps->tap(taps->user, &shown);
 }
 
-static void look_at(const forward_step *f) {
+static void tap_layer(const forward_step *f) {
     const backend_model *m = f->model;
     const forward_taps *taps = m->taps;
     const gemma4_layer_config *lc = &m->config->layer[f->op->layer];
@@ -393,8 +393,8 @@ static void run_tap(forward_step *f, const program_op *o) {
     case TAP_AUX:
         copy_aux(f);
         break;
-    case TAP_LOOK:
-        look_at(f);
+    case TAP_TRAINING:
+        tap_layer(f);
         break;
     case TAP_RAW:
         keep_own_raw(f);
@@ -492,7 +492,7 @@ const program_machine *cpu_machine(void) {
 static uint64_t wants_of(const forward_step *f) {
     const backend_model *m = f->model;
     uint64_t wants = PROGRAM_WANTS(TAP_AUX);
-    if (m->taps) wants |= PROGRAM_WANTS(TAP_LOOK);
+    if (m->taps) wants |= PROGRAM_WANTS(TAP_TRAINING);
     if (m->recoding) wants |= PROGRAM_WANTS(TAP_RECODE);
     for (int s = 0; s < f->n_segments; s++) {
         if (f->requests[s].hidden_states) wants |= PROGRAM_WANTS(TAP_STATES);

@@ -7,7 +7,7 @@
 #include "backend/backend_train.h"
 
 typedef struct forward_taps {
-    train_look_fn look;
+    train_tap_fn tap;
     void *user;
     float *raw_k, *raw_v, *q, *o, *out; /* as wide as the widest layer */
 } forward_taps;

@@ -4,7 +4,7 @@
 #include "backend/cpu/forward.h"
 #include "backend/cpu/taps.h"
 
-kakeya_status tapped_forward(backend_model *m, backend_cache *cache, const int32_t *tokens, int n, train_look_fn look,
+kakeya_status tapped_forward(backend_model *m, backend_cache *cache, const int32_t *tokens, int n, train_tap_fn tap,
                              void *user, kakeya_error *error) {
     size_t rows = (size_t)n, q = 0, kv = 0, hidden = (size_t)m->config->hidden;
     for (int i = 0; i < m->config->layers; i++) {
@@ -18,7 +18,7 @@ kakeya_status tapped_forward(backend_model *m, backend_cache *cache, const int32
     if (!memory)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: a forward to train on needs %zu bytes",
                          floats * sizeof *memory);
-    forward_taps taps = {.look = look, .user = user, .raw_k = memory};
+    forward_taps taps = {.tap = tap, .user = user, .raw_k = memory};
     taps.raw_v = taps.raw_k + rows * kv;
     taps.q = taps.raw_v + rows * kv;
     taps.o = taps.q + rows * q;

@@ -5,7 +5,7 @@
 #include "backend/backend_train.h"
 
 /* backend_train_ops.forward */
-kakeya_status tapped_forward(backend_model *m, backend_cache *cache, const int32_t *tokens, int n, train_look_fn look,
+kakeya_status tapped_forward(backend_model *m, backend_cache *cache, const int32_t *tokens, int n, train_tap_fn tap,
                              void *user, kakeya_error *error);
 
 #endif

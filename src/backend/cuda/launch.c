@@ -221,7 +221,7 @@ static cuda_attention attention_of(const cuda_pass *p, const step_op *op) {
 
 /* Does the attention that follows do it? */
 static bool attention_makes_heads(const cuda_pass *p, const step_op *op, const cuda_heads *heads) {
-    if (p->prompt || p->model->watch || op[1].kind != STEP_ATTEND) return false;
+    if (p->prompt || p->model->tap || op[1].kind != STEP_ATTEND) return false;
     cuda_attention a = attention_of(p, &op[1]);
     return cuda_attend_makes_heads(&a, heads);
 }
@@ -691,6 +691,6 @@ void cuda_launch_ops(cuda_pass *pass, const step_op *ops, int n) {
     for (int i = 0; i < n; i++) {
         cuda_profile_part(&pass->model->launch, ops[i].part, ops[i].bytes, ops[i].operations);
         run[ops[i].kind](pass, &ops[i]);
-        if (pass->model->watch) pass->model->watch(pass->model->watcher, pass, &ops[i]);
+        if (pass->model->tap) pass->model->tap(pass->model->tap_user, pass, &ops[i]);
     }
 }

@@ -41,9 +41,9 @@ struct backend_model {
     cuda_graphs graphs;
     cuda_gaps gaps;
     cuda_tower *tower; /* of models that read pictures, from the first one on; else NULL */
-    /* Called behind every operation of a forward that is launched, with watcher; NULL: nobody watches. */
-    void (*watch)(void *watcher, const struct cuda_pass *pass, const step_op *op);
-    void *watcher;
+    /* Called behind every operation of a forward that is launched, with tap_user; NULL: none. */
+    void (*tap)(void *user, const struct cuda_pass *pass, const step_op *op);
+    void *tap_user;
     step_op *step_ops; /* [step_most_ops]: the list of the step that is being launched */
     /* What cuda_read_logits can still give: by segment of the last forward the logits of its rows, [rows][vocab]. */
     const float *logits_of[BACKEND_MAX_FORWARD];

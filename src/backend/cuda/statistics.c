@@ -414,9 +414,9 @@ kakeya_status cuda_statistics_end(backend_statistics *s, kakeya_error *error) {
     return checked ? checked : cuda_finish(&s->m->device, what, error);
 }
 
-/* What the operations of a prompt leave behind (backend_model.watch). */
-static void look(void *watcher, const cuda_pass *p, const step_op *op) {
-    backend_statistics *s = watcher;
+/* What the operations of a prompt leave behind (backend_model.tap). */
+static void tap(void *user, const cuda_pass *p, const step_op *op) {
+    backend_statistics *s = user;
     const cuda_workspace *w = &s->m->space;
     const gemma4_config *c = s->m->config;
     bool own = op->layer >= 0 && c->layer[op->layer].kv_source == op->layer;
@@ -432,10 +432,10 @@ kakeya_status cuda_statistics_sum(backend_statistics *s, backend_cache *cache, c
                                   bool metric, kakeya_error *error) {
     backend_segment segment = {.cache = cache, .tokens = tokens, .n = n, .kind = SEGMENT_PROMPT, .first_logit_row = n};
     cuda_statistics_begin(s, cuda_cache_length(cache), n, metric);
-    s->m->watcher = s;
-    s->m->watch = look;
+    s->m->tap_user = s;
+    s->m->tap = tap;
     kakeya_status status = cuda_devices_forward(s->m, &segment, 1, error);
-    s->m->watch = NULL;
+    s->m->tap = NULL;
     if (!status) status = cuda_devices_commit(cache, n, error);
     return status ? status : cuda_statistics_end(s, error);
 }

@@ -77,7 +77,7 @@ static void fill_angles(const backend_model *m, gemma4_layer_type type, int leng
 }
 
 static void tell_layers(const backend_model *m, int position, int length, const float *const angles[2],
-                        train_look_fn look, void *user) {
+                        train_tap_fn tap, void *user) {
     const gemma4_config *c = m->config;
     for (int i = 0; i < c->layers; i++) {
         gemma4_layer_type type = c->layer[i].type;
@@ -96,12 +96,12 @@ static void tell_layers(const backend_model *m, int position, int length, const 
                              .sine = angles[type] + (size_t)length * (size_t)pairs,
                              .half = c->layer[i].head_dim / 2,
                              .pairs = pairs};
-        look(user, &layer);
+        tap(user, &layer);
     }
 }
 
 static kakeya_status look_forward(backend_model *m, backend_cache *cache, const int32_t *tokens, int n,
-                                  train_look_fn look, void *user, kakeya_error *error) {
+                                  train_tap_fn tap, void *user, kakeya_error *error) {
     const gemma4_config *c = m->config;
     int position = cache->t.length, length = position + n;
     mlx_watch watch = {.rows = (size_t)n};
@@ -126,7 +126,7 @@ static kakeya_status look_forward(backend_model *m, backend_cache *cache, const 
     if (!status) status = host_cache_commit(cache, n, error);
     if (!status) {
         for (int type = 0; type < 2; type++) fill_angles(m, (gemma4_layer_type)type, length, angles[type]);
-        tell_layers(m, position, length, (const float *const[2]){angles[0], angles[1]}, look, user);
+        tell_layers(m, position, length, (const float *const[2]){angles[0], angles[1]}, tap, user);
     }
     m->watcher = NULL;
     mem_free(watch.values);

@@ -108,8 +108,8 @@ typedef enum store_time { STORE_BEFORE_ATTENTION = 0, STORE_BEHIND_READERS } sto
 typedef enum tap_reason {
     TAP_STATES = 0, /* hidden states for the caller; part: which of layers + 1 */
     TAP_AUX,        /* outputs of layers that the drafter or f_theta reads */
-    TAP_LOOK,       /* training looks at an item (part: 0 raw keys, 1 raw values), or, with DATA_H, at the layer that
-                        has been computed */
+    TAP_TRAINING,   /* training looks at an item (part: 0 raw keys, 1 raw values), or, with DATA_H, at the layer that
+                    has been computed */
     TAP_RAW,        /* diagnostics keep raw keys and values */
     TAP_RECODE,     /* comparisons of formats put other values in the place of new keys and values */
     TAP_STATE,      /* the state that an assistant begins with: a committed row behind the final norm */

@@ -138,13 +138,13 @@ static void attention(builder *b, int layer) {
             also(o->out, DATA_V);
         }
         tap(b, TAP_RAW, layer, -1, DATA_K);
-        tap(b, TAP_LOOK, layer, 0, DATA_K);
-        tap(b, TAP_LOOK, layer, 1, lc->k_eq_v ? DATA_K : DATA_V);
+        tap(b, TAP_TRAINING, layer, 0, DATA_K);
+        tap(b, TAP_TRAINING, layer, 1, lc->k_eq_v ? DATA_K : DATA_V);
     }
     bool restored = layer_in(&b->shape->restores, layer);
     if (restored) op_add(&b->list, OP_RESTORE, layer, DATA_LATENTS, DATA_RESTORED)->source = (int16_t)lc->kv_source;
     heads(b, layer);
-    tap(b, TAP_LOOK, layer, -1, DATA_Q);
+    tap(b, TAP_TRAINING, layer, -1, DATA_Q);
     if (own && !sliding) tap(b, TAP_RECODE, layer, -1, DATA_NEW_KV);
     if (own && stores(b, layer, STORE_BEFORE_ATTENTION)) store(b, layer, STORE_BEFORE_ATTENTION);
     o = op_add(&b->list, OP_ATTEND, layer, DATA_Q, DATA_ATTENDED);
@@ -156,9 +156,9 @@ static void attention(builder *b, int layer) {
     if (b->config->layer[lc->kv_source].k_eq_v) o->slot[0] = program_slot(lc->kv_source, ROLE_K_NORM);
     if (own && stores(b, layer, STORE_BEHIND_READERS) && !waits_for_all(b, layer))
         store(b, layer, STORE_BEHIND_READERS);
-    tap(b, TAP_LOOK, layer, -1, DATA_ATTENDED);
+    tap(b, TAP_TRAINING, layer, -1, DATA_ATTENDED);
     products(b, layer, DATA_ATTENDED, DATA_BRANCH, ROLE_O);
-    tap(b, TAP_LOOK, layer, -1, DATA_BRANCH);
+    tap(b, TAP_TRAINING, layer, -1, DATA_BRANCH);
     if (!is_whole(b)) agree(b, layer, DATA_BRANCH);
 }
 
@@ -282,7 +282,7 @@ int program_verifier(const gemma4_config *c, const program_shape *shape, program
         feed_forward(&b, layer);
         after_feed_forward(&b, layer);
         if (layer_in(&shape->aux, layer)) tap(&b, TAP_AUX, layer, -1, DATA_H);
-        tap(&b, TAP_LOOK, layer, -1, DATA_H);
+        tap(&b, TAP_TRAINING, layer, -1, DATA_H);
         bool last = layer + 1 == c->layers;
         tap(&b, TAP_STATES, layer, layer + 1, last ? DATA_NORMED : DATA_H);
     }
