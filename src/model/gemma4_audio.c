@@ -97,6 +97,22 @@ static int64_t size_of(const gemma4_audio *a, char letter) {
     }
 }
 
+/* What Ollama calls otherwise in its one-file form. */
+static const struct {
+    audio_role role;
+    const char *name;
+} one_file_names[] = {
+    {AUDIO_INPUT, "a.pre_encode.out"},  {AUDIO_OUTPUT, "mm.a.fc"},        {AUDIO_OUTPUT_BIAS, "mm.a.fc"},
+    {AUDIO_PRE_ATTENTION_NORM, "ln1"},  {AUDIO_RELATIVE_K, "linear_pos"}, {AUDIO_POST_ATTENTION_NORM, "ln2"},
+    {AUDIO_OUT_NORM, "layer_pre_norm"},
+};
+
+static const char *gguf_name(const gemma4_audio *a, const audio_tensor *row) {
+    for (size_t i = 0; a->one_file && i < COUNT(one_file_names); i++)
+        if (one_file_names[i].role == row->role) return one_file_names[i].name;
+    return row->gguf;
+}
+
 /* A matrix that is used as it is stored. */
 static bool is_mapped(const audio_tensor *row) { return row->columns && strchr("hifo", row->columns); }
 
@@ -113,10 +129,10 @@ static kakeya_status visit_table(const gemma4_audio *a, const char *module, int 
                            .columns = row->columns ? size_of(a, row->columns) : 1};
         if (layer < 0) {
             snprintf(slot.name, sizeof slot.name, "%s.%.60s%s", module, row->name, row->ending);
-            snprintf(slot.gguf, sizeof slot.gguf, "%.40s.%s", row->gguf, kind);
+            snprintf(slot.gguf, sizeof slot.gguf, "%.40s.%s", gguf_name(a, row), kind);
         } else {
             snprintf(slot.name, sizeof slot.name, "%s.layers.%d.%.60s%s", module, layer, row->name, row->ending);
-            snprintf(slot.gguf, sizeof slot.gguf, "a.blk.%d.%.30s.%s", layer, row->gguf, kind);
+            snprintf(slot.gguf, sizeof slot.gguf, "a.blk.%d.%.30s.%s", layer, gguf_name(a, row), kind);
         }
         kakeya_status status = visit(context, &slot, error);
         if (status != KAKEYA_OK) return status;

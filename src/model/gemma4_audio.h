@@ -61,7 +61,8 @@ typedef struct gemma4_audio {
     int reach;       /* a row attends itself and reach - 1 rows before it */
     float rms_eps, residual, cap;
     bool clipped;
-    int text_hidden;                         /* values of a row that is made */
+    bool one_file;   /* while it is read from a GGUF model's own file: some names differ there */
+    int text_hidden; /* values of a row that is made */
     int sound_token, begin_token, end_token; /* <|audio|>, <|audio>, <audio|> */
     audio_weights *weights;                  /* [1 + layers]: the model's, then each layer's */
     void **owned;                            /* MEM_WEIGHTS blocks */

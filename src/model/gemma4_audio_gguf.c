@@ -1,4 +1,4 @@
-/* Keys and names: those of llama.cpp's converter. */
+/* Keys and names: those of llama.cpp's converter and of Ollama's. */
 #include "model/gemma4_audio_gguf.h"
 
 #include <stdlib.h>
@@ -34,7 +34,7 @@ static void read_conformer(gguf_keys *k, gemma4_audio *a) {
     a->heads = (int)gguf_keys_required_int(k, "clip.audio.attention.head_count", 1, 1 << 10);
     a->head_dim = a->heads ? a->hidden / a->heads : 0;
     a->intermediate = (int)gguf_keys_int(k, "clip.audio.feed_forward_length", 1, 1 << 18, 4 * (long long)a->hidden);
-    a->output = size_in(k, "a.pre_encode.out.weight", 2, 1, 1 << 16);
+    a->output = size_in(k, a->one_file ? "mm.a.fc.weight" : "a.pre_encode.out.weight", 2, 1, 1 << 16);
     a->channels[0] = size_in(k, "a.conv1d.0.weight", 4, 3, 1 << 12);
     a->channels[1] = size_in(k, "a.conv1d.1.weight", 4, 3, 1 << 12);
     a->kernel = size_in(k, "a.blk.0.conv_dw.weight", 2, 0, 64);
@@ -49,10 +49,12 @@ static void read_conformer(gguf_keys *k, gemma4_audio *a) {
                        a->heads);
 }
 
-/* False: the file has no audio part, or one of another kind, which has failed. */
-static bool read_kind(gguf_keys *k, bool *conformer) {
+/* False: the file has no audio part, or one of another kind, which has failed. own: it is the model's file. */
+static bool read_kind(gguf_keys *k, bool own, bool *conformer) {
     gguf_text kind = {0};
     char shown[GGUF_SHOWN_BYTES];
+    *conformer = own;
+    if (own) return gguf_keys_find(k, "clip.audio.block_count") != NULL;
     if (!gguf_keys_text(k, "clip.audio.projector_type", &kind) || k->status) return false;
     *conformer = gguf_text_is(kind, "gemma4a");
     if (*conformer || gguf_text_is(kind, "gemma4ua")) return true;
@@ -87,9 +89,14 @@ kakeya_status gemma4_audio_gguf_read(const gguf *file, const gguf *model, const 
                                      mem_account *account, gemma4_audio **out, bool *there, kakeya_error *reason,
                                      kakeya_error *error) {
     gguf_keys k = {.file = file, .error = reason};
+    const bool own = file == model;
     bool conformer = false;
     *out = NULL;
-    const bool kind = read_kind(&k, &conformer);
+    if (own) {
+        k.asked = "clip.audio.";
+        k.written = "gemma4.audio.";
+    }
+    const bool kind = read_kind(&k, own, &conformer);
     *there = kind || k.status;
     if (!*there) error_set(reason, KAKEYA_UNSUPPORTED, "no audio encoder in %s", gguf_path(file));
     if (!kind) return KAKEYA_OK;
@@ -97,8 +104,10 @@ kakeya_status gemma4_audio_gguf_read(const gguf *file, const gguf *model, const 
     if (!a) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", gguf_path(file));
     source s = {file, a, account};
     kakeya_status status = KAKEYA_OK;
+    a->one_file = own;
     read_keys(&k, model, text, conformer, a);
     if (!k.status) status = audio_bind(a, account, find, &s, true, reason, error);
+    a->one_file = false;
     if (status == KAKEYA_OK && !reason->status)
         *out = a;
     else

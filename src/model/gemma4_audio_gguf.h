@@ -1,4 +1,4 @@
-/* An audio part in llama.cpp's mmproj files. */
+/* An audio part in llama.cpp's mmproj files, and in the one file of Ollama's form. */
 #ifndef KAKEYA_MODEL_GEMMA4_AUDIO_GGUF_H
 #define KAKEYA_MODEL_GEMMA4_AUDIO_GGUF_H
 
@@ -12,9 +12,9 @@
 static const int audio_published_reach = 12;
 static const float audio_published_cap = 50, audio_published_residual = 0.5F;
 
-/* What reads sound for the model of `text`, whose file is `model`, from `file`, which is open and outlives *out. *out
- * becomes NULL, with a reason, where it has none, or, *there, one that cannot be used; what is returned says whether
- * something else has failed. */
+/* What reads sound for the model of `text`, whose file is `model`, from `file`, which may be the same, is open and
+ * outlives *out. *out becomes NULL, with a reason, where it has none, or, *there, one that cannot be used; what is
+ * returned says whether something else has failed. */
 kakeya_status gemma4_audio_gguf_read(const gguf *file, const gguf *model, const gemma4_config *text,
                                      mem_account *account, gemma4_audio **out, bool *there, kakeya_error *reason,
                                      kakeya_error *error);

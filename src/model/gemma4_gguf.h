@@ -28,4 +28,7 @@ float gemma4_gguf_query_scale(const gemma4_config *c);
 /* The format of a tensor's type; false for types without kernels. */
 bool gemma4_gguf_format(const gguf_type *type, weight_format *out);
 
+/* Whether a tensor is of what reads sound. */
+bool gemma4_gguf_is_audio(const char *name);
+
 #endif

@@ -85,11 +85,11 @@ bool gemma4_gguf_name(const char *name, char *out, size_t out_bytes) {
     return true;
 }
 
-static bool is_audio(const char *name) { return strncmp(name, "a.", 2) == 0 || strncmp(name, "mm.a.", 5) == 0; }
+bool gemma4_gguf_is_audio(const char *name) { return strncmp(name, "a.", 2) == 0 || strncmp(name, "mm.a.", 5) == 0; }
 
 /* Vision and audio, which some publishers keep in the same file. */
 static bool is_other_modality(const char *name) {
-    return is_audio(name) || strncmp(name, "v.", 2) == 0 || strncmp(name, "mm.", 3) == 0;
+    return gemma4_gguf_is_audio(name) || strncmp(name, "v.", 2) == 0 || strncmp(name, "mm.", 3) == 0;
 }
 
 /* ------------------------------------------------------------------------------------------------------- binding */
@@ -243,11 +243,5 @@ kakeya_status gemma4_gguf_open(const char *path, mem_account *account, gemma4_mo
     model->mapped_bytes = memory.mapped_bytes;
     if (status != KAKEYA_OK) return status;
     if (model->config.tied_head) model->weights.head = model->weights.embed;
-    size_t used = strlen(model->note);
-    size_t audio = 0;
-    for (size_t i = 0; memory.skipped && i < model->file->n_tensors; i++)
-        audio += is_audio(model->file->tensors[i]->name);
-    if (audio)
-        snprintf(model->note + used, sizeof model->note - used, "%s%zu audio tensors skipped", used ? "; " : "", audio);
     return KAKEYA_OK;
 }

@@ -249,9 +249,12 @@ static kakeya_status look_beside(looking *l, kakeya_error *error) {
 }
 
 static kakeya_status read_own(looking *l, kakeya_error *error) {
-    error_set(&l->no_sound, KAKEYA_UNSUPPORTED, "no sound is read from the model's own file");
-    if (l->no_vision) return KAKEYA_OK;
-    return gemma4_mmproj_read(l->model, l->model, l->text, l->account, &l->out->vision, &l->no_pictures, error);
+    kakeya_status status = KAKEYA_OK;
+    if (!l->no_vision)
+        status = gemma4_mmproj_read(l->model, l->model, l->text, l->account, &l->out->vision, &l->no_pictures, error);
+    if (status != KAKEYA_OK) return status;
+    return gemma4_audio_gguf_read(l->model, l->model, l->text, l->account, &l->out->sound, &l->has_sound, &l->no_sound,
+                                  error);
 }
 
 int gemma4_mmproj_token(const gguf *model, const gemma4_config *text) {

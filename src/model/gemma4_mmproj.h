@@ -1,5 +1,5 @@
 /* What reads pictures and sound for GGUF files: llama.cpp's mmproj files, whose architecture is "clip", and the tensors
- * "v." and "mm." that Ollama keeps in the language model's own file. */
+ * "v.", "a." and "mm." that Ollama keeps in the language model's own file. */
 #ifndef KAKEYA_MODEL_GEMMA4_MMPROJ_H
 #define KAKEYA_MODEL_GEMMA4_MMPROJ_H
 

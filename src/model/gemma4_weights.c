@@ -125,6 +125,11 @@ static void add_note(gemma4_model *model, const char *what, const char *reason) 
     if (*reason) snprintf(model->note + used, sizeof model->note - used, "%s%s: %s", used ? "; " : "", what, reason);
 }
 
+static void note_audio(gemma4_model *model, size_t skipped) {
+    const size_t used = strlen(model->note);
+    snprintf(model->note + used, sizeof model->note - used, "%s%zu audio tensors skipped", used ? "; " : "", skipped);
+}
+
 /* What reads pictures, unless it is left out, and sound for a GGUF file. */
 static kakeya_status open_mmproj(const gemma4_parts *parts, mem_account *account, gemma4_model *model,
                                  kakeya_error *error) {
@@ -139,7 +144,13 @@ static kakeya_status open_mmproj(const gemma4_parts *parts, mem_account *account
     if (model->vision) suppress(&model->config, model->vision->image_token);
     if (model->sound) suppress(&model->config, model->sound->sound_token);
     add_note(model, "no pictures", found.no_pictures);
-    if (found.sound_is_broken) add_note(model, "no sound", found.no_sound);
+    size_t skipped = 0;
+    for (size_t i = 0; !found.sound && i < model->file->n_tensors; i++)
+        skipped += gemma4_gguf_is_audio(model->file->tensors[i]->name);
+    if (found.sound_is_broken)
+        add_note(model, "no sound", found.no_sound);
+    else if (skipped)
+        note_audio(model, skipped);
     return parts->no_vision ? leave_vision(model, error) : KAKEYA_OK;
 }
 
