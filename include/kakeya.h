@@ -233,9 +233,9 @@ typedef struct kakeya_engine_options {
     size_t image_rows_bytes; /* cache of picture embeddings for later prompts with the same pictures; in addition to
                                 memory_limit_bytes. 0: no cache */
     kakeya_vision vision;
-    /* Bytes that weights may take in memory, 0: all that they need. What every token needs is always there; routed
-     * experts are read from the model's files when they are wanted, and tokens are the same. CPU backend, mixtures of
-     * experts. KAKEYA_WEIGHTS_AUTO: three quarters of what is free, and no more than all weights. */
+    /* Bytes that weights may take in memory, 0: all that they need. Weights that every token needs are always there;
+     * routed experts are read from the model's files when a token chooses them, and tokens are the same. CPU backend,
+     * mixtures of experts. KAKEYA_WEIGHTS_AUTO: three quarters of the free memory, and no more than all weights. */
     size_t weights_limit_bytes;
 } kakeya_engine_options;
 
@@ -281,22 +281,23 @@ KAKEYA_API size_t kakeya_engine_memory(const kakeya_engine *engine, kakeya_memor
  * layer of the drafter (KAKEYA_MEMORY_KV_DRAFT). 0 if the layer has none of that kind, and on backends that count by
  * kind only (GPUs). */
 KAKEYA_API size_t kakeya_engine_layer_memory(const kakeya_engine *engine, kakeya_memory_kind kind, int layer);
-/* Bytes that the K/V memory of all sessions may occupy in total, including what it occupies now: what the memory limit
- * leaves after everything else or, without a limit, what the device can still provide. 0: unknown. */
+/* Bytes that the K/V memory of all sessions may occupy in total, including what it occupies now: the part of the memory
+ * limit that is left after everything else or, without a limit, of the memory that the device can provide. 0: unknown.
+ */
 KAKEYA_API size_t kakeya_engine_kv_room(const kakeya_engine *engine);
 
 /* Weights under weights_limit_bytes: zeros without one. Counts since the engine was opened. Any thread may ask. */
 typedef struct kakeya_weights {
     size_t size;
     size_t limit;            /* bytes */
-    size_t resident;         /* bytes of it that every token needs */
+    size_t resident;         /* bytes of it for the weights that every token needs */
     size_t slot_bytes;       /* memory of one routed expert */
-    size_t slots, experts;   /* routed experts that there is memory for, and that there are, in all layers */
-    uint64_t wanted, found;  /* experts that forwards wanted, and those of them that were in memory */
-    uint64_t bytes_read;     /* for the others */
+    size_t slots, experts;   /* routed experts of all layers: how many fit into memory, and how many there are */
+    uint64_t wanted, found;  /* experts that forwards needed, and those of them that were in memory */
+    uint64_t bytes_read;     /* for those that were not */
     uint64_t failures;       /* forwards that failed because experts could not be read */
     bool failing;            /* the last read failed: so will answers, until one succeeds */
-    double read_seconds;     /* that forwards waited for reads */
+    double read_seconds;     /* time that forwards waited for reads */
     const char *read_method; /* "io_uring, direct", "threads, through the page cache" and the like; NULL: none */
 } kakeya_weights;
 
@@ -332,8 +333,8 @@ static inline void kakeya_session_options_init(kakeya_session_options *options) 
     kakeya_session_options_init_sized(options, sizeof *options);
 }
 
-/* options NULL: all defaults. The session takes its K/V memory with its first prompt, so one that is only open costs
- * next to nothing, and waits for no forward. */
+/* options NULL: all defaults. The session allocates its K/V memory with its first prompt, so opening it takes almost no
+ * memory and waits for no forward. */
 KAKEYA_API kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya_session_options *options,
                                              kakeya_session **out, kakeya_error *error);
 KAKEYA_API void kakeya_session_close(kakeya_session *session);
@@ -613,7 +614,7 @@ KAKEYA_API uint64_t kakeya_session_save_bytes(const kakeya_session *session);
  * been read. */
 KAKEYA_API kakeya_status kakeya_session_load(kakeya_session *session, kakeya_read_fn read, void *user,
                                              kakeya_error *error);
-/* Seconds of the last load in which it waited for the engine's other sessions; 0: nothing was loaded. */
+/* The part of the last load's seconds in which it waited for the engine's other sessions; 0: nothing was loaded. */
 KAKEYA_API double kakeya_session_load_waited(const kakeya_session *session);
 
 /* Two numbers that tell whether a session can load a saved one, without reading it: both must be equal to those of the

@@ -101,8 +101,8 @@ typedef void (*kakeya_stored_fn)(void *user, const char *group, const char *form
 KAKEYA_API kakeya_status kakeya_inspect(const char *model, bool check, kakeya_stored_fn stored, void *user,
                                         kakeya_error *error);
 
-/* What a limit on weights (kakeya_engine_options.weights_limit_bytes) comes to for the files of a mixture of experts,
- * drafters aside. */
+/* How a mixture of experts, without its drafters, divides under a limit on weights
+ * (kakeya_engine_options.weights_limit_bytes). */
 typedef struct kakeya_weights_needs {
     size_t size;
     size_t resident;              /* bytes that every token needs */
@@ -111,8 +111,8 @@ typedef struct kakeya_weights_needs {
     double read_bytes_per_second; /* of experts at random places of the file, several at a time */
 } kakeya_weights_needs;
 
-/* Reads a model's files, a directory or a GGUF file, and measures their disk for about so many seconds (0: not at all).
- * KAKEYA_UNSUPPORTED for a model without experts. */
+/* Reads a model's files, a directory or a GGUF file, and measures the speed of their disk for about `seconds` (0: not
+ * at all). KAKEYA_UNSUPPORTED for a model without experts. */
 KAKEYA_API kakeya_status kakeya_weights_inspect(const char *model, double seconds, kakeya_weights_needs *out,
                                                 kakeya_error *error);
 

@@ -40,7 +40,7 @@ class Engine(Handle):
 
         synthetic: weights made in memory in a published shape, such as "26b-a4b". drafter, f_theta: None takes what lies beside
         the model, "none" takes none. backend: "cpu", "cuda" or "mlx"; None: the best there is. memory_limit: bytes; 0: none.
-        weights_limit: bytes for weights, of which experts are read from their file when they are wanted; 0: all are in memory.
+        weights_limit: bytes for weights, of which experts are read from their file when a token chooses them; 0: all are in memory.
         max_batch: answers computed together. progress: called with (what, done, total); return False to give up.
         """
         asked = options("engine")
