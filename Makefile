@@ -16,6 +16,7 @@ all:
 
 demo: all
 	"$(BUILD)/kakeya" run --prompt-file examples/needle-60.txt
+	"$(BUILD)/kakeya" run --image examples/code.png 'Question: what is the secret code? Answer:'
 
 demo-real: all
 	@model=$$(BUILD="$(BUILD)" tools/real_model.sh quiet) && \
@@ -70,7 +71,7 @@ help:
 	@echo "make            build $(BUILD)/kakeya (missing Debian packages are installed first, each by name); the CUDA backend is"
 	@echo "                part of it where a CUDA compiler and a device are; CUDA=on or CUDA=off decides otherwise"
 	@echo "                MLX=auto takes libmlx where it is installed, MLX=on installs it into $(BUILD), MLX=off leaves it out"
-	@echo "make demo       build, then answer a question about a 1,600-token text with the bundled model"
+	@echo "make demo       build, then answer a question about a 1,600-token text, and one about a picture, with the bundled model"
 	@echo "make demo-real  the same with a public model, Gemma 3 270M, which continues a text: 253 MB are downloaded once, to"
 	@echo "                \$$KAKEYA_CACHE or $(BUILD)/real; Google's Gemma terms hold for it"
 	@echo "make check      build and run the unit and command-line tests, long sweeps cut short: the loop while writing"

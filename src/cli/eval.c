@@ -24,9 +24,12 @@ static const cli_command niah_command = {
     .operands = "",
     .details = "Every policy answers the same prompts, once one token at a time and once in --mode. --mix-alpha and\n"
                "--identity-restore add diagnostic rows in which evicted K/V are alpha * own + (1 - alpha) * f_theta\n"
-               "in all layers.\n",
+               "in all layers.\n"
+               "\n"
+               "With --images, the codes are four digits in pictures, which the bundled model reads.\n",
     .examples = "  kakeya eval niah --lines 12,40,60,150,280 --samples 5 --report r.json --plot r.svg\n"
                 "  kakeya eval niah --lines 60,280 --draft-window 64,256,1024\n"
+                "  kakeya eval niah --images --lines 12,60,150\n"
                 "  kakeya eval niah --lines 12,40 --mix-alpha 0,0.25,0.5,0.75,1\n",
 };
 
@@ -60,6 +63,8 @@ static int run_niah(int argc, char **argv, const eval_again *again) {
                    .help = "prompts per number of lines (5)"),
         CLI_OPTION(.name = "facts", .kind = CLI_FLAG, .target = &o.facts,
                    .help = "ask for one of a list of facts, as text to continue: for base models"),
+        CLI_OPTION(.name = "images", .kind = CLI_FLAG, .target = &o.pictures,
+                   .help = "show each code in a picture between the lines, instead of writing it"),
         POLICIES_OPTION(c, "native,sink-window,restored"),
         CLI_OPTION(.name = "mode", .argument = "MODE", .kind = CLI_CHOICE, .target = &mode, .choices = cli_mode_names,
                    .help = "mode to compare with ar: auto, ar, speculative or ngram (auto)"),
@@ -83,6 +88,7 @@ static int run_niah(int argc, char **argv, const eval_again *again) {
     if (argc > first) return cli_usage_error(&niah_command, "unexpected '%s'", argv[first]);
     if (mix_alpha && !parse_fractions(mix_alpha, alphas, &o.n_mix_alpha))
         return cli_usage_error(&niah_command, "--mix-alpha: '%s' is not a list of numbers from 0 to 1", mix_alpha);
+    if (o.facts && o.pictures) return cli_usage_error(&niah_command, "--images and --facts exclude each other");
     for (size_t i = 0; i < o.n_mix_alpha; i++) identity &= alphas[i] < 1;
     if (identity) alphas[o.n_mix_alpha++] = 1;
     o.lines = lines.value;

@@ -229,7 +229,6 @@ int cli_serve(int argc, char **argv) {
                        .max_tool_calls = 32,
                        .max_connections = 16384,
                        .max_bodies = (size_t)256 << 20,
-                       .image_budget = KAKEYA_DEFAULT_IMAGE_BUDGET,
                        .image_cache = (size_t)256 << 20,
                        .exact_replay = 1,
                        .memory_warn = 90,
@@ -301,7 +300,9 @@ int cli_serve(int argc, char **argv) {
                    .max = 1024, .help = "maximum number of tool calls in one answer (32)"),
         CLI_OPTION(.name = "image-budget", .argument = "TOKENS", .kind = CLI_INT, .target = &o.image_budget, .min = 70,
                    .max = 1120,
-                   .help = "maximum tokens per picture if a request sets no limit: 70, 140, 280, 560 or 1120 (280)"),
+                   .help =
+                       "maximum tokens per picture if a request names none: 70, 140, 280, 560 or 1120 (the model's, "
+                       "usually 280)"),
         CLI_OPTION(.name = "image-bytes", .argument = "BYTES", .kind = CLI_BYTES, .target = &o.image_bytes,
                    .help = "maximum size of a picture's file; larger ones get 400 (20M)"),
         CLI_OPTION(.name = "image-pixels", .argument = "MILLIONS", .kind = CLI_INT, .target = &o.image_megapixels,
@@ -389,7 +390,7 @@ int cli_serve(int argc, char **argv) {
     if (operand < argc) return cli_usage_error(&command, "unexpected operand '%s'", argv[operand]);
     if (!o.kv_events && (o.kv_events_topic || o.kv_events_replay))
         return cli_usage_error(&command, "--kv-events-topic and --kv-events-replay need --kv-events");
-    if (!is_image_budget(o.image_budget))
+    if (o.image_budget && !is_image_budget(o.image_budget))
         return cli_usage_error(&command, "--image-budget %d is not 70, 140, 280, 560 or 1120", o.image_budget);
     if (!o.tls_certificate != !o.tls_key) return cli_usage_error(&command, "--tls-cert and --tls-key need each other");
     if (o.memory_refuse && o.memory_refuse < o.memory_warn)

@@ -286,13 +286,14 @@ static kakeya_status say(const capacity *c, serve_capacity_form form, kakeya_err
     return status;
 }
 
-kakeya_status serve_capacity_say(const cli_shared *shared, const serve_settings *settings, serve_capacity_form form,
+kakeya_status serve_capacity_say(const cli_shared *shared, serve_settings *settings, serve_capacity_form form,
                                  kakeya_error *error) {
     capacity c = {.settings = settings};
     kakeya_description *model = NULL;
     kakeya_status status = kakeya_describe(&settings->engine, &model, error);
     if (status != KAKEYA_OK) return status;
     c.subject.model = model;
+    if (!settings->image_budget) settings->image_budget = kakeya_description_facts(model).vision_budget;
     kakeya_error why = {0};
     status = measure(&c, shared, &why);
     if (status == KAKEYA_OK) status = check(&c, &why);

@@ -14,8 +14,9 @@ typedef enum serve_capacity_form {
 
 /* Computed from the configuration of the model alone. KAKEYA_OUT_OF_MEMORY, and nothing is printed: a session of
  * --context tokens does not fit, or without --context none does; the message has the numbers. Where the system does not
- * say how much memory is free, only stdout's forms fail. */
-kakeya_status serve_capacity_say(const cli_shared *shared, const serve_settings *settings, serve_capacity_form form,
+ * say how much memory is free, only stdout's forms fail. An image budget of 0 becomes what the model's configuration
+ * says. */
+kakeya_status serve_capacity_say(const cli_shared *shared, serve_settings *settings, serve_capacity_form form,
                                  kakeya_error *error);
 
 #endif

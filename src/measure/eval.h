@@ -44,8 +44,9 @@ typedef struct eval_policies {
 typedef struct eval_niah_options {
     const int *lines; /* rungs of the ladder, in haystack lines */
     size_t n_lines;
-    int samples; /* per rung */
-    bool facts;  /* text that a base model continues (niah_facts), not a user's question */
+    int samples;   /* per rung */
+    bool facts;    /* text that a base model continues (niah_facts), not a user's question */
+    bool pictures; /* the needle is a picture that shows the code (code_picture.h) */
     uint64_t seed;
     int max_tokens;
     eval_policies policies;

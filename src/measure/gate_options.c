@@ -315,6 +315,7 @@ static const option_rule rules[] = {
     {"lines", "lines", KV, COUNT, 10, 100000, NULL, equal},
     {"samples", "samples", NIAH, COUNT, 1, 10000, NULL, equal},
     {"facts", "facts", NIAH, FLAG, 0, 0, NULL, is_set},
+    {"pictures", "images", NIAH, FLAG, 0, 0, NULL, is_set},
     {"samples", NULL, FIDELITY | KV | ACCEPTANCE, TEXTS, 0, 0, NULL, NULL},
     {"prompt_length", "prompt-length", FIDELITY, COUNT, 0, MOST_TOKENS, NULL, equal_or_own},
     {"prompt_length", "prompt-length", KV, COUNT, 1, MOST_TOKENS, NULL, equal},
@@ -463,7 +464,7 @@ static void check_promises(gate_context *context) {
 
 void gate_check_options(gate_context *context) {
     static const char optional_options[] =
-        "turns as_stored facts sources categories images"; /* where they are not there: 1, false, ... */
+        "turns as_stored facts pictures sources categories images"; /* where they are not there: 1, false, ... */
     char list[400] = "";
     if (!cJSON_IsObject(context->options)) {
         gate_violate(context, "MISSING_OPTIONS", "no \"options\" object");

@@ -139,7 +139,9 @@ static void plan_niah(plan *p) {
         lines[n++] = (int)rung->valuedouble;
     }
     if (n * (size_t)samples > p->limit) return; /* nothing is drawn for a promise that the rows cannot keep */
-    if (niah_ladder(lines, n, samples, gate_option_seed(p->context), true, &drawn, &problem) != KAKEYA_OK) return;
+    const bool pictures = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(p->context->options, "pictures"));
+    if (niah_ladder(lines, n, samples, gate_option_seed(p->context), pictures, true, &drawn, &problem) != KAKEYA_OK)
+        return;
     add_ladder(p, &drawn, samples);
     niah_dataset_free(&drawn);
 }

@@ -46,16 +46,14 @@ static kakeya_status check(const niah_options *options, kakeya_error *error) {
     return KAKEYA_OK;
 }
 
-static char *make_prompt(int lines, int needle_line, const char *needle) {
+static char *make_lines(int from, int to, const char *end) {
     char *text = NULL;
     size_t bytes = 0;
     FILE *stream = open_memstream(&text, &bytes);
     if (!stream) return NULL;
-    for (int i = 0; i < lines; i++) {
-        if (i == needle_line) fprintf(stream, "%s\n", needle);
+    for (int i = from; i < to; i++)
         fprintf(stream, "Note %04d: this paragraph is unrelated padding and does not contain the answer.\n", i);
-    }
-    fputs("Question: what is the secret code? Answer:", stream);
+    fputs(end, stream);
     if (fclose(stream) != 0) {
         free(text);
         return NULL;
@@ -63,26 +61,43 @@ static char *make_prompt(int lines, int needle_line, const char *needle) {
     return text;
 }
 
+static const char question[] = "Question: what is the secret code? Answer:";
+
+static bool make_prompt(niah_sample *sample) {
+    const int at = sample->needle_line;
+    char *before = make_lines(0, at, ""), *after = make_lines(at, sample->lines, question);
+    bool made = before && after;
+    if (made && !sample->needle) {
+        sample->prompt = before;
+        sample->after = after;
+        return true;
+    }
+    if (made) made = asprintf(&sample->prompt, "%s%s\n%s", before, sample->needle, after) >= 0;
+    if (!made) sample->prompt = NULL;
+    free(before);
+    free(after);
+    return made;
+}
+
 static bool make_sample(const niah_options *options, mt19937 *generator, niah_sample *sample) {
     sample->lines = mt19937_between(generator, options->min_lines, options->max_lines);
     const char *prefix = options->prefixes[mt19937_below(generator, (uint32_t)options->n_prefixes)];
     int code = mt19937_between(generator, options->min_code, options->max_code);
     sample->needle_line = mt19937_between(generator, NEEDLE_MARGIN, sample->lines - NEEDLE_MARGIN);
-    if (asprintf(&sample->answer, "%s-%d", prefix, code) < 0) {
+    if (asprintf(&sample->answer, "%s%s%d", options->pictures ? "" : prefix, options->pictures ? "" : "-", code) < 0) {
         sample->answer = NULL;
         return false;
     }
-    if (asprintf(&sample->needle, "\nIMPORTANT: the secret code is %s.\n", sample->answer) < 0) {
+    if (!options->pictures && asprintf(&sample->needle, "\nIMPORTANT: the secret code is %s.\n", sample->answer) < 0) {
         sample->needle = NULL;
         return false;
     }
-    if (options->without_prompts) return true;
-    sample->prompt = make_prompt(sample->lines, sample->needle_line, sample->needle);
-    return sample->prompt != NULL;
+    return options->without_prompts || make_prompt(sample);
 }
 
 static void sample_free(niah_sample *sample) {
     free(sample->prompt);
+    free(sample->after);
     free(sample->answer);
     free(sample->needle);
 }
@@ -149,12 +164,14 @@ static uint64_t sample_seed(uint64_t seed, int lines, size_t index) {
     return hash_fnv1a(HASH_FNV1A_START, text, (size_t)length);
 }
 
-kakeya_status niah_ladder(const int *lines, size_t n_lines, int samples, uint64_t seed, bool without_prompts,
-                          niah_dataset *out, kakeya_error *error) {
+kakeya_status niah_ladder(const int *lines, size_t n_lines, int samples, uint64_t seed, bool pictures,
+                          bool without_prompts, niah_dataset *out, kakeya_error *error) {
+    const size_t most = pictures ? NIAH_MAX_PICTURES : NIAH_MAX_LADDER;
     *out = (niah_dataset){0};
-    if (samples > 0 && n_lines * (size_t)samples >= NIAH_MAX_LADDER)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%zu rungs of %d samples: a ladder has fewer than %d samples",
-                         n_lines, samples, NIAH_MAX_LADDER);
+    if (samples > 0 && n_lines * (size_t)samples >= most)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "%zu rungs of %d samples: a ladder%s has fewer than %zu samples", n_lines, samples,
+                         pictures ? " of pictures" : "", most);
     kakeya_status status = KAKEYA_OK;
     for (size_t r = 0; r < n_lines && status == KAKEYA_OK; r++) {
         niah_options options = rung_options(lines[r], samples, seed, without_prompts);
@@ -167,6 +184,7 @@ kakeya_status niah_ladder(const int *lines, size_t n_lines, int samples, uint64_
         bool warmup = i == n_lines * (size_t)samples;
         size_t rung = warmup ? 0 : i / (size_t)samples, index = warmup ? (size_t)samples : i % (size_t)samples;
         niah_options options = rung_options(lines[rung], samples, seed, without_prompts);
+        options.pictures = pictures;
         mt19937 generator;
         mt19937_seed(&generator, sample_seed(seed, lines[rung], index));
         status = add_sample(&options, &generator, true, out, error);

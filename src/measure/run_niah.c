@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
+#include "measure/code_picture.h"
 #include "measure/harness.h"
 #include "measure/niah.h"
 
@@ -13,6 +15,8 @@ typedef struct needle_prompt {
     char sample[64];
     int32_t *ids;
     size_t n;
+    int32_t *keys;      /* with a picture: [n], what it is known by; else NULL */
+    kakeya_media shown; /* the picture */
     char *expected;
     int lines;
     bool warmup;
@@ -68,6 +72,64 @@ static kakeya_status choose_arms(needle_run *run, kakeya_error *error) {
     return KAKEYA_OK;
 }
 
+/* {"type": TYPE, "text": TEXT}, without the text where it is NULL. */
+static void add_part(cJSON *parts, const char *type, const char *text) {
+    cJSON *part = cJSON_CreateObject();
+    cJSON_AddStringToObject(part, "type", type);
+    if (text) cJSON_AddStringToObject(part, "text", text);
+    cJSON_AddItemToArray(parts, part);
+}
+
+/* A list of one user's message: text, picture, text. Freed with cJSON_free; NULL when out of memory. */
+static char *message_of(const niah_sample *sample) {
+    cJSON *list = cJSON_CreateArray(), *message = cJSON_CreateObject();
+    cJSON_AddItemToArray(list, message);
+    cJSON_AddStringToObject(message, "role", "user");
+    cJSON *parts = cJSON_AddArrayToObject(message, "content");
+    add_part(parts, "text", sample->prompt);
+    add_part(parts, "image", NULL);
+    add_part(parts, "text", sample->after);
+    char *text = parts ? cJSON_PrintUnformatted(list) : NULL;
+    cJSON_Delete(list);
+    return text;
+}
+
+/* The prompt whose needle is a picture, as any other conversation with one. */
+static kakeya_status show_code(const needle_run *run, const niah_sample *sample, needle_prompt *prompt,
+                               kakeya_error *error) {
+    const kakeya_engine *engine = run->harness.engine;
+    kakeya_image *picture = NULL;
+    int rows = 0;
+    const uint64_t seed = hash_fnv1a(hash_fnv1a(HASH_FNV1A_START, &run->options->seed, sizeof run->options->seed),
+                                     sample->answer, strlen(sample->answer));
+    kakeya_status status = code_picture(sample->answer, seed, &picture, error);
+    prompt->shown = (kakeya_media){.image = picture};
+    if (status == KAKEYA_OK) status = kakeya_engine_image_tokens(engine, &prompt->shown, &rows, error);
+    if (status != KAKEYA_OK) return status;
+    char *json = message_of(sample);
+    if (!json) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for prompts");
+    kakeya_chat_options options;
+    kakeya_chat_options_init(&options);
+    options.image_tokens = &rows;
+    options.n_images = 1;
+    status = kakeya_chat_tokens(kakeya_engine_tokenizer(engine), json, strlen(json), &options, &prompt->ids, &prompt->n,
+                                NULL, error);
+    cJSON_free(json);
+    if (status != KAKEYA_OK) return status;
+    prompt->keys = malloc(prompt->n * sizeof *prompt->keys);
+    if (!prompt->keys) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for prompts");
+    return kakeya_prompt_keys(engine, prompt->ids, prompt->n, &prompt->shown, 1, prompt->keys, error);
+}
+
+static harness_prompt view(const needle_prompt *prompt) {
+    return (harness_prompt){.sample = prompt->sample,
+                            .ids = prompt->ids,
+                            .n = prompt->n,
+                            .keys = prompt->keys,
+                            .media = &prompt->shown,
+                            .n_media = prompt->shown.image != NULL};
+}
+
 static kakeya_status add_prompt(needle_run *run, const niah_sample *sample, const char *name, bool warmup,
                                 kakeya_error *error) {
     needle_prompt *prompt = &run->prompts[run->n_prompts++];
@@ -82,12 +144,14 @@ static kakeya_status add_prompt(needle_run *run, const niah_sample *sample, cons
             text ? kakeya_tokenize(text_side, text, strlen(text), KAKEYA_TEXT_PROMPT, &prompt->ids, &prompt->n, error)
                  : error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for prompts");
         free(text);
+    } else if (run->options->pictures) {
+        status = show_code(run, sample, prompt, error);
     } else {
         kakeya_message message = {"user", sample->prompt};
         status = kakeya_message_tokens(text_side, &message, 1, false, &prompt->ids, &prompt->n, error);
     }
     if (status != KAKEYA_OK) return status;
-    harness_prompt taken = {.sample = prompt->sample, .ids = prompt->ids, .n = prompt->n};
+    const harness_prompt taken = view(prompt);
     return harness_take_prompt(&run->harness, &taken, error);
 }
 
@@ -95,7 +159,7 @@ static kakeya_status add_prompt(needle_run *run, const niah_sample *sample, cons
 static kakeya_status make_prompts(needle_run *run, kakeya_error *error) {
     const eval_niah_options *o = run->options;
     niah_dataset drawn;
-    kakeya_status status = niah_ladder(o->lines, o->n_lines, o->samples, o->seed, o->facts, &drawn, error);
+    kakeya_status status = niah_ladder(o->lines, o->n_lines, o->samples, o->seed, o->pictures, o->facts, &drawn, error);
     if (status != KAKEYA_OK) return status;
     run->prompts = calloc(drawn.n, sizeof *run->prompts);
     if (!run->prompts) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for prompts");
@@ -118,6 +182,7 @@ static cJSON *options_json(const needle_run *run) {
     cJSON_AddItemToObject(object, "lines", cJSON_CreateIntArray(o->lines, (int)o->n_lines));
     cJSON_AddNumberToObject(object, "samples", o->samples);
     if (o->facts) cJSON_AddTrueToObject(object, "facts");
+    if (o->pictures) cJSON_AddTrueToObject(object, "pictures");
     harness_add_seed(object, o->seed);
     cJSON_AddNumberToObject(object, "max_tokens", o->max_tokens);
     cJSON_AddItemToObject(object, "policies", harness_names(run->policies, run->n_policies));
@@ -136,7 +201,7 @@ static kakeya_status run_one(needle_run *run, const needle_prompt *prompt, const
     row.warmup = prompt->warmup;
     row.lines = prompt->lines;
     if (!harness_wants(&run->harness, prompt->sample, &row)) return KAKEYA_OK;
-    harness_prompt input = {.sample = prompt->sample, .ids = prompt->ids, .n = prompt->n};
+    const harness_prompt input = view(prompt);
     harness_run how = {.max_tokens = run->options->max_tokens, .seed = run->options->seed};
     kakeya_status status = harness_generate(&run->harness, &input, &how, &row, error);
     if (status != KAKEYA_OK) return status;
@@ -176,6 +241,8 @@ kakeya_status eval_niah(const eval_setup *setup, const eval_niah_options *option
     if (status == KAKEYA_OK) status = run_all(&run, error);
     for (size_t i = 0; i < run.n_prompts; i++) {
         kakeya_free(run.prompts[i].ids);
+        kakeya_image_close((kakeya_image *)(uintptr_t)run.prompts[i].shown.image);
+        free(run.prompts[i].keys);
         free(run.prompts[i].expected);
     }
     free(run.prompts);

@@ -69,7 +69,8 @@ static bool read_config(json_reader *r, const cJSON *top, const gemma4_config *t
         return false;
     v->text_hidden = text->hidden;
     v->budget = json_int(r, top, "vision_soft_tokens_per_image", 1, 1 << 20, 280);
-    v->both_ways = text_is(json_object(r, top, "text_config"), "use_bidirectional_attention", "vision");
+    const cJSON *own = json_object(r, top, "text_config");
+    v->both_ways = text_is(own ? own : top, "use_bidirectional_attention", "vision");
     v->image_token = json_int(r, top, "image_token_id", 0, text->vocab - 1, -1);
     v->begin_token = json_int(r, top, "boi_token_id", 0, text->vocab - 1, -1);
     v->end_token = json_int(r, top, "eoi_token_id", 0, text->vocab - 1, -1);

@@ -28,7 +28,7 @@ typedef struct serve_settings {
     int max_tool_calls;
     const char *media_program; /* this program, whose children decode pictures and sounds (media_child.h); NULL: it does
                                   so itself */
-    int image_budget;          /* tokens of a picture at most, where nothing else is said */
+    int image_budget;          /* tokens of a picture at most, where nothing else is said; 0: the default */
     size_t image_bytes;        /* of a picture's file */
     uint64_t image_pixels;     /* of a picture before it is resized */
     int image_count;           /* pictures of a request */

@@ -32,6 +32,14 @@ skip() { # description, reason
 # Whether long runs are to be cut short, as in `make check` (tests/sweep.h).
 short_sweeps() { [ -n "${KAKEYA_SHORT_SWEEPS:-}" ]; }
 
+# The demo without its vision tower: a model of text.
+text_model() { # directory
+    mkdir "$1"
+    ln -s "$MODELS"/demo/* "$1/"
+    rm "$1/config.json"
+    sed '/"vision_config"/,/^  },/d' "$MODELS/demo/config.json" >"$1/config.json"
+}
+
 # Runs kakeya; its output is in $WORK/out and $WORK/err, its exit status in $STATUS.
 run() {
     STATUS=0

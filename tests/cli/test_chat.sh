@@ -476,7 +476,8 @@ end
 exit 0
 SCRIPT
 
-play "a model that reads no pictures says so" run --backend cpu <<SCRIPT
+text_model "$WORK/text"
+play "a model that reads no pictures says so" run --backend cpu --model "$WORK/text" <<SCRIPT
 expect > 
 send /image $images/photo.jpg
 expect kakeya run: the model reads no images

@@ -94,7 +94,8 @@ check "of an embedder, too" grep -q '^  vision          no layers, hidden [0-9]*
 check "with a picture's workspace" grep -q '^  *while a picture is read on the CPU: .* of 70 tokens, .* of 1120 tokens$' "$WORK/out"
 works "with --vision off there is none" info $VISION/tiny-tower --vision off --json
 json_holds "and says so" '.vision == null'
-works "nor in a model of text" info --json
+text_model "$WORK/text"
+works "nor in a model of text" info "$WORK/text" --json
 json_holds "which says it" '.vision == null'
 works "a server tells it before it starts" serve --dry-run --backend cpu --model $VISION/tiny-tower --vision on --image-budget 140
 check "weights and workspace" grep -q '^pictures: .* of these weights, read at the start; .* while one of 140 tokens is read' "$WORK/out"
@@ -130,7 +131,8 @@ check "under both restored policies" grep -q restored-all "$WORK/restored.json"
 works "and in batches" eval lossless --batch --model $VISION/tiny-tower --f-theta "$WORK/f-theta" --sink 2 --window 12 --compositions 2 \
     --sessions 6 --policies restored,restored-all --json "$@"
 json_holds "none differs there, either" '.summary.lossless | .differences == 0 and .comparisons > 6'
-fails_with "a model of text is refused" "the model reads no images" eval lossless --prompts 1 --image $IMAGES/photo.jpg
+fails_with "a model of text is refused" "the model reads no images" eval lossless --model "$WORK/text" --prompts 1 \
+    --image $IMAGES/photo.jpg
 set --
 
 # --- the switch
@@ -145,7 +147,8 @@ set --
     works "which auto answers" run $tiny --ids-file "$WORK/tiny-tower.one.ids" --max-tokens 12 --ignore-eos --json
     check "in the same way" test "$(jq .token_ids "$WORK/off")" = "$(jq .token_ids "$WORK/out")"
 }
-fails_with "--vision on needs a model that reads pictures" "vision on: the model reads no images" run --backend cpu --vision on hello
+fails_with "--vision on needs a model that reads pictures" "vision on: the model reads no images" run --backend cpu \
+    --model "$WORK/text" --vision on hello
 refuses "--vision has three values" "auto on off" run --vision maybe hello
 
 # --- GGUF files, with what reads pictures beside them
@@ -172,5 +175,6 @@ check "which becomes a file" test -s "$WORK/g/mmproj-tiny.gguf"
     refused "so it is beside a directory" "mmproj is for GGUF files" run $tiny --mmproj "$WORK/part/part.gguf" hello
 }
 
-fails_with "a model without a tower says so" "the model reads no images" run --backend cpu --image $IMAGES/photo.jpg hello
+refused "a model without a tower says so" "the model reads no images" run --backend cpu --model "$WORK/text" \
+    --image $IMAGES/photo.jpg hello
 finish

@@ -4,6 +4,7 @@ import atexit
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -35,6 +36,22 @@ def test(name):
 
 class Skip(Exception):
     pass
+
+
+def text_model():
+    """The demo without its vision tower, in a folder called demo."""
+    directory = os.path.join(tempfile.mkdtemp(), "demo")
+    atexit.register(shutil.rmtree, os.path.dirname(directory), True)
+    os.mkdir(directory)
+    for name in os.listdir(f"{MODELS}/demo"):
+        if name != "config.json":
+            os.symlink(f"{MODELS}/demo/{name}", f"{directory}/{name}")
+    with open(f"{MODELS}/demo/config.json") as file:
+        config = json.load(file)
+    del config["vision_config"]
+    with open(f"{directory}/config.json", "w") as file:
+        json.dump(config, file)
+    return directory
 
 
 def run_tests():

@@ -245,7 +245,7 @@ def _():
 
 @test("a model without a tower says so")
 def _():
-    other = Server()
+    other = Server(model=text_model())
     equal(other.get("/props").json["kakeya"]["images"], None)
     equal(other.get("/props").json["modalities"]["vision"], False)
     body = {"model": other.get("/v1/models").json["data"][0]["id"], "messages": [user(text("x"), picture(png(40, 30)))]}

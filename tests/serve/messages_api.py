@@ -10,7 +10,7 @@ import pydantic
 
 from harness import WAIT, Server, dechunk, equal, eventually, holds, read_all, run_tests, scripted_model, test
 
-server = Server("--name", "demo")
+server = Server("--name", "demo", "--vision", "off")
 ASK = "def fibonacci(n):"
 CALL = "<|tool_call>call:f{a:12}<tool_call|>"
 THOUGHT = "<|channel>thought\nso it is<channel|>Done."
@@ -734,13 +734,15 @@ def _():
         chat = [user("a"), {"role": "assistant", "tool_calls": [chat_call()]},
                 {"role": "tool", "tool_call_id": "toolu_1", "content": line}, assistant("I saw."), user("go on")]
         equal(count(messages=messages, tools=[tool()]), chat_tokens(chat, tools=CHAT_TOOLS), str(content))
-    refusal("messages[0].content[0] is a part of type \"image\"; the model reads no images", messages=[user([image])])
+    refusal("messages[0].content[0] is a part of type \"image\"; images are not read here: vision is off (--vision off)",
+            messages=[user([image])])
 
 
 @test("what is refused is named: blocks that are no text, values of the wrong type or range, results without calls")
 def _():
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
-    refusal("messages[0].content[1] is a part of type \"image\"; the model reads no images", messages=[user([said("x"), image])])
+    refusal("messages[0].content[1] is a part of type \"image\"; images are not read here: vision is off (--vision off)",
+            messages=[user([said("x"), image])])
     refusal("messages[0].content[0] is a block of type document", messages=[user([{"type": "document", "source": {}}])])
     refusal("messages[1].content[0] is a block of type image", messages=[user("a"), assistant([image]), user("b")])
     refusal("system[0] is a block of type image", system=[image])

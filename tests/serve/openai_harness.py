@@ -7,7 +7,7 @@ import openai
 
 from harness import KAKEYA, WAIT, Server, equal, scripted_model
 
-server = Server("--name", "demo", "--name", "gemma")
+server = Server("--name", "demo", "--name", "gemma", "--vision", "off")
 ASK = [{"role": "user", "content": "def fibonacci(n):"}]
 
 

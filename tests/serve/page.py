@@ -525,7 +525,7 @@ def _():
     finally:
         b.close()
     s.stop()
-    s = Server("--name", "demo")
+    s = Server("--name", "demo", "--vision", "off")
     b = open_page(s)
     try:
         ready(b)

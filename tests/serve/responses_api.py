@@ -14,7 +14,7 @@ import pydantic
 
 from harness import APPLY_PATCH, WAIT, Server, equal, eventually, holds, run_tests, scripted_model, test
 
-server = Server("--name", "demo")
+server = Server("--name", "demo", "--vision", "off")
 ASK = "def fibonacci(n):"
 CALL = "<|tool_call>call:f{a:12}<tool_call|>"
 THOUGHT = "<|channel>thought\nso it is<channel|>Done."

@@ -11,8 +11,10 @@
 #include <cmocka.h>
 
 #include "base/hash.h"
+#include "measure/code_picture.h"
 #include "measure/mt19937.h"
 #include "measure/niah.h"
+#include "session/image.h"
 
 static void draws_equal_cpython(void **state) {
     (void)state;
@@ -93,7 +95,7 @@ static void facts_have_one_answer(void **state) {
     static const int lines[] = {10, 400, 1000};
     niah_dataset drawn;
     kakeya_error error = {0};
-    assert_int_equal(niah_ladder(lines, 3, 2, 7, true, &drawn, &error), KAKEYA_OK);
+    assert_int_equal(niah_ladder(lines, 3, 2, 7, false, true, &drawn, &error), KAKEYA_OK);
     for (size_t s = 0; s < drawn.n; s++) {
         const niah_sample *sample = &drawn.samples[s];
         char *text = niah_facts(sample), *asked = strrchr(text, '\n') + 1, *needle = NULL;
@@ -159,8 +161,8 @@ static void ladders_share_no_code(void **state) {
     for (uint64_t seed = 4700; seed < 4700 + SEEDS; seed++) {
         niah_dataset all, one;
         kakeya_error error;
-        assert_int_equal(niah_ladder(lines, 4, SAMPLES, seed, true, &all, &error), KAKEYA_OK);
-        assert_int_equal(niah_ladder(alone, 1, SAMPLES, seed, true, &one, &error), KAKEYA_OK);
+        assert_int_equal(niah_ladder(lines, 4, SAMPLES, seed, false, true, &all, &error), KAKEYA_OK);
+        assert_int_equal(niah_ladder(alone, 1, SAMPLES, seed, false, true, &one, &error), KAKEYA_OK);
         assert_int_equal(all.n, 4 * SAMPLES + 1);
         assert_int_equal(all.samples[all.n - 1].lines, 12);
         for (size_t i = 0; i < all.n; i++)
@@ -190,7 +192,7 @@ static void ladder_samples_equal_cpython(void **state) {
     };
     niah_dataset all;
     kakeya_error error;
-    assert_int_equal(niah_ladder(lines, 4, 5, 4711, false, &all, &error), KAKEYA_OK);
+    assert_int_equal(niah_ladder(lines, 4, 5, 4711, false, false, &all, &error), KAKEYA_OK);
     for (size_t i = 0; i < sizeof drawn / sizeof drawn[0]; i++) {
         const niah_sample *got = &all.samples[drawn[i].at];
         assert_int_equal(got->lines, drawn[i].lines);
@@ -206,10 +208,59 @@ static void impossible_ladders_are_refused(void **state) {
     niah_dataset dataset;
     kakeya_error error = {0};
     const int few[] = {12, 9}, good[] = {12, 40};
-    assert_int_equal(niah_ladder(few, 2, 5, 1, true, &dataset, &error), KAKEYA_INVALID_ARGUMENT);
-    assert_int_equal(niah_ladder(good, 2, 0, 1, true, &dataset, &error), KAKEYA_INVALID_ARGUMENT);
-    assert_int_equal(niah_ladder(good, 2, NIAH_MAX_LADDER / 2, 1, true, &dataset, &error), KAKEYA_INVALID_ARGUMENT);
+    assert_int_equal(niah_ladder(few, 2, 5, 1, false, true, &dataset, &error), KAKEYA_INVALID_ARGUMENT);
+    assert_int_equal(niah_ladder(good, 2, 0, 1, false, true, &dataset, &error), KAKEYA_INVALID_ARGUMENT);
+    assert_int_equal(niah_ladder(good, 2, NIAH_MAX_LADDER / 2, 1, false, true, &dataset, &error),
+                     KAKEYA_INVALID_ARGUMENT);
+    assert_int_equal(niah_ladder(good, 2, NIAH_MAX_PICTURES / 2, 1, true, true, &dataset, &error),
+                     KAKEYA_INVALID_ARGUMENT);
     assert_null(dataset.samples);
+}
+
+/* The draws of the texts, without a prefix; the picture's place is between what is before it and what is after it. */
+static void pictures_stand_where_needles_do(void **state) {
+    (void)state;
+    const int lines[] = {12, 40};
+    niah_dataset texts, pictures;
+    kakeya_error error;
+    assert_int_equal(niah_ladder(lines, 2, 5, 4711, false, false, &texts, &error), KAKEYA_OK);
+    assert_int_equal(niah_ladder(lines, 2, 5, 4711, true, false, &pictures, &error), KAKEYA_OK);
+    assert_int_equal(pictures.n, texts.n);
+    for (size_t i = 0; i < texts.n; i++) {
+        const niah_sample *text = &texts.samples[i], *picture = &pictures.samples[i];
+        char *whole = NULL;
+        assert_string_equal(picture->answer, strchr(text->answer, '-') + 1);
+        assert_null(picture->needle);
+        assert_null(text->after);
+        assert_true(asprintf(&whole, "%s%s\n%s", picture->prompt, text->needle, picture->after) > 0);
+        assert_string_equal(whole, text->prompt);
+        free(whole);
+    }
+    niah_dataset_free(&texts);
+    niah_dataset_free(&pictures);
+}
+
+static bool same_pixels(const kakeya_image *a, const kakeya_image *b) {
+    assert_int_equal(a->pixels.width, b->pixels.width);
+    assert_int_equal(a->pixels.height, b->pixels.height);
+    return memcmp(a->pixels.rgb, b->pixels.rgb, (size_t)3 * (size_t)a->pixels.width * (size_t)a->pixels.height) == 0;
+}
+
+/* A picture is its code and its seed. */
+static void pictures_show_their_code(void **state) {
+    (void)state;
+    kakeya_image *picture[4];
+    kakeya_error error;
+    assert_int_equal(code_picture("4821", 1, &picture[0], &error), KAKEYA_OK);
+    assert_int_equal(code_picture("4821", 1, &picture[1], &error), KAKEYA_OK);
+    assert_int_equal(code_picture("4821", 2, &picture[2], &error), KAKEYA_OK);
+    assert_int_equal(code_picture("4827", 1, &picture[3], &error), KAKEYA_OK);
+    assert_true(same_pixels(picture[0], picture[1]));
+    assert_false(same_pixels(picture[0], picture[2]));
+    assert_false(same_pixels(picture[0], picture[3]));
+    for (int i = 0; i < 4; i++) kakeya_image_close(picture[i]);
+    assert_int_equal(code_picture("48a1", 1, &picture[0], &error), KAKEYA_INVALID_ARGUMENT);
+    assert_null(picture[0]);
 }
 
 int main(void) {
@@ -217,7 +268,8 @@ int main(void) {
         cmocka_unit_test(facts_have_one_answer),          cmocka_unit_test(draws_equal_cpython),
         cmocka_unit_test(data_sets_equal_the_reference),  cmocka_unit_test(impossible_options_are_refused),
         cmocka_unit_test(ladders_share_no_code),          cmocka_unit_test(ladder_samples_equal_cpython),
-        cmocka_unit_test(impossible_ladders_are_refused),
+        cmocka_unit_test(impossible_ladders_are_refused), cmocka_unit_test(pictures_stand_where_needles_do),
+        cmocka_unit_test(pictures_show_their_code),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

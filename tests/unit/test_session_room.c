@@ -94,8 +94,9 @@ static void test_an_engine(void **state) {
     if (estimated < 0.99 * held || estimated > 1.01 * held)
         fail_msg("the workspace is %.0f bytes, estimated %.0f", held, estimated);
     /* the files of the three models, but for their headers */
-    assert_int_equal(room.weights, 2 * (18884812 + kakeya_description_facts(description).drafter_parameters +
-                                        kakeya_description_facts(description).f_theta_parameters));
+    const kakeya_facts facts = kakeya_description_facts(description);
+    assert_int_equal(room.weights,
+                     2 * (18884812 + facts.drafter_parameters + facts.f_theta_parameters) + facts.vision_bytes);
     kakeya_engine_close(engine);
 }
 

@@ -609,7 +609,7 @@ static void test_the_switch(void **state) {
         kakeya_engine_close(engine);
     }
     kakeya_engine *none;
-    refuse(open_switched(KAKEYA_MODELS "/demo", KAKEYA_VISION_ON, &none), KAKEYA_UNSUPPORTED,
+    refuse(open_switched(KAKEYA_TEST_DATA "/golden/gemma4-tiny-moe", KAKEYA_VISION_ON, &none), KAKEYA_UNSUPPORTED,
            "--vision on: the model reads no images");
     refuse(open_switched(VISION "/tiny-tower", (kakeya_vision)3, &none), KAKEYA_INVALID_ARGUMENT,
            "none of auto, on, off");
