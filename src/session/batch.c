@@ -49,7 +49,7 @@ typedef struct step {
     int rows;
     int decoding; /* segments of decode rows */
     int budget;   /* tokens that prompts might have had */
-    media_time pictures;
+    media_time media;
     double seconds;      /* of the forward */
     double read_seconds; /* of them, waiting for weights */
 } step;
@@ -169,14 +169,14 @@ static void add_prompt(step *s, kakeya_request *r, int tokens) {
     if (first) answer_choose_first(r->session, &r->answer, r->prompt.tokens, r->prompt.n, &s->batch->buffers);
     const int room = room_for_prompt(s);
     if (room < 1) return;
-    kakeya_status status = prompt_segment(r->session, &r->prompt, (size_t)tokens, (size_t)room, &s->pictures, first,
+    kakeya_status status = prompt_segment(r->session, &r->prompt, (size_t)tokens, (size_t)room, &s->media, first,
                                           &s->segment[s->n], &r->error);
     if (status != KAKEYA_OK) {
         r->status = prompt_failed(r->session, &r->prompt, status, &r->error);
         r->failing = true;
         return;
     }
-    if (s->segment[s->n].n == 0) return; /* a picture that waits for its rows, or for a forward with more room */
+    if (s->segment[s->n].n == 0) return; /* a picture or sound that waits for its rows, or a forward with more room */
     /* what an answer left half computed is computed again as what it was */
     const bool decodes = s->segment[s->n].kind == SEGMENT_DECODE;
     if (decodes && s->decoding == BACKEND_MAX_SEGMENTS) return;
@@ -192,8 +192,8 @@ static void add_shares(step *s, const prompt_shares *prompts) {
     }
 }
 
-/* Beside answers a step makes rows of pictures or computes those of prompts, by turns where there is both: answers wait
- * for one of the two. */
+/* Beside answers a step makes rows of pictures and sounds, or computes those of prompts, by turns where there is both:
+ * answers wait for one of the two. */
 static void add_in_turn(step *s, const prompt_shares *prompts) {
     const double stall = s->batch->engine->max_stall_ms / 1000.0;
     const int rows = s->rows;
@@ -201,9 +201,9 @@ static void add_in_turn(step *s, const prompt_shares *prompts) {
         add_shares(s, prompts);
         if (s->n > s->answers) return;
     }
-    s->pictures = (media_time){.seconds = stall, .apart = s->answers > 0};
+    s->media = (media_time){.seconds = stall, .apart = s->answers > 0};
     add_shares(s, prompts);
-    if (!s->answers || s->pictures.spent == 0) return;
+    if (!s->answers || s->media.spent == 0) return;
     s->n = s->answers;
     s->rows = rows;
 }

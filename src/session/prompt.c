@@ -59,7 +59,7 @@ static bool can_keep(const kakeya_session *session, size_t n) {
            (size_t)t->ops->cache_min_truncate(t->cache) <= kept_of(session, n);
 }
 
-/* As common_prefix, of keys, where it cuts no picture. */
+/* As common_prefix, of keys, where it cuts no picture and no sound. */
 static size_t common_keys(const decode_timeline *t, const int32_t *keys, size_t n) {
     const size_t held = cached(t);
     size_t common = 0, passed = 0;

@@ -25,10 +25,10 @@ bool prompt_done(const kakeya_session *session, const prompt_work *work);
 size_t prompt_left(const kakeya_session *session, const prompt_work *work);
 /* KAKEYA_CANCELLED where the session was told so. */
 kakeya_status prompt_check(const kakeya_session *session, const prompt_work *work, kakeya_error *error);
-/* The next chunk, of `most` tokens at most, as a segment of a forward; a picture is never cut, and may have up to
- * `room` tokens: where it has more, or its rows take more than `time`, segment->n becomes 0, and another forward is to
- * be asked. Needs the turn. first: how an answer behind the prompt wants its first token; NULL: there is none, and the
- * logits of the last row stay with the timeline. May allocate. */
+/* The next chunk, of `most` tokens at most, as a segment of a forward; a picture or sound is never cut, and may have up
+ * to `room` tokens: where it has more, or its rows take more than `time`, segment->n becomes 0, and another forward is
+ * to be asked. Needs the turn. first: how an answer behind the prompt wants its first token; NULL: there is none, and
+ * the logits of the last row stay with the timeline. May allocate. */
 kakeya_status prompt_segment(kakeya_session *session, prompt_work *work, size_t most, size_t room, media_time *time,
                              decode_first *first, backend_segment *segment, kakeya_error *error);
 /* Right behind the forward: of the last chunk, the token that prompt_segment was asked for. segment: its index. */

@@ -2,7 +2,8 @@
 
 #include "session/prompt_media.h"
 
-/* Forwards and commits tokens[from..to), all as one kind of row, in segments of at most `rows` that cut no picture. */
+/* Forwards and commits tokens[from..to), all as one kind of row, in segments of at most `rows` that cut none of
+ * `media`. */
 static kakeya_status replay_stretch(kakeya_session *session, backend_cache *cache, const int32_t *tokens, size_t from,
                                     size_t to, segment_kind kind, prompt_media *media, float *logits,
                                     kakeya_error *error) {
