@@ -388,7 +388,7 @@ def lost_for_good():
 def little_memory():
     model, tokens = scripted_model("The quick brown fox jumps over it."), 1600
     plain = Server("--grpc", "127.0.0.1:0", "--threads", "1", "--name", "m", model=model)
-    workspace = int(float(re.search(r"([\d.]+) MB for workspace", plain.log()).group(1)) * 1e6 + 1e6)  # and what sampling takes
+    workspace = int(float(plain.said(r"([\d.]+) MB for workspace").group(1)) * 1e6 + 1e6)  # and what sampling takes
     each = tokens * (2 * 2 * 16 * 4 + 8)  # keys and values of the model's one layer, and what a session keeps beside them
 
     def ask(server, seed):

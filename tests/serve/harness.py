@@ -4,6 +4,7 @@ import atexit
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -171,6 +172,11 @@ class Server:
     def log(self):
         self.log_file.seek(0)
         return self.log_file.read().decode(errors="replace")
+
+    def said(self, pattern):
+        """What of its log matches. A line about a state comes just after the state."""
+        eventually(lambda: re.search(pattern, self.log()), f"the log says {pattern}")
+        return re.search(pattern, self.log())
 
     def request(self, method, path, body=None, headers=None, timeout=None):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout or WAIT)

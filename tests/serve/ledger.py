@@ -81,7 +81,7 @@ def long_answer(server, tokens):
 
 def limited_server(*options):
     plain = Server("--name", "m", model=MODEL)
-    workspace = int(float(re.search(r"([\d.]+) MB for workspace", plain.log()).group(1)) * 1e6 + 1e6)
+    workspace = int(float(plain.said(r"([\d.]+) MB for workspace").group(1)) * 1e6 + 1e6)
     plain.stop()
     limit = workspace + TOKENS * (BYTES_PER_TOKEN + 8)
     return Server("--name", "m", "--cache-ram", "0", "--memory-limit", f"{limit // 1024}K", *options, model=MODEL)
@@ -155,7 +155,7 @@ def check_thresholds(policy, kv_format):
     options = ["--name", "demo", "--kv-format", kv_format, *POLICIES[policy], "--cache-ram", "0", "--memory-warn", "20", "--memory-refuse",
                "40"]
     plain = Server(*options)
-    held = [float(n) for n in re.search(r"([\d.]+) MB allocated for weights, ([\d.]+) MB for workspace", plain.log()).groups()]
+    held = [float(n) for n in plain.said(r"([\d.]+) MB allocated for weights, ([\d.]+) MB for workspace").groups()]
     plain.stop()
     s = Server(*options, "--memory-limit", f"{int(sum(held) * 1000000 + 1000000 + ROOM) // 1024}K")
     seen, answers = [], []

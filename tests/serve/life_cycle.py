@@ -3,7 +3,6 @@
 import http.client
 import json
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -96,7 +95,7 @@ def _():
     # before the first session there is no table of positions, which takes 0.4 MB for up to 1,024 tokens
     quiet = kakeya("serve", "--dry-run", "--json", "--context", "1000", "--threads", "1")  # as the server
     told = json.loads(quiet.stdout)["workspace_bytes"] / 1e6
-    held = float(re.search(r"([\d.]+) MB for workspace", s.log()).group(1))
+    held = float(s.said(r"([\d.]+) MB for workspace").group(1))
     holds(0.99 * (told - 0.4) <= held <= 1.01 * (told - 0.4), f"{held} MB are held, {told} were told")
 
 

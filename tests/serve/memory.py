@@ -3,7 +3,6 @@ answers are long and cost next to nothing, and each is its seed's own."""
 
 import json
 import os
-import re
 import socket
 import subprocess
 import tempfile
@@ -39,7 +38,7 @@ def ask(s, request):
 
 
 plain = Server("--name", "m", "--threads", "1", model=MODEL)
-WORKSPACE = int(float(re.search(r"([\d.]+) MB for workspace", plain.log()).group(1)) * 1e6 + 1e6)  # and what sampling takes later
+WORKSPACE = int(float(plain.said(r"([\d.]+) MB for workspace").group(1)) * 1e6 + 1e6)  # and what sampling takes later
 
 
 def alone(requests):
