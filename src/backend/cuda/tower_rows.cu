@@ -6,7 +6,7 @@ namespace {
 
 using namespace prompt;
 
-constexpr int ROW_THREADS = 128, HEAD_THREADS = 256, VALUE_THREADS = 256;
+constexpr int ROW_THREADS = 128, HEAD_THREADS = 256, VALUE_THREADS = 256, SUM_THREADS = 4 /* of a head */;
 
 __device__ __forceinline__ float4 *four(float *p) { return reinterpret_cast<float4 *>(p); }
 __device__ __forceinline__ float4 load_four(const float *p) { return *reinterpret_cast<const float4 *>(p); }
@@ -101,46 +101,73 @@ __global__ void __launch_bounds__(ROW_THREADS) rows_kernel(const __grid_constant
     }
 }
 
-/* A row for each block. It comes whole, with the turns of its place; then a warp works on a head of q, k or v, a lane
- * on neighbours, whose partners are neighbours, too. */
+__device__ __forceinline__ float2 load_two(const float *p) { return *reinterpret_cast<const float2 *>(p); }
+
+/* Two neighbours of a half's lower quarter and their partners of the upper one, turned by their pairs' angles. */
+__device__ __forceinline__ void turn_pair(float2 &lower, float2 &upper, const float2 *turn) {
+    const float2 low = lower, high = upper;
+    lower = make_float2(low.x * turn[0].x - high.x * turn[0].y, low.y * turn[1].x - high.y * turn[1].y);
+    upper = make_float2(high.x * turn[0].x + low.x * turn[0].y, high.y * turn[1].x + low.y * turn[1].y);
+}
+
+/* A row for each block. It comes whole, with the turns of its place. Four threads sum the squares of a head of q, k or
+ * v; then all heads lie side by side, and a thread takes two neighbours and their two partners at a time. */
 __global__ void __launch_bounds__(HEAD_THREADS) heads_kernel(const __grid_constant__ tower_heads h, int rows) {
     TOWER_MEMORY(memory);
     float *values = reinterpret_cast<float *>(memory);
-    const int row = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x) % 32, d = h.head_dim;
-    const int half = d / 2, pairs = d / 4, width = 3 * h.heads * d, column = row % h.across, line = row / h.across;
+    const int row = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x), d = h.head_dim;
+    const int half = d / 2, pairs = d / 4, heads = 3 * h.heads, width = heads * d;
+    const int column = row % h.across, line = row / h.across;
     float2 *turns = reinterpret_cast<float2 *>(values + width); /* [2][pairs] */
+    float *scale = reinterpret_cast<float *>(turns + 2 * pairs);
     const float *raw = h.raw + static_cast<size_t>(row) * static_cast<size_t>(width);
     const uint32_t base = shared_address(memory);
-    for (int i = static_cast<int>(threadIdx.x); i < 2 * pairs; i += HEAD_THREADS)
+    for (int i = thread; i < 2 * pairs; i += HEAD_THREADS)
         turns[i] = h.turns[static_cast<size_t>(i < pairs ? column : line) * static_cast<size_t>(pairs) +
                            static_cast<size_t>(i % pairs)];
     wait_for_predecessor();
-    for (int c = static_cast<int>(threadIdx.x) * 4; c < width; c += HEAD_THREADS * 4)
+    for (int c = thread * 4; c < width; c += HEAD_THREADS * 4)
         copy_async(base + static_cast<uint32_t>(c) * 4, raw + c, true);
     copy_commit();
     copy_wait<0>();
     __syncthreads();
-    for (int item = static_cast<int>(threadIdx.x) / 32; item < 3 * h.heads; item += HEAD_THREADS / 32) {
-        const int which = item / h.heads, head = item % h.heads;
-        const float *x = values + item * d, *norm = h.norm[which];
+    for (int first = 0; first < heads; first += HEAD_THREADS / SUM_THREADS) {
+        const int head = first + thread / SUM_THREADS, part = thread % SUM_THREADS;
         float sum = 0;
-        for (int e = 2 * lane; e < d; e += 64) sum += x[e] * x[e] + x[e + 1] * x[e + 1];
-        const float scale = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(d) + h.eps);
-        cuda_bf16 *out =
-            h.out[which] +
-            (static_cast<size_t>(head) * static_cast<size_t>(rows) + static_cast<size_t>(row)) * static_cast<size_t>(d);
-        for (int e = 2 * lane; e < d; e += 64) {
-            float v[2];
-            const int within = e % half, upper = within >= pairs, other = upper ? e - pairs : e + pairs;
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                v[i] = x[e + i] * scale * (norm ? norm[e + i] : 1.0f);
-                if (which == 2) continue;
-                const float u = x[other + i] * scale * (norm ? norm[other + i] : 1.0f);
-                const float2 turn = turns[(e < half ? 0 : pairs) + (upper ? within - pairs : within) + i];
-                v[i] = upper ? v[i] * turn.x + u * turn.y : v[i] * turn.x - u * turn.y;
-            }
-            *reinterpret_cast<uint32_t *>(out + e) = pack_pair(v[0], v[1]);
+        for (int e = 2 * part; head < heads && e < d; e += 2 * SUM_THREADS) {
+            const float2 x = load_two(values + head * d + e);
+            sum += x.x * x.x + x.y * x.y;
+        }
+        for (int o = SUM_THREADS / 2; o > 0; o /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, o);
+        if (head < heads && part == 0) scale[head] = 1.0f / sqrtf(sum / static_cast<float>(d) + h.eps);
+    }
+    __syncthreads();
+    /* pairs jobs a head: the first half of them of its columns, the other of its lines */
+    const int heads_on = HEAD_THREADS / pairs, jobs_on = HEAD_THREADS % pairs;
+    for (int head = thread / pairs, job = thread % pairs; head < heads;) {
+        const int which = (head >= h.heads) + (head >= 2 * h.heads), side = job >= pairs / 2;
+        const int e = side * half + 2 * (job - side * (pairs / 2));
+        const float *x = values + head * d + e, *norm = h.norm[which];
+        float2 lower = load_two(x), upper = load_two(x + pairs);
+        const float by = scale[head];
+        lower = make_float2(lower.x * by, lower.y * by);
+        upper = make_float2(upper.x * by, upper.y * by);
+        if (norm) {
+            const float2 n = load_two(norm + e), m = load_two(norm + e + pairs);
+            lower = make_float2(lower.x * n.x, lower.y * n.y);
+            upper = make_float2(upper.x * m.x, upper.y * m.y);
+        }
+        if (which < 2) turn_pair(lower, upper, turns + 2 * job);
+        cuda_bf16 *out = h.out[which] + (static_cast<size_t>(head - which * h.heads) * static_cast<size_t>(rows) +
+                                         static_cast<size_t>(row)) *
+                                            static_cast<size_t>(d);
+        *reinterpret_cast<uint32_t *>(out + e) = pack_pair(lower.x, lower.y);
+        *reinterpret_cast<uint32_t *>(out + e + pairs) = pack_pair(upper.x, upper.y);
+        head += heads_on;
+        job += jobs_on;
+        if (job >= pairs) {
+            job -= pairs;
+            head++;
         }
     }
 }
@@ -206,7 +233,7 @@ cudaError_t tower_row_program(const cuda_launch *l, const tower_rows *program, i
 }
 
 cudaError_t tower_head_rows(const cuda_launch *l, const tower_heads *h, int rows) {
-    const size_t bytes = static_cast<size_t>(3 * h->heads * h->head_dim) * sizeof(float) +
+    const size_t bytes = static_cast<size_t>(3 * h->heads * (h->head_dim + 1)) * sizeof(float) +
                          static_cast<size_t>(h->head_dim / 2) * sizeof(float2);
     const cudaError_t status = tower_allow(heads_kernel, static_cast<int>(bytes));
     if (status == cudaSuccess) launch_kernel(l, heads_kernel, blocks(rows), dim3(HEAD_THREADS), bytes, *h, rows);
