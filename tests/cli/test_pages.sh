@@ -54,7 +54,7 @@ verb=$1
 line="$*"
 case " $* " in
 *" --dry-run "*) ;;
-" convert "*) rm -rf "$3" ;; # an earlier block may have made it
+" convert "*) rm -rf "$3" "mmproj-$3" ;; # an earlier block may have made them
 " train "*)
     rm -rf "$(echo "$line" | sed 's/.* --out \([^ ]*\).*/\1/')" # likewise
     case $line in
