@@ -83,7 +83,8 @@ static kakeya_status measure(const backend_ops *ops, backend_model *m, int token
     const size_t values = (size_t)n * (size_t)gemma4_vision_patch_values(&tower);
     float *patches = malloc(values * sizeof *patches),
           *rows = malloc((size_t)tokens * (size_t)tower.text_hidden * sizeof *rows);
-    kakeya_status status = patches && rows ? KAKEYA_OK : error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for a picture");
+    kakeya_status status =
+        patches && rows ? KAKEYA_OK : error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for a picture");
     double seconds[REPETITIONS], probes[REPETITIONS], shares[REPETITIONS];
     for (size_t i = 0; !status && i < values; i++) patches[i] = 0.5f + 0.5f * uniform();
     for (int i = -1; !status && i < REPETITIONS; i++) { /* the first is not counted */
