@@ -16,7 +16,7 @@
 
 enum {
     CHUNK = 256, /* rows of a product */
-    TILE = 16,   /* queries of one task of attention */
+    TILE = 64,   /* queries of one task of attention, which reads all keys */
 };
 
 static const double layer_norm_eps = 1e-5;
