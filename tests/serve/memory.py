@@ -1,6 +1,7 @@
 """`kakeya serve` with less K/V memory than its requests want together. The model is a scripted one of a single layer, at temperature 1: its
 answers are long and cost next to nothing, and each is its seed's own."""
 
+import contextlib
 import json
 import os
 import socket
@@ -69,6 +70,15 @@ def _():
     s.stop()
 
 
+def open_files(pid):
+    """A connection may end between the list and its names."""
+    files = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            files.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return files
+
+
 @test("54: a client that reads nothing gives its memory to others; when it reads, its answer goes on with the same tokens")
 def _():
     slow = body(1, 3000, stream=True, logprobs=True, top_logprobs=20)  # 6 MB of events, of which kernels take 4
@@ -89,8 +99,7 @@ def _():
         equal(ask(s, large)["choices"], expected[1])
         holds(s.metric("kakeya_preemptions_total") > 0, "nobody gave way")
         holds(s.metric("kakeya_spill_bytes") >= 600 * 16 * 4, "the file is counted")
-        fds = f"/proc/{s.process.pid}/fd"
-        files = [os.readlink(f"{fds}/{fd}") for fd in os.listdir(fds)]
+        files = open_files(s.process.pid)
         holds(any(f.startswith(os.path.realpath(directory.name) + "/") and f.endswith(" (deleted)") for f in files), files)
         equal(os.listdir(directory.name), [], "it has no name")
         c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
