@@ -48,7 +48,7 @@ static void measure(const token_table *table, size_t i) {
     kakeya_grammar_options o;
     kakeya_error error;
     kakeya_grammar *g = NULL;
-    kakeya_grammar_options_init(&o);
+    KAKEYA_INIT(&o);
     o.kind = cases[i].kind;
     o.text = cases[i].text;
     o.text_bytes = o.text ? strlen(o.text) : 0;
@@ -192,7 +192,7 @@ static void measure_line(const token_table *table, const char *line, uint32_t *a
     matcher_space space = {.account = &account};
     cJSON *json = cJSON_Parse(line);
     const cJSON *text;
-    kakeya_grammar_options_init(&o);
+    KAKEYA_INIT(&o);
     o.kind = KAKEYA_GRAMMAR_JSON_SCHEMA;
     o.text = cJSON_GetStringValue(cJSON_GetObjectItem(json, "schema"));
     if (!o.text) {
@@ -271,7 +271,7 @@ static kakeya_grammar *schema_of_answer(const token_table *table, int i) {
         "\"tags_%d\":{\"type\":\"array\",\"items\":{\"type\":\"string\"}}},\"required\":"
         "[\"name_%d\",\"count_%d\",\"kind_%d\",\"tags_%d\"],\"additionalProperties\":false}}",
         i, i, i, i, i, i, i, i);
-    kakeya_grammar_options_init(&o);
+    KAKEYA_INIT(&o);
     o.kind = KAKEYA_GRAMMAR_JSON_SCHEMA;
     o.text = text;
     o.text_bytes = strlen(text);

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <time.h>
 
-#include <kakeya.h>
+#include <kakeya_study.h>
 
 enum { MOST_ANSWERS = 64, MOST_TOKENS = 20000, CONTEXT = 1238, ORDINARY_TOKENS = 5, VOCABULARY = 1000 };
 
@@ -56,7 +56,7 @@ static kakeya_session *open_session(kakeya_engine *engine, int context) {
     kakeya_session *session = NULL;
     kakeya_error error;
     kakeya_session_options options;
-    kakeya_session_options_init(&options);
+    KAKEYA_INIT(&options);
     int most = kakeya_engine_max_context(engine);
     options.context_tokens = context < most ? context : most;
     check(kakeya_session_open(engine, &options, &session, &error), &error);
@@ -72,10 +72,13 @@ int main(int argc, char **argv) {
     kakeya_error error;
     kakeya_engine *engine = NULL;
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
+    kakeya_study_options study;
+    KAKEYA_INIT(&study);
+    options.study = &study;
     options.backend = argv[1];
     if (strncmp(argv[2], "synthetic:", 10) == 0)
-        options.synthetic = argv[2] + 10;
+        study.synthetic = argv[2] + 10;
     else
         options.model = argv[2];
     check(kakeya_engine_open(&options, &engine, &error), &error);
@@ -92,12 +95,12 @@ int main(int argc, char **argv) {
     kakeya_session *session[MOST_ANSWERS];
     kakeya_request *request[MOST_ANSWERS];
     kakeya_generate_options generate;
-    kakeya_generate_options_init(&generate);
+    KAKEYA_INIT(&generate);
     generate.mode = KAKEYA_MODE_AR;
     generate.ignore_stop_tokens = true;
     generate.on_event = arrive;
     kakeya_request_options wanted;
-    kakeya_request_options_init(&wanted);
+    KAKEYA_INIT(&wanted);
     wanted.tokens = begin;
     wanted.n_tokens = CONTEXT;
     wanted.generate = &generate;

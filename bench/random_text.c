@@ -23,10 +23,10 @@ static kakeya_status answer(kakeya_engine *engine, kakeya_attention attention, k
                             uint64_t seed, double *seconds, kakeya_error *error) {
     kakeya_session *session = NULL;
     kakeya_session_options options;
-    kakeya_session_options_init(&options);
+    KAKEYA_INIT(&options);
     options.attention = attention;
     kakeya_generate_options generate;
-    kakeya_generate_options_init(&generate);
+    KAKEYA_INIT(&generate);
     generate.mode = mode;
     generate.max_tokens = ANSWER_TOKENS;
     generate.ignore_stop_tokens = true;
@@ -48,7 +48,7 @@ int main(int argc, char **argv) {
     kakeya_error error;
     kakeya_engine *engine = NULL;
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = argv[1];
     options.threads = THREADS;
     kakeya_status status = kakeya_engine_open(&options, &engine, &error);

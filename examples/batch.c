@@ -29,12 +29,12 @@ static kakeya_status submit(kakeya_engine *engine, conversation *c, int number, 
     int32_t *ids = NULL;
     size_t n_ids = 0;
     kakeya_generate_options answer;
-    kakeya_generate_options_init(&answer);
+    KAKEYA_INIT(&answer);
     answer.max_tokens = 24;
     answer.on_event = take;
     answer.user = c;
     kakeya_request_options request;
-    kakeya_request_options_init(&request);
+    KAKEYA_INIT(&request);
     request.generate = &answer;
 
     snprintf(prompt, sizeof prompt, "def add_%d(numbers):\n    ", number);
@@ -55,7 +55,7 @@ int main(int argc, char **argv) {
     kakeya_error error;
     kakeya_engine *engine = NULL;
     kakeya_engine_options model;
-    kakeya_engine_options_init(&model);
+    KAKEYA_INIT(&model);
     model.model = argv[1];
     size_t tokens = 0;
 
@@ -63,7 +63,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < SESSIONS && !status; i++) status = submit(engine, &all[i], i, &error);
     for (int i = 0; i < SESSIONS; i++) { /* also after a failure: what was submitted must be waited for */
         kakeya_stats stats;
-        kakeya_stats_init(&stats);
+        KAKEYA_INIT(&stats);
         if (!all[i].request) continue;
         kakeya_status its = kakeya_request_wait(all[i].request, &stats, status ? NULL : &error);
         if (!status) status = its;

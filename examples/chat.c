@@ -55,24 +55,24 @@ static kakeya_status speak(kakeya_engine *engine, kakeya_session *session, const
     size_t n_ids = 0;
     kakeya_grammar *grammar = NULL;
     kakeya_stats stats;
-    kakeya_stats_init(&stats);
+    KAKEYA_INIT(&stats);
     kakeya_chat_options form;
-    kakeya_chat_options_init(&form);
+    KAKEYA_INIT(&form);
     kakeya_grammar_options rules;
-    kakeya_grammar_options_init(&rules);
+    KAKEYA_INIT(&rules);
     form.tools = rules.tools = tools;
     form.tools_bytes = rules.tools_bytes = sizeof tools - 1;
     rules.calls = calls;
     rules.max_calls = 1;
     kakeya_generate_options answer;
-    kakeya_generate_options_init(&answer);
+    KAKEYA_INIT(&answer);
     answer.max_tokens = 48;
     answer.on_event = on_token;
     answer.user = t;
 
     kakeya_status status = kakeya_chat_tokens(tokenizer, messages, strlen(messages), &form, &ids, &n_ids, NULL, error);
     kakeya_chat_parser_options parser;
-    kakeya_chat_parser_options_init(&parser);
+    KAKEYA_INIT(&parser);
     parser.tools = tools;
     parser.tools_bytes = sizeof tools - 1;
     parser.prompt = ids;
@@ -99,7 +99,7 @@ int main(int argc, char **argv) {
     turn first = {0}, second = {0};
     char messages[1024];
     kakeya_engine_options model;
-    kakeya_engine_options_init(&model);
+    KAKEYA_INIT(&model);
     model.model = argv[1];
 
     kakeya_status status = kakeya_engine_open(&model, &engine, &error);

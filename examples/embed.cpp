@@ -1,6 +1,5 @@
 // How alike texts are: the mean of a model's last hidden states is a vector for each text. kakeya from C++.
-//   c++ -std=c++17 embed.cpp $(pkg-config --cflags --libs kakeya) -o embed && ./embed models/demo "a cat" "a dog" "def
-//   main():"
+//   c++ -std=c++17 embed.cpp $(pkg-config --cflags --libs kakeya) -o embed && ./embed models/demo "a cat" "a dog" "x=1"
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -8,7 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include <kakeya.h>
+#include <kakeya_study.h>
 
 using engine_ptr = std::unique_ptr<kakeya_engine, decltype(&kakeya_engine_close)>;
 using session_ptr = std::unique_ptr<kakeya_session, decltype(&kakeya_session_close)>;
@@ -22,7 +21,7 @@ static engine_ptr open_engine(const char *model) {
     kakeya_error error{};
     kakeya_engine *engine = nullptr;
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = model;
     check(kakeya_engine_open(&options, &engine, &error), error);
     return engine_ptr(engine, kakeya_engine_close);
@@ -41,7 +40,7 @@ static std::vector<float> embed(const kakeya_engine *engine, kakeya_session *ses
     size_t last = static_cast<size_t>(kakeya_engine_layers(engine)) * n * hidden;
     std::vector<float> states(last + n * hidden), mean(hidden);
     kakeya_score_options options;
-    kakeya_score_options_init(&options);
+    KAKEYA_INIT(&options);
     options.hidden_states = states.data();
     check(kakeya_session_score(session, ids, n, &options, &error), error);
     double norm = 0;

@@ -19,13 +19,13 @@ int main(int argc, char **argv) {
     int32_t *ids = NULL;
     size_t n_ids = 0;
     kakeya_stats stats;
-    kakeya_stats_init(&stats);
+    KAKEYA_INIT(&stats);
 
     kakeya_engine_options model;
-    kakeya_engine_options_init(&model);
+    KAKEYA_INIT(&model);
     model.model = argv[1];
     kakeya_generate_options answer;
-    kakeya_generate_options_init(&answer);
+    KAKEYA_INIT(&answer);
     answer.max_tokens = 64;
     answer.on_event = print_text;
     answer.user = stdout;

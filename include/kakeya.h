@@ -16,6 +16,10 @@
  * computes, so they may cancel sessions and submit requests, but not wait for one. A kakeya_tokenizer is the text side
  * of a model. It needs no weights, is immutable, and may be shared by threads.
  *
+ * This file has the five calls first, then their options, then the rest. It includes kakeya_text.h (tokenizer, chat,
+ * parser, grammar), kakeya_image.h and kakeya_sound.h. kakeya_study.h, which a program that studies models includes
+ * itself, has scores, descriptions of models, and the switches of tests.
+ *
  * Every function that can fail returns a kakeya_status and, on failure, writes one line into the caller's kakeya_error
  * (which may be NULL). The library never exits, never prints and has no global state.
  * A thread that calls the library needs KAKEYA_STACK_BYTES of stack; the library's own threads have that much, whatever
@@ -25,7 +29,7 @@
  * are UTF-8; contents of messages and stop strings encode U+0000 as C0 80. Names with "tokens" or "bytes" count those.
  *
  * Structs that begin with `size` may grow at their end in later versions. `size` is the number of bytes that the caller
- * knows; the library reads and writes no more. The *_init functions set `size` and all defaults: call them first. A
+ * knows; the library reads and writes no more. KAKEYA_INIT sets it, and zeros, which are the defaults everywhere. A
  * program then runs with every later library of the same soname. A library that is older than the program refuses
  * options that it does not know, unless they are zero. kakeya_error, kakeya_message and kakeya_sampling never change.
  */
@@ -35,6 +39,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #if defined(__GNUC__)
 #define KAKEYA_API __attribute__((visibility("default")))
@@ -48,7 +53,7 @@ extern "C" {
 
 #define KAKEYA_STACK_BYTES   (512 * 1024)
 #define KAKEYA_VERSION_MAJOR 0
-#define KAKEYA_VERSION_MINOR 2
+#define KAKEYA_VERSION_MINOR 3
 #define KAKEYA_VERSION_PATCH 0
 
 typedef enum kakeya_status {
@@ -69,7 +74,57 @@ typedef struct kakeya_error {
     char message[1024];
 } kakeya_error;
 
-KAKEYA_API const char *kakeya_version(void); /* "0.2.0"; of the library, which may be newer than this header */
+/* Sets every byte of a struct that begins with `size` to zero, then its size. Call it before anything else is set:
+ *
+ *     kakeya_session_options options;
+ *     KAKEYA_INIT(&options);
+ *     options.window = 256;
+ */
+#define KAKEYA_INIT(pointer) ((void)(memset((pointer), 0, sizeof *(pointer)), (pointer)->size = sizeof *(pointer)))
+
+/* Called during long work. done/total count `what` ("loading", "prompt", ...). Return false to cancel. */
+typedef bool (*kakeya_progress_fn)(void *user, const char *what, uint64_t done, uint64_t total);
+
+/* ----------------------------------------------------------------------------------------------- five calls */
+
+typedef struct kakeya_engine kakeya_engine;
+typedef struct kakeya_session kakeya_session;
+typedef struct kakeya_engine_options kakeya_engine_options;
+typedef struct kakeya_session_options kakeya_session_options;
+typedef struct kakeya_generate_options kakeya_generate_options;
+typedef struct kakeya_stats kakeya_stats;
+
+/* Opens a model. The caller owns *out and releases it with kakeya_engine_close, after closing its sessions. */
+KAKEYA_API kakeya_status kakeya_engine_open(const kakeya_engine_options *options, kakeya_engine **out,
+                                            kakeya_error *error);
+
+/* options NULL: all defaults. The session allocates its K/V memory with its first prompt, so opening it takes almost no
+ * memory and waits for no forward. */
+KAKEYA_API kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya_session_options *options,
+                                             kakeya_session **out, kakeya_error *error);
+
+/* Makes the session's timeline equal to tokens[0..n): reuses the longest common prefix that its cache can still reach,
+ * truncates or extends the rest, rebuilds when it must. *reused (optional) receives the number of tokens that were not
+ * computed again. On failure the session holds a prefix of `tokens` and stays usable.
+ *
+ * Reused rows stay as they were computed. Under `native` this makes no difference: they are bit for bit what a new
+ * session would compute. Under `sink-window` and `restored` it does: rows of earlier answers attended to less than rows
+ * of one long prompt do, so later output may differ from a new session's. If output must not depend on what came
+ * before, open a session for each request, or load a saved one. */
+KAKEYA_API kakeya_status kakeya_session_sync(kakeya_session *session, const int32_t *tokens, size_t n, size_t *reused,
+                                             kakeya_progress_fn progress, void *user, kakeya_error *error);
+
+/* Continues the timeline. Generated tokens are appended to it (stop token included). The token stream is the same for
+ * every mode, draft length, chunking and thread count (docs/design/architecture.md, "Positions, never block borders").
+ * options NULL: all defaults. stats may be NULL. */
+KAKEYA_API kakeya_status kakeya_session_generate(kakeya_session *session, const kakeya_generate_options *options,
+                                                 kakeya_stats *stats, kakeya_error *error);
+
+/* Frees what was opened; NULL is ignored. */
+KAKEYA_API void kakeya_session_close(kakeya_session *session);
+KAKEYA_API void kakeya_engine_close(kakeya_engine *engine);
+
+/* --------------------------------------------------------------------------------------------------- options */
 
 typedef enum kakeya_precision {
     KAKEYA_PRECISION_AUTO = 0, /* follows the checkpoint: bf16 for bf16, int8 for quantised on a CPU, else f32 */
@@ -112,6 +167,144 @@ typedef enum kakeya_mode {
     KAKEYA_MODE_NGRAM,       /* drafts looked up in the session's own tokens; needs no drafter */
 } kakeya_mode;
 
+/* One forward, for all requests that were computed together. */
+typedef struct kakeya_step {
+    size_t requests;
+    size_t prompt_positions; /* of prompts */
+    size_t answer_positions; /* of answers: their tokens and the drafts that were tried */
+    double seconds;
+    kakeya_status status; /* KAKEYA_OK, or why the whole forward failed: no single request caused it, and all fail */
+} kakeya_step;
+
+/* Called after each forward on the thread that computes, before its results are delivered. It must not block. */
+typedef void (*kakeya_step_fn)(void *user, const kakeya_step *step);
+
+typedef struct kakeya_study_options kakeya_study_options;
+
+struct kakeya_engine_options {
+    size_t size;
+    const char *model; /* directory, GGUF file, name in the Hugging Face cache, "DIR:Q4_K_M" */
+    /* Directory, GGUF file or name of a DFlash drafter or an MTP assistant; NULL: "<model>-dflash" and
+     * "<model>-assistant" if they exist beside the model; "none". */
+    const char *drafter;
+    const char *f_theta; /* directory; NULL: none, unless the sibling "<model>-f-theta" exists; "none" */
+    const char *backend; /* "auto" (NULL), "cpu", "cuda", "mlx" */
+    kakeya_precision precision;
+    int threads;               /* at most 1024; 0: one per physical core available to the process */
+    size_t memory_limit_bytes; /* 0: none. Allocations beyond it fail with KAKEYA_OUT_OF_MEMORY */
+    kakeya_progress_fn progress;
+    void *user;       /* for progress */
+    int max_batch;    /* maximum number of answers computed together, 1 to 256; more wait. 0: 256 on CUDA, else 64 */
+    int max_stall_ms; /* time a prompt may add to a step of running answers, at least 1. 0: 200, on a GPU 60 */
+    kakeya_step_fn on_step; /* may be NULL */
+    void *step_user;
+    const char *devices; /* GPUs that compute together, by number: "0,1", at most 8; NULL or "": device 0. Tokens are
+                            the same for the same number of devices */
+    const volatile int *bytes_lost; /* NULL, or set to non-zero by a SIGBUS handler that has put zeros in place of
+                                       the model's lost bytes: running work then fails with KAKEYA_BACKEND */
+    const char *spill_directory;    /* for the unnamed files of preempted sessions; NULL: $TMPDIR, else /var/tmp */
+    const char *second_drafter;     /* NULL, or one of the other kind than `drafter`: DFlash and an MTP assistant */
+    const char *mmproj;      /* vision and audio tower of a GGUF model; NULL: looked for in its file, then beside it */
+    size_t image_rows_bytes; /* cache of picture embeddings for later prompts with the same pictures; in addition to
+                                memory_limit_bytes. 0: no cache */
+    kakeya_vision vision;
+    /* Bytes that weights may take in memory, 0: all that they need. Weights that every token needs are always there;
+     * routed experts are read from the model's files when a token chooses them, and tokens are the same. CPU backend,
+     * mixtures of experts. KAKEYA_WEIGHTS_AUTO: three quarters of the free memory, and no more than all weights. */
+    size_t weights_limit_bytes;
+    const kakeya_study_options *study; /* kakeya_study.h: for tests and measurements; NULL in all other programs */
+};
+
+#define KAKEYA_WEIGHTS_AUTO SIZE_MAX
+
+enum {
+    KAKEYA_DEFAULT_SINK = 4,
+    KAKEYA_DEFAULT_WINDOW = 64,
+    KAKEYA_DEFAULT_DRAFT_WINDOW = 1024,
+    KAKEYA_NO_SINK = -1,
+};
+
+struct kakeya_session_options {
+    size_t size;
+    int context_tokens; /* 0: the model's maximum */
+    kakeya_attention attention;
+    kakeya_restore_layers restore_layers;
+    int sink;         /* positions; 0: KAKEYA_DEFAULT_SINK. KAKEYA_NO_SINK: none */
+    int window;       /* positions; 0: KAKEYA_DEFAULT_WINDOW */
+    int draft_window; /* positions of drafter context; 0: KAKEYA_DEFAULT_DRAFT_WINDOW */
+    kakeya_kv_format kv_format;
+    int prompt_chunk_tokens; /* 0: the backend's choice */
+    bool without_drafter; /* keep no drafter context: saves memory and work; for modes ar, ngram, auto without DFlash */
+};
+
+typedef struct kakeya_sampling {
+    float temperature;        /* 0: greedy */
+    int top_k;                /* 0: off */
+    float top_p;              /* 0, 1: off */
+    float min_p;              /* 0: off */
+    float repetition_penalty; /* 0, 1: off; from 1e-3 to 1e3 */
+    uint64_t seed;            /* sampling at position p depends on (seed, p) and the logits only */
+} kakeya_sampling;
+
+enum { KAKEYA_MAX_TOP_LOG_PROBABILITIES = 20 };
+
+typedef struct kakeya_event kakeya_event;
+typedef struct kakeya_grammar kakeya_grammar; /* kakeya_text.h */
+
+/* Everything that the event points to is valid only during the call. Return false to stop after this token, which is
+ * then the timeline's last; the value returned for a FINISH event is ignored. The callback must not use the session,
+ * but may cancel it. */
+typedef bool (*kakeya_event_fn)(void *user, const kakeya_event *event);
+
+/* Added to the logit of a token before anything else is done to it; -INFINITY: the token is never chosen. */
+typedef struct kakeya_logit_bias {
+    int32_t token;
+    float bias; /* finite or -INFINITY */
+} kakeya_logit_bias;
+
+/* Constrained decoding: says which tokens may follow tokens[0..n). `allowed` holds n_words words, all zero on entry;
+ * bit t % 32 of word t / 32 allows token t, and bits past the end of the vocabulary are ignored. Return true after
+ * setting bits, or false if every token is allowed. Called once for every generated token, in order of position,
+ * whatever the mode and the draft length. Generation fails if no token is left to choose. The callback must not use the
+ * session, but may cancel it. */
+typedef bool (*kakeya_token_mask_fn)(void *user, const int32_t *tokens, size_t n, uint32_t *allowed, size_t n_words);
+
+struct kakeya_generate_options {
+    size_t size;
+    int max_tokens; /* 0: until the context is full */
+    kakeya_mode mode;
+    /* Tokens drafted per block after the bonus token, 1..16: the exact number in the fixed modes, the maximum in auto.
+     * 0: the drafter's block size - 1; in auto 16, of which the drafter proposes at most block size - 1, look-up in the
+     * text the rest. */
+    int draft_length;
+    kakeya_sampling sampling;
+    const char *const *stop_strings; /* n_stop_strings texts that end the answer and are not part of it */
+    size_t n_stop_strings;
+    bool ignore_stop_tokens;
+    kakeya_event_fn on_event;  /* may be NULL */
+    void *user;                /* for on_event */
+    bool log_probabilities;    /* report them in events; needs the whole head, a greedy choice only half of it */
+    int top_log_probabilities; /* also of the 0..KAKEYA_MAX_TOP_LOG_PROBABILITIES most likely; implies the above */
+    const kakeya_logit_bias *logit_bias; /* n_logit_bias entries; those of the same token add up */
+    size_t n_logit_bias;
+    kakeya_token_mask_fn token_mask; /* may be NULL */
+    void *token_mask_user;
+    const kakeya_grammar *grammar; /* constrains the answer from answer_start on; must outlive it. NULL: none */
+    /* Subtracted from the logits of tokens that already occur in the answer, after the repetition penalty:
+     * presence_penalty once, frequency_penalty once per occurrence. Finite; 0: off. The answer begins at position
+     * answer_start of the timeline, so that an interrupted one can be continued, also under a grammar; 0: with this
+     * call. */
+    float presence_penalty, frequency_penalty;
+    size_t answer_start;
+    /* n_prediction tokens that the answer is expected to resemble; used as drafts in modes that draft from text. They
+     * must outlive the answer. */
+    const int32_t *prediction;
+    size_t n_prediction;
+    bool without_calls; /* never choose the token that begins a tool call; unlike a bias, this costs nothing */
+};
+
+/* --------------------------------------------------------------------------------------------- what comes back */
+
 typedef enum kakeya_finish {
     KAKEYA_FINISH_NONE = 0,
     KAKEYA_FINISH_STOP,      /* stop token or stop string */
@@ -125,18 +318,71 @@ typedef enum kakeya_event_type {
     KAKEYA_EVENT_FINISH,
 } kakeya_event_type;
 
-/* What the parameters of a verifier are for. */
-typedef enum kakeya_parameter_group {
-    KAKEYA_PARAMETERS_EMBEDDING = 0, /* token table; also the head where tied */
-    KAKEYA_PARAMETERS_HEAD,
-    KAKEYA_PARAMETERS_PLE_TABLE, /* table of the per-layer embeddings */
-    KAKEYA_PARAMETERS_PLE,
-    KAKEYA_PARAMETERS_ATTENTION,
-    KAKEYA_PARAMETERS_DENSE_MLP,
-    KAKEYA_PARAMETERS_EXPERTS,
-    KAKEYA_PARAMETERS_ROUTER,
-    KAKEYA_PARAMETERS_NORMS, /* norms and layer scalars */
-} kakeya_parameter_group;
+struct kakeya_stats {
+    size_t size;
+    size_t prompt_tokens, reused_tokens, completion_tokens;
+    double prefill_seconds, decode_seconds;
+    uint64_t verifier_forwards; /* decode forwards; tokens per forward = completion_tokens / verifier_forwards */
+    uint64_t drafted_tokens, accepted_tokens;
+    uint64_t drafted_at[32], accepted_at[32]; /* by draft position, 0 = first draft after the bonus token */
+    double draft_seconds, verify_seconds;
+    kakeya_finish finish;
+    uint64_t waits;           /* how often the request was preempted and waited for memory in a file */
+    uint64_t grammar_redraws; /* tokens that were drawn and then rejected by the grammar */
+    uint64_t grammar_masks;   /* positions at which the grammar had to check the whole vocabulary */
+    uint64_t prediction_drafted, prediction_accepted; /* the drafts from options.prediction */
+};
+
+typedef struct kakeya_log_probability {
+    int32_t token;
+    double log_probability; /* natural logarithm, at most 0 but for rounding */
+} kakeya_log_probability;
+
+/* What happens while an answer is generated. `size` is the number of bytes that the library fills; a program that may
+ * run with an older library checks it before reading newer fields. Ignore types that you do not know. */
+struct kakeya_event {
+    size_t size;
+    kakeya_event_type type;
+
+    /* KAKEYA_EVENT_TOKEN: one generated token, in order. `text` holds the UTF-8 characters that it completes, possibly
+     * none; NULL without a tokenizer; not NUL-terminated. Text that may begin a stop string is held back until later
+     * tokens decide; a token whose text is undecided is itself delivered only when the next token or the end is known.
+     * A stop token is not delivered. */
+    int32_t token;
+    size_t position; /* of the token in the timeline */
+    const char *text;
+    size_t text_bytes;
+
+    /* KAKEYA_EVENT_FINISH: the last event of every generation that began, failures included. */
+    kakeya_finish finish;
+    int32_t stop_token;        /* the token that ended the answer; -1: none did */
+    int32_t stop_string;       /* index of the stop string that ended the answer; -1: none did */
+    const kakeya_error *error; /* with KAKEYA_FINISH_FAILED: what the call returns; otherwise NULL */
+
+    /* If requested, with KAKEYA_EVENT_TOKEN, and with FINISH if there is a stop_token: log-probabilities of the token
+     * and of the most likely tokens at its position, highest first, ties by lowest id. They are the model's own:
+     * softmax at temperature 1 of the logits after soft-capping, before penalties, biases, masks and filters. Error: at
+     * most 4e-6. */
+    double log_probability;            /* NaN if not requested */
+    const kakeya_log_probability *top; /* n_top entries */
+    size_t n_top;
+
+    /* Counts so far: forwards, drafted and accepted tokens of the completed blocks. A block's tokens are delivered
+     * before it is complete; times are filled in at the answer's end. */
+    const kakeya_stats *stats;
+};
+
+/* ---------------------------------------------------------------------------------------------- text and media */
+
+#include "kakeya_text.h"
+
+#include "kakeya_sound.h"
+
+#include "kakeya_image.h" /* pictures, and what prompts hold of both */
+
+/* ----------------------------------------------------------------------------------------------- names, memory */
+
+KAKEYA_API const char *kakeya_version(void); /* "0.3.0"; of the library, which may be newer than this header */
 
 /* What allocated memory holds. Mapped files are not allocations. */
 typedef enum kakeya_memory_kind {
@@ -160,20 +406,8 @@ KAKEYA_API const char *kakeya_mode_name(kakeya_mode mode);
 KAKEYA_API const char *kakeya_finish_name(kakeya_finish finish);
 KAKEYA_API const char *kakeya_event_name(kakeya_event_type type);
 KAKEYA_API const char *kakeya_memory_name(kakeya_memory_kind kind);
-KAKEYA_API const char *kakeya_parameter_group_name(kakeya_parameter_group group);
-
-/* Called during long work. done/total count `what` ("loading", "prompt", ...). Return false to cancel. */
-typedef bool (*kakeya_progress_fn)(void *user, const char *what, uint64_t done, uint64_t total);
 
 KAKEYA_API void kakeya_free(void *pointer);
-
-#include "kakeya_text.h"
-
-#include "kakeya_sound.h"
-
-#include "kakeya_image.h" /* pictures, and what prompts hold of both */
-
-/* ------------------------------------------------------------------------------------------- K/V memory */
 
 /* Bytes of K/V memory that a session uses, or would use. */
 typedef struct kakeya_kv_bytes {
@@ -183,81 +417,12 @@ typedef struct kakeya_kv_bytes {
     size_t shared;     /* part of total: is, or was, shared with forks. The engine counts it, once for all of them */
 } kakeya_kv_bytes;
 
-static inline void kakeya_kv_bytes_init(kakeya_kv_bytes *bytes) { bytes->size = sizeof *bytes; }
-
 /* ------------------------------------------------------------------------------------------------ engine */
-
-typedef struct kakeya_engine kakeya_engine;
-
-/* One forward, for all requests that were computed together. */
-typedef struct kakeya_step {
-    size_t requests;
-    size_t prompt_positions; /* of prompts */
-    size_t answer_positions; /* of answers: their tokens and the drafts that were tried */
-    double seconds;
-    kakeya_status status; /* KAKEYA_OK, or why the whole forward failed: no single request caused it, and all fail */
-} kakeya_step;
-
-/* Called after each forward on the thread that computes, before its results are delivered. It must not block. */
-typedef void (*kakeya_step_fn)(void *user, const kakeya_step *step);
-
-typedef struct kakeya_engine_options {
-    size_t size;
-    const char *model; /* directory, GGUF file, name in the Hugging Face cache, "DIR:Q4_K_M"; NULL with `synthetic` */
-    const char *synthetic; /* "26b-a4b", "26b-a4b:layers=6", "e2b", "e4b", "12b", "31b": weights made in memory */
-    /* Directory, GGUF file or name of a DFlash drafter or an MTP assistant; NULL: "<model>-dflash" and
-     * "<model>-assistant" if they exist beside the model; "none"; "synthetic", "synthetic:mtp": weights made in memory,
-     * for a synthetic model. */
-    const char *drafter;
-    const char *f_theta; /* directory; NULL: none, unless the sibling "<model>-f-theta" exists; "none" */
-    const char *backend; /* "auto" (NULL), "cpu", "cuda", "mlx" */
-    const char *cpu_isa; /* NULL: best available; "scalar", "avx2", "neon", ... (`kakeya run --help`): for tests */
-    kakeya_precision precision;
-    int threads;                      /* at most 1024; 0: one per physical core available to the process */
-    bool drafter_scaled_embedding;    /* multiply drafter block embeddings by sqrt(hidden) (some public engines do) */
-    bool drafter_block_bidirectional; /* drafter's sliding layers: no causal mask inside the block */
-    size_t memory_limit_bytes;        /* 0: none. Allocations beyond it fail with KAKEYA_OUT_OF_MEMORY */
-    kakeya_progress_fn progress;
-    void *user;       /* for progress */
-    int max_batch;    /* maximum number of answers computed together, 1 to 256; more wait. 0: 256 on CUDA, else 64 */
-    int max_stall_ms; /* time a prompt may add to a step of running answers, at least 1. 0: 200, on a GPU 60 */
-    kakeya_step_fn on_step; /* may be NULL */
-    void *step_user;
-    const char *devices; /* GPUs that compute together, by number: "0,1", at most 8; NULL or "": device 0. Tokens are
-                            the same for the same number of devices */
-    const volatile int *bytes_lost; /* NULL, or set to non-zero by a SIGBUS handler that has put zeros in place of
-                                       the model's lost bytes: running work then fails with KAKEYA_BACKEND */
-    const char *spill_directory;    /* for the unnamed files of preempted sessions; NULL: $TMPDIR, else /var/tmp */
-    const char *second_drafter;     /* NULL, or one of the other kind than `drafter`: DFlash and an MTP assistant */
-    const char *mmproj;      /* vision and audio tower of a GGUF model; NULL: looked for in its file, then beside it */
-    size_t image_rows_bytes; /* cache of picture embeddings for later prompts with the same pictures; in addition to
-                                memory_limit_bytes. 0: no cache */
-    kakeya_vision vision;
-    /* Bytes that weights may take in memory, 0: all that they need. Weights that every token needs are always there;
-     * routed experts are read from the model's files when a token chooses them, and tokens are the same. CPU backend,
-     * mixtures of experts. KAKEYA_WEIGHTS_AUTO: three quarters of the free memory, and no more than all weights. */
-    size_t weights_limit_bytes;
-} kakeya_engine_options;
-
-#define KAKEYA_WEIGHTS_AUTO SIZE_MAX
-
-KAKEYA_API void kakeya_engine_options_init_sized(kakeya_engine_options *options, size_t size);
-static inline void kakeya_engine_options_init(kakeya_engine_options *options) {
-    kakeya_engine_options_init_sized(options, sizeof *options);
-}
-
-/* Opens a model. The caller owns *out and releases it with kakeya_engine_close, after closing its sessions. */
-KAKEYA_API kakeya_status kakeya_engine_open(const kakeya_engine_options *options, kakeya_engine **out,
-                                            kakeya_error *error);
-KAKEYA_API void kakeya_engine_close(kakeya_engine *engine);
 
 KAKEYA_API int kakeya_engine_vocab_size(const kakeya_engine *engine);
 KAKEYA_API int kakeya_engine_hidden_size(const kakeya_engine *engine);
 KAKEYA_API int kakeya_engine_layers(const kakeya_engine *engine);
 KAKEYA_API int kakeya_engine_max_context(const kakeya_engine *engine);
-/* Describes the engine's models (kakeya_description.h); owned by the engine and valid as long as it is open. */
-typedef struct kakeya_description kakeya_description;
-KAKEYA_API const kakeya_description *kakeya_engine_description(const kakeya_engine *engine);
 /* Owned by the engine and valid as long as it is open; NULL if the model has none, or if `engine` is NULL. */
 KAKEYA_API const kakeya_tokenizer *kakeya_engine_tokenizer(const kakeya_engine *engine);
 KAKEYA_API bool kakeya_engine_has_tokenizer(const kakeya_engine *engine);
@@ -313,43 +478,6 @@ KAKEYA_API size_t kakeya_engine_spilled_bytes(const kakeya_engine *engine); /* o
 
 /* ----------------------------------------------------------------------------------------------- session */
 
-typedef struct kakeya_session kakeya_session;
-
-typedef struct kakeya_session_options {
-    size_t size;
-    int context_tokens; /* 0: the model's maximum */
-    kakeya_attention attention;
-    kakeya_restore_layers restore_layers;
-    int sink;         /* positions; default 4 */
-    int window;       /* positions; default 64 */
-    int draft_window; /* positions of drafter context; default 1024 */
-    kakeya_kv_format kv_format;
-    int prompt_chunk_tokens; /* 0: the backend's choice */
-    bool without_drafter; /* keep no drafter context: saves memory and work; for modes ar, ngram, auto without DFlash */
-} kakeya_session_options;
-
-KAKEYA_API void kakeya_session_options_init_sized(kakeya_session_options *options, size_t size);
-static inline void kakeya_session_options_init(kakeya_session_options *options) {
-    kakeya_session_options_init_sized(options, sizeof *options);
-}
-
-/* options NULL: all defaults. The session allocates its K/V memory with its first prompt, so opening it takes almost no
- * memory and waits for no forward. */
-KAKEYA_API kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya_session_options *options,
-                                             kakeya_session **out, kakeya_error *error);
-KAKEYA_API void kakeya_session_close(kakeya_session *session);
-
-/* Makes the session's timeline equal to tokens[0..n): reuses the longest common prefix that its cache can still reach,
- * truncates or extends the rest, rebuilds when it must. *reused (optional) receives the number of tokens that were not
- * computed again. On failure the session holds a prefix of `tokens` and stays usable.
- *
- * Reused rows stay as they were computed. Under `native` this makes no difference: they are bit for bit what a new
- * session would compute. Under `sink-window` and `restored` it does: rows of earlier answers attended to less than rows
- * of one long prompt do, so later output may differ from a new session's. If output must not depend on what came
- * before, open a session for each request, or restore a snapshot. */
-KAKEYA_API kakeya_status kakeya_session_sync(kakeya_session *session, const int32_t *tokens, size_t n, size_t *reused,
-                                             kakeya_progress_fn progress, void *user, kakeya_error *error);
-
 /* The same with pictures and sounds: the i-th picture among n_media takes the place of the i-th run of
  * kakeya_engine_image_token in `tokens`, the i-th sound that of the i-th run of kakeya_engine_sound_token. Returns
  * KAKEYA_INVALID_ARGUMENT if the number of runs, or the length of one, does not match. Both are copied. The reused
@@ -385,136 +513,7 @@ KAKEYA_API size_t kakeya_session_reachable(const kakeya_session *session, const 
  * nothing if there are fewer tokens, or if memory cannot go back that far; 0 is always possible. */
 KAKEYA_API kakeya_status kakeya_session_truncate(kakeya_session *session, size_t n, kakeya_error *error);
 
-typedef struct kakeya_stats {
-    size_t size;
-    size_t prompt_tokens, reused_tokens, completion_tokens;
-    double prefill_seconds, decode_seconds;
-    uint64_t verifier_forwards; /* decode forwards; tokens per forward = completion_tokens / verifier_forwards */
-    uint64_t drafted_tokens, accepted_tokens;
-    uint64_t drafted_at[32], accepted_at[32]; /* by draft position, 0 = first draft after the bonus token */
-    double draft_seconds, verify_seconds;
-    kakeya_finish finish;
-    uint64_t waits;           /* how often the request was preempted and waited for memory in a file */
-    uint64_t grammar_redraws; /* tokens that were drawn and then rejected by the grammar */
-    uint64_t grammar_masks;   /* positions at which the grammar had to check the whole vocabulary */
-    uint64_t prediction_drafted, prediction_accepted; /* the drafts from options.prediction */
-} kakeya_stats;
-
-/* Call before every use as a result. The library fills the other fields, also on failure. */
-static inline void kakeya_stats_init(kakeya_stats *stats) { stats->size = sizeof *stats; }
-
-typedef struct kakeya_sampling {
-    float temperature;        /* 0: greedy */
-    int top_k;                /* 0: off */
-    float top_p;              /* 1: off */
-    float min_p;              /* 0: off */
-    float repetition_penalty; /* 1: off; from 1e-3 to 1e3 */
-    uint64_t seed;            /* sampling at position p depends on (seed, p) and the logits only */
-} kakeya_sampling;
-
-enum { KAKEYA_MAX_TOP_LOG_PROBABILITIES = 20 };
-
-typedef struct kakeya_log_probability {
-    int32_t token;
-    double log_probability; /* natural logarithm, at most 0 but for rounding */
-} kakeya_log_probability;
-
-/* What happens while an answer is generated. `size` is the number of bytes that the library fills; a program that may
- * run with an older library checks it before reading newer fields. Ignore types that you do not know. */
-typedef struct kakeya_event {
-    size_t size;
-    kakeya_event_type type;
-
-    /* KAKEYA_EVENT_TOKEN: one generated token, in order. `text` holds the UTF-8 characters that it completes, possibly
-     * none; NULL without a tokenizer; not NUL-terminated. Text that may begin a stop string is held back until later
-     * tokens decide; a token whose text is undecided is itself delivered only when the next token or the end is known.
-     * A stop token is not delivered. */
-    int32_t token;
-    size_t position; /* of the token in the timeline */
-    const char *text;
-    size_t text_bytes;
-
-    /* KAKEYA_EVENT_FINISH: the last event of every generation that began, failures included. */
-    kakeya_finish finish;
-    int32_t stop_token;        /* the token that ended the answer; -1: none did */
-    int32_t stop_string;       /* index of the stop string that ended the answer; -1: none did */
-    const kakeya_error *error; /* with KAKEYA_FINISH_FAILED: what the call returns; otherwise NULL */
-
-    /* If requested, with KAKEYA_EVENT_TOKEN, and with FINISH if there is a stop_token: log-probabilities of the token
-     * and of the most likely tokens at its position, highest first, ties by lowest id. They are the model's own:
-     * softmax at temperature 1 of the logits after soft-capping, before penalties, biases, masks and filters. Error: at
-     * most 4e-6. */
-    double log_probability;            /* NaN if not requested */
-    const kakeya_log_probability *top; /* n_top entries */
-    size_t n_top;
-
-    /* Counts so far: forwards, drafted and accepted tokens of the completed blocks. A block's tokens are delivered
-     * before it is complete; times are filled in at the answer's end. */
-    const kakeya_stats *stats;
-} kakeya_event;
-
-/* Everything that the event points to is valid only during the call. Return false to stop after this token, which is
- * then the timeline's last; the value returned for a FINISH event is ignored. The callback must not use the session,
- * but may cancel it. */
-typedef bool (*kakeya_event_fn)(void *user, const kakeya_event *event);
-
-/* Added to the logit of a token before anything else is done to it; -INFINITY: the token is never chosen. */
-typedef struct kakeya_logit_bias {
-    int32_t token;
-    float bias; /* finite or -INFINITY */
-} kakeya_logit_bias;
-
-/* Constrained decoding: says which tokens may follow tokens[0..n). `allowed` holds n_words words, all zero on entry;
- * bit t % 32 of word t / 32 allows token t, and bits past the end of the vocabulary are ignored. Return true after
- * setting bits, or false if every token is allowed. Called once for every generated token, in order of position,
- * whatever the mode and the draft length. Generation fails if no token is left to choose. The callback must not use the
- * session, but may cancel it. */
-typedef bool (*kakeya_token_mask_fn)(void *user, const int32_t *tokens, size_t n, uint32_t *allowed, size_t n_words);
-
-typedef struct kakeya_generate_options {
-    size_t size;
-    int max_tokens; /* 0: until the context is full */
-    kakeya_mode mode;
-    /* Tokens drafted per block after the bonus token, 1..16: the exact number in the fixed modes, the maximum in auto.
-     * 0: the drafter's block size - 1; in auto 16, of which the drafter proposes at most block size - 1, look-up in the
-     * text the rest. */
-    int draft_length;
-    kakeya_sampling sampling;
-    const char *const *stop_strings; /* n_stop_strings texts that end the answer and are not part of it */
-    size_t n_stop_strings;
-    bool ignore_stop_tokens;
-    kakeya_event_fn on_event;  /* may be NULL */
-    void *user;                /* for on_event */
-    bool log_probabilities;    /* report them in events; needs the whole head, a greedy choice only half of it */
-    int top_log_probabilities; /* also of the 0..KAKEYA_MAX_TOP_LOG_PROBABILITIES most likely; implies the above */
-    const kakeya_logit_bias *logit_bias; /* n_logit_bias entries; those of the same token add up */
-    size_t n_logit_bias;
-    kakeya_token_mask_fn token_mask; /* may be NULL */
-    void *token_mask_user;
-    const kakeya_grammar *grammar; /* constrains the answer from answer_start on; must outlive it. NULL: none */
-    /* Subtracted from the logits of tokens that already occur in the answer, after the repetition penalty:
-     * presence_penalty once, frequency_penalty once per occurrence. Finite; 0: off. The answer begins at position
-     * answer_start of the timeline, so that an interrupted one can be continued, also under a grammar; 0: with this
-     * call. */
-    float presence_penalty, frequency_penalty;
-    size_t answer_start;
-    /* n_prediction tokens that the answer is expected to resemble; used as drafts in modes that draft from text. They
-     * must outlive the answer. */
-    const int32_t *prediction;
-    size_t n_prediction;
-    bool without_calls; /* never choose the token that begins a tool call; unlike a bias, this costs nothing */
-} kakeya_generate_options;
-
-KAKEYA_API void kakeya_generate_options_init_sized(kakeya_generate_options *options, size_t size);
-static inline void kakeya_generate_options_init(kakeya_generate_options *options) {
-    kakeya_generate_options_init_sized(options, sizeof *options);
-}
-
-/* Continues the timeline. Generated tokens are appended to it (stop token included). The token stream is the same for
- * every mode, draft length, chunking and thread count (docs/design/architecture.md, "Positions, never block borders").
- * options NULL: all defaults. stats may be NULL. */
-KAKEYA_API kakeya_status kakeya_session_generate(kakeya_session *session, const kakeya_generate_options *options,
-                                                 kakeya_stats *stats, kakeya_error *error);
+/* ---------------------------------------------------------------------------------------------- requests */
 
 /* A request does the same without waiting. To use a machine well, submit many at once, for different sessions. */
 typedef struct kakeya_request kakeya_request;
@@ -550,11 +549,6 @@ typedef struct kakeya_request_options {
     size_t n_media;
 } kakeya_request_options;
 
-KAKEYA_API void kakeya_request_options_init_sized(kakeya_request_options *options, size_t size);
-static inline void kakeya_request_options_init(kakeya_request_options *options) {
-    kakeya_request_options_init_sized(options, sizeof *options);
-}
-
 /* Queues a request and returns. Arrays are copied; callbacks and what they point to must stay valid until the request
  * is done. A session has at most one request at a time (KAKEYA_INVALID_ARGUMENT otherwise), and until it is done no
  * function but kakeya_session_cancel may be called on the session. Requests begin in order of arrival, when their K/V
@@ -572,6 +566,8 @@ KAKEYA_API void kakeya_request_cancel(kakeya_request *request); /* as kakeya_ses
 /* Waits until the request is done, returns its status and frees it. stats may be NULL. Called from a callback, it
  * returns KAKEYA_INVALID_ARGUMENT and the request continues. */
 KAKEYA_API kakeya_status kakeya_request_wait(kakeya_request *request, kakeya_stats *stats, kakeya_error *error);
+
+/* ---------------------------------------------------------------------------------------- memory of a session */
 
 /* Bytes of this kind that the session has allocated now and that closing it frees. Memory that it shares with forks is
  * counted for the engine only. */
@@ -595,6 +591,8 @@ KAKEYA_API kakeya_status kakeya_session_fork(const kakeya_session *session, kake
  * be asked for its tokens, saved and closed. */
 KAKEYA_API kakeya_status kakeya_session_park(kakeya_session *session, kakeya_error *error);
 KAKEYA_API bool kakeya_session_is_parked(const kakeya_session *session);
+
+/* --------------------------------------------------------------------------------------------- persistence */
 
 /* Writes the next bytes of a stream. Return false if they cannot be written: the call then fails with KAKEYA_IO. */
 typedef bool (*kakeya_write_fn)(void *user, const void *data, size_t bytes);
@@ -627,55 +625,8 @@ KAKEYA_API uint64_t kakeya_session_policy(const kakeya_session *session);
 KAKEYA_API kakeya_status kakeya_session_save_file(const kakeya_session *session, const char *path, kakeya_error *error);
 KAKEYA_API kakeya_status kakeya_session_load_file(kakeya_session *session, const char *path, kakeya_error *error);
 
-/* The same with memory; *data is freed with kakeya_free. */
-KAKEYA_API kakeya_status kakeya_session_snapshot(const kakeya_session *session, void **data, size_t *bytes,
-                                                 kakeya_error *error);
-KAKEYA_API kakeya_status kakeya_session_restore(kakeya_session *session, const void *data, size_t bytes,
-                                                kakeya_error *error);
-
-typedef struct kakeya_score_options {
-    size_t size;
-    size_t prompt_length; /* rows t < prompt_length are prompt rows (native attention), later ones decode rows under the
-                             session's policy. 0: all rows are prompt rows */
-    float *nll;           /* NULL, or [n - 1]: -log p(tokens[t + 1] | tokens[0..t]), natural logarithm */
-    float *logits;        /* NULL, or [n][vocab], after soft-capping */
-    float *hidden_states; /* NULL, or [layers + 1][n][hidden]: embedding, each layer's output, the last one after the
-                             final norm */
-    kakeya_progress_fn progress;
-    void *user; /* for progress */
-    /* NULL, or a safetensors file to write: `logits` (F32 [n, vocab]) and, with file_hidden_states, `hidden_states`
-     * (F32 [layers + 1, n, hidden]). Logits are written as they are computed and need no memory. The file appears only
-     * if scoring succeeds. */
-    const char *file;
-    bool file_hidden_states;
-    /* The number of earlier turns at the prompt's end, each an answer as long as what follows prompt_length and then a
-     * prompt of the same length. Their rows attend as in a session that answers and continues: rows of a later prompt
-     * attend, under the session's policy, to what was evicted before them. */
-    size_t earlier_turns;
-    /* NULL, or the reference that every row is compared with: a file as written by `file`, with the `logits` [n, vocab]
-     * of the same tokens under other weights, precision or attention. It is mapped and needs no memory. */
-    const char *against;
-    float *against_nll;        /* NULL, or [n - 1]: -log p(tokens[t + 1] | tokens[0..t]) of the reference */
-    float *against_kl;         /* NULL, or [n]: KL(reference || this model) of row t, natural logarithm */
-    uint8_t *against_top_same; /* NULL, or [n]: 1 if both have the same most likely token, else 0 */
-    const kakeya_media *media; /* n_media pictures, as in kakeya_session_sync_media; all inside the prompt */
-    size_t n_media;
-} kakeya_score_options;
-
-KAKEYA_API void kakeya_score_options_init_sized(kakeya_score_options *options, size_t size);
-static inline void kakeya_score_options_init(kakeya_score_options *options) {
-    kakeya_score_options_init_sized(options, sizeof *options);
-}
-
-/* Teacher-forced scoring of tokens[0..n) in a fresh timeline with the session's options; the session's own timeline is
- * not touched. */
-KAKEYA_API kakeya_status kakeya_session_score(kakeya_session *session, const int32_t *tokens, size_t n,
-                                              const kakeya_score_options *options, kakeya_error *error);
-
 #ifdef __cplusplus
 }
 #endif
-
-#include "kakeya_description.h" /* what a model is and what it will cost */
 
 #endif

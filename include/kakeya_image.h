@@ -52,8 +52,6 @@ typedef struct kakeya_image_fit {
     char digest[65]; /* SHA-256 of size and pixels, hexadecimal: identifies the picture */
 } kakeya_image_fit;
 
-static inline void kakeya_image_fit_init(kakeya_image_fit *fit) { fit->size = sizeof *fit; }
-
 /* budget: one of kakeya_image_budget's. */
 KAKEYA_API kakeya_status kakeya_image_fit_budget(const kakeya_image *image, int budget, kakeya_image_fit *out,
                                                  kakeya_error *error);

@@ -100,11 +100,6 @@ typedef struct kakeya_chat_options {
     size_t n_sounds;
 } kakeya_chat_options;
 
-KAKEYA_API void kakeya_chat_options_init_sized(kakeya_chat_options *options, size_t size);
-static inline void kakeya_chat_options_init(kakeya_chat_options *options) {
-    kakeya_chat_options_init_sized(options, sizeof *options);
-}
-
 /* The tokens of a conversation in the JSON form of OpenAI's chat completions: a list of messages, or an object with
  * "messages" and perhaps "tools", whose other members are ignored. Messages have a role (system, developer, user,
  * assistant, tool), content (a text, or a list of text parts), reasoning_content or reasoning, tool_calls,
@@ -161,11 +156,6 @@ typedef struct kakeya_chat_parser_options {
     void *user; /* for on_event */
 } kakeya_chat_parser_options;
 
-KAKEYA_API void kakeya_chat_parser_options_init_sized(kakeya_chat_parser_options *options, size_t size);
-static inline void kakeya_chat_parser_options_init(kakeya_chat_parser_options *options) {
-    kakeya_chat_parser_options_init_sized(options, sizeof *options);
-}
-
 /* Counts of what an answer contained. */
 typedef struct kakeya_chat_summary {
     size_t size;
@@ -177,8 +167,6 @@ typedef struct kakeya_chat_summary {
     const char *finish_reason; /* "stop", "length", "tool_calls" or "cancelled", as OpenAI's clients know them */
     size_t call_repairs;       /* of the repairs: parts of calls */
 } kakeya_chat_summary;
-
-static inline void kakeya_chat_summary_init(kakeya_chat_summary *summary) { summary->size = sizeof *summary; }
 
 /* Reads an answer token by token: content, reasoning and tool calls become events as soon as they are certain. The
  * concatenated events do not depend on how tokens are split between calls. Memory is bounded. One parser is used by one
@@ -251,15 +239,10 @@ typedef struct kakeya_grammar_options {
     int max_calls;       /* the answer ends after this many; 0: no limit */
     bool loosen;         /* ignore and note what cannot be enforced of tools without "strict": true */
     bool thinking;       /* a thought may come first; otherwise only if the text is free */
-    int thinking_tokens; /* a thought ends after this many tokens, including the one that opens it; -1: no limit */
+    int thinking_tokens; /* a thought ends after this many tokens, including the one that opens it; 0: no limit */
     bool any_order; /* members come in any order, with undeclared ones wherever a schema allows them; otherwise in the
                      * schema's order, followed by undeclared ones if it allows them explicitly. Calls: any order */
 } kakeya_grammar_options;
-
-KAKEYA_API void kakeya_grammar_options_init_sized(kakeya_grammar_options *options, size_t size);
-static inline void kakeya_grammar_options_init(kakeya_grammar_options *options) {
-    kakeya_grammar_options_init_sized(options, sizeof *options);
-}
 
 /* Compiles a grammar. It is immutable and may be used by any number of answers, at the same time, of any engine whose
  * tokenizer spells the same vocabulary. The tokenizer must outlive it. A tokenizer's first grammar takes longer,

@@ -5,7 +5,7 @@
 
 stdenv.mkDerivation {
   pname = "kakeya";
-  version = "0.2.0";
+  version = "0.3.0";
   src = lib.cleanSource ../.;
 
   nativeBuildInputs = [ cmake ninja pkg-config protobufc ];

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 
-HEADERS = ("kakeya.h", "kakeya_text.h", "kakeya_description.h")
+HEADERS = ("kakeya.h", "kakeya_study.h")
 PROTO = os.path.join("kakeya", "v1", "runtime.proto")
 
 

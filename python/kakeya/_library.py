@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 def library() -> Any:
     """The library of this package; $KAKEYA_LIBRARY names another one, and without either the system's is taken."""
     packaged = os.path.join(HERE, "lib", "libkakeya.so")
-    name = os.environ.get("KAKEYA_LIBRARY") or (packaged if os.path.exists(packaged) else "libkakeya.so.0.2")
+    name = os.environ.get("KAKEYA_LIBRARY") or (packaged if os.path.exists(packaged) else "libkakeya.so.0.3")
     try:
         return ffi.dlopen(name)
     except OSError as error:
@@ -52,8 +52,8 @@ def value_of(enumeration: str, name: str) -> int:
 
 def options(kind: str) -> Any:
     """A struct of options with all defaults: options("engine") is a kakeya_engine_options *."""
-    made = ffi.new(f"kakeya_{kind}_options *")
-    getattr(library(), f"kakeya_{kind}_options_init_sized")(made, ffi.sizeof(made[0]))
+    made = ffi.new(f"kakeya_{kind}_options *")  # all zeros
+    made.size = ffi.sizeof(made[0])
     return made
 
 

@@ -53,7 +53,12 @@ class Engine(Handle):
             return self._kept[-1]
 
         asked.model = text(None if synthetic else model_path(model))
-        asked.synthetic, asked.drafter, asked.f_theta = text(synthetic), text(drafter), text(f_theta)
+        asked.drafter, asked.f_theta = text(drafter), text(f_theta)
+        if synthetic:
+            study = options("study")
+            study.synthetic = text(synthetic)
+            self._kept.append(study)
+            asked.study = study
         asked.backend, asked.devices = text(backend), text(devices)
         asked.precision, asked.threads = value_of("precision", precision), threads
         asked.memory_limit_bytes, asked.max_batch, asked.max_stall_ms = memory_limit, max_batch, max_stall_ms
@@ -88,7 +93,8 @@ class Engine(Handle):
         """
         asked = options("session")
         asked.context_tokens, asked.attention = context_tokens, value_of("attention", attention)
-        asked.restore_layers, asked.sink, asked.window = value_of("restore_layers", restore_layers), sink, window
+        asked.restore_layers, asked.window = value_of("restore_layers", restore_layers), window
+        asked.sink = sink or library().KAKEYA_NO_SINK
         asked.draft_window, asked.kv_format = draft_window, value_of("kv_format", kv_format)
         asked.without_drafter = without_drafter
         made = ffi.new("kakeya_session **")

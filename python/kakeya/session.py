@@ -307,7 +307,7 @@ class Session:
         kept: List[Any] = []
         asked.max_tokens, asked.mode, asked.draft_length = max_tokens, value_of("mode", mode), draft_length
         sampling = asked.sampling
-        sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p = temperature, top_k, top_p, min_p
+        sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p = temperature, top_k, top_p or 1e-9, min_p
         sampling.repetition_penalty, sampling.seed = repetition_penalty, seed
         asked.presence_penalty, asked.frequency_penalty = presence_penalty, frequency_penalty
         asked.ignore_stop_tokens, asked.log_probabilities = ignore_stop_tokens, log_probabilities

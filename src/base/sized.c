@@ -14,18 +14,11 @@ static size_t size_of(const void *sized) {
 
 static size_t common(size_t a, size_t b) { return a < b ? a : b; }
 
-void sized_init(void *options, size_t size, const void *defaults, size_t known) {
-    if (size < sizeof size) return; /* there is not even room to say so */
-    memset(options, 0, size);
-    memcpy(options, defaults, common(size, known));
-    memcpy(options, &size, sizeof size);
-}
-
 kakeya_status sized_check(const char *what, const void *result, kakeya_error *error) {
     size_t size = size_of(result);
     if (size >= sizeof size && size <= largest_bytes) return KAKEYA_OK;
     return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                     "%s: size is %zu: the struct has not been initialised by its _init function", what, size);
+                     "%s: size is %zu: the struct has not been initialised by KAKEYA_INIT", what, size);
 }
 
 kakeya_status sized_read(const char *what, const void *options, void *resolved, size_t known, kakeya_error *error) {

@@ -5,11 +5,8 @@
 
 #include "base/error.h"
 
-/* Writes the defaults into the caller's struct of `size` bytes, zeros behind what the library knows, and its size. */
-void sized_init(void *options, size_t size, const void *defaults, size_t known);
-
-/* *resolved holds defaults and receives what the caller knows. Refused: sizes that no initialisation has set, and
- * values other than zero behind what this library knows. what: "engine options". */
+/* *resolved, zeros and its size (KAKEYA_INIT), receives what the caller knows. Refused: sizes that no initialisation
+ * has set, and values other than zero after what this library knows. what: "engine options". */
 kakeya_status sized_read(const char *what, const void *options, void *resolved, size_t known, kakeya_error *error);
 
 /* Refuses a struct for results whose size nobody has set. */

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "cli/cli.h"
 #include "cli/terminal.h"
+#include "kakeya_study.h"
 
 /* ------------------------------------------------------------------------------------------------ keeping */
 
@@ -130,7 +131,7 @@ static bool on_event(void *user, const kakeya_event *event) {
 static kakeya_status open_parser(answer *a, const char *tools, size_t tools_bytes, const kakeya_engine *engine,
                                  const kakeya_session *session, kakeya_error *error) {
     kakeya_chat_parser_options options;
-    kakeya_chat_parser_options_init(&options);
+    KAKEYA_INIT(&options);
     options.tools = tools;
     options.tools_bytes = tools_bytes;
     options.prompt = kakeya_session_tokens(session, &options.n_prompt);
@@ -145,7 +146,7 @@ static kakeya_status open_parser(answer *a, const char *tools, size_t tools_byte
 static void end_message(answer *a, kakeya_stats *stats) {
     kakeya_error error = {0};
     kakeya_chat_summary summary;
-    kakeya_chat_summary_init(&summary);
+    KAKEYA_INIT(&summary);
     take_failure(a, kakeya_chat_parser_finish(a->parser, stats->finish, &summary, &error), &error);
     a->finish_reason = summary.finish_reason;
     if (a->stopped) stats->finish = KAKEYA_FINISH_STOP;
@@ -155,13 +156,14 @@ kakeya_status answer_generate(const answer_options *options, answer_form form, c
                               const kakeya_engine *engine, kakeya_session *session, answer *out, kakeya_stats *stats,
                               kakeya_error *error) {
     *out = (answer){.options = options, .form = form};
-    kakeya_stats_init(stats);
+    KAKEYA_INIT(stats);
     kakeya_generate_options generate;
-    kakeya_generate_options_init(&generate);
+    KAKEYA_INIT(&generate);
     generate.max_tokens = options->max_tokens;
     generate.mode = (kakeya_mode)options->mode;
     generate.draft_length = options->draft_length;
     generate.sampling = options->sampling;
+    generate.sampling.top_p = kakeya_options_top_p(options->sampling.top_p);
     if (form != ANSWER_MESSAGE) { /* the parser looks for them in the content alone */
         generate.stop_strings = options->stop.text;
         generate.n_stop_strings = options->stop.n;
@@ -243,7 +245,7 @@ static size_t native_kv_bytes(const kakeya_engine *engine, const kakeya_session_
     size_t n_tokens;
     kakeya_session_tokens(session, &n_tokens);
     kakeya_kv_bytes bytes;
-    kakeya_kv_bytes_init(&bytes);
+    KAKEYA_INIT(&bytes);
     const kakeya_description *description = kakeya_engine_description(engine);
     return kakeya_description_kv_bytes(description, &native, n_tokens, &bytes, NULL) ? 0 : bytes.total;
 }

@@ -100,7 +100,7 @@ static kakeya_status talk_tokens(const chat *c, kakeya_media **media, int32_t **
     *media = calloc(talk->n_media, sizeof **media);
     kakeya_status status = KAKEYA_OK;
     kakeya_chat_options options;
-    kakeya_chat_options_init(&options);
+    KAKEYA_INIT(&options);
     options.thinking = c->options->thinking;
     options.image_tokens = lengths;
     options.sound_tokens = sounds;

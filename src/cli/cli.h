@@ -4,7 +4,7 @@
 #define KAKEYA_CLI_CLI_H
 
 #include "cli/options.h"
-#include "kakeya.h"
+#include "kakeya_study.h"
 
 struct cJSON;
 
@@ -26,9 +26,9 @@ int cli_train(int argc, char **argv);
 
 /* Values of the options that every verb with a model understands. */
 typedef struct cli_shared {
-    const char *model, *synthetic, *f_theta, *mmproj, *backend, *isa, *devices;
+    const char *model, *f_theta, *mmproj, *backend, *devices;
     cli_texts drafter;
-    bool drafter_scaled_embedding, drafter_block_bidirectional;
+    kakeya_study_options study;
     int attention, restore_layers, precision, kv_format, vision; /* indices of choices = values of the public enums */
     int sink, window, draft_window, threads, context;
     size_t memory_limit_bytes;
@@ -51,7 +51,7 @@ kakeya_status cli_shared_model(cli_shared *shared, const char **model, kakeya_er
 /* A limit on weights: bytes, or "auto". */
 bool cli_weights_limit(const char *text, size_t *out);
 
-/* Options for the library. The engine's progress goes to the terminal. */
+/* Options for the library, which point into *shared. The engine's progress goes to the terminal. */
 kakeya_status cli_shared_engine_options(cli_shared *shared, kakeya_engine_options *options, kakeya_error *error);
 /* Opens the engine, and says on stderr what is worth knowing about the model (skipped vision tensors, for example). */
 kakeya_status cli_open_engine(const char *verb, cli_shared *shared, kakeya_engine **out, kakeya_error *error);

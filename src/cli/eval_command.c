@@ -129,7 +129,7 @@ static kakeya_status prepare_again(eval_command *c, kakeya_error *error) {
     c->report = c->plot = NULL;
     if (again->model) {
         engine->model = again->model;
-        engine->synthetic = NULL;
+        c->shared.study.synthetic = NULL;
     } else if (c->shared.model && access(c->shared.model, F_OK) != 0) {
         /* A path of another machine: the model that is taken where none is named may be this one. */
         const char *usual = NULL, *named = strrchr(c->shared.model, '/');
@@ -143,7 +143,7 @@ static kakeya_status prepare_again(eval_command *c, kakeya_error *error) {
     }
     if (again->f_theta) engine->f_theta = again->f_theta;
     if (again->backend) engine->backend = again->backend;
-    if (again->isa) engine->cpu_isa = again->isa;
+    if (again->isa) c->shared.study.cpu_isa = again->isa;
     if (again->threads) engine->threads = again->threads;
     c->setup.replay = again->replay;
     return c->missing

@@ -152,9 +152,9 @@ static kakeya_status explain(const explain_arguments *arguments, cli_shared *sha
     kakeya_status status = cli_shared_engine_options(shared, &engine, error);
     if (status) return status;
     explain_options options = {.model = engine.model,
-                               .synthetic = engine.synthetic,
+                               .synthetic = engine.study->synthetic,
                                .backend = shared->backend,
-                               .isa = shared->isa,
+                               .isa = shared->study.cpu_isa,
                                .threads = shared->threads,
                                .precision = (kakeya_precision)shared->precision,
                                .decode_rows = arguments->rows,

@@ -9,6 +9,7 @@
 #include "cli/info_image.h"
 #include "cli/info_weights.h"
 #include "cli/terminal.h"
+#include "kakeya_study.h"
 
 static const cli_command command = {
     .name = "info",
@@ -45,7 +46,7 @@ static kakeya_status kv_of(const info_subject *s, const info_policy *row, kakeya
     options.attention = row->attention;
     options.restore_layers = row->restore_layers;
     options.kv_format = format;
-    kakeya_kv_bytes_init(kv);
+    KAKEYA_INIT(kv);
     return kakeya_description_kv_bytes(s->model, &options, s->context, kv, error);
 }
 
@@ -143,7 +144,7 @@ static kakeya_status print_text(const info_subject *s, const info_room *room, in
     print_audio(s);
     print_parameters(s);
     printf("\nK/V memory of a session of %s tokens (sink %d, window %d, draft window %d)\n",
-           format_count(a, s->context), s->session.sink, s->session.window, s->session.draft_window);
+           format_count(a, s->context), kakeya_options_sink(&s->session), s->session.window, s->session.draft_window);
     printf("  %-22s %-6s %10s %10s %10s %10s %10s %14s\n", "policy", "type", "full", "sliding", "latent", "draft",
            "total", "each token");
     for (int i = 0; i < INFO_POLICIES; i++) {
@@ -369,7 +370,7 @@ static kakeya_status describe(const info_arguments *arguments, cli_shared *share
     kakeya_status status = cli_shared_engine_options(shared, &options, error);
     if (!status) status = kakeya_describe(&options, &model, error);
     if (status) return status;
-    info_subject s = {.name = options.model ? options.model : options.synthetic,
+    info_subject s = {.name = options.model ? options.model : options.study->synthetic,
                       .model = model,
                       .facts = kakeya_description_facts(model)};
     cli_shared_session_options(shared, &s.session);
@@ -426,17 +427,17 @@ int cli_info(int argc, char **argv) {
     };
     int first, status;
     if (!cli_parse(&command, own, table, argc, argv, &first, &status)) return status;
-    if (argc > first && !shared.model && !shared.synthetic) shared.model = argv[first++];
+    if (argc > first && !shared.model && !shared.study.synthetic) shared.model = argv[first++];
     if (argc > first) return cli_usage_error(&command, "unexpected '%s': one model at a time", argv[first]);
     if (arguments.text_file && !shared.weights_limit)
         return cli_usage_error(&command, "--text-file needs --weights-limit");
     if (arguments.memory_bytes && !arguments.sessions) return cli_usage_error(&command, "--memory needs --sessions");
     if (arguments.image &&
-        (shared.model || shared.synthetic || arguments.sessions || arguments.stored || arguments.check))
+        (shared.model || shared.study.synthetic || arguments.sessions || arguments.stored || arguments.check))
         return cli_usage_error(&command,
                                "--image describes a picture: not with a model, --sessions, --stored or --check");
 
-    if (arguments.backends && (shared.model || shared.synthetic || arguments.image || arguments.sessions ||
+    if (arguments.backends && (shared.model || shared.study.synthetic || arguments.image || arguments.sessions ||
                                arguments.stored || arguments.check))
         return cli_usage_error(&command,
                                "--backends describes this build: not with a model, --image, --sessions, --stored or "

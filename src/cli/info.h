@@ -3,6 +3,7 @@
 #define KAKEYA_CLI_INFO_H
 
 #include "cli/cli.h"
+#include "kakeya_study.h"
 
 /* The model under its name, and the session that its memory is told for. */
 typedef struct info_subject {

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "cli/info.h"
 #include "cli/terminal.h"
+#include "kakeya_study.h"
 #include "model/shard.h"
 #include "model/sizes.h"
 #include "session/description.h"
@@ -43,7 +44,7 @@ static kakeya_status share_of(const info_subject *s, model_shard shard, device_s
     kakeya_kv_bytes kv;
     description.verifier = &out->part;
     session.kv_format = KAKEYA_KV_BF16;
-    kakeya_kv_bytes_init(&kv);
+    KAKEYA_INIT(&kv);
     status = kakeya_description_kv_bytes(&description, &session, s->context, &kv, error);
     out->kv_bytes = kv.total;
     return status;

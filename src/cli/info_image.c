@@ -32,7 +32,7 @@ static kakeya_status print_fits(const char *name, const kakeya_image *image, cJS
     for (size_t i = 0; kakeya_image_budget(i); i++) {
         const int budget = kakeya_image_budget(i);
         kakeya_image_fit fit;
-        kakeya_image_fit_init(&fit);
+        KAKEYA_INIT(&fit);
         kakeya_status status = kakeya_image_fit_budget(image, budget, &fit, error);
         if (status) return error_prefix(error, status, "%s", name);
         if (json)

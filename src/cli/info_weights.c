@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "cli/input.h"
 #include "cli/terminal.h"
+#include "kakeya_study.h"
 
 enum { CURVE_STEPS = 8, CURVE_ROWS = CURVE_STEPS + 2 };
 
@@ -23,7 +24,7 @@ static kakeya_status follow(kakeya_engine *engine, const int32_t *ids, size_t n,
                             kakeya_error *error) {
     kakeya_session_options options;
     kakeya_session *session = NULL;
-    kakeya_session_options_init(&options);
+    KAKEYA_INIT(&options);
     options.without_drafter = true;
     kakeya_status status = kakeya_session_open(engine, &options, &session, error);
     kakeya_weights before = kakeya_engine_weights(engine);

@@ -3,6 +3,7 @@
 #define KAKEYA_CLI_INFO_WEIGHTS_H
 
 #include "cli/cli.h"
+#include "kakeya_study.h"
 
 /* What the curve is made of, and what a text has shown. */
 typedef struct info_weights {

@@ -149,7 +149,7 @@ static kakeya_status conversation_tokens(const run_options *options, const kakey
                                          const run_input *input, const int *media_tokens, int32_t **ids, size_t *n,
                                          kakeya_error *error) {
     kakeya_chat_options chat;
-    kakeya_chat_options_init(&chat);
+    KAKEYA_INIT(&chat);
     chat.thinking = options->answer.thinking;
     chat.tools = input->tools;
     chat.tools_bytes = input->tools_bytes;
@@ -229,7 +229,7 @@ static kakeya_status prompt_tokens(const run_options *options, const kakeya_engi
 static kakeya_status open_grammar(const run_options *options, const run_input *input, const kakeya_engine *engine,
                                   kakeya_grammar **out, kakeya_error *error) {
     kakeya_grammar_options grammar;
-    kakeya_grammar_options_init(&grammar);
+    KAKEYA_INIT(&grammar);
     grammar.thinking = options->answer.thinking;
     grammar.any_order = options->strict_order == 0;
     if (options->schema_file || options->grammar_file) {
@@ -401,7 +401,7 @@ static int check_options(run_options *options, bool *chat) {
 int cli_run(int argc, char **argv) {
     run_options options = {0};
     kakeya_generate_options defaults;
-    kakeya_generate_options_init(&defaults);
+    KAKEYA_INIT(&defaults);
     options.answer.sampling = defaults.sampling;
     options.answer.mode = (int)defaults.mode;
     cli_option shared[CLI_SHARED_OPTIONS];

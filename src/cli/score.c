@@ -12,6 +12,7 @@
 #include "cli/input.h"
 #include "cli/output.h"
 #include "cli/terminal.h"
+#include "kakeya_study.h"
 
 typedef struct score_options {
     cli_shared shared;
@@ -175,7 +176,7 @@ static kakeya_status score(score_options *options, kakeya_error *error) {
         goto done;
     }
     kakeya_score_options how;
-    kakeya_score_options_init(&how);
+    KAKEYA_INIT(&how);
     how.prompt_length = (size_t)options->prompt_length;
     how.nll = s.nll;
     how.media = images.media;

@@ -9,6 +9,7 @@
 #include "cli/info_room.h"
 #include "cli/info_weights.h"
 #include "cli/terminal.h"
+#include "kakeya_study.h"
 #include "serve/serve.h"
 
 typedef struct capacity {
@@ -36,7 +37,7 @@ static int find_policy(const kakeya_session_options *session) {
 static kakeya_status measure(capacity *c, const cli_shared *shared, kakeya_error *error) {
     const serve_settings *s = c->settings;
     const kakeya_engine_options *engine = &s->engine;
-    c->subject.name = engine->model ? engine->model : engine->synthetic;
+    c->subject.name = engine->model ? engine->model : engine->study->synthetic;
     c->subject.facts = kakeya_description_facts(c->subject.model);
     c->subject.session = s->session;
     int asked = s->session.context_tokens, longest = c->subject.facts.max_context;
@@ -58,7 +59,7 @@ static kakeya_status measure(capacity *c, const cli_shared *shared, kakeya_error
     if (status != KAKEYA_OK) return status;
     c->picture = c->room->engine[0].picture;
     session.kv_format = c->room->format;
-    kakeya_kv_bytes_init(&c->kv);
+    KAKEYA_INIT(&c->kv);
     return kakeya_description_kv_bytes(c->subject.model, &session, c->subject.context, &c->kv, error);
 }
 

@@ -40,16 +40,17 @@ static void fill_choices(void) {
 
 void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
     fill_choices();
-    kakeya_session_options session;
-    kakeya_session_options_init(&session);
-    *shared = (cli_shared){.sink = session.sink, .window = session.window, .draft_window = session.draft_window};
+    *shared = (cli_shared){.sink = KAKEYA_DEFAULT_SINK,
+                           .window = KAKEYA_DEFAULT_WINDOW,
+                           .draft_window = KAKEYA_DEFAULT_DRAFT_WINDOW,
+                           .study = {.size = sizeof shared->study}};
     const cli_option entries[] = {
         CLI_OPTION(
                 .name = "model", .argument = "DIR", .kind = CLI_TEXT, .target = &shared->model,
                 .help =
                     "directory, GGUF file, or name in the Hugging Face cache ($KAKEYA_MODEL, else the bundled demo)"),
         CLI_OPTION(
-                .name = "synthetic", .argument = "SHAPE", .kind = CLI_TEXT, .target = &shared->synthetic,
+                .name = "synthetic", .argument = "SHAPE", .kind = CLI_TEXT, .target = &shared->study.synthetic,
                 .choices = shape_names,
                 .help =
                     "use weights made in memory, in the shape of 26b-a4b, 31b, 12b, e2b, e4b, gemma3-270m, gemma3-1b, "
@@ -72,14 +73,16 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
                    .help =
                        "when the vision encoder is loaded: auto (with the first picture), on (at the start; fails if "
                        "there is none) or off (never; pictures are refused) (auto)"),
-        CLI_OPTION(.name = "drafter-scaled-embedding", .kind = CLI_FLAG, .target = &shared->drafter_scaled_embedding,
+        CLI_OPTION(.name = "drafter-scaled-embedding", .kind = CLI_FLAG,
+                   .target = &shared->study.drafter_scaled_embedding,
                    .help = "multiply the drafter's block embeddings by sqrt(hidden size)"),
         CLI_OPTION(.name = "drafter-block-bidirectional", .kind = CLI_FLAG,
-                   .target = &shared->drafter_block_bidirectional,
+                   .target = &shared->study.drafter_block_bidirectional,
                    .help = "use no causal mask within a block in the drafter's sliding layers"),
         CLI_OPTION(.name = "backend", .argument = "NAME", .kind = CLI_TEXT, .target = &shared->backend,
                    .choices = backend_names, .help = "auto, cpu, cuda or mlx, if this build has it (auto)"),
-        CLI_OPTION(.name = "isa", .argument = "NAME", .kind = CLI_TEXT, .target = &shared->isa, .choices = isa_names,
+        CLI_OPTION(.name = "isa", .argument = "NAME", .kind = CLI_TEXT, .target = &shared->study.cpu_isa,
+                   .choices = isa_names,
                    .help =
                        "CPU kernels: scalar, avx2, avx512, avx512bf16, neon, neon-dotprod, neon-i8mm (best available)"),
         CLI_OPTION(.name = "devices", .argument = "LIST", .kind = CLI_TEXT, .target = &shared->devices,
@@ -150,7 +153,7 @@ static char *find_bundled_demo(void) {
 
 kakeya_status cli_shared_model(cli_shared *shared, const char **model, kakeya_error *error) {
     *model = NULL;
-    if (shared->synthetic) {
+    if (shared->study.synthetic) {
         if (shared->model) {
             return error_set(error, KAKEYA_INVALID_ARGUMENT, "--model and --synthetic exclude each other");
         }
@@ -182,10 +185,10 @@ bool cli_weights_limit(const char *text, size_t *out) {
 }
 
 kakeya_status cli_shared_engine_options(cli_shared *shared, kakeya_engine_options *options, kakeya_error *error) {
-    kakeya_engine_options_init(options);
+    KAKEYA_INIT(options);
     kakeya_status status = cli_shared_model(shared, &options->model, error);
     if (status) return status;
-    options->synthetic = shared->synthetic;
+    options->study = &shared->study;
     if (shared->drafter.n > 2)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
                          "--drafter: at most one DFlash drafter and one MTP assistant can draft, not %zu drafters",
@@ -196,12 +199,9 @@ kakeya_status cli_shared_engine_options(cli_shared *shared, kakeya_engine_option
     options->mmproj = shared->mmproj;
     options->vision = (kakeya_vision)shared->vision;
     options->backend = shared->backend;
-    options->cpu_isa = shared->isa;
     options->precision = (kakeya_precision)shared->precision;
     options->threads = shared->threads;
     options->devices = shared->devices;
-    options->drafter_scaled_embedding = shared->drafter_scaled_embedding;
-    options->drafter_block_bidirectional = shared->drafter_block_bidirectional;
     options->memory_limit_bytes = shared->memory_limit_bytes;
     if (shared->weights_limit && !cli_weights_limit(shared->weights_limit, &options->weights_limit_bytes))
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
@@ -232,11 +232,11 @@ kakeya_status cli_open_engine(const char *verb, cli_shared *shared, kakeya_engin
 }
 
 void cli_shared_session_options(const cli_shared *shared, kakeya_session_options *options) {
-    kakeya_session_options_init(options);
+    KAKEYA_INIT(options);
     options->context_tokens = shared->context;
     options->attention = (kakeya_attention)shared->attention;
     options->restore_layers = (kakeya_restore_layers)shared->restore_layers;
-    options->sink = shared->sink;
+    options->sink = shared->sink ? shared->sink : KAKEYA_NO_SINK;
     options->window = shared->window;
     options->draft_window = shared->draft_window;
     options->kv_format = (kakeya_kv_format)shared->kv_format;

@@ -81,7 +81,7 @@ static kakeya_status take_conversation(data_walk *w, uint64_t file, uint64_t num
     int32_t *ids = NULL;
     char *question = NULL;
     kakeya_chat_options chat;
-    kakeya_chat_options_init(&chat);
+    KAKEYA_INIT(&chat);
     kakeya_status status = d->answer ? ask(line, length, &question, error) : KAKEYA_OK;
     if (!status)
         status = kakeya_chat_tokens(d->tokenizer, question ? question : line, question ? strlen(question) : length,

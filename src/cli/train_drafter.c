@@ -363,8 +363,8 @@ static void settle(drafter_command *c) {
     o->kept_bytes = c->keep;
     o->trainer.sequence = c->sequence;
     o->trainer.inside_layers = c->scope == SCOPE_FULL;
-    o->trainer.scaled_embedding = c->shared.drafter_scaled_embedding;
-    o->trainer.block_bidirectional = c->shared.drafter_block_bidirectional;
+    o->trainer.scaled_embedding = c->shared.study.drafter_scaled_embedding;
+    o->trainer.block_bidirectional = c->shared.study.drafter_block_bidirectional;
     o->trainer.chain = c->block ? c->block : USUAL_CHAIN;
     o->trainer.distribution = c->kind == KIND_MTP && c->loss_kind != LOSS_ENTROPY;
     o->trainer.decay = c->decay >= 0 ? (double)c->decay : 0.5 * drafting_block(o);

@@ -21,12 +21,12 @@ static kakeya_status ask(kakeya_session *session, const int32_t *tokens, int n, 
                          kakeya_request **out, kakeya_error *error) {
     kakeya_generate_options generate;
     kakeya_request_options request;
-    kakeya_generate_options_init(&generate);
+    KAKEYA_INIT(&generate);
     generate.mode = KAKEYA_MODE_SPECULATIVE;
     generate.max_tokens = most;
     generate.draft_length = drafts;
     generate.on_event = on_event;
-    kakeya_request_options_init(&request);
+    KAKEYA_INIT(&request);
     request.tokens = tokens;
     request.n_tokens = (size_t)n;
     request.generate = &generate;
@@ -56,7 +56,7 @@ static kakeya_status answer(kakeya_session *const *sessions, const corpus *promp
     for (int i = 0; i < n; i++) {
         kakeya_stats stats;
         kakeya_error own = {0};
-        kakeya_stats_init(&stats);
+        KAKEYA_INIT(&stats);
         kakeya_status one = request[i] ? kakeya_request_wait(request[i], &stats, &own) : KAKEYA_OK;
         if (one && !status) {
             status = one;

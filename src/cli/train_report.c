@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/files.h"
+#include "kakeya_study.h"
 #include "measure/eval.h"
 #include "train/outputs.h"
 
@@ -24,7 +25,7 @@ static void add_row(train_score *score, const eval_row *row) {
 static kakeya_status fidelity(const eval_setup *setup, const char *ids_json, size_t n_policies, eval_report **rows,
                               kakeya_error *error) {
     static const char *const policies[] = {"native", "restored", "restored-all", "sink-window"};
-    const int window = setup->session.window;
+    const int window = kakeya_options_window(&setup->session);
     const eval_fidelity_options options = {
         .ids_json = ids_json, .windows = &window, .n_windows = 1, .policies = {policies, n_policies}};
     return eval_fidelity(setup, &options, rows, error);
@@ -66,7 +67,7 @@ static kakeya_status measure_fidelity(train_report *report, train_rank *rank, ev
 static kakeya_status measure_recall(train_rank *rank, eval_setup *setup, kakeya_error *error) {
     static const char *const policies[] = {"restored", "restored-all"};
     static const int lines[] = {12, 40};
-    const int draft_window = setup->session.draft_window;
+    const int draft_window = kakeya_options_draft_window(&setup->session);
     eval_niah_options options = {.draft_windows = &draft_window,
                                  .n_draft_windows = 1,
                                  .lines = lines,

@@ -261,10 +261,10 @@ static kakeya_status check(const kakeya_grammar *g, const kakeya_grammar_options
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "grammar: required calls exclude any other text");
     if (o->max_calls < 0)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "grammar: max_calls is %d, must be at least 0", o->max_calls);
-    if (o->thinking_tokens < -1)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "grammar: thinking_tokens is %d, must be at least -1",
+    if (o->thinking_tokens < 0)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "grammar: thinking_tokens is %d, must be at least 0",
                          o->thinking_tokens);
-    if ((o->thinking || o->thinking_tokens >= 0) && (g->tokens->thought_open < 0 || g->tokens->thought_close < 0))
+    if ((o->thinking || o->thinking_tokens) && (g->tokens->thought_open < 0 || g->tokens->thought_close < 0))
         return error_set(error, KAKEYA_UNSUPPORTED, "grammar: the vocabulary has no control tokens for thoughts");
     return KAKEYA_OK;
 }

@@ -16,7 +16,7 @@ struct kakeya_grammar {
     kakeya_grammar_calls calls;
     int max_calls;       /* 0: any number */
     bool thinking;       /* a thought may come first */
-    int thinking_tokens; /* of a thought, at most; -1: any number */
+    int thinking_tokens; /* of a thought, at most; 0: any number */
     cJSON *notes;        /* what was left out: a list of texts; NULL: nothing */
 };
 

@@ -163,7 +163,7 @@ static bool begin_call(const matcher *m, place *to) {
 }
 
 static bool thought_may_go_on(const matcher *m, size_t tokens) {
-    return m->g->thinking_tokens < 0 || tokens <= (size_t)m->g->thinking_tokens;
+    return !m->g->thinking_tokens || tokens <= (size_t)m->g->thinking_tokens;
 }
 
 static bool begin_thought(const matcher *m, mode then, place *to) {

@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/random.h"
+#include "kakeya_study.h"
 #include "session/session.h"
 
 /* One engine being measured at one context. */
@@ -162,7 +163,8 @@ static size_t list_cases(const bench_run *run, int context, bench_row *rows) {
                             .operations = bench_forward_operations(engine, middle, 1, 1)};
     for (size_t i = 0; i < o->n_verify_rows; i++) {
         int length = o->verify_rows[i];
-        if (run->session.attention != KAKEYA_ATTENTION_NATIVE && length > run->session.window) continue;
+        if (run->session.attention != KAKEYA_ATTENTION_NATIVE && length > kakeya_options_window(&run->session))
+            continue;
         rows[n++] = (bench_row){.what = BENCH_VERIFY,
                                 .context = context,
                                 .rows = length,

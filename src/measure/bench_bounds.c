@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "backend/kv_bytes.h"
+#include "kakeya_study.h"
 #include "measure/bench.h"
 #include "model/sizes.h"
 
@@ -38,9 +39,9 @@ static timeline timeline_at(const kakeya_engine *engine, const kakeya_session_op
     const backend_cache_options options = {
         .attention = session->attention,
         .restore_layers = session->restore_layers,
-        .sink = session->sink,
-        .window = session->window,
-        .draft_window = session->draft_window,
+        .sink = kakeya_options_sink(session),
+        .window = kakeya_options_window(session),
+        .draft_window = kakeya_options_draft_window(session),
         .kv_format = backend_kv_format(session->kv_format),
         .keep_draft_context = true,
         .keep_draft_state = true,
@@ -113,7 +114,8 @@ static void draft_matrices(const dflash_layer_weights *l, const weight *out[DRAF
 /* Positions of context K/V that a drafter layer attends. */
 static int draft_context(const dflash_config *c, const kakeya_session_options *session, int layer, int context) {
     int own = c->sliding_window[layer];
-    return min_int(context, own ? min_int(own, session->draft_window) : session->draft_window);
+    return min_int(context,
+                   own ? min_int(own, kakeya_options_draft_window(session)) : kakeya_options_draft_window(session));
 }
 
 /* Weights that one draft of the assistant reads. */

@@ -61,14 +61,14 @@ static kakeya_status begin_request(void *user, int i, kakeya_error *error) {
     kakeya_session_options session = run->options->session;
     session.context_tokens = stream->n_prompt + run->traffic.load.answer_tokens + SPARE_TOKENS;
     kakeya_generate_options generate;
-    kakeya_generate_options_init(&generate);
+    KAKEYA_INIT(&generate);
     generate.mode = run->options->mode;
     generate.ignore_stop_tokens = true;
     generate.max_tokens = run->traffic.load.answer_tokens;
     generate.on_event = on_event;
     generate.user = stream;
     kakeya_request_options wanted;
-    kakeya_request_options_init(&wanted);
+    KAKEYA_INIT(&wanted);
     wanted.tokens = stream->prompt;
     wanted.n_tokens = (size_t)stream->n_prompt;
     wanted.generate = &generate;

@@ -34,7 +34,7 @@ typedef struct recording {
 static kakeya_status generate_one(recording *r, kakeya_session *session, bool may_end, bool *ended,
                                   kakeya_error *error) {
     kakeya_generate_options options;
-    kakeya_generate_options_init(&options);
+    KAKEYA_INIT(&options);
     options.max_tokens = 1;
     options.mode = KAKEYA_MODE_AR;
     options.sampling.temperature = r->temperature;

@@ -7,6 +7,7 @@
 #include "backend/kv_bytes.h"
 #include "base/error.h"
 #include "formats/checkpoint.h"
+#include "kakeya_study.h"
 
 /* A forward that is explained, and the operation whose cost is counted. */
 typedef struct counting {

@@ -11,6 +11,7 @@
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/threads.h"
+#include "kakeya_study.h"
 #include "measure/kv_geometry.h"
 #include "measure/lossless_plan.h"
 
@@ -26,11 +27,17 @@ enum { MAX_TEXT_BYTES = 1 << 28 };
 
 /* --------------------------------------------------------------------------------------------- engine, report */
 
+kakeya_study_options harness_study(const eval_setup *setup) {
+    return setup->engine.study ? *setup->engine.study : (kakeya_study_options){.size = sizeof(kakeya_study_options)};
+}
+
 kakeya_status harness_open_engine(const eval_setup *setup, int threads, bool scaled_embedding, kakeya_engine **out,
                                   kakeya_error *error) {
     kakeya_engine_options options = setup->engine;
+    kakeya_study_options study = harness_study(setup);
     if (threads) options.threads = threads;
-    options.drafter_scaled_embedding = scaled_embedding;
+    study.drafter_scaled_embedding = scaled_embedding;
+    options.study = &study;
     return kakeya_engine_open(&options, out, error);
 }
 
@@ -54,7 +61,7 @@ kakeya_status harness_open(eval_harness *harness, const eval_setup *setup, int t
     if (!harness->threads) harness->threads = own;
     /* A replay says how many threads there were, and takes no more than there are here: no bit depends on it. */
     bool fewer = own && own < harness->threads;
-    return harness_open_engine(setup, fewer ? own : harness->threads, setup->engine.drafter_scaled_embedding,
+    return harness_open_engine(setup, fewer ? own : harness->threads, harness_study(setup).drafter_scaled_embedding,
                                &harness->engine, error);
 }
 
@@ -72,12 +79,13 @@ cJSON *harness_environment(const eval_harness *harness) {
     cJSON *object = environment_describe();
     if (!object) return NULL;
     const kakeya_engine_options *options = &harness->setup->engine;
+    const kakeya_study_options study = harness_study(harness->setup);
     char fingerprint[20];
     snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, engine->fingerprint);
     cJSON_AddStringToObject(object, "backend", kakeya_engine_backend(engine));
     cJSON_AddStringToObject(object, "precision", kakeya_precision_name(kakeya_engine_precision(engine)));
     cJSON_AddNumberToObject(object, "threads", harness->threads);
-    cJSON_AddStringToObject(object, "model", options->model ? last_component(options->model) : options->synthetic);
+    cJSON_AddStringToObject(object, "model", options->model ? last_component(options->model) : study.synthetic);
     cJSON_AddStringToObject(object, "fingerprint", fingerprint);
     cJSON_AddBoolToObject(object, "drafter", kakeya_engine_has_drafter(engine));
     cJSON_AddBoolToObject(object, "f_theta", kakeya_engine_has_f_theta(engine));
@@ -86,7 +94,7 @@ cJSON *harness_environment(const eval_harness *harness) {
     cJSON_AddNumberToObject(object, "vocabulary", config->vocab);
     cJSON_AddNumberToObject(object, "sliding_window", config->sliding_window);
     cJSON_AddItemToObject(object, "stop_tokens", cJSON_CreateIntArray(config->stop_tokens, config->n_stop_tokens));
-    cJSON_AddBoolToObject(object, "drafter_scaled_embedding", options->drafter_scaled_embedding);
+    cJSON_AddBoolToObject(object, "drafter_scaled_embedding", study.drafter_scaled_embedding);
     kakeya_kv_format format = harness->setup->session.kv_format;
     if (format == KAKEYA_KV_AUTO)
         format = kakeya_engine_precision(engine) == KAKEYA_PRECISION_F32 ? KAKEYA_KV_F32 : KAKEYA_KV_BF16;
@@ -163,11 +171,11 @@ size_t harness_sources(const eval_harness *harness, const char *out[HARNESS_SOUR
 void harness_arm(const eval_harness *harness, const char *policy, kakeya_mode mode, eval_arm *out) {
     const kakeya_session_options *session = &harness->setup->session;
     *out = (eval_arm){
-        .sink = session->sink,
-        .window = session->window,
-        .draft_window = session->draft_window,
+        .sink = kakeya_options_sink(session),
+        .window = kakeya_options_window(session),
+        .draft_window = kakeya_options_draft_window(session),
         .threads = harness->threads,
-        .scaled_embedding = harness->setup->engine.drafter_scaled_embedding,
+        .scaled_embedding = harness_study(harness->setup).drafter_scaled_embedding,
         .mix_alpha = -1,
     };
     snprintf(out->policy, sizeof out->policy, "%s", policy);
@@ -187,7 +195,7 @@ kakeya_session_options harness_session_options(const eval_harness *harness, cons
                         : strcmp(arm->policy, "sink-window") == 0 ? KAKEYA_ATTENTION_SINK_WINDOW
                                                                   : KAKEYA_ATTENTION_RESTORED;
     options.restore_layers = strcmp(arm->policy, "restored-all") == 0 ? KAKEYA_RESTORE_ALL : KAKEYA_RESTORE_SLIDING;
-    options.sink = arm->sink;
+    options.sink = arm->sink ? arm->sink : KAKEYA_NO_SINK;
     options.window = arm->window;
     options.draft_window = arm->draft_window;
     options.prompt_chunk_tokens = arm->prompt_chunk;
@@ -408,7 +416,7 @@ kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prom
         trace.n_follow = before->blocks.n;
     }
     kakeya_generate_options options;
-    kakeya_generate_options_init(&options);
+    KAKEYA_INIT(&options);
     options.max_tokens = run->max_tokens;
     options.mode = harness_mode(&row->arm);
     options.draft_length = row->arm.draft_length;
@@ -520,9 +528,9 @@ void eval_sequences_free(eval_sequences *sequences) {
 
 void harness_add_sizes(const eval_harness *harness, cJSON *options) {
     const kakeya_session_options *session = &harness->setup->session;
-    cJSON_AddNumberToObject(options, "sink", session->sink);
-    cJSON_AddNumberToObject(options, "window", session->window);
-    cJSON_AddNumberToObject(options, "draft_window", session->draft_window);
+    cJSON_AddNumberToObject(options, "sink", kakeya_options_sink(session));
+    cJSON_AddNumberToObject(options, "window", kakeya_options_window(session));
+    cJSON_AddNumberToObject(options, "draft_window", kakeya_options_draft_window(session));
 }
 
 void harness_add_seed(cJSON *options, uint64_t seed) {
@@ -550,7 +558,7 @@ kakeya_status harness_add_pictures(const eval_harness *harness, const eval_pictu
         kakeya_media media = pictures->media[i];
         kakeya_image_fit fit;
         int tokens;
-        kakeya_image_fit_init(&fit);
+        KAKEYA_INIT(&fit);
         if (!media.budget) media.budget = kakeya_description_facts(&harness->engine->description).vision_budget;
         kakeya_status status = kakeya_engine_image_tokens(harness->engine, &media, &tokens, error);
         if (status == KAKEYA_OK) status = kakeya_image_fit_budget(media.image, media.budget, &fit, error);

@@ -2,6 +2,7 @@
 #ifndef KAKEYA_MEASURE_HARNESS_H
 #define KAKEYA_MEASURE_HARNESS_H
 
+#include "kakeya_study.h"
 #include "measure/eval.h"
 #include "session/session.h"
 
@@ -14,6 +15,9 @@ typedef struct eval_harness {
     struct harness_taken *taken; /* names and hashes of the prompts so far */
     size_t n_taken;
 } eval_harness;
+
+/* The setup's switches of tests; all zeros if it has none. */
+kakeya_study_options harness_study(const eval_setup *setup);
 
 /* Opens the engine (threads > 0 overrides the setup's). */
 kakeya_status harness_open_engine(const eval_setup *setup, int threads, bool scaled_embedding, kakeya_engine **out,

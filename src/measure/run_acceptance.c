@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kakeya_study.h"
 #include "measure/harness.h"
 #include "measure/jsonl.h"
 
@@ -101,7 +102,7 @@ static void add_arm(acceptance_run *run, const char *source, bool scaled) {
 }
 
 static kakeya_status open_arms(acceptance_run *run, const eval_setup *setup, kakeya_error *error) {
-    bool scaled = setup->engine.drafter_scaled_embedding;
+    bool scaled = harness_study(setup).drafter_scaled_embedding;
     kakeya_status status = KAKEYA_OK;
     run->engine[scaled] = run->harness.engine;
     if (!kakeya_engine_has_drafter(run->harness.engine))

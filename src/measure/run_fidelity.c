@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "kakeya_study.h"
 #include "measure/harness.h"
 #include "session/divergence.h"
 
@@ -210,7 +211,7 @@ static kakeya_status run_one(fidelity_run *run, const eval_sequence *sequence, c
         double start = clock_seconds();
         row.started_seconds = start - run->harness.report->begun_at;
         kakeya_score_options score;
-        kakeya_score_options_init(&score);
+        KAKEYA_INIT(&score);
         score.prompt_length = (size_t)run->prompt_length;
         score.earlier_turns = earlier_turns(run);
         score.nll = run->nll;

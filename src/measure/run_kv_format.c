@@ -8,6 +8,7 @@
 
 #include "backend/measure.h"
 #include "base/clock.h"
+#include "kakeya_study.h"
 #include "measure/harness.h"
 #include "measure/kv_codec.h"
 #include "measure/niah.h"
@@ -204,7 +205,7 @@ static kakeya_status score(kv_format_run *run, const eval_sequence *s, const eva
     kakeya_session_options options = harness_session_options(&run->harness, arm, s->n);
     if (arm->as_stored) options.kv_format = kept_in(arm->kv_format);
     kakeya_score_options scoring;
-    kakeya_score_options_init(&scoring);
+    KAKEYA_INIT(&scoring);
     scoring.prompt_length = (size_t)run->options->prompt_length;
     scoring.nll = run->nll;
     scoring.logits = logits;
@@ -225,7 +226,7 @@ static kakeya_status answer(kv_format_run *run, const needle *prompt, const eval
     options.without_drafter = true;
     if (arm->as_stored) options.kv_format = kept_in(arm->kv_format);
     kakeya_generate_options generate;
-    kakeya_generate_options_init(&generate);
+    KAKEYA_INIT(&generate);
     generate.max_tokens = run->options->max_tokens;
     generate.mode = KAKEYA_MODE_AR;
     generate.sampling.temperature = 0;

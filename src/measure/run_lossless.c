@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kakeya_study.h"
 #include "measure/harness.h"
 #include "measure/lossless_plan.h"
 #include "measure/lossless_prompts.h"
@@ -108,8 +109,8 @@ kakeya_status eval_lossless_run(const eval_setup *setup, const eval_lossless_opt
     bool threads = status == KAKEYA_OK && strcmp(run.harness.engine->ops->name, "cpu") == 0;
     run.engine[1] = run.harness.engine;
     if (threads)
-        status = harness_open_engine(setup, lossless_threads[1], setup->engine.drafter_scaled_embedding, &run.engine[1],
-                                     error);
+        status = harness_open_engine(setup, lossless_threads[1], harness_study(setup).drafter_scaled_embedding,
+                                     &run.engine[1], error);
     if (status == KAKEYA_OK) {
         run.drafter = kakeya_engine_has_drafter(run.harness.engine);
         status = choose_policies(&run, error);

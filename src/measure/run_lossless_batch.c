@@ -72,7 +72,7 @@ static void stream_init(batch_stream *s, const batch_run *run, const lossless_ba
     s->row.has_log_probabilities = plan->log_probabilities;
     if (plan->log_probabilities) s->row.log_probability_hash = HASH_FNV1A_START;
 
-    kakeya_generate_options_init(&s->generate);
+    KAKEYA_INIT(&s->generate);
     s->generate.max_tokens = run->options->max_tokens;
     s->generate.mode = harness_mode(arm);
     s->generate.draft_length = arm->draft_length;
@@ -81,7 +81,7 @@ static void stream_init(batch_stream *s, const batch_run *run, const lossless_ba
     s->generate.log_probabilities = plan->log_probabilities;
     s->generate.on_event = on_event;
     s->generate.user = s; /* streams do not move */
-    kakeya_stats_init(&s->stats);
+    KAKEYA_INIT(&s->stats);
 }
 
 static kakeya_status stream_open(batch_stream *s, const batch_run *run, size_t most_tokens, kakeya_error *error) {
@@ -92,7 +92,7 @@ static kakeya_status stream_open(batch_stream *s, const batch_run *run, size_t m
 
 static kakeya_status stream_submit(batch_stream *s, kakeya_error *error) {
     kakeya_request_options options;
-    kakeya_request_options_init(&options);
+    KAKEYA_INIT(&options);
     options.tokens = s->prompt->ids;
     options.n_tokens = s->prompt->n;
     options.media = s->prompt->media;

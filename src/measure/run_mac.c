@@ -9,6 +9,7 @@
 
 #include "base/hash.h"
 #include "base/json.h"
+#include "kakeya_study.h"
 #include "measure/bench.h"
 #include "measure/harness.h"
 #include "measure/niah.h"
@@ -110,13 +111,13 @@ static kakeya_status answer(kakeya_session *session, const eval_arm *arm, int n,
     size_t before, after;
     kakeya_session_tokens(session, &before);
     kakeya_generate_options options;
-    kakeya_generate_options_init(&options);
+    KAKEYA_INIT(&options);
     options.max_tokens = n;
     options.mode = harness_mode(arm);
     options.draft_length = arm->draft_length;
     options.ignore_stop_tokens = true;
     kakeya_stats unused;
-    kakeya_stats_init(stats ? stats : &unused);
+    KAKEYA_INIT(stats ? stats : &unused);
     kakeya_status status = kakeya_session_generate(session, &options, stats ? stats : &unused, error);
     if (status) return status;
     const int32_t *tokens = kakeya_session_tokens(session, &after);
@@ -137,7 +138,7 @@ static kakeya_status score(mac_run *run, int which, kakeya_error *error) {
     kakeya_session *session = NULL;
     kakeya_status status = open_session(run, &arm, COMPARED, &session, error);
     kakeya_score_options options;
-    kakeya_score_options_init(&options);
+    KAKEYA_INIT(&options);
     options.prompt_length = MAC_PROMPT_TOKENS;
     options.nll = run->nll[which];
     options.logits = run->logits[which];
@@ -156,7 +157,7 @@ static kakeya_status leave(mac_run *run, int from, int policy, kakeya_error *err
     kakeya_status status = open_session(run, &arm, run->n_text + 4 * MAC_GREEDY_TOKENS, &session, error);
     if (!status) status = kakeya_session_sync(session, run->text, run->n_text, NULL, NULL, NULL, error);
     if (!status) status = answer(session, &arm, MAC_MOVED_AFTER, NULL, NULL, error);
-    if (!status) status = kakeya_session_snapshot(session, &m->data, &m->bytes, error);
+    if (!status) status = session_to_memory(session, &m->data, &m->bytes, error);
     if (!status) m->digest = digest_of(m->data, m->bytes);
     if (!status) status = answer(session, &arm, MAC_GREEDY_TOKENS, m->home, NULL, error);
     kakeya_session_close(session);
@@ -171,8 +172,8 @@ static kakeya_status arrive(mac_run *run, int from, int policy, kakeya_error *er
     void *again = NULL;
     size_t bytes = 0;
     kakeya_status status = open_session(run, &arm, run->n_text + 4 * MAC_GREEDY_TOKENS, &session, error);
-    if (!status) status = kakeya_session_restore(session, m->data, m->bytes, error);
-    if (!status) status = kakeya_session_snapshot(session, &again, &bytes, error);
+    if (!status) status = session_from_memory(session, m->data, m->bytes, error);
+    if (!status) status = session_to_memory(session, &again, &bytes, error);
     if (!status) m->digest_there = digest_of(again, bytes);
     if (!status) status = answer(session, &arm, MAC_GREEDY_TOKENS, m->there, NULL, error);
     kakeya_free(again);
@@ -467,7 +468,7 @@ static kakeya_status run_niah(mac_run *run, kakeya_error *error) {
     setup.argv = words;
     setup.argc = sizeof words / sizeof words[0];
     setup.report_path = NULL;
-    const int draft_window = setup.session.draft_window;
+    const int draft_window = kakeya_options_draft_window(&setup.session);
     const double none = 0; /* a list without values is one, too */
     const eval_niah_options options = {.lines = lines,
                                        .n_lines = 3,

@@ -109,7 +109,7 @@ static kakeya_status show_code(const needle_run *run, const niah_sample *sample,
     char *json = message_of(sample);
     if (!json) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for prompts");
     kakeya_chat_options options;
-    kakeya_chat_options_init(&options);
+    KAKEYA_INIT(&options);
     options.image_tokens = &rows;
     options.n_images = 1;
     status = kakeya_chat_tokens(kakeya_engine_tokenizer(engine), json, strlen(json), &options, &prompt->ids, &prompt->n,

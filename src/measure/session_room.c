@@ -2,6 +2,7 @@
 
 #include "backend/kv_bytes.h"
 #include "backend/measure.h"
+#include "kakeya_study.h"
 #include "media/sound.h"
 #include "model/sizes.h"
 

@@ -2,6 +2,7 @@
 #ifndef KAKEYA_MEASURE_SESSION_ROOM_H
 #define KAKEYA_MEASURE_SESSION_ROOM_H
 
+#include "kakeya_study.h"
 #include "session/description.h"
 
 typedef enum room_device { ROOM_CPU = 0, ROOM_GPU } room_device;

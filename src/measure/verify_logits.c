@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "formats/safetensors.h"
+#include "kakeya_study.h"
 
 const double verify_logits_divergence = 0.02, verify_logits_agreement = 0.9, verify_logits_rounding = 1e-3;
 
@@ -57,7 +58,7 @@ static kakeya_status score(eval_harness *harness, const char *path, logits_work 
     harness_arm(harness, "native", KAKEYA_MODE_AR, &arm);
     kakeya_session_options options = harness_session_options(harness, &arm, w->n);
     kakeya_score_options how;
-    kakeya_score_options_init(&how);
+    KAKEYA_INIT(&how);
     how.nll = w->nll = malloc(w->n * sizeof(float));
     how.against_nll = w->reference_nll = malloc(w->n * sizeof(float));
     how.against_kl = w->kl = malloc(w->n * sizeof(float));

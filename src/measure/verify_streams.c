@@ -124,7 +124,7 @@ void verify_answer_init(verify_answer *answer, verify_run *run, int round, const
     verify_plan_row(&run->plan, round, plan, run->policies[plan->policy], run->formats[plan->format], &answer->row);
     answer->row.log_probability_hash = HASH_FNV1A_START;
     kakeya_generate_options *o = &answer->generate;
-    kakeya_generate_options_init(o);
+    KAKEYA_INIT(o);
     o->mode = harness_mode(&answer->row.arm);
     o->draft_length = plan->draft_length;
     o->max_tokens = run->max_tokens;
@@ -134,7 +134,7 @@ void verify_answer_init(verify_answer *answer, verify_run *run, int round, const
     o->log_probabilities = true;
     o->on_event = on_event;
     o->user = answer;
-    kakeya_stats_init(&answer->stats);
+    KAKEYA_INIT(&answer->stats);
 }
 
 kakeya_status verify_answer_open(verify_answer *answer, kakeya_error *error) {
@@ -161,7 +161,7 @@ static kakeya_status stopped(const verify_answer *answer, kakeya_error *error) {
 
 kakeya_status verify_answer_go_on(verify_answer *answer, int tokens, kakeya_error *error) {
     kakeya_stats stats;
-    kakeya_stats_init(&stats);
+    KAKEYA_INIT(&stats);
     if (!(answer->row.started_seconds > 0)) note_start(answer);
     answer->generate.max_tokens = tokens;
     const session_trace trace = {.assistant = answer->plan->assistant};
@@ -173,7 +173,7 @@ kakeya_status verify_answer_go_on(verify_answer *answer, int tokens, kakeya_erro
 
 kakeya_status verify_answer_submit(verify_answer *answer, kakeya_error *error) {
     kakeya_request_options options;
-    kakeya_request_options_init(&options);
+    KAKEYA_INIT(&options);
     options.tokens = answer->prompt->ids;
     options.n_tokens = answer->prompt->n;
     options.generate = &answer->generate;

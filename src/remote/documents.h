@@ -23,7 +23,7 @@ typedef struct claim {
     int attempt; /* 1; more where a claim was taken over or a worker died */
     int64_t since, lease_until;
     int rows;       /* of the report so far */
-    char host[128]; /* "kakeya 0.2.0, Linux x86_64, 8 processors" */
+    char host[128]; /* "kakeya 0.3.0, Linux x86_64, 8 processors" */
     char tail_sha256[REMOTE_SHA256];
 } claim;
 

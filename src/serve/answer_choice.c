@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "kakeya_study.h"
 #include "serve/answer_private.h"
 
 static void say(answer_choice *c, event_record record, const char *text, size_t bytes, size_t n_logprobs) {
@@ -57,12 +58,12 @@ static bool on_chat_event(void *user, const kakeya_chat_event *event) {
 
 bool choice_open(answer_choice *c) {
     const answer_options *o = &c->answer->options;
-    kakeya_stats_init(&c->stats);
+    KAKEYA_INIT(&c->stats);
     c->stop_token = c->stop_string = -1;
     if (o->raw) return true;
     if (o->begun) text_add(&c->turn.content, o->begun);
     kakeya_chat_parser_options options;
-    kakeya_chat_parser_options_init(&options);
+    KAKEYA_INIT(&options);
     options.tools = o->tools;
     options.tools_bytes = o->tools_bytes;
     options.prompt = o->ids;
@@ -306,13 +307,14 @@ uint64_t answer_choice_seed(uint64_t seed, size_t choice) {
 void choice_generate_options(answer_choice *c, kakeya_generate_options *out) {
     const answer *a = c->answer;
     const answer_options *o = &a->options;
-    kakeya_generate_options_init(out);
+    KAKEYA_INIT(out);
     if (c->generated == 0 && c->masked == 0) {
         c->masked = o->n_ids;
         c->thought_tokens = open_thought(a);
     }
     out->max_tokens = o->max_tokens ? o->max_tokens - (int)c->generated : 0;
     out->sampling = o->sampling;
+    out->sampling.top_p = kakeya_options_top_p(o->sampling.top_p);
     out->sampling.seed = answer_choice_seed(o->sampling.seed, c->index);
     if (o->raw) {
         out->stop_strings = o->stops;
@@ -349,7 +351,7 @@ static void tell_end(answer_choice *c) {
     int stop_string = c->stop_string;
     if (!o->raw) {
         kakeya_chat_summary summary;
-        kakeya_chat_summary_init(&summary);
+        KAKEYA_INIT(&summary);
         kakeya_error why = {0};
         if (kakeya_chat_parser_finish(c->parser, finish, &summary, &why) != KAKEYA_OK) {
             api_fail_library(&c->error, NULL, NULL, &why);

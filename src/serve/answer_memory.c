@@ -1,5 +1,6 @@
 /* Answers that find no memory: idle sessions give way, then answers wait for each other. */
 #include "base/error.h"
+#include "kakeya_study.h"
 #include "serve/answer_private.h"
 
 enum { LIKELY_ANSWER = 1024 }; /* tokens, as the scheduler reckons */
@@ -24,7 +25,7 @@ static size_t need(const answer *a) {
     size_t tokens = a->options.n_ids + (most < LIKELY_ANSWER ? most : LIKELY_ANSWER);
     if (tokens > (size_t)s->context) tokens = (size_t)s->context;
     kakeya_kv_bytes bytes;
-    kakeya_kv_bytes_init(&bytes);
+    KAKEYA_INIT(&bytes);
     kakeya_status status =
         kakeya_description_kv_bytes(kakeya_engine_description(s->engine), &s->settings->session, tokens, &bytes, NULL);
     return status == KAKEYA_OK ? bytes.total * a->n_choices : SIZE_MAX / 2;

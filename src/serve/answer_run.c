@@ -87,7 +87,7 @@ static void on_copy(void *user, kakeya_session *copy) {
 static kakeya_status submit(answer *a, answer_choice *c, const int32_t *ids, size_t n,
                             const kakeya_generate_options *generate, kakeya_error *why) {
     kakeya_request_options options;
-    kakeya_request_options_init(&options);
+    KAKEYA_INIT(&options);
     options.tokens = ids;
     options.n_tokens = n;
     if (ids) options.n_media = answer_media_before(&a->options, n);
@@ -141,7 +141,7 @@ static void wait_for_all(answer *a) {
 /* Adds what the submission took to what the answer took. */
 static kakeya_status collect(answer *a, answer_choice *c, kakeya_error *why) {
     kakeya_stats all;
-    kakeya_stats_init(&all);
+    KAKEYA_INIT(&all);
     kakeya_status status = kakeya_request_wait(c->request, &all, why);
     c->request = NULL;
     metrics *m = &a->server->metrics;

@@ -145,7 +145,7 @@ static void wake(void *user) {
 void grpc_service_options_init(grpc_service_options *options) {
     *options =
         (grpc_service_options){.address = "127.0.0.1:50051", .reader_seconds = 60, .ring_tokens = DEFAULT_RING_TOKENS};
-    kakeya_session_options_init(&options->session);
+    KAKEYA_INIT(&options->session);
 }
 
 static void free_service(grpc_service *s) {

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/platform.h"
+#include "kakeya_study.h"
 #include "serve/grpc_memory.h"
 #include "serve/grpc_operation.h"
 
@@ -180,7 +181,7 @@ static bool check_room(operation *op) {
     const grpc_runtime *r = op->runtime;
     const size_t n = (size_t)op->history + op->request.n_ids, room = kakeya_engine_kv_room(r->engine);
     kakeya_kv_bytes bytes;
-    kakeya_kv_bytes_init(&bytes);
+    KAKEYA_INIT(&bytes);
     const kakeya_description *model = kakeya_engine_description(r->engine);
     if (room == 0 || kakeya_description_kv_bytes(model, &r->options.session, n, &bytes, NULL) != KAKEYA_OK) return true;
     if (bytes.total <= room) return true;
@@ -261,7 +262,7 @@ static bool check_sampling(operation *op) {
 
 static kakeya_sampling sampling_of(const grpc_request *q) {
     kakeya_generate_options defaults;
-    kakeya_generate_options_init(&defaults);
+    KAKEYA_INIT(&defaults);
     kakeya_sampling sampling = defaults.sampling;
     sampling.temperature = q->has_temperature ? q->temperature : 0;
     sampling.top_p = q->has_top_p ? q->top_p : 1;
@@ -278,7 +279,7 @@ static void pump(operation *op);
 static uint64_t dropped_tokens(const grpc_runtime *r, uint64_t history) {
     const kakeya_session_options *s = &r->options.session;
     if (s->attention != KAKEYA_ATTENTION_SINK_WINDOW) return 0;
-    const uint64_t kept = (uint64_t)s->sink + (uint64_t)s->window;
+    const uint64_t kept = (uint64_t)kakeya_options_sink(s) + (uint64_t)kakeya_options_window(s);
     return history > kept ? history - kept : 0;
 }
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "kakeya_study.h"
 
 struct grpc_task {
     grpc_task_options options;
@@ -58,15 +59,16 @@ static void take_done(void *user) {
 static kakeya_status submit(grpc_task *t, kakeya_error *error) {
     const grpc_task_options *o = &t->options;
     kakeya_generate_options generate;
-    kakeya_generate_options_init(&generate);
+    KAKEYA_INIT(&generate);
     uint64_t left = o->max_tokens - t->tokens;
     generate.max_tokens = left > INT_MAX ? INT_MAX : (int)left;
     generate.sampling = o->sampling;
+    generate.sampling.top_p = kakeya_options_top_p(o->sampling.top_p);
     generate.ignore_stop_tokens = true;
     generate.on_event = take_token;
     generate.user = t;
     kakeya_request_options request;
-    kakeya_request_options_init(&request);
+    KAKEYA_INIT(&request);
     request.tokens = t->tokens ? NULL : t->prompt; /* behind a token that was said the timeline is right */
     request.n_tokens = request.tokens ? o->n_tokens : 0;
     request.generate = o->max_tokens ? &generate : NULL;
@@ -129,7 +131,7 @@ static void fail(grpc_task *t, const kakeya_error *error) {
 /* The request is done: the end, or a pause. */
 static void take_request(grpc_task *t) {
     kakeya_stats stats;
-    kakeya_stats_init(&stats);
+    KAKEYA_INIT(&stats);
     kakeya_error error = {0};
     kakeya_status status = kakeya_request_wait(t->request, &stats, &error);
     t->request = NULL;

@@ -153,7 +153,7 @@ bool images_note_smaller(call_media *all, const char *place) {
     const kakeya_image *picture = all->item[all->n - 1].image;
     const kakeya_image_facts facts = kakeya_image_describe(picture);
     kakeya_image_fit fit;
-    kakeya_image_fit_init(&fit);
+    KAKEYA_INIT(&fit);
     (void)kakeya_image_fitted(picture, &fit);
     if ((int64_t)fit.width * fit.height >= (int64_t)facts.width * facts.height || all->smaller.n > MOST) return true;
     text_format(&all->smaller, "%s%s %dx%d to %dx%d", all->smaller.n ? "; " : "", place, facts.width, facts.height,

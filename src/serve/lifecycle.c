@@ -14,6 +14,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/platform.h"
+#include "kakeya_study.h"
 #include "serve/kv_events.h"
 #include "serve/rpc.h"
 #include "serve/seal_file.h"
@@ -96,8 +97,8 @@ static kakeya_status describe(server_context *s, kakeya_error *error) {
     facts->vision = kakeya_engine_image_token(s->engine) >= 0;
     facts->sound = kakeya_engine_sound_token(s->engine) >= 0;
     facts->weight_bytes = kakeya_engine_memory(s->engine, KAKEYA_MEMORY_WEIGHTS);
-    kakeya_kv_bytes_init(&facts->kv_of_one);
-    kakeya_kv_bytes_init(&facts->kv_of_context);
+    KAKEYA_INIT(&facts->kv_of_one);
+    KAKEYA_INIT(&facts->kv_of_context);
     kakeya_status status = kakeya_description_kv_bytes(description, session, 1, &facts->kv_of_one, error);
     if (status != KAKEYA_OK) return status;
     return kakeya_description_kv_bytes(description, session, (size_t)s->context, &facts->kv_of_context, error);

@@ -25,7 +25,7 @@ static void digest_of(const kakeya_media *item, char out[65]) {
         return;
     }
     kakeya_image_fit fit;
-    kakeya_image_fit_init(&fit);
+    KAKEYA_INIT(&fit);
     (void)kakeya_image_fitted(item->image, &fit);
     memcpy(out, fit.digest, sizeof fit.digest);
 }
@@ -33,7 +33,7 @@ static void digest_of(const kakeya_media *item, char out[65]) {
 static size_t bytes_of(const kakeya_media *item) {
     if (item->sound) return kakeya_sound_describe(item->sound).samples * sizeof(float);
     kakeya_image_fit fit;
-    kakeya_image_fit_init(&fit);
+    KAKEYA_INIT(&fit);
     (void)kakeya_image_fitted(item->image, &fit);
     return 3 * (size_t)fit.width * (size_t)fit.height;
 }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/platform.h"
+#include "kakeya_study.h"
 #include "serve/answer.h"
 #include "serve/kv_events.h"
 #include "serve/lifecycle.h"

@@ -3,6 +3,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "kakeya_study.h"
 #include "serve/routes.h"
 
 static void write_model(const server_context *s, const char *name, text_buffer *out) {

@@ -189,7 +189,7 @@ static void name_notes(call *c, const kakeya_grammar *g) {
 
 static void compile(call *c, fields *f, const answer_form *form, bool thinking, answer_options *out) {
     kakeya_grammar_options options;
-    kakeya_grammar_options_init(&options);
+    KAKEYA_INIT(&options);
     options.kind = form->kind;
     options.text = form->kind == KAKEYA_GRAMMAR_TEXT ? NULL : form->source ? form->source : form->text;
     options.any_order = form->any_order;
@@ -201,7 +201,6 @@ static void compile(call *c, fields *f, const answer_form *form, bool thinking, 
     options.n_tool_names = form->n_names;
     if (form->calls != KAKEYA_CALLS_FREE) options.max_calls = (int)out->max_calls;
     options.thinking = thinking;
-    options.thinking_tokens = -1; /* the budget is the answer's own business */
     options.loosen = !c->server->settings->strict;
     const kakeya_tokenizer *t = kakeya_engine_tokenizer(c->server->engine);
     kakeya_error why = {0};

@@ -216,7 +216,7 @@ void openai_read_chat(call *c, fields *f, chat_shape *shape, answer_options *out
 
 bool openai_render_chat(call *c, const chat_shape *shape, answer_options *out, api_error *error) {
     kakeya_chat_options how;
-    kakeya_chat_options_init(&how);
+    KAKEYA_INIT(&how);
     how.thinking = shape->thinking;
     how.preserve_thinking = shape->preserve_thinking;
     how.without_turn = shape->without_turn;

@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "base/nul.h"
 #include "base/platform.h"
+#include "kakeya_study.h"
 
 enum { MAX_STOP_BYTES = 1024, MAX_BIASES = 1024 };
 
@@ -290,7 +291,7 @@ static void put_hashes(text_buffer *out, const answer_options *o, bool sounds) {
         kakeya_image_fit fit;
         kakeya_sound_facts facts;
         if ((o->media[i].sound != NULL) != sounds) continue;
-        kakeya_image_fit_init(&fit);
+        KAKEYA_INIT(&fit);
         if (sounds)
             facts = kakeya_sound_describe(o->media[i].sound);
         else
@@ -343,8 +344,8 @@ void openai_fingerprint(const server_context *s, char out[96]) {
     uint64_t hash = hash_fnv1a(HASH_FNV1A_START, backend, strcspn(backend, ","));
     hash = hash_fnv1a(hash, name, strlen(name));
     const kakeya_session_options *o = &s->settings->session;
-    const int policy[] = {(int)o->attention, (int)o->restore_layers, o->sink,
-                          o->window,         (int)o->kv_format,      (int)kakeya_engine_precision(s->engine)};
+    const int policy[] = {(int)o->attention,        (int)o->restore_layers, kakeya_options_sink(o),
+                          kakeya_options_window(o), (int)o->kv_format,      (int)kakeya_engine_precision(s->engine)};
     hash = hash_fnv1a(hash, policy, sizeof policy);
     snprintf(out, 96, "kakeya-%s-%08llx-%s", kakeya_version(), (unsigned long long)(hash & 0xffffffff),
              kakeya_attention_name(o->attention));

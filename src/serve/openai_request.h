@@ -37,7 +37,7 @@ void openai_rendered_prompt(text_buffer *out, const answer_options *options);
 void openai_accept_routers_fields(fields *f);
 /* metadata has no effect, but is an object of at most 16 pairs. */
 void openai_check_metadata(fields *f);
-/* "kakeya-0.2.0-1f3a9c20-native": what has to be the same for answers to be the same. */
+/* "kakeya-0.3.0-1f3a9c20-native": what has to be the same for answers to be the same. */
 void openai_fingerprint(const server_context *server, char out[96]);
 
 #endif

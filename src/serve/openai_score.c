@@ -1,4 +1,5 @@
 #include "serve/openai_score.h"
+#include "kakeya_study.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -43,7 +44,7 @@ bool openai_score(server_context *s, const int32_t *ids, size_t n, int top, answ
         good = api_fail_library(error, NULL, NULL, &why);
     } else if (n > 1 || logits) {
         kakeya_score_options how;
-        kakeya_score_options_init(&how);
+        KAKEYA_INIT(&how);
         how.nll = nll;
         how.logits = logits;
         if (kakeya_session_score(session, ids, n, &how, &why) != KAKEYA_OK)

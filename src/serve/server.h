@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "kakeya.h"
+#include "kakeya_study.h"
 #include "serve/admission.h"
 #include "serve/auth.h"
 #include "serve/grammar_cache.h"

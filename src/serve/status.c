@@ -1,4 +1,5 @@
 /* What the server says about itself: health, properties, slots. */
+#include "kakeya_study.h"
 #include "serve/answer.h"
 #include "serve/images.h"
 #include "serve/lifecycle.h"
@@ -109,9 +110,9 @@ void props_call(call *c) {
                 ",\"attention\":\"%s\",\"sink\":%d,\"window\":%d,\"kv_bytes_per_token\":%zu,"
                 "\"kv_bytes_per_session\":%zu,\"kv_bytes_of_a_full_context\":%zu,\"memory_limit\":%zu,"
                 "\"thinking\":%s,\"images\":",
-                kakeya_attention_name(o->attention), o->sink, o->window, model->kv_of_one.each_token,
-                model->kv_of_one.total, model->kv_of_context.total, settings->engine.memory_limit_bytes,
-                settings->thinking ? "true" : "false");
+                kakeya_attention_name(o->attention), kakeya_options_sink(o), kakeya_options_window(o),
+                model->kv_of_one.each_token, model->kv_of_one.total, model->kv_of_context.total,
+                settings->engine.memory_limit_bytes, settings->thinking ? "true" : "false");
     put_images(s, &out);
     text_add(&out, ",\"sounds\":");
     put_sounds(s, &out);

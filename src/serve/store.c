@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "kakeya_study.h"
 #include "serve/store_rules.h"
 #include "serve/store_saver.h"
 

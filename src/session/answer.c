@@ -3,15 +3,8 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/sized.h"
 #include "grammar/grammar.h"
-
-static const kakeya_generate_options default_options = {.size = sizeof default_options,
-                                                        .sampling = {.top_p = 1, .repetition_penalty = 1}};
-
-void kakeya_generate_options_init_sized(kakeya_generate_options *options, size_t size) {
-    sized_init(options, size, &default_options, sizeof default_options);
-}
+#include "session/options.h"
 
 /* ------------------------------------------------------------------------------------------------ text of tokens */
 
@@ -161,8 +154,7 @@ static kakeya_status follow_grammar(const kakeya_session *session, answer_work *
 kakeya_status answer_prepare(const kakeya_session *session, const kakeya_generate_options *options, answer_work *answer,
                              kakeya_error *error) {
     kakeya_generate_options *o = &answer->options;
-    *o = default_options;
-    kakeya_status status = options ? sized_read("generate options", options, o, sizeof *o, error) : KAKEYA_OK;
+    kakeya_status status = generate_options_read(options, o, error);
     if (status == KAKEYA_OK) status = resolve_mode(session, o, &answer->decode, error);
     if (status != KAKEYA_OK) return status;
     const sampler_constraints constraints = constraints_of(session, o, NULL);

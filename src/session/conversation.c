@@ -193,19 +193,13 @@ static kakeya_status make_parts(const kakeya_tokenizer *t, const media_kind *kin
     return KAKEYA_OK;
 }
 
-static const kakeya_chat_options default_chat_options = {.size = sizeof default_chat_options};
-
-void kakeya_chat_options_init_sized(kakeya_chat_options *options, size_t size) {
-    sized_init(options, size, &default_chat_options, sizeof default_chat_options);
-}
-
 kakeya_status kakeya_chat_tokens(const kakeya_tokenizer *t, const char *json, size_t json_bytes,
                                  const kakeya_chat_options *options, int32_t **ids, size_t *n_ids, size_t *n_stable,
                                  kakeya_error *error) {
     *ids = NULL;
     *n_ids = 0;
     if (n_stable) *n_stable = 0;
-    kakeya_chat_options o = default_chat_options;
+    kakeya_chat_options o = {.size = sizeof o};
     kakeya_status status = options ? sized_read("chat options", options, &o, sizeof o, error) : KAKEYA_OK;
     if (status == KAKEYA_OK) status = need_turns(t, error);
     if (status != KAKEYA_OK) return status;
@@ -308,16 +302,10 @@ static bool on_event(void *user, const chat_event *event) {
     return p->status == KAKEYA_OK && deliver_content(p, p->stop.text, p->stop.released);
 }
 
-static const kakeya_chat_parser_options default_parser_options = {.size = sizeof default_parser_options};
-
-void kakeya_chat_parser_options_init_sized(kakeya_chat_parser_options *options, size_t size) {
-    sized_init(options, size, &default_parser_options, sizeof default_parser_options);
-}
-
 kakeya_status kakeya_chat_parser_open(const kakeya_tokenizer *t, const kakeya_chat_parser_options *options,
                                       kakeya_chat_parser **out, kakeya_error *error) {
     *out = NULL;
-    kakeya_chat_parser_options o = default_parser_options;
+    kakeya_chat_parser_options o = {.size = sizeof o};
     kakeya_status status = options ? sized_read("chat parser options", options, &o, sizeof o, error) : KAKEYA_OK;
     if (status == KAKEYA_OK) status = tokenizer_need(t, error);
     if (status != KAKEYA_OK) return status;

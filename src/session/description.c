@@ -8,6 +8,7 @@
 #include "base/files.h"
 #include "base/sized.h"
 #include "formats/checkpoint.h"
+#include "kakeya_study.h"
 #include "model/dflash_gguf.h"
 #include "model/gemma4_audio_open.h"
 #include "model/gemma4_gguf.h"
@@ -16,6 +17,7 @@
 #include "model/modules.h"
 #include "model/sizes.h"
 #include "session/auxiliary_models.h"
+#include "session/options.h"
 
 /* ------------------------------------------------------------------------------------------------------- opening */
 
@@ -192,7 +194,7 @@ static kakeya_status read_named(const kakeya_engine_options *o, const char *name
     char *path = NULL;
     bool assistant = false;
     if (strcmp(name, "none") == 0) return KAKEYA_OK;
-    if (o->synthetic && synthetic_is_drafter(name, &kind) && kind == BACKEND_ASSISTANT) {
+    if (o->study->synthetic && synthetic_is_drafter(name, &kind) && kind == BACKEND_ASSISTANT) {
         assistant_config_published(&d->verifier, &d->assistant);
         d->view.assistant = &d->assistant;
         return KAKEYA_OK;
@@ -219,11 +221,11 @@ static kakeya_status read_found(const kakeya_engine_options *o, const char *dire
 static kakeya_status read_all(const kakeya_engine_options *o, owned_description *d, kakeya_error *error) {
     char *directory = NULL, *f_theta = NULL;
     kakeya_status status = KAKEYA_OK;
-    if (!o->model == !o->synthetic)
+    if (!o->model == !o->study->synthetic)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "a description needs either `model` or `synthetic`");
     d->view.verifier = &d->verifier;
-    if (o->synthetic) {
-        status = gemma4_config_variant(o->synthetic, &d->verifier, error);
+    if (o->study->synthetic) {
+        status = gemma4_config_variant(o->study->synthetic, &d->verifier, error);
     } else {
         status = checkpoint_resolve(o->model, &directory, error);
         if (status == KAKEYA_OK) status = read_verifier(o, directory, d, error);
@@ -242,8 +244,8 @@ static kakeya_status read_all(const kakeya_engine_options *o, owned_description 
 kakeya_status kakeya_describe(const kakeya_engine_options *options, kakeya_description **out, kakeya_error *error) {
     *out = NULL;
     kakeya_engine_options resolved;
-    kakeya_engine_options_init(&resolved);
-    kakeya_status status = sized_read("engine options", options, &resolved, sizeof resolved, error);
+    kakeya_study_options study;
+    kakeya_status status = engine_options_read(options, &resolved, &study, error);
     if (status != KAKEYA_OK) return status;
     owned_description *d = calloc(1, sizeof *d);
     if (!d) return error_set(error, KAKEYA_OUT_OF_MEMORY, "model description: out of memory");
@@ -359,9 +361,9 @@ timeline description_session(const kakeya_description *d, const kakeya_session_o
     const timeline_models models = {d->verifier, d->drafter, d->f_theta, d->assistant};
     const backend_cache_options options = {.attention = o->attention,
                                            .restore_layers = o->restore_layers,
-                                           .sink = o->sink,
-                                           .window = o->window,
-                                           .draft_window = o->draft_window,
+                                           .sink = kakeya_options_sink(o),
+                                           .window = kakeya_options_window(o),
+                                           .draft_window = kakeya_options_draft_window(o),
                                            .kv_format = format_of(d, o->kv_format),
                                            .keep_draft_context = !o->without_drafter,
                                            .keep_draft_state = !o->without_drafter};
@@ -372,18 +374,16 @@ timeline description_session(const kakeya_description *d, const kakeya_session_o
 static kakeya_status preview(const kakeya_description *d, const kakeya_session_options *options, size_t tokens,
                              timeline *out, kakeya_error *error) {
     kakeya_session_options o;
-    kakeya_session_options_init(&o);
-    kakeya_status status = options ? sized_read("session options", options, &o, sizeof o, error) : KAKEYA_OK;
+    kakeya_status status = session_options_read(options, &o, error);
     if (status != KAKEYA_OK) return status;
     if (tokens > (size_t)d->verifier->max_context)
         return error_set(error, KAKEYA_CONTEXT_FULL, "%zu tokens, the model's longest context has %d", tokens,
                          d->verifier->max_context);
     if (!kakeya_attention_name(o.attention) || !kakeya_restore_layers_name(o.restore_layers) ||
-        !kakeya_kv_format_name(o.kv_format) || o.sink < 0 || o.window < 1 || o.draft_window < 1)
+        !kakeya_kv_format_name(o.kv_format))
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "session options out of range: attention %d, restore_layers %d, kv_format %d, sink %d, window "
-                         "%d, draft_window %d",
-                         (int)o.attention, (int)o.restore_layers, (int)o.kv_format, o.sink, o.window, o.draft_window);
+                         "session options out of range: attention %d, restore_layers %d, kv_format %d",
+                         (int)o.attention, (int)o.restore_layers, (int)o.kv_format);
     if (o.attention == KAKEYA_ATTENTION_RESTORED && !d->f_theta)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
                          "attention 'restored' needs an f_theta, and the model has none");

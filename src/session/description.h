@@ -3,6 +3,7 @@
 #define KAKEYA_SESSION_DESCRIPTION_H
 
 #include "backend/timeline.h"
+#include "kakeya_study.h"
 #include "model/gemma4_audio.h"
 #include "model/gemma4_vision.h"
 

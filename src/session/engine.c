@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/sized.h"
+#include "kakeya_study.h"
 #include "session/image_rows.h"
 
 static void destroy_locks(kakeya_engine *engine) {

@@ -9,6 +9,7 @@
 
 #include "backend/timeline.h"
 #include "decode/draft_control.h"
+#include "kakeya_study.h"
 #include "session/description.h"
 #include "session/tokenizer.h"
 

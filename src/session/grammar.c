@@ -4,16 +4,10 @@
 #include "base/sized.h"
 #include "session/tokenizer.h"
 
-static const kakeya_grammar_options default_options = {.size = sizeof default_options, .thinking_tokens = -1};
-
-void kakeya_grammar_options_init_sized(kakeya_grammar_options *options, size_t size) {
-    sized_init(options, size, &default_options, sizeof default_options);
-}
-
 kakeya_status kakeya_grammar_open(const kakeya_tokenizer *t, const kakeya_grammar_options *options,
                                   kakeya_grammar **out, kakeya_error *error) {
     *out = NULL;
-    kakeya_grammar_options o = default_options;
+    kakeya_grammar_options o = {.size = sizeof o};
     const token_table *table;
     kakeya_status status = options ? sized_read("grammar options", options, &o, sizeof o, error) : KAKEYA_OK;
     if (status == KAKEYA_OK) status = tokenizer_need(t, error);

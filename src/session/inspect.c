@@ -7,7 +7,7 @@
 #include "backend/products.h"
 #include "base/error.h"
 #include "formats/checkpoint.h"
-#include "kakeya.h"
+#include "kakeya_study.h"
 #include "model/gemma4.h"
 #include "model/sizes.h"
 #include "model/tensors.h"

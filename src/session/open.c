@@ -8,12 +8,12 @@
 #include "backend/synthetic.h"
 #include "base/device_list.h"
 #include "base/files.h"
-#include "base/sized.h"
 #include "formats/checkpoint.h"
 #include "model/gemma4_facts.h"
 #include "session/auxiliary_models.h"
 #include "session/engine.h"
 #include "session/image_rows.h"
+#include "session/options.h"
 #include "session/prompt_media.h"
 #include "session/scheduler.h"
 
@@ -51,7 +51,7 @@ static kakeya_status open_named(kakeya_engine *engine, const kakeya_engine_optio
     bool assistant = false;
     backend_drafter kind;
     kakeya_status status = KAKEYA_OK;
-    const bool made = options->synthetic && synthetic_is_drafter(name, &kind);
+    const bool made = options->study->synthetic && synthetic_is_drafter(name, &kind);
     if (made)
         assistant = kind == BACKEND_ASSISTANT;
     else
@@ -116,7 +116,7 @@ static kakeya_status open_f_theta(kakeya_engine *engine, const kakeya_engine_opt
     char *f_theta = NULL;
     const dflash_config *drafter = parts->drafter ? &parts->drafter->config : NULL;
     f_theta_config config;
-    if (options->synthetic && options->f_theta && synthetic_is_f_theta(options->f_theta))
+    if (options->study->synthetic && options->f_theta && synthetic_is_f_theta(options->f_theta))
         return synthetic_f_theta(parts->ops, options->f_theta, &parts->verifier->config, drafter, &engine->account,
                                  &parts->f_theta, error);
     kakeya_status status =
@@ -154,8 +154,8 @@ static void add_turn_ends(const tokenizer *tokens, gemma4_config *config) {
 static kakeya_status open_parts(kakeya_engine *engine, const kakeya_engine_options *options, const char *directory,
                                 engine_parts *parts, kakeya_error *error) {
     kakeya_status status = loading(options, 0, error);
-    if (status == KAKEYA_OK && options->synthetic)
-        status = synthetic_verifier(parts->ops, options->synthetic, &engine->account, &parts->verifier, error);
+    if (status == KAKEYA_OK && options->study->synthetic)
+        status = synthetic_verifier(parts->ops, options->study->synthetic, &engine->account, &parts->verifier, error);
     else if (status == KAKEYA_OK)
         status = gemma4_model_open_parts(
             directory, &(gemma4_parts){.mmproj = options->mmproj, .no_vision = options->vision == KAKEYA_VISION_OFF},
@@ -163,7 +163,7 @@ static kakeya_status open_parts(kakeya_engine *engine, const kakeya_engine_optio
     if (status == KAKEYA_OK && parts->verifier->config.raw_values && !parts->ops->raw_values)
         status = error_set(error, KAKEYA_UNSUPPORTED,
                            "%s is a Gemma 3, which backend %s does not support: choose backend cpu",
-                           directory ? directory : options->synthetic, parts->ops->name);
+                           directory ? directory : options->study->synthetic, parts->ops->name);
     if (status == KAKEYA_OK && directory)
         status = tokenizer_read(directory, parts->verifier->config.variant, &parts->text, error);
     if (status == KAKEYA_OK) add_turn_ends(parts->text.tokens, &parts->verifier->config);
@@ -176,11 +176,11 @@ static kakeya_status open_parts(kakeya_engine *engine, const kakeya_engine_optio
 }
 
 static kakeya_status check_options(const kakeya_engine_options *options, kakeya_error *error) {
-    if (!options->model && !options->synthetic)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "no model given: set `model` or `synthetic`");
-    if (options->model && options->synthetic)
+    if (!options->model && !options->study->synthetic)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "no model given: set `model`");
+    if (options->model && options->study->synthetic)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "model '%s' and synthetic '%s' are both given", options->model,
-                         options->synthetic);
+                         options->study->synthetic);
     if (options->second_drafter &&
         (!options->drafter || strcmp(options->drafter, "none") == 0 || strcmp(options->second_drafter, "none") == 0))
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
@@ -188,7 +188,7 @@ static kakeya_status check_options(const kakeya_engine_options *options, kakeya_
                          options->drafter ? options->drafter : "", options->second_drafter);
     if (options->mmproj && !options->model)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "mmproj '%s' is for a GGUF file, not for synthetic '%s'",
-                         options->mmproj, options->synthetic);
+                         options->mmproj, options->study->synthetic);
     if (!kakeya_vision_name(options->vision))
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "vision is %d, none of auto, on, off", (int)options->vision);
     if (options->threads < 0)
@@ -230,10 +230,10 @@ static kakeya_status open_engine(const kakeya_engine_options *options, kakeya_en
     char *directory = NULL;
     engine_parts parts = {
         .precision = options->precision,
-        .cpu_isa = options->cpu_isa,
+        .cpu_isa = options->study->cpu_isa,
         .threads = options->threads,
-        .drafter_scaled_embedding = options->drafter_scaled_embedding,
-        .drafter_block_bidirectional = options->drafter_block_bidirectional,
+        .drafter_scaled_embedding = options->study->drafter_scaled_embedding,
+        .drafter_block_bidirectional = options->study->drafter_block_bidirectional,
         .weights_limit = options->weights_limit_bytes,
         .max_batch = options->max_batch,
         .max_stall_ms = options->max_stall_ms,
@@ -292,8 +292,8 @@ static kakeya_status open_engine(const kakeya_engine_options *options, kakeya_en
 kakeya_status kakeya_engine_open(const kakeya_engine_options *options, kakeya_engine **out, kakeya_error *error) {
     *out = NULL;
     kakeya_engine_options resolved;
-    kakeya_engine_options_init(&resolved);
-    kakeya_status status = sized_read("engine options", options, &resolved, sizeof resolved, error);
+    kakeya_study_options study;
+    kakeya_status status = engine_options_read(options, &resolved, &study, error);
     return status == KAKEYA_OK ? open_engine(&resolved, out, error) : status;
 }
 

@@ -4,6 +4,7 @@
 #include "base/sized.h"
 #include "base/threads.h"
 #include "formats/safetensors.h"
+#include "kakeya_study.h"
 #include "session/divergence.h"
 #include "session/prompt_media.h"
 #include "session/session.h"
@@ -185,12 +186,6 @@ static kakeya_status close_file(scoring *s, const kakeya_score_options *o, kakey
     return status;
 }
 
-static const kakeya_score_options default_options = {.size = sizeof default_options};
-
-void kakeya_score_options_init_sized(kakeya_score_options *options, size_t size) {
-    sized_init(options, size, &default_options, sizeof default_options);
-}
-
 static kakeya_kv_bytes difference(kakeya_kv_bytes with, kakeya_kv_bytes without) {
     return (kakeya_kv_bytes){.full = with.full - without.full,
                              .sliding = with.sliding - without.sliding,
@@ -216,7 +211,7 @@ static segment_kind rows_at(size_t from, size_t n, size_t prompt_length, size_t 
 static kakeya_status score_tokens(kakeya_session *session, const int32_t *tokens, size_t n,
                                   const kakeya_score_options *options, kakeya_kv_bytes *held, kakeya_error *error) {
     const decode_timeline *t = &session->timeline;
-    kakeya_score_options o = default_options;
+    kakeya_score_options o = {.size = sizeof o};
     kakeya_status status = sized_read("score options", options, &o, sizeof o, error);
     if (status == KAKEYA_OK) status = session_check_tokens(session, tokens, n, error);
     if (status != KAKEYA_OK) return status;

@@ -6,6 +6,7 @@
 #include "backend/kv_bytes.h"
 #include "base/clock.h"
 #include "base/sized.h"
+#include "session/options.h"
 
 /* ---------------------------------------------------------------------------------------------------- opening */
 
@@ -26,10 +27,6 @@ static kakeya_status check_options(const kakeya_engine *engine, kakeya_session_o
     if (o->restore_layers < KAKEYA_RESTORE_SLIDING || o->restore_layers > KAKEYA_RESTORE_ALL)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "restore_layers %d is none of sliding, all",
                          (int)o->restore_layers);
-    if (o->sink < 0) return error_set(error, KAKEYA_INVALID_ARGUMENT, "sink is %d, must be at least 0", o->sink);
-    if (o->window < 1) return error_set(error, KAKEYA_INVALID_ARGUMENT, "window is %d, must be at least 1", o->window);
-    if (o->draft_window < 1)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "draft_window is %d, must be at least 1", o->draft_window);
     if (o->kv_format < KAKEYA_KV_AUTO || o->kv_format > KAKEYA_KV_Q4)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "kv_format %d is none of auto, f32, bf16, q8, q4",
                          (int)o->kv_format);
@@ -51,7 +48,7 @@ static backend_cache_options cache_options_of(kakeya_session *session) {
         .context_tokens = o->context_tokens,
         .attention = o->attention,
         .restore_layers = o->restore_layers,
-        .sink = o->sink,
+        .sink = kakeya_options_sink(o),
         .window = o->window,
         .draft_window = o->draft_window,
         .kv_format = backend_kv_format(o->kv_format),
@@ -98,10 +95,8 @@ kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya_session_op
                                   kakeya_error *error) {
     *out = NULL;
     kakeya_session_options resolved;
-    kakeya_session_options_init(&resolved);
     kakeya_session *session = NULL;
-    kakeya_status status = KAKEYA_OK;
-    if (options) status = sized_read("session options", options, &resolved, sizeof resolved, error);
+    kakeya_status status = session_options_read(options, &resolved, error);
     if (status == KAKEYA_OK) status = check_options(engine, &resolved, error);
     if (status == KAKEYA_OK) status = session_allocate(engine, &resolved, &session, error);
     if (status != KAKEYA_OK) return status;

@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "decode/speculate.h"
+#include "kakeya_study.h"
 #include "session/engine.h"
 
 struct kakeya_session {
@@ -55,6 +56,10 @@ kakeya_status session_score(kakeya_session *session, const int32_t *tokens, size
  * row. */
 kakeya_status session_replay(kakeya_session *session, const int32_t *tokens, size_t n, float *logits,
                              backend_cache **out, kakeya_error *error);
+
+/* kakeya_session_save and kakeya_session_load with memory. *data is freed with free. */
+kakeya_status session_to_memory(const kakeya_session *session, void **data, size_t *bytes, kakeya_error *error);
+kakeya_status session_from_memory(kakeya_session *session, const void *data, size_t bytes, kakeya_error *error);
 
 /* Rows that a decode segment may have under the session's policy. */
 int session_decode_rows(const kakeya_session *session);

@@ -139,8 +139,8 @@ enum { POLICY_KV_FORMAT = 6 };
 static policy policy_of(const kakeya_session *session) {
     const kakeya_session_options *o = &session->options;
     return (policy){{session->engine->fingerprint, (uint64_t)o->attention, (uint64_t)o->restore_layers,
-                     (uint64_t)o->sink, (uint64_t)o->window, (uint64_t)o->draft_window, (uint64_t)o->kv_format,
-                     (uint64_t)session->cache_options.keep_draft_context}};
+                     (uint64_t)kakeya_options_sink(o), (uint64_t)o->window, (uint64_t)o->draft_window,
+                     (uint64_t)o->kv_format, (uint64_t)session->cache_options.keep_draft_context}};
 }
 
 uint64_t kakeya_engine_fingerprint(const kakeya_engine *engine) { return engine->fingerprint; }
@@ -465,7 +465,7 @@ static size_t read_memory(void *user, void *data, size_t bytes) {
     return n;
 }
 
-kakeya_status kakeya_session_snapshot(const kakeya_session *session, void **data, size_t *bytes, kakeya_error *error) {
+kakeya_status session_to_memory(const kakeya_session *session, void **data, size_t *bytes, kakeya_error *error) {
     *data = NULL;
     *bytes = 0;
     kakeya_status status = need_cache(session, error);
@@ -483,10 +483,9 @@ kakeya_status kakeya_session_snapshot(const kakeya_session *session, void **data
     return KAKEYA_OK;
 }
 
-kakeya_status kakeya_session_restore(kakeya_session *session, const void *data, size_t bytes, kakeya_error *error) {
+kakeya_status session_from_memory(kakeya_session *session, const void *data, size_t bytes, kakeya_error *error) {
     memory m = {.data = (unsigned char *)(uintptr_t)data, .bytes = data ? bytes : 0};
-    kakeya_status status = kakeya_session_load(session, read_memory, &m, error);
-    return status;
+    return kakeya_session_load(session, read_memory, &m, error);
 }
 
 typedef struct file_target {

@@ -6,12 +6,6 @@
 #include "base/sized.h"
 #include "session/scheduler.h"
 
-static const kakeya_request_options default_options = {.size = sizeof default_options};
-
-void kakeya_request_options_init_sized(kakeya_request_options *options, size_t size) {
-    sized_init(options, size, &default_options, sizeof default_options);
-}
-
 /* Copies of the arrays behind the options, in one piece of memory. */
 static kakeya_status own_arrays(kakeya_request *r, kakeya_error *error) {
     kakeya_generate_options *g = &r->answer.options;
@@ -81,7 +75,7 @@ static void free_request(kakeya_request *r) {
 kakeya_status kakeya_session_submit(kakeya_session *session, const kakeya_request_options *options,
                                     kakeya_request **out, kakeya_error *error) {
     *out = NULL;
-    kakeya_request_options o = default_options;
+    kakeya_request_options o = {.size = sizeof o};
     kakeya_status status = sized_read("request options", options, &o, sizeof o, error);
     if (status != KAKEYA_OK) return status;
     kakeya_request *r = calloc(1, sizeof *r);

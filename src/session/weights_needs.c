@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "base/sized.h"
 #include "formats/checkpoint.h"
-#include "kakeya.h"
+#include "kakeya_study.h"
 #include "model/gemma4.h"
 
 enum { EXPERT_MATRICES = 4 };

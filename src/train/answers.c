@@ -16,7 +16,7 @@ kakeya_status train_answers_open(kakeya_engine *engine, const train_answers_opti
     if (!a) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: answers to train on");
     a->options = *options;
     kakeya_session_options session;
-    kakeya_session_options_init(&session);
+    KAKEYA_INIT(&session);
     session.attention = KAKEYA_ATTENTION_NATIVE;
     session.context_tokens = options->context;
     kakeya_status status = KAKEYA_OK;
@@ -51,7 +51,7 @@ static bool on_progress(void *user, const char *what, uint64_t done, uint64_t to
 static kakeya_status ask(train_answers *a, kakeya_session *session, const int32_t *prompt, int n, kakeya_request **out,
                          kakeya_error *error) {
     kakeya_generate_options generate;
-    kakeya_generate_options_init(&generate);
+    KAKEYA_INIT(&generate);
     generate.max_tokens = a->options.tokens;
     generate.mode = KAKEYA_MODE_AUTO;
     generate.sampling.temperature = a->options.temperature;
@@ -61,7 +61,7 @@ static kakeya_status ask(train_answers *a, kakeya_session *session, const int32_
     generate.on_event = on_event;
     generate.user = a;
     kakeya_request_options request;
-    kakeya_request_options_init(&request);
+    KAKEYA_INIT(&request);
     request.tokens = prompt;
     request.n_tokens = (size_t)n;
     request.generate = &generate;

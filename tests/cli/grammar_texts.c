@@ -105,7 +105,7 @@ static void answer(const kakeya_tokenizer *t, const cJSON *line, cJSON *out) {
     const cJSON *schema = cJSON_GetObjectItem(line, "schema"), *regex = cJSON_GetObjectItem(line, "regex"), *text;
     const cJSON *rules = cJSON_GetObjectItem(line, "grammar"), *tools = cJSON_GetObjectItem(line, "tools");
     const char *source = cJSON_GetStringValue(schema ? schema : regex ? regex : rules);
-    kakeya_grammar_options_init(&o);
+    KAKEYA_INIT(&o);
     o.kind = schema ? KAKEYA_GRAMMAR_JSON_SCHEMA : regex ? KAKEYA_GRAMMAR_REGEX : KAKEYA_GRAMMAR_RULES;
     o.text = source;
     o.text_bytes = source ? strlen(source) : 0;

@@ -15,8 +15,8 @@ int main(int argc, char **argv) {
     kakeya_engine *engine = NULL;
     kakeya_engine_options eo;
     kakeya_session_options so;
-    kakeya_engine_options_init(&eo);
-    kakeya_session_options_init(&so);
+    KAKEYA_INIT(&eo);
+    KAKEYA_INIT(&so);
     eo.model = argc > 2 ? argv[2] : "";
     eo.threads = 1;
     so.context_tokens = 256;

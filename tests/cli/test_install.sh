@@ -14,8 +14,8 @@ cp "$WORK/install" "$WORK/err"
 STATUS=$installed
 check "cmake --install works" test "$installed" -eq 0
 prefix=$WORK/stage/opt/kakeya
-for file in bin/kakeya include/kakeya.h include/kakeya_text.h include/kakeya_image.h include/kakeya_sound.h include/kakeya_description.h \
-    lib/libkakeya.a lib/libkakeya.so lib/libkakeya.so.0.2 \
+for file in bin/kakeya include/kakeya.h include/kakeya_text.h include/kakeya_image.h include/kakeya_sound.h include/kakeya_study.h \
+    lib/libkakeya.a lib/libkakeya.so lib/libkakeya.so.0.3 \
     lib/pkgconfig/kakeya.pc share/man/man1/kakeya.1 share/bash-completion/completions/kakeya share/zsh/site-functions/_kakeya \
     share/fish/vendor_completions.d/kakeya.fish share/kakeya/models/demo/config.json \
     share/kakeya/proto/kakeya/v1/runtime.proto share/doc/kakeya/kakeya.cdx.json; do
@@ -36,7 +36,7 @@ flags=$(pkg-config --cflags --libs kakeya 2>&1) || flags="pkg-config failed: $fl
 cc -std=c17 -Wall -Wextra -Werror examples/generate.c -o "$WORK/generate" $flags >"$WORK/err" 2>&1 && STATUS=0 || STATUS=$?
 check "the example compiles with the flags of pkg-config" test "$STATUS" -eq 0
 check "and runs" "$WORK/generate" "$MODELS/demo" 'def f'
-check "with the shared library" sh -c 'readelf -d "$1" | grep -q "NEEDED.*libkakeya.so.0.2"' - "$WORK/generate"
+check "with the shared library" sh -c 'readelf -d "$1" | grep -q "NEEDED.*libkakeya.so.0.3"' - "$WORK/generate"
 flags_static=$(pkg-config --static --cflags --libs kakeya | sed 's/-lkakeya/-Wl,-Bstatic -lkakeya -Wl,-Bdynamic/')
 # shellcheck disable=SC2086
 cc -std=c17 examples/generate.c -o "$WORK/generate-static" $flags_static >"$WORK/err" 2>&1 && STATUS=0 || STATUS=$?
@@ -47,7 +47,7 @@ cat >"$WORK/user.cpp" <<'CPP'
 #include <cstdio>
 int main() {
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = "/nonexistent";
     kakeya_engine *engine = nullptr;
     kakeya_error error{};

@@ -13,7 +13,7 @@ int main() {
     kakeya_error error = {};
     kakeya_engine *engine = nullptr;
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = "/no/such/model";
     if (kakeya_engine_open(&options, &engine, &error) == KAKEYA_OK) return 1;
     return std::puts(error.message) < 0;
@@ -82,7 +82,7 @@ for kind in so a; do
 done
 check "the header declares functions" test "$(wc -l <"$WORK/declared")" -gt 60
 readelf -d "$objects.so" >"$WORK/out" 2>"$WORK/err"
-check "the soname carries the version of the interface" grep -q 'SONAME.*\[libkakeya\.so\.0\.2\]' "$WORK/out"
+check "the soname carries the version of the interface" grep -q 'SONAME.*\[libkakeya\.so\.0\.3\]' "$WORK/out"
 
 c++ -std=c++17 -Wall -Wextra -Wpedantic -Werror -Iinclude examples/embed.cpp -o "$WORK/embed" -L"$BUILD/lib" -lkakeya \
     -Wl,-rpath,"$BUILD/lib" >"$WORK/err" 2>&1 && STATUS=0 || STATUS=$?

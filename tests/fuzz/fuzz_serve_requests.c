@@ -33,8 +33,8 @@ static void open_server(void) {
                                       .keep_alive_seconds = 60,
                                       .log_json = true};
     kakeya_error error = {0};
-    kakeya_engine_options_init(&settings.engine);
-    kakeya_session_options_init(&settings.session);
+    KAKEYA_INIT(&settings.engine);
+    KAKEYA_INIT(&settings.session);
     settings.engine.model = "models/demo";
     settings.engine.threads = 1;
     settings.session.context_tokens = 4096;

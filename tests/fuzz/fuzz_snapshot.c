@@ -11,6 +11,7 @@
 
 #include "base/hash.h"
 #include "session/engine.h"
+#include "session/session.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -53,21 +54,21 @@ static void open_sessions(void) {
     kakeya_error error = {0};
     for (int i = 0; i < POLICIES; i++) {
         kakeya_session_options options;
-        kakeya_session_options_init(&options);
+        KAKEYA_INIT(&options);
         options.context_tokens = 32;
         options.attention = policies[i].attention;
-        options.sink = policies[i].sink;
+        options.sink = policies[i].sink ? policies[i].sink : KAKEYA_NO_SINK;
         options.window = policies[i].window;
         options.draft_window = 8;
         kakeya_generate_options answer;
-        kakeya_generate_options_init(&answer);
+        KAKEYA_INIT(&answer);
         answer.max_tokens = 6;
         answer.ignore_stop_tokens = true;
         require(kakeya_session_open(engine, &options, &session[i], &error), &error);
         require(kakeya_session_sync(session[i], prompt, sizeof prompt / sizeof prompt[0], NULL, NULL, NULL, &error),
                 &error);
         require(kakeya_session_generate(session[i], &answer, NULL, &error), &error);
-        require(kakeya_session_snapshot(session[i], &snapshot[i], &snapshot_bytes[i], &error), &error);
+        require(session_to_memory(session[i], &snapshot[i], &snapshot_bytes[i], &error), &error);
     }
 }
 
@@ -103,9 +104,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         edited[bytes - CHECKSUM_BYTES + (size_t)i] = (unsigned char)(checksum >> (8 * i));
 
     kakeya_error error = {0};
-    if (kakeya_session_restore(session[policy], edited, bytes, &error) == KAKEYA_OK) {
+    if (session_from_memory(session[policy], edited, bytes, &error) == KAKEYA_OK) {
         kakeya_generate_options answer;
-        kakeya_generate_options_init(&answer);
+        KAKEYA_INIT(&answer);
         answer.max_tokens = 2;
         answer.mode = KAKEYA_MODE_SPECULATIVE;
         /* K/V of any value may lead to logits that are no numbers: an error then, never more */

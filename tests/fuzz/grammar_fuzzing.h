@@ -32,7 +32,7 @@ static inline kakeya_grammar *fuzzing_grammar(kakeya_grammar_kind kind, const ch
                                       .calls = tools ? KAKEYA_CALLS_REQUIRED : KAKEYA_CALLS_FREE,
                                       .tools = tools,
                                       .tools_bytes = tools_bytes,
-                                      .thinking_tokens = -1};
+                                      .thinking_tokens = 0};
     kakeya_status status = grammar_compile(fuzzing_tokens(), &o, &g, &error);
     if ((status == KAKEYA_OK) != (g != NULL) || (status != KAKEYA_OK && !error.message[0])) abort();
     return g;

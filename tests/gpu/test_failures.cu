@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <vector>
 
-#include "kakeya.h"
+#include "kakeya_study.h"
 
 extern char **environ;
 
@@ -39,9 +39,12 @@ void check_failure(const char *what, kakeya_status status, const kakeya_error &e
 kakeya_engine *open_engine(const char *model, const char *synthetic, const char *backend, kakeya_status *status,
                            kakeya_error *error) {
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = model;
-    options.synthetic = synthetic;
+    kakeya_study_options study;
+    KAKEYA_INIT(&study);
+    study.synthetic = synthetic;
+    options.study = &study;
     options.backend = backend;
     options.drafter = "none";
     kakeya_engine *engine = nullptr;
@@ -51,7 +54,7 @@ kakeya_engine *open_engine(const char *model, const char *synthetic, const char 
 
 kakeya_session *open_session(kakeya_engine *engine, kakeya_status *status, kakeya_error *error) {
     kakeya_session_options options;
-    kakeya_session_options_init(&options); /* the model's longest context */
+    KAKEYA_INIT(&options); /* the model's longest context */
     kakeya_session *session = nullptr;
     *status = kakeya_session_open(engine, &options, &session, error);
     return session;
@@ -66,12 +69,12 @@ std::vector<int32_t> some_tokens(int n) {
 /* n greedy tokens behind what the session holds. */
 std::vector<int32_t> answer(kakeya_session *session, int n, kakeya_status *status, kakeya_error *error) {
     kakeya_generate_options options;
-    kakeya_generate_options_init(&options);
+    KAKEYA_INIT(&options);
     options.max_tokens = n;
     options.mode = KAKEYA_MODE_AR;
     options.ignore_stop_tokens = true;
     kakeya_stats stats;
-    kakeya_stats_init(&stats);
+    KAKEYA_INIT(&stats);
     *status = kakeya_session_generate(session, &options, &stats, error);
     size_t length = 0;
     const int32_t *tokens = kakeya_session_tokens(session, &length);
@@ -176,10 +179,9 @@ int device_lost() {
     kakeya_session *fork = nullptr;
     status = kakeya_session_fork(session[1], &fork, &error);
     check_failure("its copy", status, error, KAKEYA_BACKEND, ": ");
-    void *data = nullptr;
-    size_t bytes = 0;
-    status = kakeya_session_snapshot(session[1], &data, &bytes, &error);
-    check_failure("its snapshot", status, error, KAKEYA_BACKEND, ": ");
+    const kakeya_write_fn nowhere = [](void *, const void *, size_t) { return true; };
+    status = kakeya_session_save(session[1], nowhere, nullptr, &error);
+    check_failure("its state, to be saved", status, error, KAKEYA_BACKEND, ": ");
     kakeya_engine *late = open_engine(KAKEYA_MODELS "/demo", nullptr, "cuda", &status, &error);
     check_failure("another engine on it", status, error, KAKEYA_BACKEND, ": ");
     check(!late, "is not there", "there is one");

@@ -42,7 +42,7 @@ static kakeya_engine *open_engine(const char *name, const char *drafter, const c
     char path[512], drafter_path[512];
     snprintf(path, sizeof path, "%s/golden/%s", KAKEYA_TEST_DATA, name);
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = unpacked_folder(path);
     options.backend = backend;
     options.f_theta = options.drafter = "none";

@@ -111,7 +111,7 @@ int main(int argc, char **argv) {
     options.failed = &failed;
     options.wake_seconds = 600;
     kakeya_engine_options engine_options;
-    kakeya_engine_options_init(&engine_options);
+    KAKEYA_INIT(&engine_options);
     engine_options.backend = "cpu";
     if (argc < 2) return refuse("nothing");
     engine_options.model = argv[1];

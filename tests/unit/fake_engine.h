@@ -84,7 +84,7 @@ static inline void fake_hold_open(fake_hold *hold, kakeya_engine *engine) {
 static inline void fake_hold_begin(fake_hold *hold) {
     kakeya_error error = {0};
     kakeya_request_options options;
-    kakeya_request_options_init(&options);
+    KAKEYA_INIT(&options);
     options.tokens = (int32_t[]){1};
     options.n_tokens = 1;
     options.on_done = fake_hold_until_posted;

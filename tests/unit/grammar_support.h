@@ -17,7 +17,7 @@ static inline const kakeya_tokenizer *demo_tokenizer(void) {
 static inline kakeya_status open_grammar(kakeya_grammar_kind kind, const char *text, kakeya_grammar **out,
                                          kakeya_error *error) {
     kakeya_grammar_options o;
-    kakeya_grammar_options_init(&o);
+    KAKEYA_INIT(&o);
     o.kind = kind;
     o.text_bytes = text ? strlen(text) : 0;
     char *exact = text ? malloc(o.text_bytes + 1) : NULL; /* nothing behind it: a sanitizer sees who reads on */
@@ -29,7 +29,7 @@ static inline kakeya_status open_grammar(kakeya_grammar_kind kind, const char *t
 
 static inline kakeya_status open_calls(const char *tools, kakeya_grammar **out, kakeya_error *error) {
     kakeya_grammar_options o;
-    kakeya_grammar_options_init(&o);
+    KAKEYA_INIT(&o);
     o.calls = KAKEYA_CALLS_REQUIRED;
     o.tools = tools;
     o.tools_bytes = strlen(tools);

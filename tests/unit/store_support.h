@@ -8,7 +8,7 @@
 
 static inline kakeya_session_options session_options(void) {
     kakeya_session_options so;
-    kakeya_session_options_init(&so);
+    KAKEYA_INIT(&so);
     return so;
 }
 
@@ -36,7 +36,7 @@ typedef struct request {
 
 static inline void answer(kakeya_session *session, request *r, int tokens, float temperature) {
     kakeya_generate_options go;
-    kakeya_generate_options_init(&go);
+    KAKEYA_INIT(&go);
     go.max_tokens = tokens;
     go.ignore_stop_tokens = true;
     go.sampling.temperature = temperature;
@@ -104,7 +104,7 @@ enum { POLICIES = sizeof policies / sizeof policies[0] };
 
 static inline kakeya_engine *open_demo(void) {
     kakeya_engine_options eo;
-    kakeya_engine_options_init(&eo);
+    KAKEYA_INIT(&eo);
     eo.model = KAKEYA_MODELS "/demo";
     eo.threads = 1;
     kakeya_engine *engine = NULL;

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kakeya_study.h"
 #include "packed.h"
 #include "session/session.h"
 #include "sweep.h"
@@ -36,7 +37,7 @@ static kakeya_engine *f32; /* reference precision, one thread */
 static kakeya_engine *open_demo(kakeya_precision precision, int threads) {
     kakeya_engine *engine = NULL;
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = KAKEYA_MODELS "/demo/";
     options.precision = precision;
     options.threads = threads;
@@ -123,21 +124,21 @@ static void test_reference_continuations(void **state) {
         read_ids(row, "input_ids", &prompt);
         read_ids(row, "greedy", &greedy);
         kakeya_session_options so;
-        kakeya_session_options_init(&so);
+        KAKEYA_INIT(&so);
         so.draft_window = 8192; /* the reference drafter sees the whole prompt */
         kakeya_session *session = open_session(f32, &so);
         for (int speculative = 0; speculative < 2; speculative++) {
             char what[64];
             snprintf(what, sizeof what, "row %d, %s", rows[r], speculative ? "speculative" : "ar");
             kakeya_generate_options go;
-            kakeya_generate_options_init(&go);
+            KAKEYA_INIT(&go);
             go.mode = speculative ? KAKEYA_MODE_SPECULATIVE : KAKEYA_MODE_AR;
             go.draft_length = speculative ? 7 : 0;
             go.max_tokens = (int)greedy.n;
             lengths l = {0};
             session_trace trace = {.block = note_block, .user = &l};
             kakeya_stats stats;
-            kakeya_stats_init(&stats);
+            KAKEYA_INIT(&stats);
             size_t n;
             ok(kakeya_session_sync(session, prompt.token, prompt.n, NULL, NULL, NULL, error));
             ok(session_generate(session, &go, &trace, &stats, error));
@@ -171,14 +172,14 @@ static void same_stream(kakeya_precision precision, kakeya_attention attention, 
     kakeya_engine *engines[2] = {open_demo(precision, 1), open_demo(precision, 2)};
     for (size_t a = 0; a < sizeof arms / sizeof arms[0]; a++) {
         kakeya_session_options so;
-        kakeya_session_options_init(&so);
+        KAKEYA_INIT(&so);
         so.context_tokens = 1024;
         so.attention = attention;
         so.restore_layers = layers;
         so.prompt_chunk_tokens = arms[a].chunk;
         kakeya_session *session = open_session(engines[arms[a].threads - 1], &so);
         kakeya_generate_options go;
-        kakeya_generate_options_init(&go);
+        KAKEYA_INIT(&go);
         go.mode = arms[a].mode;
         go.draft_length = arms[a].draft_length;
         go.max_tokens = max_tokens;
@@ -262,7 +263,7 @@ static void same_choices(int row, float temperature) {
         *c = (choices){0};
         kakeya_session *session = open_session(f32, NULL);
         kakeya_generate_options go;
-        kakeya_generate_options_init(&go);
+        KAKEYA_INIT(&go);
         go.mode = arms[a].mode;
         go.draft_length = arms[a].draft_length;
         go.max_tokens = 40;
@@ -284,7 +285,7 @@ static void same_choices(int row, float temperature) {
         if (a) assert_memory_equal(c, &expected, sizeof expected);
         if (!a) {
             kakeya_score_options score;
-            kakeya_score_options_init(&score);
+            KAKEYA_INIT(&score);
             score.prompt_length = prompt.n;
             score.nll = nll;
             ok(kakeya_session_score(session, tokens, n, &score, error));
@@ -315,12 +316,12 @@ static void test_reference_modes(void **state) {
     lengths fused = {0};
     for (int reference = SESSION_FUSED; reference <= SESSION_UNFUSED; reference++) {
         kakeya_session_options so;
-        kakeya_session_options_init(&so);
+        KAKEYA_INIT(&so);
         so.context_tokens = 512;
         so.attention = KAKEYA_ATTENTION_RESTORED;
         kakeya_session *session = open_session(f32, &so);
         kakeya_generate_options go;
-        kakeya_generate_options_init(&go);
+        KAKEYA_INIT(&go);
         go.mode = KAKEYA_MODE_SPECULATIVE;
         go.max_tokens = sweep_short() ? 6 : 24;
         go.ignore_stop_tokens = true;
@@ -347,7 +348,7 @@ static void test_reference_modes(void **state) {
 /* Continues `session`, and `other` too unless it is already ahead: the timelines are equal then. */
 static void continue_and_compare(kakeya_session *session, kakeya_session *other, const char *what) {
     kakeya_generate_options go;
-    kakeya_generate_options_init(&go);
+    KAKEYA_INIT(&go);
     go.max_tokens = 20;
     go.ignore_stop_tokens = true;
     go.mode = KAKEYA_MODE_SPECULATIVE;
@@ -370,12 +371,12 @@ static void test_truncate_fork_snapshot(void **state) {
     prompt.n = sweep_short() ? 200 : 340;
     for (size_t p = sweep_short() ? 2 : 0; p < 3; p++) {
         kakeya_session_options so;
-        kakeya_session_options_init(&so);
+        KAKEYA_INIT(&so);
         so.context_tokens = 700;
         so.attention = policies[p];
         kakeya_session *session = open_session(f32, &so), *other = open_session(f32, &so), *fork = NULL;
         kakeya_generate_options go;
-        kakeya_generate_options_init(&go);
+        KAKEYA_INIT(&go);
         go.max_tokens = sweep_short() ? 15 : 30;
         go.ignore_stop_tokens = true;
         ok(kakeya_session_sync(session, prompt.token, prompt.n, NULL, NULL, NULL, error));
@@ -384,8 +385,8 @@ static void test_truncate_fork_snapshot(void **state) {
         void *data;
         size_t bytes;
         ok(kakeya_session_fork(session, &fork, error));
-        ok(kakeya_session_snapshot(session, &data, &bytes, error));
-        ok(kakeya_session_restore(other, data, bytes, error));
+        ok(session_to_memory(session, &data, &bytes, error));
+        ok(session_from_memory(other, data, bytes, error));
         continue_and_compare(fork, session, "fork");
         continue_and_compare(other, session, "snapshot");
         kakeya_session_close(fork);
@@ -425,7 +426,7 @@ static void test_score_reference_logprobs(void **state) {
         all.n += greedy.n;
         kakeya_session *session = open_session(f32, NULL);
         kakeya_score_options options;
-        kakeya_score_options_init(&options);
+        KAKEYA_INIT(&options);
         options.nll = nll;
         ok(kakeya_session_score(session, all.token, all.n, &options, error));
         options.prompt_length = prompt;
@@ -452,7 +453,7 @@ typedef struct speaker {
 static void *speak(void *user) {
     speaker *s = user;
     kakeya_generate_options go;
-    kakeya_generate_options_init(&go);
+    KAKEYA_INIT(&go);
     go.max_tokens = 24;
     go.ignore_stop_tokens = true;
     go.mode = s->mode;
@@ -518,11 +519,11 @@ static void test_needle_chat(void **state) {
     kakeya_session *session = open_session(f32, NULL);
     streamed s = {0};
     kakeya_generate_options go;
-    kakeya_generate_options_init(&go);
+    KAKEYA_INIT(&go);
     go.on_event = append_text;
     go.user = &s;
     kakeya_stats stats;
-    kakeya_stats_init(&stats);
+    KAKEYA_INIT(&stats);
     ok(kakeya_session_sync(session, tokens, n, NULL, NULL, NULL, error));
     ok(kakeya_session_generate(session, &go, &stats, error));
     assert_int_equal(stats.finish, KAKEYA_FINISH_STOP);
@@ -574,7 +575,7 @@ static void expect_open_failure(kakeya_engine_options *options, kakeya_status st
 static void test_open_failures(void **state) {
     (void)state;
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     expect_open_failure(&options, KAKEYA_INVALID_ARGUMENT, "model");
     options.model = "/no/such/model";
     expect_open_failure(&options, KAKEYA_IO, "/no/such/model");
@@ -607,11 +608,11 @@ static void use_sessions(kakeya_mode mode, int draft_length) {
     read_ids(golden_row(CODE_ROW), "input_ids", &prompt);
     prompt.n = 150;
     kakeya_session_options so;
-    kakeya_session_options_init(&so);
+    KAKEYA_INIT(&so);
     so.attention = KAKEYA_ATTENTION_RESTORED;
     kakeya_session *session = open_session(f32, &so), *fork;
     kakeya_generate_options go;
-    kakeya_generate_options_init(&go);
+    KAKEYA_INIT(&go);
     go.mode = mode;
     go.draft_length = draft_length;
     go.max_tokens = 20;

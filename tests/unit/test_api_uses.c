@@ -10,13 +10,12 @@
 
 #include <sched.h>
 
-#include "kakeya_description.h"
-#include "kakeya_text.h"
+#include "kakeya_study.h"
 
 static kakeya_engine *open_demo(kakeya_precision precision) {
     kakeya_engine *engine;
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = KAKEYA_MODELS "/demo";
     options.backend = "cpu";
     options.precision = precision;
@@ -28,7 +27,7 @@ static kakeya_engine *open_demo(kakeya_precision precision) {
 static kakeya_session *open_with(kakeya_engine *engine, kakeya_attention attention, kakeya_kv_format format) {
     kakeya_session *session;
     kakeya_session_options options;
-    kakeya_session_options_init(&options);
+    KAKEYA_INIT(&options);
     options.context_tokens = 512;
     options.attention = attention;
     options.kv_format = format;
@@ -68,10 +67,10 @@ static void test_request_that_is_polled(void **state) {
     static const int32_t question[] = {2, 7634, 1353, 846};
     enum { PROMPT = sizeof question / sizeof *question };
     kakeya_generate_options generate;
-    kakeya_generate_options_init(&generate);
+    KAKEYA_INIT(&generate);
     generate.max_tokens = 4;
     kakeya_request_options options;
-    kakeya_request_options_init(&options);
+    KAKEYA_INIT(&options);
     options.tokens = question;
     options.n_tokens = PROMPT;
     options.generate = &generate;
@@ -79,7 +78,7 @@ static void test_request_that_is_polled(void **state) {
     ok(kakeya_session_submit(session, &options, &request, &failure));
     while (!kakeya_request_is_done(request)) sched_yield();
     kakeya_stats stats;
-    kakeya_stats_init(&stats);
+    KAKEYA_INIT(&stats);
     ok(kakeya_request_wait(request, &stats, &failure));
     assert_int_equal(kakeya_engine_spilled_bytes(engine), 0); /* nothing had to wait in a file */
 
@@ -128,8 +127,8 @@ static void test_pictures(void **state) {
     assert_string_equal(about.format, "JPEG");
     assert_true(about.width > 0 && about.height > 0 && about.orientation == 1);
     kakeya_image_fit fit, again;
-    kakeya_image_fit_init(&fit);
-    kakeya_image_fit_init(&again);
+    KAKEYA_INIT(&fit);
+    KAKEYA_INIT(&again);
     assert_false(kakeya_image_fitted(photo, &fit));
     int earlier = 0;
     for (size_t i = 0; kakeya_image_budget(i); i++) {
@@ -160,7 +159,7 @@ static void test_picture_that_was_fitted_elsewhere(void **state) {
     kakeya_image *made = NULL;
     ok(kakeya_image_of_fit(f.engine, &facts, FITTED, facts.width, facts.height, rgb, &made, &failure));
     kakeya_image_fit fit;
-    kakeya_image_fit_init(&fit);
+    KAKEYA_INIT(&fit);
     assert_true(kakeya_image_fitted(made, &fit));
     assert_int_equal(fit.width, facts.width);
     assert_int_equal(fit.height, facts.height);
@@ -189,7 +188,7 @@ static void test_place_of_the_next_token(void **state) {
     kakeya_engine *engine = open_demo(KAKEYA_PRECISION_BF16);
     const kakeya_tokenizer *tokenizer = kakeya_engine_tokenizer(engine);
     kakeya_chat_parser_options options;
-    kakeya_chat_parser_options_init(&options);
+    KAKEYA_INIT(&options);
     options.on_event = ignore;
     kakeya_chat_parser *parser;
     ok(kakeya_chat_parser_open(tokenizer, &options, &parser, &failure));

@@ -14,6 +14,7 @@
 
 #include "backend/measure.h"
 #include "base/machine_memory.h"
+#include "kakeya_study.h"
 #include "measure/bench_requests.h"
 #include "measure/bench_sessions.h"
 #include "scratch.h"
@@ -24,7 +25,7 @@ static kakeya_engine *demo(size_t memory_limit_bytes) {
     kakeya_engine *engine = NULL;
     kakeya_error error = {0};
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = KAKEYA_MODELS "/demo";
     options.backend = "cpu";
     options.threads = 2;
@@ -120,7 +121,7 @@ static void near(const char *what, double found, double wanted) {
 static void test_bytes_of_a_step(void **state) {
     kakeya_engine *engine = *state;
     kakeya_session_options session;
-    kakeya_session_options_init(&session);
+    KAKEYA_INIT(&session);
     session.kv_format = KAKEYA_KV_BF16;
     for (int policy = KAKEYA_ATTENTION_NATIVE; policy <= KAKEYA_ATTENTION_RESTORED; policy++) {
         session.attention = (kakeya_attention)policy;
@@ -156,7 +157,7 @@ static kakeya_status measure(kakeya_engine *engine, kakeya_attention attention, 
                                       .decode_tokens = BACKEND_MAX_DRAFT + 2, /* the sessions go back once */
                                       .repeats = 1,
                                       .stall_ms = 1};
-    kakeya_session_options_init(&options.session);
+    KAKEYA_INIT(&options.session);
     options.session.attention = attention;
     options.session.context_tokens = 400;
     return bench_sessions_measure(engine, &options, out, error);
@@ -279,7 +280,7 @@ static void test_requests(void **state) {
     const int n = sweep_short() ? 4 : 20;
     bench_requests_options options = {
         .load = {.requests = n, .prompt_tokens = 24, .answer_tokens = 5}, .repeats = 2, .mode = KAKEYA_MODE_AR};
-    kakeya_session_options_init(&options.session);
+    KAKEYA_INIT(&options.session);
     options.session.without_drafter = true;
     for (int device = 0; device < 2; device++) {
         bench_requests_result r;
@@ -325,7 +326,7 @@ static void test_requests_are_interrupted(void **state) {
                                       .repeats = 1,
                                       .mode = KAKEYA_MODE_AR,
                                       .progress = stop_soon};
-    kakeya_session_options_init(&options.session);
+    KAKEYA_INIT(&options.session);
     bench_requests_result r;
     kakeya_error error = {0};
     assert_int_equal(bench_requests_measure(engine, &options, &r, &error), KAKEYA_CANCELLED);
@@ -342,7 +343,7 @@ static void test_sessions_that_cannot_fit(void **state) {
     kakeya_session *session = NULL;
     kakeya_error error = {0};
     kakeya_session_options options;
-    kakeya_session_options_init(&options);
+    KAKEYA_INIT(&options);
     options.context_tokens = 400;
     options.without_drafter = true;
     assert_ok(kakeya_session_open(open, &options, &session, &error));
@@ -352,7 +353,7 @@ static void test_sessions_that_cannot_fit(void **state) {
 
     /* one session more is the K/V memory of one session more */
     kakeya_kv_bytes kv;
-    kakeya_kv_bytes_init(&kv);
+    KAKEYA_INIT(&kv);
     options.kv_format = KAKEYA_KV_BF16;
     assert_ok(kakeya_description_kv_bytes(kakeya_engine_description(open), &options,
                                           (size_t)long_context() + BENCH_WARM_STEPS + BACKEND_MAX_DRAFT, &kv, &error));

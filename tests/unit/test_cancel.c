@@ -11,6 +11,7 @@
 #include <sched.h>
 
 #include "fake_engine.h"
+#include "kakeya_study.h"
 #include "sweep.h"
 
 enum { PROMPT = 150, NEW = 50 };
@@ -30,7 +31,7 @@ static int32_t prompt[PROMPT], expected[FAKE_CONTEXT]; /* prompt and NEW tokens 
 
 static kakeya_generate_options options_of(size_t v) {
     kakeya_generate_options go;
-    kakeya_generate_options_init(&go);
+    KAKEYA_INIT(&go);
     go.mode = variants[v].mode;
     go.draft_length = variants[v].draft_length;
     go.ignore_stop_tokens = true;
@@ -73,7 +74,7 @@ static void finish_and_compare(kakeya_session *session, size_t v) {
         kakeya_generate_options go = options_of(v);
         go.max_tokens = (int)(PROMPT + NEW - n);
         kakeya_stats stats;
-        kakeya_stats_init(&stats);
+        KAKEYA_INIT(&stats);
         ok(kakeya_session_generate(session, &go, &stats, error));
         assert_int_equal(stats.finish, KAKEYA_FINISH_LENGTH);
     }
@@ -87,9 +88,9 @@ static void test_before_a_call(void **state) {
         kakeya_session *session = fake_session(engine, NULL);
         kakeya_generate_options go = options_of(v);
         kakeya_score_options score;
-        kakeya_score_options_init(&score);
+        KAKEYA_INIT(&score);
         kakeya_stats stats;
-        kakeya_stats_init(&stats);
+        KAKEYA_INIT(&stats);
         kakeya_error e = {0};
         size_t n;
         int forwards = script.calls[FAKE_FORWARD];
@@ -177,7 +178,7 @@ static void test_from_the_callback(void **state) {
             go.on_event = cancel_at_token;
             go.user = &c;
             kakeya_stats stats;
-            kakeya_stats_init(&stats);
+            KAKEYA_INIT(&stats);
             ok(kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error));
             ok(kakeya_session_generate(session, &go, &stats, error));
             assert_int_equal(stats.finish, KAKEYA_FINISH_CANCELLED);
@@ -203,7 +204,7 @@ static bool cancel_in_progress(void *user, const char *what, uint64_t done, uint
 static void test_prompt(void **state) {
     (void)state;
     kakeya_session_options so;
-    kakeya_session_options_init(&so);
+    KAKEYA_INIT(&so);
     so.prompt_chunk_tokens = 30;
     kakeya_session *session = fake_session(engine, &so);
     kakeya_error e = {0};

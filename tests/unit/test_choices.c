@@ -9,6 +9,7 @@
 
 #include "decode/log_probabilities.h"
 #include "fake_engine.h"
+#include "kakeya_study.h"
 #include "sweep.h"
 
 static const double accuracy = 4e-6; /* as kakeya.h promises */
@@ -128,7 +129,7 @@ static const kakeya_logit_bias biases[] = {{3, 4}, {5, -INFINITY}, {9, 1.5f}, {9
 
 static kakeya_generate_options options_of(const wish *w, const variant *v, stream *out) {
     kakeya_generate_options go;
-    kakeya_generate_options_init(&go);
+    KAKEYA_INIT(&go);
     go.mode = v->mode;
     go.draft_length = v->draft_length;
     go.max_tokens = NEW;
@@ -152,7 +153,7 @@ static kakeya_generate_options options_of(const wish *w, const variant *v, strea
 static void ask_together(kakeya_session *session, const int32_t *prompt, const kakeya_generate_options *go) {
     kakeya_request *request;
     kakeya_request_options ro;
-    kakeya_request_options_init(&ro);
+    KAKEYA_INIT(&ro);
     ro.tokens = prompt;
     ro.n_tokens = PROMPT;
     ro.generate = go;
@@ -171,7 +172,7 @@ static void generate_counted(const wish *w, const variant *v, stream *out, int *
     fake_engine_options eo = {.f_theta = true, .suppress = w->suppress ? 17 : 0};
     kakeya_engine *engine = fake_engine(&script, eo);
     kakeya_session_options so;
-    kakeya_session_options_init(&so);
+    KAKEYA_INIT(&so);
     so.attention = w->attention;
     so.window = w->attention == KAKEYA_ATTENTION_NATIVE ? 64 : 5;
     kakeya_session *session = fake_session(engine, &so);
@@ -198,7 +199,7 @@ static void generate_counted(const wish *w, const variant *v, stream *out, int *
     /* log-probabilities are those of scoring: the model's own, whatever changed the choice */
     static float nll[PROMPT + NEW], logits[(PROMPT + NEW) * FAKE_VOCAB];
     kakeya_score_options score;
-    kakeya_score_options_init(&score);
+    KAKEYA_INIT(&score);
     score.nll = nll;
     score.logits = logits;
     score.prompt_length = PROMPT;
@@ -373,7 +374,7 @@ static void test_dead_end(void **state) {
         go.max_tokens = 20;
         kakeya_error e = {0};
         kakeya_stats stats;
-        kakeya_stats_init(&stats);
+        KAKEYA_INIT(&stats);
         ok(kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error));
         assert_int_equal(kakeya_session_generate(session, &go, &stats, &e), KAKEYA_INVALID_ARGUMENT);
         assert_non_null(strstr(e.message, "47"));
@@ -399,14 +400,14 @@ static void test_refusals(void **state) {
     for (size_t i = 0; i < 4; i++) {
         kakeya_error e = {0};
         kakeya_generate_options go;
-        kakeya_generate_options_init(&go);
+        KAKEYA_INIT(&go);
         go.logit_bias = &bad[i];
         go.n_logit_bias = 1;
         assert_int_equal(kakeya_session_generate(session, &go, NULL, &e), KAKEYA_INVALID_ARGUMENT);
         assert_non_null(strstr(e.message, "bias 0"));
         go.logit_bias = NULL;
         assert_int_equal(kakeya_session_generate(session, &go, NULL, &e), KAKEYA_INVALID_ARGUMENT);
-        kakeya_generate_options_init(&go);
+        KAKEYA_INIT(&go);
         go.top_log_probabilities = i % 2 ? 21 : -1;
         assert_int_equal(kakeya_session_generate(session, &go, NULL, &e), KAKEYA_INVALID_ARGUMENT);
         assert_non_null(strstr(e.message, "20"));

@@ -12,7 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kakeya_study.h"
 #include "scratch.h"
+#include "session/session.h"
 
 enum { PROMPT = 24, GENERATED = 10, FURTHER = 5, TOKENS = PROMPT + GENERATED + FURTHER };
 
@@ -30,7 +32,7 @@ typedef struct speaker {
 
 static kakeya_status generate(speaker *s, kakeya_session *session, int max_tokens) {
     kakeya_generate_options options;
-    kakeya_generate_options_init(&options);
+    KAKEYA_INIT(&options);
     options.mode = s->mode;
     options.max_tokens = max_tokens;
     options.ignore_stop_tokens = true;
@@ -43,7 +45,7 @@ static kakeya_status generate(speaker *s, kakeya_session *session, int max_token
 static kakeya_status speak_once(speaker *s) {
     kakeya_session *session = NULL, *fork = NULL, *restored = NULL;
     kakeya_session_options options;
-    kakeya_session_options_init(&options);
+    KAKEYA_INIT(&options);
     options.attention = s->attention;
     options.window = 18;
     options.context_tokens = 128;
@@ -55,9 +57,9 @@ static kakeya_status speak_once(speaker *s) {
     if (!status) status = kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, &s->error);
     if (!status) status = generate(s, session, GENERATED);
     if (!status) status = kakeya_session_fork(session, &fork, &s->error);
-    if (!status) status = kakeya_session_snapshot(fork, &snapshot, &bytes, &s->error);
+    if (!status) status = session_to_memory(fork, &snapshot, &bytes, &s->error);
     if (!status) status = kakeya_session_open(s->engine, &options, &restored, &s->error);
-    if (!status) status = kakeya_session_restore(restored, snapshot, bytes, &s->error);
+    if (!status) status = session_from_memory(restored, snapshot, bytes, &s->error);
     if (!status) status = generate(s, restored, FURTHER);
     if (!status) {
         const int32_t *tokens = kakeya_session_tokens(restored, &n);
@@ -79,11 +81,14 @@ static void *speak(void *user) {
 static kakeya_engine *open_engine(const char *model, const char *drafter, const char *isa) {
     kakeya_engine *engine = NULL;
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = model;
     options.drafter = drafter;
     options.backend = "cpu";
-    options.cpu_isa = isa;
+    kakeya_study_options study;
+    KAKEYA_INIT(&study);
+    study.cpu_isa = isa;
+    options.study = &study;
     options.threads = 2;
     options.max_stall_ms = 1; /* snapshots in the smallest pieces */
     assert_ok(kakeya_engine_open(&options, &engine, &error));

@@ -53,7 +53,7 @@ static void test_json_equals_pairs(void **state) {
     for (int thinking = 0; thinking < 2; thinking++) {
         kakeya_error error = {0};
         kakeya_chat_options options;
-        kakeya_chat_options_init(&options);
+        KAKEYA_INIT(&options);
         options.thinking = thinking;
         int32_t *expected;
         size_t n_expected, n, n_stable, n_alone;
@@ -93,7 +93,7 @@ static void test_tools(void **state) {
     kakeya_free(same);
     kakeya_free(ids);
     kakeya_chat_options options;
-    kakeya_chat_options_init(&options);
+    KAKEYA_INIT(&options);
     options.tools = tools;
     options.tools_bytes = sizeof tools - 1;
     ids = tokens_of(t, request, &options, &n, NULL);
@@ -127,7 +127,7 @@ static void test_continue_last(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char json[600];
         kakeya_chat_options options;
-        kakeya_chat_options_init(&options);
+        KAKEYA_INIT(&options);
         options.continue_last = true;
         options.without_turn = i % 2;
         int32_t *ids = NULL, *more;
@@ -168,7 +168,7 @@ static void test_runs(void **state) {
     kakeya_error error = {0};
     kakeya_chat_run run = {.message = 1, .ids = ids, .n_ids = 3};
     kakeya_chat_options options;
-    kakeya_chat_options_init(&options);
+    KAKEYA_INIT(&options);
     options.runs = &run;
     options.n_runs = 1;
     int32_t *plain = tokens_of(t, json, NULL, &n_plain, NULL);
@@ -224,7 +224,7 @@ static void test_refusals(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         kakeya_error error = {0};
         kakeya_chat_options options;
-        kakeya_chat_options_init(&options);
+        KAKEYA_INIT(&options);
         options.tools = cases[i].tools;
         options.tools_bytes = cases[i].tools ? strlen(cases[i].tools) : 0;
         int32_t *ids;
@@ -247,7 +247,7 @@ static void test_refusals(void **state) {
     assert_int_equal(kakeya_chat_parser_open(NULL, NULL, &parser, &error), KAKEYA_UNSUPPORTED);
     const char *empty = "";
     kakeya_chat_parser_options options;
-    kakeya_chat_parser_options_init(&options);
+    KAKEYA_INIT(&options);
     options.stop_strings = &empty;
     options.n_stop_strings = 1;
     assert_int_equal(kakeya_chat_parser_open(t, &options, &parser, &error), KAKEYA_INVALID_ARGUMENT);
@@ -284,7 +284,7 @@ static kakeya_status parse(const kakeya_tokenizer *t, const char *answer, const 
     size_t n;
     assert_status(kakeya_tokenize(t, answer, strlen(answer), KAKEYA_TEXT_PARSE_SPECIAL, &ids, &n, &error), &error);
     kakeya_chat_parser_options options;
-    kakeya_chat_parser_options_init(&options);
+    KAKEYA_INIT(&options);
     options.stop_strings = stops;
     options.n_stop_strings = n_stops;
     options.on_event = hear;
@@ -297,7 +297,7 @@ static kakeya_status parse(const kakeya_tokenizer *t, const char *answer, const 
     for (size_t at = 0; at < n && !status; at += block) {
         status = kakeya_chat_parser_feed(parser, ids + at, block < n - at ? block : n - at, &stopped, &error);
     }
-    kakeya_chat_summary_init(summary);
+    KAKEYA_INIT(summary);
     if (!status) status = kakeya_chat_parser_finish(parser, finish, summary, &error);
     if (!status) assert_int_equal(stopped, summary->stop_string >= 0);
     kakeya_chat_parser_close(parser);

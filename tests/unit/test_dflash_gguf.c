@@ -241,7 +241,7 @@ static bool keep(void *user, const kakeya_event *event) {
 
 static kakeya_stats generate(const char *drafter, answer *a) {
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = KAKEYA_MODELS "/demo";
     options.drafter = drafter;
     options.f_theta = "none";
@@ -254,7 +254,7 @@ static kakeya_stats generate(const char *drafter, answer *a) {
     for (int i = 1; i < 24; i++) prompt[i] = 300 + 7 * (i % 5);
     REQUIRE_OK(kakeya_session_sync(session, prompt, 24, NULL, NULL, NULL, error));
     kakeya_generate_options g;
-    kakeya_generate_options_init(&g);
+    KAKEYA_INIT(&g);
     g.max_tokens = 48;
     g.mode = KAKEYA_MODE_SPECULATIVE;
     g.ignore_stop_tokens = true;

@@ -19,7 +19,7 @@ static kakeya_engine *open_as(const char *name, int threads, kakeya_precision pr
     char path[512];
     snprintf(path, sizeof path, "%s/golden/%s", KAKEYA_TEST_DATA, name);
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = path;
     options.f_theta = options.drafter = "none";
     options.precision = precision;

@@ -18,7 +18,7 @@ static const char *assistant(void) { return unpacked_folder(KAKEYA_TEST_DATA "/g
 
 static kakeya_engine *open_engine(const char *drafter, const char *second) {
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = verifier;
     options.drafter = drafter;
     options.second_drafter = second;
@@ -52,14 +52,14 @@ static way make_way(uint64_t seed) {
     static const kakeya_attention attentions[] = {KAKEYA_ATTENTION_NATIVE, KAKEYA_ATTENTION_SINK_WINDOW};
     static const kakeya_kv_format formats[] = {KAKEYA_KV_F32, KAKEYA_KV_BF16, KAKEYA_KV_Q8};
     way w;
-    kakeya_session_options_init(&w.session);
+    KAKEYA_INIT(&w.session);
     w.session.context_tokens = CONTEXT;
     w.session.attention = attentions[seed % 2];
     w.session.sink = 2;
     w.session.window = 9;
     w.session.draft_window = 24;
     w.session.kv_format = formats[seed / 2 % 3];
-    kakeya_generate_options_init(&w.generate);
+    KAKEYA_INIT(&w.generate);
     w.generate.max_tokens = NEW;
     w.generate.ignore_stop_tokens = true;
     w.generate.sampling.temperature = seed / 6 % 2 ? 1.0f : 0.0f;
@@ -77,7 +77,7 @@ static void answer(kakeya_engine *engine, const way *w, kakeya_mode mode, uint64
     generate.mode = mode;
     REQUIRE_OK(kakeya_session_open(engine, &w->session, &session, error));
     REQUIRE_OK(kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error));
-    kakeya_stats_init(stats);
+    KAKEYA_INIT(stats);
     const session_trace none = {0};
     REQUIRE_OK(session_generate(session, &generate, trace ? trace : &none, stats, error));
     const int32_t *tokens = kakeya_session_tokens(session, &n);
@@ -188,7 +188,7 @@ static void batches_say_the_same(void **state) {
         }
         for (int i = 0; i < SESSIONS; i++) {
             kakeya_request_options options;
-            kakeya_request_options_init(&options);
+            KAKEYA_INIT(&options);
             options.tokens = prompt[i];
             options.n_tokens = PROMPT;
             options.generate = &w[i].generate;
@@ -224,10 +224,10 @@ static void snapshots_hold_both(void **state) {
     REQUIRE_OK(kakeya_session_open(both, &w.session, &other, error));
     REQUIRE_OK(kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error));
     REQUIRE_OK(kakeya_session_generate(session, &w.generate, NULL, error));
-    REQUIRE_OK(kakeya_session_snapshot(session, &data, &bytes, error));
+    REQUIRE_OK(session_to_memory(session, &data, &bytes, error));
     REQUIRE_OK(kakeya_session_generate(session, &w.generate, NULL, error));
     memcpy(expected, kakeya_session_tokens(session, &n), (PROMPT + 60) * sizeof *expected);
-    REQUIRE_OK(kakeya_session_restore(other, data, bytes, error));
+    REQUIRE_OK(session_from_memory(other, data, bytes, error));
     REQUIRE_OK(kakeya_session_generate(other, &w.generate, NULL, error));
     assert_memory_equal(kakeya_session_tokens(other, &n), expected, n * sizeof *expected);
     assert_int_equal(n, PROMPT + 60);
@@ -286,7 +286,7 @@ static void blocks_are_words(void **state) {
 
 static void expect_refused(const char *drafter, const char *second, const char *words) {
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = verifier;
     options.drafter = drafter;
     options.second_drafter = second;

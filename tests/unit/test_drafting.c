@@ -14,7 +14,7 @@ enum { LENGTH = 40, ANSWER = 12, SEQUENCES = 5, STEPS = 6 };
 
 static kakeya_engine *open_engine(const char *drafter, int threads) {
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense";
     options.f_theta = "none";
     options.drafter = drafter;

@@ -28,8 +28,8 @@ static eval_setup setup_for(const char *name, kakeya_precision precision) {
     static const char *command[] = {"kakeya", "eval", NULL};
     command[2] = name;
     eval_setup setup = {.argc = 3, .argv = command};
-    kakeya_engine_options_init(&setup.engine);
-    kakeya_session_options_init(&setup.session);
+    KAKEYA_INIT(&setup.engine);
+    KAKEYA_INIT(&setup.session);
     setup.engine.model = KAKEYA_MODELS "/demo";
     setup.engine.precision = precision;
     setup.engine.threads = 1; /* which takes less of the processors */

@@ -512,7 +512,7 @@ static void test_unified(void **state) {
 static void test_turn_ends(void **state) {
     (void)state;
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.drafter = options.f_theta = "none";
     options.threads = 1;
     const char *const models[] = {KAKEYA_MODELS "/demo", KAKEYA_TEST_DATA "/golden/quant/micro.gguf"};

@@ -48,7 +48,7 @@ static kakeya_status timed_forward(backend_model *model, backend_segment *segmen
 static kakeya_engine *open_engine(backend_ops *ops) {
     kakeya_engine *engine = NULL;
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense";
     options.drafter = "none";
     options.backend = "cpu";
@@ -98,8 +98,8 @@ static bool on_prompt(void *user, const char *what, uint64_t done, uint64_t tota
 static void begin(speaker *s) {
     kakeya_generate_options generate;
     kakeya_request_options r;
-    kakeya_generate_options_init(&generate);
-    kakeya_request_options_init(&r);
+    KAKEYA_INIT(&generate);
+    KAKEYA_INIT(&r);
     generate.mode = KAKEYA_MODE_AR;
     generate.ignore_stop_tokens = true;
     generate.max_tokens = s->wanted;
@@ -127,7 +127,7 @@ static bool on_prompt(void *user, const char *what, uint64_t done, uint64_t tota
 
 static void open_session(kakeya_engine *engine, speaker *s, size_t prompt, int wanted) {
     kakeya_session_options options;
-    kakeya_session_options_init(&options);
+    KAKEYA_INIT(&options);
     options.context_tokens = (int)prompt + wanted + 16;
     *s = (speaker){.prompt = text, .n_prompt = prompt, .wanted = wanted};
     assert_ok(kakeya_session_open(engine, &options, &s->session, &error));
@@ -314,8 +314,8 @@ static int answer_of(const client *c) { return ANSWERED + c->number * 7 % 17; }
 static void ask(client *c, uint64_t arrival) {
     kakeya_generate_options generate;
     kakeya_request_options r;
-    kakeya_generate_options_init(&generate);
-    kakeya_request_options_init(&r);
+    KAKEYA_INIT(&generate);
+    KAKEYA_INIT(&r);
     generate.mode = KAKEYA_MODE_AR;
     generate.ignore_stop_tokens = true;
     generate.max_tokens = answer_of(c) - c->tokens;
@@ -350,7 +350,7 @@ static void open_clients(kakeya_engine *engine, simulation *s, client *c) {
     assert_int_equal(sem_init(&s->go_on, 0, 0), 0);
     assert_int_equal(sem_init(&s->gone, 0, 0), 0);
     kakeya_session_options options;
-    kakeya_session_options_init(&options);
+    KAKEYA_INIT(&options);
     options.context_tokens = ASKED + 2 * ANSWERED;
     for (int i = 0; i < CLIENTS; i++) {
         c[i] = (client){.all = s, .number = i};

@@ -10,6 +10,7 @@
 
 #include <stdio.h>
 
+#include "session/session.h"
 #include "sweep.h"
 #include "unit/grammar_support.h"
 #include "unit/naive_schema.h"
@@ -112,7 +113,7 @@ static int32_t *prompt_of(uint64_t seed, size_t *n) {
 
 static kakeya_generate_options options_of(const wanted *w, given *out) {
     kakeya_generate_options o;
-    kakeya_generate_options_init(&o);
+    KAKEYA_INIT(&o);
     o.grammar = w->grammar;
     o.mode = w->mode;
     o.draft_length = w->draft_length;
@@ -141,7 +142,7 @@ static void keep_tokens(kakeya_session *session, size_t prompt, const kakeya_sta
 static kakeya_session *open_session(void) {
     kakeya_session_options o;
     kakeya_session *session;
-    kakeya_session_options_init(&o);
+    KAKEYA_INIT(&o);
     o.context_tokens = 512;
     assert_int_equal(kakeya_session_open(engine, &o, &session, NULL), KAKEYA_OK);
     return session;
@@ -155,7 +156,7 @@ static void answer(const wanted *w, given *out) {
     kakeya_session *session = open_session();
     *out = (given){0};
     kakeya_generate_options o = options_of(w, out);
-    kakeya_stats_init(&stats);
+    KAKEYA_INIT(&stats);
     assert_int_equal(kakeya_session_sync(session, ids, n, NULL, NULL, NULL, NULL), KAKEYA_OK);
     if (kakeya_session_generate(session, &o, &stats, &error) != KAKEYA_OK) fail_msg("%s", error.message);
     keep_tokens(session, n, &stats, out);
@@ -167,7 +168,7 @@ static kakeya_grammar *grammar_of(kakeya_grammar_kind kind, const char *text) {
     kakeya_grammar_options o;
     kakeya_grammar *g;
     kakeya_error error = {0};
-    kakeya_grammar_options_init(&o);
+    KAKEYA_INIT(&o);
     o.kind = kind;
     o.text = text;
     o.text_bytes = text ? strlen(text) : 0;
@@ -269,7 +270,7 @@ static void test_batch(void **state) {
         }
         for (int i = 0; i < BATCH; i++) {
             kakeya_request_options o;
-            kakeya_request_options_init(&o);
+            KAKEYA_INIT(&o);
             o.tokens = ids[i];
             o.n_tokens = n[i];
             o.generate = &options[i];
@@ -277,7 +278,7 @@ static void test_batch(void **state) {
         }
         for (int i = 0; i < BATCH; i++) {
             kakeya_stats stats;
-            kakeya_stats_init(&stats);
+            KAKEYA_INIT(&stats);
             assert_int_equal(kakeya_request_wait(requests[i], &stats, NULL), KAKEYA_OK);
             keep_tokens(sessions[i], n[i], &stats, &together[i]);
             kakeya_session_close(sessions[i]);
@@ -312,15 +313,15 @@ static void test_interrupted(void **state) {
             kakeya_generate_options o = options_of(&w, &parts);
             o.answer_start = n;
             o.max_tokens = tokens - (int)parts.n < 1 + i % 4 ? tokens - (int)parts.n : 1 + i % 4;
-            kakeya_stats_init(&stats);
+            KAKEYA_INIT(&stats);
             if (kakeya_session_generate(session, &o, &stats, &error) != KAKEYA_OK) fail_msg("%s", error.message);
             keep_tokens(session, n, &stats, &parts);
             void *data;
             size_t bytes;
-            assert_int_equal(kakeya_session_snapshot(session, &data, &bytes, NULL), KAKEYA_OK);
+            assert_int_equal(session_to_memory(session, &data, &bytes, NULL), KAKEYA_OK);
             kakeya_session_close(session);
             session = open_session();
-            assert_int_equal(kakeya_session_restore(session, data, bytes, NULL), KAKEYA_OK);
+            assert_int_equal(session_from_memory(session, data, bytes, NULL), KAKEYA_OK);
             kakeya_free(data);
         } while (parts.finish == KAKEYA_FINISH_LENGTH && parts.n < (size_t)tokens);
         expect_same("interrupted", i, &whole, &parts);
@@ -328,7 +329,7 @@ static void test_interrupted(void **state) {
             kakeya_error error = {0};
             kakeya_generate_options o = options_of(&w, &parts);
             o.answer_start = 1;
-            kakeya_stats_init(&stats);
+            KAKEYA_INIT(&stats);
             assert_int_equal(kakeya_session_generate(session, &o, &stats, &error), KAKEYA_INVALID_ARGUMENT);
             assert_non_null(strstr(error.message, "the grammar does not allow token"));
         }
@@ -379,7 +380,7 @@ static void test_free_text(void **state) {
 static int open_engine(void **state) {
     (void)state;
     kakeya_engine_options o;
-    kakeya_engine_options_init(&o);
+    KAKEYA_INIT(&o);
     o.model = KAKEYA_MODELS "/demo";
     return kakeya_engine_open(&o, &engine, NULL) == KAKEYA_OK ? 0 : -1;
 }

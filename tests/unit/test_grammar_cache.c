@@ -29,7 +29,7 @@ static int close_tokenizer(void **state) {
 
 static kakeya_grammar_options regex(const char *text) {
     kakeya_grammar_options o;
-    kakeya_grammar_options_init(&o);
+    KAKEYA_INIT(&o);
     o.kind = KAKEYA_GRAMMAR_REGEX;
     o.text = text;
     o.text_bytes = strlen(text);
@@ -86,7 +86,7 @@ static void test_options_differ(void **state) {
     grammar_cache *cache = grammar_cache_open(64, 64 << 20);
     kakeya_grammar_options o[10];
     for (int i = 0; i < 10; i++) {
-        kakeya_grammar_options_init(&o[i]);
+        KAKEYA_INIT(&o[i]);
         o[i].calls = KAKEYA_CALLS_AUTO;
         o[i].tools = tools;
         o[i].tools_bytes = sizeof tools - 1;
@@ -270,11 +270,11 @@ static watched answer(kakeya_engine *engine, const kakeya_grammar *g) {
     kakeya_error error = {0};
     kakeya_session *session = NULL;
     kakeya_session_options session_options;
-    kakeya_session_options_init(&session_options);
+    KAKEYA_INIT(&session_options);
     session_options.context_tokens = 64;
     const int32_t prompt[] = {2, 300, 301};
     kakeya_generate_options o;
-    kakeya_generate_options_init(&o);
+    KAKEYA_INIT(&o);
     o.grammar = g;
     o.max_tokens = 24;
     o.on_event = watch;
@@ -293,7 +293,7 @@ static void test_memory_for_others(void **state) {
     kakeya_engine *engine = NULL;
     kakeya_grammar *g = NULL;
     kakeya_error error = {0};
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = KAKEYA_MODELS "/demo";
     options.threads = 1;
     if (kakeya_engine_open(&options, &engine, &error) != KAKEYA_OK) fail_msg("%s", error.message);

@@ -141,7 +141,7 @@ static void check(const struct hard_case *own) {
     put(&w, own->head);
     put_parts(&w, own->part, own->between, own->most_parts);
     put(&w, own->tail);
-    kakeya_grammar_options_init(&o);
+    KAKEYA_INIT(&o);
     o.kind = own->kind;
     if (own->kind == KAKEYA_GRAMMAR_TEXT) {
         o.calls = KAKEYA_CALLS_REQUIRED;
@@ -190,7 +190,7 @@ static void test_left_out(void **state) {
     put(&w,
         "}}}},{\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"a\":{\"enum\":[1,2]}"
         "},\"required\":[\"a\"]}}}]");
-    kakeya_grammar_options_init(&o);
+    KAKEYA_INIT(&o);
     o.calls = KAKEYA_CALLS_REQUIRED;
     o.tools = w.text;
     o.tools_bytes = w.n;

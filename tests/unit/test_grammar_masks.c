@@ -244,7 +244,7 @@ static kakeya_grammar *make_grammar(const token_table *table, draws *d, char **t
     kakeya_grammar_options o;
     kakeya_grammar *g;
     kakeya_error error = {0};
-    kakeya_grammar_options_init(&o);
+    KAKEYA_INIT(&o);
     unsigned kind = draw(d, 10);
     if (kind == 2) {
         o.calls = KAKEYA_CALLS_REQUIRED;
@@ -398,7 +398,7 @@ static void test_masks_of_a_real_vocabulary(void **state) {
         draws d = {70000 + i, 0};
         kakeya_grammar_options o;
         kakeya_grammar *g;
-        kakeya_grammar_options_init(&o);
+        KAKEYA_INIT(&o);
         o.kind = KAKEYA_GRAMMAR_JSON_SCHEMA;
         o.text = values[i];
         o.text_bytes = strlen(o.text);
@@ -510,7 +510,7 @@ static void test_threads_share_masks(void **state) {
     token_table *table = make_table(99, &t);
     kakeya_grammar_options o;
     kakeya_grammar *g;
-    kakeya_grammar_options_init(&o);
+    KAKEYA_INIT(&o);
     o.kind = KAKEYA_GRAMMAR_JSON_SCHEMA;
     o.text = "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"pattern\":\"^[ab0-9.@-]+$\",\"maxLength\":40}}";
     o.text_bytes = strlen(o.text);

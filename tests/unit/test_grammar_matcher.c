@@ -41,7 +41,7 @@ static matcher *start(const kakeya_grammar *g, const int32_t *prompt, size_t n) 
 
 static kakeya_grammar_options options(kakeya_grammar_kind kind, const char *text) {
     kakeya_grammar_options o;
-    kakeya_grammar_options_init(&o);
+    KAKEYA_INIT(&o);
     o.kind = kind;
     o.text = text;
     o.text_bytes = text ? strlen(text) : 0;
@@ -98,7 +98,7 @@ static void test_masks(void **state) {
     static const char *const names[] = {"schema", "object", "regex", "required calls", "calls", "object or calls"};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         cases[i].thinking = i % 2;
-        cases[i].thinking_tokens = i % 2 ? 9 : -1;
+        cases[i].thinking_tokens = i % 2 ? 9 : 0;
         kakeya_grammar *g = make(&cases[i]);
         for (uint64_t seed = 0; seed < 3; seed++) {
             matcher *m = start(g, NULL, 0);
@@ -184,52 +184,52 @@ typedef struct course {
 #define CALL     "<|tool_call>call:g{}<tool_call|>"
 
 static const course courses[] = {
-    {OBJECT, FREE, NULL, false, -1, 0, "", "{}<eos>", true},
-    {OBJECT, FREE, NULL, false, -1, 0, "", "{}<turn|>", true},
-    {OBJECT, FREE, NULL, false, -1, 0, "", "{<eos>", false},
-    {OBJECT, FREE, NULL, false, -1, 0, "", "<eos>", false},
-    {OBJECT, FREE, NULL, false, -1, 0, "", "{}\n", false},
-    {OBJECT, FREE, NULL, false, -1, 0, "", "<|channel>", false},
-    {OBJECT, FREE, NULL, false, -1, 0, "", "<|tool_call>", false},
-    {OBJECT, FREE, NULL, false, -1, 0, "", "{\"a\":\"<|\"|>", false},
-    {OBJECT, FREE, NULL, true, -1, 0, "", "<|channel>thought\nLet me see {]<channel|>{}<eos>", true},
-    {OBJECT, FREE, NULL, true, -1, 0, "", "{}<eos>", true},
-    {OBJECT, FREE, NULL, true, -1, 0, "", "<|channel>think", false},
-    {OBJECT, FREE, NULL, true, -1, 0, "", "<|channel><channel|>{}<eos>", true},
-    {OBJECT, FREE, NULL, true, -1, 0, "", "<|channel>thought\nx<eos>", false},
-    {OBJECT, FREE, NULL, true, -1, 0, "", "<|channel>thought\nx<|tool_call>", false},
-    {OBJECT, FREE, NULL, true, -1, 0, "", "<|channel>thought\nx<channel|>x", false},
-    {OBJECT, FREE, NULL, true, -1, 0, "", "{}<|channel>", false},
-    {OBJECT, FREE, NULL, true, 0, 0, "", "<|channel>", false},
-    {OBJECT, FREE, NULL, false, -1, 0, "<|channel>thought\n", "x y<channel|>{}<eos>", true},
-    {OBJECT, FREE, NULL, false, 0, 0, "<|channel>thought\n", "<channel|>{}<eos>", true},
-    {OBJECT, FREE, NULL, false, 0, 0, "<|channel>thought\n", "x", false},
-    {OBJECT, FREE, NULL, false, -1, 0, "<|channel>thought\n<channel|>", "{}<eos>", true},
-    {OBJECT, AUTO, NULL, false, -1, 0, "", CALL CALL "<eos>", true},
-    {OBJECT, AUTO, NULL, false, -1, 0, "", "{}<eos>", true},
-    {OBJECT, AUTO, NULL, false, -1, 0, "", "{}<|tool_call>", false},
-    {OBJECT, AUTO, NULL, false, -1, 0, "", CALL "{", false},
-    {TEXT, REQUIRED, NULL, false, -1, 0, "", CALL "<eos>", true},
-    {TEXT, REQUIRED, NULL, false, -1, 0, "", CALL CALL CALL "<turn|>", true},
-    {TEXT, REQUIRED, NULL, false, -1, 1, "", CALL "<|tool_call>", false},
-    {TEXT, REQUIRED, NULL, false, -1, 2, "", CALL CALL "<|tool_call>", false},
-    {TEXT, REQUIRED, NULL, false, -1, 0, "", "I", false},
-    {TEXT, REQUIRED, NULL, false, -1, 0, "", "<eos>", false},
-    {TEXT, REQUIRED, NULL, false, -1, 0, "", "<|tool_call>call:f{key:<|\"|>a b}\n<|\"|>,n:7}<tool_call|><eos>", true},
-    {TEXT, REQUIRED, NULL, false, -1, 0, "", "<|tool_call>call:f{n:7}", false},
-    {TEXT, REQUIRED, NULL, false, -1, 0, "", "<|tool_call>call:g{}<eos>", false},
-    {TEXT, REQUIRED, NULL, true, -1, 0, "", "<|channel>thought\nhm<channel|>" CALL "<eos>", true},
-    {TEXT, AUTO, NULL, false, -1, 0, "", "So. " CALL "<eos>", true},
-    {TEXT, AUTO, NULL, false, -1, 0, "", "So. " CALL " And <|channel>thought\n<channel|>" CALL "x<eos>", true},
-    {TEXT, AUTO, NULL, false, -1, 0, "", "<|tool_call>call:h", false},
-    {TEXT, AUTO, NULL, false, -1, 1, "", "a" CALL "<eos>", true},
-    {TEXT, AUTO, NULL, false, -1, 1, "", "a" CALL "b", false},
-    {TEXT, NO_CALLS, NULL, false, -1, 0, "", "call:g{} <tool_call|> <eos>", true},
-    {TEXT, NO_CALLS, NULL, false, -1, 0, "", "x<|tool_call>", false},
+    {OBJECT, FREE, NULL, false, 0, 0, "", "{}<eos>", true},
+    {OBJECT, FREE, NULL, false, 0, 0, "", "{}<turn|>", true},
+    {OBJECT, FREE, NULL, false, 0, 0, "", "{<eos>", false},
+    {OBJECT, FREE, NULL, false, 0, 0, "", "<eos>", false},
+    {OBJECT, FREE, NULL, false, 0, 0, "", "{}\n", false},
+    {OBJECT, FREE, NULL, false, 0, 0, "", "<|channel>", false},
+    {OBJECT, FREE, NULL, false, 0, 0, "", "<|tool_call>", false},
+    {OBJECT, FREE, NULL, false, 0, 0, "", "{\"a\":\"<|\"|>", false},
+    {OBJECT, FREE, NULL, true, 0, 0, "", "<|channel>thought\nLet me see {]<channel|>{}<eos>", true},
+    {OBJECT, FREE, NULL, true, 0, 0, "", "{}<eos>", true},
+    {OBJECT, FREE, NULL, true, 0, 0, "", "<|channel>think", false},
+    {OBJECT, FREE, NULL, true, 0, 0, "", "<|channel><channel|>{}<eos>", true},
+    {OBJECT, FREE, NULL, true, 0, 0, "", "<|channel>thought\nx<eos>", false},
+    {OBJECT, FREE, NULL, true, 0, 0, "", "<|channel>thought\nx<|tool_call>", false},
+    {OBJECT, FREE, NULL, true, 0, 0, "", "<|channel>thought\nx<channel|>x", false},
+    {OBJECT, FREE, NULL, true, 0, 0, "", "{}<|channel>", false},
+    {OBJECT, FREE, NULL, true, 1, 0, "", "<|channel>x", false},
+    {OBJECT, FREE, NULL, false, 0, 0, "<|channel>thought\n", "x y<channel|>{}<eos>", true},
+    {OBJECT, FREE, NULL, false, 1, 0, "<|channel>thought\n", "<channel|>{}<eos>", true},
+    {OBJECT, FREE, NULL, false, 1, 0, "<|channel>thought\n", "x", false},
+    {OBJECT, FREE, NULL, false, 0, 0, "<|channel>thought\n<channel|>", "{}<eos>", true},
+    {OBJECT, AUTO, NULL, false, 0, 0, "", CALL CALL "<eos>", true},
+    {OBJECT, AUTO, NULL, false, 0, 0, "", "{}<eos>", true},
+    {OBJECT, AUTO, NULL, false, 0, 0, "", "{}<|tool_call>", false},
+    {OBJECT, AUTO, NULL, false, 0, 0, "", CALL "{", false},
+    {TEXT, REQUIRED, NULL, false, 0, 0, "", CALL "<eos>", true},
+    {TEXT, REQUIRED, NULL, false, 0, 0, "", CALL CALL CALL "<turn|>", true},
+    {TEXT, REQUIRED, NULL, false, 0, 1, "", CALL "<|tool_call>", false},
+    {TEXT, REQUIRED, NULL, false, 0, 2, "", CALL CALL "<|tool_call>", false},
+    {TEXT, REQUIRED, NULL, false, 0, 0, "", "I", false},
+    {TEXT, REQUIRED, NULL, false, 0, 0, "", "<eos>", false},
+    {TEXT, REQUIRED, NULL, false, 0, 0, "", "<|tool_call>call:f{key:<|\"|>a b}\n<|\"|>,n:7}<tool_call|><eos>", true},
+    {TEXT, REQUIRED, NULL, false, 0, 0, "", "<|tool_call>call:f{n:7}", false},
+    {TEXT, REQUIRED, NULL, false, 0, 0, "", "<|tool_call>call:g{}<eos>", false},
+    {TEXT, REQUIRED, NULL, true, 0, 0, "", "<|channel>thought\nhm<channel|>" CALL "<eos>", true},
+    {TEXT, AUTO, NULL, false, 0, 0, "", "So. " CALL "<eos>", true},
+    {TEXT, AUTO, NULL, false, 0, 0, "", "So. " CALL " And <|channel>thought\n<channel|>" CALL "x<eos>", true},
+    {TEXT, AUTO, NULL, false, 0, 0, "", "<|tool_call>call:h", false},
+    {TEXT, AUTO, NULL, false, 0, 1, "", "a" CALL "<eos>", true},
+    {TEXT, AUTO, NULL, false, 0, 1, "", "a" CALL "b", false},
+    {TEXT, NO_CALLS, NULL, false, 0, 0, "", "call:g{} <tool_call|> <eos>", true},
+    {TEXT, NO_CALLS, NULL, false, 0, 0, "", "x<|tool_call>", false},
     {TEXT, FREE, NULL, false, 3, 0, "", "x<|channel>", true},
     {TEXT, FREE, NULL, false, 2, 0, "<|channel>", "<channel|>x y z", true},
-    {CHOICE, FREE, "[\"\",\"no\"]", false, -1, 0, "", "<eos>", true},
-    {CHOICE, FREE, "[\"\",\"no\"]", false, -1, 0, "", "no<eos>", true},
+    {CHOICE, FREE, "[\"\",\"no\"]", false, 0, 0, "", "<eos>", true},
+    {CHOICE, FREE, "[\"\",\"no\"]", false, 0, 0, "", "no<eos>", true},
 };
 
 static int32_t *ids_of(const char *text, size_t *n) {

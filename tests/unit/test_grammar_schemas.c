@@ -12,7 +12,7 @@
 
 static kakeya_status open_schema(const char *schema, bool any_order, kakeya_grammar **g, kakeya_error *error) {
     kakeya_grammar_options o;
-    kakeya_grammar_options_init(&o);
+    KAKEYA_INIT(&o);
     o.kind = KAKEYA_GRAMMAR_JSON_SCHEMA;
     o.text = schema;
     o.text_bytes = strlen(schema);

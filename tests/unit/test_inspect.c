@@ -4,7 +4,7 @@
 
 #include "block_operands.h"
 #include "formats/gguf.h"
-#include "kakeya.h"
+#include "kakeya_study.h"
 
 static kakeya_error error;
 

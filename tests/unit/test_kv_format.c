@@ -5,6 +5,7 @@
 #include "backend/cpu/stores.h"
 #include "backend/kv_q4.h"
 #include "base/files.h"
+#include "kakeya_study.h"
 #include "kernel_operands.h"
 #include "memory_stream.h"
 #include "session/session.h"
@@ -245,13 +246,13 @@ static void another_format_is_refused_by_name(void **state) {
 /* Logits [n][vocab] of the text under a K/V format. */
 static void score(kakeya_engine *engine, kakeya_kv_format format, const int32_t *ids, size_t n, float *logits) {
     kakeya_session_options options;
-    kakeya_session_options_init(&options);
+    KAKEYA_INIT(&options);
     options.context_tokens = (int)n;
     options.kv_format = format;
     kakeya_session *session = NULL;
     REQUIRE_OK(kakeya_session_open(engine, &options, &session, error));
     kakeya_score_options scoring;
-    kakeya_score_options_init(&scoring);
+    KAKEYA_INIT(&scoring);
     scoring.prompt_length = 1;
     scoring.logits = logits;
     REQUIRE_OK(kakeya_session_score(session, ids, n, &scoring, error));
@@ -282,7 +283,7 @@ static void divergence_is_small(void **state) {
     (void)state;
     enum { TOKENS = 512 };
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = KAKEYA_MODELS "/demo";
     options.drafter = options.f_theta = "none";
     kakeya_engine *engine = NULL;

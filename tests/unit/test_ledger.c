@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "base/alloc.h"
-#include "kakeya.h"
+#include "kakeya_study.h"
 
 enum { CONTEXT = 640, ANSWER = 4, LAYERS = 128 };
 
@@ -33,7 +33,7 @@ static kakeya_engine *open_engine(void) {
     kakeya_engine_options options;
     kakeya_engine *engine = NULL;
     kakeya_error error = {0};
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = KAKEYA_MODELS "/demo";
     options.threads = 1;
     if (kakeya_engine_open(&options, &engine, &error) != KAKEYA_OK) fail_msg("%s", error.message);
@@ -46,7 +46,7 @@ static kakeya_session *open_session(kakeya_engine *engine, const kakeya_session_
     kakeya_error error = {0};
     int32_t ids[CONTEXT];
     kakeya_generate_options generate;
-    kakeya_generate_options_init(&generate);
+    KAKEYA_INIT(&generate);
     generate.mode = KAKEYA_MODE_AR;
     generate.max_tokens = ANSWER;
     generate.ignore_stop_tokens = true;
@@ -83,7 +83,7 @@ static void every_layer_holds_what_is_said(void **state) {
             for (size_t n = 0; n < sizeof lengths / sizeof lengths[0]; n++) {
                 char what[80];
                 kakeya_session_options options;
-                kakeya_session_options_init(&options);
+                KAKEYA_INIT(&options);
                 options.context_tokens = CONTEXT;
                 options.attention = policies[p].attention;
                 options.restore_layers = policies[p].layers;
@@ -133,7 +133,7 @@ static void a_checkpoint_takes_what_is_said(void **state) {
         for (size_t f = 0; f < sizeof formats / sizeof formats[0]; f++) {
             kakeya_session_options options;
             kakeya_session *copy = NULL;
-            kakeya_session_options_init(&options);
+            KAKEYA_INIT(&options);
             options.context_tokens = CONTEXT;
             options.attention = policies[p].attention;
             options.restore_layers = policies[p].layers;

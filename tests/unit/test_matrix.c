@@ -4,6 +4,7 @@
 
 #include "backend/cpu/matrix.h"
 #include "copies.h"
+#include "kakeya_study.h"
 #include "model/tensors.h"
 
 enum { WIDE = 40000 }; /* as float32: 160 KB a row, more than a piece of work has */
@@ -133,10 +134,13 @@ static const char *write_wide_model(void) {
 static kakeya_engine *open_engine(const char *model, const char *isa, int threads) {
     kakeya_engine *engine = NULL;
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = model;
     options.backend = "cpu";
-    options.cpu_isa = isa;
+    kakeya_study_options study;
+    KAKEYA_INIT(&study);
+    study.cpu_isa = isa;
+    options.study = &study;
     options.threads = threads;
     assert_ok(kakeya_engine_open(&options, &engine, &error));
     return engine;
@@ -148,12 +152,12 @@ enum { PROMPT = 20, GENERATED = 12 };
 static void generate(kakeya_engine *engine, int32_t tokens[PROMPT + GENERATED], float *logits) {
     kakeya_session *session = NULL;
     kakeya_session_options session_options;
-    kakeya_session_options_init(&session_options);
+    KAKEYA_INIT(&session_options);
     assert_ok(kakeya_session_open(engine, &session_options, &session, &error));
     for (int i = 0; i < PROMPT; i++) tokens[i] = 2 + i * 5 % 60;
     assert_ok(kakeya_session_sync(session, tokens, PROMPT, NULL, NULL, NULL, &error));
     kakeya_generate_options options;
-    kakeya_generate_options_init(&options);
+    KAKEYA_INIT(&options);
     options.mode = KAKEYA_MODE_AR;
     options.max_tokens = GENERATED;
     options.ignore_stop_tokens = true;
@@ -164,7 +168,7 @@ static void generate(kakeya_engine *engine, int32_t tokens[PROMPT + GENERATED], 
     memcpy(tokens, timeline, n * sizeof *tokens);
     if (logits) {
         kakeya_score_options score;
-        kakeya_score_options_init(&score);
+        KAKEYA_INIT(&score);
         score.logits = logits;
         assert_ok(kakeya_session_score(session, tokens, PROMPT, &score, &error));
     }
@@ -225,7 +229,7 @@ static void too_many_threads(void **state) {
     (void)state;
     kakeya_engine *engine = NULL;
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense";
     options.backend = "cpu";
     options.threads = THREAD_POOL_MAX + 1;

@@ -39,7 +39,7 @@ static size_t step_bytes(void) { return sweep_short() ? ABOVE / 3 : STEP; }
 /* Answers under a limit. The status, and in *held what the engine held at most. */
 static kakeya_status answer(const attempt *a, size_t limit, size_t *held, kakeya_error *error) {
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = KAKEYA_MODELS "/demo";
     options.threads = 2;
     options.memory_limit_bytes = limit;
@@ -47,7 +47,7 @@ static kakeya_status answer(const attempt *a, size_t limit, size_t *held, kakeya
     kakeya_session *session = NULL;
     kakeya_status status = kakeya_engine_open(&options, &engine, error);
     kakeya_session_options session_options;
-    kakeya_session_options_init(&session_options);
+    KAKEYA_INIT(&session_options);
     session_options.attention = a->attention;
     session_options.restore_layers = a->layers;
     session_options.context_tokens = 256;
@@ -58,12 +58,12 @@ static kakeya_status answer(const attempt *a, size_t limit, size_t *held, kakeya
     for (int i = 0; i < PROMPT; i++) prompt[i] = 300 + 37 * i % 4000;
     if (status == KAKEYA_OK) status = kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error);
     kakeya_generate_options generate;
-    kakeya_generate_options_init(&generate);
+    KAKEYA_INIT(&generate);
     generate.max_tokens = TOKENS;
     generate.mode = a->mode;
     generate.sampling.temperature = a->temperature;
     kakeya_stats stats;
-    kakeya_stats_init(&stats);
+    KAKEYA_INIT(&stats);
     if (status == KAKEYA_OK) status = kakeya_session_generate(session, &generate, &stats, error);
     *held = engine ? atomic_load(&engine->account.peak_bytes) : 0;
     kakeya_session_close(session);

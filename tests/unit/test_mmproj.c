@@ -308,7 +308,7 @@ static void test_one_file(void **state) {
 
 static kakeya_status open_engine(const char *model, const char *mmproj, kakeya_engine **engine) {
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = model;
     options.mmproj = mmproj;
     options.backend = "cpu";
@@ -527,7 +527,7 @@ static void test_sound_alone(void **state) {
     kakeya_engine_close(engine);
 
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = text;
     options.mmproj = other;
     options.vision = KAKEYA_VISION_OFF;

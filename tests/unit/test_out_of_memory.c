@@ -12,6 +12,7 @@
 #include "packed.h"
 #include "scratch.h"
 #include "session/engine.h"
+#include "session/session.h"
 #include "sweep.h"
 #include "text/detokenizer.h"
 #include "unit/tokenizer_form.h"
@@ -176,7 +177,7 @@ static void attempt(run *r, const char *what, call function) {
 
 static kakeya_status open_engine(run *r, kakeya_error *error) {
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = r->subject->model ? r->subject->model : scratch_path("family");
     if (r->subject->assistant) options.drafter = unpacked_folder(r->subject->assistant);
     if (r->subject->dflash) options.second_drafter = unpacked_folder(r->subject->dflash);
@@ -194,7 +195,7 @@ static kakeya_status open_engine(run *r, kakeya_error *error) {
 
 static kakeya_status open_session_of(run *r, kakeya_session **out, kakeya_error *error) {
     kakeya_session_options options;
-    kakeya_session_options_init(&options);
+    KAKEYA_INIT(&options);
     options.context_tokens = MOST_TOKENS;
     options.attention = r->subject->attention;
     options.restore_layers = r->subject->layers;
@@ -218,7 +219,7 @@ static kakeya_status answer(run *r, kakeya_error *error) {
     assert_true(n <= r->wanted);
     if (n == r->wanted) return KAKEYA_OK;
     kakeya_generate_options options;
-    kakeya_generate_options_init(&options);
+    KAKEYA_INIT(&options);
     options.max_tokens = (int)(r->wanted - n);
     options.mode = r->subject->model && !r->subject->assistant ? KAKEYA_MODE_NGRAM : KAKEYA_MODE_SPECULATIVE;
     options.ignore_stop_tokens = true;
@@ -227,11 +228,11 @@ static kakeya_status answer(run *r, kakeya_error *error) {
 }
 
 static kakeya_status take_snapshot(run *r, kakeya_error *error) {
-    return kakeya_session_snapshot(r->session, &r->snapshot, &r->snapshot_bytes, error);
+    return session_to_memory(r->session, &r->snapshot, &r->snapshot_bytes, error);
 }
 
 static kakeya_status restore(run *r, kakeya_error *error) {
-    return kakeya_session_restore(r->copy, r->snapshot, r->snapshot_bytes, error);
+    return session_from_memory(r->copy, r->snapshot, r->snapshot_bytes, error);
 }
 
 static kakeya_status save_file(run *r, kakeya_error *error) {
@@ -436,7 +437,7 @@ static kakeya_status use_grammar(const tokenizer *t, kakeya_grammar_kind kind, c
                                       .calls = tools ? KAKEYA_CALLS_REQUIRED : KAKEYA_CALLS_FREE,
                                       .tools = tools,
                                       .tools_bytes = tools ? strlen(tools) : 0,
-                                      .thinking_tokens = -1};
+                                      .thinking_tokens = 0};
     mem_account_init(&account, NULL, 0);
     kakeya_status status = token_table_create(t, &table, error);
     if (!status) status = grammar_compile(table, &o, &g, error);

@@ -198,7 +198,7 @@ static bool hear(void *user, const kakeya_event *event) {
 
 static void open_scene(scene *s) {
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = VISION "/tiny-tower";
     options.backend = "cpu";
     options.threads = 2;
@@ -225,7 +225,7 @@ static void close_scene(scene *s) {
 static void speak(scene *s) {
     const int32_t begin[] = {2, 60, 61, 62, 63, 64};
     kakeya_generate_options options;
-    kakeya_generate_options_init(&options);
+    KAKEYA_INIT(&options);
     options.max_tokens = SPEAKS;
     options.ignore_stop_tokens = true;
     options.mode = KAKEYA_MODE_AR;
@@ -240,7 +240,7 @@ static void speak(scene *s) {
 /* The picture comes while somebody speaks. */
 static kakeya_status read_beside(scene *s, kakeya_generate_options *answer) {
     ok(kakeya_session_open(s->engine, NULL, &s->reader, &failure));
-    kakeya_request_options_init(&s->ask);
+    KAKEYA_INIT(&s->ask);
     s->ask.tokens = s->ids;
     s->ask.n_tokens = s->n;
     s->ask.media = &s->media;
@@ -256,7 +256,7 @@ static void test_answers_go_on(void **state) {
     static scene alone, beside;
     int32_t wanted[GREEDY], said[SPEAKS];
     kakeya_generate_options answer;
-    kakeya_generate_options_init(&answer);
+    KAKEYA_INIT(&answer);
     answer.max_tokens = GREEDY;
     answer.ignore_stop_tokens = true;
 
@@ -287,7 +287,7 @@ static void test_cancelled_in_the_middle(void **state) {
     (void)state;
     static scene s;
     kakeya_generate_options answer;
-    kakeya_generate_options_init(&answer);
+    KAKEYA_INIT(&answer);
     answer.max_tokens = 2;
     s.cancels = true;
     open_scene(&s);

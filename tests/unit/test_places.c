@@ -36,7 +36,7 @@ int clock_gettime(clockid_t clock, struct timespec *out) {
 static kakeya_engine *open_engine(int max_batch) {
     kakeya_engine *engine = NULL;
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = KAKEYA_TEST_DATA "/golden/gemma4-tiny-moe";
     options.drafter = "none";
     options.backend = "cpu";
@@ -100,14 +100,14 @@ static int32_t text[64];
 static void begin(kakeya_engine *engine, room *r, speaker *s, int number, int prompt, int wanted) {
     *s = (speaker){.room = r, .number = number, .wanted = wanted};
     kakeya_generate_options generate;
-    kakeya_generate_options_init(&generate);
+    KAKEYA_INIT(&generate);
     generate.mode = KAKEYA_MODE_AR;
     generate.ignore_stop_tokens = true;
     generate.max_tokens = wanted;
     generate.on_event = listen;
     generate.user = s;
     kakeya_request_options options;
-    kakeya_request_options_init(&options);
+    KAKEYA_INIT(&options);
     options.tokens = text;
     options.n_tokens = (size_t)prompt;
     options.generate = wanted ? &generate : NULL;
@@ -116,7 +116,7 @@ static void begin(kakeya_engine *engine, room *r, speaker *s, int number, int pr
     options.on_done = on_done;
     options.done_user = s;
     kakeya_session_options session;
-    kakeya_session_options_init(&session);
+    KAKEYA_INIT(&session);
     session.context_tokens = 128;
     assert_ok(kakeya_session_open(engine, &session, &s->session, &error));
     assert_ok(kakeya_session_submit(s->session, &options, &s->request, &error));

@@ -21,7 +21,7 @@ static kakeya_error error;
 static int open_engine(void **state) {
     (void)state;
     kakeya_engine_options o;
-    kakeya_engine_options_init(&o);
+    KAKEYA_INIT(&o);
     o.model = KAKEYA_MODELS "/demo";
     o.drafter = "none";
     o.threads = 2;
@@ -45,7 +45,7 @@ static kakeya_stats answer(kakeya_generate_options o, int pieces, int32_t *out) 
     o.answer_start = PROMPT;
     for (int i = 0; i < pieces; i++) {
         o.max_tokens = TOKENS / pieces;
-        kakeya_stats_init(&stats);
+        KAKEYA_INIT(&stats);
         assert_ok(kakeya_session_generate(session, &o, &stats, &error));
         all.verifier_forwards += stats.verifier_forwards;
         all.drafted_tokens += stats.drafted_tokens;
@@ -94,7 +94,7 @@ static void test_same_tokens(void **state) {
     for (int temperature = 0; temperature < 2; temperature++) {
         int32_t alone[TOKENS], out[TOKENS], text[TOKENS + 5];
         kakeya_generate_options plain;
-        kakeya_generate_options_init(&plain);
+        KAKEYA_INIT(&plain);
         plain.mode = KAKEYA_MODE_AR;
         plain.sampling.temperature = (float)temperature;
         plain.sampling.seed = 3;

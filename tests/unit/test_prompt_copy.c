@@ -28,12 +28,12 @@ static void take(void *user, kakeya_session *session) {
 static kakeya_session *copied(kakeya_session *session, request *r, size_t kept) {
     kakeya_session *copy = NULL;
     kakeya_generate_options go;
-    kakeya_generate_options_init(&go);
+    KAKEYA_INIT(&go);
     go.max_tokens = TOKENS;
     go.ignore_stop_tokens = true;
     go.sampling.seed = 5;
     kakeya_request_options ro;
-    kakeya_request_options_init(&ro);
+    KAKEYA_INIT(&ro);
     ro.tokens = r->ids;
     ro.n_tokens = r->n;
     ro.generate = &go;
@@ -96,7 +96,7 @@ static void where_there_is_no_copy(void **state) {
     fill(&r, PROMPT, 0);
     assert_null(copied(session, &r, 0));
     kakeya_request_options ro;
-    kakeya_request_options_init(&ro);
+    KAKEYA_INIT(&ro);
     ro.tokens = r.ids;
     ro.n_tokens = 4;
     ro.prompt_copy_tokens = 5;

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "fake_engine.h"
+#include "kakeya_study.h"
 #include "scratch.h"
 #include "sweep.h"
 
@@ -49,11 +50,17 @@ static void guarded_close(guarded *g) {
         guarded_close(&g);                                                                                             \
     }
 
+/* KAKEYA_INIT of a program that knows `size` bytes. */
+static void init_sized(void *options, size_t size) {
+    memset(options, 0, size);
+    memcpy(options, &size, sizeof size);
+}
+
 static void open_older_engine(guarded *g) {
     kakeya_engine_options *options = (void *)g->data;
     kakeya_engine *engine = NULL;
     kakeya_error e = {0};
-    kakeya_engine_options_init_sized(options, g->bytes);
+    init_sized(options, g->bytes);
     assert_int_equal(options->size, g->bytes);
     assert_int_equal(kakeya_engine_open(options, &engine, &e), KAKEYA_INVALID_ARGUMENT); /* no model is given */
     assert_non_null(strstr(e.message, "no model"));
@@ -66,7 +73,7 @@ static void test_older_engine_options(void **state) {
 
 static void open_older_session(kakeya_engine *engine, guarded *g) {
     kakeya_session_options *options = (void *)g->data;
-    kakeya_session_options_init_sized(options, g->bytes);
+    init_sized(options, g->bytes);
     kakeya_session *session = fake_session(engine, options);
     assert_int_equal(session->options.window, 64); /* a default that an old caller may not know of */
     assert_int_equal(session->options.draft_window, 1024);
@@ -77,10 +84,10 @@ static void run_older(kakeya_session *session, guarded *g) {
     int32_t prompt[12];
     fake_prompt(prompt, 12, 1, FAKE_VOCAB);
     kakeya_generate_options *options = (void *)g->data;
-    kakeya_generate_options_init_sized(options, g->bytes);
+    init_sized(options, g->bytes);
     if (g->bytes >= offsetof(kakeya_generate_options, max_tokens) + sizeof options->max_tokens) options->max_tokens = 5;
     kakeya_stats stats;
-    kakeya_stats_init(&stats);
+    KAKEYA_INIT(&stats);
     ok(kakeya_session_sync(session, prompt, 12, NULL, NULL, NULL, error));
     ok(kakeya_session_generate(session, options, &stats, error));
     assert_true(stats.completion_tokens > 0);
@@ -90,7 +97,7 @@ static void score_older(kakeya_session *session, guarded *g) {
     int32_t tokens[12];
     fake_prompt(tokens, 12, 1, FAKE_VOCAB);
     kakeya_score_options *options = (void *)g->data;
-    kakeya_score_options_init_sized(options, g->bytes);
+    init_sized(options, g->bytes);
     ok(kakeya_session_score(session, tokens, 12, options, error));
 }
 
@@ -105,13 +112,58 @@ static void test_older_session_and_generate_options(void **state) {
     close_all(session, engine, &script);
 }
 
+/* Zero is the default everywhere, and what a default is not has a value of its own. */
+static void test_zeros(void **state) {
+    (void)state;
+    fake_script script = fake_script_default();
+    kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0});
+    kakeya_session_options so;
+    KAKEYA_INIT(&so);
+    const int asked[][2] = {{0, KAKEYA_DEFAULT_SINK}, {KAKEYA_NO_SINK, 0}, {9, 9}};
+    for (size_t i = 0; i < sizeof asked / sizeof asked[0]; i++) {
+        so.sink = asked[i][0];
+        so.window = asked[i][0] > 0 ? 9 : 0;
+        kakeya_session *session = fake_session(engine, &so);
+        assert_int_equal(session->cache_options.sink, asked[i][1]);
+        assert_int_equal(session->cache_options.window, so.window ? so.window : KAKEYA_DEFAULT_WINDOW);
+        assert_int_equal(session->cache_options.draft_window, KAKEYA_DEFAULT_DRAFT_WINDOW);
+        kakeya_session_close(session);
+    }
+    /* what is off, with the value that says so and with zero; and the most likely token alone */
+    int32_t prompt[12], answers[4][8];
+    fake_prompt(prompt, 12, 1, FAKE_VOCAB);
+    const kakeya_sampling off = {.temperature = 1, .seed = 7},
+                          neutral = {.temperature = 1, .top_p = 1, .repetition_penalty = 1, .seed = 7},
+                          likeliest = {.temperature = 1, .top_p = kakeya_options_top_p(0), .seed = 7},
+                          greedy = {.temperature = 0};
+    const kakeya_sampling sampling[4] = {off, neutral, likeliest, greedy};
+    for (int i = 0; i < 4; i++) {
+        kakeya_session *session = fake_session(engine, NULL);
+        kakeya_generate_options go;
+        KAKEYA_INIT(&go);
+        go.max_tokens = 8;
+        go.ignore_stop_tokens = true;
+        go.sampling = sampling[i];
+        ok(kakeya_session_sync(session, prompt, 12, NULL, NULL, NULL, error));
+        ok(kakeya_session_generate(session, &go, NULL, error));
+        size_t n;
+        const int32_t *tokens = kakeya_session_tokens(session, &n);
+        assert_int_equal(n, 20);
+        memcpy(answers[i], tokens + 12, sizeof answers[i]);
+        kakeya_session_close(session);
+    }
+    assert_memory_equal(answers[0], answers[1], sizeof answers[0]);
+    assert_memory_equal(answers[2], answers[3], sizeof answers[2]);
+    close_all(NULL, engine, &script);
+}
+
 static void fill_older_stats(kakeya_session *session, guarded *g) {
     int32_t prompt[12];
     fake_prompt(prompt, 12, 1, FAKE_VOCAB);
     kakeya_stats *stats = (void *)g->data;
     stats->size = g->bytes;
     kakeya_generate_options options;
-    kakeya_generate_options_init(&options);
+    KAKEYA_INIT(&options);
     options.max_tokens = 5;
     options.ignore_stop_tokens = true;
     ok(kakeya_session_sync(session, prompt, 12, NULL, NULL, NULL, error));
@@ -152,7 +204,7 @@ static void test_newer_caller(void **state) {
         int64_t later;
     } options;
     memset(&options, 0xff, sizeof options);
-    kakeya_session_options_init_sized(&options.known, sizeof options);
+    init_sized(&options.known, sizeof options);
     assert_int_equal(options.later, 0);
     ok(kakeya_session_open(engine, &options.known, &session, error));
     kakeya_session *unwanted = NULL;
@@ -204,11 +256,13 @@ static void test_layout(void **state) {
     if (sizeof(void *) != 8) skip();
 #define assert_place(type, field, place) assert_int_equal(offsetof(type, field), place)
     assert_place(kakeya_engine_options, model, 8);
-    assert_place(kakeya_engine_options, precision, 56);
-    assert_place(kakeya_engine_options, memory_limit_bytes, 72);
-    assert_place(kakeya_engine_options, user, 88);
-    assert_place(kakeya_engine_options, max_stall_ms, 100);
-    assert_place(kakeya_engine_options, on_step, 104);
+    assert_place(kakeya_engine_options, precision, 40);
+    assert_place(kakeya_engine_options, memory_limit_bytes, 48);
+    assert_place(kakeya_engine_options, user, 64);
+    assert_place(kakeya_engine_options, max_stall_ms, 76);
+    assert_place(kakeya_engine_options, on_step, 80);
+    assert_place(kakeya_engine_options, study, 160);
+    assert_place(kakeya_study_options, cpu_isa, 16);
     assert_place(kakeya_request_options, tokens, 8);
     assert_place(kakeya_request_options, generate, 24);
     assert_place(kakeya_request_options, progress_user, 40);
@@ -306,7 +360,7 @@ static void test_tokenizer_without_weights(void **state) {
     assert_in_range(n, 101, 1 << 20);
     static const char chat[] = "[{\"role\":\"user\",\"content\":\"one two three four five six seven\"}]";
     kakeya_chat_options limited;
-    kakeya_chat_options_init(&limited);
+    KAKEYA_INIT(&limited);
     size_t whole = 0;
     ok(kakeya_chat_tokens(t, chat, strlen(chat), &limited, &ids, &whole, NULL, error));
     kakeya_free(ids);
@@ -384,9 +438,12 @@ static void test_notes_and_memory(void **state) {
 static kakeya_description *describe(const char *model, const char *synthetic) {
     kakeya_description *d = NULL;
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = model;
-    options.synthetic = synthetic;
+    kakeya_study_options study;
+    KAKEYA_INIT(&study);
+    study.synthetic = synthetic;
+    options.study = &study;
     ok(kakeya_describe(&options, &d, error));
     return d;
 }
@@ -436,13 +493,16 @@ static void test_description_without_weights(void **state) {
     kakeya_error e = {0};
     kakeya_description *none = NULL;
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     assert_int_equal(kakeya_describe(&options, &none, &e), KAKEYA_INVALID_ARGUMENT);
     options.model = scratch_folder("empty");
     assert_int_equal(kakeya_describe(&options, &none, &e), KAKEYA_IO);
     assert_non_null(strstr(e.message, "config.json"));
     options.model = NULL;
-    options.synthetic = "17b";
+    kakeya_study_options study;
+    KAKEYA_INIT(&study);
+    study.synthetic = "17b";
+    options.study = &study;
     assert_int_not_equal(kakeya_describe(&options, &none, &e), KAKEYA_OK);
     assert_null(none);
     kakeya_description_close(NULL);
@@ -454,19 +514,19 @@ static void foretell(kakeya_engine *engine, kakeya_attention attention, kakeya_k
     int32_t prompt[TOKENS];
     fake_prompt(prompt, TOKENS, 1, 8192);
     kakeya_session_options so;
-    kakeya_session_options_init(&so);
+    KAKEYA_INIT(&so);
     so.attention = attention;
     so.kv_format = format;
     so.without_drafter = !drafts;
     kakeya_session *session = fake_session(engine, &so);
     kakeya_generate_options go;
-    kakeya_generate_options_init(&go);
+    KAKEYA_INIT(&go);
     go.max_tokens = 2;
     go.ignore_stop_tokens = true;
     ok(kakeya_session_sync(session, prompt, TOKENS, NULL, NULL, NULL, error));
     ok(kakeya_session_generate(session, &go, NULL, error));
     kakeya_kv_bytes foretold, held = kakeya_session_kv_bytes(session);
-    kakeya_kv_bytes_init(&foretold);
+    KAKEYA_INIT(&foretold);
     ok(kakeya_description_kv_bytes(kakeya_engine_description(engine), &so, TOKENS + 1, &foretold, error));
     assert_int_equal(held.full, foretold.full);
     assert_int_equal(held.sliding, foretold.sliding);
@@ -480,7 +540,7 @@ static void foretell(kakeya_engine *engine, kakeya_attention attention, kakeya_k
 static void test_foretold_memory(void **state) {
     (void)state;
     kakeya_engine_options eo;
-    kakeya_engine_options_init(&eo);
+    KAKEYA_INIT(&eo);
     eo.model = KAKEYA_MODELS "/demo";
     for (int format = KAKEYA_KV_F32; kakeya_kv_format_name((kakeya_kv_format)format); format++) {
         kakeya_engine *engine = NULL;
@@ -494,13 +554,13 @@ static void test_foretold_memory(void **state) {
     kakeya_description *d = describe(NULL, "26b-a4b");
     kakeya_error e = {0};
     kakeya_kv_bytes kv;
-    kakeya_kv_bytes_init(&kv);
+    KAKEYA_INIT(&kv);
     assert_int_equal(kakeya_description_kv_bytes(d, NULL, (size_t)1 << 40, &kv, &e), KAKEYA_CONTEXT_FULL);
     kakeya_session_options so;
-    kakeya_session_options_init(&so);
-    so.window = 0;
+    KAKEYA_INIT(&so);
+    so.window = -1;
     assert_int_equal(kakeya_description_kv_bytes(d, &so, 10, &kv, &e), KAKEYA_INVALID_ARGUMENT);
-    so.window = 64;
+    so.window = 0;
     so.attention = KAKEYA_ATTENTION_RESTORED;
     assert_int_equal(kakeya_description_kv_bytes(d, &so, 10, &kv, &e), KAKEYA_INVALID_ARGUMENT);
     assert_non_null(strstr(e.message, "f_theta"));
@@ -513,6 +573,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_older_engine_options),
         cmocka_unit_test(test_older_session_and_generate_options),
+        cmocka_unit_test(test_zeros),
         cmocka_unit_test(test_older_results),
         cmocka_unit_test(test_newer_caller),
         cmocka_unit_test(test_forgotten_init),

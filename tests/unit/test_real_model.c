@@ -8,7 +8,7 @@
 
 #include "convert/vocabulary.h"
 #include "formats/gguf.h"
-#include "kakeya.h"
+#include "kakeya_study.h"
 #include "text/detokenizer.h"
 #include "text/tokenizer_gguf.h"
 
@@ -105,12 +105,12 @@ static opened open_real_model(void) {
     kakeya_engine_options e;
     kakeya_session_options s;
     opened o;
-    kakeya_engine_options_init(&e);
+    KAKEYA_INIT(&e);
     e.model = real_model();
     e.backend = "cpu";
     e.precision = KAKEYA_PRECISION_F32;
     if (kakeya_engine_open(&e, &o.engine, &error)) fail_msg("%s", error.message);
-    kakeya_session_options_init(&s);
+    KAKEYA_INIT(&s);
     s.kv_format = KAKEYA_KV_F32;
     s.context_tokens = 2048;
     if (kakeya_session_open(o.engine, &s, &o.session, &error)) fail_msg("%s", error.message);
@@ -159,7 +159,7 @@ static void test_likelihoods(void **state) {
         const cJSON *expected = cJSON_GetObjectItem(text, "nll")->child;
         float *nll = malloc(n * sizeof *nll), *logits = n < FEW ? malloc(n * VOCAB * sizeof *logits) : NULL;
         assert_true(nll && (n >= FEW || logits));
-        kakeya_score_options_init(&score);
+        KAKEYA_INIT(&score);
         score.nll = nll;
         score.logits = logits;
         if (kakeya_session_score(o.session, ids, n, &score, &error)) fail_msg("%s", error.message);
@@ -197,7 +197,7 @@ static void test_greedy(void **state) {
                 *expected = ids_of(cJSON_GetObjectItem(row, "ids"), &n_expected);
         kakeya_error error = {0};
         kakeya_generate_options generate;
-        kakeya_generate_options_init(&generate);
+        KAKEYA_INIT(&generate);
         generate.max_tokens = (int)n_expected;
         generate.ignore_stop_tokens = true;
         generate.mode = modes[compared % 2];

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "base/files.h"
+#include "kakeya_study.h"
 #include "measure/eval.h"
 #include "measure/lossless_batch_plan.h"
 #include "measure/replay.h"
@@ -123,12 +124,13 @@ static kakeya_status run_small(const small *s, const eval_replay *part, eval_rep
         [EVAL_LOSSLESS] = run_lossless,  [EVAL_BATCH] = run_batch,
         [EVAL_KV_FORMAT] = run_kv_format};
     static const char *const command[] = {"kakeya", "eval", "small"};
+    const kakeya_study_options study = {.size = sizeof study, .cpu_isa = s->isa};
     eval_setup setup = {.argc = 3, .argv = command, .replay = part};
-    kakeya_engine_options_init(&setup.engine);
-    kakeya_session_options_init(&setup.session);
+    KAKEYA_INIT(&setup.engine);
+    KAKEYA_INIT(&setup.session);
     setup.engine.model = KAKEYA_MODELS "/demo";
     setup.engine.precision = s->precision;
-    setup.engine.cpu_isa = s->isa;
+    setup.engine.study = &study;
     setup.engine.drafter = s->drafter;
     setup.engine.f_theta = s->f_theta;
     setup.engine.threads = 1;

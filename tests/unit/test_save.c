@@ -48,7 +48,7 @@ static size_t read_buffer(void *user, void *data, size_t bytes) {
 
 static void continue_for(kakeya_session *session, int n) {
     kakeya_generate_options go;
-    kakeya_generate_options_init(&go);
+    KAKEYA_INIT(&go);
     go.max_tokens = n;
     go.ignore_stop_tokens = true;
     ok(kakeya_session_generate(session, &go, NULL, error));
@@ -66,7 +66,7 @@ typedef struct scene {
 
 static kakeya_session_options bounded(void) {
     kakeya_session_options so;
-    kakeya_session_options_init(&so);
+    KAKEYA_INIT(&so);
     so.attention = KAKEYA_ATTENTION_RESTORED;
     so.window = 5;
     return so;
@@ -321,13 +321,13 @@ static void test_checksum(void **state) {
 
 static kakeya_session *open_demo(kakeya_attention attention, kakeya_precision precision, kakeya_engine **engine) {
     kakeya_engine_options eo;
-    kakeya_engine_options_init(&eo);
+    KAKEYA_INIT(&eo);
     eo.model = KAKEYA_MODELS "/demo";
     eo.threads = 1;
     eo.precision = precision;
     ok(kakeya_engine_open(&eo, engine, error));
     kakeya_session_options so;
-    kakeya_session_options_init(&so);
+    KAKEYA_INIT(&so);
     so.attention = attention;
     so.context_tokens = 700;
     return fake_session(*engine, &so);

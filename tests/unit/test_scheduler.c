@@ -13,6 +13,7 @@
 
 #include "base/random.h"
 #include "scratch.h"
+#include "session/session.h"
 #include "sweep.h"
 
 static kakeya_error error;
@@ -56,8 +57,8 @@ static uint64_t draw(uint64_t seed, uint64_t *at, uint64_t n) {
 static void make_speaker(speaker *s, uint64_t seed, uint64_t *at, bool drafts, bool f_theta, int most_prompt) {
     static const kakeya_mode modes[] = {KAKEYA_MODE_AUTO, KAKEYA_MODE_AR, KAKEYA_MODE_NGRAM, KAKEYA_MODE_SPECULATIVE};
     memset(s, 0, sizeof *s);
-    kakeya_session_options_init(&s->session);
-    kakeya_generate_options_init(&s->generate);
+    KAKEYA_INIT(&s->session);
+    KAKEYA_INIT(&s->generate);
     s->session.context_tokens = MOST_TOKENS;
     s->session.attention = (kakeya_attention)draw(seed, at, f_theta ? 3 : 2);
     s->session.window = 8 + (int)draw(seed, at, 40);
@@ -81,7 +82,7 @@ static int stall_ms = 1; /* prompts in the smallest pieces */
 static kakeya_engine *open_engine(const char *model, const char *drafter, size_t limit, int max_batch) {
     kakeya_engine *engine = NULL;
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = model;
     options.drafter = drafter;
     options.backend = "cpu";
@@ -105,7 +106,7 @@ static void speak_alone(kakeya_engine *engine, speaker *s) {
 static kakeya_request *submit(kakeya_session *session, speaker *s) {
     kakeya_request *request = NULL;
     kakeya_request_options options;
-    kakeya_request_options_init(&options);
+    KAKEYA_INIT(&options);
     options.tokens = s->prompt;
     options.n_tokens = s->n_prompt;
     options.generate = &s->generate;
@@ -144,7 +145,7 @@ static void compose(const char *model, const char *drafter_model, bool f_theta, 
     for (int i = 0; i < speakers; i++) request[i] = submit(session[i], &together[i]);
     for (int i = 0; i < speakers; i++) {
         kakeya_stats stats;
-        kakeya_stats_init(&stats);
+        KAKEYA_INIT(&stats);
         assert_ok(kakeya_request_wait(request[i], &stats, &error));
         assert_int_equal(stats.completion_tokens, alone[i].n_said);
         assert_int_equal(stats.prompt_tokens, alone[i].n_prompt);
@@ -295,10 +296,10 @@ static void memory_runs_out(void **state) {
 #endif
     enum { N = 4, LONG = 1500, LONGER = 60, PAUSE = LONG + 30, CONTEXT = 1600, PROMPT = 8 };
     kakeya_session_options options;
-    kakeya_session_options_init(&options);
+    KAKEYA_INIT(&options);
     options.context_tokens = CONTEXT;
     kakeya_generate_options generate;
-    kakeya_generate_options_init(&generate);
+    KAKEYA_INIT(&generate);
     generate.mode = KAKEYA_MODE_AR; /* all at the same pace */
     generate.ignore_stop_tokens = true;
     generate.sampling.temperature = 1;
@@ -324,7 +325,7 @@ static void memory_runs_out(void **state) {
         begun = engine_bytes(engine);
         for (int i = 0; i < N; i++) {
             kakeya_request_options r;
-            kakeya_request_options_init(&r);
+            KAKEYA_INIT(&r);
             generate.sampling.seed = (uint64_t)i;
             generate.user = &answers[i];
             generate.max_tokens = i == 2 ? LONG + LONGER : LONG;
@@ -341,7 +342,7 @@ static void memory_runs_out(void **state) {
         uint64_t waits = 0;
         for (int i = 0; i < N; i++) {
             kakeya_stats stats;
-            kakeya_stats_init(&stats);
+            KAKEYA_INIT(&stats);
             if (limited) {
                 assert_ok(kakeya_request_wait(request[i], &stats, &error));
                 waits += stats.waits;
@@ -383,10 +384,10 @@ static void memory_comes_back_later(void **state) {
     enum { LONG = 1500, CONTEXT = 1600, PROMPT = 8 };
     static const int32_t prompt[PROMPT] = {120, 130, 140, 150, 120, 130, 140, 150};
     kakeya_session_options options;
-    kakeya_session_options_init(&options);
+    KAKEYA_INIT(&options);
     options.context_tokens = CONTEXT;
     kakeya_generate_options generate;
-    kakeya_generate_options_init(&generate);
+    KAKEYA_INIT(&generate);
     generate.mode = KAKEYA_MODE_AR; /* both at the same pace */
     generate.ignore_stop_tokens = true;
     generate.sampling.temperature = 1;
@@ -394,7 +395,7 @@ static void memory_comes_back_later(void **state) {
     generate.presence_penalty = 0.5f; /* of all that was said, before and after */
     generate.max_tokens = LONG;
     kakeya_request_options r;
-    kakeya_request_options_init(&r);
+    KAKEYA_INIT(&r);
     r.tokens = prompt;
     r.n_tokens = PROMPT;
     r.generate = &generate;
@@ -439,7 +440,7 @@ static void memory_comes_back_later(void **state) {
             assert_non_null(strstr(error.message, "parked"));
             void *saved;
             size_t bytes;
-            assert_ok(kakeya_session_snapshot(second, &saved, &bytes, &error)); /* from its file */
+            assert_ok(session_to_memory(second, &saved, &bytes, &error)); /* from its file */
             assert_int_equal(bytes, kakeya_session_save_bytes(second));
             /* the first one can be parked, too, at any time; then there is memory */
             size_t full = engine_bytes(engine);
@@ -454,7 +455,7 @@ static void memory_comes_back_later(void **state) {
             assert_memory_equal(tokens + PROMPT, alone, sizeof alone);
             kakeya_session_close(second);
             assert_ok(kakeya_session_open(engine, &options, &second, &error));
-            assert_ok(kakeya_session_restore(second, saved, bytes, &error)); /* where it was parked */
+            assert_ok(session_from_memory(second, saved, bytes, &error)); /* where it was parked */
             kakeya_free(saved);
             tokens = kakeya_session_tokens(second, &n);
             assert_int_equal(n, said);
@@ -485,7 +486,7 @@ static bool meddle(void *user, const kakeya_event *event) {
     m->generated = kakeya_session_generate(m->other, NULL, NULL, NULL);
     kakeya_request *second = NULL;
     kakeya_request_options options;
-    kakeya_request_options_init(&options);
+    KAKEYA_INIT(&options);
     options.tokens = (int32_t[]){120, 121, 122, 123};
     options.n_tokens = 4;
     m->submitted = kakeya_session_submit(m->other, &options, &m->request, NULL);
@@ -506,7 +507,7 @@ static void what_is_refused(void **state) {
     assert_ok(kakeya_session_sync(own, tokens, 3, NULL, NULL, NULL, &error));
     assert_ok(kakeya_session_sync(m.other, tokens, 3, NULL, NULL, NULL, &error));
     kakeya_request_options options;
-    kakeya_request_options_init(&options);
+    KAKEYA_INIT(&options);
     assert_int_equal(kakeya_session_submit(own, &options, &second, &error), KAKEYA_INVALID_ARGUMENT);
     assert_non_null(strstr(error.message, "neither"));
     options.n_tokens = 3;
@@ -515,7 +516,7 @@ static void what_is_refused(void **state) {
     assert_int_equal(kakeya_session_submit(own, &options, &second, &error), KAKEYA_INVALID_ARGUMENT);
     assert_non_null(strstr(error.message, "-3"));
     kakeya_generate_options generate;
-    kakeya_generate_options_init(&generate);
+    KAKEYA_INIT(&generate);
     generate.sampling.temperature = -1;
     options = (kakeya_request_options){.size = sizeof options, .generate = &generate};
     assert_int_equal(kakeya_session_submit(own, &options, &second, &error), KAKEYA_INVALID_ARGUMENT);
@@ -538,7 +539,7 @@ static void what_is_refused(void **state) {
     kakeya_session_close(own);
     kakeya_engine_close(engine);
     kakeya_engine_options bad;
-    kakeya_engine_options_init(&bad);
+    KAKEYA_INIT(&bad);
     bad.model = tiny;
     bad.max_batch = 257;
     assert_int_equal(kakeya_engine_open(&bad, &engine, &error), KAKEYA_INVALID_ARGUMENT);
@@ -585,7 +586,7 @@ static void done_is_told(void **state) {
     int32_t tokens[64];
     for (int i = 0; i < 64; i++) tokens[i] = 110 + i;
     kakeya_generate_options generate;
-    kakeya_generate_options_init(&generate);
+    KAKEYA_INIT(&generate);
     generate.max_tokens = 20;
     generate.ignore_stop_tokens = true;
     generate.on_event = hear_event;
@@ -593,12 +594,12 @@ static void done_is_told(void **state) {
         memset(&heard[i], 0, sizeof heard[i]);
         sem_init(&heard[i].told, 0, 0);
         kakeya_session_options pieces;
-        kakeya_session_options_init(&pieces);
+        KAKEYA_INIT(&pieces);
         pieces.prompt_chunk_tokens = 32; /* so that there is something left to refuse */
         assert_ok(kakeya_session_open(engine, &pieces, &session[i], &error));
         if (i == 1) assert_ok(kakeya_session_sync(session[i], tokens, 64, NULL, NULL, NULL, &error));
         kakeya_request_options options;
-        kakeya_request_options_init(&options);
+        KAKEYA_INIT(&options);
         options.tokens = i == 1 ? NULL : tokens;
         options.n_tokens = i == 1 ? 0 : 64;
         generate.user = &heard[i];
@@ -631,7 +632,7 @@ static void idle_sessions_are_small(void **state) {
     kakeya_engine *engine = open_engine(demo, NULL, 0, 0);
     kakeya_session *session[MOST];
     kakeya_generate_options generate;
-    kakeya_generate_options_init(&generate);
+    KAKEYA_INIT(&generate);
     generate.max_tokens = 2;
     generate.sampling.temperature = 1;
     int32_t prompt[PROMPT];
@@ -671,7 +672,7 @@ static void steps_are_told(void **state) {
     steps all = {0};
     kakeya_engine *engine = NULL;
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = demo;
     options.threads = 2;
     options.on_step = count_step;
@@ -682,7 +683,7 @@ static void steps_are_told(void **state) {
     kakeya_request *request[N];
     size_t positions = 0;
     for (int i = 0; i < N; i++) {
-        kakeya_generate_options_init(&who[i].generate);
+        KAKEYA_INIT(&who[i].generate);
         who[i].generate.max_tokens = 30;
         who[i].generate.mode = i ? KAKEYA_MODE_NGRAM : KAKEYA_MODE_AR;
         who[i].generate.ignore_stop_tokens = true;
@@ -694,7 +695,7 @@ static void steps_are_told(void **state) {
     for (int i = 0; i < N; i++) request[i] = submit(session[i], &who[i]);
     for (int i = 0; i < N; i++) {
         kakeya_stats stats;
-        kakeya_stats_init(&stats);
+        KAKEYA_INIT(&stats);
         assert_ok(kakeya_request_wait(request[i], &stats, &error));
         positions += stats.verifier_forwards + stats.drafted_tokens;
         if (i) assert_true(stats.drafted_tokens > 0);

@@ -5,6 +5,7 @@
 #include "tiny.h"
 
 #include "session/engine.h"
+#include "session/session.h"
 #include "sweep.h"
 
 enum { CONTEXT = 300, MAX_OPS = 64, LAST_ANSWER = 6, FAILURES_SHOWN = 12, NOTE_BYTES = 2048 };
@@ -163,7 +164,7 @@ static bool count_tokens(void *user, const kakeya_event *event) {
 static void generate(life *l, int max_tokens) {
     static const kakeya_mode modes[] = {KAKEYA_MODE_AR, KAKEYA_MODE_SPECULATIVE, KAKEYA_MODE_NGRAM, KAKEYA_MODE_AUTO};
     kakeya_generate_options o;
-    kakeya_generate_options_init(&o);
+    KAKEYA_INIT(&o);
     stop_after stop = {
         .session = l->session, .tokens = 1 + (int)draw(l, (uint32_t)max_tokens), .cancels = draw(l, 2) == 0};
     o.mode = modes[draw(l, 4)];
@@ -205,7 +206,7 @@ static void fork_session(life *l) {
     kakeya_session *leaves = stays ? fork : l->session;
     if (stays && l->n + 10 < CONTEXT) { /* what the other one does must not be seen */
         kakeya_generate_options o;
-        kakeya_generate_options_init(&o);
+        KAKEYA_INIT(&o);
         o.max_tokens = 5;
         REQUIRE_OK(kakeya_session_generate(fork, &o, NULL, error));
     }
@@ -217,12 +218,12 @@ static void fork_session(life *l) {
 static void snapshot_session(life *l) {
     void *data = NULL;
     size_t bytes = 0;
-    REQUIRE_OK(kakeya_session_snapshot(l->session, &data, &bytes, error));
+    REQUIRE_OK(session_to_memory(l->session, &data, &bytes, error));
     if (draw(l, 2)) {
         kakeya_session_close(l->session);
         l->session = open_session(l);
     }
-    REQUIRE_OK(kakeya_session_restore(l->session, data, bytes, error));
+    REQUIRE_OK(session_from_memory(l->session, data, bytes, error));
     kakeya_free(data);
     note(l, " snapshot");
 }
@@ -264,7 +265,7 @@ static bool says_the_same(life *l) {
             continue;
         }
         kakeya_generate_options g;
-        kakeya_generate_options_init(&g);
+        KAKEYA_INIT(&g);
         g.mode = KAKEYA_MODE_AR;
         g.max_tokens = (int)(o->end - o->begin);
         g.sampling = l->sampling;
@@ -309,11 +310,11 @@ static void histories_alone_decide(void **state) {
             l.engine = engine;
             l.policy = &policies[p];
             l.random = (uint64_t)i * 7919 + 5;
-            kakeya_session_options_init(&l.options);
+            KAKEYA_INIT(&l.options);
             l.options.context_tokens = CONTEXT;
             l.options.attention = policies[p].attention;
             l.options.restore_layers = policies[p].layers;
-            l.options.sink = policies[p].sink;
+            l.options.sink = policies[p].sink ? policies[p].sink : KAKEYA_NO_SINK;
             l.options.window = policies[p].window;
             l.options.draft_window = 24;
             l.options.prompt_chunk_tokens = draw(&l, 3) ? 0 : 1 + (int)draw(&l, 20);

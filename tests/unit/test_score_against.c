@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "golden.h"
+#include "kakeya_study.h"
 #include "session/engine.h"
 
 enum { N = 60, PROMPT = 20 };
@@ -22,14 +23,14 @@ static int32_t tokens[N];
 static kakeya_status score(kakeya_attention attention, size_t n, const char *out, const char *against, scored *s,
                            kakeya_error *problem) {
     kakeya_session_options options;
-    kakeya_session_options_init(&options);
+    KAKEYA_INIT(&options);
     options.attention = attention;
     options.sink = 1;
     options.window = 4;
     kakeya_session *session = NULL;
     REQUIRE_OK(kakeya_session_open(engine, &options, &session, error));
     kakeya_score_options how;
-    kakeya_score_options_init(&how);
+    KAKEYA_INIT(&how);
     how.prompt_length = PROMPT;
     how.nll = s->nll;
     how.logits = s->logits;
@@ -48,7 +49,7 @@ static int set_up(void **state) {
     char path[512];
     snprintf(path, sizeof path, "%s/golden/gemma4-tiny-dense", KAKEYA_TEST_DATA);
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = path;
     options.drafter = options.f_theta = "none";
     options.precision = KAKEYA_PRECISION_F32;

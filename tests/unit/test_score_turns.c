@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "golden.h"
+#include "kakeya_study.h"
 #include "session/engine.h"
 
 enum { FIRST = 40, PART = 10, TURNS = 3, PROMPT = FIRST + 2 * (TURNS - 1) * PART, ALL = PROMPT + PART };
@@ -11,7 +12,7 @@ static kakeya_engine *open_engine(void) {
     char path[512];
     snprintf(path, sizeof path, "%s/golden/gemma4-tiny-dense", KAKEYA_TEST_DATA);
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = path;
     options.drafter = options.f_theta = "none";
     options.precision = KAKEYA_PRECISION_F32;
@@ -23,7 +24,7 @@ static kakeya_engine *open_engine(void) {
 
 static kakeya_session *open_session(kakeya_engine *engine, kakeya_attention attention) {
     kakeya_session_options options;
-    kakeya_session_options_init(&options);
+    KAKEYA_INIT(&options);
     options.attention = attention;
     options.sink = 1;
     options.window = 4;
@@ -44,7 +45,7 @@ static void converse(kakeya_session *session, int32_t tokens[ALL]) {
         }
         REQUIRE_OK(kakeya_session_sync(session, tokens, (size_t)n, NULL, NULL, NULL, error));
         kakeya_generate_options generate;
-        kakeya_generate_options_init(&generate);
+        KAKEYA_INIT(&generate);
         generate.mode = KAKEYA_MODE_AR;
         generate.max_tokens = PART;
         generate.ignore_stop_tokens = true;
@@ -59,7 +60,7 @@ static void converse(kakeya_session *session, int32_t tokens[ALL]) {
 
 static void score(kakeya_session *session, const int32_t *tokens, size_t prompt, size_t earlier, float *logits) {
     kakeya_score_options options;
-    kakeya_score_options_init(&options);
+    KAKEYA_INIT(&options);
     options.prompt_length = prompt;
     options.earlier_turns = earlier;
     options.logits = logits;
@@ -111,7 +112,7 @@ static void too_short(void **state) {
     kakeya_session *session = open_session(engine, KAKEYA_ATTENTION_NATIVE);
     int32_t tokens[ALL] = {0};
     kakeya_score_options options;
-    kakeya_score_options_init(&options);
+    KAKEYA_INIT(&options);
     kakeya_error problem = {0};
     options.prompt_length = ALL - PART;
     options.earlier_turns = PROMPT / (2 * PART);

@@ -100,8 +100,8 @@ static int start(void **state) {
                                       .wake_wait_seconds = 600,
                                       .keep_alive_seconds = 60};
     kakeya_error error = {0};
-    kakeya_engine_options_init(&settings.engine);
-    kakeya_session_options_init(&settings.session);
+    KAKEYA_INIT(&settings.engine);
+    KAKEYA_INIT(&settings.session);
     snprintf(place, sizeof place, "%s", scratch_path("model"));
     if (symlink(KAKEYA_MODELS "/demo", place)) fail_msg("%s: no link", place);
     settings.engine.model = place;

@@ -43,8 +43,8 @@ static int start(void **state) {
                                       .cache_ram_bytes = 1 << 26};
     event_set_mem_functions(plain_malloc, event_realloc, plain_free);
     cJSON_InitHooks(&(cJSON_Hooks){plain_malloc, plain_free});
-    kakeya_engine_options_init(&settings.engine);
-    kakeya_session_options_init(&settings.session);
+    KAKEYA_INIT(&settings.engine);
+    KAKEYA_INIT(&settings.session);
     settings.engine.model = reads_pictures ? KAKEYA_TEST_DATA "/vision/tiny-tower" : KAKEYA_MODELS "/demo";
     settings.engine.threads = 1;
     settings.engine.max_batch = 4;

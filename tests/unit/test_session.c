@@ -8,6 +8,8 @@
 #include <cmocka.h>
 
 #include "fake_engine.h"
+#include "kakeya_study.h"
+#include "session/session.h"
 #include "sweep.h"
 
 typedef struct variant {
@@ -40,13 +42,13 @@ static void same_stream_in_every_mode(kakeya_attention attention, int window, fl
         script.peak = 5;
         kakeya_engine *engine = fake_engine(&script, (fake_engine_options){.f_theta = true});
         kakeya_session_options so;
-        kakeya_session_options_init(&so);
+        KAKEYA_INIT(&so);
         so.attention = attention;
         so.window = window;
         so.prompt_chunk_tokens = (int)(7 * v) % 50; /* chunking must not matter either */
         kakeya_session *session = fake_session(engine, &so);
         kakeya_generate_options go;
-        kakeya_generate_options_init(&go);
+        KAKEYA_INIT(&go);
         go.mode = variants[v].mode;
         go.draft_length = variants[v].draft_length;
         go.max_tokens = NEW;
@@ -56,7 +58,7 @@ static void same_stream_in_every_mode(kakeya_attention attention, int window, fl
         go.sampling.top_k = temperature > 1 ? 10 : 0;
         go.sampling.seed = 9;
         kakeya_stats stats;
-        kakeya_stats_init(&stats);
+        KAKEYA_INIT(&stats);
         ok(kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error));
         assert_memory_behind(session, 0);
         ok(kakeya_session_generate(session, &go, &stats, error));
@@ -116,7 +118,7 @@ static size_t sampled_stream(kakeya_mode mode, int top_k, int32_t out[FAKE_CONTE
     kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0});
     kakeya_session *session = fake_session(engine, NULL);
     kakeya_generate_options go;
-    kakeya_generate_options_init(&go);
+    KAKEYA_INIT(&go);
     go.mode = mode;
     go.max_tokens = NEW;
     go.ignore_stop_tokens = true;
@@ -124,7 +126,7 @@ static size_t sampled_stream(kakeya_mode mode, int top_k, int32_t out[FAKE_CONTE
     go.sampling.top_k = top_k;
     go.sampling.seed = 3;
     kakeya_stats stats;
-    kakeya_stats_init(&stats);
+    KAKEYA_INIT(&stats);
     ok(kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error));
     ok(kakeya_session_generate(session, &go, &stats, error));
     size_t n;
@@ -172,7 +174,7 @@ static void test_generation_can_be_cut_anywhere(void **state) {
         kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0});
         kakeya_session *session = fake_session(engine, NULL);
         kakeya_generate_options go;
-        kakeya_generate_options_init(&go);
+        KAKEYA_INIT(&go);
         go.mode = KAKEYA_MODE_SPECULATIVE;
         go.ignore_stop_tokens = true;
         ok(kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error));
@@ -201,17 +203,17 @@ static void test_reference_modes_agree(void **state) {
         fake_script script = fake_script_default();
         kakeya_engine *engine = fake_engine(&script, (fake_engine_options){.f_theta = true});
         kakeya_session_options so;
-        kakeya_session_options_init(&so);
+        KAKEYA_INIT(&so);
         so.attention = KAKEYA_ATTENTION_RESTORED;
         kakeya_session *session = fake_session(engine, &so);
         kakeya_generate_options go;
-        kakeya_generate_options_init(&go);
+        KAKEYA_INIT(&go);
         go.mode = reference == SESSION_REFORWARD ? KAKEYA_MODE_AR : KAKEYA_MODE_SPECULATIVE;
         go.ignore_stop_tokens = true;
         go.max_tokens = NEW / 2;
         session_trace trace = {.reference = (session_reference)reference};
         kakeya_stats stats;
-        kakeya_stats_init(&stats);
+        KAKEYA_INIT(&stats);
         ok(kakeya_session_sync(session, prompt, PROMPT - 10, NULL, NULL, NULL, error));
         ok(session_generate(session, &go, &trace, &stats, error));
         /* a second turn: its prompt rows stand behind decode rows */
@@ -276,14 +278,14 @@ static void test_stop_token_and_cancel(void **state) {
         kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0});
         kakeya_session *session = fake_session(engine, NULL);
         kakeya_generate_options go;
-        kakeya_generate_options_init(&go);
+        KAKEYA_INIT(&go);
         go.mode = variants[v].mode;
         go.draft_length = variants[v].draft_length;
         capture c = {0};
         go.on_event = capture_token;
         go.user = &c;
         kakeya_stats stats;
-        kakeya_stats_init(&stats);
+        KAKEYA_INIT(&stats);
         ok(kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error));
         ok(kakeya_session_generate(session, &go, &stats, error));
         size_t n;
@@ -329,7 +331,7 @@ static void test_context_end(void **state) {
         script.draft_right = 1;
         kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0});
         kakeya_session_options so;
-        kakeya_session_options_init(&so);
+        KAKEYA_INIT(&so);
         so.context_tokens = 50;
         kakeya_session *session = fake_session(engine, &so);
         int32_t prompt[51];
@@ -339,12 +341,12 @@ static void test_context_end(void **state) {
         assert_non_null(strstr(e.message, "51"));
         assert_non_null(strstr(e.message, "50"));
         kakeya_generate_options go;
-        kakeya_generate_options_init(&go);
+        KAKEYA_INIT(&go);
         go.mode = variants[v].mode;
         go.draft_length = variants[v].draft_length;
         go.ignore_stop_tokens = true;
         kakeya_stats stats;
-        kakeya_stats_init(&stats);
+        KAKEYA_INIT(&stats);
         for (size_t length = 33; length < 50; length++) {
             ok(kakeya_session_sync(session, prompt, length, NULL, NULL, NULL, error));
             ok(kakeya_session_generate(session, &go, &stats, error));
@@ -374,7 +376,7 @@ static void test_stop_strings(void **state) {
                 &script, (fake_engine_options){.vocab = 8192, .tokenizer = KAKEYA_MODELS "/demo/tokenizer.json"});
             kakeya_session *session = fake_session(engine, NULL);
             kakeya_generate_options go;
-            kakeya_generate_options_init(&go);
+            KAKEYA_INIT(&go);
             go.mode = variants[v].mode;
             go.draft_length = variants[v].draft_length;
             go.max_tokens = NEW;
@@ -383,7 +385,7 @@ static void test_stop_strings(void **state) {
             go.on_event = capture_token;
             go.user = &c;
             kakeya_stats stats;
-            kakeya_stats_init(&stats);
+            KAKEYA_INIT(&stats);
             if (v == 0) { /* the whole text, and a stop string somewhere in it */
                 ok(kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error));
                 ok(kakeya_session_generate(session, &go, &stats, error));
@@ -444,7 +446,7 @@ static void test_sync_reuses_and_rebuilds(void **state) {
             memcpy(b, a, common * sizeof *a);
             b[common] = (a[common] + 1) % FAKE_VOCAB;
             kakeya_generate_options go;
-            kakeya_generate_options_init(&go);
+            KAKEYA_INIT(&go);
             go.max_tokens = 30;
             go.ignore_stop_tokens = true;
             go.mode = KAKEYA_MODE_AUTO;
@@ -494,7 +496,7 @@ static void test_prompt_cancel_keeps_prefix(void **state) {
                      KAKEYA_CANCELLED);
     assert_timeline(session, prompt, 2 * FAKE_CHUNK, "cancelled prompt");
     kakeya_generate_options go;
-    kakeya_generate_options_init(&go);
+    KAKEYA_INIT(&go);
     go.max_tokens = 5;
     go.ignore_stop_tokens = true;
     ok(kakeya_session_generate(session, &go, NULL, error)); /* continues the prefix it holds */
@@ -516,11 +518,11 @@ static void test_fork_and_snapshot(void **state) {
     fake_script script = fake_script_default();
     kakeya_engine *engine = fake_engine(&script, (fake_engine_options){.f_theta = true});
     kakeya_session_options so;
-    kakeya_session_options_init(&so);
+    KAKEYA_INIT(&so);
     so.attention = KAKEYA_ATTENTION_SINK_WINDOW;
     kakeya_session *session = fake_session(engine, &so), *other = fake_session(engine, &so), *fork = NULL;
     kakeya_generate_options go;
-    kakeya_generate_options_init(&go);
+    KAKEYA_INIT(&go);
     go.max_tokens = 25;
     go.ignore_stop_tokens = true;
     ok(kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error));
@@ -528,9 +530,9 @@ static void test_fork_and_snapshot(void **state) {
         void *data = NULL, *again = NULL;
         size_t bytes, bytes_again;
         ok(kakeya_session_fork(session, &fork, error));
-        ok(kakeya_session_snapshot(session, &data, &bytes, error));
-        ok(kakeya_session_restore(other, data, bytes, error));
-        ok(kakeya_session_snapshot(other, &again, &bytes_again, error));
+        ok(session_to_memory(session, &data, &bytes, error));
+        ok(session_from_memory(other, data, bytes, error));
+        ok(session_to_memory(other, &again, &bytes_again, error));
         assert_int_equal(bytes, bytes_again);
         assert_memory_equal(data, again, bytes);
         ok(kakeya_session_generate(session, &go, NULL, error));
@@ -547,12 +549,12 @@ static void test_fork_and_snapshot(void **state) {
             unsigned char *byte = (unsigned char *)data + at;
             *byte ^= 0x40;
             kakeya_error error = {0};
-            assert_int_not_equal(kakeya_session_restore(other, data, bytes, &error), KAKEYA_OK);
+            assert_int_not_equal(session_from_memory(other, data, bytes, &error), KAKEYA_OK);
             assert_non_null(strstr(error.message, "session data"));
             *byte ^= 0x40;
-            assert_int_not_equal(kakeya_session_restore(other, data, at, &error), KAKEYA_OK);
+            assert_int_not_equal(session_from_memory(other, data, at, &error), KAKEYA_OK);
         }
-        assert_int_not_equal(kakeya_session_restore(other, NULL, 0, NULL), KAKEYA_OK);
+        assert_int_not_equal(session_from_memory(other, NULL, 0, NULL), KAKEYA_OK);
         assert_int_equal(other->timeline.n, n_before);
         ok(kakeya_session_generate(other, &go, NULL, error));
         kakeya_session_close(fork);
@@ -563,18 +565,18 @@ static void test_fork_and_snapshot(void **state) {
     /* another policy, another model */
     void *data;
     size_t bytes;
-    ok(kakeya_session_snapshot(session, &data, &bytes, error));
+    ok(session_to_memory(session, &data, &bytes, error));
     so.window = 65;
     kakeya_session *foreign = fake_session(engine, &so);
     kakeya_error error_text = {0};
-    assert_int_equal(kakeya_session_restore(foreign, data, bytes, &error_text), KAKEYA_INVALID_ARGUMENT);
+    assert_int_equal(session_from_memory(foreign, data, bytes, &error_text), KAKEYA_INVALID_ARGUMENT);
     assert_non_null(strstr(error_text.message, "window is 64, the session's is 65"));
     kakeya_session_close(foreign);
     fake_script script2 = fake_script_default();
     kakeya_engine *engine2 = fake_engine(&script2, (fake_engine_options){.vocab = 65});
     so.window = 64;
     foreign = fake_session(engine2, &so);
-    assert_int_equal(kakeya_session_restore(foreign, data, bytes, &error_text), KAKEYA_INVALID_ARGUMENT);
+    assert_int_equal(session_from_memory(foreign, data, bytes, &error_text), KAKEYA_INVALID_ARGUMENT);
     assert_non_null(strstr(error_text.message, "fingerprint"));
     close_all(foreign, engine2, &script2);
     kakeya_free(data);
@@ -593,12 +595,12 @@ static void test_nan_logits_are_an_error(void **state) {
         kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0});
         kakeya_session *session = fake_session(engine, NULL);
         kakeya_generate_options go;
-        kakeya_generate_options_init(&go);
+        KAKEYA_INIT(&go);
         go.mode = KAKEYA_MODE_SPECULATIVE;
         go.max_tokens = 30;
         go.ignore_stop_tokens = true;
         kakeya_stats stats;
-        kakeya_stats_init(&stats);
+        KAKEYA_INIT(&stats);
         kakeya_error error_text = {0};
         ok(kakeya_session_sync(session, prompt, 10, NULL, NULL, NULL, error));
         assert_int_equal(kakeya_session_generate(session, &go, &stats, &error_text), KAKEYA_BACKEND);
@@ -615,7 +617,7 @@ static void test_nan_logits_are_an_error(void **state) {
 static kakeya_status score(kakeya_session *session, const int32_t *tokens, size_t n, size_t prompt, float *nll,
                            float *logits, float *hidden, kakeya_error *error) {
     kakeya_score_options options;
-    kakeya_score_options_init(&options);
+    KAKEYA_INIT(&options);
     options.prompt_length = prompt;
     options.nll = nll;
     options.logits = logits;
@@ -631,7 +633,7 @@ static void test_score(void **state) {
     fake_script script = fake_script_default();
     kakeya_engine *engine = fake_engine(&script, (fake_engine_options){.f_theta = true});
     kakeya_session_options so;
-    kakeya_session_options_init(&so);
+    KAKEYA_INIT(&so);
     so.attention = KAKEYA_ATTENTION_SINK_WINDOW;
     so.window = 6;
     kakeya_session *session = fake_session(engine, &so);
@@ -681,7 +683,7 @@ static void test_suppressed_token_never_appears(void **state) {
         kakeya_engine *engine = fake_engine(&script, (fake_engine_options){.suppress = 20});
         kakeya_session *session = fake_session(engine, NULL);
         kakeya_generate_options go;
-        kakeya_generate_options_init(&go);
+        KAKEYA_INIT(&go);
         go.mode = variants[v].mode;
         go.draft_length = variants[v].draft_length;
         go.ignore_stop_tokens = true;
@@ -697,7 +699,7 @@ static void test_without_drafter_context(void **state) {
     fake_script script = fake_script_default();
     kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0});
     kakeya_session_options so;
-    kakeya_session_options_init(&so);
+    KAKEYA_INIT(&so);
     kakeya_session *with = fake_session(engine, &so);
     so.without_drafter = true;
     kakeya_session *session = fake_session(engine, &so);
@@ -710,7 +712,7 @@ static void test_without_drafter_context(void **state) {
     int32_t prompt[10];
     fake_prompt(prompt, 10, 7, FAKE_VOCAB);
     kakeya_generate_options go;
-    kakeya_generate_options_init(&go);
+    KAKEYA_INIT(&go);
     go.max_tokens = 20;
     ok(kakeya_session_sync(session, prompt, 10, NULL, NULL, NULL, error));
     ok(kakeya_session_generate(session, &go, NULL, error)); /* auto decodes without it */
@@ -737,7 +739,7 @@ static void test_truncate(void **state) {
             fake_prompt(tokens, PROMPT, 5, FAKE_VOCAB);
             ok(kakeya_session_sync(session, tokens, PROMPT, NULL, NULL, NULL, error));
             kakeya_generate_options go;
-            kakeya_generate_options_init(&go);
+            KAKEYA_INIT(&go);
             go.max_tokens = NEW;
             go.ignore_stop_tokens = true;
             ok(kakeya_session_generate(session, &go, NULL, error));

@@ -17,7 +17,7 @@ static void test_injected_failures(void **state) {
     fake_prompt(prompt, PROMPT, 77, FAKE_VOCAB);
     const int verbs[] = {FAKE_FORWARD, FAKE_COMMIT, FAKE_DRAFT, FAKE_TRUNCATE, FAKE_CREATE};
     kakeya_generate_options go;
-    kakeya_generate_options_init(&go);
+    KAKEYA_INIT(&go);
     go.ignore_stop_tokens = true;
     go.mode = KAKEYA_MODE_SPECULATIVE;
     {
@@ -115,7 +115,7 @@ static void test_memory_limit(void **state) {
     ok(kakeya_session_sync(session, prompt, 10, NULL, NULL, NULL, error));
     engine->account.limit_bytes = mem_total(&engine->account); /* enough to hold a prompt, not to decode */
     kakeya_generate_options go;
-    kakeya_generate_options_init(&go);
+    KAKEYA_INIT(&go);
     go.max_tokens = 4;
     assert_int_equal(kakeya_session_generate(session, &go, NULL, NULL), KAKEYA_OUT_OF_MEMORY);
     engine->account.limit_bytes = 0;
@@ -132,7 +132,7 @@ static void test_drafts_without_memory(void **state) {
     int32_t prompt[PROMPT], expected[PROMPT + NEW];
     fake_prompt(prompt, PROMPT, 77, FAKE_VOCAB);
     kakeya_generate_options go;
-    kakeya_generate_options_init(&go);
+    KAKEYA_INIT(&go);
     go.ignore_stop_tokens = true;
     for (size_t m = 0; m < sizeof modes / sizeof modes[0]; m++) {
         uint64_t most = 0;
@@ -146,7 +146,7 @@ static void test_drafts_without_memory(void **state) {
             ok(kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error));
             size_t held = mem_total(&engine->account), n;
             kakeya_stats stats;
-            kakeya_stats_init(&stats);
+            KAKEYA_INIT(&stats);
             kakeya_error why = {0};
             go.max_tokens = NEW;
             if (room) engine->account.limit_bytes = held + room;
@@ -190,7 +190,7 @@ static void test_answers_without_memory(void **state) {
     enum { SESSIONS = 3, PROMPT = 100, NEW = 250, LEAST = 4096, STEP = 512, MOST = 16384 };
     int32_t prompt[SESSIONS][PROMPT], expected[SESSIONS][PROMPT + NEW];
     kakeya_generate_options go;
-    kakeya_generate_options_init(&go);
+    KAKEYA_INIT(&go);
     go.ignore_stop_tokens = true;
     go.max_tokens = NEW;
     go.mode = KAKEYA_MODE_NGRAM;
@@ -202,7 +202,7 @@ static void test_answers_without_memory(void **state) {
         kakeya_session *session[SESSIONS];
         kakeya_request *request[SESSIONS];
         kakeya_request_options ask;
-        kakeya_request_options_init(&ask);
+        KAKEYA_INIT(&ask);
         ask.generate = &go;
         ask.on_done = lift_limit;
         ask.done_user = &engine->account;
@@ -219,7 +219,7 @@ static void test_answers_without_memory(void **state) {
         fake_hold_end(&hold);
         for (int i = 0; i < SESSIONS; i++) {
             kakeya_stats stats;
-            kakeya_stats_init(&stats);
+            KAKEYA_INIT(&stats);
             kakeya_error why = {0};
             if (kakeya_request_wait(request[i], &stats, &why) != KAKEYA_OK)
                 fail_msg("%zu bytes: answer %d: %s", room, i, why.message);
@@ -240,16 +240,16 @@ static void test_logits_without_memory(void **state) {
     enum { SESSIONS = 4, PROMPT = 10, NEW = 3, END = PROMPT + 1 + NEW };
     enum { VOCAB = 4096, ROW = VOCAB * sizeof(float), SAMPLING = 4 * ROW };
     kakeya_generate_options first, answer;
-    kakeya_generate_options_init(&first);
+    KAKEYA_INIT(&first);
     first.max_tokens = 1;
-    kakeya_generate_options_init(&answer);
+    KAKEYA_INIT(&answer);
     answer.mode = KAKEYA_MODE_AR;
     answer.ignore_stop_tokens = true;
     answer.max_tokens = NEW;
     answer.sampling.temperature = 1;
     answer.presence_penalty = 0.5f; /* whole rows of logits, and room to sample from one of them */
     kakeya_request_options ask;
-    kakeya_request_options_init(&ask);
+    KAKEYA_INIT(&ask);
     ask.generate = &answer;
     /* Room behind what sessions hold (0: no limit), and the forwards of all: four together, in pairs, one by one. */
     const struct {
@@ -304,22 +304,22 @@ static void test_refusals_name_the_values(void **state) {
     kakeya_session *session = NULL;
     kakeya_session_options so;
     kakeya_error e = {0};
-    kakeya_session_options_init(&so);
+    KAKEYA_INIT(&so);
     so.context_tokens = FAKE_CONTEXT + 1;
     expect_refusal(kakeya_session_open(engine, &so, &session, &e), &e, "401");
-    kakeya_session_options_init(&so);
+    KAKEYA_INIT(&so);
     so.attention = KAKEYA_ATTENTION_RESTORED;
     expect_refusal(kakeya_session_open(engine, &so, &session, &e), &e, "f_theta");
-    kakeya_session_options_init(&so);
-    so.window = 0;
+    KAKEYA_INIT(&so);
+    so.window = -1;
     expect_refusal(kakeya_session_open(engine, &so, &session, &e), &e, "window");
-    kakeya_session_options_init(&so);
-    so.sink = -1;
+    KAKEYA_INIT(&so);
+    so.sink = -2;
     expect_refusal(kakeya_session_open(engine, &so, &session, &e), &e, "sink");
 
     session = fake_session(engine, NULL);
     kakeya_generate_options go;
-    kakeya_generate_options_init(&go);
+    KAKEYA_INIT(&go);
     expect_refusal(kakeya_session_generate(session, &go, NULL, &e), &e, "sync");
     const int32_t bad[] = {1, 2, FAKE_VOCAB};
     expect_refusal(kakeya_session_sync(session, bad, 3, NULL, NULL, NULL, &e), &e, "token 2 is 64");
@@ -355,7 +355,7 @@ static void test_steps_grow_again(void **state) {
     kakeya_session *session[SESSIONS];
     int32_t prompt[SESSIONS][PROMPT], expected[SESSIONS][NEW];
     kakeya_generate_options go;
-    kakeya_generate_options_init(&go);
+    KAKEYA_INIT(&go);
     go.ignore_stop_tokens = true;
     go.mode = KAKEYA_MODE_AR;
     go.max_tokens = NEW;
@@ -375,7 +375,7 @@ static void test_steps_grow_again(void **state) {
         fake_hold_begin(&hold);
         for (int s = 0; s < SESSIONS; s++) {
             kakeya_request_options options;
-            kakeya_request_options_init(&options);
+            KAKEYA_INIT(&options);
             options.tokens = prompt[s];
             options.n_tokens = PROMPT;
             options.generate = &go;

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "fake_engine.h"
+#include "session/session.h"
 
 enum { PROMPT = 20 };
 
@@ -27,13 +28,13 @@ static void test_before_the_first_prompt(void **state) {
     /* It is saved as any empty session is, and an empty one can be read back. */
     void *data = NULL, *after = NULL;
     size_t bytes = 0, bytes_after = 0;
-    ok(kakeya_session_snapshot(session, &data, &bytes, error));
+    ok(session_to_memory(session, &data, &bytes, error));
     assert_int_equal(script.live_caches, 0);
     ok(kakeya_session_sync(session, NULL, 0, NULL, NULL, NULL, error));
-    ok(kakeya_session_snapshot(session, &after, &bytes_after, error));
+    ok(session_to_memory(session, &after, &bytes_after, error));
     assert_int_equal(bytes, bytes_after);
     assert_memory_equal(data, after, bytes);
-    ok(kakeya_session_restore(other, data, bytes, error));
+    ok(session_from_memory(other, data, bytes, error));
     free(data);
     free(after);
 
@@ -87,7 +88,7 @@ static kakeya_request *submit(kakeya_session *session, const int32_t *prompt) {
     kakeya_request *request = NULL;
     kakeya_error error = {0};
     kakeya_request_options options;
-    kakeya_request_options_init(&options);
+    KAKEYA_INIT(&options);
     options.tokens = prompt;
     options.n_tokens = PROMPT;
     if (kakeya_session_submit(session, &options, &request, &error) != KAKEYA_OK) fail_msg("%s", error.message);

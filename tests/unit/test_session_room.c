@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "kakeya_study.h"
 #include "measure/session_room.h"
 #include "scratch.h"
 #include "session/session.h"
@@ -23,7 +24,7 @@ static const kakeya_attention policies[] = {KAKEYA_ATTENTION_NATIVE, KAKEYA_ATTE
 
 static kakeya_engine_options demo_options(size_t memory_limit_bytes) {
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = KAKEYA_MODELS "/demo";
     options.backend = "cpu";
     options.threads = THREADS;
@@ -49,7 +50,7 @@ static kakeya_description *demo_description(void) {
 
 static kakeya_session_options session_options(kakeya_attention attention) {
     kakeya_session_options options;
-    kakeya_session_options_init(&options);
+    KAKEYA_INIT(&options);
     options.context_tokens = TOKENS + 1;
     options.attention = attention;
     return options;
@@ -64,7 +65,7 @@ static kakeya_status use_session(kakeya_engine *engine, kakeya_attention attenti
     kakeya_status status = kakeya_session_open(engine, &options, out, error);
     if (!status) status = kakeya_session_sync(*out, tokens, TOKENS - 1, NULL, NULL, NULL, error);
     kakeya_generate_options generate;
-    kakeya_generate_options_init(&generate);
+    KAKEYA_INIT(&generate);
     generate.mode = KAKEYA_MODE_AR;
     generate.max_tokens = 2; /* the first comes from the prompt's logits, the second from a decode step */
     generate.ignore_stop_tokens = true;

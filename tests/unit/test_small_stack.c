@@ -10,7 +10,8 @@
 #include <limits.h>
 #include <pthread.h>
 
-#include "kakeya.h"
+#include "kakeya_study.h"
+#include "session/session.h"
 #include "sweep.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -28,18 +29,18 @@ typedef struct caller {
 static kakeya_status use(caller *c, kakeya_engine *engine, kakeya_attention attention, kakeya_kv_format format) {
     kakeya_session *session = NULL, *fork = NULL;
     kakeya_session_options so;
-    kakeya_session_options_init(&so);
+    KAKEYA_INIT(&so);
     so.context_tokens = 600;
     so.attention = attention;
     so.restore_layers = KAKEYA_RESTORE_ALL;
     so.kv_format = format;
     kakeya_generate_options go;
-    kakeya_generate_options_init(&go);
+    KAKEYA_INIT(&go);
     go.max_tokens = 12;
     go.sampling.temperature = 1;
     go.ignore_stop_tokens = true;
     kakeya_score_options scores;
-    kakeya_score_options_init(&scores);
+    KAKEYA_INIT(&scores);
     scores.prompt_length = 290;
     int32_t prompt[300];
     void *data = NULL;
@@ -49,8 +50,8 @@ static kakeya_status use(caller *c, kakeya_engine *engine, kakeya_attention atte
     if (!status) status = kakeya_session_sync(session, prompt, 300, NULL, NULL, NULL, &c->error);
     if (!status) status = kakeya_session_generate(session, &go, NULL, &c->error);
     if (!status) status = kakeya_session_fork(session, &fork, &c->error);
-    if (!status) status = kakeya_session_snapshot(session, &data, &bytes, &c->error);
-    if (!status) status = kakeya_session_restore(fork, data, bytes, &c->error);
+    if (!status) status = session_to_memory(session, &data, &bytes, &c->error);
+    if (!status) status = session_from_memory(fork, data, bytes, &c->error);
     if (!status) status = kakeya_session_park(fork, &c->error);
     if (!status) status = kakeya_session_generate(fork, &go, NULL, &c->error);
     if (!status) status = kakeya_session_score(session, prompt, 300, &scores, &c->error);
@@ -67,7 +68,7 @@ static void *call(void *user) {
     caller *c = user;
     kakeya_engine *engine = NULL;
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = KAKEYA_MODELS "/demo";
     options.backend = "cpu";
     options.threads = 2;

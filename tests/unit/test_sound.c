@@ -11,11 +11,13 @@
 #include "backend/backend.h"
 #include "backend/measure.h"
 #include "formats/checkpoint.h"
+#include "kakeya_study.h"
 #include "media/log_mel.h"
 #include "media/sound_decode.h"
 #include "model/gemma4_audio.h"
 #include "model/gemma4_vision_bind.h"
 #include "session/engine.h"
+#include "session/session.h"
 #include "session/sound.h"
 
 #define SOUNDS KAKEYA_TEST_DATA "/sounds"
@@ -331,7 +333,7 @@ static void test_its_memory_is_told(void **state) {
             atomic_load(&account.peak_bytes) - before);
         kakeya_engine_options described;
         kakeya_description *description;
-        kakeya_engine_options_init(&described);
+        KAKEYA_INIT(&described);
         described.model = path;
         ok(kakeya_describe(&described, &description, &failure));
         const kakeya_facts facts = kakeya_description_facts(description);
@@ -421,7 +423,7 @@ static void sync_prompt(kakeya_session *session, const prompt *p, size_t *reused
 
 static void check_answer(const fixture *f, kakeya_session *session, const prompt *p) {
     kakeya_generate_options options;
-    kakeya_generate_options_init(&options);
+    KAKEYA_INIT(&options);
     options.max_tokens = GREEDY;
     options.ignore_stop_tokens = true;
     ok(kakeya_session_generate(session, &options, NULL, &failure));
@@ -446,8 +448,8 @@ static void test_sounds_in_sessions(void **state) {
         assert_int_equal(reused, 0);
         assert_int_equal(kakeya_engine_sound_counts(f.engine).computed, 1);
         ok(kakeya_session_fork(session, &fork, &failure));
-        ok(kakeya_session_snapshot(session, &data, &bytes, &failure));
-        ok(kakeya_session_restore(loaded, data, bytes, &failure));
+        ok(session_to_memory(session, &data, &bytes, &failure));
+        ok(session_from_memory(loaded, data, bytes, &failure));
         check_answer(&f, session, &p);
         kakeya_session *const copies[] = {session, fork, loaded};
         for (size_t i = 0; i < 3; i++) {

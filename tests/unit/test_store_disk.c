@@ -23,6 +23,7 @@
 #include "serve/temporary.h"
 
 #include "scratch.h"
+#include "session/session.h"
 #include "store_support.h"
 #include "sweep.h"
 
@@ -139,7 +140,7 @@ static void test_the_file_byte_for_byte(void **state) {
     at += strlen(content.metadata);
     void *saved;
     size_t saved_bytes;
-    ok(kakeya_session_snapshot(session, &saved, &saved_bytes, error));
+    ok(session_to_memory(session, &saved, &saved_bytes, error));
     assert_int_equal(saved_bytes, payload);
     assert_memory_equal(data + at, saved, payload);
     kakeya_free(saved);

@@ -76,7 +76,7 @@ static kakeya_engine *open_pair(const char *name, const char *drafter, int threa
     snprintf(path, sizeof path, "%s/golden/%s", KAKEYA_TEST_DATA, name);
     if (drafter) snprintf(drafter_path, sizeof drafter_path, "%s/golden/%s", KAKEYA_TEST_DATA, drafter);
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = path;
     options.f_theta = "none";
     options.drafter = drafter ? drafter_path : "none";
@@ -406,7 +406,7 @@ static void own_answers(void **state) {
             int32_t prompt[LENGTH];
             kakeya_session *session;
             kakeya_generate_options generate;
-            kakeya_generate_options_init(&generate);
+            KAKEYA_INIT(&generate);
             generate.max_tokens = ANSWER;
             generate.mode = KAKEYA_MODE_AR;
             sequence(prompt, 2);

@@ -42,7 +42,7 @@ typedef struct prompt {
 static prompt render(turn_memory *memory, const char *json, bool thinking) {
     prompt p = {0};
     kakeya_chat_options options;
-    kakeya_chat_options_init(&options);
+    KAKEYA_INIT(&options);
     options.thinking = thinking;
     kakeya_chat_run *runs = NULL;
     cJSON *messages = parse(json);
@@ -369,7 +369,7 @@ static size_t remember(turn_memory *memory, const char *sampled, kakeya_finish f
     sample(&line, sampled);
     answer_turn turn = {0};
     kakeya_chat_parser_options options;
-    kakeya_chat_parser_options_init(&options);
+    KAKEYA_INIT(&options);
     options.on_event = note_event;
     options.user = &turn;
     kakeya_chat_parser *parser = NULL;

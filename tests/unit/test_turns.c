@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "fake_engine.h"
+#include "session/session.h"
 
 enum { TOKENS = 380 };
 
@@ -149,8 +150,8 @@ static void others_compute_meanwhile(void **state) {
     assert_memory_behind(other, 0);
     void *a = NULL, *b = NULL;
     size_t a_bytes = 0, b_bytes = 0;
-    ok(kakeya_session_snapshot(session, &a, &a_bytes, error));
-    ok(kakeya_session_snapshot(other, &b, &b_bytes, error));
+    ok(session_to_memory(session, &a, &a_bytes, error));
+    ok(session_to_memory(other, &b, &b_bytes, error));
     assert_int_equal(a_bytes, b_bytes);
     assert_memory_equal(a, b, a_bytes);
     assert_int_equal(a_bytes, saved.bytes);
@@ -174,7 +175,7 @@ static void failing_in_the_middle(void **state) {
     ok(kakeya_session_sync(other, own, 10, NULL, NULL, NULL, error));
     void *data = NULL;
     size_t bytes = 0;
-    ok(kakeya_session_snapshot(session, &data, &bytes, error));
+    ok(session_to_memory(session, &data, &bytes, error));
     neighbour beside;
     begin(&beside, engine);
     const size_t cuts[] = {9, 700, 1200, 3};
@@ -196,7 +197,7 @@ static void failing_in_the_middle(void **state) {
     assert_int_equal(kakeya_session_save(session, put, &full, NULL), KAKEYA_IO);
     assert_timeline(session, prompt, TOKENS, "after a stream that takes no more");
     end(&beside);
-    ok(kakeya_session_restore(other, data, bytes, error));
+    ok(session_from_memory(other, data, bytes, error));
     assert_timeline(other, prompt, TOKENS, "taken up in the end");
     kakeya_free(data);
     kakeya_session_close(other);

@@ -151,8 +151,8 @@ static void spoil(void *user, kakeya_engine *engine) {
 static eval_setup new_setup(void) {
     static const char *const command[] = {"kakeya", "verify"};
     eval_setup setup = {.argc = 2, .argv = command};
-    kakeya_engine_options_init(&setup.engine);
-    kakeya_session_options_init(&setup.session);
+    KAKEYA_INIT(&setup.engine);
+    KAKEYA_INIT(&setup.session);
     setup.engine.model = KAKEYA_MODELS "/demo";
     setup.engine.threads = 1;
     return setup;

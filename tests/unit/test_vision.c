@@ -14,8 +14,10 @@
 #include "backend/backend.h"
 #include "backend/measure.h"
 #include "formats/checkpoint.h"
+#include "kakeya_study.h"
 #include "model/gemma4_vision.h"
 #include "session/engine.h"
+#include "session/session.h"
 #include "sweep.h"
 
 /* Other backends keep their workspace in other ways. */
@@ -80,7 +82,7 @@ static void sync_prompt(kakeya_session *session, const prompt *p, size_t *reused
 /* The answer's tokens behind n. */
 static void answer(kakeya_session *session, size_t n, kakeya_mode mode, int32_t out[GREEDY]) {
     kakeya_generate_options options;
-    kakeya_generate_options_init(&options);
+    KAKEYA_INIT(&options);
     options.max_tokens = GREEDY;
     options.ignore_stop_tokens = true;
     options.mode = mode;
@@ -203,8 +205,8 @@ static void test_copies_know_their_pictures(void **state) {
     void *data;
     sync_prompt(session, &p, NULL);
     ok(kakeya_session_fork(session, &fork, &failure));
-    ok(kakeya_session_snapshot(session, &data, &bytes, &failure));
-    ok(kakeya_session_restore(loaded, data, bytes, &failure));
+    ok(session_to_memory(session, &data, &bytes, &failure));
+    ok(session_from_memory(loaded, data, bytes, &failure));
     kakeya_session *const copies[] = {fork, loaded};
     for (size_t i = 0; i < 2; i++) {
         int32_t got[GREEDY];
@@ -216,7 +218,7 @@ static void test_copies_know_their_pictures(void **state) {
         assert_true(reused < 20);
     }
     for (size_t cut = 0; cut < bytes; cut += 1 + bytes / 61)
-        assert_int_not_equal(kakeya_session_restore(loaded, data, cut, &failure), KAKEYA_OK);
+        assert_int_not_equal(session_from_memory(loaded, data, cut, &failure), KAKEYA_OK);
     kakeya_free(data);
     kakeya_session_close(session);
     kakeya_session_close(fork);
@@ -255,7 +257,7 @@ static void test_its_memory_is_told(void **state) {
             atomic_load(&account.peak_bytes) - before);
         kakeya_engine_options described;
         kakeya_description *description;
-        kakeya_engine_options_init(&described);
+        KAKEYA_INIT(&described);
         described.model = path;
         ok(kakeya_describe(&described, &description, &failure));
         const kakeya_facts facts = kakeya_description_facts(description);
@@ -441,7 +443,7 @@ static void test_bounded_policies(void **state) {
             int32_t wanted[GREEDY], got[GREEDY];
             for (int way = 0; way < 4; way++) {
                 kakeya_session_options options;
-                kakeya_session_options_init(&options);
+                KAKEYA_INIT(&options);
                 options.attention = KAKEYA_ATTENTION_SINK_WINDOW;
                 options.sink = 4;
                 options.window = windows[w];
@@ -488,7 +490,7 @@ static void test_what_does_not_fit_is_refused(void **state) {
            KAKEYA_INVALID_ARGUMENT, "the image budget is 71 tokens");
     p.media[1].budget = BUDGET;
     kakeya_score_options options;
-    kakeya_score_options_init(&options);
+    KAKEYA_INIT(&options);
     options.media = p.media;
     options.n_media = 3;
     options.prompt_length = 30;
@@ -564,7 +566,7 @@ static void test_reading_ahead(void **state) {
 
 static kakeya_status open_switched(const char *model, kakeya_vision vision, kakeya_engine **out) {
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = model;
     options.backend = TINY_BACKEND;
     options.precision = KAKEYA_PRECISION_F32;
@@ -591,7 +593,7 @@ static void test_the_switch(void **state) {
                             (size_t)c->n_suppress_tokens * sizeof *c->suppress_tokens);
         kakeya_session *session;
         kakeya_session_options options;
-        kakeya_session_options_init(&options);
+        KAKEYA_INIT(&options);
         ok(kakeya_session_open(engine, &options, &session, &failure));
         ok(kakeya_session_sync(session, p.ids, p.n, NULL, NULL, NULL, &failure));
         answer(session, p.n, KAKEYA_MODE_AR, vision ? got : text);

@@ -19,6 +19,7 @@
 #include "base/platform.h"
 #include "base/read_ring.h"
 #include "convert/convert.h"
+#include "kakeya_study.h"
 #include "scratch.h"
 #include "session/engine.h"
 #include "sweep.h"
@@ -68,7 +69,7 @@ static kakeya_error error;
 
 static kakeya_status open_with(const char *model, size_t limit, bool alone, kakeya_engine **out) {
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = model;
     options.backend = "cpu";
     options.threads = 2;
@@ -109,7 +110,7 @@ static bool has_mode(const kakeya_engine *engine, int mode) {
 static kakeya_session *open_session(kakeya_engine *engine, int policy) {
     kakeya_session_options options;
     kakeya_session *session;
-    kakeya_session_options_init(&options);
+    KAKEYA_INIT(&options);
     options.context_tokens = TOKENS + ANSWER + 32;
     options.attention = (kakeya_attention)policy;
     options.window = 32;
@@ -119,7 +120,7 @@ static kakeya_session *open_session(kakeya_engine *engine, int policy) {
 
 static kakeya_generate_options answer_options(int mode) {
     kakeya_generate_options options;
-    kakeya_generate_options_init(&options);
+    KAKEYA_INIT(&options);
     options.mode = (kakeya_mode)mode;
     options.max_tokens = ANSWER;
     options.ignore_stop_tokens = true;
@@ -142,7 +143,7 @@ static void run_batch(kakeya_engine *engine, numbers *out) {
         session[i] = open_session(engine, KAKEYA_ATTENTION_NATIVE);
         kakeya_generate_options answer = answer_options(KAKEYA_MODE_AUTO);
         kakeya_request_options options;
-        kakeya_request_options_init(&options);
+        KAKEYA_INIT(&options);
         options.tokens = tokens;
         options.n_tokens = PROMPT;
         options.generate = &answer;
@@ -163,7 +164,7 @@ static numbers numbers_of(kakeya_engine *engine) {
     out.logits = malloc(out.logit_bytes);
     kakeya_session *session = open_session(engine, KAKEYA_ATTENTION_NATIVE);
     kakeya_score_options score;
-    kakeya_score_options_init(&score);
+    KAKEYA_INIT(&score);
     score.prompt_length = PROMPT;
     score.logits = out.logits;
     assert_ok(kakeya_session_score(session, tokens, TOKENS, &score, &error));
@@ -266,8 +267,11 @@ static void test_refusals(void **state) {
     assert_refused(open_with(KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense", 1 << 20, true, &engine), KAKEYA_UNSUPPORTED,
                    "no experts");
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
-    options.synthetic = "26b-a4b:layers=1";
+    KAKEYA_INIT(&options);
+    kakeya_study_options study;
+    KAKEYA_INIT(&study);
+    study.synthetic = "26b-a4b:layers=1";
+    options.study = &study;
     options.backend = "cpu";
     options.weights_limit_bytes = (size_t)8 << 30;
     assert_refused(kakeya_engine_open(&options, &engine, &error), KAKEYA_UNSUPPORTED, "synthetic weights have none");

@@ -31,7 +31,7 @@ static void test_without_calls(void **state) {
             fake_backend.finds_leaders = how >= 2 && (how - 2) / 4 == 2;
             kakeya_session *session = fake_session(engine, NULL);
             kakeya_generate_options go;
-            kakeya_generate_options_init(&go);
+            KAKEYA_INIT(&go);
             go.mode = how < 2 ? KAKEYA_MODE_AR : modes[(how - 2) % 4];
             go.max_tokens = NEW;
             go.ignore_stop_tokens = true;

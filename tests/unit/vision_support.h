@@ -10,6 +10,7 @@
 
 #include "base/files.h"
 #include "formats/safetensors.h"
+#include "kakeya_study.h"
 #include "session/image.h"
 
 #ifndef TINY_BACKEND
@@ -48,7 +49,7 @@ static inline fixture open_model_at(const char *name, const char *given, const c
     snprintf(path, sizeof path, "%s/%s/golden.safetensors", VISION, name);
     ok(safetensors_open(path, &f.golden, &failure));
     kakeya_engine_options options;
-    kakeya_engine_options_init(&options);
+    KAKEYA_INIT(&options);
     options.model = given;
     options.mmproj = mmproj;
     options.backend = TINY_BACKEND;
@@ -106,7 +107,7 @@ static inline void close_prompt(prompt *p) {
 
 static inline kakeya_session *open_session(const fixture *f, int chunk) {
     kakeya_session_options options;
-    kakeya_session_options_init(&options);
+    KAKEYA_INIT(&options);
     options.prompt_chunk_tokens = chunk;
     kakeya_session *session;
     ok(kakeya_session_open(f->engine, &options, &session, &failure));
@@ -123,7 +124,7 @@ static inline void near(const char *what, const float *got, const float *wanted,
 static inline float *score(const fixture *f, const prompt *p, int chunk, float **hidden) {
     kakeya_session *session = open_session(f, chunk);
     kakeya_score_options options;
-    kakeya_score_options_init(&options);
+    KAKEYA_INIT(&options);
     options.media = p->media;
     options.n_media = p->n_media;
     options.logits = malloc(p->n * (size_t)f->vocab * sizeof(float));

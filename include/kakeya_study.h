@@ -1,18 +1,60 @@
-/* What a model is and what it will cost, from its configuration files alone. A part of kakeya.h, which programs
- * include. */
-#ifndef KAKEYA_DESCRIPTION_H
-#define KAKEYA_DESCRIPTION_H
+/* For programs that study models: the score of a text, what a model is and what it will cost, and the switches of
+ * tests.
+ */
+#ifndef KAKEYA_STUDY_H
+#define KAKEYA_STUDY_H
 
-#ifndef KAKEYA_H
-#error "include kakeya.h"
-#endif
+#include "kakeya.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* What a model is and what it will cost, from its configuration files alone: nothing is loaded. Only model,
- * synthetic, drafter, second_drafter and f_theta of the options matter. The caller owns *out. */
+/* ------------------------------------------------------------------------------------------------- score */
+
+typedef struct kakeya_score_options {
+    size_t size;
+    size_t prompt_length; /* rows t < prompt_length are prompt rows (native attention), later ones decode rows under the
+                             session's policy. 0: all rows are prompt rows */
+    float *nll;           /* NULL, or [n - 1]: -log p(tokens[t + 1] | tokens[0..t]), natural logarithm */
+    float *logits;        /* NULL, or [n][vocab], after soft-capping */
+    float *hidden_states; /* NULL, or [layers + 1][n][hidden]: embedding, each layer's output, the last one after the
+                             final norm */
+    kakeya_progress_fn progress;
+    void *user; /* for progress */
+    /* NULL, or a safetensors file to write: `logits` (F32 [n, vocab]) and, with file_hidden_states, `hidden_states`
+     * (F32 [layers + 1, n, hidden]). Logits are written as they are computed and need no memory. The file appears only
+     * if scoring succeeds. */
+    const char *file;
+    bool file_hidden_states;
+    /* The number of earlier turns at the prompt's end, each an answer as long as what follows prompt_length and then a
+     * prompt of the same length. Their rows attend as in a session that answers and continues: rows of a later prompt
+     * attend, under the session's policy, to what was evicted before them. */
+    size_t earlier_turns;
+    /* NULL, or the reference that every row is compared with: a file as written by `file`, with the `logits` [n, vocab]
+     * of the same tokens under other weights, precision or attention. It is mapped and needs no memory. */
+    const char *against;
+    float *against_nll;        /* NULL, or [n - 1]: -log p(tokens[t + 1] | tokens[0..t]) of the reference */
+    float *against_kl;         /* NULL, or [n]: KL(reference || this model) of row t, natural logarithm */
+    uint8_t *against_top_same; /* NULL, or [n]: 1 if both have the same most likely token, else 0 */
+    const kakeya_media *media; /* n_media pictures, as in kakeya_session_sync_media; all inside the prompt */
+    size_t n_media;
+} kakeya_score_options;
+
+/* Teacher-forced scoring of tokens[0..n) in a fresh timeline with the session's options; the session's own timeline is
+ * not touched. */
+KAKEYA_API kakeya_status kakeya_session_score(kakeya_session *session, const int32_t *tokens, size_t n,
+                                              const kakeya_score_options *options, kakeya_error *error);
+
+/* ------------------------------------------------------------------------------------------- description */
+
+typedef struct kakeya_description kakeya_description;
+
+/* Describes an engine's models; owned by the engine and valid as long as it is open. */
+KAKEYA_API const kakeya_description *kakeya_engine_description(const kakeya_engine *engine);
+
+/* What a model is and what it will cost, from its configuration files alone: nothing is loaded. Of the
+ * options only the models matter, and `synthetic` of `study`. The caller owns *out. */
 KAKEYA_API kakeya_status kakeya_describe(const kakeya_engine_options *options, kakeya_description **out,
                                          kakeya_error *error);
 KAKEYA_API void kakeya_description_close(kakeya_description *description);
@@ -61,6 +103,21 @@ static inline kakeya_facts kakeya_description_facts(const kakeya_description *de
     kakeya_description_facts_sized(description, &facts);
     return facts;
 }
+
+/* What the parameters of a verifier are for. */
+typedef enum kakeya_parameter_group {
+    KAKEYA_PARAMETERS_EMBEDDING = 0, /* token table; also the head where tied */
+    KAKEYA_PARAMETERS_HEAD,
+    KAKEYA_PARAMETERS_PLE_TABLE, /* table of the per-layer embeddings */
+    KAKEYA_PARAMETERS_PLE,
+    KAKEYA_PARAMETERS_ATTENTION,
+    KAKEYA_PARAMETERS_DENSE_MLP,
+    KAKEYA_PARAMETERS_EXPERTS,
+    KAKEYA_PARAMETERS_ROUTER,
+    KAKEYA_PARAMETERS_NORMS, /* norms and layer scalars */
+} kakeya_parameter_group;
+
+KAKEYA_API const char *kakeya_parameter_group_name(kakeya_parameter_group group);
 
 KAKEYA_API uint64_t kakeya_description_parameters(const kakeya_description *description, kakeya_parameter_group group);
 /* Weight bytes that decoding one token reads if all weights are stored as F32 or BF16; 0 for other precisions. */
@@ -116,7 +173,37 @@ typedef struct kakeya_weights_needs {
 KAKEYA_API kakeya_status kakeya_weights_inspect(const char *model, double seconds, kakeya_weights_needs *out,
                                                 kakeya_error *error);
 
+/* ------------------------------------------------------------------------------------- switches of tests */
+
+/* kakeya_engine_options.study. */
+struct kakeya_study_options {
+    size_t size;
+    /* Weights made in memory in place of a model: "26b-a4b", "26b-a4b:layers=6", "e2b", "e4b", "12b", "31b". The
+     * engine's `model` is then NULL, and its `drafter` may be "synthetic" or "synthetic:mtp". */
+    const char *synthetic;
+    const char *cpu_isa;              /* NULL: best available; "scalar", "avx2", "neon", ... (`kakeya run --help`) */
+    bool drafter_scaled_embedding;    /* multiply drafter block embeddings by sqrt(hidden) (some public engines do) */
+    bool drafter_block_bidirectional; /* drafter's sliding layers: no causal mask inside the block */
+};
+
+/* ----------------------------------------------------------------------------------- what zeros stand for */
+
+/* The positions that a session with these options keeps. */
+static inline int kakeya_options_sink(const kakeya_session_options *options) {
+    return options->sink == KAKEYA_NO_SINK ? 0 : options->sink ? options->sink : (int)KAKEYA_DEFAULT_SINK;
+}
+static inline int kakeya_options_window(const kakeya_session_options *options) {
+    return options->window ? options->window : (int)KAKEYA_DEFAULT_WINDOW;
+}
+static inline int kakeya_options_draft_window(const kakeya_session_options *options) {
+    return options->draft_window ? options->draft_window : (int)KAKEYA_DEFAULT_DRAFT_WINDOW;
+}
+
+/* top_p for interfaces in which 0 is not "off", as in the options, but leaves the most likely token alone. */
+static inline float kakeya_options_top_p(float top_p) { return top_p == 0 ? 1e-9f : top_p; }
+
 #ifdef __cplusplus
 }
 #endif
+
 #endif
