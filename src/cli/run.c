@@ -400,10 +400,7 @@ static int check_options(run_options *options, bool *chat) {
 
 int cli_run(int argc, char **argv) {
     run_options options = {0};
-    kakeya_generate_options defaults;
-    KAKEYA_INIT(&defaults);
-    options.answer.sampling = defaults.sampling;
-    options.answer.mode = (int)defaults.mode;
+    options.answer.sampling = (kakeya_sampling){.top_p = 1, .repetition_penalty = 1};
     cli_option shared[CLI_SHARED_OPTIONS];
     cli_shared_init(&options.shared, shared);
     options.shared.attention = ATTENTION_NOT_GIVEN;

@@ -261,9 +261,7 @@ static bool check_sampling(operation *op) {
 }
 
 static kakeya_sampling sampling_of(const grpc_request *q) {
-    kakeya_generate_options defaults;
-    KAKEYA_INIT(&defaults);
-    kakeya_sampling sampling = defaults.sampling;
+    kakeya_sampling sampling = {.repetition_penalty = 1};
     sampling.temperature = q->has_temperature ? q->temperature : 0;
     sampling.top_p = q->has_top_p ? q->top_p : 1;
     sampling.top_k = !q->has_top_k ? 0 : q->top_k > INT_MAX ? INT_MAX : (int)q->top_k;

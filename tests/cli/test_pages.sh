@@ -11,7 +11,7 @@ else
 fi
 
 # Writes each block into blocks/N, and a line "N kind page:line" into a list; kind is sh, python, another fence's word, or "marked".
-# A block of commands loses its indent, and the remarks after three spaces.
+# A block of commands loses its indent, and the remarks after three spaces; one with "$ " keeps what is said to be printed as it is.
 blocks() { # list, pages...
     list=$1
     shift
@@ -20,17 +20,19 @@ blocks() { # list, pages...
             file = to (++count)
             print count, (marked ? "marked" : kind == "" ? "unnamed" : kind), FILENAME ":" FNR
             printf "" >file
-            marked = 0
+            marked = session = 0
         }
         function end() { if (file != "") close(file); file = "" }
         FNR == 1 { if (marked) print 0, "stray", was; end(); marked = fence = 0; blank = 1 }
         fence && /^```/ { fence = 0; end(); blank = 1; next }
         fence { print >file; next }
         /^```/ { end(); begin(substr($0, 4)); fence = 1; next }
+        /^ +(```|~~~)|^~~~/ { end(); begin("a fence that is indented or of another kind"); end(); marked = blank = 0; next }
         /^    / && (file != "" || blank) {
             if (file == "") begin("sh")
             line = substr($0, 5)
-            if (match(line, /[^ ]   +/)) line = substr(line, 1, RSTART)
+            if (line ~ /^\$ /) session = 1
+            if (!session && match(line, /[^ ]   +/)) line = substr(line, 1, RSTART)
             print line >file
             next
         }
@@ -68,8 +70,21 @@ case " $* " in
     esac
     ;;
 " eval acceptance "*) set -- "$@" --prompts 2 --max-tokens 8 ;;
+" eval lossless --batch "*) set -- "$@" --compositions 1 ;;
+" eval lossless "*) set -- "$@" --prompts 1 ;;
 " verify "*) set -- "$@" --seconds 1 ;;
 " remote serve "*) set -- "$@" --once ;;
+" remote init "*" --name alice "*) set -- "$@" --key "$WORK/alice" ;;
+" remote run "*) # the worker is the one that the page has set up before
+    "$KAKEYA" "$@" --param attention=native,sink-window --param max-tokens=16 &
+    requester=$!
+    while kill -0 "$requester" 2>/dev/null; do
+        HOME="$WORK/home" "$KAKEYA" remote serve --once >>"$WORK/worker" 2>&1 || true
+        sleep 0.2
+    done
+    wait "$requester" || failed "$line"
+    exit
+    ;;
 " run "*)
     shift
     case $line in *--max-tokens*) ;; *) set -- --max-tokens 12 "$@" ;; esac
@@ -117,9 +132,15 @@ stop_server() {
     [ "$stopped" -eq 0 ]
 }
 END
-chmod +x "$WORK/bin/kakeya"
+cat >"$WORK/bin/curl" <<'END'
+#!/bin/sh
+exec "$CURL" --noproxy '*' -sS -f "$@"
+END
+CURL=$(command -v curl) || CURL=""
+chmod +x "$WORK/bin/kakeya" "$WORK/bin/curl"
+[ -n "$CURL" ] || rm "$WORK/bin/curl"
 trap '[ ! -e "$WORK/server_pid" ] || kill "$(cat "$WORK/server_pid")" 2>/dev/null || true; rm -rf "$WORK"' EXIT
-export WORK KAKEYA PYTHONDONTWRITEBYTECODE=1
+export WORK KAKEYA CURL PYTHONDONTWRITEBYTECODE=1
 . "$WORK/server.sh"
 
 # What the blocks name. Published models have longer contexts than the demo.
@@ -170,6 +191,17 @@ mkdir -p "$WORK/hub/models--google--gemma-4-26B-A4B-it-assistant/snapshots"
 run train drafter --kind mtp --model "$MODELS/demo" --data prompts.jsonl --steps 1 --batch 1 --blocks 2 --prompts 3 --held-out 1 \
     --answer 16 --sequence 128 --out "$WORK/hub/models--google--gemma-4-26B-A4B-it-assistant/snapshots/1"
 check "an assistant for the demo" test "$STATUS" -eq 0
+# The page on images and sound has a tiny model that reads both in place of a published one; kinds are told by bytes, not by names.
+mkdir -p "$WORK/hub-media/models--google--gemma-4-E4B-it/snapshots" "$WORK/requester"
+ln -s "$PAGES/tests/data/vision/tiny-e" "$WORK/hub-media/models--google--gemma-4-E4B-it/snapshots/1"
+ln -s "$PAGES/tests" tests
+for name in receipt.jpg photo.jpg a.png b.png; do cp "$PAGES/tests/data/images/photo.jpg" $name; done
+for name in speech.wav a.mp3 b.flac; do cp "$PAGES/tests/data/sounds/chirp.wav" $name; done
+echo '[{"role": "user", "content": [{"type": "text", "text": "What is this?"}, {"type": "image"}]}]' >conversation.json
+echo '[{"role": "user", "content": [{"type": "audio"}, {"type": "audio"}]}]' >spoken.json
+awk 'BEGIN { for (i = 1; i <= 15; i++) heard = heard "<|audio|>"; print "Hear " heard " this." }' >heard.txt # the sound's 15 tokens
+"$KAKEYA" tokenize --model tests/data/vision/tiny-e --text-file heard.txt --json | sed 's/.*"ids": *\(\[[^]]*]\).*/\1/' >heard.json
+
 public_key="" # of the end that requests evaluations
 if command -v ssh-keygen >/dev/null 2>&1; then
     ssh-keygen -q -t ed25519 -N '' -C alice -f "$WORK/alice"
@@ -183,8 +215,9 @@ if [ -n "$PYTHON" ] && "$PYTHON" -c "import cffi" >"$WORK/check" 2>&1; then
         "$PYTHON" -c "import generate; generate.write_ffi('$PAGES/include', '$WORK/python/kakeya')"
 fi
 
-# Whether a block's commands worked: status 0, and no kakeya of a pipe failed. SKIPPED says what is missing.
-block_works() { # file, kind
+# Whether a block's commands worked: status 0, and no kakeya of a pipe failed. SKIPPED says what is missing. After "$ command" the block
+# goes on with what the command prints.
+block_works() { # file, kind, place
     rm -f "$WORK/failed"
     SKIPPED=""
     for tool in curl jq git; do
@@ -202,22 +235,40 @@ block_works() { # file, kind
     fi
     [ -z "$SKIPPED" ] || return 0
     ! grep -q -w "git diff" "$1" || git_change || return 1
-    served=false
+    served=false address="" model=$MODELS/demo hub=$WORK/hub home=$WORK/home key=$public_key
+    case $3 in
+    docs/guide/images.md:*) grep -q "code\.png" "$1" || model=$PAGES/tests/data/vision/tiny-e hub=$WORK/hub-media ;;
+    docs/guide/remote.md:*)
+        grep -q -e "--name mini" "$1" || home=$WORK/requester
+        grep -q -e "--name mini" "$1" || key=$(cut -d ' ' -f 1,2 "$WORK/home/.config/kakeya/remote/key.pub")
+        ;;
+    esac
     if grep -q '127\.0\.0\.1:8080' "$1"; then
-        start_server --model "$MODELS/demo" --name demo || return 1
+        start_server --model "$model" --name demo --name gemma || return 1
         served=true
-        sed "s/127\.0\.0\.1:8080/$address/" "$1" >"$1.run"
-    else
-        sed "s|/srv/bus\.git|$WORK/bus.git|; s|ssh-ed25519 AAAA\.\.\.|$public_key|" "$1" >"$1.run"
     fi
+    awk -v address="$address" -v bus="$WORK/bus.git" -v key="$key" -v picture="$(base64 <photo.jpg | tr -d '\n')" \
+        -v sound="$(base64 <speech.wav | tr -d '\n')" -v printed="$WORK/printed" '
+        BEGIN { printf "" >printed }
+        /^\$ / { session = 1; sub(/^\$ /, "") ; print; next }
+        session { print >printed; next }
+        {
+            gsub(/127\.0\.0\.1:8080/, address)
+            gsub(/\/srv\/bus\.git/, bus)
+            gsub(/ssh-ed25519 AAAA\.\.\./, key)
+            gsub(/base64,\.\.\./, "base64," picture)
+            gsub(/UklGR\.\.\./, sound)
+            print
+        }' "$1" >"$1.run"
     STATUS=0
     # shellcheck disable=SC2086  # an option of sh
-    env -u XDG_CONFIG_HOME -u XDG_STATE_HOME PATH="$WORK/bin:$PATH" HOME="$WORK/home" HF_HUB_CACHE="$WORK/hub" \
-        KAKEYA_MODEL="$MODELS/demo" no_proxy='*' NO_PROXY='*' \
+    env -u XDG_CONFIG_HOME -u XDG_STATE_HOME PATH="$WORK/bin:$PATH" HOME="$home" HF_HUB_CACHE="$hub" \
+        KAKEYA_MODEL="$model" no_proxy='*' NO_PROXY='*' \
         KAKEYA_LIBRARY="$BUILD/lib/libkakeya.so" PYTHONPATH="$WORK/python" \
         $interpreter "$1.run" >"$WORK/out" 2>"$WORK/err" </dev/null || STATUS=$?
     ! "$served" || stop_server || return 1
-    [ "$STATUS" -eq 0 ] && [ ! -e "$WORK/failed" ]
+    ! grep -v -x -F -f "$WORK/out" "$WORK/printed" >>"$WORK/failed" || return 1
+    [ "$STATUS" -eq 0 ] && { [ ! -s "$WORK/failed" ] || return 1; }
 }
 
 git_change() { # a working tree with a change in it
@@ -227,13 +278,21 @@ git_change() { # a working tree with a change in it
 
 # The test itself: what does not work is found, and so is a comment that marks nothing.
 printf 'Text.\n\n    kakeya run --no-such-option x | cat\n\n<!-- not run: why -->\n\nText.\n' >"$WORK/page"
-printf '\n<!-- not run: why -->\n\n    no such\n' >>"$WORK/page"
+printf '\n<!-- not run: why -->\n\n    no such\n\n   ```sh\n' >>"$WORK/page"
 blocks "$WORK/list" "$WORK/page"
-check "blocks are told apart" test "$(cut -d ' ' -f 1,2 "$WORK/list" | tr '\n' ' ')" = "1 sh 0 stray 2 marked "
-if block_works "$WORK/blocks/1" sh; then
+check "blocks are told apart" test "$(cut -d ' ' -f 1,2 "$WORK/list" | tr '\n' ' ')" = "1 sh 0 stray 2 marked 3 a "
+if block_works "$WORK/blocks/1" sh page; then
     fail "a wrong option is found" "$(shown)"
 else
     pass "a wrong option is found"
+fi
+printf '$ echo one; echo two\none\n' >"$WORK/blocks/1"
+check "what a command is said to print" block_works "$WORK/blocks/1" sh page
+echo three >>"$WORK/blocks/1"
+if block_works "$WORK/blocks/1" sh page; then
+    fail "what it does not print is found" "$(shown)"
+else
+    pass "what it does not print is found"
 fi
 
 guide=$(cd "$PAGES" && ls docs/guide/*.md | grep -v -x docs/guide/deploy.md) # tests/serve/test_deploy.sh runs the blocks of that one
@@ -249,7 +308,7 @@ while read -r number kind place <&3; do
     *) fail "$place: a block of commands or of Python, or marked as not run" "it is $kind" && continue ;;
     esac
     works=true
-    block_works "$WORK/blocks/$number" "$kind" || works=false
+    block_works "$WORK/blocks/$number" "$kind" "$place" || works=false
     if [ -n "$SKIPPED" ]; then
         skip "$place" "$SKIPPED"
     elif "$works"; then

@@ -203,7 +203,7 @@ static const course courses[] = {
     {OBJECT, FREE, NULL, true, 1, 0, "", "<|channel>x", false},
     {OBJECT, FREE, NULL, false, 0, 0, "<|channel>thought\n", "x y<channel|>{}<eos>", true},
     {OBJECT, FREE, NULL, false, 1, 0, "<|channel>thought\n", "<channel|>{}<eos>", true},
-    {OBJECT, FREE, NULL, false, 1, 0, "<|channel>thought\n", "x", false},
+    {OBJECT, FREE, NULL, false, 1, 0, "<|channel>thought\n", "x y", false},
     {OBJECT, FREE, NULL, false, 0, 0, "<|channel>thought\n<channel|>", "{}<eos>", true},
     {OBJECT, AUTO, NULL, false, 0, 0, "", CALL CALL "<eos>", true},
     {OBJECT, AUTO, NULL, false, 0, 0, "", "{}<eos>", true},
