@@ -264,7 +264,7 @@ static void copy_states(const backend_model *m, const mlx_segment *s, const tile
     size_t hidden = (size_t)m->config->hidden, all = (size_t)r->n * hidden,
            at = (size_t)(tile->first - tile->cache->t.length) * hidden, bytes = rows.n * hidden * sizeof(float);
     int layers = m->config->layers;
-    if (m->watcher) m->watcher(m, rows.in_tile, rows.in_forward, rows.n, result);
+    if (m->tap) m->tap(m, rows.in_tile, rows.in_forward, rows.n, result);
     if (!r->hidden_states) return;
     memcpy(r->hidden_states + at, embedded + rows.in_tile * hidden, bytes);
     for (int i = 0; i < layers; i++) {

@@ -47,10 +47,10 @@ typedef struct chunk_layer {
     size_t k, v; /* bytes before them for every row that there is room for */
 } chunk_layer;
 
-/* Somebody who is shown the inner values of n rows of a tile, which are rows from in_forward on of a forward. */
-typedef void mlx_watcher(const backend_model *m, size_t in_tile, size_t in_forward, size_t n,
-                         const mlx_tile_result *result);
-typedef struct mlx_watch mlx_watch;
+/* A tap on the inner values of a tile's n rows, which are the rows of a forward from in_forward on. */
+typedef void mlx_tap_fn(const backend_model *m, size_t in_tile, size_t in_forward, size_t n,
+                        const mlx_tile_result *result);
+typedef struct mlx_tapped mlx_tapped;
 typedef struct mlx_ahead mlx_ahead;
 typedef struct mlx_vision mlx_vision;
 
@@ -95,8 +95,8 @@ struct backend_model {
     float *hidden;        /* [max_rows][hidden] behind the final norm */
     float *aux;           /* [max_rows][taps * hidden] of prompt rows; NULL: nobody wants any */
     int max_taps;
-    mlx_watcher *watcher;   /* of the forward in work; NULL: nobody looks */
-    const mlx_watch *watch; /* the watcher's own (train.c) */
+    mlx_tap_fn *tap;          /* of the running forward; NULL: none */
+    const mlx_tapped *tapped; /* the tap's own values (train.c) */
 };
 
 /* --- weights.c */

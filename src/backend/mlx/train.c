@@ -7,9 +7,9 @@
 #include "backend/mlx/mlx.h"
 #include "backend/weight_values.h"
 
-/* Inner values of all layers: tiles are computed one by one, each through all layers, and are looked at layer by layer.
+/* Inner values of all layers: tiles are computed one by one, each through all layers, and are tapped layer by layer.
  * Of each layer [rows][..] of raw K, raw V, queries, attention's output, o_proj's output and the layer's own. */
-struct mlx_watch {
+struct mlx_tapped {
     size_t rows;
     float *values;
     size_t at[GEMMA4_MAX_LAYERS]; /* where a layer's begin */
@@ -24,36 +24,36 @@ static layer_widths widths_of(const gemma4_config *c, int layer) {
     return (layer_widths){(size_t)(l->kv_heads * l->head_dim), (size_t)(c->heads * l->head_dim), (size_t)c->hidden};
 }
 
-/* A layer's values in the watch. */
-typedef struct watched_layer {
+/* A layer's tapped values. */
+typedef struct tapped_layer {
     float *raw_k, *raw_v; /* NULL in layers that attend an earlier layer's */
     float *q, *o, *out, *h;
-} watched_layer;
+} tapped_layer;
 
-static watched_layer place_of(const mlx_watch *w, const gemma4_config *c, int layer) {
+static tapped_layer place_of(const mlx_tapped *w, const gemma4_config *c, int layer) {
     layer_widths n = widths_of(c, layer);
     float *at = w->values + w->at[layer], *q = at + w->rows * 2 * n.kv, *out = q + w->rows * 2 * n.q;
     bool own = c->layer[layer].kv_source == layer;
-    return (watched_layer){.raw_k = own ? at : NULL,
-                           .raw_v = own ? at + w->rows * n.kv : NULL,
-                           .q = q,
-                           .o = q + w->rows * n.q,
-                           .out = out,
-                           .h = out + w->rows * n.hidden};
+    return (tapped_layer){.raw_k = own ? at : NULL,
+                          .raw_v = own ? at + w->rows * n.kv : NULL,
+                          .q = q,
+                          .o = q + w->rows * n.q,
+                          .out = out,
+                          .h = out + w->rows * n.hidden};
 }
 
 static void copy_rows(float *to, const float *from, size_t stride, size_t width, size_t rows) {
     for (size_t i = 0; i < rows; i++) memcpy(to + i * width, from + i * stride, width * sizeof *to);
 }
 
-/* Keeps what it is shown as rows of the forward that is watched. */
+/* Keeps the values of a tile as rows of the tapped forward. */
 static void keep_rows(const backend_model *m, size_t in_tile, size_t in_forward, size_t n,
                       const mlx_tile_result *result) {
     const gemma4_config *c = m->config;
     for (int i = 0; i < c->layers; i++) {
         layer_widths w = widths_of(c, i);
         const mlx_inner *inner = &result->inner[i];
-        watched_layer to = place_of(m->watch, c, i);
+        tapped_layer to = place_of(m->tapped, c, i);
         bool apart = to.raw_k && !c->layer[i].k_eq_v;
         size_t stride = w.q + (to.raw_k ? w.kv : 0) + (apart ? w.kv : 0), q = in_forward * w.q,
                hidden = in_forward * w.hidden;
@@ -81,10 +81,10 @@ static void tell_layers(const backend_model *m, int position, int length, const 
     const gemma4_config *c = m->config;
     for (int i = 0; i < c->layers; i++) {
         gemma4_layer_type type = c->layer[i].type;
-        watched_layer values = place_of(m->watch, c, i);
+        tapped_layer values = place_of(m->tapped, c, i);
         int pairs = m->form.rope[type].pairs;
         train_layer layer = {.layer = i,
-                             .rows = (int)m->watch->rows,
+                             .rows = (int)m->tapped->rows,
                              .position = position,
                              .raw_k = values.raw_k,
                              .raw_v = values.raw_v,
@@ -100,26 +100,26 @@ static void tell_layers(const backend_model *m, int position, int length, const 
     }
 }
 
-static kakeya_status look_forward(backend_model *m, backend_cache *cache, const int32_t *tokens, int n,
-                                  train_tap_fn tap, void *user, kakeya_error *error) {
+static kakeya_status tap_forward(backend_model *m, backend_cache *cache, const int32_t *tokens, int n, train_tap_fn tap,
+                                 void *user, kakeya_error *error) {
     const gemma4_config *c = m->config;
     int position = cache->t.length, length = position + n;
-    mlx_watch watch = {.rows = (size_t)n};
+    mlx_tapped tapped = {.rows = (size_t)n};
     size_t floats = 0, turned[2];
     for (int i = 0; i < c->layers; i++) {
         layer_widths w = widths_of(c, i);
-        watch.at[i] = floats;
-        floats += watch.rows * 2 * (w.kv + w.q + w.hidden);
+        tapped.at[i] = floats;
+        floats += tapped.rows * 2 * (w.kv + w.q + w.hidden);
     }
     for (int type = 0; type < 2; type++) turned[type] = 2 * (size_t)length * (size_t)m->form.rope[type].pairs;
     size_t bytes = (floats + turned[0] + turned[1]) * sizeof(float);
-    watch.values = mem_alloc(m->account, MEM_WORKSPACE, bytes);
-    if (!watch.values)
+    tapped.values = mem_alloc(m->account, MEM_WORKSPACE, bytes);
+    if (!tapped.values)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: a forward to train on needs %zu bytes", bytes);
-    float *angles[2] = {watch.values + floats, watch.values + floats + turned[0]};
+    float *angles[2] = {tapped.values + floats, tapped.values + floats + turned[0]};
     backend_segment segment = {.cache = cache, .tokens = tokens, .n = n, .kind = SEGMENT_PROMPT, .first_logit_row = n};
-    m->watch = &watch;
-    m->watcher = keep_rows;
+    m->tapped = &tapped;
+    m->tap = keep_rows;
     m->form.inner = true;
     kakeya_status status = mlx_forward(m, &segment, 1, error);
     m->form.inner = false;
@@ -128,8 +128,8 @@ static kakeya_status look_forward(backend_model *m, backend_cache *cache, const 
         for (int type = 0; type < 2; type++) fill_angles(m, (gemma4_layer_type)type, length, angles[type]);
         tell_layers(m, position, length, (const float *const[2]){angles[0], angles[1]}, tap, user);
     }
-    m->watcher = NULL;
-    mem_free(watch.values);
+    m->tap = NULL;
+    mem_free(tapped.values);
     return status;
 }
 
@@ -147,6 +147,6 @@ static void weight_row_of(const backend_model *m, const weight *w, int row, floa
 const backend_train_ops *mlx_train(void);
 
 const backend_train_ops *mlx_train(void) {
-    static const backend_train_ops ops = {.forward = look_forward, .outer = outer, .weight_row = weight_row_of};
+    static const backend_train_ops ops = {.forward = tap_forward, .outer = outer, .weight_row = weight_row_of};
     return &ops;
 }
