@@ -22,7 +22,7 @@ static const cli_command command = {
                "model that stays in the caches can exceed 100 %.\n"
                "--profile adds, on backends cuda and mlx, a table of one decode step's kernels, each measured alone.\n"
                "--sessions measures many sessions instead. Each decodes one token per step: first by themselves,\n"
-               "then with a new session's prompt beside them, of which a step takes as much as --stall-ms allows.\n"
+               "then beside a new session's prompt; a step takes as much of the prompt as --stall-ms allows.\n"
                "--weights-limit, which may be a list here, measures instead what each limit costs: a prompt and\n"
                "decoding with random tokens at the first context, experts in memory, bytes read, and the share of\n"
                "the slowest of disk, memory and kernels, all probed in the same run.\n"

@@ -411,11 +411,14 @@ int cli_info(int argc, char **argv) {
         CLI_OPTION(.name = "sessions", .kind = CLI_FLAG, .target = &arguments.sessions,
                    .help = "also how many sessions fit at once, by length and policy"),
         CLI_OPTION(.name = "stored", .kind = CLI_FLAG, .target = &arguments.stored,
-                   .help = "also what the files hold, by class of tensors: formats, bytes, bytes per token, kernels"),
+                   .help =
+                       "also the contents of the files, by class of tensors: formats, bytes, bytes per token, kernels"),
         CLI_OPTION(.name = "check", .kind = CLI_FLAG, .target = &arguments.check,
                    .help = "the same, and that every scale and value in them is a finite number"),
-        CLI_OPTION(.name = "memory", .argument = "BYTES", .kind = CLI_BYTES, .target = &arguments.memory_bytes,
-                   .help = "with --sessions: memory that they must fit into (what is free here; K, M, G may follow)"),
+        CLI_OPTION(
+                .name = "memory", .argument = "BYTES", .kind = CLI_BYTES, .target = &arguments.memory_bytes,
+                .help =
+                    "with --sessions: memory that they must fit into (this machine's free memory; K, M, G may follow)"),
         CLI_OPTION(.name = "image", .argument = "FILE", .kind = CLI_TEXT, .target = &arguments.image,
                    .help = "a picture ('-': standard input) instead of a model: its size and tokens at each budget"),
         CLI_OPTION(.name = "text-file", .argument = "FILE", .kind = CLI_TEXT, .target = &arguments.text_file,

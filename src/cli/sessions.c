@@ -23,7 +23,7 @@
 enum { LIST, SHOW, REMOVE };
 static const cli_word actions[] = {
     [LIST] = {"list", "list the sessions that are saved"},
-    [SHOW] = {"show", "verify one and show what it holds"},
+    [SHOW] = {"show", "verify one and show its contents"},
     [REMOVE] = {"rm", "remove sessions"},
     {0},
 };
@@ -36,9 +36,9 @@ static const cli_command command = {
     .examples = "  kakeya sessions list --session-dir ~/kv\n"
                 "  kakeya sessions show 4be1 --session-dir ~/kv --json | jq .tokens\n"
                 "  kakeya sessions rm 4be1 sess-09c2 --session-dir ~/kv\n",
-    .details = "NAME is the name of a file or the beginning of one, as long as only one file begins so. `list` reads\n"
-               "headers and descriptions, `show` verifies every byte. Servers may run meanwhile: what is removed is\n"
-               "computed again when it is needed.\n",
+    .details = "NAME is the name of a file, or a beginning that only one file has. `list` reads headers and\n"
+               "descriptions, `show` verifies every byte. Servers may run meanwhile: they compute removed sessions\n"
+               "again when they need them.\n",
 };
 
 typedef struct saved {

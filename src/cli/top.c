@@ -24,7 +24,7 @@ static const cli_command command = {
     .summary = "Shows what a running server does: answers, tokens per second and per forward, K/V memory, the queue.",
     .operands = "[URL]",
     .details = "URL is http://127.0.0.1:8080 ($KAKEYA_HOST, $KAKEYA_PORT) unless given. On a terminal the view is\n"
-               "drawn anew at every interval, and q ends it; elsewhere views follow each other. Rates are\n"
+               "redrawn at every interval, and q ends it; elsewhere one view follows another. Rates are\n"
                "averages over the last interval, so the first view has none; --once waits for one interval.\n",
     .examples = "  kakeya top\n"
                 "  kakeya top https://models.example:8080 --api-key \"$KEY\" --once\n",

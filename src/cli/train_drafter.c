@@ -705,8 +705,8 @@ int cli_train_drafter(int argc, char **argv) {
         CLI_OPTION(.name = "loss", .argument = "NAME", .kind = CLI_CHOICE, .target = &c.loss_kind,
                    .choices = loss_names,
                    .help =
-                       "entropy: drafts are to give the answer's tokens; kl: an assistant's are to have the model's "
-                       "probabilities of them; auto: kl where it can be (auto)"),
+                       "entropy: train drafts towards the answer's tokens; kl: train an assistant towards the model's "
+                       "probabilities of them; auto: kl if possible (auto)"),
         CLI_OPTION(.name = "decay", .argument = "X", .kind = CLI_FLOAT, .target = &c.decay, .min = 0, .max = 1e6,
                    .help = "weight of draft i of a block is exp(-(i-1)/X); 0: equal weights (half a block)"),
         CLI_OPTION(.name = "rate", .argument = "X", .kind = CLI_FLOAT, .target = &c.rate, .min = 0, .max = 1,

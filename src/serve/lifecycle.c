@@ -284,8 +284,8 @@ static void fall_asleep(lifecycle *l) {
     }
     close_engine(l);
     l->told = false;
-    fprintf(stderr, "kakeya serve: sleeping: nobody has asked for %g s, %.1f MB given back\n",
-            s->settings->idle_unload_seconds, (double)bytes / 1e6);
+    fprintf(stderr, "kakeya serve: sleeping: no request for %g s, %.1f MB freed\n", s->settings->idle_unload_seconds,
+            (double)bytes / 1e6);
 }
 
 /* Those who wait hear of it. */

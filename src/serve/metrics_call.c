@@ -67,9 +67,9 @@ static void write_cached(const metrics *m, metrics_page *p) {
         labelled(p, "source", sources[i], n);
         all += n;
     }
-    metrics_one(p, NULL, "prefix_cache_queries_total", "counter", "Prompt tokens that were looked for.",
+    metrics_one(p, NULL, "prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.",
                 value_of(&m->prompt_tokens));
-    metrics_one(p, NULL, "prefix_cache_hits_total", "counter", "Prompt tokens that were found.", all);
+    metrics_one(p, NULL, "prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.", all);
 }
 
 static void write_positions(const char *name, const char *vllm, const char *help, const _Atomic uint64_t *values,
@@ -88,7 +88,7 @@ static void write_tokens(const metrics *m, metrics_page *p) {
                 value_of(&m->prompt_tokens));
     write_cached(m, p);
     metrics_one(p, "generation_tokens_total", "generation_tokens_total", "counter",
-                "Tokens that were generated, stop tokens aside.", generated);
+                "Generated tokens, without stop tokens.", generated);
     metrics_one(p, "forwards_total", NULL, "counter", "Decode forwards, counted for every answer in them.", forwards);
     metrics_one(p, "tokens_per_forward", NULL, "gauge", "Generated tokens by decode forwards, since the start.",
                 forwards > 0 ? generated / forwards : 0);
@@ -105,28 +105,28 @@ static void write_tokens(const metrics *m, metrics_page *p) {
 
 static void write_oddities(const metrics *m, metrics_page *p) {
     metrics_one(p, "preemptions_total", "num_preemptions_total", "counter",
-                "Answers that gave their memory to others for a while.", value_of(&m->preemptions));
+                "Preempted answers: their memory was moved to files for others.", value_of(&m->preemptions));
     metrics_family(p, "fields_ignored_total", NULL, "counter", "Fields of requests that had no effect.");
     for (size_t i = 0; i < METRICS_FIELDS; i++) labelled(p, "field", metrics_field(i), value_of(&m->fields_ignored[i]));
     metrics_family(p, "parser_repairs_total", NULL, "counter",
-                   "Tokens of answers that were dropped, and pieces of calls that were mended.");
+                   "Dropped tokens of answers, and repaired pieces of calls.");
     labelled(p, "kind", "token", value_of(&m->token_repairs));
     labelled(p, "kind", "call", value_of(&m->call_repairs));
     metrics_one(p, "grammar_redraws_total", NULL, "counter", "Tokens that were drawn, but not allowed by a grammar.",
                 value_of(&m->grammar_redraws));
-    metrics_one(p, "grammar_masks_total", NULL, "counter",
-                "Positions at which a grammar looked at the whole vocabulary.", value_of(&m->grammar_masks));
+    metrics_one(p, "grammar_masks_total", NULL, "counter", "Positions at which a grammar checked the whole vocabulary.",
+                value_of(&m->grammar_masks));
 }
 
 static void write_images(server_context *s, metrics_page *p) {
     const kakeya_image_counts c = lifecycle_image_counts(s->lifecycle);
     metrics_one(p, "images_computed_total", NULL, "counter", "Pictures of prompts that the tower computed.",
                 (double)c.computed);
-    metrics_one(p, "image_rows_computed_total", NULL, "counter", "Rows that these became.", (double)c.computed_rows);
+    metrics_one(p, "image_rows_computed_total", NULL, "counter", "Rows that they became.", (double)c.computed_rows);
     metrics_one(p, "image_cache_hits_total", NULL, "counter", "Pictures whose rows were kept.", (double)c.found);
     metrics_one(p, "image_cache_images", NULL, "gauge", "Pictures whose rows are kept.", (double)c.kept);
     metrics_one(p, "image_weights_bytes", NULL, "gauge",
-                "Weights that read pictures, as files have them; 0: there are none.",
+                "Weights of the vision tower, as in its files; 0: there is none.",
                 (double)(s->model.vision ? s->model.facts.vision_bytes : 0));
     metrics_one(p, "image_cache_bytes", NULL, "gauge", "Bytes of these rows.", (double)c.kept_bytes);
 }
@@ -135,9 +135,9 @@ static void write_sounds(server_context *s, metrics_page *p) {
     const kakeya_sound_counts c = lifecycle_sound_counts(s->lifecycle);
     metrics_one(p, "sounds_computed_total", NULL, "counter", "Sounds of prompts that the encoder computed.",
                 (double)c.computed);
-    metrics_one(p, "sound_rows_computed_total", NULL, "counter", "Rows that these became.", (double)c.computed_rows);
+    metrics_one(p, "sound_rows_computed_total", NULL, "counter", "Rows that they became.", (double)c.computed_rows);
     metrics_one(p, "sound_weights_bytes", NULL, "gauge",
-                "Weights that read sounds, as files have them; 0: there are none.",
+                "Weights of the audio encoder, as in its files; 0: there is none.",
                 (double)(s->model.sound ? s->model.facts.audio_bytes : 0));
 }
 
@@ -148,11 +148,11 @@ static void write_grammars(server_context *s, metrics_page *p) {
                 value_of(&s->metrics.grammar_keywords_ignored));
     grammar_cache_count(s->grammars, &c);
     metrics_one(p, "grammars_compiled_total", NULL, "counter", "Grammars that were compiled.", (double)c.compiled);
-    metrics_one(p, "grammars_refused_total", NULL, "counter", "Grammars that were tried, and are none.",
+    metrics_one(p, "grammars_refused_total", NULL, "counter", "Grammars that could not be compiled.",
                 (double)c.refused);
-    metrics_one(p, "grammars_reused_total", NULL, "counter", "Grammars, or their refusals, that were there already.",
+    metrics_one(p, "grammars_reused_total", NULL, "counter", "Grammars and refusals taken from the cache.",
                 (double)c.hits);
-    metrics_one(p, "grammars", NULL, "gauge", "Compiled grammars, and refusals, that are kept.", (double)c.entries);
+    metrics_one(p, "grammars", NULL, "gauge", "Compiled grammars and refusals in the cache.", (double)c.entries);
     metrics_one(p, "grammar_bytes", NULL, "gauge", "Memory of these.", (double)c.bytes);
 }
 
@@ -161,9 +161,9 @@ static void write_times(const metrics *m, metrics_page *p) {
         const char *name, *help;
         const histogram *values;
     } seconds[] = {
-        {"time_to_first_token_seconds", "From the request to its first token.", &m->first_token},
-        {"inter_token_latency_seconds", "Between two tokens of an answer.", &m->inter_token},
-        {"e2e_request_latency_seconds", "From the request to its end.", &m->whole},
+        {"time_to_first_token_seconds", "Time from a request to its first token.", &m->first_token},
+        {"inter_token_latency_seconds", "Time between two tokens of an answer.", &m->inter_token},
+        {"e2e_request_latency_seconds", "Time from a request to its end.", &m->whole},
         {"request_queue_time_seconds", "Waiting for a turn.", &m->queue},
         {"request_prefill_time_seconds", "Computing the prompt.", &m->prefill},
         {"request_decode_time_seconds", "Generating.", &m->decode},
@@ -176,12 +176,12 @@ static void write_times(const metrics *m, metrics_page *p) {
     metrics_histogram(p, "", &m->prompt_size, false);
     metrics_family(p, "request_generation_tokens", "request_generation_tokens", "histogram", "Tokens of an answer.");
     metrics_histogram(p, "", &m->answer_size, false);
-    metrics_family(p, "iteration_tokens", NULL, "histogram", "Positions of a forward, of prompts and of answers.");
+    metrics_family(p, "iteration_tokens", NULL, "histogram", "Positions in a forward, by prompts and answers.");
     metrics_histogram(p, "kind=\"prompt\",", &m->iteration_prompt, false);
     metrics_histogram(p, "kind=\"decode\",", &m->iteration_decode, false);
-    metrics_family(p, NULL, "iteration_tokens_total", "histogram", "Positions of a forward.");
+    metrics_family(p, NULL, "iteration_tokens_total", "histogram", "Positions in a forward.");
     metrics_histogram(p, "", &m->iteration_both, false);
-    metrics_family(p, "iteration_seconds", NULL, "histogram", "A forward for all answers and prompts in it.");
+    metrics_family(p, "iteration_seconds", NULL, "histogram", "Time of a forward, for all its answers and prompts.");
     metrics_histogram(p, "", &m->iteration, true);
 }
 
@@ -198,7 +198,7 @@ static const struct {
 /* The ledger: what --dry-run says beforehand. */
 static void write_layers(server_context *s, metrics_page *p) {
     const kakeya_facts *facts = &s->model.facts;
-    metrics_family(p, "kv_layer_bytes", NULL, "gauge", "Of these, K/V memory of each layer; not on GPUs.");
+    metrics_family(p, "kv_layer_bytes", NULL, "gauge", "K/V memory by layer; not on GPUs.");
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         const int layers = kinds[i].kind == KAKEYA_MEMORY_KV_DRAFT ? facts->drafter_layers : facts->layers;
         for (int layer = 0; layer < layers; layer++) {
@@ -208,7 +208,7 @@ static void write_layers(server_context *s, metrics_page *p) {
             if (bytes) metrics_sample(p, "", labels, (double)bytes);
         }
     }
-    metrics_family(p, "memory_bytes", NULL, "gauge", "What is held beside K/V memory, as the allocator counts it.");
+    metrics_family(p, "memory_bytes", NULL, "gauge", "Memory other than K/V, as the allocator counts it.");
     labelled(p, "kind", "weights", (double)lifecycle_memory(s->lifecycle, KAKEYA_MEMORY_WEIGHTS));
     labelled(p, "kind", "workspace", (double)lifecycle_memory(s->lifecycle, KAKEYA_MEMORY_WORKSPACE));
 }
@@ -219,8 +219,8 @@ static void write_pressure(server_context *s, metrics_page *p) {
                 "0: well; 1: K/V that cannot give way take --memory-warn of their room; 2: --memory-refuse.",
                 (double)taken.state);
     metrics_one(p, "memory_pressure_ratio", NULL, "gauge",
-                "K/V memory that cannot give way, by the room for K/V, 0 to 1.", taken.used_ratio);
-    metrics_one(p, "memory_refusals_total", NULL, "counter", "Answers that were refused for --memory-refuse.",
+                "K/V memory that cannot be freed on demand as a share of the limit, 0 to 1.", taken.used_ratio);
+    metrics_one(p, "memory_refusals_total", NULL, "counter", "Answers refused because of --memory-refuse.",
                 value_of(&s->metrics.memory_refusals));
 }
 
@@ -239,11 +239,11 @@ static void write_kv(server_context *s, metrics_page *p) {
     metrics_family(p, "cache_config_info", "cache_config_info", "gauge",
                    "1; its labels: tokens of a block, and blocks that the K/V memory has room for.");
     metrics_sample(p, "", geometry, 1);
-    metrics_one(p, "kv_room_bytes", NULL, "gauge", "What the K/V memory may take; 0 while the model sleeps.", room);
-    metrics_one(p, "spill_bytes", NULL, "gauge", "K/V in files, of answers and sessions that wait for memory.",
+    metrics_one(p, "kv_room_bytes", NULL, "gauge", "Limit of the K/V memory; 0 while the model sleeps.", room);
+    metrics_one(p, "spill_bytes", NULL, "gauge", "K/V memory in files, of answers and sessions that wait for memory.",
                 (double)lifecycle_spilled(s->lifecycle));
-    metrics_one(p, "kv_used_ratio", "kv_cache_usage_perc", "gauge", "K/V memory by its room, 0 to 1.",
-                room > 0 ? used / room : 0);
+    metrics_one(p, "kv_used_ratio", "kv_cache_usage_perc", "gauge",
+                "K/V memory in use as a share of its limit, 0 to 1.", room > 0 ? used / room : 0);
     write_layers(s, p);
     write_pressure(s, p);
 }
@@ -253,16 +253,17 @@ static void write_weights(server_context *s, metrics_page *p) {
     const kakeya_weights w = lifecycle_weights(s->lifecycle);
     if (!w.limit) return;
     metrics_one(p, "weights_limit_bytes", NULL, "gauge", "--weights-limit.", (double)w.limit);
-    metrics_one(p, "weights_resident_bytes", NULL, "gauge", "Of it, what every token needs.", (double)w.resident);
+    metrics_one(p, "weights_resident_bytes", NULL, "gauge", "The part of it for weights that every token needs.",
+                (double)w.resident);
     metrics_one(p, "experts", NULL, "gauge", "Routed experts of the model.", (double)w.experts);
     metrics_one(p, "expert_slots", NULL, "gauge", "Routed experts that the limit has memory for.", (double)w.slots);
-    metrics_one(p, "experts_wanted_total", NULL, "counter", "Experts that forwards wanted, each once a layer.",
+    metrics_one(p, "experts_wanted_total", NULL, "counter", "Experts that forwards needed, each counted once a layer.",
                 (double)w.wanted);
-    metrics_one(p, "experts_found_total", NULL, "counter", "Of these, those that were in memory.", (double)w.found);
+    metrics_one(p, "experts_found_total", NULL, "counter", "Needed experts that were in memory.", (double)w.found);
     metrics_one(p, "expert_read_bytes_total", NULL, "counter", "Read for the others.", (double)w.bytes_read);
     metrics_one(p, "expert_read_seconds_total", NULL, "counter", "Time that forwards waited for these reads.",
                 w.read_seconds);
-    metrics_one(p, "expert_read_failures_total", NULL, "counter", "Forwards that failed for a read.",
+    metrics_one(p, "expert_read_failures_total", NULL, "counter", "Forwards that failed because a read failed.",
                 (double)w.failures);
 }
 
@@ -282,10 +283,10 @@ static void write_kv_events(const server_context *s, metrics_page *p) {
     labelled(p, "type", "removed", (double)c.blocks.events[KV_BLOCKS_REMOVED]);
     labelled(p, "type", "cleared", (double)c.blocks.events[KV_BLOCKS_CLEARED]);
     metrics_one(p, "kv_events_bytes_total", NULL, "counter", "Bytes of these.", (double)c.bytes);
-    metrics_one(p, "kv_events_replayed_total", NULL, "counter", "Events that were sent again.", (double)c.replayed);
-    metrics_one(p, "kv_events_seconds_total", NULL, "counter",
-                "Processor time that finding and publishing events took.", c.blocks.seconds);
-    metrics_family(p, "kv_event_blocks", NULL, "gauge", "Blocks of 16 tokens that are published now.");
+    metrics_one(p, "kv_events_replayed_total", NULL, "counter", "Events sent again on request.", (double)c.replayed);
+    metrics_one(p, "kv_events_seconds_total", NULL, "counter", "Processor time of finding and publishing events.",
+                c.blocks.seconds);
+    metrics_family(p, "kv_event_blocks", NULL, "gauge", "Blocks of 16 tokens that are published at present.");
     labelled(p, "medium", "gpu", (double)c.blocks.blocks[KV_MEDIUM_GPU]);
     labelled(p, "medium", "cpu", (double)c.blocks.blocks[KV_MEDIUM_CPU]);
     labelled(p, "medium", "disk", (double)c.blocks.blocks[KV_MEDIUM_DISK]);
@@ -298,7 +299,7 @@ static void write_store(server_context *s, metrics_page *p) {
     metrics_family(p, "store_entries", NULL, "gauge", "Prefixes that later prompts may continue.");
     labelled(p, "kind", "live", (double)c.live);
     labelled(p, "kind", "checkpoint", (double)c.ram);
-    metrics_family(p, "store_bytes", NULL, "gauge", "K/V memory of the prefixes, and the directory's files.");
+    metrics_family(p, "store_bytes", NULL, "gauge", "K/V memory of the prefixes, and of the files in the directory.");
     labelled(p, "tier", "ram", (double)c.ram_bytes);
     labelled(p, "tier", "disk", (double)disk->bytes);
     metrics_one(p, "store_files", NULL, "gauge", "Files of this model and attention policy.", (double)disk->files);
@@ -308,15 +309,14 @@ static void write_store(server_context *s, metrics_page *p) {
     labelled(p, "kind", "io", (double)disk->errors_io);
     write_summary(p, "store_save_seconds", "Writing files.", disk->saves, disk->save_seconds);
     write_summary(p, "store_load_seconds", "Reading files.", disk->loads, disk->load_seconds);
-    metrics_family(
-        p, "sessions_evicted_total", NULL, "counter",
-        "Prefixes and sessions that were dropped: their time was over, for room, closed by clients, by a failure.");
+    metrics_family(p, "sessions_evicted_total", NULL, "counter",
+                   "Dropped prefixes and sessions, by cause: expired, for room, closed by a client, after a failure.");
     labelled(p, "reason", "ttl", (double)c.named.dropped_ttl);
     labelled(p, "reason", "lru", (double)(c.evictions + c.named.dropped_lru));
     labelled(p, "reason", "close", (double)c.named.dropped_closed);
     labelled(p, "reason", "failure", (double)c.named.dropped_lost);
     answer_counts answers = answers_count(s);
-    metrics_family(p, "sessions", NULL, "gauge", "Sessions by what they do; those of gRPC calls under way: rpc.");
+    metrics_family(p, "sessions", NULL, "gauge", "Sessions by state; rpc: of running gRPC calls.");
     labelled(p, "state", "prompt", (double)answers.prompt);
     labelled(p, "state", "decode", (double)answers.decode);
     labelled(p, "state", "stalled", (double)answers.stalled);
@@ -341,8 +341,8 @@ static void write_process(server_context *s, metrics_page *p) {
     metrics_family(p, "wakes_total", NULL, "counter", "Loads after sleep, by whether they succeeded.");
     labelled(p, "result", "ok", (double)wakes);
     labelled(p, "result", "failed", (double)failures);
-    metrics_one(p, "http_connections", NULL, "gauge", "Connections that are open.", (double)http.connections);
-    metrics_one(p, "http_body_bytes", NULL, "gauge", "Bodies of requests, and what they were parsed into.",
+    metrics_one(p, "http_connections", NULL, "gauge", "Open connections.", (double)http.connections);
+    metrics_one(p, "http_body_bytes", NULL, "gauge", "Memory of request bodies and their parsed forms.",
                 (double)http.held_bytes);
     metrics_one(p, "http_disconnects_total", NULL, "counter", "Clients that left before their reply ended.",
                 (double)http.disconnects);

@@ -12,7 +12,7 @@ static const cJSON *member(const cJSON *object, const char *key) {
 /* One field decides about the form; a second one would contradict it. */
 static bool claim(fields *f, answer_form *form, const char *param, kakeya_grammar_kind kind) {
     if (form->kind != KAKEYA_GRAMMAR_TEXT)
-        return api_fail(f->error, 400, "invalid_value", param, "%s: %s says already what the answer must look like",
+        return api_fail(f->error, 400, "invalid_value", param, "%s: %s already determines the form of the answer",
                         param, form->param);
     form->kind = kind;
     form->param = param;

@@ -130,7 +130,8 @@ static void read_continuation(fields *f, chat_shape *shape, bool thinks, bool fo
     if (fields_get(f, "add_generation_prompt") && !shape->without_turn)
         api_fail(f->error, 400, "invalid_value", name, "%s and add_generation_prompt exclude each other", name);
     if (thinks) api_fail(f->error, 400, "invalid_value", name, "%s leaves no place for a thought", name);
-    if (forced) api_fail(f->error, 400, "invalid_value", name, "%s: what is begun already follows no format", name);
+    if (forced)
+        api_fail(f->error, 400, "invalid_value", name, "%s: an answer that is continued cannot follow a format", name);
 }
 
 /* What the last message has begun to say; out->begun. */
