@@ -3,7 +3,7 @@
 
 usage: tools/study_texts.py DIR
 
-DIR/train gets prose, documentation and code (debian-handbook, anarchism, python3.11-doc, git-doc, postgresql-doc-15, Python's own library,
+DIR/train gets prose, documentation and code (debian-handbook, also in Spanish, French, Italian, Portuguese and Norwegian, anarchism, python3.11-doc, git-doc, postgresql-doc-15, Python's own library,
 Django, NetworkX), DIR/test four kinds by other authors: prose (developers-reference), short articles (dict-jargon), code (docutils), German
 (developers-reference-de), a language that is not in DIR/train.
 DIR/pieces has six pieces of each of the four, a sequence each for `kakeya eval fidelity`. Packages are downloaded with apt-get and unpacked
@@ -19,6 +19,7 @@ import sys
 PACKAGES = ["debian-handbook", "anarchism", "python3.11-doc", "git-doc", "postgresql-doc-15", "libpython3.11-stdlib",
             "libpython3.11-minimal", "python3-django", "python3-networkx", "developers-reference", "developers-reference-de",
             "dict-jargon", "python3-docutils"]
+HANDBOOK = ["en-US", "es-ES", "fr-FR", "it-IT", "pt-BR", "nb-NO"]  # translated throughout, and none of them the language of the test
 TAGS_WITH_A_LINE = {"p", "div", "li", "dt", "dd", "h1", "h2", "h3", "h4", "h5", "pre", "tr", "br", "table", "section"}
 TAGS_LEFT_OUT = {"script", "style", "head", "nav", "footer", "form", "svg"}
 SMALLEST = 3000  # bytes of a file: shorter ones are menus
@@ -107,8 +108,9 @@ def main():
     (folder / "packages").mkdir(parents=True, exist_ok=True)
     package = {name: unpacked(folder, name) for name in PACKAGES}
 
-    handbook = package["debian-handbook"] / "share/doc/debian-handbook/html/en-US"
-    write_pages(folder, "train", "handbook", handbook.glob("*.html"), join=8)
+    handbook = package["debian-handbook"] / "share/doc/debian-handbook/html"
+    for language in HANDBOOK:
+        write_pages(folder, "train", f"handbook-{language}", (handbook / language).glob("*.html"), join=8)
     sources = package["python3.11-doc"] / "share/doc/python3.11/html/_sources"
     for part in ("howto", "tutorial", "faq", "reference"):
         for path in sorted((sources / part).glob("*.rst.txt")):

@@ -46,6 +46,8 @@ typedef struct f_theta_trainer_options {
     int rows;                      /* of a segment */
     int sequences, segments; /* that learn at once, and segments of one of them, at most: f_theta_trainer_learn_many */
     int sink, window;
+    int terms; /* bf16 numbers that rows become on their way through the model's matrices, which then are bf16: one is
+                  what sessions compute with. 0: as exact as float32, which f_theta's own products always are */
     f_theta_loss loss;
     /* Of F_THETA_LOSS_DISTIL, the weights of its parts: KL of the logits from the teacher's, mean over rows; the
      * squared error of layer outputs and of what attention adds, as shares of the teacher's squares, means over layers;
@@ -75,6 +77,17 @@ typedef struct f_theta_trainer_sequence {
 } f_theta_trainer_sequence;
 
 typedef struct backend_f_theta_trainer backend_f_theta_trainer;
+
+/* What a step's time goes to. */
+typedef enum f_theta_trainer_part {
+    F_THETA_PART_TEACHER,  /* its forward of whole sequences */
+    F_THETA_PART_RESTORED, /* latents, and K and V from them */
+    F_THETA_PART_FORWARD,  /* the student's layers */
+    F_THETA_PART_HEAD,     /* logits of both, KL, and back to the last layer */
+    F_THETA_PART_BACK,     /* the student's layers again, and back through them */
+    F_THETA_PART_GRADIENT, /* from restored K and V to f_theta's weights */
+    F_THETA_PARTS
+} f_theta_trainer_part;
 
 /* --- drafters -------------------------------------------------------------------------------------------------------
  *
@@ -205,10 +218,12 @@ typedef struct backend_train_ops {
      * loss added to it, laid out as the weights. The same bits for any number of threads. */
     void (*f_theta_trainer_learn)(backend_f_theta_trainer *s, const f_theta_trainer_segment *segment, float *gradient,
                                   f_theta_trainer_result *out);
-    /* The same two of many sequences at once, in place of them: for backends that compute only so. On failure what the
-     * gradient holds is undefined. */
+    /* The same two of many sequences at once, in place of them, for backends that compute only so; the gradient is set,
+     * not added to. On failure what it holds is undefined. */
     kakeya_status (*f_theta_trainer_learn_many)(backend_f_theta_trainer *s, const f_theta_trainer_sequence *sequences,
                                                 int n, float *gradient, kakeya_error *error);
+    /* Seconds of the device since the trainer was created; NULL in a backend that does not measure them. */
+    void (*f_theta_trainer_seconds)(const backend_f_theta_trainer *s, double seconds[F_THETA_PARTS]);
 
     bool trains_assistants; /* the trainer takes options with an assistant */
     /* Bytes that a trainer takes, and the trainer itself; NULL in a backend that has none. */

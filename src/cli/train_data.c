@@ -14,6 +14,7 @@ typedef struct data_walk {
     const train_data *data;
     train_sequence_fn visit;
     void *user;
+    int32_t before; /* the token that texts begin with; -1: none */
     int held;
     bool done;
 } data_walk;
@@ -39,12 +40,13 @@ static kakeya_status take_piece(data_walk *w, uint64_t document, const int32_t *
     return status;
 }
 
-/* Pieces of one document. */
-static kakeya_status cut(data_walk *w, uint64_t file, uint64_t document, const int32_t *ids, size_t n,
-                         kakeya_error *error) {
+/* Pieces of one document. Each begins as a text does: rows attend much to that token, and never decode without it. It
+ * takes the place of the last token of the piece before. */
+static kakeya_status cut(data_walk *w, uint64_t file, uint64_t document, int32_t *ids, size_t n, kakeya_error *error) {
     size_t longest = (size_t)(w->data->sequence - w->data->answer);
     kakeya_status status = KAKEYA_OK;
     for (size_t at = 0; at < n && !w->done && !status;) {
+        if (at && w->before >= 0 && longest > 1) ids[--at] = w->before;
         size_t length = n - at < longest ? n - at : longest;
         status = take_piece(w, file << 32 | document, ids, at, length, false, error);
         at += length;
@@ -144,6 +146,17 @@ static bool ends_with(const char *path, const char *end) {
     return n >= m && strcmp(path + n - m, end) == 0;
 }
 
+static kakeya_status find_before(data_walk *w, kakeya_error *error) {
+    int32_t *ids = NULL;
+    size_t n = 0;
+    w->before = -1;
+    if (!w->data->tokenizer) return KAKEYA_OK;
+    kakeya_status status = kakeya_tokenize(w->data->tokenizer, "", 0, KAKEYA_TEXT_ADD_SPECIAL, &ids, &n, error);
+    if (!status && n) w->before = ids[0];
+    kakeya_free(ids);
+    return status;
+}
+
 kakeya_status train_data_check(const char *const *files, size_t n, kakeya_error *error) {
     for (size_t i = 0; i < n; i++) {
         if (access(files[i], R_OK) != 0)
@@ -161,7 +174,7 @@ kakeya_status train_data_walk(const train_data *data, train_sequence_fn visit, v
         order[i] = order[at];
         order[at] = i;
     }
-    kakeya_status status = KAKEYA_OK;
+    kakeya_status status = find_before(&w, error);
     for (size_t i = 0; i < data->n_files && !w.done && !status; i++) {
         const char *path = data->files[order[i]];
         if (ends_with(path, ".json"))

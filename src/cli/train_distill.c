@@ -241,7 +241,21 @@ static kakeya_status take_step(train_distill_job *job, distill_progress *p, kake
     return status;
 }
 
-static void put_result(cJSON *told, const train_distill_job *job, const f_theta_trainer_result *mean, double seconds) {
+/* Milliseconds of a step, means over those of this process. */
+static void put_times(cJSON *json, const distiller_seconds *times, int steps) {
+    static const char *const names[F_THETA_PARTS] = {
+        [F_THETA_PART_TEACHER] = "teacher",  [F_THETA_PART_RESTORED] = "restored_kv", [F_THETA_PART_FORWARD] = "forward",
+        [F_THETA_PART_HEAD] = "head_and_kl", [F_THETA_PART_BACK] = "backward",        [F_THETA_PART_GRADIENT] = "gradient"};
+    if (!steps) return;
+    cJSON *of = cJSON_AddObjectToObject(json, "step_ms");
+    for (int i = 0; i < F_THETA_PARTS && times->parts; i++)
+        cJSON_AddNumberToObject(of, names[i], times->part[i] * 1e3 / steps);
+    cJSON_AddNumberToObject(of, "learning", times->learning * 1e3 / steps);
+    cJSON_AddNumberToObject(of, "optimiser", times->optimiser * 1e3 / steps);
+}
+
+static void put_result(cJSON *told, const train_distill_job *job, const f_theta_trainer_result *mean, double seconds,
+                       const distiller_seconds *times, int here) {
     cJSON *json = cJSON_AddObjectToObject(told, "distillation");
     cJSON_AddStringToObject(json, "loss", loss_names[job->chosen->loss]);
     cJSON_AddNumberToObject(json, "steps", job->options.steps);
@@ -253,6 +267,7 @@ static void put_result(cJSON *told, const train_distill_job *job, const f_theta_
     cJSON_AddNumberToObject(json, "seconds", seconds);
     cJSON_AddNumberToObject(json, "last_loss", mean->loss);
     cJSON_AddNumberToObject(json, "last_kl", mean->kl);
+    put_times(json, times, here);
 }
 
 kakeya_status train_distill_run(train_distill_job *job, closed_form_weights *weights, cJSON *told,
@@ -289,7 +304,9 @@ kakeya_status train_distill_run(train_distill_job *job, closed_form_weights *wei
         status = distiller_weights(p.d, weights, error);
         mean.loss /= counted ? counted : 1;
         mean.kl /= counted ? counted : 1;
-        put_result(told, job, &mean, clock_seconds() - p.begun);
+        distiller_seconds times;
+        distiller_time(p.d, &times);
+        put_result(told, job, &mean, clock_seconds() - p.begun, &times, p.here);
     }
     distiller_destroy(p.d);
     return status;

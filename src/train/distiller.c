@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "backend/f_theta_layout.h"
+#include "base/clock.h"
 #include "train/passes.h"
 #include "train/saved.h"
 
@@ -21,6 +22,7 @@ struct distiller {
     closed_form_weights sizes;             /* they alone: those of the start */
     train_passes passes;                   /* through the sequences that are long enough */
     int done;
+    distiller_seconds seconds;
 };
 
 /* ----------------------------------------------------------------------------------------------------- creation */
@@ -33,7 +35,8 @@ void distiller_options_init(distiller_options *o, const gemma4_config *verifier)
                                          .kl = 1,
                                          .hidden = 1,
                                          .attention = 1,
-                                         .kv = 0.03f},
+                                         .kv = 0.03f,
+                                         .terms = 1},
                              .batch = 16,
                              .segments = 2,
                              .steps = 100,
@@ -131,6 +134,18 @@ kakeya_status distiller_check(const kakeya_engine *engine, kakeya_error *error) 
     return error_set(error, KAKEYA_UNSUPPORTED, "backend %s cannot distil: use --backend cpu", engine->ops->name);
 }
 
+/* Memory that goes to and from a device in every step. */
+static void *allocate(const backend_train_ops *ops, size_t bytes) {
+    return ops->host_memory ? ops->host_memory(bytes) : malloc(bytes);
+}
+
+static void release(const backend_train_ops *ops, void *memory) {
+    if (ops->free_host_memory)
+        ops->free_host_memory(memory);
+    else
+        free(memory);
+}
+
 kakeya_status distiller_create(kakeya_engine *engine, const distiller_options *options, const corpus *data,
                                const closed_form_weights *start, distiller **out, kakeya_error *error) {
     *out = NULL;
@@ -145,8 +160,8 @@ kakeya_status distiller_create(kakeya_engine *engine, const distiller_options *o
     d->data = data;
     d->layout = f_theta_layout_of(&d->o.config, &engine->verifier->config);
     size_t bytes = d->layout.n * sizeof(float);
-    d->weights = malloc(bytes);
-    d->gradient = malloc(bytes);
+    d->weights = allocate(ops, bytes);
+    d->gradient = allocate(ops, bytes);
     d->moment[0] = calloc(2 * d->layout.n, sizeof(float));
     kakeya_status status = KAKEYA_OK;
     if (d->moment[0]) d->moment[1] = d->moment[0] + d->layout.n;
@@ -172,8 +187,8 @@ void distiller_destroy(distiller *d) {
     if (!d) return;
     d->ops->f_theta_trainer_destroy(d->trainer);
     if (d->pool) thread_pool_destroy(d->pool);
-    free(d->weights);
-    free(d->gradient);
+    release(d->ops, d->weights);
+    release(d->ops, d->gradient);
     free(d->moment[0]);
     free(d->unit);
     closed_form_weights_free(&d->sizes);
@@ -182,6 +197,12 @@ void distiller_destroy(distiller *d) {
 }
 
 int distiller_done(const distiller *d) { return d->done; }
+
+void distiller_time(const distiller *d, distiller_seconds *out) {
+    *out = d->seconds;
+    out->parts = d->ops->f_theta_trainer_seconds != NULL;
+    if (out->parts) d->ops->f_theta_trainer_seconds(d->trainer, out->part);
+}
 
 kakeya_status distiller_weights(const distiller *d, closed_form_weights *out, kakeya_error *error) {
     bool complete = closed_form_weights_create(&d->o.config, out) &&
@@ -197,14 +218,17 @@ kakeya_status distiller_weights(const distiller *d, closed_form_weights *out, ka
 
 /* --------------------------------------------------------------------------------------------------------- steps */
 
-/* The first segment of a sequence with an answer begins there, or up to two tokens before. */
+/* Segments of a sequence begin in as many stretches of it, one in each, so that they have few rows in common. The first
+ * one of a sequence with an answer begins there, or up to two tokens before. */
 static f_theta_trainer_segment segment_of(const distiller *d, const corpus_sequence *s, uint64_t number, int segment) {
     enum { KINDS = 2, BEFORE_ANSWER = 3 };
     uint64_t of = (number * (uint64_t)d->o.segments + (uint64_t)segment) * KINDS;
     int first = earliest(&d->o), last = s->length - d->o.trainer.rows;
     uint64_t place = train_draw(~d->o.seed, of, 0), coin = train_draw(~d->o.seed, of + 1, 0) % (1 << 20),
              turn = train_draw(~d->o.seed, of + 1, 1) % (1 << 20);
-    int at = first + (int)(place % (uint64_t)(last - first + 1));
+    int places = last - first + 1, begin = (int)((int64_t)places * segment / d->o.segments),
+        end = (int)((int64_t)places * (segment + 1) / d->o.segments);
+    int at = first + begin + (end > begin ? (int)(place % (uint64_t)(end - begin)) : 0);
     if (segment == 0 && s->answer) {
         turn = 1 << 20; /* answers are decoded */
         at = s->answer - (int)(place % BEFORE_ANSWER);
@@ -280,21 +304,31 @@ static kakeya_status learn_sequence(distiller *d, uint64_t number, distiller_ste
     return status;
 }
 
+enum { BLOCK = 1 << 14 };
+
+static void count_in_units(void *context, size_t begin, size_t end, int thread) {
+    (void)thread;
+    const distiller *d = context;
+    for (size_t i = begin; i < end; i++) d->gradient[i] *= d->unit[i];
+}
+
 kakeya_status distiller_step(distiller *d, bool (*interrupted)(void *user), void *user, distiller_step_result *out,
                              kakeya_error *error) {
     int step = d->done + 1;
     kakeya_status status = KAKEYA_OK;
+    double begun = clock_seconds();
     *out = (distiller_step_result){0};
-    memset(d->gradient, 0, d->layout.n * sizeof *d->gradient);
+    bool together = d->ops->f_theta_trainer_learn_many != NULL;
+    if (!together) memset(d->gradient, 0, d->layout.n * sizeof *d->gradient);
     d->ops->f_theta_trainer_weights(d->trainer, d->weights);
     uint64_t first = (uint64_t)d->done * (uint64_t)d->o.batch;
-    bool together = d->ops->f_theta_trainer_learn_many != NULL;
     for (int i = 0; i < (together ? 1 : d->o.batch) && !status; i++) {
         if (interrupted && interrupted(user)) return error_set(error, KAKEYA_CANCELLED, "interrupted");
         status = together ? learn_batch(d, first, out, error) : learn_sequence(d, first + (uint64_t)i, out, error);
     }
     if (status) return status;
-    for (size_t i = 0; i < d->layout.n && d->unit; i++) d->gradient[i] *= d->unit[i];
+    double learned = clock_seconds();
+    if (d->unit) thread_pool_for(d->pool, d->layout.n, BLOCK, count_in_units, d);
     out->gradient = adamw_length(d->pool, d->gradient, d->layout.n);
     if (!isfinite(out->lost.loss) || !isfinite(out->gradient))
         return error_set(error, KAKEYA_FORMAT, "step %d: the loss is not a number; use a smaller --rate", step);
@@ -302,6 +336,8 @@ kakeya_status distiller_step(distiller *d, bool (*interrupted)(void *user), void
     adamw_step(d->pool, &d->o.adamw, rate, step, out->gradient, d->gradient, d->unit, d->layout.n, d->weights,
                d->moment[0], d->moment[1]);
     d->done = step;
+    d->seconds.learning += learned - begun;
+    d->seconds.optimiser += clock_seconds() - learned;
     return KAKEYA_OK;
 }
 

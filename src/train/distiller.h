@@ -31,6 +31,13 @@ typedef struct distiller_step_result {
     double gradient;
 } distiller_step_result;
 
+/* What the steps of this object have taken so far. */
+typedef struct distiller_seconds {
+    double part[F_THETA_PARTS]; /* of the device, where the backend measures them */
+    double learning, optimiser; /* of the clock: losses and gradients; weights */
+    bool parts;
+} distiller_seconds;
+
 /* The recipe: see docs/guide/train.md. Its lengths follow the verifier's window. */
 void distiller_options_init(distiller_options *o, const gemma4_config *verifier);
 
@@ -50,6 +57,7 @@ int distiller_done(const distiller *d); /* steps */
  * KAKEYA_FORMAT where the loss is no number. */
 kakeya_status distiller_step(distiller *d, bool (*interrupted)(void *user), void *user, distiller_step_result *out,
                              kakeya_error *error);
+void distiller_time(const distiller *d, distiller_seconds *out);
 kakeya_status distiller_weights(const distiller *d, closed_form_weights *out, kakeya_error *error);
 
 /* Everything that is needed to go on, the corpus included, as a file, whole or not at all. `purpose` names what must be

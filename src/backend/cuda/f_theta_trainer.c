@@ -12,7 +12,7 @@
 static const size_t most_chunk_bytes = (size_t)40 << 30, least_chunk_bytes = (size_t)1 << 30;
 /* Of room for products in parts, where matrices do not need more. */
 static const size_t most_split_values = (size_t)1 << 29;
-enum { PARTIAL_FLOATS = 1 << 23 };
+enum { PARTIAL_FLOATS = 1 << 24 };
 
 static size_t most(size_t a, size_t b) { return a > b ? a : b; }
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
@@ -155,7 +155,7 @@ static void lay_out_rest(backend_f_theta_trainer *s, student_arena *a, const wid
     float **hidden[] = {&s->embedded, &s->last, &s->final_x, &s->spare, &s->d_h, &s->d_both, &s->d_branch, &s->d_x};
     for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++) *hidden[i] = take(a, n * w->hidden);
     for (int i = 0; i < 2; i++) {
-        s->logits[i] = take(a, n * (size_t)c->vocab);
+        s->logits[i] = take(a, least(n, STUDENT_HEAD_ROWS) * (size_t)c->vocab);
         s->d_kv[i] = take(a, n * w->kv);
     }
     s->d_act = take(a, n * w->dense);
@@ -171,29 +171,14 @@ static void lay_out_rest(backend_f_theta_trainer *s, student_arena *a, const wid
     s->tables.device = student_take(a, s->tables.most * sizeof(int));
 }
 
-/* Three bf16 numbers are as exact as float32. Of a large model, whose steps take seconds, the student has two of them,
- * and the teacher computes as sessions do. */
-static bool is_large(const backend_f_theta_trainer *s) {
-    static const size_t large_bytes = (size_t)8 << 30;
-    return s->m->weights.memory.bytes >= large_bytes;
-}
-
-static int terms_of(const backend_f_theta_trainer *s) { return is_large(s) ? SPLIT_MOST_TERMS - 1 : SPLIT_MOST_TERMS; }
-
-static void choose_exactness(backend_f_theta_trainer *s, bool teacher) {
-    bool rough = teacher && is_large(s);
-    s->split.terms = rough ? 1 : terms_of(s);
-    s->split.parts = rough ? 1 : SPLIT_PARTS;
-}
-
 /* Experts are multiplied all at once, other products in as many pieces as it takes. */
 static void lay_out_split(backend_f_theta_trainer *s, student_arena *a, const widths *w) {
     const gemma4_config *c = s->m->config;
-    size_t terms = (size_t)terms_of(s),
+    size_t terms = s->o.terms ? (size_t)s->o.terms : SPLIT_MOST_TERMS,
            widest = (size_t)cuda_padded((int)most(most(w->hidden, w->q), most(w->dense, w->kv))),
            vocab = (size_t)cuda_padded(c->vocab), slots = c->moe ? w->either * (size_t)c->experts_per_token : 0,
            slot = (size_t)cuda_padded((int)most(w->hidden, 2 * (size_t)c->expert_intermediate)),
-           rows = most(w->either * widest, w->rows * vocab),
+           rows = most(w->either * widest, least(w->rows, STUDENT_HEAD_ROWS) * vocab),
            encoded = w->segments * (size_t)s->o.sequence * (size_t)f_theta_encoder_in(&s->f),
            encoding = least(SPLIT_PARTS * encoded, most_split_values), sums = most_split_values / 2;
     split_room *room = &s->split;
@@ -297,11 +282,16 @@ void cuda_f_theta_trainer_destroy(backend_f_theta_trainer *s) {
     if (!s) return;
     if (s->memory.data) (void)cudaSetDevice(s->m->device.index);
     cuda_buffer_destroy(&s->memory);
+    train_forget_times(s);
     free(s->tables.host);
     free(s);
 }
 
 void cuda_f_theta_trainer_weights(backend_f_theta_trainer *s, const float *weights) { s->given = weights; }
+
+void cuda_f_theta_trainer_seconds(const backend_f_theta_trainer *s, double seconds[F_THETA_PARTS]) {
+    memcpy(seconds, s->times.seconds, F_THETA_PARTS * sizeof *seconds);
+}
 
 /* ------------------------------------------------------------------------------------------------------- teacher */
 
@@ -378,17 +368,22 @@ static void distil(backend_f_theta_trainer *s, bool learns) {
         if (c->layer[i].kv_source == i) {
             for (int half = 0; half < 2; half++)
                 student_zero(s, l->d_own[half], (size_t)p->rows * (size_t)student_kv_dim(s, i));
+            train_begin_part(s, F_THETA_PART_RESTORED);
             train_decode(s, i);
             train_share_kv(s, i);
         }
+        train_begin_part(s, F_THETA_PART_FORWARD);
         train_layer_forward(s, p, i, l->input, output_of(s, i));
         train_compare(s, output_of(s, i), l->native_h, RESULT_HIDDEN, share, 0, NULL);
         train_compare(s, s->tape.added, l->native_added, RESULT_ATTENTION, share, 0, NULL);
     }
+    train_begin_part(s, F_THETA_PART_HEAD);
     train_head(s, s->last, learns);
     for (int i = c->layers - 1; i >= 0 && learns; i--) {
+        train_begin_part(s, F_THETA_PART_BACK);
         train_compare(s, output_of(s, i), s->layer[i].native_h, -1, 0, by * s->o.hidden, s->d_h);
         train_layer_back(s, i);
+        train_begin_part(s, F_THETA_PART_GRADIENT);
         if (c->layer[i].kv_source == i) train_decode_back(s, i, true);
     }
 }
@@ -424,15 +419,18 @@ static kakeya_status learn_chunk(backend_f_theta_trainer *s, const f_theta_train
     if (status) return status;
     size_t results = (size_t)s->student.items * STUDENT_RESULTS;
     (void)cudaMemsetAsync(s->results, 0, results * sizeof(double), s->launch.stream);
-    choose_exactness(s, true);
+    train_exactly(s, false);
+    train_begin_part(s, F_THETA_PART_TEACHER);
     teach(s);
-    choose_exactness(s, false);
+    train_begin_part(s, F_THETA_PART_RESTORED);
     train_encode(s);
     if (s->o.loss == F_THETA_LOSS_DISTIL)
         distil(s, learns);
     else
         regress(s, learns);
+    train_begin_part(s, F_THETA_PART_GRADIENT);
     if (learns) train_encode_back(s);
+    train_end_parts(s);
     double *told = malloc(results * sizeof *told);
     if (!told) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
     status = cuda_check(s->split.status, "multiplying in a step of distillation", error);
@@ -442,6 +440,7 @@ static kakeya_status learn_chunk(backend_f_theta_trainer *s, const f_theta_train
             cudaMemcpyAsync(told, s->results, results * sizeof *told, cudaMemcpyDeviceToHost, s->launch.stream),
             "reading what was lost", error);
     if (!status) status = cuda_finish(&s->m->device, "a step of distillation", error);
+    if (!status) train_read_times(s);
     for (int i = 0, at = 0; i < n && !status; i++) {
         for (int k = 0; k < sequences[i].n_segments; k++)
             tell(s, told + (size_t)at++ * STUDENT_RESULTS, &sequences[i].results[k]);
@@ -453,7 +452,6 @@ static kakeya_status learn_chunk(backend_f_theta_trainer *s, const f_theta_train
 kakeya_status cuda_f_theta_trainer_learn_many(backend_f_theta_trainer *s, const f_theta_trainer_sequence *sequences,
                                               int n, float *gradient, kakeya_error *error) {
     size_t bytes = s->layout.n * sizeof(float);
-    float *sum = NULL;
     kakeya_status status = cuda_device_use(&s->m->device, error);
     if (!status)
         status = cuda_check(cudaMemcpyAsync(s->weights, s->given, bytes, cudaMemcpyHostToDevice, s->launch.stream),
@@ -464,12 +462,7 @@ kakeya_status cuda_f_theta_trainer_learn_many(backend_f_theta_trainer *s, const 
         status = learn_chunk(s, sequences + done, some, gradient != NULL, error);
     }
     if (status || !gradient) return status;
-    sum = malloc(bytes);
-    if (!sum) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
-    status = cuda_check(cudaMemcpyAsync(sum, s->gradient, bytes, cudaMemcpyDeviceToHost, s->launch.stream),
+    status = cuda_check(cudaMemcpyAsync(gradient, s->gradient, bytes, cudaMemcpyDeviceToHost, s->launch.stream),
                         "reading the gradient", error);
-    if (!status) status = cuda_finish(&s->m->device, "reading the gradient", error);
-    for (size_t i = 0; i < s->layout.n && !status; i++) gradient[i] += sum[i];
-    free(sum);
-    return status;
+    return status ? status : cuda_finish(&s->m->device, "reading the gradient", error);
 }

@@ -54,8 +54,8 @@ void split_forward(const cuda_launch *l, split_room *room, const float *x, size_
 void split_back(const cuda_launch *l, split_room *room, const float *d_y, size_t ldy, int rows, split_matrix w,
                 float *d_x, size_t ldx, int add) {
     size_t ld = (size_t)cuda_padded(w.out);
-    cuda_split_turn(l, w.data, w.ld, w.out, w.in, 1, room->b, ld);
-    multiply(l, room, d_y, ldy, rows, w.out, room->b, ld, w.in, d_x, ldx, add);
+    if (!w.turned) cuda_split_turn(l, w.data, w.ld, w.out, w.in, 1, room->b, ld);
+    multiply(l, room, d_y, ldy, rows, w.out, w.turned ? w.turned : room->b, ld, w.in, d_x, ldx, add);
 }
 
 /* y [slots][n] of x [slots][k] and the experts' [n][ld]. */

@@ -31,6 +31,7 @@ typedef struct split_matrix {
     const cuda_bf16 *data;
     int out, in;
     size_t ld;
+    const cuda_bf16 *turned; /* [in][out rounded up]; NULL: made on the way back. Not of experts */
 } split_matrix;
 
 /* Values of `b` that a matrix takes turned. */

@@ -396,7 +396,7 @@ static cudaError_t add_outer(backend_statistics *s, const cuda_bf16 *b, int nb, 
 /* x = hidden_norm(fc(aux)), turned. */
 static void make_context(backend_statistics *s) {
     const cuda_weights *w = &s->m->weights;
-    const split_matrix fc = {w->fc.data, w->fc.out, w->fc.in, (size_t)w->fc.ld};
+    const split_matrix fc = {.data = w->fc.data, .out = w->fc.out, .in = w->fc.in, .ld = (size_t)w->fc.ld};
     size_t n = (size_t)s->o.inputs;
     split_forward(&s->launch, &s->split, s->aux, (size_t)w->fc.in, s->rows, fc, s->drafted, n);
     cuda_train_norm(&s->launch, s->drafted, n, w->hidden_norm, NULL, s->drafted, n, s->rows, s->o.inputs,

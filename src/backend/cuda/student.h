@@ -6,6 +6,7 @@
  *   f_theta_trainer.c    memory, verbs, the order of a step     student_layer.c      a layer, there and back
  *   student_columns.c    what rows see: tables for the device   student_restore.c    f_theta there and back, losses
  *   student_weights.c    the model's matrices, and products with them        train_*.cu           kernels
+ *   student_times.c      what parts of a step take
  *
  * Shapes: B sequences of T tokens, S segments of N rows, H hidden, R restored positions. */
 #ifndef KAKEYA_BACKEND_CUDA_STUDENT_H
@@ -17,12 +18,14 @@
 #include "backend/cuda/train_kernels.h"
 #include "backend/f_theta_layout.h"
 
-/* A matrix [out][in] of the device: the engine's, where that is exact, else a copy in float32. */
+/* A matrix [out][in] of the device: the engine's, where that is exact, else a copy, in float32 or rounded to bf16. */
 typedef struct student_matrix {
     float *data; /* NULL: `bits` are read */
     int out, in;
     const cuda_bf16 *bits; /* [out][ld] */
     size_t ld;
+    cuda_bf16 *copy;   /* `bits`, where they are the student's own */
+    cuda_bf16 *turned; /* [in][out rounded up], of a copy that products go back through */
 } student_matrix;
 
 static inline student_matrix student_copy_of(float *data, int out, int in) {
@@ -73,6 +76,15 @@ typedef struct student_tables {
     size_t ints, most;
 } student_tables;
 
+enum { STUDENT_MARKS = 512 };
+
+/* Marks of a chunk, each with the part that begins there, and what parts have taken so far. */
+typedef struct student_times {
+    cudaEvent_t mark[STUDENT_MARKS];
+    int part[STUDENT_MARKS], n;
+    double seconds[F_THETA_PARTS + 1];
+} student_times;
+
 struct backend_f_theta_trainer {
     backend_model *m;
     f_theta_trainer_options o;
@@ -107,15 +119,17 @@ struct backend_f_theta_trainer {
     float *keys, *values;                      /* [S][columns][kv_dim] */
     float *shares, *d_shares, *d_key, *d_value;
     float *embedded, *last, *final_x, *ple, *spare;
-    float *logits[2];
+    float *logits[2]; /* [at most STUDENT_HEAD_ROWS][vocab] */
     float *d_h, *d_both, *d_branch, *d_x, *d_act, *d_gate_up, *d_q, *d_o, *d_kv[2];
     float *d_slot, *d_slot_act, *d_slot_gate_up, *d_slot_x, *d_router_z;
     float *partial;
     size_t partial_floats;
     double *kl, *results, *share_parts; /* [S * N]; [S][STUDENT_RESULTS]; train_share.parts */
     const float *given;                 /* the weights, on the host */
+    student_times times;
 };
 
+enum { STUDENT_HEAD_ROWS = 2048 /* that the head sees at once */ };
 enum { RESULT_LOSS, RESULT_KL, RESULT_HIDDEN, RESULT_ATTENTION, RESULT_KV, STUDENT_RESULTS };
 
 /* Memory is laid out twice: with `base` NULL for its size, then for its addresses. */
@@ -163,10 +177,20 @@ void train_forward(backend_f_theta_trainer *s, const float *x, size_t ldx, int r
                    size_t ldy);
 void train_back(backend_f_theta_trainer *s, const float *d_y, size_t ldy, int rows, student_matrix w, float *d_x,
                 bool add);
+/* From here on products are as exact as float32, or as exact as the options say. */
+void train_exactly(backend_f_theta_trainer *s, bool exactly);
 /* A product of float32 matrices. */
 void train_multiply(backend_f_theta_trainer *s, train_form form, const train_product *p);
 /* sum [nb][na] += b' a over rows. */
 void train_outer(backend_f_theta_trainer *s, const float *b, int nb, const float *a, int na, int rows, float *sum);
+
+/* --- student_times.c --------------------------------------------------------------------------------------------- */
+
+/* What is launched from here on belongs to a part (f_theta_trainer_part), or to none. */
+void train_begin_part(backend_f_theta_trainer *s, int part);
+void train_end_parts(backend_f_theta_trainer *s);
+void train_read_times(backend_f_theta_trainer *s); /* once the device has finished */
+void train_forget_times(backend_f_theta_trainer *s);
 
 /* --- student_columns.c ------------------------------------------------------------------------------------------- */
 

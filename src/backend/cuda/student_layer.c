@@ -253,7 +253,7 @@ static void expert_products(backend_f_theta_trainer *s, int rows, train_form for
     const gemma4_config *c = s->m->config;
     bool back = form == TRAIN_NN;
     if (w.bits) {
-        const split_matrix first = {w.bits, out, w.in, w.ld};
+        const split_matrix first = {.data = w.bits, .out = out, .in = w.in, .ld = w.ld};
         (back ? split_experts_back : split_experts_forward)(&s->launch, &s->split, x, rows * c->experts_per_token,
                                                             first, c->experts, s->tape.routing.begin, y);
         return;

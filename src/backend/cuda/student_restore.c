@@ -34,7 +34,9 @@ void train_encode(backend_f_theta_trainer *s) {
         if (!s->layout.encoder_there[half]) continue;
         size_t rank = (size_t)student_rank(s, half);
         gather(s, half);
+        train_exactly(s, true);
         train_forward(s, s->gathered, n, s->n_restored, encoder_of(s, half, s->weights), s->latent[half], rank);
+        train_exactly(s, false);
         if (bits) cuda_train_round(&s->launch, bits, s->latent[half], s->n_restored, (int)rank);
         student_zero(s, s->d_latent[half], restored_values(s, half));
         for (int type = 0; type < 2; type++) {
@@ -47,6 +49,7 @@ void train_encode(backend_f_theta_trainer *s) {
 }
 
 void train_encode_back(backend_f_theta_trainer *s) {
+    train_exactly(s, true);
     for (int half = 0; half < 2; half++) {
         if (!s->layout.encoder_there[half]) continue;
         int rank = student_rank(s, half);
@@ -76,11 +79,13 @@ void train_decode(backend_f_theta_trainer *s, int layer) {
     student_layer *l = &s->layer[layer];
     const student_restored *r = student_restored_of(s, layer);
     size_t kv = (size_t)student_kv_dim(s, layer);
+    train_exactly(s, true);
     for (int half = 0; half < 2; half++) {
         train_forward(s, r->latent[student_code(s, half)], (size_t)student_rank(s, half), r->rows,
                       decoder_of(s, half, layer, s->weights), l->raw[half], kv);
         student_zero(s, l->d_seen[half], (size_t)r->rows * kv);
     }
+    train_exactly(s, false);
     cuda_train_heads(&s->launch, l->raw[0], l->k_norm, l->seen[0], r->rows, c->kv_heads, c->head_dim,
                      s->m->config->rms_eps, turn_of(s, layer));
     train_values(s, layer, l->raw[1], r->rows, l->seen[1]);
@@ -157,30 +162,38 @@ void train_decode_back(backend_f_theta_trainer *s, int layer, bool learns) {
         if (student_compares_raw(s->o.loss))
             compare_vectors(s, layer, l->raw[half], l->native_raw[half], d_raw, parts_of(s, half, c->head_dim));
         if (!learns) continue;
+        train_exactly(s, true);
         train_back(s, d_raw, kv, r->rows, decoder_of(s, half, layer, s->weights), r->d_latent[code], true);
         train_outer(s, d_raw, (int)kv, r->latent[code], rank, r->rows, s->gradient + s->layout.decoder[half][layer]);
+        train_exactly(s, false);
     }
 }
 
 /* -------------------------------------------------------------------------------------------------- comparisons */
 
-void train_head(backend_f_theta_trainer *s, const float *h, bool learns) {
+/* Of rows from `first` on: their KL, and, where it learns, d_x. */
+static void compare_logits(backend_f_theta_trainer *s, const float *const from[2], int first, int rows, bool learns) {
     const gemma4_config *c = s->m->config;
-    size_t hidden = (size_t)c->hidden;
-    const float *from[2] = {s->layer[c->layers - 1].native_h, h};
-    int rows = s->student.rows;
+    size_t hidden = (size_t)c->hidden, at = (size_t)first * hidden;
     for (int which = 0; which < 2; which++) {
-        cuda_train_norm(&s->launch, from[which], hidden, s->final_norm, NULL, s->final_x, hidden, rows, c->hidden,
+        cuda_train_norm(&s->launch, from[which] + at, hidden, s->final_norm, NULL, s->final_x, hidden, rows, c->hidden,
                         c->rms_eps);
         train_forward(s, s->final_x, hidden, rows, s->head, s->logits[which], (size_t)c->vocab);
     }
     cuda_train_kl(&s->launch, s->logits[0], s->logits[1], rows, c->vocab, c->logit_softcap,
-                  s->o.kl * s->scale / (float)s->o.rows, s->kl);
+                  s->o.kl * s->scale / (float)s->o.rows, s->kl + first);
+    if (learns) train_back(s, s->logits[1], (size_t)c->vocab, rows, s->head, s->d_x + at, false);
+}
+
+void train_head(backend_f_theta_trainer *s, const float *h, bool learns) {
+    const gemma4_config *c = s->m->config;
+    const float *const from[2] = {s->layer[c->layers - 1].native_h, h};
+    int rows = s->student.rows;
+    for (int first = 0; first < rows; first += STUDENT_HEAD_ROWS)
+        compare_logits(s, from, first, rows - first < STUDENT_HEAD_ROWS ? rows - first : STUDENT_HEAD_ROWS, learns);
     cuda_train_sum_rows(&s->launch, s->kl, s->student.items, s->o.rows, 1.0 / s->o.rows, s->results + RESULT_KL,
                         STUDENT_RESULTS);
-    if (!learns) return;
-    train_back(s, s->logits[1], (size_t)c->vocab, rows, s->head, s->d_x, false);
-    cuda_train_norm_back(&s->launch, h, s->final_norm, s->d_x, s->d_h, 1, rows, c->hidden, c->rms_eps);
+    if (learns) cuda_train_norm_back(&s->launch, h, s->final_norm, s->d_x, s->d_h, 1, rows, c->hidden, c->rms_eps);
 }
 
 void train_compare(backend_f_theta_trainer *s, const float *x, const float *native, int result, double by, float scale,

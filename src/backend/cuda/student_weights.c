@@ -19,23 +19,40 @@ static bool is_exact(const cuda_matrix *m, const weight *first, const weight *se
            !weight_source_rounds(&source, CUDA_FORM_BF16);
 }
 
+/* What a copy is for. */
+typedef enum copy_use { COPY_EXACT, COPY_ROWS, COPY_PRODUCTS } copy_use;
+
 static student_matrix take_where(backend_f_theta_trainer *s, student_arena *a, const cuda_matrix *m, bool exact,
-                                 bool present) {
-    if (exact) return (student_matrix){.out = m->out, .in = m->in, .bits = m->data, .ld = (size_t)m->ld};
+                                 bool present, copy_use use) {
+    student_matrix w = {.out = m->out, .in = m->in, .ld = (size_t)cuda_padded(m->in)};
+    if (exact) {
+        w.bits = m->data;
+        w.ld = (size_t)m->ld;
+        return w;
+    }
     if (!present) s->lacks = true;
-    return student_copy_of(student_take(a, (size_t)m->out * (size_t)m->in * sizeof(float)), m->out, m->in);
+    if (use == COPY_EXACT || !s->o.terms || m->out % 8 || m->in % 8)
+        return student_copy_of(student_take(a, (size_t)m->out * (size_t)m->in * sizeof(float)), m->out, m->in);
+    w.bits = w.copy = student_take(a, (size_t)m->out * w.ld * sizeof *w.copy);
+    if (use == COPY_PRODUCTS) w.turned = student_take(a, split_turned_values(m->out, m->in) * sizeof *w.turned);
+    return w;
+}
+
+static student_matrix take_for(backend_f_theta_trainer *s, student_arena *a, const weight *w, const cuda_matrix *m,
+                               copy_use use) {
+    if (!w->out) return (student_matrix){0};
+    return take_where(s, a, m, is_exact(m, w, NULL, w->out), weight_present(w), use);
 }
 
 static student_matrix take(backend_f_theta_trainer *s, student_arena *a, const weight *w, const cuda_matrix *m) {
-    if (!w->out) return (student_matrix){0};
-    return take_where(s, a, m, is_exact(m, w, NULL, w->out), weight_present(w));
+    return take_for(s, a, w, m, COPY_PRODUCTS);
 }
 
 /* Experts of `out` rows each, in one matrix or in two. */
 static student_matrix take_experts(backend_f_theta_trainer *s, student_arena *a, const weight *w, const weight *second,
                                    const cuda_matrix *m, int out) {
     bool exact = is_exact(m, w, second, out) && s->m->config->experts <= SPLIT_GROUPS;
-    return take_where(s, a, m, exact, weight_present(w));
+    return take_where(s, a, m, exact, weight_present(w), COPY_EXACT);
 }
 
 static float *take_vector(student_arena *a, const float *x, int n) {
@@ -73,9 +90,9 @@ void train_weights_lay_out(backend_f_theta_trainer *s, student_arena *a) {
     const gemma4_config *c = s->m->config;
     const gemma4_weights *w = &s->m->options.verifier->weights;
     const cuda_weights *there = &s->m->weights;
-    s->embed = take(s, a, &w->embed, &there->embed);
+    s->embed = take_for(s, a, &w->embed, &there->embed, c->tied_head ? COPY_PRODUCTS : COPY_ROWS);
     s->head = c->tied_head ? s->embed : take(s, a, &w->head, &there->head);
-    s->ple_embed = take(s, a, &w->ple_embed, &there->ple_embed);
+    s->ple_embed = take_for(s, a, &w->ple_embed, &there->ple_embed, COPY_ROWS);
     s->ple_model_proj = take(s, a, &w->ple_model_proj, &there->ple_model_proj);
     s->final_norm = take_vector(a, w->final_norm, c->hidden);
     s->ple_proj_norm = take_vector(a, w->ple_proj_norm, c->ple_width);
@@ -114,7 +131,7 @@ void train_weights_lay_out(backend_f_theta_trainer *s, student_arena *a) {
 }
 
 static size_t turned(size_t most, student_matrix w, int times) {
-    size_t values = w.bits ? (size_t)times * split_turned_values(w.out / times, w.in) : 0;
+    size_t values = w.bits && !w.turned ? (size_t)times * split_turned_values(w.out / times, w.in) : 0;
     return values > most ? values : most;
 }
 
@@ -160,8 +177,22 @@ static void fill_rows(upload *u, const weight *w, int first, int n, float *to) {
     }
 }
 
+/* The rows on the device round them. */
+static void fill_copy(upload *u, const weight *w, student_matrix to) {
+    const backend_f_theta_trainer *s = u->s;
+    int each = (int)(u->most / (size_t)w->in > 0 ? u->most / (size_t)w->in : 1);
+    for (int done = 0, rows; done < w->out && !u->status; done += rows) {
+        rows = w->out - done < each ? w->out - done : each;
+        fill_rows(u, w, done, rows, s->partial);
+        cuda_split_rows(&s->launch, s->partial, (size_t)w->in, rows, w->in, 1, to.copy + (size_t)done * to.ld, to.ld);
+    }
+    if (to.turned)
+        cuda_split_turn(&s->launch, to.bits, to.ld, w->out, w->in, 1, to.turned, (size_t)cuda_padded(w->out));
+}
+
 static void fill(upload *u, const weight *w, student_matrix to) {
     if (to.data) fill_rows(u, w, 0, w->out, to.data);
+    if (to.copy) fill_copy(u, w, to);
 }
 
 static void fill_experts(upload *u, const backend_f_theta_trainer *s, int layer) {
@@ -252,11 +283,16 @@ kakeya_status train_weights_fill(backend_f_theta_trainer *s, kakeya_error *error
 /* Multiplications from which on tensor cores are worth the parts. */
 static const double least_split = 1 << 28;
 
+void train_exactly(backend_f_theta_trainer *s, bool exactly) {
+    s->split.terms = s->o.terms && !exactly ? s->o.terms : SPLIT_MOST_TERMS;
+    s->split.parts = s->o.terms == 1 && !exactly ? 1 : SPLIT_PARTS;
+}
+
 void train_multiply(backend_f_theta_trainer *s, train_form form, const train_product *p) {
     if (!split_product(&s->launch, &s->split, form, p, least_split)) cuda_train_product(&s->launch, form, p);
 }
 
-static split_matrix bits_of(student_matrix w) { return (split_matrix){w.bits, w.out, w.in, w.ld}; }
+static split_matrix bits_of(student_matrix w) { return (split_matrix){w.bits, w.out, w.in, w.ld, w.turned}; }
 
 void train_forward(backend_f_theta_trainer *s, const float *x, size_t ldx, int rows, student_matrix w, float *y,
                    size_t ldy) {
@@ -288,6 +324,34 @@ void train_back(backend_f_theta_trainer *s, const float *d_y, size_t ldy, int ro
     train_multiply(s, TRAIN_NN, &p);
 }
 
+/* Rows in parts of equal length, whose products are one launch, and their sum; the rest by itself. Few values of a sum
+ * over many rows leave a device idle otherwise. */
+static int outer_in_parts(backend_f_theta_trainer *s, const train_product *whole, double least) {
+    enum { LEAST_ROWS = 512, MOST_PARTS = 64 };
+    size_t values = (size_t)whole->m * (size_t)whole->n, room = whole->partial_floats / values;
+    int parts = whole->k / LEAST_ROWS, rows = 0;
+    if (parts > MOST_PARTS) parts = MOST_PARTS;
+    if ((size_t)parts > room) parts = (int)room;
+    if (parts > 1) rows = whole->k / parts / 8 * 8;
+    if (parts < 2 || (double)values * whole->k < least) return 0;
+    train_product p = *whole, rest = *whole;
+    p.items = parts;
+    p.k = rows;
+    p.a_item = (size_t)rows * p.lda;
+    p.b_item = (size_t)rows * p.ldb;
+    p.c = whole->partial;
+    p.ldc = (size_t)p.n;
+    p.c_item = values;
+    p.add = 0;
+    if (!split_product(&s->launch, &s->split, TRAIN_TN, &p, 0)) return 0;
+    cuda_train_sum_parts(&s->launch, p.c, parts, p.m, p.n, whole->c, whole->ldc, 1);
+    rest.k -= parts * rows;
+    rest.a += (size_t)parts * p.a_item;
+    rest.b += (size_t)parts * p.b_item;
+    if (rest.k > 0) cuda_train_product(&s->launch, TRAIN_TN, &rest);
+    return 1;
+}
+
 void train_outer(backend_f_theta_trainer *s, const float *b, int nb, const float *a, int na, int rows, float *sum) {
     const train_product p = {.a = b,
                              .lda = (size_t)nb,
@@ -301,5 +365,5 @@ void train_outer(backend_f_theta_trainer *s, const float *b, int nb, const float
                              .add = 1,
                              .partial = s->partial,
                              .partial_floats = s->partial_floats};
-    if (rows > 0) train_multiply(s, TRAIN_TN, &p);
+    if (rows > 0 && !outer_in_parts(s, &p, least_split)) train_multiply(s, TRAIN_TN, &p);
 }

@@ -36,6 +36,7 @@ const backend_train_ops *cuda_train(void) {
                                           .f_theta_trainer_destroy = cuda_f_theta_trainer_destroy,
                                           .f_theta_trainer_weights = cuda_f_theta_trainer_weights,
                                           .f_theta_trainer_learn_many = cuda_f_theta_trainer_learn_many,
+                                          .f_theta_trainer_seconds = cuda_f_theta_trainer_seconds,
                                           .drafter_trainer_bytes = cuda_drafter_trainer_bytes,
                                           .drafter_trainer_create = cuda_drafter_trainer_create,
                                           .drafter_trainer_destroy = cuda_drafter_trainer_destroy,

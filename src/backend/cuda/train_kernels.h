@@ -36,6 +36,9 @@ typedef struct train_product {
 } train_product;
 
 void cuda_train_product(const cuda_launch *l, train_form form, const train_product *p);
+/* c [m][ldc] = the sum of partial [parts][m][n] in their order, or added to it. */
+void cuda_train_sum_parts(const cuda_launch *l, const float *partial, int parts, int m, int n, float *c, size_t ldc,
+                          int add);
 
 /* --- rows -------------------------------------------------------------------------------------------------------- */
 

@@ -5,28 +5,65 @@ enum { SHARE_THREADS = 512, SHARE_WARPS = SHARE_THREADS / 32 };
 
 /* --------------------------------------------------------------------------------------------------------- logits */
 
+enum { WIDE = 4 /* logits that a thread reads at once */ };
+
+static __device__ __forceinline__ void read_logits(const float *row, int i, int vocab, float cap, float (&z)[WIDE]) {
+    if (vocab % WIDE == 0)
+        *reinterpret_cast<float4 *>(z) = *reinterpret_cast<const float4 *>(row + i);
+    else
+        for (int k = 0; k < WIDE && i + k < vocab; k++) z[k] = row[i + k];
+#pragma unroll
+    for (int k = 0; k < WIDE; k++) z[k] = i + k < vocab ? capped(z[k], cap) : -INFINITY;
+}
+
+/* The largest of a thread's logits so far, and the sum of their exponentials from there. */
+static __device__ __forceinline__ void add_logits(const float (&z)[WIDE], float &largest, float &sum) {
+    float most = fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3]));
+    if (most > largest) {
+        sum *= expf(largest - most);
+        largest = most;
+    }
+#pragma unroll
+    for (int k = 0; k < WIDE; k++) sum += expf(z[k] - largest);
+}
+
 /* A block is a row. */
 static __global__ void kl_kernel(const float *teacher, float *student, int vocab, float cap, float scale, double *kl) {
     __shared__ float shared[TRAIN_WARPS];
     __shared__ double shared_double[TRAIN_WARPS];
     const float *p = teacher + (size_t)blockIdx.x * vocab;
     float *q = student + (size_t)blockIdx.x * vocab, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
-    for (int i = threadIdx.x; i < vocab; i += TRAIN_THREADS) {
-        largest[0] = fmaxf(largest[0], capped(p[i], cap));
-        largest[1] = fmaxf(largest[1], capped(q[i], cap));
+    for (int i = WIDE * threadIdx.x; i < vocab; i += WIDE * TRAIN_THREADS) {
+        float z[WIDE] = {};
+        read_logits(p, i, vocab, cap, z);
+        add_logits(z, largest[0], sum[0]);
+        read_logits(q, i, vocab, cap, z);
+        add_logits(z, largest[1], sum[1]);
     }
-    for (int which = 0; which < 2; which++) largest[which] = block_largest(largest[which], shared);
-    for (int i = threadIdx.x; i < vocab; i += TRAIN_THREADS) {
-        sum[0] += expf(capped(p[i], cap) - largest[0]);
-        sum[1] += expf(capped(q[i], cap) - largest[1]);
+    for (int which = 0; which < 2; which++) {
+        float most = block_largest(largest[which], shared), own = sum[which];
+        own = own > 0 ? own * expf(largest[which] - most) : 0; /* a thread may have no logit */
+        sum[which] = logf(block_sum<TRAIN_THREADS>(own, shared));
+        largest[which] = most;
     }
-    for (int which = 0; which < 2; which++) sum[which] = logf(block_sum<TRAIN_THREADS>(sum[which], shared));
     double lost = 0;
-    for (int i = threadIdx.x; i < vocab; i += TRAIN_THREADS) {
-        float z = capped(q[i], cap), inside = cap > 0 ? z / cap : 0;
-        float lp = capped(p[i], cap) - largest[0] - sum[0], lq = z - largest[1] - sum[1], share = expf(lp);
-        lost += (double)(share * (lp - lq));
-        q[i] = scale * (expf(lq) - share) * (1 - inside * inside);
+    for (int i = WIDE * threadIdx.x; i < vocab; i += WIDE * TRAIN_THREADS) {
+        float zp[WIDE] = {}, zq[WIDE] = {};
+        read_logits(p, i, vocab, cap, zp);
+        read_logits(q, i, vocab, cap, zq);
+        float off = 0;
+#pragma unroll
+        for (int k = 0; k < WIDE; k++) {
+            float lp = zp[k] - largest[0] - sum[0], lq = zq[k] - largest[1] - sum[1], share = expf(lp);
+            float inside = cap > 0 ? zq[k] / cap : 0;
+            if (share > 0) off += share * (lp - lq);
+            zq[k] = scale * (expf(lq) - share) * (1 - inside * inside);
+        }
+        lost += (double)off;
+        if (vocab % WIDE == 0)
+            *reinterpret_cast<float4 *>(q + i) = *reinterpret_cast<const float4 *>(zq);
+        else
+            for (int k = 0; k < WIDE && i + k < vocab; k++) q[i + k] = zq[k];
     }
     lost = block_sum_double(lost, shared_double, TRAIN_WARPS);
     if (threadIdx.x == 0) kl[blockIdx.x] = lost;
@@ -105,9 +142,7 @@ static __global__ void square_share_kernel(train_share s) {
 }
 
 void cuda_train_square_share(const cuda_launch *l, const train_share *s) {
-    enum { WIDE = 1024, FEW = 2 };
-    int parts = s->n < WIDE ? (int)FEW : (int)TRAIN_SHARE_PARTS;
-    dim3 grid(s->segments, parts), block(TRAIN_THREADS);
+    dim3 grid(s->segments, TRAIN_SHARE_PARTS), block(TRAIN_THREADS);
     launch_kernel(l, square_sums_kernel, grid, block, 0, *s);
     launch_kernel(l, square_share_kernel, grid, block, 0, *s);
 }

@@ -125,6 +125,14 @@ static __global__ void sum_parts_kernel(const float *partial, int parts, int m, 
     }
 }
 
+void cuda_train_sum_parts(const cuda_launch *l, const float *partial, int parts, int m, int n, float *c, size_t ldc,
+                          int add) {
+    enum { MOST = 1024 };
+    int blocks = ceil_div(m * n, THREADS);
+    launch_kernel(l, sum_parts_kernel, dim3(blocks < MOST ? blocks : MOST), dim3(THREADS), 0, partial, parts, m, n, c,
+                  ldc, add);
+}
+
 /* Parts of k that keep the device busy where the result is small. */
 static int parts_of(const train_product *p) {
     enum { BLOCKS = 512, LEAST_K = 128 };
@@ -148,8 +156,5 @@ void cuda_train_product(const cuda_launch *l, train_form form, const train_produ
     if (form == TRAIN_NT) launch_kernel(l, product_kernel<true, true>, grid, dim3(THREADS), 0, p, parts, k_of_part);
     if (form == TRAIN_NN) launch_kernel(l, product_kernel<true, false>, grid, dim3(THREADS), 0, p, parts, k_of_part);
     if (form == TRAIN_TN) launch_kernel(l, product_kernel<false, false>, grid, dim3(THREADS), 0, p, parts, k_of_part);
-    if (parts == 1) return;
-    int blocks = ceil_div(p.m * p.n, THREADS);
-    launch_kernel(l, sum_parts_kernel, dim3(blocks < 1024 ? blocks : 1024), dim3(THREADS), 0, p.partial, parts, p.m,
-                  p.n, p.c, p.ldc, p.add);
+    if (parts > 1) cuda_train_sum_parts(l, p.partial, parts, p.m, p.n, p.c, p.ldc, p.add);
 }

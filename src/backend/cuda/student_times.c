@@ -1,0 +1,28 @@
+/* Where the time of a step goes: events between its parts, read when the device has finished. */
+#include "backend/cuda/student.h"
+
+void train_begin_part(backend_f_theta_trainer *s, int part) {
+    student_times *t = &s->times;
+    if (t->n == STUDENT_MARKS || (t->n && t->part[t->n - 1] == part)) return;
+    if (!t->mark[t->n] && cudaEventCreate(&t->mark[t->n]) != cudaSuccess) return;
+    (void)cudaEventRecord(t->mark[t->n], s->launch.stream);
+    t->part[t->n++] = part;
+}
+
+void train_end_parts(backend_f_theta_trainer *s) { train_begin_part(s, F_THETA_PARTS); }
+
+void train_read_times(backend_f_theta_trainer *s) {
+    student_times *t = &s->times;
+    for (int i = 0; i + 1 < t->n; i++) {
+        float milliseconds = 0;
+        (void)cudaEventElapsedTime(&milliseconds, t->mark[i], t->mark[i + 1]);
+        t->seconds[t->part[i]] += (double)milliseconds / 1e3;
+    }
+    t->n = 0;
+}
+
+void train_forget_times(backend_f_theta_trainer *s) {
+    for (int i = 0; i < STUDENT_MARKS; i++) {
+        if (s->times.mark[i]) (void)cudaEventDestroy(s->times.mark[i]);
+    }
+}
