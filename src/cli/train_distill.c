@@ -15,21 +15,19 @@
 
 static const double save_seconds = 60, show_seconds = 0.5;
 
-/* The loss of the recipe with all its parts, its first part alone, then those that earlier trainers had. */
-enum { LOSS_MIXED, LOSS_KL, LOSS_MSE };
-static const char *const loss_names[] = {[LOSS_MIXED] = "mixed",
-                                         [LOSS_KL] = "kl",
-                                         [LOSS_MSE] = "mse",
-                                         "cos_mag",
-                                         "combined",
-                                         "attn_distill",
-                                         "attn_distill_hybrid",
-                                         NULL};
+/* The loss of the recipe with all its parts, its first part alone, then those that earlier trainers had; at last its
+ * first part and half of its second. */
+enum { LOSS_MIXED, LOSS_KL, LOSS_MSE, LOSS_KL_HIDDEN = LOSS_MSE + F_THETA_LOSSES - F_THETA_LOSS_MSE };
+static const float half_hidden = 0.5f;
+static const char *const loss_names[] = {
+    [LOSS_MIXED] = "mixed", [LOSS_KL] = "kl",      [LOSS_MSE] = "mse", "cos_mag", "combined",
+    "attn_distill",         "attn_distill_hybrid", "kl_hidden",        NULL};
 enum { SCHEDULE_COSINE, SCHEDULE_CONSTANT };
 static const char *const schedule_names[] = {[SCHEDULE_COSINE] = "cosine", [SCHEDULE_CONSTANT] = "constant", NULL};
 
 static f_theta_loss loss_of(const train_distill *d) {
-    return d->loss < LOSS_MSE ? F_THETA_LOSS_DISTIL : (f_theta_loss)(F_THETA_LOSS_MSE + d->loss - LOSS_MSE);
+    bool of_logits = d->loss < LOSS_MSE || d->loss == LOSS_KL_HIDDEN;
+    return of_logits ? F_THETA_LOSS_DISTIL : (f_theta_loss)(F_THETA_LOSS_MSE + d->loss - LOSS_MSE);
 }
 
 /* ------------------------------------------------------------------------------------------------------- choices */
@@ -51,8 +49,10 @@ size_t train_distill_init(train_distill *d, cli_option table[TRAIN_DISTILL_OPTIO
                    .help = "segments per sequence; each is a run of rows that decode from a position of its own (2)"),
         CLI_OPTION(.name = "rows", .argument = "N", .kind = CLI_INT, .target = &d->rows, .min = 1, .max = 512,
                    .help = "rows per segment (96, or 3/8 of a shorter sliding window)"),
-        CLI_OPTION(.name = "loss", .argument = "NAME", .kind = CLI_CHOICE, .target = &d->loss, .choices = loss_names,
-                   .help = "loss: mixed, kl, mse, cos_mag, combined, attn_distill or attn_distill_hybrid (mixed)"),
+        CLI_OPTION(
+                .name = "loss", .argument = "NAME", .kind = CLI_CHOICE, .target = &d->loss, .choices = loss_names,
+                .help =
+                    "loss: mixed, kl, kl_hidden, mse, cos_mag, combined, attn_distill or attn_distill_hybrid (mixed)"),
         CLI_OPTION(.name = "rate", .argument = "X", .kind = CLI_FLOAT, .target = &d->rate, .min = 0, .max = 1,
                    .help = "peak learning rate (0.0008)"),
         CLI_OPTION(.name = "warm-up", .argument = "N", .kind = CLI_INT, .target = &d->warm_up, .min = 0, .max = 1 << 24,
@@ -89,7 +89,8 @@ const char *train_distill_refuse(const train_distill *d) {
     }
     if (lambda && loss_of(d) != F_THETA_LOSS_ATTN_DISTIL_HYBRID)
         return "--lambda-... are for --loss attn_distill_hybrid";
-    if (d->later_turns > 0 && loss_of(d) != F_THETA_LOSS_DISTIL) return "--later-turns is for --loss mixed and kl";
+    if (d->later_turns > 0 && loss_of(d) != F_THETA_LOSS_DISTIL)
+        return "--later-turns is for --loss mixed, kl and kl_hidden";
     return NULL;
 }
 
@@ -108,7 +109,8 @@ kakeya_status train_distill_settle(train_distill_job *job, int sequence, int sin
     o->trainer.sink = sink;
     o->trainer.window = window;
     o->trainer.loss = loss_of(d);
-    if (d->loss == LOSS_KL) o->trainer.hidden = o->trainer.attention = o->trainer.kv = 0;
+    if (d->loss == LOSS_KL || d->loss == LOSS_KL_HIDDEN) o->trainer.attention = o->trainer.kv = 0;
+    if (d->loss != LOSS_MIXED) o->trainer.hidden = d->loss == LOSS_KL_HIDDEN ? half_hidden : 0;
     for (int i = 0; i < 4; i++) o->trainer.lambda[i] = d->lambda[i] >= 0 ? d->lambda[i] : lambda[i];
     if (o->trainer.loss != F_THETA_LOSS_DISTIL) o->adamw.beta[1] = plain_beta;
     if (d->rows) o->trainer.rows = d->rows;
@@ -244,8 +246,9 @@ static kakeya_status take_step(train_distill_job *job, distill_progress *p, kake
 /* Milliseconds of a step, means over those of this process. */
 static void put_times(cJSON *json, const distiller_seconds *times, int steps) {
     static const char *const names[F_THETA_PARTS] = {
-        [F_THETA_PART_TEACHER] = "teacher",  [F_THETA_PART_RESTORED] = "restored_kv", [F_THETA_PART_FORWARD] = "forward",
-        [F_THETA_PART_HEAD] = "head_and_kl", [F_THETA_PART_BACK] = "backward",        [F_THETA_PART_GRADIENT] = "gradient"};
+        [F_THETA_PART_TEACHER] = "teacher", [F_THETA_PART_RESTORED] = "restored_kv",
+        [F_THETA_PART_FORWARD] = "forward", [F_THETA_PART_HEAD] = "head_and_kl",
+        [F_THETA_PART_BACK] = "backward",   [F_THETA_PART_GRADIENT] = "gradient"};
     if (!steps) return;
     cJSON *of = cJSON_AddObjectToObject(json, "step_ms");
     for (int i = 0; i < F_THETA_PARTS && times->parts; i++)

@@ -71,7 +71,7 @@ refuses "ranks of an f_theta that is there" "init-from takes ranks" \
     train f-theta --distill --init-from z --rank 8 --data x --out y
 refuses "weights of another loss" "lambda-... are for --loss attn_distill_hybrid" \
     train f-theta --distill --lambda-kd 1 --data x --out y
-refuses "later turns of a loss without turns" "later-turns is for --loss mixed and kl" \
+refuses "later turns of a loss without turns" "later-turns is for --loss mixed, kl and kl_hidden" \
     train f-theta --distill --loss mse --later-turns 0.5 --data x --out y
 refuses "a loss that nobody knows" "loss" train f-theta --distill --loss nonsense --data x --out y
 finish

@@ -73,7 +73,7 @@ static void round_matrix(students *s, weight *w) {
     assert_true(s->n_rounded < ROUNDED);
     s->rounded[s->n_rounded++] = s->options.terms ? (void *)values : (void *)bits;
     *w = s->options.terms ? weight_matrix(WEIGHT_F32, values, w->out, w->in)
-                           : weight_matrix(WEIGHT_BF16, bits, w->out, w->in);
+                          : weight_matrix(WEIGHT_BF16, bits, w->out, w->in);
     free(s->options.terms ? (void *)bits : (void *)values);
 }
 
@@ -240,7 +240,10 @@ static void compare_within(const char *verifier, const char *drafter, bool in_pl
     students s;
     char what[256];
     snprintf(what, sizeof what, "%s%s, loss %d, %d rows, latents %d", strrchr(verifier, '/') + 1,
-             terms ? " rounded" : in_place ? " in bf16" : "", (int)loss, rows, (int)latents);
+             terms      ? " rounded"
+             : in_place ? " in bf16"
+                        : "",
+             (int)loss, rows, (int)latents);
     open_students(&s, verifier, drafter, in_place, latents, shared, loss, rows, terms);
     float *gradient[2];
     f_theta_trainer_result results[2][SEQUENCES][SEGMENTS];
@@ -263,7 +266,8 @@ static void compare_within(const char *verifier, const char *drafter, bool in_pl
             size_t decoder = s.layout.decoder[half][i];
             if (s.layout.decoder_there[i])
                 check_matrix(what, half ? "values' decoder" : "keys' decoder", i, gradient[1] + decoder,
-                             gradient[0] + decoder, rank * (size_t)(s.config.kv_heads[i] * s.config.head_dim[i]), most.gradient);
+                             gradient[0] + decoder, rank * (size_t)(s.config.kv_heads[i] * s.config.head_dim[i]),
+                             most.gradient);
         }
         if (s.layout.encoder_there[half])
             check_matrix(what, "encoder", half, gradient[1] + at, gradient[0] + at,
@@ -307,8 +311,8 @@ static void rounds_to_bf16(void **state) {
     fake_multiplies = true;
 #endif
     static const tolerance most = {2e-3, 2e-2};
-    compare_within(TINY("forms/gemma3-nested"), NULL, false, F_THETA_LATENTS_KV, true, F_THETA_LOSS_DISTIL, 6, false,
-                   2, most);
+    compare_within(TINY("forms/gemma3-nested"), NULL, false, F_THETA_LATENTS_KV, true, F_THETA_LOSS_DISTIL, 6, false, 2,
+                   most);
     compare_within(TINY("gemma4-tiny-ple"), NULL, false, F_THETA_LATENTS_KV, false, F_THETA_LOSS_DISTIL, 6, true, 2,
                    most);
 }
@@ -435,6 +439,62 @@ static void products_in_parts(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_product(&cases[i]);
 }
 
+/* A sum over rows that are no whole number of parts, added to what is there. */
+static void outer_in_parts(void **state) {
+    enum { M = 16, N = 24, ROWS = 3 * 512 + 77, ROOM = 1 << 18 };
+    (void)state;
+    if (!device_present()) skip();
+#ifdef PAIR_DEVICES
+    fake_multiplies = true;
+#endif
+    float *a = malloc(ROWS * M * sizeof *a), *b = malloc(ROWS * N * sizeof *b), c[M * N];
+    uint64_t random = 9;
+    for (int i = 0; i < ROWS * M; i++) a[i] = (float)draw(&random);
+    for (int i = 0; i < ROWS * N; i++) b[i] = (float)draw(&random);
+    for (int i = 0; i < M * N; i++) c[i] = 1;
+    float *there[] = {to_device(a, ROWS * M), to_device(b, ROWS * N), to_device(c, M * N), to_device(NULL, ROOM),
+                      to_device(NULL, ROOM),  to_device(NULL, ROOM),  to_device(NULL, 512)};
+    split_room room = {.a = (cuda_bf16 *)(void *)there[3],
+                       .b = (cuda_bf16 *)(void *)there[4],
+                       .a_values = ROOM,
+                       .b_values = ROOM,
+                       .begin = (int *)(void *)there[6],
+                       .parts = SPLIT_PARTS};
+    room.counter = (unsigned *)(void *)(room.begin + SPLIT_GROUPS + 1);
+    train_product p = {.a = there[0],
+                       .lda = M,
+                       .b = there[1],
+                       .ldb = N,
+                       .c = there[2],
+                       .ldc = N,
+                       .m = M,
+                       .n = N,
+                       .k = ROWS,
+                       .add = 1,
+                       .partial = there[5],
+                       .partial_floats = ROOM};
+    const cuda_launch launch = {0};
+    assert_int_equal(cudaMemsetAsync(there[6], 0, 512 * sizeof(float), NULL), 0);
+    assert_int_equal(split_outer(&launch, &room, &p, 1), 1);
+    assert_int_equal(room.status, cudaSuccess);
+    assert_int_equal(cudaMemcpyAsync(c, p.c, sizeof c, cudaMemcpyDeviceToHost, NULL), 0);
+    assert_int_equal(cudaStreamSynchronize(NULL), 0);
+    for (int i = 0; i < M * N; i++) {
+        double sum = 1, size = 1;
+        for (int row = 0; row < ROWS; row++) {
+            double v = (double)a[row * M + i / N] * (double)b[row * N + i % N];
+            sum += v;
+            size += fabs(v);
+        }
+        if (!(fabs((double)c[i] - sum) <= size * 0x1p-15)) fail_msg("value %d is %.8g, not %.8g", i, (double)c[i], sum);
+    }
+    p.k = 1000; /* less than two parts */
+    assert_int_equal(split_outer(&launch, &room, &p, 1), 0);
+    for (size_t i = 0; i < sizeof there / sizeof *there; i++) (void)cudaFree(there[i]);
+    free(a);
+    free(b);
+}
+
 static void losses_are_the_cpus(void **state) {
     (void)state;
     if (!device_present()) skip();
@@ -533,10 +593,13 @@ static void matrices_in_parts(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(learns_as_the_cpu),          cmocka_unit_test(losses_are_the_cpus),
-        cmocka_unit_test(products_in_parts),          cmocka_unit_test(matrices_in_parts),
+        cmocka_unit_test(learns_as_the_cpu),
+        cmocka_unit_test(losses_are_the_cpus),
+        cmocka_unit_test(products_in_parts),
+        cmocka_unit_test(matrices_in_parts),
         cmocka_unit_test(reads_the_engines_matrices),
         cmocka_unit_test(rounds_to_bf16),
+        cmocka_unit_test(outer_in_parts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -169,3 +169,27 @@ int split_product(const cuda_launch *l, split_room *room, train_form form, const
     }
     return 1;
 }
+
+int split_outer(const cuda_launch *l, split_room *room, const train_product *whole, double least) {
+    enum { LEAST_ROWS = 512, MOST_PARTS = 64 };
+    size_t values = (size_t)whole->m * (size_t)whole->n, fit = whole->partial ? whole->partial_floats / values : 0;
+    int parts = (int)smaller(smaller((size_t)(whole->k / LEAST_ROWS), MOST_PARTS), fit);
+    if (parts < 2 || (double)values * whole->k < least) return 0;
+    train_product p = *whole, rest = *whole;
+    p.items = parts;
+    p.k = whole->k / parts / 8 * 8;
+    p.a_item = (size_t)p.k * p.lda;
+    p.b_item = (size_t)p.k * p.ldb;
+    p.c = whole->partial;
+    p.ldc = (size_t)p.n;
+    p.c_item = values;
+    p.add = 0;
+    if (!split_product(l, room, TRAIN_TN, &p, 0)) return 0;
+    cuda_train_sum_parts(l, p.c, parts, p.m, p.n, whole->c, whole->ldc, whole->add);
+    rest.k -= parts * p.k;
+    rest.a += (size_t)parts * p.a_item;
+    rest.b += (size_t)parts * p.b_item;
+    rest.add = 1;
+    if (rest.k > 0) cuda_train_product(l, TRAIN_TN, &rest);
+    return 1;
+}

@@ -53,6 +53,11 @@ void split_experts_back(const cuda_launch *l, split_room *room, const float *d_y
  * small to be worth it, and nothing has been launched. `least`: multiplications from which on it is. */
 int split_product(const cuda_launch *l, split_room *room, train_form form, const train_product *p, double least);
 
+/* A sum over many rows, TRAIN_TN of one item: rows in parts of equal length, whose products are one launch and are
+ * added up in p->partial's room, and the rest of the rows by itself. Few values of a long sum would leave a device
+ * idle. 0: as split_product. */
+int split_outer(const cuda_launch *l, split_room *room, const train_product *p, double least);
+
 /* --- kernels (train_split.cu) ------------------------------------------------------------------------------------ */
 
 /* out [rows][terms][ldo] of x [rows][ldx], columns from n on zero. */

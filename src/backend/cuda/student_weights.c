@@ -324,34 +324,6 @@ void train_back(backend_f_theta_trainer *s, const float *d_y, size_t ldy, int ro
     train_multiply(s, TRAIN_NN, &p);
 }
 
-/* Rows in parts of equal length, whose products are one launch, and their sum; the rest by itself. Few values of a sum
- * over many rows leave a device idle otherwise. */
-static int outer_in_parts(backend_f_theta_trainer *s, const train_product *whole, double least) {
-    enum { LEAST_ROWS = 512, MOST_PARTS = 64 };
-    size_t values = (size_t)whole->m * (size_t)whole->n, room = whole->partial_floats / values;
-    int parts = whole->k / LEAST_ROWS, rows = 0;
-    if (parts > MOST_PARTS) parts = MOST_PARTS;
-    if ((size_t)parts > room) parts = (int)room;
-    if (parts > 1) rows = whole->k / parts / 8 * 8;
-    if (parts < 2 || (double)values * whole->k < least) return 0;
-    train_product p = *whole, rest = *whole;
-    p.items = parts;
-    p.k = rows;
-    p.a_item = (size_t)rows * p.lda;
-    p.b_item = (size_t)rows * p.ldb;
-    p.c = whole->partial;
-    p.ldc = (size_t)p.n;
-    p.c_item = values;
-    p.add = 0;
-    if (!split_product(&s->launch, &s->split, TRAIN_TN, &p, 0)) return 0;
-    cuda_train_sum_parts(&s->launch, p.c, parts, p.m, p.n, whole->c, whole->ldc, 1);
-    rest.k -= parts * rows;
-    rest.a += (size_t)parts * p.a_item;
-    rest.b += (size_t)parts * p.b_item;
-    if (rest.k > 0) cuda_train_product(&s->launch, TRAIN_TN, &rest);
-    return 1;
-}
-
 void train_outer(backend_f_theta_trainer *s, const float *b, int nb, const float *a, int na, int rows, float *sum) {
     const train_product p = {.a = b,
                              .lda = (size_t)nb,
@@ -365,5 +337,5 @@ void train_outer(backend_f_theta_trainer *s, const float *b, int nb, const float
                              .add = 1,
                              .partial = s->partial,
                              .partial_floats = s->partial_floats};
-    if (rows > 0 && !outer_in_parts(s, &p, least_split)) train_multiply(s, TRAIN_TN, &p);
+    if (rows > 0 && !split_outer(&s->launch, &s->split, &p, least_split)) train_multiply(s, TRAIN_TN, &p);
 }
