@@ -251,10 +251,15 @@ static void put_times(cJSON *json, const distiller_seconds *times, int steps) {
         [F_THETA_PART_BACK] = "backward",   [F_THETA_PART_GRADIENT] = "gradient"};
     if (!steps) return;
     cJSON *of = cJSON_AddObjectToObject(json, "step_ms");
-    for (int i = 0; i < F_THETA_PARTS && times->parts; i++)
-        cJSON_AddNumberToObject(of, names[i], times->part[i] * 1e3 / steps);
-    cJSON_AddNumberToObject(of, "learning", times->learning * 1e3 / steps);
-    cJSON_AddNumberToObject(of, "optimiser", times->optimiser * 1e3 / steps);
+    double by = 1e3 / steps;
+    fprintf(stderr, "a step took %.0f ms", (times->learning + times->optimiser) * by);
+    for (int i = 0; i < F_THETA_PARTS && times->parts; i++) {
+        cJSON_AddNumberToObject(of, names[i], times->part[i] * by);
+        fprintf(stderr, "%s %s %.1f", i ? "," : ":", names[i], times->part[i] * by);
+    }
+    fprintf(stderr, "; learning %.1f, optimiser %.1f\n", times->learning * by, times->optimiser * by);
+    cJSON_AddNumberToObject(of, "learning", times->learning * by);
+    cJSON_AddNumberToObject(of, "optimiser", times->optimiser * by);
 }
 
 static void put_result(cJSON *told, const train_distill_job *job, const f_theta_trainer_result *mean, double seconds,
