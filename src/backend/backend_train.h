@@ -48,6 +48,7 @@ typedef struct f_theta_trainer_options {
     int sink, window;
     int terms; /* bf16 numbers that rows become on their way through the model's matrices, which then are bf16: one is
                   what sessions compute with. 0: as exact as float32, which f_theta's own products always are */
+    bool spares_memory; /* layers are computed again on the way back, not kept: of a backend that chooses by the room */
     f_theta_loss loss;
     /* Of F_THETA_LOSS_DISTIL, the weights of its parts: KL of the logits from the teacher's, mean over rows; the
      * squared error of layer outputs and of what attention adds, as shares of the teacher's squares, means over layers;

@@ -135,6 +135,7 @@ static void open_students(students *s, const char *verifier, const char *drafter
                                            .sink = SINK,
                                            .window = WINDOW,
                                            .terms = terms,
+                                           .spares_memory = in_place || shared,
                                            .loss = loss,
                                            .kl = 1,
                                            .hidden = 0.7f,

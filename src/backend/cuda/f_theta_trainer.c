@@ -65,10 +65,9 @@ static void lay_out_layer(backend_f_theta_trainer *s, student_arena *a, const wi
     }
 }
 
-static void lay_out_tape(backend_f_theta_trainer *s, student_arena *a, const widths *w) {
+/* Of n rows. */
+static void lay_out_tape(backend_f_theta_trainer *s, student_arena *a, const widths *w, student_tape *t, size_t n) {
     const gemma4_config *c = s->m->config;
-    student_tape *t = &s->tape;
-    size_t n = w->either;
     float **hidden[] = {&t->x, &t->out, &t->added, &t->h1, &t->x2, &t->dense, &t->both, &t->h2};
     for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++) *hidden[i] = take(a, n * w->hidden);
     float **query[] = {&t->q_raw, &t->q, &t->o};
@@ -80,7 +79,6 @@ static void lay_out_tape(backend_f_theta_trainer *s, student_arena *a, const wid
         t->ple_gate = take(a, n * (size_t)c->ple_width);
         t->ple_act = take(a, n * (size_t)c->ple_width);
         t->ple_out = take(a, n * w->hidden);
-        s->ple = take(a, n * (size_t)c->layers * (size_t)c->ple_width);
     }
     if (!c->moe) return;
     size_t k = (size_t)c->experts_per_token, slots = n * k, experts = (size_t)c->experts,
@@ -99,8 +97,12 @@ static void lay_out_tape(backend_f_theta_trainer *s, student_arena *a, const wid
     t->routing.row_of = student_take(a, slots * sizeof(int));
     t->routing.begin = student_take(a, (experts + 1) * sizeof(int));
     t->routing.counts = student_take(a, experts * sizeof(int));
-    slots = w->rows * k;
-    s->d_router_z = take(a, w->rows * experts);
+}
+
+static void lay_out_experts(backend_f_theta_trainer *s, student_arena *a, const widths *w) {
+    const gemma4_config *c = s->m->config;
+    size_t slots = w->rows * (size_t)c->experts_per_token, width = (size_t)c->expert_intermediate;
+    s->d_router_z = take(a, w->rows * (size_t)c->experts);
     s->d_slot = take(a, slots * w->hidden);
     s->d_slot_x = take(a, slots * w->hidden);
     s->d_slot_act = take(a, slots * width);
@@ -113,6 +115,27 @@ static size_t columns_room(const backend_f_theta_trainer *s, const widths *w, si
     for (int type = 0; type < 2; type++)
         student = most(student, w->segments * (size_t)train_most_columns(s, type) * of_student);
     return most(teacher, student);
+}
+
+/* What layers compute and the way back through them reads. */
+static void lay_out_tapes(backend_f_theta_trainer *s, student_arena *a, const widths *w) {
+    const gemma4_config *c = s->m->config;
+    size_t heads = (size_t)c->heads;
+    lay_out_tape(s, a, w, &s->common, w->either);
+    s->common.keys = take(a, columns_room(s, w, 0, w->kv));
+    s->common.values = take(a, columns_room(s, w, 0, w->kv));
+    s->common.shares = take(a, columns_room(s, w, heads * w->sequence, heads * (size_t)s->o.rows));
+    s->tape = s->common;
+    for (int i = 0; i < c->layers && s->keeps; i++) {
+        student_tape *t = &s->kept[i];
+        size_t columns = w->segments * (size_t)train_most_columns(s, (int)c->layer[i].type);
+        lay_out_tape(s, a, w, t, w->rows);
+        t->keys = take(a, columns * w->kv);
+        t->values = take(a, columns * w->kv);
+        t->shares = take(a, columns * heads * (size_t)s->o.rows);
+    }
+    if (c->ple_width) s->ple = take(a, w->either * (size_t)c->layers * (size_t)c->ple_width);
+    if (c->moe) lay_out_experts(s, a, w);
 }
 
 static void lay_out_rest(backend_f_theta_trainer *s, student_arena *a, const widths *w) {
@@ -146,9 +169,6 @@ static void lay_out_rest(backend_f_theta_trainer *s, student_arena *a, const wid
             s->restored[type].d_latent[half] = take(a, rows * rank);
         }
     }
-    s->keys = take(a, columns_room(s, w, 0, w->kv));
-    s->values = take(a, columns_room(s, w, 0, w->kv));
-    s->shares = take(a, columns_room(s, w, heads * w->sequence, heads * (size_t)s->o.rows));
     s->d_shares = take(a, columns_room(s, w, 0, heads * (size_t)s->o.rows));
     s->d_key = take(a, columns_room(s, w, 0, w->q));
     s->d_value = take(a, columns_room(s, w, 0, w->q));
@@ -204,15 +224,15 @@ static size_t lay_out(backend_f_theta_trainer *s, char *base) {
     size_t weights = arena.bytes;
     widths w = widths_of(s);
     for (int i = 0; i < s->m->config->layers; i++) lay_out_layer(s, &arena, &w, i);
-    lay_out_tape(s, &arena, &w);
+    lay_out_tapes(s, &arena, &w);
     lay_out_rest(s, &arena, &w);
     lay_out_split(s, &arena, &w);
     s->layer[0].input = s->embedded;
-    if (!base && arena.bytes - weights > chunk_bytes(s) && s->together > 1) {
-        s->together = (s->together + 1) / 2;
-        return lay_out(s, NULL);
-    }
-    return arena.bytes;
+    bool fits = base || arena.bytes - weights <= chunk_bytes(s);
+    if (fits || (!s->keeps && s->together == 1)) return arena.bytes;
+    if (!s->keeps) s->together = (s->together + 1) / 2;
+    s->keeps = false;
+    return lay_out(s, NULL);
 }
 
 static void prepare(backend_f_theta_trainer *s, backend_model *m, const f_theta_trainer_options *o) {
@@ -225,6 +245,7 @@ static void prepare(backend_f_theta_trainer *s, backend_model *m, const f_theta_
     s->launch = m->launch;
     s->launch.programmatic = 0;
     s->together = o->sequences > 0 ? o->sequences : 1;
+    s->keeps = o->loss == F_THETA_LOSS_DISTIL && !o->spares_memory;
     if (s->o.segments < 1) s->o.segments = 1;
     s->o.sequence = (o->sequence + 7) / 8 * 8; /* as products on tensor cores take them */
 }

@@ -51,6 +51,7 @@ typedef struct student_tape {
     float *x, *q_raw, *q, *o, *out, *added, *h1, *x2, *gate_up, *act, *dense, *both, *h2, *raw[2];
     float *expert_x, *router_x, *router_z, *slot_x, *slot_gate_up, *slot_act, *slot_out, *mixed;
     float *ple_gate, *ple_act, *ple_out;
+    float *keys, *values, *shares; /* [S][columns][kv_dim]; [S][heads][N][columns] */
     train_routing routing;
 } student_tape;
 
@@ -112,12 +113,13 @@ struct backend_f_theta_trainer {
     const float *factor[2]; /* [S] by kind of layer: of losses that look at each layer by itself */
     float scale;
 
-    student_tape tape;
+    student_tape tape; /* the layer's in work: a kept one, or the common one */
+    student_tape common, kept[GEMMA4_MAX_LAYERS];
+    bool keeps;                                /* the student's forward is kept: the way back computes no layer again */
     float *teacher_h[2];                       /* [B * T][H] of one layer and the next */
     float *inputs[2], *aux, *context;          /* [B * T][...] as the CPU's */
     float *gathered, *latent[2], *d_latent[2]; /* [R][...] */
-    float *keys, *values;                      /* [S][columns][kv_dim] */
-    float *shares, *d_shares, *d_key, *d_value;
+    float *d_shares, *d_key, *d_value;
     float *embedded, *last, *final_x, *ple, *spare;
     float *logits[2]; /* [at most STUDENT_HEAD_ROWS][vocab] */
     float *d_h, *d_both, *d_branch, *d_x, *d_act, *d_gate_up, *d_q, *d_o, *d_kv[2];
@@ -213,7 +215,8 @@ void train_values_back(backend_f_theta_trainer *s, int layer, const float *raw, 
 void train_embed(backend_f_theta_trainer *s, const student_pass *p, float *out);
 /* out [rows][H] from in. */
 void train_layer_forward(backend_f_theta_trainer *s, const student_pass *p, int layer, const float *in, float *out);
-/* The student's: d_h of the output becomes that of the input, by way of the layer computed again. */
+/* The student's: d_h of the output becomes that of the input, by way of the layer, which is computed again where it is
+ * not kept. */
 void train_layer_back(backend_f_theta_trainer *s, int layer);
 /* What a layer's attention gives by itself, with the teacher's queries and nothing but restored K/V. */
 void train_compare_attention(backend_f_theta_trainer *s, int layer, bool learns);

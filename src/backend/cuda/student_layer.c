@@ -70,13 +70,13 @@ static void attend(backend_f_theta_trainer *s, const student_pass *p, int layer)
     const student_layer *source = &s->layer[c->layer[layer].kv_source];
     size_t d = (size_t)c->layer[layer].head_dim, kv = (size_t)student_kv_dim(s, layer), q_dim = (size_t)c->heads * d,
            columns = (size_t)m->columns, rows = (size_t)m->rows;
-    const float *keys = s->keys, *values = s->values;
+    const float *keys = s->tape.keys, *values = s->tape.values;
     if (p->teacher) {
         keys = source->native[0];
         values = source->native[1];
     } else {
         train_sources from = sources_of(s, layer, false);
-        cuda_train_columns(&s->launch, m, &from, s->keys, s->values);
+        cuda_train_columns(&s->launch, m, &from, s->tape.keys, s->tape.values);
     }
     train_product scores = heads_product(s, m, layer);
     scores.a = s->tape.q;
@@ -87,16 +87,16 @@ static void attend(backend_f_theta_trainer *s, const student_pass *p, int layer)
     scores.ldb = kv;
     scores.b_item = columns * kv;
     scores.b_head = d;
-    scores.c = s->shares;
+    scores.c = s->tape.shares;
     scores.ldc = columns;
     scores.c_head = rows * columns;
     scores.c_item = (size_t)c->heads * scores.c_head;
     scores.n = m->columns;
     scores.k = (int)d;
     train_multiply(s, TRAIN_NT, &scores);
-    cuda_train_softmax(&s->launch, m, c->heads, s->shares);
+    cuda_train_softmax(&s->launch, m, c->heads, s->tape.shares);
     train_product out = heads_product(s, m, layer);
-    out.a = s->shares;
+    out.a = s->tape.shares;
     out.lda = columns;
     out.a_item = scores.c_item;
     out.a_head = scores.c_head;
@@ -124,7 +124,7 @@ static void attend_back(backend_f_theta_trainer *s, int layer) {
     shares.lda = q_dim;
     shares.a_item = rows * q_dim;
     shares.a_head = d;
-    shares.b = s->values;
+    shares.b = s->tape.values;
     shares.ldb = kv;
     shares.b_item = columns * kv;
     shares.b_head = d;
@@ -135,13 +135,13 @@ static void attend_back(backend_f_theta_trainer *s, int layer) {
     shares.n = m->columns;
     shares.k = (int)d;
     train_multiply(s, TRAIN_NT, &shares);
-    cuda_train_softmax_back(&s->launch, s->shares, s->d_shares, m->items * c->heads * m->rows, m->columns);
+    cuda_train_softmax_back(&s->launch, s->tape.shares, s->d_shares, m->items * c->heads * m->rows, m->columns);
     train_product query = heads_product(s, m, layer);
     query.a = s->d_shares;
     query.lda = columns;
     query.a_item = item;
     query.a_head = head;
-    query.b = s->keys;
+    query.b = s->tape.keys;
     query.ldb = kv;
     query.b_item = columns * kv;
     query.b_head = d;
@@ -155,7 +155,7 @@ static void attend_back(backend_f_theta_trainer *s, int layer) {
     for (int half = 0; half < 2; half++) {
         train_product column = heads_product(s, m, layer);
         column.group = 1;
-        column.a = half ? s->shares : s->d_shares;
+        column.a = half ? s->tape.shares : s->d_shares;
         column.lda = columns;
         column.a_item = item;
         column.a_head = head;
@@ -388,6 +388,7 @@ static void ple_back(backend_f_theta_trainer *s, int layer) {
 
 void train_layer_forward(backend_f_theta_trainer *s, const student_pass *p, int layer, const float *in, float *out) {
     const gemma4_config *c = s->m->config;
+    s->tape = s->keeps && !p->teacher ? s->kept[layer] : s->common;
     attention_forward(s, p, layer, in);
     feed_forward(s, p, layer);
     if (c->ple_width)
@@ -401,7 +402,10 @@ void train_layer_forward(backend_f_theta_trainer *s, const student_pass *p, int 
 void train_layer_back(backend_f_theta_trainer *s, int layer) {
     const gemma4_config *c = s->m->config;
     const student_pass *p = &s->student;
-    train_layer_forward(s, p, layer, s->layer[layer].input, s->spare);
+    if (s->keeps)
+        s->tape = s->kept[layer];
+    else
+        train_layer_forward(s, p, layer, s->layer[layer].input, s->spare);
     float scalar = s->m->options.verifier->weights.layer[layer].layer_scalar;
     if (scalar != 1) cuda_train_scale(&s->launch, s->d_h, scalar, values(p, c->hidden));
     if (c->ple_width) ple_back(s, layer);

@@ -92,9 +92,11 @@ void cuda_split_turn(const cuda_launch *l, const cuda_bf16 *w, size_t ldw, int r
     launch_kernel(l, turn_square_kernel, grid, dim3(TRAIN_THREADS), 0, w, ldw, rows, in, out, ldo);
 }
 
-enum { TILE_SIDE = 32, TILE_STRIPES = TRAIN_THREADS / TILE_SIDE };
+enum { TILE_SIDE = 32, TILE_STRIPES = TRAIN_THREADS / TILE_SIDE, TILE_PAIRS = TILE_SIDE / 2 };
 
-/* Rows and columns of a square, read along what lies side by side. */
+static __device__ __forceinline__ uint32_t pair_of(cuda_bf16 a, cuda_bf16 b) { return a | (uint32_t)b << 16; }
+
+/* Rows and columns of a square, read along what lies side by side and written two at a time. */
 static __global__ void pack_kernel(split_packed p, int padded_rows, int padded_k, int parts, int second,
                                    cuda_bf16 *out) {
     __shared__ float square[TILE_SIDE][TILE_SIDE + 1];
@@ -114,15 +116,18 @@ static __global__ void pack_kernel(split_packed p, int padded_rows, int padded_k
             square[i][lane] = v;
     }
     __syncthreads();
-    for (int i = stripe; i < TILE_SIDE; i += TILE_STRIPES) {
-        int row = row0 + i, k = k0 + lane;
+    for (int i = threadIdx.x / TILE_PAIRS; i < TILE_SIDE; i += TRAIN_THREADS / TILE_PAIRS) {
+        int row = row0 + i, at = threadIdx.x % TILE_PAIRS * 2, k = k0 + at;
         if (row >= padded_rows || k >= padded_k) continue;
-        float v = square[i][lane];
-        cuda_bf16 *to = out + ((size_t)blockIdx.z * padded_rows + row) * parts * padded_k + k;
-        to[0] = upper(v);
+        float v = square[i][at], w = square[i][at + 1];
+        cuda_bf16 *first = out + ((size_t)blockIdx.z * padded_rows + row) * parts * padded_k + k;
+        uint32_t *to = (uint32_t *)(void *)first, above = pair_of(upper(v), upper(w));
+        int pairs = padded_k / 2;
+        to[0] = above;
         if (parts == 1) continue;
-        to[padded_k] = second ? upper(v) : lower(v);
-        to[2 * padded_k] = second ? lower(v) : upper(v);
+        uint32_t below = pair_of(lower(v), lower(w));
+        to[pairs] = second ? above : below;
+        to[2 * pairs] = second ? below : above;
     }
 }
 
