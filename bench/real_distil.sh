@@ -2,8 +2,8 @@
 # What restoring is worth on a public model, Gemma 3 270M, by rank: trains f_thetas on texts of Debian packages, by closed form and
 # distilled from there, and measures dropping and all of them on 24 unseen sequences of four kinds. For a machine with a GPU.
 # usage: bench/real_distil.sh OUT [kakeya]
-# environment: BACKEND (cuda), RANKS (512 256 128; the first is twice the second, and so on), STEPS (600), TOKENS (6000000),
-# CLOSED_TOKENS (3000000), KAKEYA_CACHE (the model's folder)
+# environment: BACKEND (cuda), RANKS (512 256 128; the first is twice the second, and so on), STEPS (2000), TOKENS (9000000),
+# CLOSED_TOKENS (1000000), KAKEYA_CACHE (the model's folder)
 set -eu
 
 out=${1:?usage: bench/real_distil.sh OUT [kakeya]}
@@ -31,13 +31,13 @@ measure() { # name, policies, options...: one line of the table
 }
 
 train() { # options...
-    "$kakeya" train f-theta --model "$model" --backend "$backend" --sequence 1536 --held-out 6 --even-if-worse "$@" "$out"/texts/train/*.txt
+    "$kakeya" train f-theta --model "$model" --backend "$backend" --sequence 1536 --held-out 1 --even-if-worse "$@" "$out"/texts/train/*.txt
 }
 
 measure dropped native,sink-window --f-theta none "$@"
 first=${ranks%% *}
 [ -e "$out/closed/f_theta_config.json" ] ||
-    train --closed-form --rank "$first" --ranks "$(echo "$ranks" | wc -w)" --tokens "${CLOSED_TOKENS:-3000000}" --metric-tokens 16000 \
+    train --closed-form --rank "$first" --ranks "$(echo "$ranks" | wc -w)" --tokens "${CLOSED_TOKENS:-1000000}" --metric-tokens 16000 \
         --out "$out/closed"
 for rank in $ranks; do
     start=$out/closed/rank-$rank rate=0.0004
@@ -45,7 +45,8 @@ for rank in $ranks; do
     [ "$rank" -lt 512 ] || rate=0.0002
     measure "closed-$rank" native,sink-window,restored,restored-all --f-theta "$start" "$@"
     [ -e "$out/rank-$rank/f_theta_config.json" ] ||
-        train --distill --init-from "$start" --batch 8 --segments 4 --rows 128 --needles 0 --tokens "${TOKENS:-6000000}" \
-            --steps "${STEPS:-600}" --warm-up "$((${STEPS:-600} / 10))" --rate $rate --out "$out/rank-$rank"
+        train --distill --init-from "$start" --batch 4 --segments 9 --rows 128 --loss kl_hidden --needles 0 \
+            --tokens "${TOKENS:-9000000}" --steps "${STEPS:-2000}" --warm-up "$((${STEPS:-2000} / 10))" --rate $rate \
+            --out "$out/rank-$rank"
     measure "distilled-$rank" native,sink-window,restored,restored-all --f-theta "$out/rank-$rank" "$@"
 done

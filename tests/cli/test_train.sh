@@ -25,6 +25,8 @@ works "it is one that the engine takes, without a drafter" \
     run --raw --drafter none --f-theta "$WORK/whole-text" --attention restored --max-tokens 4 --json "def f"
 json_holds "whose latents are held" '.stats.kv_bytes.latent > 0 and .stats.kv_bytes.draft == 0'
 check "no state is left" test ! -e "$WORK/whole-text/training.state"
+# shellcheck disable=SC2016
+check "a sequence from the middle of a file begins with <bos>" jq -e '.sequences | all(.[0] == 2)' "$WORK/whole-text/held_out.json"
 
 # --- from the drafter's context, with latents that its keys and values give
 # shellcheck disable=SC2086

@@ -6,7 +6,7 @@ awk 'BEGIN { srand(7); printf "["; for (i = 0; i < 3000; i++) printf "%s%d", i ?
     >"$WORK/ids.json"
 model="--model tests/data/golden/gemma4-tiny-ple --sequence 64 --sink 1 --window 4 --tokens 2000 --held-out 2"
 form="--rank 16 --aux-layers 1,3 --latent-format q8"
-steps="--steps 8 --batch 4 --rows 6 --later-turns 0.4"
+steps="--steps 8 --batch 4 --segments 4 --rows 6 --later-turns 0.4"
 
 # shellcheck disable=SC2086  # words
 run train f-theta $model $form --distill $steps --out "$WORK/whole" --json "$WORK/ids.json"
@@ -46,6 +46,12 @@ json_holds "an f_theta that is there is distilled, in its form" \
     '.distillation.loss == "attn_distill_hybrid" and .ranks[0].rank_k == 16 and .trained_tokens >= 2000'
 check "what it began with is that one" \
     cmp "$WORK/whole/f_theta_weights.safetensors" "$WORK/from/start/f_theta_weights.safetensors"
+
+# shellcheck disable=SC2086
+run train f-theta $model --distill --init-from "$WORK/whole" --loss kl_hidden --steps 2 --batch 2 --rows 6 --even-if-worse \
+    --out "$WORK/hidden" --json "$WORK/ids.json"
+json_holds "the logits and the layers' outputs alone are a loss, too, and the report says what a step took" \
+    '.distillation | .loss == "kl_hidden" and .last_loss > .last_kl and .step_ms.learning > 0 and .step_ms.optimiser >= 0'
 
 # --- what cannot be done
 fails_with "an f_theta of another model" "verifier_hidden_size is 64, the verifier has 256" \
