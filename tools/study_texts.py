@@ -5,7 +5,8 @@ usage: tools/study_texts.py DIR
 
 DIR/train gets prose, documentation and code (debian-handbook, also in Spanish, French, Italian, Portuguese and Norwegian, anarchism,
 python3.11-doc, git-doc, postgresql-doc-15, Python's own library, Django, NetworkX), DIR/test four kinds by other authors: prose
-(developers-reference), short articles (dict-jargon), code (docutils), German (developers-reference-de), a language that is not in DIR/train.
+(developers-reference), short articles (dict-jargon), code (docutils), German (developers-reference-de), a language that is not in
+DIR/train.
 DIR/pieces has six pieces of each of the four, a sequence each for `kakeya eval fidelity`. Packages are downloaded with apt-get and unpacked
 there; nothing is installed, and what is there already is kept.
 """
