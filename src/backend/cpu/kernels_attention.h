@@ -7,6 +7,7 @@
 #ifndef KAKEYA_BACKEND_CPU_KERNELS_ATTENTION_H
 #define KAKEYA_BACKEND_CPU_KERNELS_ATTENTION_H
 
+#include "backend/cpu/kernels_attend_all.h"
 #include "backend/cpu/kernels_dequantised.h"
 #include "backend/cpu/kernels_kv_q4.h"
 #include "backend/cpu/kernels_vector.h"
@@ -296,9 +297,9 @@ static void attend_block(int rows, const int *lo, const int *hi, const void *q_p
                                  .store = store_q4,                                                                    \
                                  .load = load_q4,                                                                      \
                                  .derive_key = derive_key_q4}},                                                        \
-        .attend_block = attend_block, .rms_norm = rms_norm, .rms_scale = rms_scale, .gated = gated, .rope = rope,      \
-        .axpy = axpy, .scale = scale, .multiply = multiply_by, .soft_cap = soft_cap, .maximum = maximum,               \
-        .first_at_least = first_at_least, .probe_read = probe_read, .probe_flops = probe_flops,                        \
+        .attend_block = attend_block, .attend_all = attend_all, .rms_norm = rms_norm, .rms_scale = rms_scale,          \
+        .gated = gated, .rope = rope, .axpy = axpy, .scale = scale, .multiply = multiply_by, .soft_cap = soft_cap,     \
+        .maximum = maximum, .first_at_least = first_at_least, .probe_read = probe_read, .probe_flops = probe_flops,    \
     }
 
 #endif

@@ -233,6 +233,24 @@ static void attend_block(int rows, const int *lo, const int *hi, const void *q_p
     }
 }
 
+static void attend_all(float *q, int rows, const float *k, const float *v, size_t ld, int keys, int d, float *scratch) {
+    for (int r = 0; r < rows; r++, q += ld) {
+        float top = -INFINITY, sum = 0;
+        memset(scratch, 0, (size_t)d * sizeof *scratch);
+        for (int j = 0; j < keys; j++) {
+            const float *key = k + (size_t)j * ld, *value = v + (size_t)j * ld;
+            float score = 0;
+            for (int c = 0; c < d; c++) score += q[c] * key[c];
+            const float before = top;
+            if (score > top) top = score;
+            const float kept = expf(before - top), p = expf(score - top);
+            sum = sum * kept + p;
+            for (int c = 0; c < d; c++) scratch[c] = scratch[c] * kept + p * value[c];
+        }
+        for (int c = 0; c < d; c++) q[c] = scratch[c] / sum;
+    }
+}
+
 /* --- vectors ---------------------------------------------------------------------------------------------------- */
 
 static float rms_scale(const float *x, int n, float eps) {
@@ -362,6 +380,7 @@ const cpu_kernels cpu_kernels_scalar = {
            [KV_FORMAT_Q8] = KV_ENTRY(q8, true),
            [KV_FORMAT_Q4] = KV_ENTRY(q4, false)},
     .attend_block = attend_block,
+    .attend_all = attend_all,
     .rms_norm = rms_norm,
     .rms_scale = rms_scale,
     .gated = gated,

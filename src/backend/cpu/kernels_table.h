@@ -18,6 +18,13 @@
 
 enum { ATTENTION_BLOCK = 16 }; /* key positions per attention block, aligned to absolute positions */
 
+/* Floats that attend_all works in. */
+static inline size_t attend_all_floats(int rows, int d) {
+    const size_t most_together = 48;
+    return ((size_t)rows + most_together - 1) / most_together * most_together * (2 * (size_t)d + 2) +
+           2 * most_together * (size_t)d;
+}
+
 /* Forms of packed activations. */
 typedef enum cpu_packing {
     PACKING_F32 = 0,       /* float32 in the order of k */
@@ -90,6 +97,11 @@ typedef struct cpu_kernels {
     void (*attend_block)(int rows, const int *lo, const int *hi, const void *q_packed, int k_dim, kv_format k_format,
                          const void *k, size_t k_row_bytes, int v_dim, kv_format v_format, const void *v,
                          size_t v_row_bytes, const float *v_scale, float *m, float *l, float *o, size_t ldo);
+
+    /* Replaces each of `rows` queries of d values by softmax(q . K) V over all `keys` keys; everything is float32. Rows
+     * of queries, keys and values are ld floats apart. scratch: attend_all_floats(rows, d). A row's result does not
+     * depend on the other rows. */
+    void (*attend_all)(float *q, int rows, const float *k, const float *v, size_t ld, int keys, int d, float *scratch);
 
     /* --- vectors ------------------------------------------------------------------------------------------------- */
 

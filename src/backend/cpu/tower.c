@@ -15,8 +15,8 @@
 #include "base/clock.h"
 
 enum {
-    CHUNK = 256, /* rows of a product */
-    TILE = 64,   /* queries of one task of attention, which reads all keys */
+    CHUNK = 512, /* rows of a product, which reads all weights for each */
+    TILE = 192,  /* queries of one task of attention, which reads all keys */
 };
 
 static const double layer_norm_eps = 1e-5;
@@ -28,7 +28,7 @@ typedef struct backend_reading {
     int all;                     /* rows of the part of the list in work: patches, then pooled */
     float *patch;                /* [patches][values of a patch] */
     float *h;                    /* [patches][hidden] */
-    float *q, *k, *v_rows;       /* [patches + a block][heads * head_dim] */
+    float *q, *k, *v_rows;       /* [patches][heads * head_dim] */
     float *pool;                 /* [pooled][hidden] */
     float *soft;                 /* [pooled][text hidden]; the caller's */
     float *x, *branch, *act;     /* [CHUNK][hidden], the same, [CHUNK][2 * intermediate] */
@@ -226,30 +226,10 @@ static void head_rows(void *context, size_t begin, size_t end, int thread) {
 
 /* The queries of a tile of one head over all patches; the result lies where the queries were. */
 static void attend_tile(const tower_run *t, int head, int first, float *scratch) {
-    const cpu_kernels *kernels = t->m->kernels;
-    const cpu_packing_kernels *packing = &kernels->packing[kernels->kv[KV_FORMAT_F32].queries];
     const int d = t->op->width, rows = t->patches - first < TILE ? t->patches - first : TILE;
-    const size_t stride = (size_t)(t->v->heads * d), at = (size_t)head * (size_t)d, width = (size_t)d;
-    float *state = scratch, *m = state + TILE * width, *l = m + TILE, *packed = l + TILE;
-    float *q = t->q + (size_t)first * stride + at;
-    int lo[TILE] = {0}, hi[TILE];
-    memset(state, 0, TILE * width * sizeof *state);
-    for (int i = 0; i < TILE; i++) {
-        m[i] = -INFINITY;
-        l[i] = 0;
-    }
-    packing->pack(q, stride, rows, d, packed);
-    for (int base = 0; base < t->patches; base += ATTENTION_BLOCK) {
-        const int keys = t->patches - base < ATTENTION_BLOCK ? t->patches - base : ATTENTION_BLOCK;
-        const size_t block = (size_t)base * stride + at, bytes = stride * sizeof(float);
-        for (int i = 0; i < TILE; i++) hi[i] = keys;
-        kernels->attend_block(rows, lo, hi, packed, d, KV_FORMAT_F32, t->k + block, bytes, d, KV_FORMAT_F32,
-                              t->v_rows + block, bytes, NULL, m, l, state, width);
-    }
-    for (int i = 0; i < rows; i++) {
-        kernels->scale(1.0f / l[i], d, state + (size_t)i * width);
-        memcpy(q + (size_t)i * stride, state + (size_t)i * width, width * sizeof *q);
-    }
+    const size_t stride = (size_t)(t->v->heads * d), at = (size_t)head * (size_t)d;
+    t->m->kernels->attend_all(t->q + (size_t)first * stride + at, rows, t->k + at, t->v_rows + at, stride, t->patches,
+                              d, scratch);
 }
 
 static void attend_tiles(void *context, size_t begin, size_t end, int thread) {
@@ -351,12 +331,11 @@ typedef struct room {
 enum { ROOMS = 11 };
 
 /* What is held while the run's patches are computed, beside the list, packed rows and the table of RoPE. */
-static void list_rooms(tower_run *t, const cpu_kernels *kernels, int threads, room out[ROOMS]) {
+static void list_rooms(tower_run *t, int threads, room out[ROOMS]) {
     const gemma4_vision *v = t->v;
     const size_t rows = (size_t)t->patches, hidden = (size_t)v->hidden, chunk = CHUNK;
-    const size_t heads = v->tower ? (rows + ATTENTION_BLOCK) * (size_t)(v->heads * v->head_dim) : 0;
-    const cpu_packing_kernels *queries = &kernels->packing[kernels->kv[KV_FORMAT_F32].queries];
-    const size_t tile = TILE * ((size_t)v->head_dim + 2) + TILE * queries->row_bytes(max_int(v->head_dim, 4)) / 4;
+    const size_t heads = v->tower ? rows * (size_t)(v->heads * v->head_dim) : 0;
+    const size_t tile = attend_all_floats(TILE, v->head_dim);
     const size_t registers = ROW_REGISTERS * (size_t)max_int(gemma4_vision_patch_values(v), v->hidden);
     t->scratch_floats = ((tile > registers ? tile : registers) + 31) / 16 * 16;
     const room rooms[ROOMS] = {
@@ -379,7 +358,7 @@ static kakeya_status allocate(tower_run *t, kakeya_error *error) {
     const gemma4_vision *v = t->v;
     backend_model *m = t->m;
     room rooms[ROOMS];
-    list_rooms(t, m->kernels, m->threads, rooms);
+    list_rooms(t, m->threads, rooms);
     for (size_t i = 0; i < ROOMS; i++) {
         if (!rooms[i].floats) continue;
         *rooms[i].at = mem_alloc(m->account, MEM_WORKSPACE, rooms[i].floats * sizeof(float));
@@ -399,7 +378,7 @@ size_t cpu_image_bytes(const gemma4_vision *v, weight_format format, int patches
     const size_t places = (size_t)(side + CPU_ROPE_GROWTH - 1) / CPU_ROPE_GROWTH * CPU_ROPE_GROWTH;
     tower_run t = {.v = v, .patches = patches, .pooled = patches / (v->pooling * v->pooling)};
     room rooms[ROOMS];
-    list_rooms(&t, kernels, threads, rooms);
+    list_rooms(&t, threads, rooms);
     size_t bytes = mem_rounded((size_t)tower_most_ops(v) * sizeof *t.ops);
     bytes += mem_rounded(CHUNK * kernels->packing[packing].row_bytes(widest_of(v)));
     if (pairs) bytes += mem_rounded(pairs * sizeof(float)) + 2 * mem_rounded(places * pairs * sizeof(float));
