@@ -57,7 +57,7 @@ section() { # heading, command...
         if [ -z "$missing" ]; then
             printf 'It takes the [shared options](#shared-options).\n\n'
         else
-            printf 'It takes the [shared options](#shared-options), but for some: %s.\n\n' "$missing" | fold -s -w 138 | sed 's/ *$//'
+            printf 'It takes the [shared options](#shared-options), except %s.\n\n' "$missing" | fold -s -w 138 | sed 's/ *$//'
         fi
     else
         cp "$work/options" "$work/wanted" # some of its own may have the names of shared ones
