@@ -209,8 +209,9 @@ struct kakeya_engine_options {
                                 memory_limit_bytes. 0: no cache */
     kakeya_vision vision;
     /* Bytes that weights may take in memory, 0: all that they need. Weights that every token needs are always there;
-     * routed experts are read from the model's files when a token chooses them, and tokens are the same. CPU backend,
-     * mixtures of experts. KAKEYA_WEIGHTS_AUTO: three quarters of the free memory, and no more than all weights. */
+     * routed experts are read from the model's files (on a GPU, whose memory this is about, from the host's) when a
+     * token chooses them, and tokens are the same. Mixtures of experts, backends cpu and cuda. KAKEYA_WEIGHTS_AUTO:
+     * three quarters of the free memory, and no more than all weights. */
     size_t weights_limit_bytes;
     const kakeya_study_options *study; /* kakeya_study.h: for tests and measurements; NULL in all other programs */
 };
@@ -464,6 +465,7 @@ typedef struct kakeya_weights {
     bool failing;            /* the last read failed: so will answers, until one succeeds */
     double read_seconds;     /* time that forwards waited for reads */
     const char *read_method; /* "io_uring, direct", "threads, through the page cache" and the like; NULL: none */
+    size_t host_bytes;       /* on a GPU: page-locked memory of the host for all experts, beside the limit; else 0 */
 } kakeya_weights;
 
 KAKEYA_API void kakeya_engine_weights_sized(const kakeya_engine *engine, kakeya_weights *out);

@@ -170,7 +170,8 @@ elif run_step "CUDA build for $cuda_architectures" tools/build.sh build-cuda cud
     for test in batch_without_device sessions_without_device forks_without_device batch_two_without_device \
         sessions_two_without_device forks_two_without_device devices_without_device \
         statistics_without_device train_without_device drafter_trainer_without_device assistant_without_device \
-        kv_q4_without_device vision_without_device vision_two_without_device test_step test_quant_rows; do
+        kv_q4_without_device expert_cache_without_device \
+        weights_limit_without_device vision_without_device vision_two_without_device test_step test_quant_rows; do
         CMOCKA_MESSAGE_OUTPUT=TAP start_tap "$test (CUDA)" "build-cuda/gpu/$test"
     done
     KAKEYA=build-cuda/kakeya BUILD=build-cuda start_tap "test_command_line (CUDA)" sh tests/gpu/test_command_line.sh

@@ -59,6 +59,7 @@ for format in q4_0 q8_0; do
 done
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_sessions" "$build/gpu/test_sessions"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_batch" "$build/gpu/test_batch"
+CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_weights_limit" "$build/gpu/test_weights_limit"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_latents" "$build/gpu/test_latents"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_kv_codes" "$build/gpu/test_kv_codes"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_forks" "$build/gpu/test_forks"

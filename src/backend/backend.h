@@ -70,6 +70,7 @@ static inline kv_format backend_kv_format(kakeya_kv_format format) {
 typedef struct backend_weights {
     size_t limit, resident; /* resident: of the limit, what every token needs */
     size_t slot_bytes;      /* memory of one expert */
+    size_t host;            /* of a device: the host's memory that all experts take */
     int slots, experts;     /* that there is memory for, and that there are, in all layers */
     uint64_t wanted, found; /* experts that forwards wanted, and those of them that were in memory */
     uint64_t bytes;         /* that were read */
@@ -196,7 +197,7 @@ struct backend_ops {
     bool kinds_differ;   /* rows of prompts are computed by other kernels than rows of answers, and have other bits */
     bool raw_values;     /* models whose values pass no norm are computed: Gemma 3 */
     bool assistants;     /* models with an MTP assistant are computed */
-    bool bounds_weights; /* weights_limit is kept: experts come from files when they are wanted */
+    bool bounds_weights; /* weights_limit is kept: experts come from elsewhere when they are wanted */
     bool finds_argmax;   /* forward fills backend_segment.argmax */
     bool masks_argmax;   /* and follows backend_segment.allowed */
     bool finds_leaders;  /* forward fills backend_segment.leaders, and read_logits is there */

@@ -97,8 +97,13 @@ typedef struct backend_measure_ops {
     kakeya_status (*probe)(backend_model *model, backend_probe *out, kakeya_error *error);
     /* Bytes per second of reads of experts, of a model whose weights are bounded. NULL: none is. */
     kakeya_status (*probe_weights)(backend_model *model, double *bytes_per_second, kakeya_error *error);
-    /* The same of a model with these options that is not there: precision, isa, threads and account are read. NULL
-     * where `machine` is. */
+    /* Of a model whose weights are to be bounded on a device, which keeps experts in the host's memory: bytes of what
+     * every token needs and of the largest expert, as the device has them, and bytes per second of copies from the
+     * host. NULL: weights lie as in the model's files, and come from there. */
+    kakeya_status (*bounded_needs)(const gemma4_model *verifier, mem_account *account, size_t *resident, size_t *expert,
+                                   double *bytes_per_second, kakeya_error *error);
+    /* The same as probe of a model with these options that is not there: precision, isa, threads and account are read.
+     * NULL where `machine` is. */
     kakeya_status (*probe_machine)(const backend_model_options *options, backend_probe *out, kakeya_error *error);
     /* How the backend runs the verifier's list of operations. NULL: it has none. */
     const program_machine *(*machine)(void);

@@ -11,8 +11,12 @@
 
 enum { MOST_LIMITS = 16, LIMIT_CHARACTERS = 32 };
 
-static const char *const bound_names[] = {
-    [BOUND_DISK] = "disk", [BOUND_MEMORY] = "memory", [BOUND_COMPUTING] = "FLOP/s"};
+static const char *bound_name(const kakeya_weights *state, bench_weights_bound bound) {
+    return bound == BOUND_MEMORY      ? "memory"
+           : bound == BOUND_COMPUTING ? "FLOP/s"
+           : state->host_bytes        ? "copies"
+                                      : "disk";
+}
 
 typedef struct weights_table {
     char limit[MOST_LIMITS][LIMIT_CHARACTERS]; /* as given */
@@ -55,37 +59,39 @@ static kakeya_status measure(bench_arguments *arguments, weights_table *t, int i
     return status;
 }
 
-static void print_case(const bench_weights_case *c, int tokens) {
+static void print_case(const bench_weights_row *r, const bench_weights_case *c, int tokens) {
     char bytes[32];
     printf("  %9.2f (%.2f to %.2f)  %9s  %3.0f %% of %s", tokens / c->seconds.median, tokens / c->seconds.high,
-           tokens / c->seconds.low, format_bytes(bytes, c->bytes_read), 100 * c->share.median, bound_names[c->bound]);
+           tokens / c->seconds.low, format_bytes(bytes, c->bytes_read), 100 * c->share.median,
+           bound_name(&r->state, c->bound));
 }
 
 static void print_table(const weights_table *t, const bench_arguments *arguments) {
     char a[32], b[32], c[32];
     const bench_weights_row *first = &t->row[0];
     bench_print_probes(&first->read_bytes_per_second, &first->flops_per_second, first->threads, arguments->repeats);
-    printf("the disk reads %s a second (%s), %s that every token needs, %zu experts of %s\n",
-           format_bytes(a, first->disk.median), first->state.read_method,
-           format_bytes(b, (double)first->state.resident), first->state.experts,
+    printf("%s %s a second (%s), %s that every token needs, %zu experts of %s\n",
+           first->state.host_bytes ? "the host gives" : "the disk reads", format_bytes(a, first->disk.median),
+           first->state.read_method, format_bytes(b, (double)first->state.resident), first->state.experts,
            format_bytes(c, (double)first->state.slot_bytes));
-    printf("share: of the slower of bytes that were read / disk, bytes / memory, operations / FLOP/s\n");
+    printf("share: of the slower of bytes that were read / %s, bytes / memory, operations / FLOP/s\n",
+           first->state.host_bytes ? "copies" : "disk");
     for (int i = 0; i < t->n; i++) {
         const bench_weights_row *r = &t->row[i];
         printf("%s: %zu of %zu experts in memory\n", t->limit[i], r->state.slots, r->state.experts);
         printf("  decode, hit rate %5.1f %%, tokens/s", 100 * r->decode.hit_rate);
-        print_case(&r->decode, 1);
+        print_case(r, &r->decode, 1);
         printf(" a token\n  prompt of %d, tokens/s        ", arguments->prompt_tokens);
-        print_case(&r->prompt, arguments->prompt_tokens);
+        print_case(r, &r->prompt, arguments->prompt_tokens);
         printf("\n");
     }
 }
 
-static cJSON *case_json(const bench_weights_case *c, int tokens) {
+static cJSON *case_json(const bench_weights_row *r, const bench_weights_case *c, int tokens) {
     cJSON *json = cJSON_CreateObject();
     cJSON_AddNumberToObject(json, "tokens_per_second", tokens / c->seconds.median);
     bench_add_spread(json, "seconds", &c->seconds);
-    cJSON_AddStringToObject(json, "bound", bound_names[c->bound]);
+    cJSON_AddStringToObject(json, "bound", bound_name(&r->state, c->bound));
     cJSON_AddNumberToObject(json, "bound_seconds", c->bound_seconds);
     bench_add_spread(json, "share_of_bound", &c->share);
     cJSON_AddNumberToObject(json, "hit_rate", c->hit_rate);
@@ -106,8 +112,8 @@ static cJSON *table_json(const weights_table *t, const bench_arguments *argument
         bench_add_spread(row, "disk_bytes_per_second", &r->disk);
         bench_add_spread(row, "read_bytes_per_second", &r->read_bytes_per_second);
         bench_add_spread(row, "flops_per_second", &r->flops_per_second);
-        cJSON_AddItemToObject(row, "decode", case_json(&r->decode, 1));
-        cJSON_AddItemToObject(row, "prompt", case_json(&r->prompt, arguments->prompt_tokens));
+        cJSON_AddItemToObject(row, "decode", case_json(r, &r->decode, 1));
+        cJSON_AddItemToObject(row, "prompt", case_json(r, &r->prompt, arguments->prompt_tokens));
         cJSON_AddItemToArray(rows, row);
     }
     return json;

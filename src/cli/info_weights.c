@@ -8,6 +8,7 @@
 #include "cli/input.h"
 #include "cli/terminal.h"
 #include "kakeya_study.h"
+#include "session/weights_needs.h"
 
 enum { CURVE_STEPS = 8, CURVE_ROWS = CURVE_STEPS + 2 };
 
@@ -66,7 +67,7 @@ static kakeya_status try_text(const kakeya_engine_options *options, const char *
 kakeya_status info_weights_measure(const kakeya_engine_options *options, const char *text_file, info_weights *out,
                                    kakeya_error *error) {
     *out = (info_weights){.needs = {.size = sizeof out->needs}, .limit = options->weights_limit_bytes};
-    kakeya_status status = kakeya_weights_inspect(options->model, 1, &out->needs, error);
+    kakeya_status status = weights_needs_on(options->backend, options->model, 1, &out->needs, &out->copies, error);
     return status || !text_file ? status : try_text(options, text_file, out, error);
 }
 
@@ -106,14 +107,15 @@ void info_weights_print(const info_weights *w) {
            "chooses %zu\n",
            format_bytes(a, (double)n->resident), format_count(b, n->experts), format_bytes(c, (double)n->expert_bytes),
            n->wanted);
-    printf("the disk reads %s a second; routing is taken to be uniform, which is the worst case\n",
-           format_bytes(a, n->read_bytes_per_second));
-    printf("  %10s %10s %14s %18s\n", "limit", "hit rate", "read per token", "reads allow");
+    printf("%s %s a second; routing is taken to be uniform, which is the worst case\n",
+           w->copies ? "the host gives a device" : "the disk reads", format_bytes(a, n->read_bytes_per_second));
+    printf("  %10s %10s %16s %18s\n", "limit", "hit rate", w->copies ? "copied per token" : "read per token",
+           w->copies ? "copies allow" : "reads allow");
     for (int i = 0; i < count; i++) {
         char tokens[48] = "all is in memory";
         if (rows[i].tokens > 0) snprintf(tokens, sizeof tokens, "%.2f tokens/s", rows[i].tokens);
         if (!rows[i].fits) snprintf(tokens, sizeof tokens, "not enough");
-        printf("%s %10s %8.1f %% %14s %18s\n", rows[i].asked ? "->" : "  ", format_bytes(a, (double)rows[i].limit),
+        printf("%s %10s %8.1f %% %16s %18s\n", rows[i].asked ? "->" : "  ", format_bytes(a, (double)rows[i].limit),
                100 * rows[i].held, format_bytes(b, rows[i].bytes), tokens);
     }
     if (!w->tokens) return;
@@ -133,6 +135,7 @@ void info_weights_add_json(struct cJSON *object, const info_weights *w) {
     cJSON_AddNumberToObject(weights, "experts", (double)n->experts);
     cJSON_AddNumberToObject(weights, "experts_per_token", (double)n->wanted);
     cJSON_AddNumberToObject(weights, "read_bytes_per_second", n->read_bytes_per_second);
+    cJSON_AddStringToObject(weights, "read_from", w->copies ? "host" : "disk");
     cJSON *curve = cJSON_AddArrayToObject(weights, "curve");
     for (int i = 0; i < count; i++) {
         cJSON *row = cJSON_CreateObject();

@@ -105,6 +105,7 @@ static cJSON *result_json(const run_options *options, const kakeya_engine *engin
         cJSON_AddNumberToObject(experts, "found", (double)weights.found);
         cJSON_AddNumberToObject(experts, "bytes_read", (double)weights.bytes_read);
         cJSON_AddNumberToObject(experts, "read_seconds", weights.read_seconds);
+        if (weights.host_bytes) cJSON_AddNumberToObject(experts, "host_bytes", (double)weights.host_bytes);
     }
     kakeya_kv_bytes kv = kakeya_session_kv_bytes(session);
     cJSON *bytes = cJSON_AddObjectToObject(figures, "kv_bytes");

@@ -113,8 +113,9 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
                    .target = &shared->memory_limit_bytes,
                    .help = "limit on allocated memory, not counting mapped weights; K, M, G may follow"),
         CLI_OPTION(.name = "weights-limit", .argument = "BYTES", .kind = CLI_TEXT, .target = &shared->weights_limit,
-                   .help = "CPU, mixtures of experts: memory that weights may take; experts are read from the model's "
-                           "files when a token chooses them, and tokens are the same; K, M, G may follow, or auto"),
+                   .help = "mixtures of experts: memory that weights may take; experts are read from the model's files "
+                           "(of one GPU: copied from the host) when a token chooses them, and tokens are the same; K, "
+                           "M, G may follow, or auto"),
         CLI_OPTION(.name = "json", .kind = CLI_FLAG, .target = &shared->json,
                    .help = "print one JSON object on stdout"),
         {.name = NULL},

@@ -284,6 +284,7 @@ void kakeya_engine_weights_sized(const kakeya_engine *engine, kakeya_weights *ou
     weights.failing = state.failing;
     weights.read_seconds = state.seconds;
     weights.read_method = state.method;
+    weights.host_bytes = state.host;
     sized_write(out, &weights, sizeof weights);
 }
 

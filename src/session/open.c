@@ -249,9 +249,9 @@ static kakeya_status open_engine(const kakeya_engine_options *options, kakeya_en
         if (!parts.ops) status = KAKEYA_UNSUPPORTED;
     }
     if (status == KAKEYA_OK && parts.weights_limit && !parts.ops->bounds_weights)
-        status =
-            error_set(error, KAKEYA_UNSUPPORTED,
-                      "weights limit: backend %s has all weights in its memory: choose backend cpu", parts.ops->name);
+        status = error_set(error, KAKEYA_UNSUPPORTED,
+                           "weights limit: backend %s has all weights in its memory: choose backend cpu or cuda",
+                           parts.ops->name);
     int devices[DEVICE_LIST_MOST];
     if (status == KAKEYA_OK) status = read_devices(options->devices, parts.ops, devices, &parts.n_devices, error);
     parts.devices = devices;

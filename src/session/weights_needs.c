@@ -1,6 +1,8 @@
-/* What a limit on weights comes to for a model's files, and what their disk gives. */
+#include "session/weights_needs.h"
+
 #include <stdlib.h>
 
+#include "backend/measure.h"
 #include "base/block_reader.h"
 #include "base/error.h"
 #include "base/sized.h"
@@ -56,7 +58,9 @@ static kakeya_status probe(const gemma4_model *model, double seconds, kakeya_wei
     return status;
 }
 
-static kakeya_status inspect(const char *directory, double seconds, kakeya_weights_needs *needs, kakeya_error *error) {
+/* machine: NULL, or of the backend, with bounded_needs. */
+static kakeya_status inspect(const char *directory, const backend_measure_ops *machine, double seconds,
+                             kakeya_weights_needs *needs, kakeya_error *error) {
     mem_account account;
     gemma4_model *model = NULL;
     mem_account_init(&account, NULL, 0);
@@ -70,7 +74,10 @@ static kakeya_status inspect(const char *directory, double seconds, kakeya_weigh
     }
     needs->experts = (size_t)c->layers * (size_t)c->experts;
     needs->wanted = (size_t)c->layers * (size_t)c->experts_per_token;
-    if (c->moe)
+    if (c->moe && machine)
+        status = machine->bounded_needs(model, &account, &needs->resident, &needs->expert_bytes,
+                                        &needs->read_bytes_per_second, error);
+    else if (c->moe)
         status = probe(model, seconds, needs, error);
     else
         status = error_set(error, KAKEYA_UNSUPPORTED,
@@ -79,8 +86,8 @@ static kakeya_status inspect(const char *directory, double seconds, kakeya_weigh
     return status;
 }
 
-kakeya_status kakeya_weights_inspect(const char *model, double seconds, kakeya_weights_needs *out,
-                                     kakeya_error *error) {
+static kakeya_status inspect_any(const char *model, const backend_measure_ops *machine, double seconds,
+                                 kakeya_weights_needs *out, kakeya_error *error) {
     kakeya_weights_needs needs = {.size = sizeof needs};
     char *directory = NULL;
     kakeya_status status = sized_check("weights needs", out, error);
@@ -88,8 +95,22 @@ kakeya_status kakeya_weights_inspect(const char *model, double seconds, kakeya_w
         status = error_set(error, KAKEYA_UNSUPPORTED,
                            "weights limit: experts are read from the model's files, and synthetic weights have none");
     if (status == KAKEYA_OK) status = checkpoint_resolve(model, &directory, error);
-    if (status == KAKEYA_OK) status = inspect(directory, seconds, &needs, error);
+    if (status == KAKEYA_OK) status = inspect(directory, machine, seconds, &needs, error);
     free(directory);
     if (status == KAKEYA_OK) sized_write(out, &needs, sizeof needs);
     return status;
+}
+
+kakeya_status kakeya_weights_inspect(const char *model, double seconds, kakeya_weights_needs *out,
+                                     kakeya_error *error) {
+    return inspect_any(model, NULL, seconds, out, error);
+}
+
+kakeya_status weights_needs_on(const char *backend, const char *model, double seconds, kakeya_weights_needs *out,
+                               bool *copies, kakeya_error *error) {
+    const backend_ops *ops = backend_find(backend, error);
+    if (!ops) return KAKEYA_UNSUPPORTED;
+    const backend_measure_ops *measure = backend_measure_find(ops);
+    *copies = measure && measure->bounded_needs;
+    return inspect_any(model, *copies ? measure : NULL, seconds, out, error);
 }

@@ -17,6 +17,10 @@ static kakeya_status check_devices(const backend_model_options *options, kakeya_
     if (options->n_devices < 0 || options->n_devices > CUDA_MAX_DEVICES)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "--devices names %d devices; 1 to %d are possible",
                          options->n_devices, (int)CUDA_MAX_DEVICES);
+    if (options->weights_limit && options->n_devices > 1)
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "weights limit: experts come to one device, not to %d: choose one, or no limit",
+                         options->n_devices);
     for (int i = 0; i < options->n_devices; i++) {
         for (int k = 0; k < i; k++) {
             if (options->devices[i] == options->devices[k])

@@ -264,6 +264,8 @@ static kakeya_status check(const backend_model *m, kakeya_error *error) {
         return error_set(error, KAKEYA_UNSUPPORTED,
                          "distillation uses a single device: name only one with "
                          "--devices");
+    if (m->weights.bounded)
+        return error_set(error, KAKEYA_UNSUPPORTED, "weights limit: distillation needs all weights on the device");
     if (m->config->moe && m->config->experts_per_token > TRAIN_MAX_CHOSEN)
         return error_set(error, KAKEYA_UNSUPPORTED, "distillation supports at most %d experts per row",
                          (int)TRAIN_MAX_CHOSEN);

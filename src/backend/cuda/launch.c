@@ -437,6 +437,11 @@ static void run_route(cuda_pass *p, const step_op *op) {
     cuda_router(&m->launch, &m->space.route, &router, m->space.x_router, m->config->hidden, p->rows);
 }
 
+static void run_fetch(cuda_pass *p, const step_op *op) {
+    const backend_model *m = p->model;
+    cuda_bounded_fetch(m->weights.bounded, &m->launch, &m->space.route, op->layer, p->prompt, p->rows);
+}
+
 static cuda_feed_forward feed_forward_of(const cuda_pass *p, int layer) {
     const cuda_workspace *s = &p->model->space;
     const cuda_layer *w = &p->model->weights.layer[layer];
@@ -459,7 +464,9 @@ static cuda_feed_forward feed_forward_of(const cuda_pass *p, int layer) {
 
 static void run_gate_up(cuda_pass *p, const step_op *op) {
     cuda_feed_forward f = feed_forward_of(p, op->layer);
-    matrix_gate_up(&p->model->launch, &f, &p->model->space.route, p->rows);
+    cuda_launch l = p->model->launch;
+    if (p->model->weights.bounded) l.programmatic = 0; /* experts have just been copied, weights are requested early */
+    matrix_gate_up(&l, &f, &p->model->space.route, p->rows);
 }
 
 static void run_down(cuda_pass *p, const step_op *op) {
@@ -665,6 +672,7 @@ static const run_op run[STEP_KINDS] = {
     [STEP_OUT] = run_out,
     [STEP_AFTER_ATTENTION] = run_after_attention,
     [STEP_ROUTE] = run_route,
+    [STEP_FETCH] = run_fetch,
     [STEP_GATE_UP] = run_gate_up,
     [STEP_DOWN] = run_down,
     [STEP_DENSE_GATE_UP] = run_dense_gate_up,

@@ -5,6 +5,7 @@
 #include "backend/cuda/profile.h"
 #include "backend/cuda/tower.h"
 #include "backend/cuda/tp_group.h"
+#include "backend/cuda/weights_limit.h"
 
 static kakeya_status seconds_between(cudaEvent_t start, cudaEvent_t end, double *seconds, kakeya_error *error) {
     float milliseconds = 0;
@@ -124,6 +125,8 @@ const backend_measure_ops *cuda_measure(void) {
         .free_bytes = cuda_free_bytes,
         .image_bytes = cuda_image_bytes,
         .probe = cuda_probe,
+        .probe_weights = cuda_weights_limit_probe,
+        .bounded_needs = cuda_weights_limit_needs,
         .profile = cuda_profile,
         .watch_forwards = watch_forwards,
         .forwards = forwards,

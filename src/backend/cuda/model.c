@@ -196,10 +196,12 @@ kakeya_status cuda_model_create(const backend_model_options *options, int device
     m->rounding = (matrix_rounding){m->space.rounded, m->space.rounded_scale};
     /* The copy of the whole begins with that of the first device's shard. */
     const cuda_matrix *copied = options->drafter && shard.index == 0 ? &m->weights.draft_head : &m->weights.head;
-    if (!status) status = cuda_head_copy_create(&m->head_copy, &m->device, &m->launch, copied, m->account, error);
+    const bool copies = !options->weights_limit; /* which are no weights that tokens need */
+    if (!status && copies)
+        status = cuda_head_copy_create(&m->head_copy, &m->device, &m->launch, copied, m->account, error);
     const assistant_config *a = options->assistant ? &options->assistant->config : NULL;
     m->space.a_clusters.token_of = m->weights.assistant.token_of;
-    if (!status && a && !a->clusters && a->stack.hidden <= m->config->hidden) /* what a screen has room for */
+    if (!status && copies && a && !a->clusters && a->stack.hidden <= m->config->hidden) /* what a screen has room for */
         status = cuda_head_copy_create(&m->assistant_copy, &m->device, &m->launch, &m->weights.assistant.head,
                                        m->account, error);
     if (!status) {

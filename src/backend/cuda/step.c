@@ -345,6 +345,8 @@ static void feed_forward(builder *b, int layer) {
     }
     if (s->prompt && c->moe)
         add_product(b, STEP_ROUTE, layer, "router", &w->router, STEP_ITEM(ITEM_MIDDLE), STEP_ITEM(ITEM_ROUTE));
+    if (c->moe && s->weights->bounded)
+        add(b, STEP_FETCH, layer, "experts from the host", STEP_ITEM(ITEM_ROUTE), STEP_ITEM(ITEM_ROUTE));
     if (s->prompt)
         prompt_feed_forward(b, layer);
     else
@@ -421,7 +423,7 @@ static void head(builder *b) {
 }
 
 int step_most_ops(const gemma4_config *config) {
-    enum { OF_A_LAYER = 28, OTHERS = 32 };
+    enum { OF_A_LAYER = 29, OTHERS = 32 };
     return config->layers * OF_A_LAYER + TIMELINE_MAX_TAPS + OTHERS;
 }
 

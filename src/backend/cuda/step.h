@@ -35,6 +35,7 @@ typedef enum step_kind {
     STEP_OUT,           /* attention's output projection */
     STEP_AFTER_ATTENTION,
     STEP_ROUTE,   /* prompts: the router */
+    STEP_FETCH,   /* weights under a limit: brings the chosen experts */
     STEP_GATE_UP, /* decode: dense and chosen experts in one launch */
     STEP_DOWN,
     STEP_DENSE_GATE_UP, /* prompts: each a launch of its own */

@@ -4,6 +4,7 @@
 #include "backend/cuda/forward.h"
 #include "backend/cuda/model.h"
 #include "backend/cuda/tower.h"
+#include "backend/cuda/weights_limit.h"
 
 static const char *cuda_description(const backend_model *m) { return m->description; }
 static const char *cuda_note(const backend_model *m) { return m->note; }
@@ -22,6 +23,7 @@ const backend_ops *cuda_backend(void) {
         .kinds_differ = true,
         .raw_values = true,
         .assistants = true,
+        .bounds_weights = true,
         .finds_argmax = true,
         .masks_argmax = true,
         .finds_leaders = true,
@@ -29,6 +31,7 @@ const backend_ops *cuda_backend(void) {
         .model_destroy = cuda_devices_destroy,
         .model_description = cuda_description,
         .model_note = cuda_note,
+        .model_weights = cuda_weights_limit_state,
         .model_prompt_chunk = cuda_prompt_chunk,
         .cache_check = cuda_cache_check,
         .cache_create = cuda_devices_cache_create,

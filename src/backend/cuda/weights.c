@@ -18,11 +18,14 @@ typedef struct planned_tensor {
     const float *vector;
     const float **placed_vector;
     size_t elements, offset, bytes;
+    bool aside; /* experts under a limit: the offset is in the host's memory */
 } planned_tensor;
 
 typedef struct weight_plan {
     planned_tensor *tensors;
     size_t n, capacity, bytes;
+    bool limited;      /* experts lie aside ... */
+    size_t host_bytes; /* ... and take so many */
     model_shard shard;
     bool failed;
     bool fp8;                   /* the precision: matrices of form F8 round prompt rows, ... */
@@ -31,7 +34,8 @@ typedef struct weight_plan {
     const weight *rounded;      /* a matrix that loses bits on the way, or NULL */
 } weight_plan;
 
-static planned_tensor *plan_add(weight_plan *plan, size_t bytes) {
+static planned_tensor *plan_add_to(weight_plan *plan, bool aside, size_t bytes) {
+    size_t *all = aside ? &plan->host_bytes : &plan->bytes;
     if (plan->n == plan->capacity) {
         size_t grown = plan->capacity ? 2 * plan->capacity : 256;
         planned_tensor *tensors = realloc(plan->tensors, grown * sizeof *tensors);
@@ -43,12 +47,14 @@ static planned_tensor *plan_add(weight_plan *plan, size_t bytes) {
         plan->capacity = grown;
     }
     planned_tensor *t = &plan->tensors[plan->n++];
-    *t = (planned_tensor){.offset = plan->bytes, .bytes = bytes};
-    plan->bytes += (bytes + 255) / 256 * 256;
+    *t = (planned_tensor){.offset = *all, .bytes = bytes, .aside = aside};
+    *all += (bytes + 255) / 256 * 256;
     return t;
 }
 
-static void plan_source(weight_plan *plan, weight_source source, cuda_form form, cuda_matrix *placed) {
+static planned_tensor *plan_add(weight_plan *plan, size_t bytes) { return plan_add_to(plan, false, bytes); }
+
+static void plan_source_to(weight_plan *plan, bool aside, weight_source source, cuda_form form, cuda_matrix *placed) {
     int out = weight_source_out(&source), in = source.cut.columns;
     *placed = (cuda_matrix){.form = form, .out = out, .in = in, .ld = cuda_padded(in)};
     placed->one_scale = form == CUDA_FORM_F8 && weight_source_has_one_scale(&source);
@@ -56,13 +62,17 @@ static void plan_source(weight_plan *plan, weight_source source, cuda_form form,
         plan->rounding++;
         if (!weight_source_rounds_rows(&source)) plan->not_rounding = source.first;
     }
-    planned_tensor *t = plan_add(plan, matrix_bytes(form, out, in));
+    planned_tensor *t = plan_add_to(plan, aside, matrix_bytes(form, out, in));
     if (!t) return;
     t->source = source;
     t->placed = placed;
     /* A quantised format is worth more of a note than a plain one. */
     if (weight_source_rounds(&source, form) && (!plan->rounded || weight_format_is_plain(plan->rounded->format)))
         plan->rounded = source.first;
+}
+
+static void plan_source(weight_plan *plan, weight_source source, cuda_form form, cuda_matrix *placed) {
+    plan_source_to(plan, false, source, form, placed);
 }
 
 static void plan_cut(weight_plan *plan, const weight *w, matrix_cut cut, cuda_matrix *placed) {
@@ -93,7 +103,7 @@ static void plan_experts(weight_plan *plan, const weight *w, const weight *secon
         cut.first_row = 0;
     }
     weight_source source = {.first = w, .second = second, .cut = cut};
-    plan_source(plan, source, weight_source_form(&source), placed);
+    plan_source_to(plan, plan->limited, source, weight_source_form(&source), placed);
 }
 
 /* Gate and up are multiplied together, so they have one form. */
@@ -282,6 +292,22 @@ static kakeya_status upload_matrix(uploader *u, const weight_source *source, con
     return KAKEYA_OK;
 }
 
+/* Experts under a limit, as kernels read them, into the host's memory. */
+static kakeya_status convert_matrix(uploader *u, const weight_source *source, const cuda_matrix *m, char *to,
+                                    kakeya_error *error) {
+    enum { GRAIN = 64 };
+    size_t rows = upload_buffer_bytes / weight_rows_bytes(m, GRAIN) * GRAIN;
+    for (size_t first = 0; first < (size_t)m->out; first += rows) {
+        size_t n = (size_t)m->out - first < rows ? (size_t)m->out - first : rows;
+        conversion piece = {source, m, first, n, to + weight_rows_bytes(m, first)};
+        kakeya_status told = tell(u, error);
+        if (told) return told;
+        thread_pool_for(u->pool, n, GRAIN, convert_task, &piece);
+        u->bytes += weight_rows_bytes(m, n);
+    }
+    return KAKEYA_OK;
+}
+
 /* Made-up values, on the device. */
 static kakeya_status make_matrix(const cuda_launch *launch, const weight_source *source, const cuda_matrix *m,
                                  uint64_t seed, kakeya_error *error) {
@@ -295,7 +321,7 @@ static kakeya_status make_matrix(const cuda_launch *launch, const weight_source 
 
 static kakeya_status upload(cuda_weights *w, const cuda_device *device, const cuda_launch *launch,
                             const backend_model_options *options, const weight_plan *plan, kakeya_error *error) {
-    uploader u = {.device = device, .options = options, .total_bytes = plan->bytes};
+    uploader u = {.device = device, .options = options, .total_bytes = plan->bytes + plan->host_bytes};
     char *base = w->memory.data;
     kakeya_status status = uploader_create(&u, error);
     for (size_t i = 0; i < plan->n && !status; i++) {
@@ -307,14 +333,20 @@ static kakeya_status upload(cuda_weights *w, const cuda_device *device, const cu
                 "uploading the weights", error);
             continue;
         }
-        t->placed->data = (cuda_bf16 *)(void *)(base + t->offset);
+        void *aside = t->aside ? cuda_bounded_place(w->bounded, t->placed, t->offset) : NULL;
+        if (!t->aside) t->placed->data = (cuda_bf16 *)(void *)(base + t->offset);
         if (weight_present(t->source.first)) {
-            status = upload_matrix(&u, &t->source, t->placed, error);
+            status = aside ? convert_matrix(&u, &t->source, t->placed, aside, error)
+                           : upload_matrix(&u, &t->source, t->placed, error);
         } else {
             uint64_t seed = (uint64_t)i << 40;
             if (t->placed->out != t->source.first->out || t->placed->in != t->source.first->in)
                 seed += (uint64_t)plan->shard.index << 36; /* what devices share is the same on all of them */
             status = make_matrix(launch, &t->source, t->placed, seed, error);
+            if (!status && aside) /* the arena has held a layer's experts while they were made */
+                status = cuda_check(
+                    cudaMemcpyAsync(aside, t->placed->data, t->bytes, cudaMemcpyDeviceToHost, device->stream),
+                    "making the weights", error);
         }
     }
     kakeya_status finished = cuda_finish(device, "uploading the weights", status ? NULL : error);
@@ -445,24 +477,44 @@ static size_t expanded_bytes(const gemma4_config *c, const cuda_weights *w, bool
     return most;
 }
 
+static kakeya_status describe(cuda_weights *w, const backend_model_options *options, weight_plan *plan,
+                              kakeya_error *error) {
+    *w = (cuda_weights){0};
+    plan_all(plan, options, w);
+    point_head(options, plan->shard, w);
+    free(plan->tensors);
+    return check_plan(plan, error);
+}
+
 kakeya_status cuda_weights_describe(cuda_weights *w, const backend_model_options *options, model_shard shard,
                                     kakeya_error *error) {
-    *w = (cuda_weights){0};
     weight_plan plan = {.shard = shard, .fp8 = options->precision == KAKEYA_PRECISION_FP8};
-    plan_all(&plan, options, w);
-    point_head(options, shard, w);
-    free(plan.tensors);
-    return check_plan(&plan, error);
+    return describe(w, options, &plan, error);
+}
+
+kakeya_status cuda_weights_describe_shared(cuda_weights *w, const backend_model_options *options, size_t *bytes,
+                                           kakeya_error *error) {
+    weight_plan plan = {.shard = {0, 1}, .limited = true};
+    kakeya_status status = describe(w, options, &plan, error);
+    *bytes = plan.bytes;
+    return status;
 }
 
 kakeya_status cuda_weights_create(cuda_weights *w, const cuda_device *device, const cuda_launch *launch,
                                   const backend_model_options *options, model_shard shard, char *note,
                                   size_t note_bytes, kakeya_error *error) {
     const gemma4_config *c = &options->verifier->config;
-    weight_plan plan = {.shard = shard, .fp8 = options->precision == KAKEYA_PRECISION_FP8};
+    weight_plan plan = {
+        .shard = shard, .fp8 = options->precision == KAKEYA_PRECISION_FP8, .limited = options->weights_limit != 0};
     plan_all(&plan, options, w);
     float *frequencies = plan_frequencies(&plan, c, options->drafter, w);
     kakeya_status status = check_plan(&plan, error);
+    if (!status && plan.limited) {
+        cuda_bounded_layer layers[GEMMA4_MAX_LAYERS];
+        for (int i = 0; i < c->layers; i++)
+            layers[i] = (cuda_bounded_layer){&w->layer[i].experts_gate_up, &w->layer[i].experts_down};
+        status = cuda_bounded_create(&w->bounded, device, launch, options, layers, plan.bytes, plan.host_bytes, error);
+    }
     if (!status)
         status =
             cuda_buffer_create(&w->memory, device, options->account, MEM_WEIGHTS, plan.bytes, "the weights", error);
@@ -482,6 +534,8 @@ kakeya_status cuda_weights_create(cuda_weights *w, const cuda_device *device, co
 }
 
 void cuda_weights_destroy(cuda_weights *w) {
+    cuda_bounded_destroy(w->bounded);
+    w->bounded = NULL;
     cuda_buffer_destroy(&w->memory);
     cuda_buffer_destroy(&w->expanded);
 }

@@ -4,6 +4,7 @@
 #define KAKEYA_BACKEND_CUDA_WEIGHTS_H
 
 #include "backend/backend.h"
+#include "backend/cuda/bounded.h"
 #include "backend/cuda/device.h"
 #include "backend/cuda/kernels.h"
 #include "model/shard.h"
@@ -30,8 +31,9 @@ typedef struct cuda_assistant {
 } cuda_assistant;
 
 typedef struct cuda_weights {
-    cuda_buffer memory;   /* everything below points into it */
-    cuda_buffer expanded; /* of quantised weights: what a prompt's products have in bf16 at a time */
+    cuda_buffer memory;    /* everything below points into it, but for experts under a limit on weights */
+    cuda_bounded *bounded; /* of these; NULL: there is no limit */
+    cuda_buffer expanded;  /* of quantised weights: what a prompt's products have in bf16 at a time */
     /* The verifier. A tied head is the embedding's matrix. Of several devices each has some of its rows, and the first
      * one the whole for the drafter. */
     cuda_matrix embed, head, draft_head, ple_embed, ple_model_proj;
@@ -61,5 +63,9 @@ void cuda_weights_destroy(cuda_weights *w);
 /* Fills the shapes alone: what the list of a step depends on. Needs no device. KAKEYA_OUT_OF_MEMORY is possible. */
 kakeya_status cuda_weights_describe(cuda_weights *w, const backend_model_options *options, model_shard shard,
                                     kakeya_error *error);
+
+/* The same of a model alone, and bytes of its weights but routed experts. */
+kakeya_status cuda_weights_describe_shared(cuda_weights *w, const backend_model_options *options, size_t *bytes,
+                                           kakeya_error *error);
 
 #endif

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "backend/cuda/expert_cache.h"
 #include "backend/cuda/f8_rows.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/products_wide.h"
@@ -31,6 +32,15 @@ void prompt_gather_rows(const cuda_launch *l, const cuda_route *route, const cud
 void cuda_router(const cuda_launch *l, const cuda_route *route, const cuda_router_weights *w, const float *x,
                  int hidden, int rows) {
     (void)l, (void)route, (void)w, (void)x, (void)hidden, (void)rows;
+}
+void cuda_expert_clear(const cuda_launch *l, const cuda_expert_cache *c, int layers) { (void)l, (void)c, (void)layers; }
+void cuda_expert_order(const cuda_launch *l, const cuda_expert_cache *c) { (void)l, (void)c; }
+void cuda_expert_find(const cuda_launch *l, const cuda_expert_cache *c, const cuda_route *route, int layer, bool prompt,
+                      int rows) {
+    (void)l, (void)c, (void)route, (void)layer, (void)prompt, (void)rows;
+}
+void cuda_expert_copy_in(const cuda_launch *l, const cuda_expert_cache *c, const void *gate_up, const void *down) {
+    (void)l, (void)c, (void)gate_up, (void)down;
 }
 void cuda_gate_up(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
     (void)l, (void)f, (void)route, (void)rows;

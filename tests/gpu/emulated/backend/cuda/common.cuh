@@ -16,6 +16,7 @@
 #define __launch_bounds__(...) /* nothing */
 #define __shared__             static
 #define __noinline__           /* nothing */
+#define __grid_constant__      /* nothing */
 
 #include "backend/cuda/recorder.h"
 
@@ -114,8 +115,16 @@ template <typename T> static inline T __ldcg(const T *p) {
     __builtin_memcpy(&v, p, sizeof v);
     return v;
 }
+/* One thread runs at a time. */
+template <typename T> static inline T atomicAdd(T *p, T v) {
+    T before = *p;
+    *p += v;
+    return before;
+}
+static inline void __threadfence() {}
 static inline int max(int a, int b) { return a > b ? a : b; }
 static inline void wait_for_predecessor() {}
+static inline void release_successor() {}
 
 template <typename... Parameters, typename... Arguments>
 static void launch_kernel(const cuda_launch *, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t,
