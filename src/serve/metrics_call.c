@@ -255,9 +255,8 @@ static void write_weights(server_context *s, metrics_page *p) {
     metrics_one(p, "weights_limit_bytes", NULL, "gauge", "--weights-limit.", (double)w.limit);
     metrics_one(p, "weights_resident_bytes", NULL, "gauge", "The part of it for weights that every token needs.",
                 (double)w.resident);
-    if (w.host_bytes)
-        metrics_one(p, "weights_host_bytes", NULL, "gauge", "Page-locked memory of the host for a GPU's experts.",
-                    (double)w.host_bytes);
+    metrics_one(p, "weights_host_bytes", NULL, "gauge", "Page-locked memory of the host for a GPU's experts.",
+                (double)w.host_bytes);
     metrics_one(p, "experts", NULL, "gauge", "Routed experts of the model.", (double)w.experts);
     metrics_one(p, "expert_slots", NULL, "gauge", "Routed experts that the limit has memory for.", (double)w.slots);
     metrics_one(p, "experts_wanted_total", NULL, "counter", "Experts that forwards needed, each counted once a layer.",
