@@ -1,8 +1,8 @@
 /* Attention of many float32 queries over all keys, for the vector tables.
  *
- * Lanes run along queries, which are transposed once; a key's or a value's numbers are taken one by one.
- * So scores need no sum over lanes, a maximum none either, and a head may have any width. A group of ALL_GROUP queries
- * is taken over ALL_KEYS keys at a time, which are copied into L1: scores, softmax, values. The other groups follow.
+ * Lanes run along queries, which are transposed once. A key's or a value's numbers are taken one by one, so neither
+ * scores nor maxima are reduced over lanes, and a head may have any width. ALL_KEYS keys and values at a time are
+ * copied into L1. Each group of ALL_GROUP queries then computes their scores, weights and part of the output.
  *
  * Bound: the multiply-add rate, ALL_TOGETHER * ALL_VECTORS multiply-adds for ALL_TOGETHER + ALL_VECTORS loads; an
  * exponential costs what fourteen of them do. */
@@ -17,6 +17,7 @@ enum {
     ALL_TOGETHER = SIMD_REGISTERS == 32 ? 8 : 4, /* keys, or values of a row, that share a reading of the group */
     ALL_KEYS = 24,
 };
+_Static_assert((int)ALL_GROUP <= (int)ATTEND_ALL_MOST && (int)ALL_KEYS <= (int)ATTEND_ALL_MOST, "room in the scratch");
 
 /* The group's queries, and what is known of them: [..][ALL_GROUP] each. */
 typedef struct all_group {

@@ -18,11 +18,13 @@
 
 enum { ATTENTION_BLOCK = 16 }; /* key positions per attention block, aligned to absolute positions */
 
-/* Floats that attend_all works in. */
+enum { ATTEND_ALL_MOST = 48 }; /* queries, and keys, that attend_all takes together in any table */
+
+/* Floats that attend_all works in: queries and outputs in whole groups, with a maximum and a sum each, keys and values.
+ */
 static inline size_t attend_all_floats(int rows, int d) {
-    const size_t most_together = 48;
-    return ((size_t)rows + most_together - 1) / most_together * most_together * (2 * (size_t)d + 2) +
-           2 * most_together * (size_t)d;
+    const size_t most = ATTEND_ALL_MOST, width = (size_t)d;
+    return ((size_t)rows + most - 1) / most * most * (2 * width + 2) + 2 * most * width;
 }
 
 /* Forms of packed activations. */
