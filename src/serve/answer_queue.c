@@ -116,6 +116,8 @@ static answer_usage usage_so_far(answer *a) {
     size_t sampled = atomic_load(&a->sampled);
     if (sampled > u.completion_tokens) u.completion_tokens = sampled;
     if (at > 0) u.decode_seconds = clock_seconds() - at;
+    /* Its sessions are given back while what it said is still being sent. Asked after they were measured. */
+    if (atomic_load(&a->complete)) u.kv_bytes = a->final.kv_bytes;
     return u;
 }
 
