@@ -1,7 +1,7 @@
 # Builds the program of a checkout with the libraries of nixpkgs: nix-build -E 'with import <nixpkgs> {}; callPackage ./packaging/kakeya.nix {}'
 # The CPU backend alone; a build with CUDA is made by `make` (docs/reference/limits.md).
 { lib, stdenv, cmake, ninja, pkg-config, cjson, giflib, grpc, hwloc, libedit, libevent, libjpeg, libsamplerate, libsndfile, libspng
-, liburing, libwebp, mpg123, openssl, protobufc, xxHash, yajl, zeromq, zlib }:
+, liburing, libwebp, mpg123, openssl, protobufc, sqlite, xxHash, yajl, zeromq, zlib }:
 
 stdenv.mkDerivation {
   pname = "kakeya";
@@ -25,6 +25,7 @@ stdenv.mkDerivation {
     mpg123
     openssl
     protobufc
+    sqlite
     xxHash
     yajl
     zeromq

@@ -23,6 +23,7 @@ class Kakeya < Formula
   depends_on "mpg123"
   depends_on "openssl@3"
   depends_on "protobuf-c"
+  depends_on "sqlite"
   depends_on "webp"
   depends_on "xxhash"
   depends_on "yajl"

@@ -38,6 +38,7 @@ need_build() {
     need_library samplerate libsamplerate0-dev
     need_library libevent_openssl libevent-dev
     need_library openssl libssl-dev
+    need_library sqlite3 libsqlite3-dev
     # pkg-config would walk the hundred files of grpc's dependencies at each start
     echo '#include <grpc/grpc.h>' | cc -E -x c - >/dev/null 2>&1 || missing="$missing libgrpc-dev"
     need_library libprotobuf-c libprotobuf-c-dev
@@ -48,7 +49,7 @@ need_build() {
 # On a Mac nothing is installed: what is missing is named as Homebrew names it.
 if [ "$(uname -s)" = Darwin ] && [ "$task" = build ]; then
     formulae="cmake ninja pkgconf cjson yajl hwloc xxhash libspng jpeg-turbo webp giflib libsndfile mpg123 libsamplerate libevent"
-    formulae="$formulae openssl@3 grpc protobuf-c zeromq"
+    formulae="$formulae openssl@3 grpc protobuf-c sqlite zeromq"
     for formula in $formulae; do
         brew list --formula "$formula" >/dev/null 2>&1 || missing="$missing $formula"
     done

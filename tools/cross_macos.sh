@@ -102,6 +102,7 @@ add_library openssl ssl openssl
 add_library libevent event event2 event.h
 add_library libevent_pthreads event_pthreads event2
 add_library libevent_openssl event_openssl event2
+add_library sqlite3 sqlite3 sqlite3.h
 add_library libprotobuf-c protobuf-c protobuf-c
 
 # The core's headers, and its name on a Mac: it is loaded when it is needed.

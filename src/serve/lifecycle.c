@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
@@ -17,7 +18,6 @@
 #include "kakeya_study.h"
 #include "serve/kv_events.h"
 #include "serve/rpc.h"
-#include "serve/seal_file.h"
 
 enum { MAX_NAMED_SESSIONS = 256 };
 
@@ -145,19 +145,19 @@ static kakeya_status prepare(server_context *s, kakeya_error *error) {
 /* What is kept beside sessions. A directory that cannot be used costs what it would have kept; the store of sessions
  * says so. */
 static void open_directory(server_context *s) {
+    static const char *const earlier[] = {"responses", "seal.key"};
     const char *directory = s->settings->session_directory;
-    kakeya_error error = {0};
-    response_disk *disk = NULL;
+    kakeya_error error;
     if (!directory) return;
-    if (seal_file_open(directory, &s->seal, &error) != KAKEYA_OK)
-        fprintf(stderr, "kakeya serve: %s; sealed reasoning is known until the end of this server\n", error.message);
-    char *path = path_join(directory, "responses"); /* what comes and goes there is no news about sessions */
-    if (!path)
-        error_set(&error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
-    else if (response_disk_open(path, log_line, NULL, &disk, &error) == KAKEYA_OK)
-        response_store_use(s->responses, disk);
-    if (!disk) fprintf(stderr, "kakeya serve: responses: %s; they are kept in memory alone\n", error.message);
-    free(path);
+    if (response_store_use(s->responses, directory, log_line, NULL, &s->seal, &error) != KAKEYA_OK)
+        fprintf(stderr, "kakeya serve: %s; responses, and the key of sealed reasoning, are kept in memory alone\n",
+                error.message);
+    for (size_t i = 0; i < sizeof earlier / sizeof *earlier; i++) {
+        char *path = path_join(directory, earlier[i]);
+        if (path && access(path, F_OK) == 0)
+            fprintf(stderr, "kakeya serve: %s is of an earlier version: it is not read, and can be deleted\n", path);
+        free(path);
+    }
 }
 
 /* What failed may fail for good, as a device that is lost does: the model is given up and loaded again. */

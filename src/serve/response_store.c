@@ -1,21 +1,21 @@
 #include "serve/response_store.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "base/clock.h"
 #include "base/json_text.h"
+#include "base/platform.h"
 
+/* One that runs, or waits to be stored. */
 struct response_entry {
-    response_entry *newer, *older;
+    response_entry *older;
     char id[RESPONSE_ID_BYTES];
     unsigned long long owner;
     response_texts texts;
-    bool running;
-    double ended; /* clock_seconds, below 0 for what ended before the clock began */
-    bool listed;
+    bool running, listed, storing;
+    uint64_t ended_ms;
     size_t waiters; /* for its end, or readers of its texts; whoever is last frees an entry that is not listed */
     void (*cancel)(void *user);
     void *cancel_user;
@@ -23,164 +23,131 @@ struct response_entry {
 
 struct response_store {
     pthread_mutex_t lock;
-    pthread_cond_t ended;
-    response_entry *newest, *oldest;
-    size_t most, n; /* finished and listed entries */
-    size_t most_bytes, bytes;
-    double seconds;
-    response_disk *disk; /* NULL: none */
+    pthread_cond_t changed; /* a response has ended, or is stored */
+    response_entry *newest;
+    response_table *disk, *memory; /* NULL: no directory; memory then has all */
+    response_limits limits;
+    pthread_t thread;
+    bool stopping, complained;
+    void (*log)(void *user, const char *line);
+    void *user;
 };
 
-response_store *response_store_open(size_t entries, size_t bytes, double seconds) {
-    response_store *s = calloc(1, sizeof *s);
-    if (!s) return NULL;
-    s->most = entries;
-    s->most_bytes = bytes;
-    s->seconds = seconds;
-    pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->ended, NULL);
-    return s;
-}
+/* ----------------------------------------------------------------------------------------- entries; under the lock */
 
-/* ------------------------------------------------------------------------------------------- entries; under the lock
- */
-
-static size_t bytes_of(const response_entry *e) {
-    return sizeof *e + e->texts.object.n + e->texts.input.n + e->texts.output.n;
-}
-
-static bool is_kept(const response_entry *e) { return !e->running && e->listed; }
-
-static void remove_entry(response_store *s, response_entry *e) {
-    if (is_kept(e)) {
-        s->n--;
-        s->bytes -= bytes_of(e);
-    }
-    if (e->newer) {
-        e->newer->older = e->older;
-    } else {
-        s->newest = e->older;
-    }
-    if (e->older) {
-        e->older->newer = e->newer;
-    } else {
-        s->oldest = e->newer;
-    }
+/* Nobody may free it while somebody waits for it. */
+static void drop(response_store *s, response_entry *e) {
+    e->listed = false;
+    if (e->waiters) return;
+    response_entry **at = &s->newest;
+    while (*at != e) at = &(*at)->older;
+    *at = e->older;
     response_texts_free(&e->texts);
     free(e);
 }
 
-/* Nobody may free it while somebody waits for it. */
-static void drop(response_store *s, response_entry *e) {
-    if (e->waiters == 0) {
-        remove_entry(s, e);
-    } else if (e->listed) {
-        s->n--;
-        s->bytes -= bytes_of(e);
-        e->listed = false;
-    }
-}
-
-static void make_room(response_store *s) {
-    double now = clock_seconds();
-    for (response_entry *e = s->oldest, *newer; e; e = newer) {
-        newer = e->newer;
-        if (!is_kept(e)) continue;
-        if (s->n <= s->most && s->bytes <= s->most_bytes && now < e->ended + s->seconds) return;
-        if (s->disk) response_disk_forget(s->disk, e->id);
-        drop(s, e);
-    }
-}
-
-static response_entry *find_id(response_store *s, const char *id) {
-    for (response_entry *e = s->newest; e; e = e->older)
-        if (strcmp(e->id, id) == 0) return e;
-    return NULL;
+static void stop_waiting(response_store *s, response_entry *e) {
+    if (--e->waiters == 0 && !e->listed && !e->running) drop(s, e);
 }
 
 static response_entry *find(response_store *s, const char *id, unsigned long long owner) {
-    make_room(s);
-    response_entry *e = find_id(s, id);
-    return e && e->owner == owner ? e : NULL;
+    for (response_entry *e = s->newest; e; e = e->older)
+        if ((e->running || e->listed) && e->owner == owner && strcmp(e->id, id) == 0) return e;
+    return NULL;
+}
+
+/* The one that has waited longest. */
+static response_entry *oldest_waiting(const response_store *s) {
+    response_entry *oldest = NULL;
+    for (response_entry *e = s->newest; e; e = e->older)
+        if (!e->running && e->listed && (!oldest || e->ended_ms <= oldest->ended_ms)) oldest = e;
+    return oldest;
+}
+
+/* --------------------------------------------------------------------------------------------------------- storing */
+
+/* Without the lock. */
+static void put(response_store *s, const response_entry *e) {
+    kakeya_error error;
+    kakeya_status status = KAKEYA_IO;
+    if (s->disk) {
+        status = response_table_put(s->disk, e->id, e->owner, e->ended_ms, &e->texts, &error);
+        const bool news = status != KAKEYA_OK && !s->complained; /* one line for a full disk, not one a response */
+        s->complained = status != KAKEYA_OK;
+        char line[sizeof error.message + 64];
+        snprintf(line, sizeof line, "responses: %s; it is kept in memory alone", error.message);
+        if (news && s->log) s->log(s->user, line);
+    }
+    if (status != KAKEYA_OK) (void)response_table_put(s->memory, e->id, e->owner, e->ended_ms, &e->texts, NULL);
+}
+
+static void *run(void *user) {
+    response_store *s = user;
+    pthread_mutex_lock(&s->lock);
+    for (;;) {
+        response_entry *e = oldest_waiting(s);
+        if (!e && s->stopping) break;
+        if (!e) {
+            pthread_cond_wait(&s->changed, &s->lock);
+            continue;
+        }
+        e->storing = true;
+        pthread_mutex_unlock(&s->lock);
+        put(s, e);
+        pthread_mutex_lock(&s->lock);
+        drop(s, e);
+        pthread_cond_broadcast(&s->changed);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+response_store *response_store_open(size_t entries, size_t bytes, double seconds) {
+    response_store *s = calloc(1, sizeof *s);
+    if (!s) return NULL;
+    s->limits = (response_limits){.entries = entries, .bytes = bytes, .seconds = seconds};
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->changed, NULL);
+    if (response_table_open(NULL, s->limits, NULL, NULL, &s->memory, NULL) == KAKEYA_OK &&
+        platform_thread_create(&s->thread, run, s) == 0)
+        return s;
+    response_table_close(s->memory);
+    pthread_cond_destroy(&s->changed);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+    return NULL;
 }
 
 void response_store_close(response_store *s) {
     if (!s) return;
-    response_disk_close(s->disk);
-    while (s->newest) remove_entry(s, s->newest);
-    pthread_cond_destroy(&s->ended);
+    pthread_mutex_lock(&s->lock);
+    s->stopping = true;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    pthread_join(s->thread, NULL);
+    while (s->newest) drop(s, s->newest);
+    response_table_close(s->disk);
+    response_table_close(s->memory);
+    pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
     free(s);
 }
 
-/* ----------------------------------------------------------------------------------------------------------- files */
-
-static double unix_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
-}
-
-/* One that another server has stored, or an earlier one. */
-static void take_record(void *user, response_record *record) {
-    response_store *s = user;
-    response_entry *e = calloc(1, sizeof *e), *newer = NULL;
-    if (!e) {
-        response_texts_free(&record->texts);
-        return;
+kakeya_status response_store_use(response_store *s, const char *directory, void (*log)(void *user, const char *line),
+                                 void *user, reasoning_seal *seal, kakeya_error *error) {
+    response_table *disk;
+    kakeya_status status = response_table_open(directory, s->limits, log, user, &disk, error);
+    if (status == KAKEYA_OK) status = response_table_seal(disk, seal, error);
+    if (status != KAKEYA_OK) {
+        response_table_close(disk);
+        return status;
     }
-    memcpy(e->id, record->id, sizeof e->id);
-    e->owner = record->owner;
-    e->listed = true;
-    e->texts = record->texts;
-    double age = (unix_ms() - (double)record->ended_ms) / 1e3;
-    e->ended = clock_seconds() - (age > 0 ? age : 0);
     pthread_mutex_lock(&s->lock);
-    if (find_id(s, e->id)) {
-        pthread_mutex_unlock(&s->lock);
-        response_texts_free(&e->texts);
-        free(e);
-        return;
-    }
-    for (e->older = s->newest; e->older && (e->older->running || e->older->ended > e->ended);
-         e->older = e->older->older)
-        newer = e->older;
-    e->newer = newer;
-    *(newer ? &newer->older : &s->newest) = e;
-    *(e->older ? &e->older->newer : &s->oldest) = e;
-    s->n++;
-    s->bytes += bytes_of(e);
-    make_room(s);
-    pthread_mutex_unlock(&s->lock);
-}
-
-void response_store_use(response_store *s, response_disk *disk) {
     s->disk = disk;
-    response_disk_scan(disk, take_record, s);
-}
-
-/* With the lock. */
-static void save(response_store *s, const response_entry *e) {
-    response_record record = {.owner = e->owner, .ended_ms = (uint64_t)unix_ms()};
-    memcpy(record.id, e->id, sizeof record.id);
-    if (response_texts_copy(&e->texts, &record.texts)) response_disk_save(s->disk, &record);
-}
-
-/* Without the lock: forgets a response whose file another server has removed, and looks for one that is not known. */
-static void look_at_files(response_store *s, const char *id, unsigned long long owner) {
-    if (!s->disk) return;
-    pthread_mutex_lock(&s->lock);
-    bool known = find(s, id, owner) != NULL;
+    s->log = log;
+    s->user = user;
     pthread_mutex_unlock(&s->lock);
-    if (!known) {
-        response_disk_scan(s->disk, take_record, s);
-    } else if (response_disk_is_gone(s->disk, id)) {
-        pthread_mutex_lock(&s->lock);
-        response_entry *e = find(s, id, owner);
-        if (e && is_kept(e)) drop(s, e);
-        pthread_mutex_unlock(&s->lock);
-        response_disk_forget(s->disk, id);
-    }
+    return KAKEYA_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------ beginning and end */
@@ -203,11 +170,6 @@ response_entry *response_store_begin(response_store *s, const char *id, unsigned
     e->cancel_user = user;
     pthread_mutex_lock(&s->lock);
     e->older = s->newest;
-    if (e->older) {
-        e->older->newer = e;
-    } else {
-        s->oldest = e;
-    }
     s->newest = e;
     pthread_mutex_unlock(&s->lock);
     return e;
@@ -220,63 +182,55 @@ void response_store_end(response_store *s, response_entry *e, text_buffer *objec
     e->texts.object = *object;
     e->texts.output = *output;
     *object = *output = (text_buffer){0};
-    if (e->texts.object.failed || e->texts.output.failed) e->listed = false;
     e->running = false;
-    e->ended = clock_seconds();
+    e->ended_ms = response_now_ms();
     e->cancel = NULL;
-    if (e->listed) {
-        s->n++;
-        s->bytes += bytes_of(e);
-        if (s->disk) save(s, e);
-    } else if (e->waiters == 0) {
-        remove_entry(s, e);
-    }
-    pthread_cond_broadcast(&s->ended);
-    make_room(s);
+    if (!e->listed || e->texts.object.failed || e->texts.output.failed) drop(s, e);
+    pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
 }
 
-/* ------------------------------------------------------------------------------------------------------ questions */
+/* ------------------------------------------------------------------------------------------------------- questions */
 
 bool response_store_get(response_store *s, const char *id, unsigned long long owner, response_texts *out) {
     *out = (response_texts){0};
-    look_at_files(s, id, owner);
     pthread_mutex_lock(&s->lock);
     const response_entry *e = find(s, id, owner);
     bool found = e && e->listed && response_texts_copy(&e->texts, out);
     pthread_mutex_unlock(&s->lock);
-    return found;
+    return found ||
+           (!e && (response_table_get(s->memory, id, owner, out) || response_table_get(s->disk, id, owner, out)));
 }
 
 response_found response_store_delete(response_store *s, const char *id, unsigned long long owner) {
-    look_at_files(s, id, owner);
+    response_entry *e;
     pthread_mutex_lock(&s->lock);
-    response_entry *e = find(s, id, owner);
+    while ((e = find(s, id, owner)) != NULL && e->storing) pthread_cond_wait(&s->changed, &s->lock);
     response_found found = !e || !e->listed ? RESPONSE_UNKNOWN : e->running ? RESPONSE_RUNNING : RESPONSE_ENDED;
     if (found == RESPONSE_ENDED) drop(s, e);
     pthread_mutex_unlock(&s->lock);
-    if (found == RESPONSE_ENDED && s->disk) response_disk_remove(s->disk, id);
+    if (!e && (response_table_delete(s->memory, id, owner) | response_table_delete(s->disk, id, owner)))
+        found = RESPONSE_ENDED;
     return found;
 }
 
 response_found response_store_cancel(response_store *s, const char *id, unsigned long long owner, text_buffer *object) {
-    look_at_files(s, id, owner);
+    response_texts stored;
     pthread_mutex_lock(&s->lock);
     response_entry *e = find(s, id, owner);
-    response_found found = !e           ? RESPONSE_UNKNOWN
-                           : e->running ? RESPONSE_RUNNING
-                           : e->listed  ? RESPONSE_ENDED
-                                        : RESPONSE_UNKNOWN;
+    response_found found = !e ? RESPONSE_UNKNOWN : e->running ? RESPONSE_RUNNING : RESPONSE_ENDED;
     if (found == RESPONSE_RUNNING) {
         e->waiters++;
         e->cancel(e->cancel_user);
-        while (e->running) pthread_cond_wait(&s->ended, &s->lock);
+        while (e->running) pthread_cond_wait(&s->changed, &s->lock);
         text_bytes(object, e->texts.object.data ? e->texts.object.data : "", e->texts.object.n);
         object->failed |= e->texts.object.failed;
-        if (--e->waiters == 0 && !e->listed) remove_entry(s, e);
+        stop_waiting(s, e);
     }
     pthread_mutex_unlock(&s->lock);
-    return found;
+    if (e || !response_store_get(s, id, owner, &stored)) return found;
+    response_texts_free(&stored);
+    return RESPONSE_ENDED;
 }
 
 void response_store_wait(response_store *s, const char *id, unsigned long long owner) {
@@ -284,8 +238,8 @@ void response_store_wait(response_store *s, const char *id, unsigned long long o
     response_entry *e = find(s, id, owner);
     if (e && e->running) {
         e->waiters++;
-        while (e->running) pthread_cond_wait(&s->ended, &s->lock);
-        if (--e->waiters == 0 && !e->listed) remove_entry(s, e);
+        while (e->running) pthread_cond_wait(&s->changed, &s->lock);
+        stop_waiting(s, e);
     }
     pthread_mutex_unlock(&s->lock);
 }
@@ -301,38 +255,39 @@ static cJSON *item_in(const text_buffer *list, const char *id) {
     return found;
 }
 
-/* Texts of a response that has ended do not change: they are read without the lock, while the entry is kept. */
-static cJSON *find_item(response_store *s, unsigned long long owner, const char *id) {
-    cJSON *found = NULL;
-    pthread_mutex_lock(&s->lock);
-    make_room(s);
-    for (response_entry *e = s->newest, *older; e && !found; e = older) {
-        older = e->older;
-        if (!is_kept(e) || e->owner != owner) continue;
-        e->waiters++;
-        pthread_mutex_unlock(&s->lock);
-        found = item_in(&e->texts.output, id);
-        if (!found) found = item_in(&e->texts.input, id);
-        pthread_mutex_lock(&s->lock);
-        older = e->older;
-        if (--e->waiters == 0 && !e->listed) remove_entry(s, e);
-    }
-    pthread_mutex_unlock(&s->lock);
-    return found;
+static cJSON *item_of(const response_texts *texts, const char *id) {
+    cJSON *found = item_in(&texts->output, id);
+    return found ? found : item_in(&texts->input, id);
 }
 
+/* Texts of a response that has ended do not change: they are read without the lock, while the entry is kept. */
 cJSON *response_store_item(response_store *s, unsigned long long owner, const char *id) {
+    cJSON *found = NULL;
     if (!id[0]) return NULL;
-    cJSON *found = find_item(s, owner, id);
-    if (found || !s->disk) return found;
-    response_disk_scan(s->disk, take_record, s);
-    return find_item(s, owner, id);
+    pthread_mutex_lock(&s->lock);
+    for (response_entry *e = s->newest, *older; e && !found; e = older) {
+        older = e->older;
+        if (e->running || !e->listed || e->owner != owner) continue;
+        e->waiters++;
+        pthread_mutex_unlock(&s->lock);
+        found = item_of(&e->texts, id);
+        pthread_mutex_lock(&s->lock);
+        older = e->older;
+        stop_waiting(s, e);
+    }
+    pthread_mutex_unlock(&s->lock);
+    response_texts texts;
+    if (!found && (response_table_with_item(s->memory, id, owner, &texts) ||
+                   response_table_with_item(s->disk, id, owner, &texts))) {
+        found = item_of(&texts, id);
+        response_texts_free(&texts);
+    }
+    return found;
 }
 
 size_t response_store_size(response_store *s) {
     pthread_mutex_lock(&s->lock);
-    make_room(s);
-    size_t n = s->n;
+    while (oldest_waiting(s)) pthread_cond_wait(&s->changed, &s->lock);
     pthread_mutex_unlock(&s->lock);
-    return n;
+    return response_table_count(s->memory) + response_table_count(s->disk);
 }

@@ -1,12 +1,13 @@
-/* Responses that clients may name later: the newest ones, in memory and in files of the session directory, and those
- * that are being computed. A response is found by its id and by who made it; to everybody else it does not exist. All
- * functions may be called by several threads at a time. */
+/* Responses that clients may name later: those that have ended, in a table in memory or in the session directory, and
+ * those that are being computed. A response is found by its id and by who made it; to everybody else it does not exist.
+ * A thread puts responses into the table, so that no answer waits for a disk. All functions may be called by several
+ * threads at a time. */
 #ifndef KAKEYA_SERVE_RESPONSE_STORE_H
 #define KAKEYA_SERVE_RESPONSE_STORE_H
 
 #include <cjson/cJSON.h>
 
-#include "serve/response_disk.h"
+#include "serve/response_table.h"
 
 typedef struct response_store response_store;
 typedef struct response_entry response_entry;
@@ -17,9 +18,13 @@ enum { RESPONSE_STORE_ENTRIES = 1000 };
 
 /* At most so many finished responses and bytes of their texts, for so many seconds. NULL: out of memory. */
 response_store *response_store_open(size_t entries, size_t bytes, double seconds);
-void response_store_close(response_store *store); /* no response is running. NULL is fine */
-/* From now on responses have files, too: takes the disk, and reads what is there. Once, before the first response. */
-void response_store_use(response_store *store, response_disk *disk);
+/* No response is running; those that wait are stored. NULL is fine */
+void response_store_close(response_store *store);
+/* From now on responses are kept in the directory, and in memory where that cannot be written; its key is put into
+ * *seal. Once, before the first response. log: one line, by any thread. On failure nothing has changed. */
+kakeya_status response_store_use(response_store *store, const char *directory,
+                                 void (*log)(void *user, const char *line), void *user, reasoning_seal *seal,
+                                 kakeya_error *error);
 
 /* A response that runs from now on. Takes the texts, even on failure. listed: it may be asked for by its id. cancel is
  * called by response_store_cancel, on another thread and under the store's lock. NULL: out of memory. */
@@ -46,6 +51,6 @@ response_found response_store_cancel(response_store *store, const char *id, unsi
 /* The item of that id in a response that has ended; the caller's. NULL: there is none. */
 cJSON *response_store_item(response_store *store, unsigned long long owner, const char *id);
 
-size_t response_store_size(response_store *store); /* finished ones */
+size_t response_store_size(response_store *store); /* finished ones, when all are stored */
 
 #endif

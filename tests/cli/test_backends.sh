@@ -22,7 +22,8 @@ if command -v readelf >/dev/null 2>&1 && readelf -h "$KAKEYA" >"$WORK/check" 2>&
     readelf -d "$KAKEYA" | sed -n 's/.*NEEDED.*\[lib\([^.]*\)\.so.*/\1/p' | grep -v -x -E 'c|m|dl|rt|pthread|stdc\+\+|gcc_s' |
         sed -e 's/^event.*/libevent/' -e 's/^webp.*/libwebp/' -e 's/^crypto$/OpenSSL/' -e 's/^ssl$/OpenSSL/' -e 's/^gif$/giflib/' \
             -e 's/^jpeg$/libjpeg-turbo/' -e 's/^z$/zlib/' -e 's/^spng$/libspng/' -e 's/^cjson$/cJSON/' -e 's/^edit$/libedit/' \
-            -e 's/^sndfile$/libsndfile/' -e 's/^mpg123$/libmpg123/' -e 's/^samplerate$/libsamplerate/' -e 's/^uring$/liburing/' |
+            -e 's/^sndfile$/libsndfile/' -e 's/^mpg123$/libmpg123/' -e 's/^samplerate$/libsamplerate/' -e 's/^uring$/liburing/' \
+            -e 's/^sqlite3$/SQLite/' |
         LC_ALL=C sort -u >"$WORK/linked"
     cut -d ' ' -f 1 "$WORK/versions" | LC_ALL=C sort >"$WORK/told"
     : >"$WORK/err"

@@ -917,8 +917,11 @@ def _():
         plain = count(s, content=[{"type": "reasoning_text", "text": "so it is"}])
         equal(count(s, encrypted_content=sealed), plain)
         s.stop()
-        equal(oct(os.stat(os.path.join(path, "seal.key")).st_mode & 0o777), "0o600")
+        equal(oct(os.stat(os.path.join(path, "state.db")).st_mode & 0o777), "0o600")
+        with open(os.path.join(path, "seal.key"), "wb") as f:
+            f.write(b"k" * 32)
         s, other = scripted(THOUGHT, "--session-dir", path), scripted(THOUGHT)
+        holds(f"{path}/seal.key is of an earlier version: it is not read, and can be deleted" in s.log(), s.log())
         equal(count(s, encrypted_content=sealed), plain)
         equal(count(other, encrypted_content=sealed)[1], "input[1].encrypted_content")
         s.stop()

@@ -7,7 +7,7 @@ homebrew_names() {
     sed -e 's/^libcjson$/cjson/' -e 's/^libevent_.*$/libevent/' -e 's/^libcrypto$/openssl@3/' -e 's/^openssl$/openssl@3/' \
         -e 's/^libxxhash$/xxhash/' -e 's/^libprotobuf-c$/protobuf-c/' -e 's/^spng$/libspng/' -e 's/^libjpeg$/jpeg-turbo/' \
         -e 's/^libwebp.*$/webp/' -e 's/^libzmq$/zeromq/' -e 's/^sndfile$/libsndfile/' \
-        -e 's/^libmpg123$/mpg123/' -e 's/^samplerate$/libsamplerate/' -e '/^liburing/d' -e '/^cmocka$/d'
+        -e 's/^sqlite3.*$/sqlite/' -e 's/^libmpg123$/mpg123/' -e 's/^samplerate$/libsamplerate/' -e '/^liburing/d' -e '/^cmocka$/d'
 }
 {
     sed -n -E 's/^ *pkg_check_modules\([A-Z_]+ (REQUIRED )?(IMPORTED_TARGET )?([^)]*)\).*/\3/p' CMakeLists.txt | tr ' ' '\n'

@@ -330,9 +330,10 @@ static void test_store(void **state) {
     put(s, "b", 1, "[]");
     put(s, "c", 1, "[]");
     put(s, "d", 1, "[]"); /* the oldest one goes */
-    assert_false(has(s, "a", 1));
     assert_true(has(s, "b", 1) && has(s, "c", 1) && has(s, "d", 1));
     assert_int_equal(response_store_size(s), 3);
+    assert_false(has(s, "a", 1));
+    assert_true(has(s, "b", 1) && has(s, "c", 1) && has(s, "d", 1));
     assert_int_equal(response_store_delete(s, "b", 2), RESPONSE_UNKNOWN);
     assert_int_equal(response_store_delete(s, "b", 1), RESPONSE_ENDED);
     assert_int_equal(response_store_delete(s, "b", 1), RESPONSE_UNKNOWN);
@@ -345,12 +346,14 @@ static void test_store(void **state) {
     big[2000] = '\0';
     put(s, "a", 1, big);
     put(s, "b", 1, big);
+    assert_int_equal(response_store_size(s), 1);
     assert_false(has(s, "a", 1));
     assert_true(has(s, "b", 1));
     response_store_close(s);
     free(big);
     s = response_store_open(100, 1 << 20, 0); /* by time */
     put(s, "a", 1, "[]");
+    assert_int_equal(response_store_size(s), 0);
     assert_false(has(s, "a", 1));
     response_store_close(s);
 }
