@@ -48,27 +48,20 @@ int cli_convert(int argc, char **argv) {
     const char *head = NULL, *attention = NULL;
     cli_texts keep = {.n = 0}, importance = {.n = 0};
     const cli_option own[] = {
-        CLI_OPTION(
-                .name = "to", .argument = "FORMAT", .kind = CLI_CHOICE, .target = &to, .choices = convert_target_names,
-                .help =
-                    "q4_0, q8_0, q4_k, q5_k, q6_k, q4_k_m: a GGUF file; affine4, affine8, f32, f16, bf16: a directory; "
-                    "tiles"),
-        CLI_OPTION(
-                .name = "grid", .kind = CLI_FLAG, .target = &grid,
-                .help =
-                    "with q4_0: put weights of quantisation-aware training exactly on the grid they were trained for"),
-        CLI_OPTION(
-                .name = "importance", .argument = "FILE", .kind = CLI_TEXTS, .target = &importance,
-                .help =
-                    "weight errors by the importance of their inputs, from a GGUF file of llama-imatrix; repeatable"),
-        CLI_OPTION(.name = "head", .argument = "FORMAT", .kind = CLI_TEXT, .target = &head,
-                   .help = "format of the embedding and the head: f32, f16, bf16, q4_0, q8_0, q6_k, ..."),
-        CLI_OPTION(.name = "attn", .argument = "FORMAT", .kind = CLI_TEXT, .target = &attention,
-                   .help = "format of the attention matrices"),
-        CLI_OPTION(.name = "keep", .argument = "REGEX=FORMAT", .kind = CLI_TEXTS, .target = &keep,
-                   .help = "format of tensors whose names match, such as 'blk.0.=bf16'; may be repeated"),
-        CLI_OPTION(.name = "threads", .argument = "N", .kind = CLI_INT, .target = &threads, .min = 0, .max = 1024,
-                   .help = "number of threads, which does not change the output (0: one per core)"),
+        CLI_CHOICE("to", "FORMAT", &to, convert_target_names,
+                   "q4_0, q8_0, q4_k, q5_k, q6_k, q4_k_m: a GGUF file; affine4, affine8, f32, f16, bf16: a directory; "
+                   "tiles"),
+        CLI_FLAG("grid", &grid,
+                 "with q4_0: put weights of quantisation-aware training exactly on the grid they were trained for"),
+        CLI_TEXTS("importance", "FILE", &importance,
+                  "weight errors by the importance of their inputs, from a GGUF file of llama-imatrix; repeatable"),
+        CLI_TEXT("head", "FORMAT", &head,
+                 "format of the embedding and the head: f32, f16, bf16, q4_0, q8_0, q6_k, ..."),
+        CLI_TEXT("attn", "FORMAT", &attention, "format of the attention matrices"),
+        CLI_TEXTS("keep", "REGEX=FORMAT", &keep,
+                  "format of tensors whose names match, such as 'blk.0.=bf16'; may be repeated"),
+        CLI_INT("threads", "N", &threads, 0, 1024,
+                "number of threads, which does not change the output (0: one per core)"),
         {.name = NULL},
     };
     int first, status;

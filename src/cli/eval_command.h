@@ -66,16 +66,13 @@ kakeya_status eval_prepare(eval_command *c, eval_policies *policies, const char 
 int eval_finish(eval_command *c, const char *name, kakeya_status status, eval_report *report, kakeya_error *error);
 
 #define REPORT_OPTION(c)                                                                                               \
-    CLI_OPTION(.name = "report", .argument = "FILE", .kind = CLI_TEXT, .target = &(c).report,                          \
-               .help = "write raw rows and summary as JSON, for `kakeya gate`")
+    CLI_TEXT("report", "FILE", &(c).report, "write raw rows and summary as JSON, for `kakeya gate`")
 #define POLICIES_OPTION(c, defaults)                                                                                   \
-    CLI_OPTION(.name = "policies", .argument = "LIST", .kind = CLI_TEXT, .target = &(c).policies,                      \
-               .help = "native, sink-window, restored, restored-all, separated by commas (" defaults ")")
+    CLI_TEXT("policies", "LIST", &(c).policies,                                                                        \
+             "native, sink-window, restored, restored-all, separated by commas (" defaults ")")
 #define MAX_TOKENS_OPTION(o, default_text)                                                                             \
-    CLI_OPTION(.name = "max-tokens", .argument = "N", .kind = CLI_INT, .target = &(o).max_tokens, .min = 1,            \
-               .max = 1 << 20, .help = "maximum number of tokens generated per run (" default_text ")")
-#define SEED_OPTION(o)                                                                                                 \
-    CLI_OPTION(.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &(o).seed,                               \
-               .help = "random seed for prompts and sampling (42)")
+    CLI_INT("max-tokens", "N", &(o).max_tokens, 1, 1 << 20,                                                            \
+            "maximum number of tokens generated per run (" default_text ")")
+#define SEED_OPTION(o) CLI_UINT64("seed", "N", &(o).seed, "random seed for prompts and sampling (42)")
 
 #endif

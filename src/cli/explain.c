@@ -179,16 +179,12 @@ int cli_explain(int argc, char **argv) {
     cli_shared_init(&shared, table);
     explain_arguments arguments = {.rows = -1, .position = 1024};
     const cli_option own[] = {
-        CLI_OPTION(.name = "rows", .argument = "N", .kind = CLI_INT, .target = &arguments.rows, .min = 0,
-                   .max = BACKEND_MAX_DECODE_ROWS, .help = "rows to decode or verify (1; 0 with --prompt)"),
-        CLI_OPTION(.name = "prompt", .argument = "N", .kind = CLI_INT, .target = &arguments.prompt, .min = 0,
-                   .max = 1 << 24, .help = "tokens of a prompt computed in the same step (0)"),
-        CLI_OPTION(.name = "position", .argument = "N", .kind = CLI_INT, .target = &arguments.position, .min = 0,
-                   .max = 1 << 24, .help = "tokens before the decoded rows (1024)"),
-        CLI_OPTION(.name = "read-gb", .argument = "X", .kind = CLI_FLOAT, .target = &arguments.read_gb, .min = 0.001,
-                   .max = 1e6, .help = "memory bandwidth in GB/s (measured)"),
-        CLI_OPTION(.name = "gflops", .argument = "X", .kind = CLI_FLOAT, .target = &arguments.gflops, .min = 0.001,
-                   .max = 1e9, .help = "rate of matrix products in GFLOP/s (measured)"),
+        CLI_INT("rows", "N", &arguments.rows, 0, BACKEND_MAX_DECODE_ROWS,
+                "rows to decode or verify (1; 0 with --prompt)"),
+        CLI_INT("prompt", "N", &arguments.prompt, 0, 1 << 24, "tokens of a prompt computed in the same step (0)"),
+        CLI_INT("position", "N", &arguments.position, 0, 1 << 24, "tokens before the decoded rows (1024)"),
+        CLI_FLOAT("read-gb", "X", &arguments.read_gb, 0.001, 1e6, "memory bandwidth in GB/s (measured)"),
+        CLI_FLOAT("gflops", "X", &arguments.gflops, 0.001, 1e9, "rate of matrix products in GFLOP/s (measured)"),
         {.name = NULL},
     };
     int first, status;

@@ -11,15 +11,13 @@ typedef struct cli_images {
 } cli_images;
 
 #define CLI_AUDIO_OPTION(names)                                                                                        \
-    CLI_OPTION(.name = "audio", .argument = "FILE", .kind = CLI_TEXTS, .target = (names),                              \
-               .help = "sound to hear, WAV, FLAC or MP3, at most 30 seconds; may be repeated")
+    CLI_TEXTS("audio", "FILE", (names), "sound to hear, WAV, FLAC or MP3, at most 30 seconds; may be repeated")
 
 #define CLI_IMAGE_OPTIONS(names, limit)                                                                                \
-    CLI_OPTION(.name = "image", .argument = "FILE", .kind = CLI_TEXTS, .target = (names),                              \
-               .help =                                                                                                 \
-                   "picture to read, PNG, JPEG, WebP or GIF; FILE,budget=N limits it to N tokens; may be repeated"),   \
-        CLI_OPTION(.name = "image-budget", .argument = "N", .kind = CLI_INT, .target = (limit), .min = 0, .max = 1120, \
-                   .help = "maximum tokens per picture: 70, 140, 280, 560 or 1120 (as the model says, usually 280)")
+    CLI_TEXTS("image", "FILE", (names),                                                                                \
+              "picture to read, PNG, JPEG, WebP or GIF; FILE,budget=N limits it to N tokens; may be repeated"),        \
+        CLI_INT("image-budget", "N", (limit), 0, 1120,                                                                 \
+                "maximum tokens per picture: 70, 140, 280, 560 or 1120 (as the model says, usually 280)")
 
 /* A picture or a sound, and its file. */
 typedef struct cli_medium {

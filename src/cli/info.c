@@ -408,24 +408,18 @@ int cli_info(int argc, char **argv) {
     cli_shared_init(&shared, table);
     info_arguments arguments = {0};
     const cli_option own[] = {
-        CLI_OPTION(.name = "sessions", .kind = CLI_FLAG, .target = &arguments.sessions,
-                   .help = "also how many sessions fit at once, by length and policy"),
-        CLI_OPTION(.name = "stored", .kind = CLI_FLAG, .target = &arguments.stored,
-                   .help =
-                       "also the contents of the files, by class of tensors: formats, bytes, bytes per token, kernels"),
-        CLI_OPTION(.name = "check", .kind = CLI_FLAG, .target = &arguments.check,
-                   .help = "the same, and that every scale and value in them is a finite number"),
-        CLI_OPTION(
-                .name = "memory", .argument = "BYTES", .kind = CLI_BYTES, .target = &arguments.memory_bytes,
-                .help =
-                    "with --sessions: memory that they must fit into (this machine's free memory; K, M, G may follow)"),
-        CLI_OPTION(.name = "image", .argument = "FILE", .kind = CLI_TEXT, .target = &arguments.image,
-                   .help = "a picture ('-': standard input) instead of a model: its size and tokens at each budget"),
-        CLI_OPTION(.name = "text-file", .argument = "FILE", .kind = CLI_TEXT, .target = &arguments.text_file,
-                   .help =
-                       "with --weights-limit: a text whose experts are counted under the limit ('-': standard input)"),
-        CLI_OPTION(.name = "backends", .kind = CLI_FLAG, .target = &arguments.backends,
-                   .help = "the backends instead of a model: what each computes on, or why it is not used"),
+        CLI_FLAG("sessions", &arguments.sessions, "also how many sessions fit at once, by length and policy"),
+        CLI_FLAG("stored", &arguments.stored,
+                 "also the contents of the files, by class of tensors: formats, bytes, bytes per token, kernels"),
+        CLI_FLAG("check", &arguments.check, "the same, and that every scale and value in them is a finite number"),
+        CLI_BYTES("memory", "BYTES", &arguments.memory_bytes,
+                  "with --sessions: memory that they must fit into (this machine's free memory; K, M, G may follow)"),
+        CLI_TEXT("image", "FILE", &arguments.image,
+                 "a picture ('-': standard input) instead of a model: its size and tokens at each budget"),
+        CLI_TEXT("text-file", "FILE", &arguments.text_file,
+                 "with --weights-limit: a text whose experts are counted under the limit ('-': standard input)"),
+        CLI_FLAG("backends", &arguments.backends,
+                 "the backends instead of a model: what each computes on, or why it is not used"),
         {.name = NULL},
     };
     int first, status;

@@ -184,14 +184,14 @@ static int set_choice(const cli_command *command, const cli_option *option, cons
 static int set_value(const cli_command *command, const cli_option *option, const char *text) {
     char expected[96];
     switch (option->kind) {
-    case CLI_FLAG:
+    case CLI_KIND_FLAG:
         *(bool *)option->target = true;
         return CLI_DONE;
-    case CLI_INT:
+    case CLI_KIND_INT:
         return set_integer(command, option, text, option->target);
-    case CLI_INTS:
+    case CLI_KIND_INTS:
         return set_integers(command, option, text);
-    case CLI_UINT64: {
+    case CLI_KIND_UINT64: {
         errno = 0;
         if (!*text || strspn(text, "0123456789") != strlen(text)) {
             return wrong_value(command, option, text, "a non-negative integer");
@@ -201,7 +201,7 @@ static int set_value(const cli_command *command, const cli_option *option, const
         *(uint64_t *)option->target = value;
         return CLI_DONE;
     }
-    case CLI_FLOAT: {
+    case CLI_KIND_FLOAT: {
         double value;
         if (!parse_number(text, &value) || value < option->min || value > option->max) {
             snprintf(expected, sizeof expected, "a number from %g to %g", option->min, option->max);
@@ -210,18 +210,18 @@ static int set_value(const cli_command *command, const cli_option *option, const
         *(float *)option->target = (float)value;
         return CLI_DONE;
     }
-    case CLI_BYTES:
+    case CLI_KIND_BYTES:
         if (!cli_parse_bytes(text, option->target)) {
             return wrong_value(command, option, text, "a number of bytes (K, M, G and T may follow)");
         }
         return CLI_DONE;
-    case CLI_TEXT:
+    case CLI_KIND_TEXT:
         if (!*text && !takes_empty_text(option)) return empty_value(command, option);
         *(const char **)option->target = text;
         return CLI_DONE;
-    case CLI_CHOICE:
+    case CLI_KIND_CHOICE:
         return set_choice(command, option, text);
-    case CLI_TEXTS: {
+    case CLI_KIND_TEXTS: {
         cli_texts *list = option->target;
         if (!*text && !takes_empty_text(option)) return empty_value(command, option);
         if (list->n == CLI_MAX_VALUES) {
@@ -237,7 +237,7 @@ static int set_value(const cli_command *command, const cli_option *option, const
 static size_t add_table(const cli_option *table, struct option *long_options, const cli_option **entries, size_t n) {
     for (; table && table->name && n < MAX_OPTIONS; table++, n++) {
         long_options[n] = (struct option){.name = table->name,
-                                          .has_arg = table->kind == CLI_FLAG ? no_argument : required_argument,
+                                          .has_arg = table->kind == CLI_KIND_FLAG ? no_argument : required_argument,
                                           .val = FIRST_CODE + (int)n};
         entries[n] = table;
     }

@@ -10,15 +10,15 @@
 enum { CLI_DONE = 0, CLI_FAILED = 1, CLI_USAGE = 2 }; /* exit statuses */
 
 typedef enum cli_kind {
-    CLI_FLAG,   /* bool: takes no value, sets true */
-    CLI_INT,    /* int in [min, max] */
-    CLI_UINT64, /* uint64_t */
-    CLI_FLOAT,  /* float in [min, max] */
-    CLI_BYTES,  /* size_t: a number with an optional K, M, G or T (powers of 1,024) */
-    CLI_TEXT,   /* const char *: points into argv */
-    CLI_CHOICE, /* int: the index of the value in `choices` */
-    CLI_TEXTS,  /* cli_texts: every use adds one */
-    CLI_INTS,   /* cli_ints: comma-separated, each in [min, max] */
+    CLI_KIND_FLAG,
+    CLI_KIND_INT,
+    CLI_KIND_UINT64,
+    CLI_KIND_FLOAT,
+    CLI_KIND_BYTES,
+    CLI_KIND_TEXT,
+    CLI_KIND_CHOICE,
+    CLI_KIND_TEXTS,
+    CLI_KIND_INTS,
 } cli_kind;
 
 enum { CLI_MAX_VALUES = 64 };
@@ -39,13 +39,28 @@ typedef struct cli_option {
     const char *help;     /* one line; --help wraps it */
     cli_kind kind;
     void *target;
-    double min, max;            /* CLI_INT, CLI_FLOAT, CLI_INTS */
-    const char *const *choices; /* NULL-terminated: of CLI_CHOICE; of others what shells propose, or NULL */
+    double min, max;
+    const char *const *choices; /* NULL-terminated; NULL: any value */
 } cli_option;
 
-/* A row of a table of options. Written like a call, because formatters put members in braces on a line each. */
-#define CLI_OPTION(...)                                                                                                \
-    { __VA_ARGS__ }
+/* Rows of a table by what the option takes. `argument` stands for the value in the help; `to` is where the value goes,
+ * whose type is checked. CLI_INTS: separated by commas, each in [min, max]; CLI_TEXT: points into argv; CLI_TEXTS:
+ * every use adds one; CLI_BYTES: a number with an optional K, M, G or T (powers of 1,024); CLI_CHOICE: the index of the
+ * value in `choices`; CLI_TEXT_OF: `choices` are what shells propose. Written like calls, because formatters put
+ * members in braces on a line each. */
+#define CLI_FLAG(name, to, help)                      CLI_ROW(FLAG, bool, name, NULL, to, 0, 0, NULL, help)
+#define CLI_INT(name, argument, to, min, max, help)   CLI_ROW(INT, int, name, argument, to, min, max, NULL, help)
+#define CLI_INTS(name, argument, to, min, max, help)  CLI_ROW(INTS, cli_ints, name, argument, to, min, max, NULL, help)
+#define CLI_FLOAT(name, argument, to, min, max, help) CLI_ROW(FLOAT, float, name, argument, to, min, max, NULL, help)
+#define CLI_UINT64(name, argument, to, help)          CLI_ROW(UINT64, uint64_t, name, argument, to, 0, 0, NULL, help)
+#define CLI_BYTES(name, argument, to, help)           CLI_ROW(BYTES, size_t, name, argument, to, 0, 0, NULL, help)
+#define CLI_TEXT(name, argument, to, help)            CLI_TEXT_OF(name, argument, to, NULL, help)
+#define CLI_TEXT_OF(name, argument, to, choices, help)                                                                 \
+    CLI_ROW(TEXT, const char *, name, argument, to, 0, 0, choices, help)
+#define CLI_TEXTS(name, argument, to, help)           CLI_ROW(TEXTS, cli_texts, name, argument, to, 0, 0, NULL, help)
+#define CLI_CHOICE(name, argument, to, choices, help) CLI_ROW(CHOICE, int, name, argument, to, 0, 0, choices, help)
+#define CLI_ROW(kind, type, name, argument, to, min, max, choices, help)                                               \
+    { name, argument, help, CLI_KIND_##kind, 1 ? (to) : (type *)0, min, max, choices }
 
 /* A word that chooses among commands: a verb, or what some verbs take next. */
 typedef struct cli_word {

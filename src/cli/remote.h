@@ -16,10 +16,9 @@ int remote_doctor(int argc, char **argv);
 
 /* Options of all of them: where the configuration and the state lie. */
 #define REMOTE_PLACE_OPTIONS(PLACE)                                                                                    \
-    CLI_OPTION(.name = "config", .argument = "DIR", .kind = CLI_TEXT, .target = &(PLACE).config,                       \
-               .help = "configuration directory ($XDG_CONFIG_HOME/kakeya/remote)"),                                    \
-        CLI_OPTION(.name = "state", .argument = "DIR", .kind = CLI_TEXT, .target = &(PLACE).state,                     \
-                   .help = "directory for requests, runs and results ($XDG_STATE_HOME/kakeya/remote)")
+    CLI_TEXT("config", "DIR", &(PLACE).config, "configuration directory ($XDG_CONFIG_HOME/kakeya/remote)"),            \
+        CLI_TEXT("state", "DIR", &(PLACE).state,                                                                       \
+                 "directory for requests, runs and results ($XDG_STATE_HOME/kakeya/remote)")
 
 typedef struct remote_place {
     const char *config, *state;

@@ -15,20 +15,17 @@
 #include "cli/terminal.h"
 #include "remote/client.h"
 
-#define POLL_OPTION(TARGET)                                                                                            \
-    CLI_OPTION(.name = "poll", .argument = "SECONDS", .kind = CLI_INT, .target = &(TARGET), .min = 1, .max = 3600,     \
-               .help = "interval between two polls of the bus (10)")
-#define JSON_OPTION(TARGET)                                                                                            \
-    CLI_OPTION(.name = "json", .kind = CLI_FLAG, .target = &(TARGET), .help = "one JSON object on stdout")
+#define POLL_OPTION(TARGET) CLI_INT("poll", "SECONDS", &(TARGET), 1, 3600, "interval between two polls of the bus (10)")
+#define JSON_OPTION(TARGET) CLI_FLAG("json", &(TARGET), "one JSON object on stdout")
 #define REPORT_OPTION(TARGET)                                                                                          \
-    CLI_OPTION(.name = "report", .argument = "FILE", .kind = CLI_TEXT, .target = &(TARGET),                            \
-               .help = "also write the report to FILE, for `kakeya gate` (or the output, if there is no report)")
+    CLI_TEXT("report", "FILE", &(TARGET),                                                                              \
+             "also write the report to FILE, for `kakeya gate` (or the output, if there is no report)")
 
 #define REPLAY_OPTIONS(TARGET)                                                                                         \
-    CLI_OPTION(.name = "replay", .argument = "N", .kind = CLI_TEXT, .target = &(TARGET).rows,                          \
-               .help = "compute N rows of the report again here, as `kakeya gate --replay` does, or 'all'"),           \
-        CLI_OPTION(.name = "replay-model", .argument = "DIR", .kind = CLI_TEXT, .target = &(TARGET).model,             \
-                   .help = "with --replay: directory of the same model here (the bundled one of that name)")
+    CLI_TEXT("replay", "N", &(TARGET).rows,                                                                            \
+             "compute N rows of the report again here, as `kakeya gate --replay` does, or 'all'"),                     \
+        CLI_TEXT("replay-model", "DIR", &(TARGET).model,                                                               \
+                 "with --replay: directory of the same model here (the bundled one of that name)")
 
 /* -------------------------------------------------------------------------------------------------------- following */
 
@@ -233,15 +230,12 @@ int remote_run(int argc, char **argv) {
     bool wait = false;
     int seconds = 10;
     const cli_option own[] = {
-        CLI_OPTION(.name = "param", .argument = "NAME=VALUE", .kind = CLI_TEXTS, .target = &params,
-                   .help = "parameter of the preset (see kakeya remote presets); may be repeated"),
-        CLI_OPTION(.name = "input", .argument = "NAME=FILE", .kind = CLI_TEXTS, .target = &inputs,
-                   .help = "file to send with the request, at most 1 MB; may be repeated"),
-        CLI_OPTION(.name = "model", .argument = "NAME", .kind = CLI_TEXT, .target = &wish.model,
-                   .help = "the worker's name for the model (demo)"),
-        CLI_OPTION(.name = "worker", .argument = "NAME", .kind = CLI_TEXT, .target = &wish.worker,
-                   .help = "worker that must run it (any)"),
-        CLI_OPTION(.name = "wait", .kind = CLI_FLAG, .target = &wait, .help = "wait for the result and fetch it"),
+        CLI_TEXTS("param", "NAME=VALUE", &params,
+                  "parameter of the preset (see kakeya remote presets); may be repeated"),
+        CLI_TEXTS("input", "NAME=FILE", &inputs, "file to send with the request, at most 1 MB; may be repeated"),
+        CLI_TEXT("model", "NAME", &wish.model, "the worker's name for the model (demo)"),
+        CLI_TEXT("worker", "NAME", &wish.worker, "worker that must run it (any)"),
+        CLI_FLAG("wait", &wait, "wait for the result and fetch it"),
         REPORT_OPTION(report),
         REPLAY_OPTIONS(replay),
         POLL_OPTION(seconds),
@@ -336,8 +330,7 @@ int remote_status(int argc, char **argv) {
     bool follow = false, as_json = false;
     int seconds = 10;
     const cli_option own[] = {
-        CLI_OPTION(.name = "follow", .kind = CLI_FLAG, .target = &follow,
-                   .help = "wait for the result and print new lines of the log"),
+        CLI_FLAG("follow", &follow, "wait for the result and print new lines of the log"),
         POLL_OPTION(seconds),
         JSON_OPTION(as_json),
         REMOTE_PLACE_OPTIONS(place),
@@ -389,7 +382,7 @@ int remote_list(int argc, char **argv) {
     remote_place place = {NULL, NULL};
     bool all = false, as_json = false;
     const cli_option own[] = {
-        CLI_OPTION(.name = "all", .kind = CLI_FLAG, .target = &all, .help = "also list the requests of others"),
+        CLI_FLAG("all", &all, "also list the requests of others"),
         JSON_OPTION(as_json),
         REMOTE_PLACE_OPTIONS(place),
         {.name = NULL},
@@ -496,8 +489,7 @@ int remote_clean(int argc, char **argv) {
     remote_place place = {NULL, NULL};
     int days = 30;
     const cli_option own[] = {
-        CLI_OPTION(.name = "days", .argument = "N", .kind = CLI_INT, .target = &days, .min = 0, .max = 100000,
-                   .help = "delete what is older than this many days (30)"),
+        CLI_INT("days", "N", &days, 0, 100000, "delete what is older than this many days (30)"),
         REMOTE_PLACE_OPTIONS(place),
         {.name = NULL},
     };

@@ -36,17 +36,12 @@ int remote_init(int argc, char **argv) {
     bool worker = false;
     cli_texts models = {{NULL}, 0};
     const cli_option own[] = {
-        CLI_OPTION(.name = "bus", .argument = "URL", .kind = CLI_TEXT, .target = &bus,
-                   .help = "the git remote: a directory, or an ssh or https URL"),
-        CLI_OPTION(.name = "bus-name", .argument = "NAME", .kind = CLI_TEXT, .target = &bus_name,
-                   .help = "name of the bus at both ends (its URL)"),
-        CLI_OPTION(.name = "name", .argument = "NAME", .kind = CLI_TEXT, .target = &name,
-                   .help = "name of this end: a-z, 0-9, '.', '_', '-'"),
-        CLI_OPTION(.name = "key", .argument = "FILE", .kind = CLI_TEXT, .target = &key,
-                   .help = "SSH key to sign with, or the public half of one in ssh-agent (a new key)"),
-        CLI_OPTION(.name = "worker", .kind = CLI_FLAG, .target = &worker, .help = "this end runs evaluations"),
-        CLI_OPTION(.name = "model", .argument = "NAME=DIR", .kind = CLI_TEXTS, .target = &models,
-                   .help = "with --worker: model that requests may name; may be repeated"),
+        CLI_TEXT("bus", "URL", &bus, "the git remote: a directory, or an ssh or https URL"),
+        CLI_TEXT("bus-name", "NAME", &bus_name, "name of the bus at both ends (its URL)"),
+        CLI_TEXT("name", "NAME", &name, "name of this end: a-z, 0-9, '.', '_', '-'"),
+        CLI_TEXT("key", "FILE", &key, "SSH key to sign with, or the public half of one in ssh-agent (a new key)"),
+        CLI_FLAG("worker", &worker, "this end runs evaluations"),
+        CLI_TEXTS("model", "NAME=DIR", &models, "with --worker: model that requests may name; may be repeated"),
         REMOTE_PLACE_OPTIONS(place),
         {.name = NULL},
     };
@@ -89,10 +84,9 @@ int remote_allow(int argc, char **argv) {
     cli_texts presets = {{NULL}, 0};
     int minutes = 0;
     const cli_option own[] = {
-        CLI_OPTION(.name = "preset", .argument = "NAME", .kind = CLI_TEXTS, .target = &presets,
-                   .help = "preset that the requester may use; may be repeated (all)"),
-        CLI_OPTION(.name = "minutes", .argument = "N", .kind = CLI_INT, .target = &minutes, .min = 0, .max = 1440,
-                   .help = "minutes per day that the requester's runs may take; 0: no limit (0)"),
+        CLI_TEXTS("preset", "NAME", &presets, "preset that the requester may use; may be repeated (all)"),
+        CLI_INT("minutes", "N", &minutes, 0, 1440,
+                "minutes per day that the requester's runs may take; 0: no limit (0)"),
         REMOTE_PLACE_OPTIONS(place),
         {.name = NULL},
     };
@@ -171,11 +165,9 @@ int remote_serve(int argc, char **argv) {
     bool once = false, to_install = false;
     int poll = 30;
     const cli_option own[] = {
-        CLI_OPTION(.name = "once", .kind = CLI_FLAG, .target = &once, .help = "exit when there is nothing more to do"),
-        CLI_OPTION(.name = "poll", .argument = "SECONDS", .kind = CLI_INT, .target = &poll, .min = 1, .max = 3600,
-                   .help = "interval between two polls of the bus (30)"),
-        CLI_OPTION(.name = "install", .kind = CLI_FLAG, .target = &to_install,
-                   .help = "instead write a systemd user unit (on a Mac: a launchd agent) and exit"),
+        CLI_FLAG("once", &once, "exit when there is nothing more to do"),
+        CLI_INT("poll", "SECONDS", &poll, 1, 3600, "interval between two polls of the bus (30)"),
+        CLI_FLAG("install", &to_install, "instead write a systemd user unit (on a Mac: a launchd agent) and exit"),
         REMOTE_PLACE_OPTIONS(place),
         {.name = NULL},
     };

@@ -283,9 +283,8 @@ int cli_sessions(int argc, char **argv) {
     bool json = false;
     const char *directory = NULL;
     const cli_option own[] = {
-        CLI_OPTION(.name = "session-dir", .argument = "DIR", .kind = CLI_TEXT, .target = &directory,
-                   .help = "the directory that kakeya serve was given"),
-        CLI_OPTION(.name = "json", .kind = CLI_FLAG, .target = &json, .help = "print one JSON object on stdout"),
+        CLI_TEXT("session-dir", "DIR", &directory, "the directory that kakeya serve was given"),
+        CLI_FLAG("json", &json, "print one JSON object on stdout"),
         {.name = NULL},
     };
     int first, status;

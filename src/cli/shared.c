@@ -45,79 +45,56 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
                            .draft_window = KAKEYA_DEFAULT_DRAFT_WINDOW,
                            .study = {.size = sizeof shared->study}};
     const cli_option entries[] = {
-        CLI_OPTION(
-                .name = "model", .argument = "DIR", .kind = CLI_TEXT, .target = &shared->model,
-                .help =
-                    "directory, GGUF file, or name in the Hugging Face cache ($KAKEYA_MODEL, else the bundled demo)"),
-        CLI_OPTION(
-                .name = "synthetic", .argument = "SHAPE", .kind = CLI_TEXT, .target = &shared->study.synthetic,
-                .choices = shape_names,
-                .help =
+        CLI_TEXT("model", "DIR", &shared->model,
+                 "directory, GGUF file, or name in the Hugging Face cache ($KAKEYA_MODEL, else the bundled demo)"),
+        CLI_TEXT_OF("synthetic", "SHAPE", &shared->study.synthetic, shape_names,
                     "use weights made in memory, in the shape of 26b-a4b, 31b, 12b, e2b, e4b, gemma3-270m, gemma3-1b, "
                     "gemma3-4b, gemma3-12b, gemma3-27b; ':layers=6' reduces the number of layers, ':q4_0', ':q8_0', "
                     "':q4_k_m', ':affine4', ':affine8', ':int4', ':fp8', ':mxfp4' or ':nvfp4' quantises it"),
-        CLI_OPTION(.name = "drafter", .argument = "PATH", .kind = CLI_TEXTS, .target = &shared->drafter,
-                   .help =
-                       "DFlash drafter or MTP assistant, a directory or a GGUF file; given twice, one of each "
-                       "(MODEL-dflash and MODEL-assistant beside the model, if they exist); 'none' disables drafters, "
-                       "'synthetic' and 'synthetic:mtp' make one for a synthetic model"),
-        CLI_OPTION(
-                .name = "f-theta", .argument = "DIR", .kind = CLI_TEXT, .target = &shared->f_theta,
-                .help =
-                    "f_theta for restored attention (MODEL-f-theta beside the model); 'none' disables it, 'synthetic' "
-                    "makes one for a synthetic model, 'synthetic:128,256' with these ranks of keys and values"),
-        CLI_OPTION(.name = "mmproj", .argument = "FILE", .kind = CLI_TEXT, .target = &shared->mmproj,
-                   .help = "vision and audio encoder of a GGUF file (mmproj-*.gguf beside it, or in the file itself)"),
-        CLI_OPTION(.name = "vision", .argument = "WHEN", .kind = CLI_CHOICE, .target = &shared->vision,
-                   .choices = vision_names,
-                   .help =
-                       "when the vision encoder is loaded: auto (with the first picture), on (at the start; fails if "
-                       "there is none) or off (never; pictures are refused) (auto)"),
-        CLI_OPTION(.name = "drafter-scaled-embedding", .kind = CLI_FLAG,
-                   .target = &shared->study.drafter_scaled_embedding,
-                   .help = "multiply the drafter's block embeddings by sqrt(hidden size)"),
-        CLI_OPTION(.name = "drafter-block-bidirectional", .kind = CLI_FLAG,
-                   .target = &shared->study.drafter_block_bidirectional,
-                   .help = "use no causal mask within a block in the drafter's sliding layers"),
-        CLI_OPTION(.name = "backend", .argument = "NAME", .kind = CLI_TEXT, .target = &shared->backend,
-                   .choices = backend_names, .help = "auto, cpu, cuda or mlx, if this build has it (auto)"),
-        CLI_OPTION(.name = "isa", .argument = "NAME", .kind = CLI_TEXT, .target = &shared->study.cpu_isa,
-                   .choices = isa_names,
-                   .help =
-                       "CPU kernels: scalar, avx2, avx512, avx512bf16, neon, neon-dotprod, neon-i8mm (best available)"),
-        CLI_OPTION(.name = "devices", .argument = "LIST", .kind = CLI_TEXT, .target = &shared->devices,
-                   .help = "numbers of the GPUs to use together, such as 0,1 (0)"),
-        CLI_OPTION(.name = "attention", .argument = "POLICY", .kind = CLI_CHOICE, .target = &shared->attention,
-                   .choices = cli_attention_names, .help = "native, sink-window or restored (native)"),
-        CLI_OPTION(.name = "sink", .argument = "N", .kind = CLI_INT, .target = &shared->sink, .min = 0, .max = 1 << 20,
-                   .help = "first positions that always stay exact (4)"),
-        CLI_OPTION(.name = "window", .argument = "N", .kind = CLI_INT, .target = &shared->window, .min = 1,
-                   .max = 1 << 20, .help = "last positions that stay exact (64)"),
-        CLI_OPTION(.name = "draft-window", .argument = "N", .kind = CLI_INT, .target = &shared->draft_window, .min = 1,
-                   .max = 1 << 24, .help = "positions of context that the drafter keeps (1024)"),
-        CLI_OPTION(.name = "restore-layers", .argument = "WHICH", .kind = CLI_CHOICE, .target = &shared->restore_layers,
-                   .choices = restore_layers_names,
-                   .help = "sliding (full-attention layers stay exact) or all (sliding)"),
-        CLI_OPTION(.name = "precision", .argument = "TYPE", .kind = CLI_CHOICE, .target = &shared->precision,
-                   .choices = precision_names,
-                   .help = "type of the inputs of matrix products: auto, f32, bf16, int8 or fp8 "
-                           "(auto: as the checkpoint, never fp8)"),
-        CLI_OPTION(.name = "kv-format", .argument = "TYPE", .kind = CLI_CHOICE, .target = &shared->kv_format,
-                   .choices = kv_format_names,
-                   .help = "resident K/V: auto, f32, bf16, q8 or q4 (auto: f32 at precision f32, else bf16)"),
-        CLI_OPTION(.name = "threads", .argument = "N", .kind = CLI_INT, .target = &shared->threads, .min = 0,
-                   .max = 1024, .help = "compute threads, at most 1024 (0: one per physical core)"),
-        CLI_OPTION(.name = "context", .argument = "N", .kind = CLI_INT, .target = &shared->context, .min = 0,
-                   .max = INT_MAX, .help = "tokens that a session can hold (0: the model's maximum)"),
-        CLI_OPTION(.name = "memory-limit", .argument = "BYTES", .kind = CLI_BYTES,
-                   .target = &shared->memory_limit_bytes,
-                   .help = "limit on allocated memory, not counting mapped weights; K, M, G may follow"),
-        CLI_OPTION(.name = "weights-limit", .argument = "BYTES", .kind = CLI_TEXT, .target = &shared->weights_limit,
-                   .help = "mixtures of experts: memory that weights may take; experts are read from the model's files "
-                           "(of one GPU: copied from the host) when a token chooses them, and tokens are the same; K, "
-                           "M, G may follow, or auto"),
-        CLI_OPTION(.name = "json", .kind = CLI_FLAG, .target = &shared->json,
-                   .help = "print one JSON object on stdout"),
+        CLI_TEXTS("drafter", "PATH", &shared->drafter,
+                  "DFlash drafter or MTP assistant, a directory or a GGUF file; given twice, one of each "
+                  "(MODEL-dflash and MODEL-assistant beside the model, if they exist); 'none' disables drafters, "
+                  "'synthetic' and 'synthetic:mtp' make one for a synthetic model"),
+        CLI_TEXT("f-theta", "DIR", &shared->f_theta,
+                 "f_theta for restored attention (MODEL-f-theta beside the model); 'none' disables it, 'synthetic' "
+                 "makes one for a synthetic model, 'synthetic:128,256' with these ranks of keys and values"),
+        CLI_TEXT("mmproj", "FILE", &shared->mmproj,
+                 "vision and audio encoder of a GGUF file (mmproj-*.gguf beside it, or in the file itself)"),
+        CLI_CHOICE("vision", "WHEN", &shared->vision, vision_names,
+                   "when the vision encoder is loaded: auto (with the first picture), on (at the start; fails if "
+                   "there is none) or off (never; pictures are refused) (auto)"),
+        CLI_FLAG("drafter-scaled-embedding", &shared->study.drafter_scaled_embedding,
+                 "multiply the drafter's block embeddings by sqrt(hidden size)"),
+        CLI_FLAG("drafter-block-bidirectional", &shared->study.drafter_block_bidirectional,
+                 "use no causal mask within a block in the drafter's sliding layers"),
+        CLI_TEXT_OF("backend", "NAME", &shared->backend, backend_names,
+                    "auto, cpu, cuda or mlx, if this build has it (auto)"),
+        CLI_TEXT_OF("isa", "NAME", &shared->study.cpu_isa, isa_names,
+                    "CPU kernels: scalar, avx2, avx512, avx512bf16, neon, neon-dotprod, neon-i8mm (best available)"),
+        CLI_TEXT("devices", "LIST", &shared->devices, "numbers of the GPUs to use together, such as 0,1 (0)"),
+        CLI_CHOICE("attention", "POLICY", &shared->attention, cli_attention_names,
+                   "native, sink-window or restored (native)"),
+        CLI_INT("sink", "N", &shared->sink, 0, 1 << 20, "first positions that always stay exact (4)"),
+        CLI_INT("window", "N", &shared->window, 1, 1 << 20, "last positions that stay exact (64)"),
+        CLI_INT("draft-window", "N", &shared->draft_window, 1, 1 << 24,
+                "positions of context that the drafter keeps (1024)"),
+        CLI_CHOICE("restore-layers", "WHICH", &shared->restore_layers, restore_layers_names,
+                   "sliding (full-attention layers stay exact) or all (sliding)"),
+        CLI_CHOICE("precision", "TYPE", &shared->precision, precision_names,
+                   "type of the inputs of matrix products: auto, f32, bf16, int8 or fp8 "
+                   "(auto: as the checkpoint, never fp8)"),
+        CLI_CHOICE("kv-format", "TYPE", &shared->kv_format, kv_format_names,
+                   "resident K/V: auto, f32, bf16, q8 or q4 (auto: f32 at precision f32, else bf16)"),
+        CLI_INT("threads", "N", &shared->threads, 0, 1024, "compute threads, at most 1024 (0: one per physical core)"),
+        CLI_INT("context", "N", &shared->context, 0, INT_MAX,
+                "tokens that a session can hold (0: the model's maximum)"),
+        CLI_BYTES("memory-limit", "BYTES", &shared->memory_limit_bytes,
+                  "limit on allocated memory, not counting mapped weights; K, M, G may follow"),
+        CLI_TEXT("weights-limit", "BYTES", &shared->weights_limit,
+                 "mixtures of experts: memory that weights may take; experts are read from the model's files "
+                 "(of one GPU: copied from the host) when a token chooses them, and tokens are the same; K, "
+                 "M, G may follow, or auto"),
+        CLI_FLAG("json", &shared->json, "print one JSON object on stdout"),
         {.name = NULL},
     };
     _Static_assert(sizeof entries <= sizeof(cli_option) * CLI_SHARED_OPTIONS,

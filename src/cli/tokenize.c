@@ -86,13 +86,12 @@ int cli_tokenize(int argc, char **argv) {
     cli_option shared[CLI_SHARED_OPTIONS];
     cli_shared_init(&options.shared, shared);
     const cli_option own[] = {
-        CLI_OPTION(.name = "text-file", .argument = "FILE", .kind = CLI_TEXT, .target = &options.text_file,
-                   .help = "the text ('-' or nothing: standard input)"),
-        CLI_OPTION(.name = "no-special-tokens", .kind = CLI_FLAG, .target = &options.no_special_tokens,
-                   .help = "add no <bos>; with --decode, leave special tokens out"),
-        CLI_OPTION(.name = "decode", .kind = CLI_FLAG, .target = &options.decode, .help = "ids to text"),
-        CLI_OPTION(.name = "ids-file", .argument = "FILE", .kind = CLI_TEXT, .target = &options.ids_file,
-                   .help = "the ids for --decode, a JSON array ('-' or nothing: standard input)"),
+        CLI_TEXT("text-file", "FILE", &options.text_file, "the text ('-' or nothing: standard input)"),
+        CLI_FLAG("no-special-tokens", &options.no_special_tokens,
+                 "add no <bos>; with --decode, leave special tokens out"),
+        CLI_FLAG("decode", &options.decode, "ids to text"),
+        CLI_TEXT("ids-file", "FILE", &options.ids_file,
+                 "the ids for --decode, a JSON array ('-' or nothing: standard input)"),
         {.name = NULL},
     };
     int first, status;

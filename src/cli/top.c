@@ -198,14 +198,11 @@ static const char *default_url(char buffer[URL_BYTES + 256]) {
 int cli_top(int argc, char **argv) {
     top_options o = {.interval = 2};
     const cli_option own[] = {
-        CLI_OPTION(.name = "once", .kind = CLI_FLAG, .target = &o.once, .help = "print one view and exit"),
-        CLI_OPTION(.name = "interval", .argument = "SECONDS", .kind = CLI_FLOAT, .target = &o.interval, .min = 0.1,
-                   .max = 3600, .help = "refresh interval (2)"),
-        CLI_OPTION(.name = "api-key", .argument = "KEY", .kind = CLI_TEXT, .target = &o.key,
-                   .help = "one of the server's keys (the first of $KAKEYA_API_KEYS)"),
-        CLI_OPTION(.name = "tls-ca", .argument = "FILE", .kind = CLI_TEXT, .target = &o.ca_file,
-                   .help = "trusted certificates, PEM (the system's)"),
-        CLI_OPTION(.name = "tls-insecure", .kind = CLI_FLAG, .target = &o.insecure, .help = "accept any certificate"),
+        CLI_FLAG("once", &o.once, "print one view and exit"),
+        CLI_FLOAT("interval", "SECONDS", &o.interval, 0.1, 3600, "refresh interval (2)"),
+        CLI_TEXT("api-key", "KEY", &o.key, "one of the server's keys (the first of $KAKEYA_API_KEYS)"),
+        CLI_TEXT("tls-ca", "FILE", &o.ca_file, "trusted certificates, PEM (the system's)"),
+        CLI_FLAG("tls-insecure", &o.insecure, "accept any certificate"),
         {.name = NULL},
     };
     int operand, status;
