@@ -246,17 +246,12 @@ static void attend_block(int rows, const int *lo, const int *hi, const void *q_p
 
 /* --- table ------------------------------------------------------------------------------------------------------ */
 
-/* How a CPU multiplies bf16 weights with rounded activations is the one thing in which tables of equal vectors differ.
- */
-#ifdef SIMD_DOT_PAIRS
-#define ROUNDED_BF16                                                                                                   \
-    { PACKING_PAIRS, multiply_PAIRS }
-#define ROUNDED_BF16_PACKING [PACKING_PAIRS] = PACKING_ENTRY(pairs)
-#else
+/* How a CPU multiplies bf16 weights with rounded activations is the one thing in which tables of equal vectors differ:
+ * a file that has several tables defines these anew for each. */
 #define ROUNDED_BF16                                                                                                   \
     { PACKING_SPLIT_ROUNDED, multiply_BF16 }
 #define ROUNDED_BF16_PACKING [PACKING_SPLIT_ROUNDED] = PACKING_ENTRY(split_rounded)
-#endif
+#define ROUNDED_BF16_PROBE   probe_flops
 
 #define VECTOR_TABLE(table_name)                                                                                       \
     {                                                                                                                  \
@@ -299,7 +294,8 @@ static void attend_block(int rows, const int *lo, const int *hi, const void *q_p
                                  .derive_key = derive_key_q4}},                                                        \
         .attend_block = attend_block, .attend_all = attend_all, .rms_norm = rms_norm, .rms_scale = rms_scale,          \
         .gated = gated, .rope = rope, .axpy = axpy, .scale = scale, .multiply = multiply_by, .soft_cap = soft_cap,     \
-        .maximum = maximum, .first_at_least = first_at_least, .probe_read = probe_read, .probe_flops = probe_flops,    \
+        .maximum = maximum, .first_at_least = first_at_least, .probe_read = probe_read,                                \
+        .probe_flops = ROUNDED_BF16_PROBE,                                                                             \
     }
 
 #endif

@@ -3,8 +3,8 @@
  * Weights are used as they lie, row by row along k, so the lanes of every accumulator run along k. Work goes in steps
  * of 2 * SIMD_LANES values of k: bf16 weights of one vector become two float32 vectors (even and odd k) by a shift and
  * a mask, and packed activations are stored deinterleaved to match; f32 and f16 weights are two vectors in natural
- * order. Where the CPU multiplies bf16 pairs itself (SIMD_DOT_PAIRS), a step is one instruction on two vectors as they
- * lie.
+ * order. Where the CPU multiplies bf16 pairs itself, a step is one instruction on two vectors as they lie: a file
+ * that defines SIMD_DOT_PAIRS has the products of pairs, and no others.
  *
  * Canonical order of one result (row r, output o). k is cut into chunks of equal numbers of steps. Within a chunk one
  * accumulator vector takes, step by step, the product of the even (lower), then of the odd (upper) vectors; at its end
@@ -123,12 +123,12 @@ SIMD_INLINE void pack_rows(pack_form form, bool round, const float *x, size_t ld
     }
 #define PACKING_ENTRY(name)                                                                                            \
     { row_bytes_##name, pack_##name }
-DEFINE_PACKING(f32, PACK_F32, false)
-DEFINE_PACKING(f32_rounded, PACK_F32, true)
-DEFINE_PACKING(split, PACK_SPLIT, false)
 #ifdef SIMD_DOT_PAIRS
 DEFINE_PACKING(pairs, PACK_PAIRS, true)
 #else
+DEFINE_PACKING(f32, PACK_F32, false)
+DEFINE_PACKING(f32_rounded, PACK_F32, true)
+DEFINE_PACKING(split, PACK_SPLIT, false)
 DEFINE_PACKING(split_rounded, PACK_SPLIT, true)
 #endif
 
@@ -287,21 +287,16 @@ static const int tile_outputs[FEW_ROWS + 1] = {0, 8, 4, 3, 2, 2, 2};
 static const int tile_outputs[FEW_ROWS + 1] = {0, 8, 4, 4, 3, 2, 2};
 #endif
 
-TILES(DEFINE_TILE, F32)
-TILES(DEFINE_TILE, F16)
-TILES(DEFINE_TILE, BF16)
 #ifdef SIMD_DOT_PAIRS
-TILES(DEFINE_TILE, PAIRS)
+#define MATRIX_PRODUCTS(X) TILES(X, PAIRS)
+#else
+#define MATRIX_PRODUCTS(X) TILES(X, F32) TILES(X, F16) TILES(X, BF16)
 #endif
+MATRIX_PRODUCTS(DEFINE_TILE)
 
 /* [product][rows][full width (1) or a single output (0)] */
 #define TILE_ENTRY(kind, R, O) [PRODUCT_##kind][R][(O) > 1] = TILE_NAME(kind, R, O),
-static const tile_function tile_functions[PRODUCT_COUNT][FEW_ROWS + 1][2] = {
-    TILES(TILE_ENTRY, F32) TILES(TILE_ENTRY, F16) TILES(TILE_ENTRY, BF16)
-#ifdef SIMD_DOT_PAIRS
-        TILES(TILE_ENTRY, PAIRS)
-#endif
-};
+static const tile_function tile_functions[PRODUCT_COUNT][FEW_ROWS + 1][2] = {MATRIX_PRODUCTS(TILE_ENTRY)};
 
 /* --- few rows --------------------------------------------------------------------------------------------------- */
 
@@ -413,6 +408,7 @@ SIMD_INLINE void expand_panel(product kind, const unsigned char *w, size_t w_row
 static void fill_panel(product kind, const unsigned char *w, size_t w_row_bytes, int outputs, int steps, int tail,
                        unsigned char *panel) {
     switch (kind) {
+#ifndef SIMD_DOT_PAIRS
     case PRODUCT_F32:
         expand_panel(PRODUCT_F32, w, w_row_bytes, outputs, steps, tail, panel);
         break;
@@ -422,8 +418,12 @@ static void fill_panel(product kind, const unsigned char *w, size_t w_row_bytes,
     case PRODUCT_BF16:
         expand_panel(PRODUCT_BF16, w, w_row_bytes, outputs, steps, tail, panel);
         break;
-    default:
+#else
+    case PRODUCT_PAIRS:
         expand_panel(PRODUCT_PAIRS, w, w_row_bytes, outputs, steps, tail, panel);
+        break;
+#endif
+    default:
         break;
     }
 }
@@ -439,71 +439,53 @@ typedef struct panel_call {
 
 typedef void (*panel_function)(const panel_call *call);
 
-SIMD_INLINE void multiply_panel(const bool pairs, const int R, const panel_call *call) {
+SIMD_INLINE void multiply_panel(const int R, const panel_call *call) {
     enum { O = PANEL_OUTPUTS };
     const size_t vector = sizeof(simd_f32), x_row_bytes = call->x_row_bytes;
     const unsigned char *x = call->x, *panel = call->panel;
     simd_f32 sums[PANEL_ROWS * O];
     UNROLL for (int i = 0; i < R * O; i++) sums[i] = simd_zero();
 #ifdef SIMD_DOT_PAIRS
-    if (pairs) {
-        for (int s = 0; s < call->steps; s++, x += vector, panel += O * vector) {
-            simd_pairs values[PANEL_ROWS];
-            UNROLL for (int r = 0; r < R; r++) {
-                values[r] = simd_pairs_load(x + (size_t)r * x_row_bytes);
-                PREFETCH_L1(x + (size_t)r * x_row_bytes + X_AHEAD_BYTES);
-            }
-            UNROLL for (int o = 0; o < O; o++) {
-                simd_pairs weights = simd_pairs_load(panel + (size_t)o * vector);
-                UNROLL for (int r = 0; r < R; r++) sums[r * O + o] =
-                    SIMD_DOT_PAIRS(sums[r * O + o], values[r], weights);
-            }
+    for (int s = 0; s < call->steps; s++, x += vector, panel += O * vector) {
+        simd_pairs values[PANEL_ROWS];
+        UNROLL for (int r = 0; r < R; r++) {
+            values[r] = simd_pairs_load(x + (size_t)r * x_row_bytes);
+            PREFETCH_L1(x + (size_t)r * x_row_bytes + X_AHEAD_BYTES);
+        }
+        UNROLL for (int o = 0; o < O; o++) {
+            simd_pairs weights = simd_pairs_load(panel + (size_t)o * vector);
+            UNROLL for (int r = 0; r < R; r++) sums[r * O + o] = SIMD_DOT_PAIRS(sums[r * O + o], values[r], weights);
+        }
+    }
+#else
+    /* Even, then odd: two passes of the same code. */
+    for (int s = 0; s < 2 * call->steps; s++, x += vector, panel += O * vector) {
+        simd_f32 values[PANEL_ROWS];
+        UNROLL for (int r = 0; r < R; r++) {
+            values[r] = simd_load(x + (size_t)r * x_row_bytes);
+            PREFETCH_L1(x + (size_t)r * x_row_bytes + X_AHEAD_BYTES);
+        }
+        UNROLL for (int o = 0; o < O; o++) {
+            simd_f32 weights = simd_load(panel + (size_t)o * vector);
+            UNROLL for (int r = 0; r < R; r++) sums[r * O + o] = simd_fma(values[r], weights, sums[r * O + o]);
         }
     }
 #endif
-    if (!pairs) {
-        /* Even, then odd: two passes of the same code. */
-        for (int s = 0; s < 2 * call->steps; s++, x += vector, panel += O * vector) {
-            simd_f32 values[PANEL_ROWS];
-            UNROLL for (int r = 0; r < R; r++) {
-                values[r] = simd_load(x + (size_t)r * x_row_bytes);
-                PREFETCH_L1(x + (size_t)r * x_row_bytes + X_AHEAD_BYTES);
-            }
-            UNROLL for (int o = 0; o < O; o++) {
-                simd_f32 weights = simd_load(panel + (size_t)o * vector);
-                UNROLL for (int r = 0; r < R; r++) sums[r * O + o] = simd_fma(values[r], weights, sums[r * O + o]);
-            }
-        }
-    }
     add_lane_sums(sums, R * O, call->first, call->results);
 }
 
-#define DEFINE_PANEL(name, pairs, R)                                                                                   \
-    static void panel_##name##_##R(const panel_call *call) { multiply_panel(pairs, R, call); }
-DEFINE_PANEL(single, false, 1)
-DEFINE_PANEL(single, false, 2)
-DEFINE_PANEL(single, false, 3)
+#define DEFINE_PANEL(R)                                                                                                \
+    static void panel_##R(const panel_call *call) { multiply_panel(R, call); }
+DEFINE_PANEL(1)
+DEFINE_PANEL(2)
+DEFINE_PANEL(3)
 #if defined(__AVX512F__)
-DEFINE_PANEL(single, false, 4)
+DEFINE_PANEL(4)
 #endif
-#ifdef SIMD_DOT_PAIRS
-DEFINE_PANEL(pairs, true, 1)
-DEFINE_PANEL(pairs, true, 2)
-DEFINE_PANEL(pairs, true, 3)
-DEFINE_PANEL(pairs, true, 4)
-#endif
-static const panel_function panel_functions[2][PANEL_ROWS + 1] = {
-    {
-        NULL,
-        panel_single_1,
-        panel_single_2,
-        panel_single_3,
+static const panel_function panel_functions[PANEL_ROWS + 1] = {
+    NULL,    panel_1, panel_2, panel_3,
 #if defined(__AVX512F__)
-        panel_single_4,
-#endif
-    },
-#ifdef SIMD_DOT_PAIRS
-    {NULL, panel_pairs_1, panel_pairs_2, panel_pairs_3, panel_pairs_4},
+    panel_4,
 #endif
 };
 
@@ -554,7 +536,7 @@ static void multiply_block(product kind, int rows, const unsigned char *x, size_
                         for (size_t at = 0; at < share; at += line) PREFETCH_L2(from + at);
                     }
                 }
-                panel_functions[kind == PRODUCT_PAIRS][R](&call);
+                panel_functions[R](&call);
             }
         }
     }
@@ -608,11 +590,12 @@ static void multiply_rows(product kind, const void *packed, int rows, const weig
     static void multiply_##kind(const void *packed, int rows, const weight *w, float *y, size_t ldy) {                 \
         multiply_rows(PRODUCT_##kind, packed, rows, w, y, ldy);                                                        \
     }
+#ifdef SIMD_DOT_PAIRS
+DEFINE_MULTIPLY(PAIRS)
+#else
 DEFINE_MULTIPLY(F32)
 DEFINE_MULTIPLY(F16)
 DEFINE_MULTIPLY(BF16)
-#ifdef SIMD_DOT_PAIRS
-DEFINE_MULTIPLY(PAIRS)
 #endif
 
 #endif
