@@ -92,7 +92,7 @@ static int run_niah(int argc, char **argv, const eval_again *again) {
     o.draft_windows = draft_windows.value;
     o.n_draft_windows = draft_windows.n;
 
-    progress_state progress = {0};
+    terminal_meter progress = {0};
     c.setup.user = &progress;
     kakeya_error error = {0};
     eval_report *report = NULL;
@@ -155,7 +155,7 @@ static int run_fidelity(int argc, char **argv, const eval_again *again) {
         o.n_texts = corpus.n;
     }
 
-    progress_state progress = {0};
+    terminal_meter progress = {0};
     c.setup.user = &progress;
     kakeya_error error = {0};
     eval_report *report = NULL;
@@ -218,7 +218,7 @@ static int run_code(int argc, char **argv, const eval_again *again) {
     o.draft_lengths = lengths.value;
     o.n_draft_lengths = lengths.n;
 
-    progress_state progress = {0};
+    terminal_meter progress = {0};
     c.setup.user = &progress;
     kakeya_error error = {0};
     eval_report *report = NULL;
@@ -264,7 +264,7 @@ static int run_acceptance(int argc, char **argv, const eval_again *again) {
     if (!o.jsonl) return cli_usage_error(&acceptance_command, "--jsonl is missing");
     o.jsonl = eval_input(&c, o.jsonl);
 
-    progress_state progress = {0};
+    terminal_meter progress = {0};
     c.setup.user = &progress;
     kakeya_error error = {0};
     eval_report *report = NULL;
@@ -354,7 +354,7 @@ static int run_lossless(int argc, char **argv, const eval_again *again) {
     if (!cli_parse(&lossless_command, own, c.shared_table, argc, argv, &first, &status)) return status;
     o.files = files_or_corpus(&c, argc, argv, first, &corpus, &o.n_files);
 
-    progress_state progress = {0};
+    terminal_meter progress = {0};
     c.setup.user = &progress;
     kakeya_error error = {0};
     eval_report *report = NULL;
@@ -410,7 +410,7 @@ static int run_draft_policy(int argc, char **argv, const eval_again *again) {
         return cli_usage_error(&draft_policy_command, "--replay excludes --trace and files");
     o.files = files_or_corpus(&c, argc, argv, first, &corpus, &o.n_files);
 
-    progress_state progress = {0};
+    terminal_meter progress = {0};
     c.setup.user = &progress;
     kakeya_error error = {0};
     draft_traces traces = {0};
@@ -431,7 +431,7 @@ static int run_draft_policy(int argc, char **argv, const eval_again *again) {
             writer = NULL;
         }
     }
-    eval_clear_progress(&progress);
+    terminal_meter_clear(&progress);
     if (result == KAKEYA_OK) result = eval_print_draft_policies(&traces, c.shared.json, &error);
     draft_traces_free(&traces);
     file_writer_abort(writer);
@@ -482,7 +482,7 @@ static int run_kv_format(int argc, char **argv, const eval_again *again) {
     if (!cli_parse(&kv_format_command, own, c.shared_table, argc, argv, &first, &status)) return status;
     o.texts = files_or_corpus(&c, argc, argv, first, &corpus, &o.n_texts);
 
-    progress_state progress = {0};
+    terminal_meter progress = {0};
     c.setup.user = &progress;
     kakeya_error error = {0};
     eval_report *report = NULL;
@@ -544,7 +544,7 @@ static int run_mac(int argc, char **argv, const eval_again *again) {
     if (!cli_parse(&mac_command, own, c.shared_table, argc, argv, &first, &status)) return status;
     o.files = files_or_corpus(&c, argc, argv, first, &corpus, &o.n_files);
 
-    progress_state progress = {0};
+    terminal_meter progress = {0};
     c.setup.user = &progress;
     kakeya_error error = {0};
     file_writer *writer = NULL;
@@ -556,7 +556,7 @@ static int run_mac(int argc, char **argv, const eval_again *again) {
     if (result == KAKEYA_OK && !o.quick) result = require_files(o.n_files, &error);
     if (result == KAKEYA_OK && c.report) result = file_writer_open(c.report, &writer, &error);
     if (result == KAKEYA_OK) result = eval_mac_acceptance(&c.setup, &o, &report, &error);
-    eval_clear_progress(&progress);
+    terminal_meter_clear(&progress);
     if (report) {
         kakeya_error late = {0};
         kakeya_status written = write_mac(&c, &writer, report, &late);

@@ -15,29 +15,10 @@
 /* ---------------------------------------------------------------------------------------------------- progress */
 
 bool eval_show_progress(void *user, const char *what, uint64_t done, uint64_t total) {
-    static const double interval_seconds = 0.5;
-    progress_state *state = user;
     if (terminal_interrupted()) return false;
-    if (!terminal_rewrites(STDERR_FILENO)) return true;
-    double now = clock_seconds();
-    if (state->started <= 0) state->started = now;
-    if (now - state->shown < interval_seconds) return true;
-    state->shown = now;
-    char left[48] = "";
-    if (done) {
-        int seconds = (int)((now - state->started) * (double)(total - done) / (double)done);
-        snprintf(left, sizeof left, ", about %d:%02d left", seconds / 60, seconds % 60);
-    }
-    fprintf(stderr, "\r\033[K%s%s %llu/%llu%s%s", terminal_dim(STDERR_FILENO), what, (unsigned long long)done,
-            (unsigned long long)total, left, terminal_plain(STDERR_FILENO));
-    fflush(stderr);
+    terminal_meter_show(user, (double)done, (double)total, "%s %llu/%llu", what, (unsigned long long)done,
+                        (unsigned long long)total);
     return true;
-}
-
-void eval_clear_progress(const progress_state *state) {
-    if (state->shown <= 0) return;
-    fputs("\r\033[K", stderr);
-    fflush(stderr);
 }
 
 /* ------------------------------------------------------------------------------------------------------ common */
@@ -209,7 +190,7 @@ static int hand_over(eval_command *c, kakeya_status status, eval_report *report,
 }
 
 int eval_finish(eval_command *c, const char *name, kakeya_status status, eval_report *report, kakeya_error *error) {
-    eval_clear_progress(c->setup.user);
+    terminal_meter_clear(c->setup.user);
     if (c->again) return hand_over(c, status, report, error);
     if (report && (status == KAKEYA_OK || (status == KAKEYA_CANCELLED && report->rows.n))) {
         kakeya_error late = {0};

@@ -40,13 +40,8 @@ typedef struct eval_command {
     const char *missing; /* one of them that is not here */
 } eval_command;
 
-typedef struct progress_state {
-    double started, shown;
-} progress_state;
-
 /* "eval 34/150, 1:20 left" on a terminal; cancels after Ctrl-C anywhere. */
 bool eval_show_progress(void *user, const char *what, uint64_t done, uint64_t total);
-void eval_clear_progress(const progress_state *state);
 
 void eval_command_init(eval_command *c, int argc, char **argv, const eval_again *again);
 void eval_command_free(eval_command *c);

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -175,6 +176,32 @@ void terminal_clear_progress(void) {
     fputs("\r\033[K", stderr);
     fflush(stderr);
     terminal.progress_shown = false;
+}
+
+void terminal_meter_begin(terminal_meter *m, double done) {
+    *m = (terminal_meter){.begun = clock_seconds(), .before = done};
+}
+
+void terminal_meter_show(terminal_meter *m, double done, double all, const char *format, ...) {
+    static const double interval_seconds = 0.5;
+    const double now = clock_seconds();
+    va_list values;
+    if (m->begun <= 0) terminal_meter_begin(m, 0);
+    if (!terminal_rewrites(STDERR_FILENO) || now - m->shown < interval_seconds) return;
+    m->shown = now;
+    fprintf(stderr, "\r\033[K%s", terminal_dim(STDERR_FILENO));
+    va_start(values, format);
+    vfprintf(stderr, format, values);
+    va_end(values);
+    const int left = done > m->before ? (int)((now - m->begun) * (all - done) / (done - m->before)) : -1;
+    if (left >= 0) fprintf(stderr, ", about %d:%02d left", left / 60, left % 60);
+    fputs(terminal_plain(STDERR_FILENO), stderr);
+    fflush(stderr);
+}
+
+void terminal_meter_clear(terminal_meter *m) {
+    if (m->shown > 0) fputs("\r\033[K", stderr);
+    m->shown = 0;
 }
 
 bool terminal_rewrites(int stream_descriptor) {

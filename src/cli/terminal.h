@@ -23,6 +23,14 @@ void terminal_clear_interrupt(void);
  * work takes long enough to be noticed. Cancels after Ctrl-C. */
 bool terminal_progress(void *user, const char *what, uint64_t done, uint64_t total);
 void terminal_clear_progress(void);
+/* The same for what knows how far it is: at most twice a second, with the time that the rest takes. */
+typedef struct terminal_meter {
+    double begun, shown, before; /* 0, 0: nothing yet; before: what was done already when it began */
+} terminal_meter;
+void terminal_meter_begin(terminal_meter *meter, double done);
+void terminal_meter_show(terminal_meter *meter, double done, double all, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+void terminal_meter_clear(terminal_meter *meter);
 /* Whether a line can be rewritten there: a terminal, and not a dumb one (TERM), which would show escape sequences as
  * text. */
 bool terminal_rewrites(int stream_descriptor);

@@ -72,8 +72,8 @@ typedef struct train_command {
     char *state_path, *held_path;
     cJSON *held;                  /* array of arrays of ids */
     uint64_t seen[2], resumed[2]; /* sequences that were trained on, and a hash of their tokens */
-    double begun, shown, saved;
-    uint64_t begun_tokens;
+    terminal_meter meter;
+    double saved;
     train_distill_job job; /* with --distill: what is learned from, and how */
     char *distill_path, *start_path;
     cJSON *told; /* what the report says of the closed form and of the distillation */
@@ -120,23 +120,10 @@ static uint64_t tokens_done(const train_command *c) {
 }
 
 static void show_progress(train_command *c) {
-    static const double interval_seconds = 0.5;
-    double now = clock_seconds();
-    if (!terminal_rewrites(STDERR_FILENO) || now - c->shown < interval_seconds) return;
-    c->shown = now;
-    uint64_t done = tokens_done(c), here = done - c->begun_tokens;
-    char left[48] = "", count[2][32];
-    if (here) {
-        int seconds = (int)((now - c->begun) * ((double)c->tokens - (double)done) / (double)here);
-        if (seconds > 0) snprintf(left, sizeof left, ", about %d:%02d left", seconds / 60, seconds % 60);
-    }
-    fprintf(stderr, "\r\033[K%s%s of %s tokens%s%s", terminal_dim(STDERR_FILENO), format_count(count[0], done),
-            format_count(count[1], (uint64_t)c->tokens), left, terminal_plain(STDERR_FILENO));
-    fflush(stderr);
-}
-
-static void clear_progress(const train_command *c) {
-    if (c->shown > 0) fprintf(stderr, "\r\033[K");
+    char count[2][32];
+    const uint64_t done = tokens_done(c);
+    terminal_meter_show(&c->meter, (double)done, c->tokens, "%s of %s tokens", format_count(count[0], done),
+                        format_count(count[1], (uint64_t)c->tokens));
 }
 
 /* -------------------------------------------------------------------------------------------------------- sums */
@@ -148,7 +135,7 @@ static kakeya_status save(train_command *c, kakeya_error *error) {
 }
 
 static kakeya_status interrupted(train_command *c, kakeya_error *error) {
-    clear_progress(c);
+    terminal_meter_clear(&c->meter);
     if (!c->trainer) return error_set(error, KAKEYA_CANCELLED, "interrupted before the first step");
     /* before what was saved has been passed, the file says more than this process knows */
     kakeya_status status = c->seen[0] < c->resumed[0] ? KAKEYA_OK : save(c, error);
@@ -245,10 +232,10 @@ static kakeya_status collect(train_command *c, kakeya_error *error) {
         memcpy(c->resumed, place, sizeof c->resumed);
         fprintf(stderr, "going on after %llu tokens\n", (unsigned long long)trainer_tokens(c->trainer));
     }
-    c->begun = c->saved = clock_seconds();
-    c->begun_tokens = tokens_done(c);
+    terminal_meter_begin(&c->meter, (double)tokens_done(c));
+    c->saved = c->meter.begun;
     kakeya_status status = train_data_walk(&data, take_sequence, c, error);
-    clear_progress(c);
+    terminal_meter_clear(&c->meter);
     if (!status && c->seen[0] < c->resumed[0])
         status = error_set(error, KAKEYA_FORMAT,
                            "%s: the data have changed since it was written; remove it to start over", c->state_path);
@@ -729,11 +716,7 @@ int cli_train(int argc, char **argv) {
         return cli_usage_error(&command, "--aux-layers needs --input aux; a drafter reads its own choice of layers");
 
     kakeya_error error = {0};
-    c.files = malloc((c.data.n + operands) * sizeof *c.files);
-    kakeya_status trained = c.files ? KAKEYA_OK : error_set(&error, KAKEYA_OUT_OF_MEMORY, "out of memory");
-    for (size_t i = 0; i < c.data.n && !trained; i++) c.files[c.n_files++] = c.data.text[i];
-    for (size_t i = 0; i < operands && !trained; i++) c.files[c.n_files++] = argv[first + (int)i];
-    if (!trained) trained = train_data_check(c.files, c.n_files, &error);
+    kakeya_status trained = train_data_files(&c.data, argv + first, operands, &c.files, &c.n_files, &error);
     if (!trained) trained = train(&c, &error);
     if (trained) train_drop_directory(c.out);
     free(c.files);

@@ -157,10 +157,14 @@ static kakeya_status find_before(data_walk *w, kakeya_error *error) {
     return status;
 }
 
-kakeya_status train_data_check(const char *const *files, size_t n, kakeya_error *error) {
-    for (size_t i = 0; i < n; i++) {
-        if (access(files[i], R_OK) != 0)
-            return error_set(error, KAKEYA_IO, "%s: cannot open: %s", files[i], strerror(errno));
+kakeya_status train_data_files(const cli_texts *data, char *const *operands, size_t n, const char ***files,
+                               size_t *n_files, kakeya_error *error) {
+    *n_files = data->n + n;
+    *files = malloc((*n_files + 1) * sizeof **files);
+    if (!*files) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    for (size_t i = 0; i < *n_files; i++) {
+        const char *path = (*files)[i] = i < data->n ? data->text[i] : operands[i - data->n];
+        if (access(path, R_OK) != 0) return error_set(error, KAKEYA_IO, "%s: cannot open: %s", path, strerror(errno));
     }
     return KAKEYA_OK;
 }

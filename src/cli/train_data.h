@@ -2,6 +2,7 @@
 #ifndef KAKEYA_CLI_TRAIN_DATA_H
 #define KAKEYA_CLI_TRAIN_DATA_H
 
+#include "cli/options.h"
 #include "kakeya.h"
 
 typedef struct train_data {
@@ -23,8 +24,10 @@ typedef struct train_data {
 typedef kakeya_status (*train_sequence_fn)(void *user, const int32_t *tokens, int n, bool *held_out, bool *done,
                                            kakeya_error *error);
 
-/* Names the first file that cannot be read: data are read while a trainer runs, some of them hours after its start. */
-kakeya_status train_data_check(const char *const *files, size_t n, kakeya_error *error);
+/* The files of --data, then operands, in an array that is malloc'ed, also on failure. Names the first one that cannot
+ * be read: data are read while a trainer runs, some of them hours after its start. */
+kakeya_status train_data_files(const cli_texts *data, char *const *operands, size_t n, const char ***files,
+                               size_t *n_files, kakeya_error *error);
 
 /* File after file, in an order that the seed decides; a file at a time is in memory. Failures name the file. */
 kakeya_status train_data_walk(const train_data *data, train_sequence_fn visit, void *user, kakeya_error *error);

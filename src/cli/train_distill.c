@@ -11,9 +11,10 @@
 #include "base/files.h"
 #include "base/hash.h"
 #include "cli/terminal.h"
+#include "cli/train_verbs.h"
 #include "measure/niah.h"
 
-static const double save_seconds = 60, show_seconds = 0.5;
+static const double save_seconds = 60;
 
 /* The loss of the recipe with all its parts, its first part alone, then those that earlier trainers had; at last its
  * first part and half of its second. */
@@ -22,8 +23,8 @@ static const float half_hidden = 0.5f;
 static const char *const loss_names[] = {
     [LOSS_MIXED] = "mixed", [LOSS_KL] = "kl",      [LOSS_MSE] = "mse", "cos_mag", "combined",
     "attn_distill",         "attn_distill_hybrid", "kl_hidden",        NULL};
-enum { SCHEDULE_COSINE, SCHEDULE_CONSTANT };
-static const char *const schedule_names[] = {[SCHEDULE_COSINE] = "cosine", [SCHEDULE_CONSTANT] = "constant", NULL};
+
+const char *const train_schedules[] = {[TRAIN_COSINE] = "cosine", [TRAIN_CONSTANT] = "constant", NULL};
 
 static f_theta_loss loss_of(const train_distill *d) {
     bool of_logits = d->loss < LOSS_MSE || d->loss == LOSS_KL_HIDDEN;
@@ -38,20 +39,12 @@ size_t train_distill_init(train_distill *d, cli_option table[TRAIN_DISTILL_OPTIO
         CLI_FLAG("distill", &d->on,
                  "continue by gradient descent through the frozen model: compare restored decoding with native"),
         CLI_TEXT("init-from", "DIR", &d->init_from, "start from this f_theta and its shape instead of the closed form"),
-        CLI_INT("steps", "N", &d->steps, 1, 1 << 24, "number of optimiser steps (100)"),
-        CLI_INT("batch", "N", &d->batch, 1, 1 << 12, "sequences per step (16)"),
+        TRAIN_STEP_OPTIONS(*d, "100", "16", "0.0008"),
         CLI_INT("segments", "N", &d->segments, 1, 1 << 10,
                 "segments per sequence; each is a run of rows that decode from a position of its own (2)"),
         CLI_INT("rows", "N", &d->rows, 1, 512, "rows per segment (96, or 3/8 of a shorter sliding window)"),
         CLI_CHOICE("loss", "NAME", &d->loss, loss_names,
                    "loss: mixed, kl, kl_hidden, mse, cos_mag, combined, attn_distill or attn_distill_hybrid (mixed)"),
-        CLI_FLOAT("rate", "X", &d->rate, 0, 1, "peak learning rate (0.0008)"),
-        CLI_INT("warm-up", "N", &d->warm_up, 0, 1 << 24, "steps until the peak learning rate (40, or 2/5 of all)"),
-        CLI_CHOICE("schedule", "NAME", &d->schedule, schedule_names,
-                   "learning rate schedule: cosine or constant (cosine)"),
-        CLI_FLOAT("weight-decay", "X", &d->weight_decay, 0, 1, "weight decay of f_theta's weights (0)"),
-        CLI_FLOAT("needles", "X", &d->needles, 0, 0.9,
-                  "share of sequences that ask for a code in a long prompt (0.2; 0 without a tokenizer)"),
         CLI_FLOAT("later-turns", "X", &d->later_turns, 0, 1,
                   "share of segments that are prompts of later turns instead of decoded rows (0)"),
         CLI_FLOAT("lambda-kd", "X", &d->lambda[0], 0, 1e6, "attn_distill_hybrid: weight of the directions of keys (1)"),
@@ -108,7 +101,7 @@ kakeya_status train_distill_settle(train_distill_job *job, int sequence, int sin
     if (5 * o->warm_up > 2 * o->steps) o->warm_up = 2 * o->steps / 5;
     if (d->warm_up >= 0) o->warm_up = d->warm_up;
     if (d->rate >= 0) o->rate = (double)d->rate;
-    o->constant = d->schedule == SCHEDULE_CONSTANT;
+    o->constant = d->schedule == TRAIN_CONSTANT;
     o->adamw.decay = (double)d->weight_decay;
     o->later_turns = (double)d->later_turns;
     if (o->trainer.sink + o->trainer.window + o->trainer.rows > sequence)
@@ -180,25 +173,9 @@ kakeya_status train_distill_needles(train_distill_job *job, kakeya_error *error)
 typedef struct distill_progress {
     distiller *d;
     int steps, here; /* all; done by this process */
-    double begun, shown;
+    terminal_meter meter;
     distiller_step_result last;
 } distill_progress;
-
-static void show(distill_progress *p) {
-    double now = clock_seconds();
-    if (!terminal_rewrites(STDERR_FILENO) || now - p->shown < show_seconds) return;
-    p->shown = now;
-    int done = distiller_done(p->d);
-    char left[48] = "", lost[64] = "";
-    if (p->here) {
-        int seconds = (int)((now - p->begun) * (p->steps - done) / p->here);
-        snprintf(left, sizeof left, ", about %d:%02d left", seconds / 60, seconds % 60);
-        snprintf(lost, sizeof lost, ", loss %.4f", p->last.lost.loss);
-    }
-    fprintf(stderr, "\r\033[K%sstep %d of %d%s%s%s", terminal_dim(STDERR_FILENO), done + 1, p->steps, lost, left,
-            terminal_plain(STDERR_FILENO));
-    fflush(stderr);
-}
 
 /* Where no line can be rewritten: ten lines of a run. */
 static void tell(const distill_progress *p) {
@@ -209,7 +186,11 @@ static void tell(const distill_progress *p) {
 }
 
 static bool stop(void *user) {
-    show(user);
+    distill_progress *p = user;
+    const int done = distiller_done(p->d);
+    char lost[64] = "";
+    if (p->here) snprintf(lost, sizeof lost, ", loss %.4f", p->last.lost.loss);
+    terminal_meter_show(&p->meter, done, p->steps, "step %d of %d%s", done + 1, p->steps, lost);
     return terminal_interrupted();
 }
 
@@ -217,7 +198,7 @@ static bool stop(void *user) {
 static kakeya_status take_step(train_distill_job *job, distill_progress *p, kakeya_error *error) {
     kakeya_status status = distiller_step(p->d, stop, p, &p->last, error);
     if (status == KAKEYA_CANCELLED) {
-        if (p->shown > 0) fprintf(stderr, "\r\033[K");
+        terminal_meter_clear(&p->meter);
         status = distiller_save(p->d, job->state_path, job->purpose, error);
         if (!status)
             status = error_set(error, KAKEYA_CANCELLED,
@@ -268,7 +249,8 @@ static void put_result(cJSON *told, const train_distill_job *job, const f_theta_
 
 kakeya_status train_distill_run(train_distill_job *job, closed_form_weights *weights, cJSON *told,
                                 kakeya_error *error) {
-    distill_progress p = {.steps = job->options.steps, .begun = clock_seconds()};
+    distill_progress p = {.steps = job->options.steps};
+    const double begun = clock_seconds();
     char bytes[32];
     fprintf(stderr, "%d steps of %d sequences; distillation takes %s beside the model\n", p.steps, job->options.batch,
             format_bytes(bytes, (double)distiller_bytes(job->engine, &job->options)));
@@ -280,6 +262,7 @@ kakeya_status train_distill_run(train_distill_job *job, closed_form_weights *wei
         status = distiller_save(p.d, job->state_path, job->purpose, error);
     }
     double saved = clock_seconds();
+    terminal_meter_begin(&p.meter, status ? 0 : distiller_done(p.d));
     f_theta_trainer_result mean = {0};
     int counted = 0, late = p.steps - (p.steps + 9) / 10;
     while (!status && distiller_done(p.d) < p.steps) {
@@ -294,7 +277,7 @@ kakeya_status train_distill_run(train_distill_job *job, closed_form_weights *wei
             saved = clock_seconds();
         }
     }
-    if (p.shown > 0) fprintf(stderr, "\r\033[K");
+    terminal_meter_clear(&p.meter);
     if (!status) {
         closed_form_weights_free(weights);
         status = distiller_weights(p.d, weights, error);
@@ -302,7 +285,7 @@ kakeya_status train_distill_run(train_distill_job *job, closed_form_weights *wei
         mean.kl /= counted ? counted : 1;
         distiller_seconds times;
         distiller_time(p.d, &times);
-        put_result(told, job, &mean, clock_seconds() - p.begun, &times, p.here);
+        put_result(told, job, &mean, clock_seconds() - begun, &times, p.here);
     }
     distiller_destroy(p.d);
     return status;

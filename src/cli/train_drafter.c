@@ -28,7 +28,7 @@
 #include "train/saved.h"
 
 enum { LEAST_PROMPT = 8, NEEDLE_ANSWER = 24, HELD_NEEDLES = 4, MOST_ROWS = 3, USUAL_MASK = 4, USUAL_CHAIN = 8 };
-static const double save_seconds = 60, show_seconds = 0.5;
+static const double save_seconds = 60;
 static const char answers_name[] = "answers.state", state_name[] = "drafter.state", report_name[] = "report.json";
 static const saved_kind answers_kind = {"KVANSWR", "the model's answers"};
 
@@ -40,8 +40,6 @@ enum { LOSS_AUTO, LOSS_ENTROPY, LOSS_KL };
 static const char *const loss_names[] = {[LOSS_AUTO] = "auto", [LOSS_ENTROPY] = "entropy", [LOSS_KL] = "kl", NULL};
 enum { STORE_BF16, STORE_F32 };
 static const char *const store_names[] = {[STORE_BF16] = "bf16", [STORE_F32] = "f32", NULL};
-enum { SCHEDULE_COSINE, SCHEDULE_CONSTANT };
-static const char *const schedule_names[] = {[SCHEDULE_COSINE] = "cosine", [SCHEDULE_CONSTANT] = "constant", NULL};
 
 typedef struct drafter_command {
     cli_shared shared;
@@ -64,8 +62,8 @@ typedef struct drafter_command {
     float *values; /* of the drafter */
     uint64_t answers_purpose, purpose;
     char *own_answers, *state_path, *present; /* present: the drafter that the model has already */
-    double begun, shown, saved;
-    int done_before; /* steps, or answers, that an earlier process has made */
+    terminal_meter meter;                     /* of steps, or of answers */
+    double saved;
     drafting_step_result last;
     double loss;
 } drafter_command;
@@ -85,32 +83,6 @@ static const cli_command command = {
         "  kakeya train drafter --model M-Q4_0.gguf --init-from M-dflash --scope fc-norms --data *.py --out aligned\n"
         "  kakeya train drafter --kind mtp --model M --data chats.jsonl --out M-assistant\n",
 };
-
-/* ------------------------------------------------------------------------------------------------------ progress */
-
-static void show(drafter_command *c, const char *what, int done, int all, const char *more) {
-    double now = clock_seconds();
-    if (!terminal_rewrites(STDERR_FILENO) || now - c->shown < show_seconds) return;
-    c->shown = now;
-    char left[48] = "";
-    if (done > c->done_before) {
-        int seconds = (int)((now - c->begun) * (all - done) / (done - c->done_before));
-        snprintf(left, sizeof left, ", about %d:%02d left", seconds / 60, seconds % 60);
-    }
-    fprintf(stderr, "\r\033[K%s%s %d of %d%s%s%s", terminal_dim(STDERR_FILENO), what, done, all, more, left,
-            terminal_plain(STDERR_FILENO));
-    fflush(stderr);
-}
-
-static void clear_progress(drafter_command *c) {
-    if (c->shown > 0) fprintf(stderr, "\r\033[K");
-    c->shown = 0;
-}
-
-static void begin_progress(drafter_command *c, int done) {
-    c->begun = c->saved = clock_seconds();
-    c->done_before = done;
-}
 
 /* ------------------------------------------------------------------------------------------------------- prompts */
 
@@ -253,16 +225,18 @@ static kakeya_status answer_all(drafter_command *c, kakeya_error *error) {
     if (status || c->answered.n >= c->asked.n) return status;
     train_answers *answers = NULL;
     status = train_answers_open(c->engine, &options, &answers, error);
-    begin_progress(c, (int)c->answered.n);
+    terminal_meter_begin(&c->meter, (double)c->answered.n);
+    c->saved = c->meter.begun;
     while (!status && c->answered.n < c->asked.n) {
         size_t left = c->asked.n - c->answered.n;
-        show(c, "answer", (int)c->answered.n, (int)c->asked.n, "");
+        terminal_meter_show(&c->meter, (double)c->answered.n, (double)c->asked.n, "answer %zu of %zu", c->answered.n,
+                            c->asked.n);
         status =
             train_answers_make_many(answers, &c->asked, c->answered.n,
                                     left < TRAIN_ANSWERS_MOST ? (int)left : TRAIN_ANSWERS_MOST, &c->answered, error);
         if (!status && clock_seconds() - c->saved > save_seconds) status = save_answers(c, error);
     }
-    clear_progress(c);
+    terminal_meter_clear(&c->meter);
     train_answers_close(answers);
     if (!status || status == KAKEYA_CANCELLED) {
         kakeya_status written = save_answers(c, error);
@@ -376,7 +350,7 @@ static void settle(drafter_command *c) {
     if (5 * o->warm_up > 2 * o->steps) o->warm_up = 2 * o->steps / 5;
     if (c->warm_up >= 0) o->warm_up = c->warm_up;
     if (c->rate >= 0) o->rate = (double)c->rate;
-    o->constant = c->schedule == SCHEDULE_CONSTANT;
+    o->constant = c->schedule == TRAIN_CONSTANT;
     o->adamw.decay = (double)c->weight_decay;
     const double numbers[] = {o->steps,
                               o->batch,
@@ -409,7 +383,8 @@ static bool stop(void *user) {
     if (c->last.learned.blocks)
         snprintf(more, sizeof more, ", loss %.3f, %.2f tokens a block", mean_loss(&c->last.learned),
                  expected(&c->last.learned));
-    show(c, "step", drafting_done(c->training) + 1, c->options.steps, more);
+    const int done = drafting_done(c->training);
+    terminal_meter_show(&c->meter, done, c->options.steps, "step %d of %d%s", done + 1, c->options.steps, more);
     return terminal_interrupted();
 }
 
@@ -419,13 +394,14 @@ static void tell(const drafter_command *c) {
     int done = drafting_done(c->training), every = c->options.steps / LINES > 0 ? c->options.steps / LINES : 1;
     if (terminal_rewrites(STDERR_FILENO) || done % every) return;
     fprintf(stderr, "step %d of %d: loss %.4f, %.3f tokens a block, gradient %.3g, %.1f s\n", done, c->options.steps,
-            mean_loss(&c->last.learned), expected(&c->last.learned), c->last.gradient, clock_seconds() - c->begun);
+            mean_loss(&c->last.learned), expected(&c->last.learned), c->last.gradient,
+            clock_seconds() - c->meter.begun);
 }
 
 static kakeya_status take_step(drafter_command *c, kakeya_error *error) {
     kakeya_status status = drafting_step(c->training, stop, c, &c->last, error);
     if (status == KAKEYA_CANCELLED) {
-        clear_progress(c);
+        terminal_meter_clear(&c->meter);
         status = drafting_save(c->training, c->state_path, c->purpose, error);
         if (!status)
             status =
@@ -451,7 +427,8 @@ static kakeya_status train(drafter_command *c, kakeya_error *error) {
     } else {
         status = drafting_save(c->training, c->state_path, c->purpose, error);
     }
-    begin_progress(c, status ? 0 : drafting_done(c->training));
+    terminal_meter_begin(&c->meter, status ? 0 : drafting_done(c->training));
+    c->saved = c->meter.begun;
     int late = c->options.steps - (c->options.steps + 9) / 10, counted = 0;
     while (!status && drafting_done(c->training) < c->options.steps) {
         status = take_step(c, error);
@@ -465,7 +442,7 @@ static kakeya_status train(drafter_command *c, kakeya_error *error) {
         }
     }
     if (counted) c->loss /= counted;
-    clear_progress(c);
+    terminal_meter_clear(&c->meter);
     if (status) return status;
     const float *weights = drafting_weights(c->training);
     if (c->kind == KIND_MTP)
@@ -672,12 +649,9 @@ int cli_train_drafter(int argc, char **argv) {
         CLI_TEXT("answers", "FILE", &c.answers_path,
                  "file that keeps answers for other runs with the same data (in --out, during training)"),
         CLI_FLOAT("temperature", "T", &c.temperature, 0, 100, "sampling temperature of answers; 0 is greedy (0)"),
-        CLI_FLOAT("needles", "X", &c.needles, 0, 0.9,
-                  "share of prompts that ask for a code in a long text (0.2; 0 without a tokenizer)"),
         CLI_INT("held-out", "N", &c.held_out, 1, 1 << 16,
                 "number of held-out prompts, on which the report is based (16)"),
-        CLI_INT("steps", "N", &c.steps, 1, 1 << 24, "number of optimiser steps (500)"),
-        CLI_INT("batch", "N", &c.batch, 1, 1 << 12, "sequences per step (8)"),
+        TRAIN_STEP_OPTIONS(c, "500", "8", "0.001; 0.0002 with --init-from"),
         CLI_INT("blocks", "N", &c.blocks, 1, 1 << 12, "blocks per sequence, at random places of its answer (32)"),
         CLI_INT("prompt-blocks", "N", &c.prompt_blocks, 0, 1 << 12,
                 "number of these at random places of the prompt instead; at least one stays in the answer (0)"),
@@ -686,11 +660,6 @@ int cli_train_drafter(int argc, char **argv) {
                    "probabilities of them; auto: kl if possible (auto)"),
         CLI_FLOAT("decay", "X", &c.decay, 0, 1e6,
                   "weight of draft i of a block is exp(-(i-1)/X); 0: equal weights (half a block)"),
-        CLI_FLOAT("rate", "X", &c.rate, 0, 1, "peak learning rate (0.001; 0.0002 with --init-from)"),
-        CLI_INT("warm-up", "N", &c.warm_up, 0, 1 << 24, "steps until the peak learning rate (40, or 2/5 of all)"),
-        CLI_CHOICE("schedule", "NAME", &c.schedule, schedule_names,
-                   "learning rate schedule: cosine or constant (cosine)"),
-        CLI_FLOAT("weight-decay", "X", &c.weight_decay, 0, 1, "weight decay of the trained weights (0)"),
         CLI_CHOICE("store", "TYPE", &c.store, store_names, "format of the weights in the file: bf16 or f32 (bf16)"),
         CLI_BYTES("keep", "BYTES", &c.keep,
                   "memory for hidden states of answers; those beyond it are computed again in every pass (1G)"),
@@ -712,11 +681,7 @@ int cli_train_drafter(int argc, char **argv) {
     if (c.scope == SCOPE_FC_NORMS && !c.init_from)
         return cli_usage_error(&command, "--scope fc-norms needs --init-from: a new drafter must train all weights");
     kakeya_error error = {0};
-    c.files = malloc((c.data.n + operands) * sizeof *c.files);
-    kakeya_status trained = c.files ? KAKEYA_OK : error_set(&error, KAKEYA_OUT_OF_MEMORY, "out of memory");
-    for (size_t i = 0; i < c.data.n && !trained; i++) c.files[c.n_files++] = c.data.text[i];
-    for (size_t i = 0; i < operands && !trained; i++) c.files[c.n_files++] = argv[first + (int)i];
-    if (!trained) trained = train_data_check(c.files, c.n_files, &error);
+    kakeya_status trained = train_data_files(&c.data, argv + first, operands, &c.files, &c.n_files, &error);
     if (!trained) trained = run(&c, &error);
     if (trained) train_drop_directory(c.out);
     free(c.files);

@@ -203,7 +203,7 @@ static int certify(verify_command *c, kakeya_error *error) {
     size_t differ = 0;
     kakeya_status status = prepare(c, error);
     if (status == KAKEYA_OK) status = verify_run_all(&c->eval.setup, &c->options, &report, error);
-    eval_clear_progress(c->eval.setup.user);
+    terminal_meter_clear(c->eval.setup.user);
     if (status == KAKEYA_OK && c->sign) status = sign_report(c, error);
     if (status == KAKEYA_OK) status = show(c, report, error);
     if (status == KAKEYA_OK) differ = verify_differences(report);
@@ -220,7 +220,7 @@ static int be_elsewhere(verify_command *c, kakeya_error *error) {
     cli_shared_session_options(&c->eval.shared, &setup->session);
     setup->progress = eval_show_progress;
     if (status == KAKEYA_OK) status = verify_elsewhere(setup, c->elsewhere, NULL, NULL, error);
-    eval_clear_progress(setup->user);
+    terminal_meter_clear(setup->user);
     return status == KAKEYA_OK ? CLI_DONE : cli_fail(command.name, error);
 }
 
@@ -252,7 +252,7 @@ int cli_verify(int argc, char **argv) {
     if (first < argc) return cli_usage_error(&command, "unexpected '%s'", argv[first]);
     if (c.sign && !c.eval.report) return cli_usage_error(&command, "--sign needs --report");
 
-    progress_state progress = {0};
+    terminal_meter progress = {0};
     kakeya_error error = {0};
     c.eval.setup.user = &progress;
     status = c.elsewhere ? be_elsewhere(&c, &error) : certify(&c, &error);
