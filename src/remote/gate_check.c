@@ -65,31 +65,29 @@ static void take_answer(const process_answer *answer, gate_replay *replay, resul
     if (!passed && !r->n_codes) add_code(r, "NO_VERDICT");
 }
 
-/* Where models and the caches of models are. */
-static size_t add_variable(const char *name, char *text, size_t bytes, const char **environment, size_t n) {
-    const char *value = getenv(name);
-    int length = value ? snprintf(text, bytes, "%s=%s", name, value) : -1;
-    if (length < 0 || (size_t)length >= bytes) return n;
-    environment[n] = text;
-    return n + 1;
-}
-
 kakeya_status gate_check_report(const char *program, const char *folder, gate_replay *replay, result *r,
                                 kakeya_error *error) {
-    static const char *const names[] = {"HOME", "KAKEYA_MODEL", "HF_HOME", "HF_HUB_CACHE"};
-    enum { NAMES = sizeof names / sizeof names[0], MAX_WORDS = 12 };
-    char *path = path_join(folder, document_report), variables[NAMES][PATH_MAX];
-    if (!path) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
-    const char *argv[MAX_WORDS] = {program, "gate", "--json", path},
-               *environment[NAMES + 3] = {"PATH=/usr/bin:/bin", "LANG=C.UTF-8"};
+    static const char *const fixed[] = {"PATH=/usr/bin:/bin", "LANG=C.UTF-8", NULL};
+    /* where models and the caches of models are */
+    static const char *const models[] = {"HOME", "KAKEYA_MODEL", "HF_HOME", "HF_HUB_CACHE", NULL};
+    enum { MAX_WORDS = 12 };
+    char *path = path_join(folder, document_report);
+    char **environment = process_environment_of(fixed, replay ? models : (const char *const[]){NULL});
+    if (!path || !environment) {
+        free(path);
+        process_environment_free(environment);
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    }
+    const char *argv[MAX_WORDS] = {program, "gate", "--json", path};
     process_call call = {
         .argv = argv,
-        .environment = environment,
+        .environment = (const char *const *)environment,
         .most_output = GATE_OUTPUT,
         .seconds = gate_seconds,
-        .limits = {.cpu_seconds = GATE_CPU_SECONDS, .file_bytes = 1 << 20, .memory_bytes = gate_memory}};
+        .limits = {
+            .cpu_seconds = GATE_CPU_SECONDS, .file_bytes = 1 << 20, .memory_bytes = gate_memory, .no_network = true}};
     if (replay) {
-        size_t n = 4, variable = 2;
+        size_t n = 4;
         const char *const options[][2] = {
             {"--replay", replay->rows}, {"--model", replay->model}, {"--files", replay->files}};
         for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
@@ -97,10 +95,8 @@ kakeya_status gate_check_report(const char *program, const char *folder, gate_re
             argv[n++] = options[i][0];
             argv[n++] = options[i][1];
         }
-        for (size_t i = 0; i < NAMES; i++)
-            variable = add_variable(names[i], variables[i], sizeof variables[i], environment, variable);
         call.seconds = replay_seconds;
-        call.limits = (process_limits){.file_bytes = 1 << 20};
+        call.limits = (process_limits){.file_bytes = 1 << 20, .no_network = true};
     }
     process_answer answer = {0};
     r->n_codes = 0;
@@ -112,6 +108,7 @@ kakeya_status gate_check_report(const char *program, const char *folder, gate_re
         add_code(r, "NO_VERDICT");
     }
     process_answer_free(&answer);
+    process_environment_free(environment);
     free(path);
     return KAKEYA_OK;
 }

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #ifdef __linux__
+#include <sched.h>
 #include <sys/prctl.h>
 #endif
 
@@ -37,6 +38,29 @@ static void limit(limited resource, size_t value) {
     setrlimit(resource, &wanted);
 }
 
+#ifdef __linux__
+static void write_text(const char *path, const char *text) {
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0) return;
+    if (write(fd, text, strlen(text)) < 0) { /* the ids are told as nobody's; what they may do is the same */
+    }
+    close(fd);
+}
+
+/* Who has no right to it takes the network namespace of a user namespace, in which the ids stay what they are. */
+static void leave_network(void) {
+    char user[40], group[40];
+    snprintf(user, sizeof user, "%u %u 1", geteuid(), geteuid());
+    snprintf(group, sizeof group, "%u %u 1", getegid(), getegid());
+    if (unshare(CLONE_NEWNET) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) return;
+    write_text("/proc/self/setgroups", "deny");
+    write_text("/proc/self/uid_map", user);
+    write_text("/proc/self/gid_map", group);
+}
+#else
+static void leave_network(void) {}
+#endif
+
 static void execute(const process_child *child) {
     size_t n = 0;
     while (child->argv[n]) n++;
@@ -55,6 +79,7 @@ static void become(const process_child *child, pid_t parent, int report) {
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     setsid();
+    if (child->limits.no_network) leave_network();
 #ifdef __linux__
     if (child->dies_with_parent) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -254,31 +279,35 @@ void process_answer_free(process_answer *answer) {
 
 /* ---------------------------------------------------------------------------------------------------- environment */
 
+char **process_environment_of(const char *const *fixed, const char *const *kept) {
+    size_t n = 0, most = 1;
+    while (fixed[most - 1]) most++;
+    for (size_t i = 0; kept[i]; i++) most++;
+    char **environment = calloc(most, sizeof *environment);
+    for (size_t i = 0; environment && fixed[i]; i++)
+        if ((environment[n] = strdup(fixed[i])) != NULL) n++;
+    for (size_t i = 0; environment && kept[i]; i++) {
+        const char *value = getenv(kept[i]);
+        if (value && asprintf(&environment[n], "%s=%s", kept[i], value) >= 0)
+            n++;
+        else
+            environment[n] = NULL;
+    }
+    return environment;
+}
+
 char **process_environment(void) {
     static const char *const kept[] = {"HOME",        "PATH",      "SSH_AUTH_SOCK", "XDG_CONFIG_HOME", "http_proxy",
-                                       "https_proxy", "all_proxy", "no_proxy",      "TMPDIR"};
+                                       "https_proxy", "all_proxy", "no_proxy",      "TMPDIR",          NULL};
     static const char *const fixed[] = {"LC_ALL=C",
                                         "GIT_TERMINAL_PROMPT=0",
                                         "GIT_ASKPASS=",
                                         "SSH_ASKPASS_REQUIRE=never",
                                         "GIT_ADVICE=0",
                                         "GIT_NO_LAZY_FETCH=1",
-                                        "GIT_NO_REPLACE_OBJECTS=1"};
-    enum { KEPT = sizeof kept / sizeof kept[0], FIXED = sizeof fixed / sizeof fixed[0] };
-    char **environment = calloc(KEPT + FIXED + 1, sizeof *environment);
-    size_t n = 0;
-    for (size_t i = 0; environment && i < KEPT; i++) {
-        const char *value = getenv(kept[i]);
-        if (!value) continue;
-        size_t size = strlen(kept[i]) + strlen(value) + 2;
-        environment[n] = malloc(size);
-        if (environment[n]) snprintf(environment[n++], size, "%s=%s", kept[i], value);
-    }
-    for (size_t i = 0; environment && i < FIXED; i++) {
-        environment[n] = strdup(fixed[i]);
-        if (environment[n]) n++;
-    }
-    return environment;
+                                        "GIT_NO_REPLACE_OBJECTS=1",
+                                        NULL};
+    return process_environment_of(fixed, kept);
 }
 
 void process_environment_free(char **environment) {

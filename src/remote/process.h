@@ -12,6 +12,7 @@
 /* What a child may use; 0 sets no limit. */
 typedef struct process_limits {
     size_t cpu_seconds, file_bytes, memory_bytes;
+    bool no_network; /* where the system lets a process do without */
 } process_limits;
 
 /* A child between its fork and its execution. Signals get their defaults, the child leads a session and process group
@@ -54,6 +55,8 @@ void process_answer_free(process_answer *answer);
 /* The environment for git and ssh-keygen: of this process HOME, PATH, SSH_AUTH_SOCK and what names proxies and the
  * user's git configuration, and besides no questions and no translations. NULL at the end; process_environment_free. */
 char **process_environment(void);
+/* What is given, and of this process what is named, where it is there. Lists with NULL at their ends. */
+char **process_environment_of(const char *const *fixed, const char *const *kept);
 void process_environment_free(char **environment);
 
 #endif

@@ -61,6 +61,10 @@ static kakeya_status prepare_folder(worker *w, const incoming *in, const char *f
     const char *model = config_model(&w->config, in->request.model);
     if (status == KAKEYA_OK && model) status = link_model(folder, in->request.model, model, error);
     if (status == KAKEYA_OK) status = write_inputs(folder, in, error);
+    char *temporary = path_join(folder, "tmp");
+    if (status == KAKEYA_OK)
+        status = temporary ? folder_make(temporary, error) : error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    free(temporary);
     return status;
 }
 
@@ -212,22 +216,18 @@ static double allowed_seconds(const worker *w, const incoming *in, const preset 
     return day && left < seconds ? left : seconds;
 }
 
-static char *environment_word(const char *name) {
-    const char *value = getenv(name);
-    char *word = NULL;
-    if (value && asprintf(&word, "%s=%s", name, value) < 0) word = NULL;
-    return word;
-}
-
 kakeya_status worker_run(worker *w, incoming *in, int attempt, char oid[BUS_OID], bool *lost, kakeya_error *error) {
     const preset *p = preset_find(in->request.preset);
-    char *folder = worker_run_folder(w, in->nonce, true, error), *home = NULL;
+    char *folder = worker_run_folder(w, in->nonce, true, error), *home = NULL, *temporary = NULL;
     preset_command *command = malloc(sizeof *command);
     result *r = malloc(sizeof *r);
-    char *devices = environment_word("CUDA_VISIBLE_DEVICES"), *libraries = environment_word("LD_LIBRARY_PATH");
-    kakeya_status status = folder && command && r && asprintf(&home, "HOME=%s", folder) > 0
-                               ? KAKEYA_OK
-                               : error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    bool named = folder && asprintf(&home, "HOME=%s", folder) > 0 && asprintf(&temporary, "TMPDIR=%s/tmp", folder) > 0;
+    const char *const fixed[] = {
+        "PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8", "NO_COLOR=1", home, temporary, NULL};
+    static const char *const kept[] = {"CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", NULL};
+    char **environment = named ? process_environment_of(fixed, kept) : NULL;
+    kakeya_status status =
+        command && r && environment ? KAKEYA_OK : error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
     *lost = false;
     if (status == KAKEYA_OK && !runner_wait_alone(folder, 30))
         status = error_set(error, KAKEYA_IO, "an earlier run has not ended yet");
@@ -243,17 +243,13 @@ kakeya_status worker_run(worker *w, incoming *in, int attempt, char oid[BUS_OID]
         for (size_t i = 0; i < command->n && i < RESULT_MAX_WORDS; i++)
             snprintf(r->word[r->n_words++], sizeof r->word[0], "%s", command->word[i]);
         command->word[0] = w->config.program;
-        const char *environment[8] = {"PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8", "NO_COLOR=1", home};
-        size_t words = 4;
-        if (devices) environment[words++] = devices;
-        if (libraries) environment[words++] = libraries;
         double seconds = allowed_seconds(w, in, p);
         long processors = sysconf(_SC_NPROCESSORS_ONLN);
         const config_limits *limits = &w->config.limits;
         runner_job job = {
             .argv = command->word,
             .name = r->word[0],
-            .environment = environment,
+            .environment = (const char *const *)environment,
             .folder = folder,
             .output = p->gated ? NULL : document_output,
             .seconds = seconds,
@@ -262,7 +258,8 @@ kakeya_status worker_run(worker *w, incoming *in, int attempt, char oid[BUS_OID]
                                           ? limits->cpu_seconds
                                           : (size_t)(seconds * (double)(processors > 0 ? processors : 1)) + 1,
                        .file_bytes = limits->file_bytes,
-                       .memory_bytes = limits->memory_bytes},
+                       .memory_bytes = limits->memory_bytes,
+                       .no_network = true},
             .log_bytes = limits->log_bytes,
             .output_bytes = RESULT_MAX_REPORT};
         worker_event(w, in->nonce, "runs %s for %s (attempt %d, at most %.0f s)", p->name, in->principal, attempt,
@@ -284,9 +281,9 @@ kakeya_status worker_run(worker *w, incoming *in, int attempt, char oid[BUS_OID]
             status = conclude(w, in, p, r, folder, error);
         }
     }
-    free(devices);
-    free(libraries);
+    process_environment_free(environment);
     free(home);
+    free(temporary);
     free(folder);
     free(command);
     free(r);

@@ -5,7 +5,11 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#ifdef __linux__
+#include <sched.h>
+#endif
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <time.h>
 
 #include <cmocka.h>
@@ -87,6 +91,31 @@ static runner_end run_out_of_time(runner_job *job, const char *file) {
         if (stat(file, &about) == 0) return end;
         assert_int_equal(end.reason, RUNNER_TIMED_OUT);
     }
+}
+
+/* A run does without network where the system allows it: it has a network of its own, and is who it was. */
+static void test_no_network(void **state) {
+    (void)state;
+#ifdef __linux__
+    const char *const argv[] = {"/bin/sh", "-c", "readlink /proc/self/ns/net; id -u", NULL};
+    char here[64] = "", who[24];
+    snprintf(who, sizeof who, "\n%u\n", geteuid());
+    for (int without = 0; without < 2; without++) {
+        runner_job job = job_of("network", argv);
+        size_t bytes;
+        int refused = 0;
+        pid_t child = without ? fork() : -1;
+        if (child == 0) _exit(unshare(CLONE_NEWNET) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0);
+        if (child > 0) assert_int_equal(waitpid(child, &refused, 0), child);
+        job.limits.no_network = without;
+        assert_int_equal(run(&job, 0).exit_status, 0);
+        char *log = runner_log_tail(job.folder, 1 << 20, &bytes);
+        assert_non_null(strstr(log, who));
+        assert_true(readlink("/proc/self/ns/net", here, sizeof here - 1) > 0);
+        assert_int_equal(strstr(log, here) == NULL, without && !refused);
+        free(log);
+    }
+#endif
 }
 
 /* Children that ignore SIGTERM, and their children. */
@@ -349,9 +378,10 @@ static void test_folders(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_run_ends),      cmocka_unit_test(test_time),   cmocka_unit_test(test_logs),
-        cmocka_unit_test(test_one_at_a_time), cmocka_unit_test(test_served), cmocka_unit_test(test_first_seen),
-        cmocka_unit_test(test_documents),     cmocka_unit_test(test_units),  cmocka_unit_test(test_folders),
+        cmocka_unit_test(test_run_ends),   cmocka_unit_test(test_no_network),    cmocka_unit_test(test_time),
+        cmocka_unit_test(test_logs),       cmocka_unit_test(test_one_at_a_time), cmocka_unit_test(test_served),
+        cmocka_unit_test(test_first_seen), cmocka_unit_test(test_documents),     cmocka_unit_test(test_units),
+        cmocka_unit_test(test_folders),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
