@@ -264,9 +264,8 @@ int cli_bench(int argc, char **argv) {
         CLI_TEXT("csv", "FILE", &arguments.csv, "write the rows as CSV too"),
         {.name = NULL},
     };
-    int first, status;
-    if (!cli_parse(&command, own, shared, argc, argv, &first, &status)) return status;
-    if (argc > first) return cli_usage_error(&command, "unexpected '%s'", argv[first]);
+    int status;
+    if (!cli_parse(&command, own, shared, argc, argv, NULL, &status)) return status;
 
     if (!check_combination(&arguments, &status)) return status;
     if (!arguments.repeats) arguments.repeats = arguments.requests ? 3 : 5;

@@ -78,9 +78,8 @@ static int run_niah(int argc, char **argv, const eval_again *again) {
         CLI_TEXT("plot", "FILE", &c.plot, "draw recall, memory and speed against context as SVG"),
         {.name = NULL},
     };
-    int first, status;
-    if (!cli_parse(&niah_command, own, c.shared_table, argc, argv, &first, &status)) return status;
-    if (argc > first) return cli_usage_error(&niah_command, "unexpected '%s'", argv[first]);
+    int status;
+    if (!cli_parse(&niah_command, own, c.shared_table, argc, argv, NULL, &status)) return status;
     if (mix_alpha && !parse_fractions(mix_alpha, alphas, &o.n_mix_alpha))
         return cli_usage_error(&niah_command, "--mix-alpha: '%s' is not a list of numbers from 0 to 1", mix_alpha);
     if (o.facts && o.pictures) return cli_usage_error(&niah_command, "--images and --facts exclude each other");

@@ -187,9 +187,8 @@ int cli_explain(int argc, char **argv) {
         CLI_FLOAT("gflops", "X", &arguments.gflops, 0.001, 1e9, "rate of matrix products in GFLOP/s (measured)"),
         {.name = NULL},
     };
-    int first, status;
-    if (!cli_parse(&command, own, table, argc, argv, &first, &status)) return status;
-    if (argc > first) return cli_usage_error(&command, "unexpected '%s'", argv[first]);
+    int status;
+    if (!cli_parse(&command, own, table, argc, argv, NULL, &status)) return status;
     if (shared.devices) return cli_usage_error(&command, "--devices: only a single device can be explained");
     if (arguments.rows == 0 && !arguments.prompt) return cli_usage_error(&command, "--rows 0 needs --prompt");
 

@@ -330,7 +330,11 @@ bool cli_parse(const cli_command *command, const cli_option *own, const cli_opti
     }
     const char **model;
     if (optind < argc && is_model_file(shared, argv[optind], &model)) *model = argv[optind++];
-    *first_operand = optind;
+    if (!*command->operands && optind < argc) {
+        *status = cli_usage_error(command, "unexpected '%s': it takes options alone", argv[optind]);
+        return false;
+    }
+    if (first_operand) *first_operand = optind;
     *status = CLI_DONE;
     return true;
 }

@@ -79,8 +79,8 @@ typedef struct cli_command {
 /* Parses argv[1..argc) against up to two tables (`shared` may be NULL). Options have their whole names. A first operand
  * that is the name of a GGUF file is taken as the value of the shared option "model", where that has none. --help
  * prints the tables, --list-options and --list-verbs the same for completion by shells (tools/completion). Returns true
- * to go on, with *first_operand set; false when the verb is over: *status is then CLI_DONE (after --help) or CLI_USAGE
- * (a message and the usage line are on stderr). */
+ * to go on, with *first_operand set (NULL: the command takes no operands, which are refused); false when the verb is
+ * over: *status is then CLI_DONE (after --help) or CLI_USAGE (a message and the usage line are on stderr). */
 bool cli_parse(const cli_command *command, const cli_option *own, const cli_option *shared, int argc, char **argv,
                int *first_operand, int *status);
 

@@ -387,9 +387,8 @@ int remote_list(int argc, char **argv) {
         REMOTE_PLACE_OPTIONS(place),
         {.name = NULL},
     };
-    int first, status;
-    if (!cli_parse(&list_command, own, NULL, argc, argv, &first, &status)) return status;
-    if (first < argc) return cli_usage_error(&list_command, "unexpected '%s'", argv[first]);
+    int status;
+    if (!cli_parse(&list_command, own, NULL, argc, argv, NULL, &status)) return status;
     kakeya_error error = {0};
     client c;
     client_item *items = NULL;
@@ -493,9 +492,8 @@ int remote_clean(int argc, char **argv) {
         REMOTE_PLACE_OPTIONS(place),
         {.name = NULL},
     };
-    int first, status;
-    if (!cli_parse(&clean_command, own, NULL, argc, argv, &first, &status)) return status;
-    if (first < argc) return cli_usage_error(&clean_command, "unexpected '%s'", argv[first]);
+    int status;
+    if (!cli_parse(&clean_command, own, NULL, argc, argv, NULL, &status)) return status;
     kakeya_error error = {0};
     client c;
     size_t n = 0;

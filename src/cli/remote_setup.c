@@ -45,9 +45,8 @@ int remote_init(int argc, char **argv) {
         REMOTE_PLACE_OPTIONS(place),
         {.name = NULL},
     };
-    int first, status;
-    if (!cli_parse(&init_command, own, NULL, argc, argv, &first, &status)) return status;
-    if (first < argc) return cli_usage_error(&init_command, "unexpected '%s'", argv[first]);
+    int status;
+    if (!cli_parse(&init_command, own, NULL, argc, argv, NULL, &status)) return status;
     if (!bus || !name) return cli_usage_error(&init_command, "give --bus and --name");
     if (models.n && !worker) return cli_usage_error(&init_command, "--model needs --worker");
     kakeya_error error = {0};
@@ -171,9 +170,8 @@ int remote_serve(int argc, char **argv) {
         REMOTE_PLACE_OPTIONS(place),
         {.name = NULL},
     };
-    int first, status;
-    if (!cli_parse(&serve_command, own, NULL, argc, argv, &first, &status)) return status;
-    if (first < argc) return cli_usage_error(&serve_command, "unexpected '%s'", argv[first]);
+    int status;
+    if (!cli_parse(&serve_command, own, NULL, argc, argv, NULL, &status)) return status;
     kakeya_error error = {0};
     worker_options options = {.folder = place.config,
                               .state = place.state,
@@ -266,9 +264,8 @@ int remote_doctor(int argc, char **argv) {
         REMOTE_PLACE_OPTIONS(place),
         {.name = NULL},
     };
-    int first, status;
-    if (!cli_parse(&doctor_command, own, NULL, argc, argv, &first, &status)) return status;
-    if (first < argc) return cli_usage_error(&doctor_command, "unexpected '%s'", argv[first]);
+    int status;
+    if (!cli_parse(&doctor_command, own, NULL, argc, argv, NULL, &status)) return status;
     doctor_options options = {
         .folder = place.config, .state = place.state, .stopped = terminal_interrupted, .report = print_finding};
     return doctor_examine(&options) ? CLI_FAILED : CLI_DONE;

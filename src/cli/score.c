@@ -220,9 +220,8 @@ int cli_score(int argc, char **argv) {
         CLI_AUDIO_OPTION(&options.sounds),
         {.name = NULL},
     };
-    int first, status;
-    if (!cli_parse(&command, own, shared, argc, argv, &first, &status)) return status;
-    if (argc > first) return cli_usage_error(&command, "unexpected '%s'", argv[first]);
+    int status;
+    if (!cli_parse(&command, own, shared, argc, argv, NULL, &status)) return status;
     if (!options.ids_file == !options.text_file)
         return cli_usage_error(&command, "give either --ids-file or --text-file");
     if (options.images.n && !options.ids_file) return cli_usage_error(&command, "--image needs --ids-file");

@@ -344,9 +344,8 @@ int cli_serve(int argc, char **argv) {
         CLI_FLAG("dry-run", &o.dry_run, "report how many sessions fit, and exit without loading the model"),
         {.name = NULL},
     };
-    int operand, status;
-    if (!cli_parse(&command, own, shared, argc, argv, &operand, &status)) return status;
-    if (operand < argc) return cli_usage_error(&command, "unexpected operand '%s'", argv[operand]);
+    int status;
+    if (!cli_parse(&command, own, shared, argc, argv, NULL, &status)) return status;
     if (!o.kv_events && (o.kv_events_topic || o.kv_events_replay))
         return cli_usage_error(&command, "--kv-events-topic and --kv-events-replay need --kv-events");
     if (o.image_budget && !is_image_budget(o.image_budget))

@@ -94,10 +94,8 @@ int cli_tokenize(int argc, char **argv) {
                  "the ids for --decode, a JSON array ('-' or nothing: standard input)"),
         {.name = NULL},
     };
-    int first, status;
-    if (!cli_parse(&command, own, shared, argc, argv, &first, &status)) return status;
-    if (argc > first)
-        return cli_usage_error(&command, "unexpected '%s' (the text comes from --text-file)", argv[first]);
+    int status;
+    if (!cli_parse(&command, own, shared, argc, argv, NULL, &status)) return status;
     if (options.decode && options.text_file)
         return cli_usage_error(&command, "--decode takes --ids-file, not --text-file");
     if (!options.decode && options.ids_file) return cli_usage_error(&command, "--ids-file needs --decode");

@@ -247,9 +247,8 @@ int cli_verify(int argc, char **argv) {
                  "internal: used for the other process, which this verb starts itself"),
         {.name = NULL},
     };
-    int first, status;
-    if (!cli_parse(&command, own, c.eval.shared_table, argc, argv, &first, &status)) return status;
-    if (first < argc) return cli_usage_error(&command, "unexpected '%s'", argv[first]);
+    int status;
+    if (!cli_parse(&command, own, c.eval.shared_table, argc, argv, NULL, &status)) return status;
     if (c.sign && !c.eval.report) return cli_usage_error(&command, "--sign needs --report");
 
     terminal_meter progress = {0};
