@@ -14,25 +14,25 @@
 #include "backend/registry.h"
 #include "base/clock.h"
 #include "base/float16.h"
-#include "model/gemma4.h"
-#include "model/gemma4_vision.h"
+#include "model/language_model.h"
+#include "model/vision_model.h"
 
 enum { REPETITIONS = 5, THREADS = 2 };
 
-static gemma4_vision tower = {.tower = true,
-                              .both_ways = true,
-                              .patch = 16,
-                              .pooling = 3,
-                              .layers = 27,
-                              .hidden = 1152,
-                              .heads = 16,
-                              .head_dim = 72,
-                              .intermediate = 4304,
-                              .positions = 10240,
-                              .text_hidden = 2816,
-                              .standardize = true,
-                              .rms_eps = 1e-6f,
-                              .rope_theta = 100};
+static vision_model tower = {.tower = true,
+                             .both_ways = true,
+                             .patch = 16,
+                             .pooling = 3,
+                             .layers = 27,
+                             .hidden = 1152,
+                             .heads = 16,
+                             .head_dim = 72,
+                             .intermediate = 4304,
+                             .positions = 10240,
+                             .text_hidden = 2816,
+                             .standardize = true,
+                             .rms_eps = 1e-6f,
+                             .rope_theta = 100};
 static double weights; /* of the matrices that products read */
 
 static float uniform(void) {
@@ -80,7 +80,7 @@ static kakeya_status measure(const backend_ops *ops, backend_model *m, int token
     const double n = (double)image.across * image.down, wide = (double)(tower.heads * tower.head_dim);
     const double operations = 2 * n * (weights - (double)tower.hidden * tower.text_hidden) +
                               2.0 * tokens * tower.hidden * tower.text_hidden + 4 * n * n * wide * tower.layers;
-    const size_t values = (size_t)n * (size_t)gemma4_vision_patch_values(&tower);
+    const size_t values = (size_t)n * (size_t)vision_model_patch_values(&tower);
     float *patches = malloc(values * sizeof *patches),
           *rows = malloc((size_t)tokens * (size_t)tower.text_hidden * sizeof *rows);
     kakeya_status status =
@@ -116,7 +116,7 @@ static kakeya_status measure(const backend_ops *ops, backend_model *m, int token
 int main(int argc, char **argv) {
     kakeya_error error;
     mem_account account;
-    gemma4_model *model = NULL;
+    language_model *model = NULL;
     backend_model *m = NULL;
     if (argc < 2) {
         fprintf(stderr, "usage: bench_picture MODEL [TOKENS ...]\n");
@@ -125,9 +125,9 @@ int main(int argc, char **argv) {
     mem_account_init(&account, NULL, 0);
     const backend_ops *ops = backend_find("cpu", NULL);
     tower.weights = calloc((size_t)tower.layers + 1, sizeof *tower.weights);
-    kakeya_status status = tower.weights ? gemma4_vision_walk(&tower, draw, NULL, &error)
+    kakeya_status status = tower.weights ? vision_model_walk(&tower, draw, NULL, &error)
                                          : error_set(&error, KAKEYA_OUT_OF_MEMORY, "no memory for a tower");
-    if (!status) status = gemma4_model_open(argv[1], &account, &model, &error);
+    if (!status) status = language_model_open(argv[1], &account, &model, &error);
     const backend_model_options options = {
         .verifier = model, .precision = KAKEYA_PRECISION_F32, .threads = THREADS, .account = &account};
     if (!status) status = ops->model_create(&options, &m, &error);

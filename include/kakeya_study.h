@@ -74,10 +74,11 @@ typedef struct kakeya_facts {
     uint64_t drafter_parameters;
     int f_theta_rank; /* of the latents of keys; 0: no f_theta */
     uint64_t f_theta_parameters;
-    int f_theta_rank_v;          /* of the latents of values */
-    bool f_theta_shared;         /* keys and values have one latent */
-    const char *f_theta_input;   /* what it reads: "drafter_context_kv", "drafter_kv", "aux_hidden"; NULL without one */
-    const char *f_theta_latents; /* how sessions keep latents: "kv" (as their K/V), "bf16", "q8", "q4" */
+    int f_theta_rank_v;  /* of the latents of values */
+    bool f_theta_shared; /* keys and values have one latent */
+    const char
+        *restoration_input; /* what it reads: "drafter_context_kv", "drafter_kv", "aux_hidden"; NULL without one */
+    const char *restoration_latents;     /* how sessions keep latents: "kv" (as their K/V), "bf16", "q8", "q4" */
     uint64_t assistant_draft_parameters; /* read by one draft of the MTP assistant; 0: there is none */
     int assistant_layers;                /* of the assistant. If there is a DFlash drafter too, drafter_layers and the
                                             other drafter_* fields are about that one, otherwise about the assistant */

@@ -7,7 +7,7 @@
 With --roundings behind them it also says how far the gradient moves where all the model's weights are off by so much, at random.
 
 Teacher, student and loss are written from docs/design/restoration.md and backend/backend_train.h, independently of the engine; autograd
-does the rest. A case is CASE.json and CASE.f32: the weights of f_theta, then the gradient, in the order of backend/f_theta_layout.h.
+does the rest. A case is CASE.json and CASE.f32: the weights of f_theta, then the gradient, in the order of backend/restoration_layout.h.
 Without PyTorch it says so and ends with status 0."""
 import glob
 import json

@@ -21,5 +21,5 @@ kakeya_status backend_draft_by(const backend_ops *ops, backend_model *model, bac
 
 kakeya_status backend_draft_one(const backend_ops *ops, backend_model *model, backend_cache *cache, int32_t bonus,
                                 int n, int32_t *drafts, kakeya_error *error) {
-    return backend_draft_by(ops, model, BACKEND_DFLASH, cache, bonus, n, drafts, error);
+    return backend_draft_by(ops, model, BACKEND_BLOCK_DRAFTER, cache, bonus, n, drafts, error);
 }

@@ -19,9 +19,9 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "model/assistant.h"
-#include "model/dflash.h"
-#include "model/f_theta.h"
-#include "model/gemma4.h"
+#include "model/block_drafter.h"
+#include "model/language_model.h"
+#include "model/restoration.h"
 
 enum {
     BACKEND_MAX_DRAFT = 16,                          /* tokens drafted after the bonus token */
@@ -40,15 +40,15 @@ typedef struct backend_hearing backend_hearing;
 typedef struct backend_ops backend_ops;
 
 typedef struct backend_model_options {
-    const gemma4_model *verifier;     /* outlives the backend model */
-    const dflash_model *drafter;      /* or NULL */
-    const assistant_model *assistant; /* or NULL; only of backends that run them */
-    const f_theta_model *f_theta;     /* or NULL; needs the drafter */
-    kakeya_precision precision;       /* F32 or BF16 */
-    const char *isa;                  /* CPU: NULL or the name of a kernel set */
-    int threads;                      /* CPU: 0 = one per physical core */
-    const int *devices;               /* GPU: [n_devices] to share the work, the first of which also drafts; copied */
-    int n_devices;                    /* 0: device 0; the CPU takes no other number */
+    const language_model *verifier;       /* outlives the backend model */
+    const block_drafter_model *drafter;   /* or NULL */
+    const assistant_model *assistant;     /* or NULL; only of backends that run them */
+    const restoration_model *restoration; /* or NULL; needs the drafter */
+    kakeya_precision precision;           /* F32 or BF16 */
+    const char *isa;                      /* CPU: NULL or the name of a kernel set */
+    int threads;                          /* CPU: 0 = one per physical core */
+    const int *devices; /* GPU: [n_devices] to share the work, the first of which also drafts; copied */
+    int n_devices;      /* 0: device 0; the CPU takes no other number */
     bool drafter_scaled_embedding;
     bool drafter_block_bidirectional;
     size_t weights_limit; /* 0: none; only of backends that bound weights */
@@ -106,15 +106,15 @@ typedef struct backend_leaders {
 
 /* A picture for a model that reads pictures. */
 typedef struct backend_image {
-    const struct gemma4_vision *vision;
+    const struct vision_model *vision;
     int across, down;     /* patches */
     const float *patches; /* [down * across][values of a patch], in [0, 1] */
 } backend_image;
 
 /* A sound for a model that reads sound. */
 typedef struct backend_sound {
-    const struct gemma4_audio *audio;
-    const float *samples; /* [n] of 16 kHz, in [-1, 1]; at least as many as make a row (gemma4_audio_rows) */
+    const struct audio_model *audio;
+    const float *samples; /* [n] of 16 kHz, in [-1, 1]; at least as many as make a row (audio_model_rows) */
     size_t n;
 } backend_sound;
 
@@ -162,7 +162,7 @@ typedef struct backend_segment {
 } backend_segment;
 
 /* Who drafts: a DFlash drafter, the whole block at once, or an MTP assistant, one token after the other. */
-typedef enum backend_drafter { BACKEND_DFLASH = 0, BACKEND_ASSISTANT, BACKEND_DRAFTERS } backend_drafter;
+typedef enum backend_drafter { BACKEND_BLOCK_DRAFTER = 0, BACKEND_ASSISTANT, BACKEND_DRAFTERS } backend_drafter;
 
 /* A block of drafts of one cache. */
 typedef struct backend_draft_request {
@@ -258,7 +258,7 @@ struct backend_ops {
     kakeya_status (*draft)(backend_model *model, backend_draft_request *requests, int n_requests, kakeya_error *error);
 
     /* Optional: what embed_image would load with the first picture. NULL: it loads nothing. */
-    kakeya_status (*load_vision)(backend_model *model, const struct gemma4_vision *vision, kakeya_error *error);
+    kakeya_status (*load_vision)(backend_model *model, const struct vision_model *vision, kakeya_error *error);
     /* Optional: rows [across / pooling * down / pooling][hidden] of the text model out of a picture; NULL: this backend
      * reads none. */
     kakeya_status (*embed_image)(backend_model *model, const backend_image *image, float *rows, kakeya_error *error);
@@ -270,7 +270,7 @@ struct backend_ops {
                                  kakeya_error *error);
     kakeya_status (*image_step)(backend_reading *reading, double seconds, bool *made, kakeya_error *error);
     void (*image_end)(backend_reading *reading);
-    /* Optional, all three or none: rows [gemma4_audio_rows][hidden] of the text model out of a sound, in pieces as
+    /* Optional, all three or none: rows [audio_model_rows][hidden] of the text model out of a sound, in pieces as
      * pictures' are. The samples are needed no more behind sound_begin. NULL: this backend reads no sound. */
     kakeya_status (*sound_begin)(backend_model *model, const backend_sound *sound, float *rows, backend_hearing **out,
                                  kakeya_error *error);
@@ -278,8 +278,8 @@ struct backend_ops {
     void (*sound_end)(backend_hearing *hearing);
 
     /* Optional: writes quantised weights as this backend arranges them in memory to a file, so that model_create maps
-     * them where it is what gemma4_model_beside says of BACKEND_ARRANGED. KAKEYA_UNSUPPORTED where it arranges none of
-     * the verifier's. */
+     * them where it is what language_model_beside says of BACKEND_ARRANGED. KAKEYA_UNSUPPORTED where it arranges none
+     * of the verifier's. */
     kakeya_status (*weights_arrange)(const backend_model_options *options, const char *path, kakeya_error *error);
 };
 

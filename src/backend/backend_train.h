@@ -30,71 +30,72 @@ typedef void (*train_tap_fn)(void *user, const train_layer *layer);
  *
  * Latents come from the teacher's states. Only f_theta's weights have gradients. */
 
-typedef enum f_theta_loss {
-    F_THETA_LOSS_DISTIL = 0,  /* of what the student's forward gives: see f_theta_trainer_options.kl ... */
-    F_THETA_LOSS_MSE,         /* K and V as they are: squared error */
-    F_THETA_LOSS_COS_MAG,     /* directions and magnitudes of K and V */
-    F_THETA_LOSS_COMBINED,    /* both */
-    F_THETA_LOSS_ATTN_DISTIL, /* what attention gives each layer by itself, all its K/V restored: squared error */
-    F_THETA_LOSS_ATTN_DISTIL_HYBRID, /* the same, and directions and magnitudes of K and V */
-    F_THETA_LOSSES
-} f_theta_loss;
+typedef enum restoration_loss {
+    RESTORATION_LOSS_DISTIL = 0,  /* of what the student's forward gives: see restoration_trainer_options.kl ... */
+    RESTORATION_LOSS_MSE,         /* K and V as they are: squared error */
+    RESTORATION_LOSS_COS_MAG,     /* directions and magnitudes of K and V */
+    RESTORATION_LOSS_COMBINED,    /* both */
+    RESTORATION_LOSS_ATTN_DISTIL, /* what attention gives each layer by itself, all its K/V restored: squared error */
+    RESTORATION_LOSS_ATTN_DISTIL_HYBRID, /* the same, and directions and magnitudes of K and V */
+    RESTORATION_LOSSES
+} restoration_loss;
 
-typedef struct f_theta_trainer_options {
-    const f_theta_config *f_theta; /* input aux_hidden, or drafter_context_kv of the model's drafter */
-    int sequence;                  /* tokens of a sequence, at most */
-    int rows;                      /* of a segment */
-    int sequences, segments; /* that learn at once, and segments of one of them, at most: f_theta_trainer_learn_many */
+typedef struct restoration_trainer_options {
+    const restoration_config *restoration; /* input aux_hidden, or drafter_context_kv of the model's drafter */
+    int sequence;                          /* tokens of a sequence, at most */
+    int rows;                              /* of a segment */
+    int sequences,
+        segments; /* that learn at once, and segments of one of them, at most: restoration_trainer_learn_many */
     int sink, window;
     int terms; /* bf16 numbers that rows become on their way through the model's matrices, which then are bf16: one is
                   what sessions compute with. 0: as exact as float32, which f_theta's own products always are */
     bool spares_memory; /* layers are computed again on the way back, not kept: of a backend that chooses by the room */
-    f_theta_loss loss;
-    /* Of F_THETA_LOSS_DISTIL, the weights of its parts: KL of the logits from the teacher's, mean over rows; the
+    restoration_loss loss;
+    /* Of RESTORATION_LOSS_DISTIL, the weights of its parts: KL of the logits from the teacher's, mean over rows; the
      * squared error of layer outputs and of what attention adds, as shares of the teacher's squares, means over layers;
      * and the same of restored K and V after their norms and RoPE (full-attention layers count 0.3). */
     float kl, hidden, attention, kv;
-    float lambda[4]; /* of F_THETA_LOSS_ATTN_DISTIL_HYBRID: directions of K and of V, magnitudes of K and of V */
-} f_theta_trainer_options;
+    float lambda[4]; /* of RESTORATION_LOSS_ATTN_DISTIL_HYBRID: directions of K and of V, magnitudes of K and of V */
+} restoration_trainer_options;
 
-typedef struct f_theta_trainer_segment {
+typedef struct restoration_trainer_segment {
     int first;       /* row: sink or more, first + rows <= the sequence's length */
     bool all_layers; /* full-attention layers are restored, too */
     bool prompt;     /* the rows are a later turn's prompt: what its first row finds evicted is evicted for all */
     float scale;     /* of the gradient */
-} f_theta_trainer_segment;
+} restoration_trainer_segment;
 
-typedef struct f_theta_trainer_result {
+typedef struct restoration_trainer_result {
     double loss, kl, hidden, attention, kv; /* the parts without their weights; of other losses `loss` alone */
-} f_theta_trainer_result;
+} restoration_trainer_result;
 
 /* A sequence and its segments, whose scales are the same in all sequences of a call. */
-typedef struct f_theta_trainer_sequence {
+typedef struct restoration_trainer_sequence {
     const int32_t *tokens;
     int n;
-    const f_theta_trainer_segment *segments;
-    f_theta_trainer_result *results; /* out: [n_segments] */
+    const restoration_trainer_segment *segments;
+    restoration_trainer_result *results; /* out: [n_segments] */
     int n_segments;
-} f_theta_trainer_sequence;
+} restoration_trainer_sequence;
 
-typedef struct backend_f_theta_trainer backend_f_theta_trainer;
+typedef struct backend_restoration_trainer backend_restoration_trainer;
 
 /* What a step's time goes to. */
-typedef enum f_theta_trainer_part {
-    F_THETA_PART_TEACHER,  /* its forward of whole sequences */
-    F_THETA_PART_RESTORED, /* latents, and K and V from them */
-    F_THETA_PART_FORWARD,  /* the student's layers */
-    F_THETA_PART_HEAD,     /* logits of both, KL, and back to the last layer */
-    F_THETA_PART_BACK,     /* the student's layers again, and back through them */
-    F_THETA_PART_GRADIENT, /* from restored K and V to f_theta's weights */
-    F_THETA_PARTS
-} f_theta_trainer_part;
+typedef enum restoration_trainer_part {
+    RESTORATION_PART_TEACHER,  /* its forward of whole sequences */
+    RESTORATION_PART_RESTORED, /* latents, and K and V from them */
+    RESTORATION_PART_FORWARD,  /* the student's layers */
+    RESTORATION_PART_HEAD,     /* logits of both, KL, and back to the last layer */
+    RESTORATION_PART_BACK,     /* the student's layers again, and back through them */
+    RESTORATION_PART_GRADIENT, /* from restored K and V to f_theta's weights */
+    RESTORATION_PARTS
+} restoration_trainer_part;
 
 /* --- drafters -------------------------------------------------------------------------------------------------------
  *
- * A DFlash drafter (model/dflash.h) learns to draft what the verifier has said. A block begins with a token of the
- * sequence, whose position follows those that the drafter has hidden states of; its other rows are masks, and each is
- * to give the token that stood there. Embedding and head are the verifier's and stay as they are.
+ * A DFlash drafter (model/block_drafter.h) learns to draft what the verifier has said. A block begins with a token of
+ * the sequence, whose position follows those that the drafter has hidden states of; its other rows are masks, and each
+ * is to give the token that stood there. Embedding and head are the verifier's and stay as they are.
  *
  * An MTP assistant (model/assistant.h) learns in chains: a block begins with a token of the sequence and the state of
  * the position before it, each pass is to give the token that comes next, and the pass after it gets that token from
@@ -103,13 +104,13 @@ typedef enum f_theta_trainer_part {
 enum { DRAFTER_TRAINER_MAX_BLOCK = 32 /* rows */ };
 
 typedef struct drafter_trainer_options {
-    const dflash_config *drafter;      /* fits the verifier */
-    const assistant_config *assistant; /* or NULL: what learns instead of the drafter; fits the verifier */
-    const int32_t *token_of;           /* of an assistant with clusters: [vocab], the tokens cluster by cluster. The
-                                          head's rows are in the order of tokens nevertheless. Centroids learn to find
-                                          the clusters that hold the probability */
-    int chain;                         /* of an assistant: tokens of a block, the first and its drafts; the maximum is
-                                          DRAFTER_TRAINER_MAX_BLOCK */
+    const block_drafter_config *drafter; /* fits the verifier */
+    const assistant_config *assistant;   /* or NULL: what learns instead of the drafter; fits the verifier */
+    const int32_t *token_of;             /* of an assistant with clusters: [vocab], the tokens cluster by cluster. The
+                                            head's rows are in the order of tokens nevertheless. Centroids learn to find
+                                            the clusters that hold the probability */
+    int chain;                           /* of an assistant: tokens of a block, the first and its drafts; the maximum is
+                                            DRAFTER_TRAINER_MAX_BLOCK */
     bool distribution;  /* of an assistant: drafts are to have the verifier's probabilities (KL from them is the loss),
                            not the sequence's tokens (cross entropy) */
     int sequence;       /* tokens, at most */
@@ -155,7 +156,7 @@ typedef struct statistics_options {
     int inputs, targets, keys; /* values of x, of y, of y's keys */
     const int *target;         /* [layers]: where a layer's keys begin in y; -1: it has none */
     size_t n, xx, yx, size;    /* of the array; where sums begin in it ... */
-    size_t metric_k[GEMMA4_MAX_LAYERS], metric_v[GEMMA4_MAX_LAYERS], added[GEMMA4_MAX_LAYERS];
+    size_t metric_k[MODEL_MAX_LAYERS], metric_v[MODEL_MAX_LAYERS], added[MODEL_MAX_LAYERS];
     float *const *gram; /* [layers]: [heads][head_dim][head_dim] */
     int sequence;       /* tokens, at most */
     int sink;
@@ -206,25 +207,26 @@ typedef struct backend_train_ops {
     void (*weight_row)(const backend_model *m, const weight *w, int row, float *out);
 
     /* Bytes that an f_theta trainer takes, and the trainer itself. */
-    size_t (*f_theta_trainer_bytes)(backend_model *m, const f_theta_trainer_options *options);
-    kakeya_status (*f_theta_trainer_create)(backend_model *m, const f_theta_trainer_options *options,
-                                            backend_f_theta_trainer **out, kakeya_error *error);
-    void (*f_theta_trainer_destroy)(backend_f_theta_trainer *s); /* NULL is fine */
-    /* The weights of f_theta from here on (backend/f_theta_layout.h), which the caller keeps. */
-    void (*f_theta_trainer_weights)(backend_f_theta_trainer *s, const float *weights);
+    size_t (*restoration_trainer_bytes)(backend_model *m, const restoration_trainer_options *options);
+    kakeya_status (*restoration_trainer_create)(backend_model *m, const restoration_trainer_options *options,
+                                                backend_restoration_trainer **out, kakeya_error *error);
+    void (*restoration_trainer_destroy)(backend_restoration_trainer *s); /* NULL is fine */
+    /* The weights of f_theta from here on (backend/restoration_layout.h), which the caller keeps. */
+    void (*restoration_trainer_weights)(backend_restoration_trainer *s, const float *weights);
     /* The teacher's forward of a sequence, over an empty native cache. */
-    kakeya_status (*f_theta_trainer_teach)(backend_f_theta_trainer *s, backend_cache *cache, const int32_t *tokens,
-                                           int n, kakeya_error *error);
+    kakeya_status (*restoration_trainer_teach)(backend_restoration_trainer *s, backend_cache *cache,
+                                               const int32_t *tokens, int n, kakeya_error *error);
     /* A segment of that sequence: what is lost in it, and, unless gradient is NULL, scale times the gradient of the
      * loss added to it, laid out as the weights. The same bits for any number of threads. */
-    void (*f_theta_trainer_learn)(backend_f_theta_trainer *s, const f_theta_trainer_segment *segment, float *gradient,
-                                  f_theta_trainer_result *out);
+    void (*restoration_trainer_learn)(backend_restoration_trainer *s, const restoration_trainer_segment *segment,
+                                      float *gradient, restoration_trainer_result *out);
     /* The same two of many sequences at once, in place of them, for backends that compute only so; the gradient is set,
      * not added to. On failure what it holds is undefined. */
-    kakeya_status (*f_theta_trainer_learn_many)(backend_f_theta_trainer *s, const f_theta_trainer_sequence *sequences,
-                                                int n, float *gradient, kakeya_error *error);
+    kakeya_status (*restoration_trainer_learn_many)(backend_restoration_trainer *s,
+                                                    const restoration_trainer_sequence *sequences, int n,
+                                                    float *gradient, kakeya_error *error);
     /* Seconds of the device since the trainer was created; NULL in a backend that does not measure them. */
-    void (*f_theta_trainer_seconds)(const backend_f_theta_trainer *s, double seconds[F_THETA_PARTS]);
+    void (*restoration_trainer_seconds)(const backend_restoration_trainer *s, double seconds[RESTORATION_PARTS]);
 
     bool trains_assistants; /* the trainer takes options with an assistant */
     /* Bytes that a trainer takes, and the trainer itself; NULL in a backend that has none. */
@@ -232,7 +234,7 @@ typedef struct backend_train_ops {
     kakeya_status (*drafter_trainer_create)(backend_model *m, const drafter_trainer_options *options,
                                             backend_drafter_trainer **out, kakeya_error *error);
     void (*drafter_trainer_destroy)(backend_drafter_trainer *l); /* NULL is fine */
-    /* The drafter's weights from here on (model/dflash_values.h, assistant_values.h), which the caller keeps. */
+    /* The drafter's weights from here on (model/block_drafter_values.h, assistant_values.h), which the caller keeps. */
     void (*drafter_trainer_weights)(backend_drafter_trainer *l, const float *weights);
     /* Learns from n sequences. Unless gradient is NULL, scale times the gradient of the results' loss is added to it,
      * laid out as the weights; undefined on failure. The same bits for any number of threads. */
@@ -241,8 +243,8 @@ typedef struct backend_train_ops {
 } backend_train_ops;
 
 /* NULL for a backend that cannot train. One may lack verbs: `forward` and `outer` together, or all of statistics; all
- * of an f_theta trainer, and of f_theta_trainer_teach, f_theta_trainer_learn and f_theta_trainer_learn_many it has the
- * first two or the third. */
+ * of an f_theta trainer, and of restoration_trainer_teach, restoration_trainer_learn and restoration_trainer_learn_many
+ * it has the first two or the third. */
 const backend_train_ops *backend_train_find(const backend_ops *ops);
 
 #endif

@@ -268,7 +268,7 @@ void stores_destroy(backend_cache *c) {
     mem_free(c->latent.scales);
     free_pages(c->latent.pages, 0, slots);
     free(c->latent.pages);
-    for (int i = 0; i < DFLASH_MAX_LAYERS; i++) ring_free(&c->draft[i]);
+    for (int i = 0; i < BLOCK_DRAFTER_MAX_LAYERS; i++) ring_free(&c->draft[i]);
     mem_free(c->backlog);
     mem_free(c->state);
     mem_free(c->pending_state);

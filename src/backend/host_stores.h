@@ -31,10 +31,10 @@ struct backend_cache {
     uint64_t id; /* no other cache of the process has had it; a restored snapshot is another cache */
     mem_account *account;
     timeline t;
-    layer_store layer[GEMMA4_MAX_LAYERS];
+    layer_store layer[MODEL_MAX_LAYERS];
     int first_page, end_page; /* pages that exist; latent pages are [0, end_page) */
     latent_store latent;
-    ring_store draft[DFLASH_MAX_LAYERS]; /* [capacity][kv_heads * head_dim], keys after k_norm and RoPE */
+    ring_store draft[BLOCK_DRAFTER_MAX_LAYERS]; /* [capacity][kv_heads * head_dim], keys after k_norm and RoPE */
     float *backlog;       /* [KV_BACKLOG] aux rows: of positions [draft_length, length) and pending ones */
     float *state;         /* [hidden]: the last committed row's, behind the final norm; timelines that keep one */
     float *pending_state; /* [BACKEND_MAX_DECODE_ROWS] such rows of a block; of a prompt the last one, in front */

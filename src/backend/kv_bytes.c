@@ -75,14 +75,14 @@ size_t kv_bytes_per_token(const timeline *t) {
     return bytes;
 }
 
-size_t kv_reference_bytes(const gemma4_config *config, kv_format format, int positions, bool hybrid) {
+size_t kv_reference_bytes(const model_config *config, kv_format format, int positions, bool hybrid) {
     size_t bytes = 0;
     for (int i = 0; i < config->layers; i++) {
-        const gemma4_layer_config *l = &config->layer[i];
+        const layer_config *l = &config->layer[i];
         if (l->kv_source != i) continue;
-        bool rings = hybrid && l->type == GEMMA4_SLIDING && positions > config->sliding_window;
+        bool rings = hybrid && l->type == LAYER_SLIDING && positions > config->sliding_window;
         int held = rings ? config->sliding_window : positions;
-        kv_format stored = l->type == GEMMA4_SLIDING ? kv_format_base(format) : format;
+        kv_format stored = l->type == LAYER_SLIDING ? kv_format_base(format) : format;
         bytes += 2 * kv_format_row_bytes(stored, (size_t)l->kv_heads, (size_t)l->head_dim) * (size_t)held;
     }
     return bytes;

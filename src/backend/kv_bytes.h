@@ -30,6 +30,6 @@ size_t kv_assistant_read_bytes(const timeline *t);
 
 /* References, with K and V both stored: `hybrid` holds the window only in sliding layers, as common engines do;
  * otherwise every layer holds every position. */
-size_t kv_reference_bytes(const gemma4_config *config, kv_format format, int positions, bool hybrid);
+size_t kv_reference_bytes(const model_config *config, kv_format format, int positions, bool hybrid);
 
 #endif

@@ -23,21 +23,21 @@ static size_t latent_bytes(latent_format format, size_t n) {
     return 0;
 }
 
-latent_row latent_row_of(const f_theta_config *f, kv_format format) {
+latent_row latent_row_of(const restoration_config *f, kv_format format) {
     if (!f) return (latent_row){0};
     latent_row row = {.rank_k = f->rank_k, .rank_v = f->rank_v, .shared = f->shared_latent};
     switch (f->latents) {
-    case F_THETA_LATENTS_BF16:
+    case RESTORATION_LATENTS_BF16:
         row.format = LATENT_BF16;
         break;
-    case F_THETA_LATENTS_Q8:
+    case RESTORATION_LATENTS_Q8:
         row.format = LATENT_Q8;
         break;
-    case F_THETA_LATENTS_Q4:
+    case RESTORATION_LATENTS_Q4:
         row.format = LATENT_Q4;
         break;
-    case F_THETA_LATENTS_KV:
-    case F_THETA_LATENTS_COUNT:
+    case RESTORATION_LATENTS_KV:
+    case RESTORATION_LATENTS_COUNT:
         row.format = format == KV_FORMAT_F32 ? LATENT_F32 : LATENT_BF16;
         break;
     }

@@ -11,7 +11,7 @@
 #define KAKEYA_BACKEND_LATENT_ROW_H
 
 #include "backend/kv_format.h"
-#include "model/f_theta.h"
+#include "model/restoration.h"
 
 typedef enum latent_format { LATENT_F32 = 0, LATENT_BF16, LATENT_Q8, LATENT_Q4 } latent_format;
 
@@ -24,7 +24,7 @@ typedef struct latent_row {
 } latent_row;
 
 /* The rows of sessions that keep their K/V in `format`. f_theta NULL: a row of no bytes. */
-latent_row latent_row_of(const f_theta_config *f_theta, kv_format format);
+latent_row latent_row_of(const restoration_config *restoration, kv_format format);
 
 /* n values in the formats q8 and q4. */
 void latent_encode(latent_format format, const float *x, int n, unsigned char *out);

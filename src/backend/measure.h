@@ -88,20 +88,20 @@ typedef struct backend_measure_ops {
      * take them that round nothing. NULL: told with a model alone. */
     size_t (*input_bytes)(weight_format format, size_t k, bool exact_too);
     /* Backend cpu: of keys that are kept for the session computed last, if it restores (restored_keys.h). */
-    size_t (*restored_key_bytes)(const gemma4_config *config);
+    size_t (*restored_key_bytes)(const model_config *config);
     /* The same: of workspace while the rows of a picture are computed that has so many patches, at most `side` of them
      * next to each other. format: of the tower's matrices. */
-    size_t (*image_bytes)(const struct gemma4_vision *vision, weight_format format, int patches, int side, int threads);
+    size_t (*image_bytes)(const struct vision_model *vision, weight_format format, int patches, int side, int threads);
     /* The same of a sound of so many samples. NULL: this backend reads none. */
-    size_t (*sound_bytes)(const struct gemma4_audio *audio, weight_format format, size_t samples);
+    size_t (*sound_bytes)(const struct audio_model *audio, weight_format format, size_t samples);
     kakeya_status (*probe)(backend_model *model, backend_probe *out, kakeya_error *error);
     /* Bytes per second of reads of experts, of a model whose weights are bounded. NULL: none is. */
     kakeya_status (*probe_weights)(backend_model *model, double *bytes_per_second, kakeya_error *error);
     /* Of a model whose weights are to be bounded on a device, which keeps experts in the host's memory: bytes of what
      * every token needs and of the largest expert, as the device has them, and bytes per second of copies from the
      * host. NULL: weights lie as in the model's files, and come from there. */
-    kakeya_status (*bounded_needs)(const gemma4_model *verifier, mem_account *account, size_t *resident, size_t *expert,
-                                   double *bytes_per_second, kakeya_error *error);
+    kakeya_status (*bounded_needs)(const language_model *verifier, mem_account *account, size_t *resident,
+                                   size_t *expert, double *bytes_per_second, kakeya_error *error);
     /* The same as probe of a model with these options that is not there: precision, isa, threads and account are read.
      * NULL where `machine` is. */
     kakeya_status (*probe_machine)(const backend_model_options *options, backend_probe *out, kakeya_error *error);

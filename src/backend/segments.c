@@ -2,11 +2,11 @@
 
 #include "base/error.h"
 
-bool backend_token_exists(const gemma4_config *config, int32_t token) {
+bool backend_token_exists(const model_config *config, int32_t token) {
     return token >= 0 && token < config->vocab && (!config->ple_width || token < config->ple_vocab);
 }
 
-static kakeya_status check_tokens(const gemma4_config *config, const backend_segment *r, kakeya_error *error) {
+static kakeya_status check_tokens(const model_config *config, const backend_segment *r, kakeya_error *error) {
     for (int i = 0; i < r->n; i++) {
         if (backend_token_exists(config, r->tokens[i])) continue;
         bool embedded = r->tokens[i] >= 0 && r->tokens[i] < config->vocab;
@@ -16,7 +16,7 @@ static kakeya_status check_tokens(const gemma4_config *config, const backend_seg
     return KAKEYA_OK;
 }
 
-kakeya_status backend_check_segments(const gemma4_config *config, backend_segment *segments, int n_segments,
+kakeya_status backend_check_segments(const model_config *config, backend_segment *segments, int n_segments,
                                      int max_rows, kakeya_error *error) {
     if (n_segments < 1 || n_segments > BACKEND_MAX_FORWARD)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "%d segments in one forward; 1 to %d are possible", n_segments,
@@ -48,11 +48,11 @@ kakeya_status backend_check_segments(const gemma4_config *config, backend_segmen
     return KAKEYA_OK;
 }
 
-static kakeya_status check_draft(const gemma4_config *config, const backend_draft_request *r, const timeline *t,
+static kakeya_status check_draft(const model_config *config, const backend_draft_request *r, const timeline *t,
                                  kakeya_error *error) {
     if ((unsigned)r->drafter >= BACKEND_DRAFTERS)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "drafter %d is none of a model's", (int)r->drafter);
-    if (r->drafter == BACKEND_DFLASH && !t->options.keep_draft_context)
+    if (r->drafter == BACKEND_BLOCK_DRAFTER && !t->options.keep_draft_context)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "this cache keeps no drafter context");
     if (r->drafter == BACKEND_ASSISTANT && !timeline_has_state(t))
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "the state of this cache's last position is not known");
@@ -66,7 +66,7 @@ static kakeya_status check_draft(const gemma4_config *config, const backend_draf
     return KAKEYA_OK;
 }
 
-kakeya_status backend_check_drafts(const gemma4_config *config, backend_draft_request *requests, int n_requests,
+kakeya_status backend_check_drafts(const model_config *config, backend_draft_request *requests, int n_requests,
                                    const timeline *(*timeline_of)(const backend_cache *cache), kakeya_error *error) {
     if (n_requests < 1 || n_requests > BACKEND_MAX_SEGMENTS)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "drafts for %d caches; 1 to %d are possible", n_requests,

@@ -18,7 +18,7 @@ typedef struct snapshot_header {
     /* what must agree between the writing and the reading cache */
     int32_t layers, hidden, sliding_window, vocabulary;
     int32_t attention, restore_layers, sink, window, draft_window, kv_format;
-    int32_t drafter_layers, latent_rank, latent_input; /* f_theta_input */
+    int32_t drafter_layers, latent_rank, latent_input; /* restoration_input */
     timeline_state state;
 } snapshot_header;
 
@@ -51,7 +51,7 @@ static snapshot_latents latents_of(const timeline *t) {
 }
 
 static snapshot_header header_of(const timeline *t) {
-    const gemma4_config *c = t->models.verifier;
+    const model_config *c = t->models.verifier;
     const backend_cache_options *o = &t->options;
     return (snapshot_header){
         .magic = snapshot_magic,
@@ -68,7 +68,8 @@ static snapshot_header header_of(const timeline *t) {
         .kv_format = (int32_t)o->kv_format,
         .drafter_layers = o->keep_draft_context ? t->models.drafter->layers : 0,
         .latent_rank = t->latents ? t->latent.rank_k : 0,
-        .latent_input = t->latents ? (int32_t)(t->latents_from_aux ? F_THETA_AUX_HIDDEN : t->models.f_theta->input) : 0,
+        .latent_input =
+            t->latents ? (int32_t)(t->latents_from_aux ? RESTORATION_AUX_HIDDEN : t->models.restoration->input) : 0,
         .state = timeline_get_state(t),
     };
 }
@@ -111,7 +112,7 @@ static kakeya_status walk_layer(snapshot_walk *w, int i, kakeya_error *error) {
 
 static kakeya_status walk_drafter(snapshot_walk *w, kakeya_error *error) {
     const timeline *t = w->t;
-    const dflash_config *d = t->models.drafter;
+    const block_drafter_config *d = t->models.drafter;
     size_t row = timeline_draft_row_bytes(t);
     kakeya_status status = KAKEYA_OK;
     for (int i = 0; !status && i < d->layers; i++) {

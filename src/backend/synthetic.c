@@ -12,23 +12,24 @@ static bool outlined(const backend_ops *ops) {
 }
 
 kakeya_status synthetic_verifier(const backend_ops *ops, const char *description, mem_account *account,
-                                 gemma4_model **out, kakeya_error *error) {
-    return (outlined(ops) ? gemma4_model_outline : gemma4_model_synthesize)(description, account, out, error);
+                                 language_model **out, kakeya_error *error) {
+    return (outlined(ops) ? language_model_outline : language_model_synthesize)(description, account, out, error);
 }
 
-kakeya_status synthetic_drafter(const backend_ops *ops, const gemma4_config *verifier, mem_account *account,
-                                dflash_model **out, kakeya_error *error) {
-    return (outlined(ops) ? dflash_model_outline : dflash_model_synthesize)(verifier, account, out, error);
+kakeya_status synthetic_drafter(const backend_ops *ops, const model_config *verifier, mem_account *account,
+                                block_drafter_model **out, kakeya_error *error) {
+    return (outlined(ops) ? block_drafter_model_outline : block_drafter_model_synthesize)(verifier, account, out,
+                                                                                          error);
 }
 
-kakeya_status synthetic_assistant(const gemma4_config *verifier, mem_account *account, assistant_model **out,
+kakeya_status synthetic_assistant(const model_config *verifier, mem_account *account, assistant_model **out,
                                   kakeya_error *error) {
     return assistant_model_synthesize(verifier, account, out, error);
 }
 
 bool synthetic_is_drafter(const char *description, backend_drafter *kind) {
     bool assistant = strcmp(description, "synthetic:mtp") == 0;
-    *kind = assistant ? BACKEND_ASSISTANT : BACKEND_DFLASH;
+    *kind = assistant ? BACKEND_ASSISTANT : BACKEND_BLOCK_DRAFTER;
     return assistant || strcmp(description, "synthetic") == 0;
 }
 
@@ -49,10 +50,10 @@ static bool read_rank(const char **text, int *rank) {
     return good;
 }
 
-kakeya_status synthetic_f_theta(const backend_ops *ops, const char *description, const gemma4_config *verifier,
-                                const dflash_config *drafter, mem_account *account, f_theta_model **out,
+kakeya_status synthetic_f_theta(const backend_ops *ops, const char *description, const model_config *verifier,
+                                const block_drafter_config *drafter, mem_account *account, restoration_model **out,
                                 kakeya_error *error) {
-    int rank_k = F_THETA_PUBLISHED_RANK, rank_v = F_THETA_PUBLISHED_RANK;
+    int rank_k = RESTORATION_PUBLISHED_RANK, rank_v = RESTORATION_PUBLISHED_RANK;
     const char *text = description + sizeof f_theta_name - 1;
     if (*text) {
         text++;
@@ -62,5 +63,5 @@ kakeya_status synthetic_f_theta(const backend_ops *ops, const char *description,
                 "f_theta '%s' is neither 'synthetic' nor 'synthetic:K,V' with the ranks of keys and values",
                 description);
     }
-    return f_theta_model_synthesize(verifier, drafter, rank_k, rank_v, outlined(ops), account, out, error);
+    return restoration_model_synthesize(verifier, drafter, rank_k, rank_v, outlined(ops), account, out, error);
 }

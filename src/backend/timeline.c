@@ -8,7 +8,7 @@
 #include "backend/kv_q4.h"
 #include "model/gemma4_layers.h"
 
-_Static_assert((int)GEMMA4_MAX_HEAD_DIM <= (int)KV_Q4_MAX_VALUES, "every head can be kept in q4");
+_Static_assert((int)MODEL_MAX_HEAD_DIM <= (int)KV_Q4_MAX_VALUES, "every head can be kept in q4");
 
 static int least(int a, int b) { return a < b ? a : b; }
 static int most(int a, int b) { return a > b ? a : b; }
@@ -48,12 +48,12 @@ kakeya_status timeline_check(const timeline_models *m, const backend_cache_optio
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "draft window %d is outside 1 to %d", o->draft_window,
                          maximum);
     }
-    if (restored && !m->f_theta)
+    if (restored && !m->restoration)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "attention 'restored' needs an f_theta (it is missing)");
-    if (restored && !m->drafter && f_theta_needs_drafter(m->f_theta))
+    if (restored && !m->drafter && restoration_needs_drafter(m->restoration))
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
                          "attention 'restored' needs a drafter, from which f_theta's input %s is made (it is missing)",
-                         f_theta_input_name(m->f_theta->input));
+                         restoration_input_name(m->restoration->input));
     if ((unsigned)o->kv_format >= KV_FORMAT_COUNT) {
         return error_set(error, KAKEYA_UNSUPPORTED, "K/V format %d is not supported", (int)o->kv_format);
     }
@@ -61,13 +61,13 @@ kakeya_status timeline_check(const timeline_models *m, const backend_cache_optio
 }
 
 static void lay_out_layers(timeline *t) {
-    const gemma4_config *c = t->models.verifier;
+    const model_config *c = t->models.verifier;
     for (int i = 0; i < c->layers; i++) {
-        const gemma4_layer_config *lc = &c->layer[i];
+        const layer_config *lc = &c->layer[i];
         timeline_layer *l = &t->layer[i];
         l->latent_head = -1;
         if (lc->kv_source != i) continue;
-        bool sliding = lc->type == GEMMA4_SLIDING;
+        bool sliding = lc->type == LAYER_SLIDING;
         l->kind = sliding ? STORE_RING : STORE_PAGES;
         l->values = lc->kv_heads * lc->head_dim;
         l->format = sliding ? kv_format_base(t->options.kv_format) : t->options.kv_format;
@@ -88,30 +88,30 @@ static void lay_out_layers(timeline *t) {
     if (!is_restored(t)) return;
     t->latents = bounds_all(t) ? STORE_PAGES : STORE_RING;
     t->latent_capacity = t->latents == STORE_RING ? t->prompt_capacity : 0;
-    t->latents_from_tokens = t->models.f_theta->input == F_THETA_DRAFTER_TOKEN_KV;
-    t->latents_from_aux = t->models.f_theta->input == F_THETA_AUX_HIDDEN;
-    t->latent = latent_row_of(t->models.f_theta, t->options.kv_format);
+    t->latents_from_tokens = t->models.restoration->input == RESTORATION_DRAFTER_TOKEN_KV;
+    t->latents_from_aux = t->models.restoration->input == RESTORATION_AUX_HIDDEN;
+    t->latent = latent_row_of(t->models.restoration, t->options.kv_format);
 }
 
 /* The drafter's layers come first and in its order: its fc reads them as they lie. */
 static void lay_out_taps(timeline *t) {
     if (t->options.keep_draft_context) {
-        const dflash_config *d = t->models.drafter;
+        const block_drafter_config *d = t->models.drafter;
         for (int i = 0; i < d->targets; i++) t->tap[t->taps++] = d->target_layer[i];
     }
-    const f_theta_config *f = t->models.f_theta;
+    const restoration_config *f = t->models.restoration;
     for (int i = 0; t->latents_from_aux && i < f->aux_layers; i++) {
         int at = 0;
         while (at < t->taps && t->tap[at] != f->aux_layer[i]) at++;
         if (at == t->taps) t->tap[t->taps++] = f->aux_layer[i];
-        t->f_theta_tap[i] = at;
+        t->restoration_tap[i] = at;
     }
     t->keeps_backlog = t->options.keep_draft_context || t->latents_from_aux;
 }
 
 static timeline lay_out(const timeline_models *models, const backend_cache_options *options) {
     timeline t = {.models = *models, .options = *options, .set_aside = -1};
-    if (is_restored(&t) && f_theta_needs_drafter(models->f_theta)) t.options.keep_draft_context = true;
+    if (is_restored(&t) && restoration_needs_drafter(models->restoration)) t.options.keep_draft_context = true;
     if (!models->drafter) t.options.keep_draft_context = false;
     t.keeps_state = t.options.keep_draft_state = models->assistant && options->keep_draft_state;
     lay_out_layers(&t);
@@ -373,7 +373,7 @@ int timeline_latent_rows(const timeline *t, int n) {
 }
 
 size_t timeline_draft_row_bytes(const timeline *t) {
-    const dflash_config *d = t->models.drafter;
+    const block_drafter_config *d = t->models.drafter;
     return kv_format_row_bytes(t->draft_format, (size_t)d->kv_heads, (size_t)d->head_dim);
 }
 

@@ -64,7 +64,7 @@ enum {
     KV_RING_SLACK = 16,     /* a rejected block must not overwrite what the accepted length still needs */
     KV_RING_STEP = 16,      /* rings are whole multiples of so many positions */
     KV_PAGE_POSITIONS = 64, /* stores that grow do so by pages */
-    TIMELINE_MAX_TAPS = DFLASH_MAX_TARGETS + GEMMA4_MAX_LAYERS,
+    TIMELINE_MAX_TAPS = BLOCK_DRAFTER_MAX_TARGETS + MODEL_MAX_LAYERS,
     KV_BACKLOG = 32, /* committed rows that may wait for one batched extension of what follows them */
 };
 
@@ -112,9 +112,9 @@ typedef struct timeline_run {
 
 /* The models that a timeline is made for; drafter and f_theta may be NULL. They outlive it. */
 typedef struct timeline_models {
-    const gemma4_config *verifier;
-    const dflash_config *drafter;
-    const f_theta_config *f_theta;
+    const model_config *verifier;
+    const block_drafter_config *drafter;
+    const restoration_config *restoration;
     const assistant_config *assistant; /* or NULL, as the two before it */
 } timeline_models;
 
@@ -123,7 +123,7 @@ typedef struct timeline {
     /* --- fixed when it is made */
     timeline_models models;
     backend_cache_options options; /* as asked for, but keep_draft_context says whether one is kept */
-    timeline_layer layer[GEMMA4_MAX_LAYERS];
+    timeline_layer layer[MODEL_MAX_LAYERS];
     kv_format draft_format;               /* of the drafter's context */
     int prompt_capacity, decode_capacity; /* of the rings of sliding layers */
     store_kind latents;                   /* how latents are kept; STORE_NONE: not at all */
@@ -132,12 +132,12 @@ typedef struct timeline {
     latent_row latent;                    /* a row of them */
     int latent_heads;                     /* v_norm scalars of a row of latents */
     int latent_capacity;                  /* of a latent ring */
-    timeline_draft_layer draft[DFLASH_MAX_LAYERS];
+    timeline_draft_layer draft[BLOCK_DRAFTER_MAX_LAYERS];
     bool keeps_state;           /* of the last committed position, for an assistant */
     bool keeps_backlog;         /* committed rows wait: for the drafter's context, for latents, or for both */
     int taps;                   /* layers whose outputs make a row of aux hidden states: the drafter's in its order, */
     int tap[TIMELINE_MAX_TAPS]; /* then those that f_theta alone reads */
-    int f_theta_tap[GEMMA4_MAX_LAYERS]; /* where f_theta's tapped layers lie among them */
+    int restoration_tap[MODEL_MAX_LAYERS]; /* where f_theta's tapped layers lie among them */
 
     /* --- committed state */
     int length;

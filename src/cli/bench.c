@@ -46,7 +46,7 @@ static double rate(const bench_row *row, double seconds) {
 }
 
 static void print_table(const bench_result *result, const kakeya_engine *engine, const bench_arguments *arguments) {
-    const gemma4_config *c = &engine->verifier->config;
+    const model_config *c = &engine->verifier->config;
     printf("%s, %d layers, %s attention, %s\n", c->variant, c->layers, cli_attention_names[arguments->shared.attention],
            kakeya_engine_backend(engine));
     bench_print_probes(&result->read_bytes_per_second, &result->flops_per_second, result->threads, arguments->repeats);

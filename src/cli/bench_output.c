@@ -19,7 +19,7 @@ void bench_add_spread(cJSON *object, const char *key, const bench_spread *spread
 }
 
 cJSON *bench_facts_json(const kakeya_engine *engine, const bench_arguments *arguments) {
-    const gemma4_config *c = &engine->verifier->config;
+    const model_config *c = &engine->verifier->config;
     cJSON *json = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "model", c->variant);
     cJSON_AddNumberToObject(json, "layers", c->layers);

@@ -15,7 +15,7 @@ static const char *bound_name(const bench_together_row *row) {
 
 static void print_table(const bench_sessions_result *result, const kakeya_engine *engine,
                         const bench_arguments *arguments) {
-    const gemma4_config *c = &engine->verifier->config;
+    const model_config *c = &engine->verifier->config;
     printf("%s, %d layers, %s attention, %s: sessions that decode together, a row each in a step\n", c->variant,
            c->layers, cli_attention_names[arguments->shared.attention], kakeya_engine_backend(engine));
     bench_print_probes(&result->read_bytes_per_second, &result->flops_per_second, result->threads, arguments->repeats);

@@ -84,8 +84,8 @@ static void print_architecture(const info_subject *s) {
             printf("rank %d", f->f_theta_rank);
         else
             printf("rank %d for keys and %d for values", f->f_theta_rank, f->f_theta_rank_v);
-        printf(", %s parameters; reads %s, latents as %s\n", format_count(a, f->f_theta_parameters), f->f_theta_input,
-               f->f_theta_latents);
+        printf(", %s parameters; reads %s, latents as %s\n", format_count(a, f->f_theta_parameters),
+               f->restoration_input, f->restoration_latents);
     }
 }
 
@@ -255,8 +255,8 @@ static void add_auxiliary_models(cJSON *json, const kakeya_facts *f) {
         add_number(f_theta, "rank", f->f_theta_rank);
         add_number(f_theta, "rank_v", f->f_theta_rank_v);
         cJSON_AddBoolToObject(f_theta, "shared_latent", f->f_theta_shared);
-        cJSON_AddStringToObject(f_theta, "input", f->f_theta_input);
-        cJSON_AddStringToObject(f_theta, "latent_format", f->f_theta_latents);
+        cJSON_AddStringToObject(f_theta, "input", f->restoration_input);
+        cJSON_AddStringToObject(f_theta, "latent_format", f->restoration_latents);
         add_number(f_theta, "parameters", (double)f->f_theta_parameters);
     } else {
         cJSON_AddNullToObject(json, "f_theta");

@@ -13,7 +13,7 @@
 #include "session/description.h"
 
 typedef struct device_share {
-    gemma4_config part;
+    model_config part;
     int first_output, outputs; /* of the LM head */
     uint64_t parameters;       /* that the device holds of the verifier; drafter and f_theta lie on every device */
     size_t kv_bytes;           /* of the session, under its own policy */
@@ -26,13 +26,13 @@ struct info_devices {
 };
 
 /* Its rows of a head of its own; a tied one is the embedding, which every device holds. */
-static uint64_t parameters_of(const gemma4_config *part, int outputs) {
+static uint64_t parameters_of(const model_config *part, int outputs) {
     uint64_t all = (uint64_t)gemma4_parameters(part).total;
     return part->tied_head ? all : all - (uint64_t)(part->vocab - outputs) * (uint64_t)part->hidden;
 }
 
 static kakeya_status share_of(const info_subject *s, model_shard shard, device_share *out, kakeya_error *error) {
-    const gemma4_config *whole = s->model->verifier;
+    const model_config *whole = s->model->verifier;
     kakeya_status status = model_shard_config(whole, shard, &out->part, error);
     if (status) return status;
     out->first_output = model_shard_first_output(shard, whole->vocab);
@@ -51,7 +51,7 @@ static kakeya_status share_of(const info_subject *s, model_shard shard, device_s
 }
 
 static void print_share(const info_subject *s, int device, const device_share *share) {
-    const gemma4_config *whole = s->model->verifier, *part = &share->part;
+    const model_config *whole = s->model->verifier, *part = &share->part;
     char a[32], b[32], c[32];
     printf(
         "  device %-3d %s of weights in bf16, %s of K/V of the session above under %s; rows %d to %d of the LM head\n",
@@ -62,7 +62,7 @@ static void print_share(const info_subject *s, int device, const device_share *s
         for (int i = 0; i < whole->layers; i++) {
             if ((int)whole->layer[i].type != type) continue;
             printf(", %d of %d K/V heads (%s)", part->layer[i].kv_heads, whole->layer[i].kv_heads,
-                   type == GEMMA4_FULL ? "full attention" : "sliding");
+                   type == LAYER_FULL ? "full attention" : "sliding");
             break;
         }
     }

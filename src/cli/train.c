@@ -209,7 +209,7 @@ static kakeya_status keep_sums(train_command *c, kakeya_error *error) {
 }
 
 static kakeya_status collect(train_command *c, kakeya_error *error) {
-    const gemma4_config *verifier = &c->engine->verifier->config;
+    const model_config *verifier = &c->engine->verifier->config;
     c->held_tokens = 2 * verifier->sliding_window + 152; /* so many rows see evicted positions */
     if (c->held_tokens > c->sequence) c->held_tokens = c->sequence;
     const train_data data = {.files = c->files,
@@ -264,7 +264,8 @@ static kakeya_status write_held_out(train_command *c, kakeya_error *error) {
 
 /* An f_theta in a directory of its own, as a row of the report. `directory` is the row's from then on. */
 static kakeya_status write_rank(const train_command *c, const closed_form_weights *weights,
-                                const f_theta_config *config, char *directory, train_rank *rank, kakeya_error *error) {
+                                const restoration_config *config, char *directory, train_rank *rank,
+                                kakeya_error *error) {
     if (!directory) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
     latent_row row = latent_row_of(config, KV_FORMAT_BF16);
     *rank = (train_rank){.directory = directory,
@@ -276,7 +277,7 @@ static kakeya_status write_rank(const train_command *c, const closed_form_weight
     return status;
 }
 
-static char *rank_directory(const train_command *c, const f_theta_config *config) {
+static char *rank_directory(const train_command *c, const restoration_config *config) {
     char name[64];
     snprintf(name, sizeof name, config->rank_k == config->rank_v ? "rank-%d" : "rank-%d-%d", config->rank_k,
              config->rank_v);
@@ -288,7 +289,7 @@ static kakeya_status write_ranks(train_command *c, const closed_form_weights *we
                                  size_t *n, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
     for (int i = 0; i < c->ranks && !status; i++) {
-        f_theta_config config = c->options.config;
+        restoration_config config = c->options.config;
         config.rank_k >>= i;
         config.rank_v >>= i;
         config.rank >>= i;
@@ -391,7 +392,7 @@ static kakeya_status solve(train_command *c, train_report *report, kakeya_error 
 static kakeya_status prepare_distillation(train_command *c, const train_report *report, train_rank *rank,
                                           kakeya_error *error) {
     closed_form_weights read = {0};
-    f_theta_config config = c->options.config;
+    restoration_config config = c->options.config;
     int chosen = 0;
     kakeya_status status = collect(c, error);
     if (!status) {
@@ -417,7 +418,7 @@ static kakeya_status prepare_distillation(train_command *c, const train_report *
 static kakeya_status distil(train_command *c, train_report *report, kakeya_error *error) {
     train_rank *ranks = report->rank;
     closed_form_weights weights = {0};
-    f_theta_config config;
+    restoration_config config;
     bool resumed = file_exists(c->distill_path);
     report->n = 2;
     kakeya_status status = resumed ? distiller_load_corpus(c->distill_path, c->job.purpose, &c->job.data, error)
@@ -473,11 +474,11 @@ static kakeya_status report_ranks(train_command *c, train_report *report, double
 /* -------------------------------------------------------------------------------------------------------- verb */
 
 /* The hidden states that are read. */
-static kakeya_status choose_taps(train_command *c, f_theta_config *f, kakeya_error *error) {
-    const gemma4_config *verifier = &c->engine->verifier->config;
-    f->input = F_THETA_AUX_HIDDEN;
+static kakeya_status choose_taps(train_command *c, restoration_config *f, kakeya_error *error) {
+    const model_config *verifier = &c->engine->verifier->config;
+    f->input = RESTORATION_AUX_HIDDEN;
     f->hidden = verifier->hidden;
-    f->aux_layers = f_theta_default_taps(
+    f->aux_layers = restoration_default_taps(
         verifier, c->engine->drafter ? c->engine->drafter->config.targets : DEFAULT_TAPS, f->aux_layer);
     if (c->taps.n) f->aux_layers = 0;
     for (size_t i = 0; i < c->taps.n; i++) {
@@ -486,21 +487,21 @@ static kakeya_status choose_taps(train_command *c, f_theta_config *f, kakeya_err
                              c->taps.value[i], verifier->layers);
         f->aux_layer[f->aux_layers++] = c->taps.value[i];
     }
-    if (f->rank > f_theta_encoder_in(f))
+    if (f->rank > restoration_encoder_in(f))
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "rank %d is above the %d values of %d hidden states", f->rank,
-                         f_theta_encoder_in(f), f->aux_layers);
+                         restoration_encoder_in(f), f->aux_layers);
     return KAKEYA_OK;
 }
 
-static kakeya_status choose_drafter(const train_command *c, f_theta_config *f, kakeya_error *error) {
+static kakeya_status choose_drafter(const train_command *c, restoration_config *f, kakeya_error *error) {
     if (!c->engine->drafter)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "--input drafter: the model has no drafter (--drafter DIR)");
-    const dflash_config *d = &c->engine->drafter->config;
-    f->input = F_THETA_DRAFTER_CONTEXT_KV;
+    const block_drafter_config *d = &c->engine->drafter->config;
+    f->input = RESTORATION_DRAFTER_CONTEXT_KV;
     f->drafter_layers = d->layers;
     f->drafter_kv_heads = d->kv_heads;
     f->drafter_head_dim = d->head_dim;
-    int most = f_theta_encoder_in(f) < d->hidden ? f_theta_encoder_in(f) : d->hidden;
+    int most = restoration_encoder_in(f) < d->hidden ? restoration_encoder_in(f) : d->hidden;
     if (f->rank > most)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "rank %d is above the %d values of the drafter's context",
                          f->rank, most);
@@ -509,41 +510,41 @@ static kakeya_status choose_drafter(const train_command *c, f_theta_config *f, k
 
 /* Where none was given: as many values as a hidden state has, at most. */
 static int largest_rank(const train_command *c, bool shared) {
-    const dflash_model *drafter = c->engine->drafter;
+    const block_drafter_model *drafter = c->engine->drafter;
     int rank = shared ? LARGEST_RANK : LARGEST_RANK_APART,
         most = c->input == INPUT_DRAFTER && drafter ? drafter->config.hidden : c->engine->verifier->config.hidden;
     while (rank > most) rank /= 2;
     return rank;
 }
 
-static kakeya_status choose_form(train_command *c, f_theta_config *f, kakeya_error *error) {
-    *f = (f_theta_config){.latents = (f_theta_latents)c->latents};
+static kakeya_status choose_form(train_command *c, restoration_config *f, kakeya_error *error) {
+    *f = (restoration_config){.latents = (restoration_latents)c->latents};
     if (c->distill.init_from) {
         closed_form_weights weights;
         kakeya_status status = trainer_read(c->engine, c->distill.init_from, f, &weights, error);
         if (!status) closed_form_weights_free(&weights);
-        if (c->latents) f->latents = (f_theta_latents)c->latents;
-        c->input = f_theta_needs_drafter(f) ? INPUT_DRAFTER : INPUT_AUX;
+        if (c->latents) f->latents = (restoration_latents)c->latents;
+        c->input = restoration_needs_drafter(f) ? INPUT_DRAFTER : INPUT_AUX;
         return status;
     }
     bool shared = c->input == INPUT_AUX && !c->rank_k;
     int rank = c->rank ? c->rank : shared ? DISTILLED_RANK : DISTILLED_RANK_APART;
     if (c->free_rank) rank = largest_rank(c, shared);
-    f_theta_config_fit(f, &c->engine->verifier->config, c->rank_k ? c->rank_k : rank, c->rank_v ? c->rank_v : rank,
-                       shared);
+    restoration_config_fit(f, &c->engine->verifier->config, c->rank_k ? c->rank_k : rank, c->rank_v ? c->rank_v : rank,
+                           shared);
     return c->input == INPUT_AUX ? choose_taps(c, f, error) : choose_drafter(c, f, error);
 }
 
 static kakeya_status lay_out(train_command *c, kakeya_error *error) {
-    const gemma4_config *verifier = &c->engine->verifier->config;
-    f_theta_config *f = &c->options.config;
+    const model_config *verifier = &c->engine->verifier->config;
+    restoration_config *f = &c->options.config;
     c->free_rank = !c->rank && !c->rank_k && !c->distill.on;
     kakeya_status status = choose_form(c, f, error);
     if (status) return status;
     c->reads_text = kakeya_engine_tokenizer(c->engine) != NULL;
     for (int l = 0; l < verifier->layers; l++) {
-        const gemma4_layer_config *lc = &verifier->layer[l];
-        if (lc->kv_source == l && lc->type == GEMMA4_SLIDING) c->scalar_bytes += (size_t)lc->kv_heads * sizeof(float);
+        const layer_config *lc = &verifier->layer[l];
+        if (lc->kv_source == l && lc->type == LAYER_SLIDING) c->scalar_bytes += (size_t)lc->kv_heads * sizeof(float);
     }
     if (c->sequence > verifier->max_context) c->sequence = verifier->max_context;
     if (c->sequence < 2 * verifier->sliding_window)
@@ -610,7 +611,7 @@ static kakeya_status begin(train_command *c, kakeya_error *error) {
 static void distil_where_a_gpu_is(train_command *c) {
     const backend_ops *ops = backend_find(c->shared.backend, NULL);
     const backend_train_ops *ways = ops ? backend_train_find(ops) : NULL;
-    if (c->distill.on || c->closed_form || !ways || !ways->f_theta_trainer_learn_many) return;
+    if (c->distill.on || c->closed_form || !ways || !ways->restoration_trainer_learn_many) return;
     c->distill.on = true;
     fprintf(stderr, "the closed form is distilled on backend %s; --closed-form leaves it at that\n", ops->name);
 }
@@ -674,7 +675,7 @@ int cli_train(int argc, char **argv) {
         CLI_INT("rank-v", "N", &c.rank_v, 1, 1 << 16, "use two latents; size of the latent of values"),
         CLI_CHOICE("latent-format", "TYPE", &c.latents, latents_names,
                    "format in which sessions keep latents: kv, bf16, q8 or q4 (kv: that of their K/V)"),
-        CLI_INTS("aux-layers", "LIST", &c.taps, 0, GEMMA4_MAX_LAYERS - 1,
+        CLI_INTS("aux-layers", "LIST", &c.taps, 0, MODEL_MAX_LAYERS - 1,
                  "layers whose outputs f_theta reads (as many as the drafter reads, else 6, evenly spaced)"),
         CLI_INT("tokens", "N", &c.tokens, 1, 1 << 30, "maximum number of tokens to train on (400000)"),
         CLI_INT("sequence", "N", &c.sequence, 64, 1 << 20,

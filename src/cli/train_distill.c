@@ -18,7 +18,7 @@ static const double save_seconds = 60;
 
 /* The loss of the recipe with all its parts, its first part alone, then those that earlier trainers had; at last its
  * first part and half of its second. */
-enum { LOSS_MIXED, LOSS_KL, LOSS_MSE, LOSS_KL_HIDDEN = LOSS_MSE + F_THETA_LOSSES - F_THETA_LOSS_MSE };
+enum { LOSS_MIXED, LOSS_KL, LOSS_MSE, LOSS_KL_HIDDEN = LOSS_MSE + RESTORATION_LOSSES - RESTORATION_LOSS_MSE };
 static const float half_hidden = 0.5f;
 static const char *const loss_names[] = {
     [LOSS_MIXED] = "mixed", [LOSS_KL] = "kl",      [LOSS_MSE] = "mse", "cos_mag", "combined",
@@ -26,9 +26,9 @@ static const char *const loss_names[] = {
 
 const char *const train_schedules[] = {[TRAIN_COSINE] = "cosine", [TRAIN_CONSTANT] = "constant", NULL};
 
-static f_theta_loss loss_of(const train_distill *d) {
+static restoration_loss loss_of(const train_distill *d) {
     bool of_logits = d->loss < LOSS_MSE || d->loss == LOSS_KL_HIDDEN;
-    return of_logits ? F_THETA_LOSS_DISTIL : (f_theta_loss)(F_THETA_LOSS_MSE + d->loss - LOSS_MSE);
+    return of_logits ? RESTORATION_LOSS_DISTIL : (restoration_loss)(RESTORATION_LOSS_MSE + d->loss - LOSS_MSE);
 }
 
 /* ------------------------------------------------------------------------------------------------------- choices */
@@ -68,9 +68,9 @@ const char *train_distill_refuse(const train_distill *d) {
             return "--init-from, --steps, --loss and what belongs to them are for --distill";
         return NULL;
     }
-    if (lambda && loss_of(d) != F_THETA_LOSS_ATTN_DISTIL_HYBRID)
+    if (lambda && loss_of(d) != RESTORATION_LOSS_ATTN_DISTIL_HYBRID)
         return "--lambda-... are for --loss attn_distill_hybrid";
-    if (d->later_turns > 0 && loss_of(d) != F_THETA_LOSS_DISTIL)
+    if (d->later_turns > 0 && loss_of(d) != RESTORATION_LOSS_DISTIL)
         return "--later-turns is for --loss mixed, kl and kl_hidden";
     return NULL;
 }
@@ -80,7 +80,7 @@ kakeya_status train_distill_settle(train_distill_job *job, int sequence, int sin
     static const float lambda[4] = {1, 1, 0.1f, 0.1f};
     static const double plain_beta = 0.999; /* what regression was trained with */
     const train_distill *d = job->chosen;
-    f_theta_config config = job->options.config;
+    restoration_config config = job->options.config;
     distiller_options *o = &job->options;
     distiller_options_init(o, &job->engine->verifier->config);
     o->config = config;
@@ -93,7 +93,7 @@ kakeya_status train_distill_settle(train_distill_job *job, int sequence, int sin
     if (d->loss == LOSS_KL || d->loss == LOSS_KL_HIDDEN) o->trainer.attention = o->trainer.kv = 0;
     if (d->loss != LOSS_MIXED) o->trainer.hidden = d->loss == LOSS_KL_HIDDEN ? half_hidden : 0;
     for (int i = 0; i < 4; i++) o->trainer.lambda[i] = d->lambda[i] >= 0 ? d->lambda[i] : lambda[i];
-    if (o->trainer.loss != F_THETA_LOSS_DISTIL) o->adamw.beta[1] = plain_beta;
+    if (o->trainer.loss != RESTORATION_LOSS_DISTIL) o->adamw.beta[1] = plain_beta;
     if (d->rows) o->trainer.rows = d->rows;
     if (d->batch) o->batch = d->batch;
     if (d->segments) o->segments = d->segments;
@@ -214,15 +214,15 @@ static kakeya_status take_step(train_distill_job *job, distill_progress *p, kake
 
 /* Milliseconds of a step, means over those of this process. */
 static void put_times(cJSON *json, const distiller_seconds *times, int steps) {
-    static const char *const names[F_THETA_PARTS] = {
-        [F_THETA_PART_TEACHER] = "teacher", [F_THETA_PART_RESTORED] = "restored_kv",
-        [F_THETA_PART_FORWARD] = "forward", [F_THETA_PART_HEAD] = "head_and_kl",
-        [F_THETA_PART_BACK] = "backward",   [F_THETA_PART_GRADIENT] = "gradient"};
+    static const char *const names[RESTORATION_PARTS] = {
+        [RESTORATION_PART_TEACHER] = "teacher", [RESTORATION_PART_RESTORED] = "restored_kv",
+        [RESTORATION_PART_FORWARD] = "forward", [RESTORATION_PART_HEAD] = "head_and_kl",
+        [RESTORATION_PART_BACK] = "backward",   [RESTORATION_PART_GRADIENT] = "gradient"};
     if (!steps) return;
     cJSON *of = cJSON_AddObjectToObject(json, "step_ms");
     double by = 1e3 / steps;
     fprintf(stderr, "a step took %.0f ms", (times->learning + times->optimiser) * by);
-    for (int i = 0; i < F_THETA_PARTS && times->parts; i++) {
+    for (int i = 0; i < RESTORATION_PARTS && times->parts; i++) {
         cJSON_AddNumberToObject(of, names[i], times->part[i] * by);
         fprintf(stderr, "%s %s %.1f", i ? "," : ":", names[i], times->part[i] * by);
     }
@@ -231,8 +231,8 @@ static void put_times(cJSON *json, const distiller_seconds *times, int steps) {
     cJSON_AddNumberToObject(of, "optimiser", times->optimiser * by);
 }
 
-static void put_result(cJSON *told, const train_distill_job *job, const f_theta_trainer_result *mean, double seconds,
-                       const distiller_seconds *times, int here) {
+static void put_result(cJSON *told, const train_distill_job *job, const restoration_trainer_result *mean,
+                       double seconds, const distiller_seconds *times, int here) {
     cJSON *json = cJSON_AddObjectToObject(told, "distillation");
     cJSON_AddStringToObject(json, "loss", loss_names[job->chosen->loss]);
     cJSON_AddNumberToObject(json, "steps", job->options.steps);
@@ -263,7 +263,7 @@ kakeya_status train_distill_run(train_distill_job *job, closed_form_weights *wei
     }
     double saved = clock_seconds();
     terminal_meter_begin(&p.meter, status ? 0 : distiller_done(p.d));
-    f_theta_trainer_result mean = {0};
+    restoration_trainer_result mean = {0};
     int counted = 0, late = p.steps - (p.steps + 9) / 10;
     while (!status && distiller_done(p.d) < p.steps) {
         status = take_step(job, &p, error);

@@ -18,7 +18,7 @@
 #include "formats/checkpoint.h"
 #include "formats/gguf.h"
 #include "measure/niah.h"
-#include "model/dflash_values.h"
+#include "model/block_drafter_values.h"
 #include "session/auxiliary_models.h"
 #include "train/answers.h"
 #include "train/assistant_start.h"
@@ -162,7 +162,7 @@ static kakeya_status collect(drafter_command *c, kakeya_error *error) {
 
 /* Of the verifier alone: who drafts its answers does not matter. */
 static uint64_t hash_verifier(const kakeya_engine *engine) {
-    const gemma4_model *v = engine->verifier;
+    const language_model *v = engine->verifier;
     const int numbers[] = {v->config.hidden, v->config.layers, v->config.vocab, (int)engine->precision};
     float row[256];
     int width = v->config.hidden < 256 ? v->config.hidden : 256;
@@ -263,15 +263,15 @@ static kakeya_status check_out(const drafter_command *c, kakeya_error *error) {
 
 /* The published form, narrower by what is asked for: all layers but the last slide. */
 static kakeya_status assistant_shape(drafter_command *c, kakeya_error *error) {
-    const gemma4_config *v = &c->engine->verifier->config;
-    gemma4_config *s = &c->assistant.stack;
+    const model_config *v = &c->engine->verifier->config;
+    model_config *s = &c->assistant.stack;
     int layers = c->layers ? c->layers : 4, hidden = c->hidden ? c->hidden : v->hidden / 6 / 8 * 8;
     assistant_config_published(v, &c->assistant);
     if (hidden < 8) hidden = 8;
     if (layers > ASSISTANT_MAX_LAYERS)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "--layers %d: an assistant has at most %d", layers,
                          (int)ASSISTANT_MAX_LAYERS);
-    const gemma4_layer_config sliding = s->layer[0], full = s->layer[s->layers - 1];
+    const layer_config sliding = s->layer[0], full = s->layer[s->layers - 1];
     s->layers = layers;
     s->hidden = hidden;
     s->heads = c->heads ? c->heads : v->heads;
@@ -307,22 +307,22 @@ static kakeya_status begin_assistant(drafter_command *c, kakeya_error *error) {
 
 /* The drafter's shape, and what it begins with. */
 static kakeya_status begin_drafter(drafter_command *c, kakeya_error *error) {
-    dflash_config *d = &c->options.config;
-    const gemma4_model *v = c->engine->verifier;
+    block_drafter_config *d = &c->options.config;
+    const language_model *v = c->engine->verifier;
     if (c->kind == KIND_MTP) return begin_assistant(c, error);
     if (c->init_from) {
         *d = c->engine->drafter->config;
     } else {
-        dflash_config_fit(&v->config, c->layers ? c->layers : 5, c->block ? c->block : 16, c->taps, d);
+        block_drafter_config_fit(&v->config, c->layers ? c->layers : 5, c->block ? c->block : 16, c->taps, d);
         d->mask_token = c->mask >= 0 ? c->mask : USUAL_MASK;
     }
     if (d->mask_token >= v->config.vocab)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "--mask-token %d: the vocabulary has %d tokens", d->mask_token,
                          v->config.vocab);
-    c->values = malloc(dflash_values_count(d) * sizeof *c->values);
+    c->values = malloc(block_drafter_values_count(d) * sizeof *c->values);
     if (!c->values) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the drafter's weights");
     if (c->init_from) return drafter_read(c->engine, c->values, error);
-    dflash_values_begin(d, &v->weights, c->seed, c->values);
+    block_drafter_values_begin(d, &v->weights, c->seed, c->values);
     return KAKEYA_OK;
 }
 
@@ -632,14 +632,16 @@ int cli_train_drafter(int argc, char **argv) {
         CLI_CHOICE("kind", "KIND", &c.kind, kind_names, "a new drafter: dflash, or mtp for an MTP assistant (dflash)"),
         CLI_CHOICE("scope", "WHICH", &c.scope, scope_names,
                    "weights to train: full, or fc-norms for the input projection and the norms outside layers (full)"),
-        CLI_INT("layers", "N", &c.layers, 1, DFLASH_MAX_LAYERS, "layers of a new drafter (5; of an assistant 4)"),
+        CLI_INT("layers", "N", &c.layers, 1, BLOCK_DRAFTER_MAX_LAYERS,
+                "layers of a new drafter (5; of an assistant 4)"),
         CLI_INT("hidden", "N", &c.hidden, 8, 1 << 14, "hidden size of a new assistant (a sixth of the model's)"),
         CLI_INT("heads", "N", &c.heads, 1, 256, "query heads of a new assistant (the model's)"),
         CLI_INT("mlp", "N", &c.mlp, 8, 1 << 16, "width of a new assistant's MLPs (four times its hidden size)"),
         CLI_INT("block", "N", &c.block, 2, DRAFTER_TRAINER_MAX_BLOCK,
                 "block size of a new drafter: one token and the drafts after it (16); of an assistant the "
                 "length of the chains it learns from (8)"),
-        CLI_INT("taps", "N", &c.taps, 1, DFLASH_MAX_TARGETS, "number of hidden states that a new drafter reads (6)"),
+        CLI_INT("taps", "N", &c.taps, 1, BLOCK_DRAFTER_MAX_TARGETS,
+                "number of hidden states that a new drafter reads (6)"),
         CLI_INT("mask-token", "ID", &c.mask, 0, 1 << 24,
                 "token that marks the places of drafts in a block of a new drafter (4)"),
         CLI_INT("sequence", "N", &c.sequence, 16, 1 << 20,

@@ -12,11 +12,11 @@ static kakeya_status no_memory(const char *name, kakeya_error *error) {
     return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for tensor %s", name);
 }
 
-static const weight *matrix_of(const gemma4_audio *a, const audio_slot *slot) {
+static const weight *matrix_of(const audio_model *a, const audio_slot *slot) {
     return &a->weights[1 + slot->layer].matrix[slot->role];
 }
 
-static float bound_of(const gemma4_audio *a, const audio_slot *slot, int i) {
+static float bound_of(const audio_model *a, const audio_slot *slot, int i) {
     const vision_bounds *b = &a->weights[1 + slot->layer].bounds[slot->role];
     const float bounds[AUDIO_BOUNDS] = {b->input_min, b->input_max, b->output_min, b->output_max};
     return bounds[i];
@@ -33,7 +33,7 @@ static float before_softplus(float y) {
 typedef enum audio_form { FORM_GGUF, FORM_PUBLISHED, FORM_MLX } audio_form;
 
 /* What is no matrix as it was stored, in the order of a file. malloc'ed. */
-static float *values_for(const gemma4_audio *a, const audio_slot *slot, audio_form form) {
+static float *values_for(const audio_model *a, const audio_slot *slot, audio_form form) {
     const audio_weights *w = &a->weights[1 + slot->layer];
     const size_t n = values_of(slot);
     float *out = malloc(n * sizeof *out);
@@ -49,20 +49,20 @@ static float *values_for(const gemma4_audio *a, const audio_slot *slot, audio_fo
 /* ---------------------------------------------------------------------------------------------------------- GGUF */
 
 typedef struct gguf_writing {
-    const gemma4_audio *a;
+    const audio_model *a;
     gguf_output *o;
     uint64_t bytes;
 } gguf_writing;
 
 /* llama.cpp's converter widens the matrix behind the convolutions, too. */
-static bool is_wide(const gemma4_audio *a, const audio_slot *slot) {
+static bool is_wide(const audio_model *a, const audio_slot *slot) {
     return !slot->mapped || slot->role == AUDIO_INPUT || matrix_of(a, slot)->format == WEIGHT_F32;
 }
 
 static kakeya_status plan_tensor(void *context, const audio_slot *slot, kakeya_error *error) {
     (void)error;
     gguf_writing *w = context;
-    const gemma4_audio *a = w->a;
+    const audio_model *a = w->a;
     const bool wide = is_wide(a, slot), conv = slot->role == AUDIO_CONV_0 || slot->role == AUDIO_CONV_1;
     const uint32_t type = wide                                       ? GGUF_TENSOR_F32
                           : matrix_of(a, slot)->format == WEIGHT_F16 ? GGUF_TENSOR_F16
@@ -87,7 +87,7 @@ static kakeya_status plan_tensor(void *context, const audio_slot *slot, kakeya_e
     return KAKEYA_OK;
 }
 
-static void add_keys(const gemma4_audio *a, gguf_output *o) {
+static void add_keys(const audio_model *a, gguf_output *o) {
     const char *type = a->conformer ? "gemma4a" : "gemma4ua";
     gguf_output_bool(o, "clip.has_audio_encoder", true);
     gguf_output_text(o, "clip.audio.projector_type", type, strlen(type));
@@ -104,16 +104,16 @@ static void add_keys(const gemma4_audio *a, gguf_output *o) {
     if (a->residual != audio_published_residual) gguf_output_f32(o, AUDIO_KEY_RESIDUAL, a->residual);
 }
 
-void audio_plan_gguf(const gemma4_audio *a, gguf_output *o, uint64_t *bytes) {
+void audio_plan_gguf(const audio_model *a, gguf_output *o, uint64_t *bytes) {
     gguf_writing w = {.a = a, .o = o};
     add_keys(a, o);
-    (void)gemma4_audio_walk(a, plan_tensor, &w, NULL);
+    (void)audio_model_walk(a, plan_tensor, &w, NULL);
     *bytes = w.bytes;
 }
 
 static kakeya_status write_tensor(void *context, const audio_slot *slot, kakeya_error *error) {
     const gguf_writing *w = context;
-    const gemma4_audio *a = w->a;
+    const audio_model *a = w->a;
     kakeya_status status;
     if (slot->mapped && (!is_wide(a, slot) || matrix_of(a, slot)->format == WEIGHT_F32)) {
         const weight *from = matrix_of(a, slot);
@@ -132,9 +132,9 @@ static kakeya_status write_tensor(void *context, const audio_slot *slot, kakeya_
     return status;
 }
 
-kakeya_status audio_write_gguf(const gemma4_audio *a, gguf_output *o, kakeya_error *error) {
+kakeya_status audio_write_gguf(const audio_model *a, gguf_output *o, kakeya_error *error) {
     gguf_writing w = {.a = a, .o = o};
-    return gemma4_audio_walk(a, write_tensor, &w, error);
+    return audio_model_walk(a, write_tensor, &w, error);
 }
 
 /* --------------------------------------------------------------------------------------------------- safetensors */
@@ -146,13 +146,13 @@ static kakeya_status count_entries(void *context, const audio_slot *slot, kakeya
 }
 
 typedef struct planning {
-    const gemma4_audio *a;
+    const audio_model *a;
     const char *prefix;
     vision_entries *to;
 } planning;
 
 /* Shapes as published, or as MLX has them. */
-static void set_shape(safetensors_entry *e, const gemma4_audio *a, const audio_slot *slot, bool mlx) {
+static void set_shape(safetensors_entry *e, const audio_model *a, const audio_slot *slot, bool mlx) {
     const int64_t channels = slot->role == AUDIO_CONV_1 ? a->channels[0] : 1;
     e->shape[0] = slot->rows;
     if (slot->role == AUDIO_CONV_0 || slot->role == AUDIO_CONV_1) {
@@ -172,7 +172,7 @@ static void set_shape(safetensors_entry *e, const gemma4_audio *a, const audio_s
 
 static kakeya_status plan_entry(void *context, const audio_slot *slot, kakeya_error *error) {
     const planning *p = context;
-    const gemma4_audio *a = p->a;
+    const audio_model *a = p->a;
     const bool mlx = !*p->prefix;
     tensor_type type;
     if (slot->mapped) {
@@ -194,18 +194,18 @@ static kakeya_status plan_entry(void *context, const audio_slot *slot, kakeya_er
     return KAKEYA_OK;
 }
 
-kakeya_status audio_entries_make(const gemma4_audio *a, const char *prefix, vision_entries *out, kakeya_error *error) {
+kakeya_status audio_entries_make(const audio_model *a, const char *prefix, vision_entries *out, kakeya_error *error) {
     *out = (vision_entries){0};
     size_t n = 0;
     if (!a) return KAKEYA_OK;
-    (void)gemma4_audio_walk(a, count_entries, &n, error);
+    (void)audio_model_walk(a, count_entries, &n, error);
     kakeya_status status = vision_entries_reserve(out, n, error);
     planning p = {a, prefix, out};
-    return status == KAKEYA_OK ? gemma4_audio_walk(a, plan_entry, &p, error) : status;
+    return status == KAKEYA_OK ? audio_model_walk(a, plan_entry, &p, error) : status;
 }
 
 typedef struct safetensors_writing {
-    const gemma4_audio *a;
+    const audio_model *a;
     bool mlx;
     safetensors_writer *writer;
     uint64_t *bytes;
@@ -231,8 +231,8 @@ static kakeya_status write_entry(void *context, const audio_slot *slot, kakeya_e
     return status;
 }
 
-kakeya_status audio_to_safetensors(const gemma4_audio *a, bool mlx, safetensors_writer *writer, uint64_t *bytes,
+kakeya_status audio_to_safetensors(const audio_model *a, bool mlx, safetensors_writer *writer, uint64_t *bytes,
                                    kakeya_error *error) {
     safetensors_writing w = {a, mlx, writer, bytes};
-    return a ? gemma4_audio_walk(a, write_entry, &w, error) : KAKEYA_OK;
+    return a ? audio_model_walk(a, write_entry, &w, error) : KAKEYA_OK;
 }

@@ -4,15 +4,15 @@
 #define KAKEYA_CONVERT_AUDIO_H
 
 #include "convert/vision.h"
-#include "model/gemma4_audio.h"
+#include "model/audio_model.h"
 
 /* Adds keys and tensors to a file that is not open yet, and writes the tensors, once it is. *bytes: of them. */
-void audio_plan_gguf(const gemma4_audio *a, gguf_output *o, uint64_t *bytes);
-kakeya_status audio_write_gguf(const gemma4_audio *a, gguf_output *o, kakeya_error *error);
+void audio_plan_gguf(const audio_model *a, gguf_output *o, uint64_t *bytes);
+kakeya_status audio_write_gguf(const audio_model *a, gguf_output *o, kakeya_error *error);
 
 /* As vision_entries_make and vision_to_safetensors. mlx: with the channels of convolutions in the last place. */
-kakeya_status audio_entries_make(const gemma4_audio *a, const char *prefix, vision_entries *out, kakeya_error *error);
-kakeya_status audio_to_safetensors(const gemma4_audio *a, bool mlx, safetensors_writer *writer, uint64_t *bytes,
+kakeya_status audio_entries_make(const audio_model *a, const char *prefix, vision_entries *out, kakeya_error *error);
+kakeya_status audio_to_safetensors(const audio_model *a, bool mlx, safetensors_writer *writer, uint64_t *bytes,
                                    kakeya_error *error);
 
 #endif

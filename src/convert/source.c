@@ -16,7 +16,7 @@ enum { PIECE_BYTES = 8 << 20 };
 /* Files of Gemma 3 hold what norms multiply with (GGUF), or what is added to 1 (directories). A scale of attention that
  * no key of a GGUF file can say becomes part of the queries' norm. */
 static void settle_norms(const source *s, const tensor_slot *slot, float *values) {
-    const gemma4_config *c = &s->model->config;
+    const model_config *c = &s->model->config;
     const bool directory = convert_is_directory(s->to);
     if (c->generation != GEMMA_3) return;
     for (int64_t i = 0; i < slot->shape[0]; i++) {
@@ -67,13 +67,13 @@ kakeya_status source_open(const char *name, convert_target to, source *out, kake
     *out = (source){.to = to};
     mem_account_init(&out->account, NULL, 0);
     kakeya_status status = checkpoint_resolve(name, &out->path, error);
-    if (status == KAKEYA_OK) status = gemma4_model_open_stored(out->path, &out->account, &out->model, error);
+    if (status == KAKEYA_OK) status = language_model_open_stored(out->path, &out->account, &out->model, error);
     if (status == KAKEYA_OK) status = gemma4_walk(&out->model->config, add_tensor, out, error);
     return status;
 }
 
 void source_close(source *s) {
-    gemma4_model_close(s->model);
+    language_model_close(s->model);
     free(s->tensors);
     free(s->path);
 }

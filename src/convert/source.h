@@ -4,7 +4,7 @@
 
 #include "base/threads.h"
 #include "convert/convert.h"
-#include "model/gemma4.h"
+#include "model/language_model.h"
 #include "model/tensors.h"
 
 typedef struct source_tensor {
@@ -19,7 +19,7 @@ typedef struct source_tensor {
 
 typedef struct source {
     mem_account account;
-    gemma4_model *model;
+    language_model *model;
     char *path; /* directory or file */
     source_tensor *tensors;
     size_t n;

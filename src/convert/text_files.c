@@ -10,7 +10,7 @@
 #include "model/gemma4_facts.h"
 #include "text/tokenizer_gguf.h"
 
-static kakeya_status no_memory(const gemma4_model *m, const char *name, kakeya_error *error) {
+static kakeya_status no_memory(const language_model *m, const char *name, kakeya_error *error) {
     return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for a %s", gguf_path(m->file), name);
 }
 
@@ -24,19 +24,19 @@ static double shortest(float value) {
     return (double)value;
 }
 
-static void put_tokens(cJSON *to, const gemma4_config *c) {
+static void put_tokens(cJSON *to, const model_config *c) {
     cJSON_AddItemToObject(to, "eos_token_id", cJSON_CreateIntArray(c->stop_tokens, c->n_stop_tokens));
     if (c->bos_token >= 0) cJSON_AddNumberToObject(to, gemma4_facts[FACT_BOS].json, c->bos_token);
     if (c->pad_token >= 0) cJSON_AddNumberToObject(to, gemma4_facts[FACT_PAD].json, c->pad_token);
 }
 
-static void put_attention(cJSON *to, const gemma4_config *c) {
-    const gemma4_rope *full = &c->rope[GEMMA4_FULL];
+static void put_attention(cJSON *to, const model_config *c) {
+    const rope_config *full = &c->rope[LAYER_FULL];
     double width = 1 / ((double)c->query_scale * (double)c->query_scale);
     if (fabs(width - round(width)) < 1e-4 * width) width = round(width);
     cJSON_AddNumberToObject(to, "query_pre_attn_scalar", width);
     cJSON_AddNumberToObject(to, "rope_theta", shortest(full->theta));
-    cJSON_AddNumberToObject(to, "rope_local_base_freq", shortest(c->rope[GEMMA4_SLIDING].theta));
+    cJSON_AddNumberToObject(to, "rope_local_base_freq", shortest(c->rope[LAYER_SLIDING].theta));
     if (full->factor != 1) {
         cJSON *scaling = cJSON_AddObjectToObject(to, "rope_scaling");
         cJSON_AddStringToObject(scaling, "rope_type", "linear");
@@ -47,13 +47,13 @@ static void put_attention(cJSON *to, const gemma4_config *c) {
     cJSON *types = cJSON_AddArrayToObject(to, "layer_types");
     for (int i = 0; i < c->layers; i++)
         cJSON_AddItemToArray(
-            types, cJSON_CreateString(c->layer[i].type == GEMMA4_FULL ? "full_attention" : "sliding_attention"));
+            types, cJSON_CreateString(c->layer[i].type == LAYER_FULL ? "full_attention" : "sliding_attention"));
     cJSON_AddFalseToObject(to, "attention_bias");
     cJSON_AddNullToObject(to, "attn_logit_softcapping");
 }
 
-kakeya_status configuration_of_gguf(const gemma4_model *model, cJSON **out, kakeya_error *error) {
-    const gemma4_config *c = &model->config;
+kakeya_status configuration_of_gguf(const language_model *model, cJSON **out, kakeya_error *error) {
+    const model_config *c = &model->config;
     if (c->generation != GEMMA_3)
         return error_set(error, KAKEYA_UNSUPPORTED,
                          "%s: a directory of a Gemma 4 is made from a directory, whose config.json it keeps; a GGUF "
@@ -101,8 +101,8 @@ kakeya_status configuration_of_gguf(const gemma4_model *model, cJSON **out, kake
 }
 
 /* generation_config.json and tokenizer_config.json. */
-static cJSON *small_file(const gemma4_model *m, const tokenizer *t, const char *name) {
-    const gemma4_config *c = &m->config;
+static cJSON *small_file(const language_model *m, const tokenizer *t, const char *name) {
+    const model_config *c = &m->config;
     cJSON *to = cJSON_CreateObject();
     if (strcmp(name, "generation_config.json") == 0) {
         put_tokens(to, c);
@@ -127,7 +127,7 @@ static cJSON *small_file(const gemma4_model *m, const tokenizer *t, const char *
     return to;
 }
 
-static kakeya_status print(const gemma4_model *m, const char *name, cJSON *json, char **out, size_t *bytes,
+static kakeya_status print(const language_model *m, const char *name, cJSON *json, char **out, size_t *bytes,
                            kakeya_error *error) {
     char *text = json ? cJSON_Print(json) : NULL;
     cJSON_Delete(json);
@@ -138,7 +138,7 @@ static kakeya_status print(const gemma4_model *m, const char *name, cJSON *json,
     return KAKEYA_OK;
 }
 
-static kakeya_status template_of(const gemma4_model *m, char **out, size_t *bytes, kakeya_error *error) {
+static kakeya_status template_of(const language_model *m, char **out, size_t *bytes, kakeya_error *error) {
     gguf_keys keys = {.file = m->file, .error = error};
     gguf_text text = {0};
     if (!gguf_keys_text(&keys, "tokenizer.chat_template", &text)) return keys.status;
@@ -147,7 +147,7 @@ static kakeya_status template_of(const gemma4_model *m, char **out, size_t *byte
     return *out ? KAKEYA_OK : no_memory(m, "chat_template.jinja", error);
 }
 
-kakeya_status text_file_of_gguf(const gemma4_model *model, const char *name, char **out, size_t *bytes,
+kakeya_status text_file_of_gguf(const language_model *model, const char *name, char **out, size_t *bytes,
                                 kakeya_error *error) {
     *out = NULL;
     const bool generation = strcmp(name, "generation_config.json") == 0;

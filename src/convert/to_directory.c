@@ -322,7 +322,7 @@ static kakeya_status copy_file(const char *from, const char *to, kakeya_error *e
 }
 
 /* A file of text that a GGUF file's keys stand for. */
-static kakeya_status make_file(const gemma4_model *model, const char *name, const char *to, kakeya_error *error) {
+static kakeya_status make_file(const language_model *model, const char *name, const char *to, kakeya_error *error) {
     char *text = NULL;
     size_t bytes = 0;
     kakeya_status status = text_file_of_gguf(model, name, &text, &bytes, error);

@@ -105,7 +105,7 @@ static kakeya_status add_merges(gguf_output *o, const char *path, const cJSON *m
 }
 
 /* With `ranked`, scores by which pieces merge; else merges follow. */
-static kakeya_status add_pieces(gguf_output *o, const tokenizer *t, const char *path, const gemma4_config *config,
+static kakeya_status add_pieces(gguf_output *o, const tokenizer *t, const char *path, const model_config *config,
                                 const float *ranked, kakeya_error *error) {
     int known = tokenizer_vocab_size(t), n = config->vocab;
     if (known > n)
@@ -137,7 +137,7 @@ static kakeya_status add_pieces(gguf_output *o, const tokenizer *t, const char *
     return KAKEYA_OK;
 }
 
-static void add_named_tokens(gguf_output *o, const gemma4_config *config) {
+static void add_named_tokens(gguf_output *o, const model_config *config) {
     if (config->bos_token >= 0) gguf_output_u32(o, "tokenizer.ggml.bos_token_id", (uint32_t)config->bos_token);
     static const char *const ends[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
                                        "tokenizer.ggml.eom_token_id"};
@@ -147,7 +147,7 @@ static void add_named_tokens(gguf_output *o, const gemma4_config *config) {
 }
 
 /* What is put around a text is found by asking. */
-static kakeya_status add_surroundings(gguf_output *o, const tokenizer *t, const gemma4_config *config,
+static kakeya_status add_surroundings(gguf_output *o, const tokenizer *t, const model_config *config,
                                       kakeya_error *error) {
     int32_t *ids = NULL;
     size_t n = 0;
@@ -193,8 +193,7 @@ static kakeya_status find_scores(const tokenizer *t, const char *path, float **o
     return status;
 }
 
-static kakeya_status add_vocabulary(gguf_output *o, const char *path, const gemma4_config *config,
-                                    kakeya_error *error) {
+static kakeya_status add_vocabulary(gguf_output *o, const char *path, const model_config *config, kakeya_error *error) {
     char *text = NULL;
     size_t bytes = 0;
     cJSON *json = NULL;
@@ -218,7 +217,7 @@ static kakeya_status add_vocabulary(gguf_output *o, const char *path, const gemm
 }
 
 static kakeya_status add_tokenizer(gguf_output *o, const source *s, kakeya_error *error) {
-    const gemma4_config *config = &s->model->config;
+    const model_config *config = &s->model->config;
     if (s->model->file) { /* the vocabulary of a GGUF file, as it is */
         const gguf_part *part = &s->model->file->parts[0];
         for (size_t i = 0; i < part->n_values; i++) {
@@ -262,7 +261,7 @@ static void add_per_layer(gguf_output *o, const char *key, const int *values, in
 }
 
 /* Layers of Gemma 3 are alike, but for what they see: one number where every n-th sees everything. */
-static void add_gemma3_attention(gguf_output *o, const gemma4_config *c, const bool *sliding) {
+static void add_gemma3_attention(gguf_output *o, const model_config *c, const bool *sliding) {
     int period = 0, n = 0;
     for (int i = 0; i < c->layers; i++) {
         n += sliding[i];
@@ -276,39 +275,39 @@ static void add_gemma3_attention(gguf_output *o, const gemma4_config *c, const b
     else if (n)
         gguf_output_array(o, "gemma4.attention.sliding_window_pattern", GGUF_BOOL, (uint64_t)c->layers, sliding,
                           (size_t)c->layers);
-    if (c->rope[GEMMA4_FULL].factor != 1) {
+    if (c->rope[LAYER_FULL].factor != 1) {
         gguf_output_text(o, "gemma4.rope.scaling.type", "linear", 6);
-        gguf_output_f32(o, "gemma4.rope.scaling.factor", c->rope[GEMMA4_FULL].factor);
+        gguf_output_f32(o, "gemma4.rope.scaling.factor", c->rope[LAYER_FULL].factor);
     }
 }
 
-static void add_gemma4_attention(gguf_output *o, const gemma4_config *c, const int *dims, const bool *sliding) {
-    gguf_output_u32(o, "gemma4.attention.key_length_swa", (uint32_t)dims[GEMMA4_SLIDING]);
-    gguf_output_u32(o, "gemma4.attention.value_length_swa", (uint32_t)dims[GEMMA4_SLIDING]);
+static void add_gemma4_attention(gguf_output *o, const model_config *c, const int *dims, const bool *sliding) {
+    gguf_output_u32(o, "gemma4.attention.key_length_swa", (uint32_t)dims[LAYER_SLIDING]);
+    gguf_output_u32(o, "gemma4.attention.value_length_swa", (uint32_t)dims[LAYER_SLIDING]);
     gguf_output_u32(o, "gemma4.attention.sliding_window", (uint32_t)c->sliding_window);
     gguf_output_array(o, "gemma4.attention.sliding_window_pattern", GGUF_BOOL, (uint64_t)c->layers, sliding,
                       (size_t)c->layers);
     gguf_output_u32(o, "gemma4.attention.shared_kv_layers", (uint32_t)c->shared_kv_layers);
-    gguf_output_u32(o, "gemma4.rope.dimension_count", (uint32_t)dims[GEMMA4_FULL]);
-    gguf_output_u32(o, "gemma4.rope.dimension_count_swa", (uint32_t)dims[GEMMA4_SLIDING]);
+    gguf_output_u32(o, "gemma4.rope.dimension_count", (uint32_t)dims[LAYER_FULL]);
+    gguf_output_u32(o, "gemma4.rope.dimension_count_swa", (uint32_t)dims[LAYER_SLIDING]);
 }
 
-static void add_attention(gguf_output *o, const gemma4_config *c) {
-    int kv_heads[GEMMA4_MAX_LAYERS], dims[2] = {0};
-    bool sliding[GEMMA4_MAX_LAYERS];
+static void add_attention(gguf_output *o, const model_config *c) {
+    int kv_heads[MODEL_MAX_LAYERS], dims[2] = {0};
+    bool sliding[MODEL_MAX_LAYERS];
     for (int i = 0; i < c->layers; i++) {
         kv_heads[i] = c->layer[i].kv_heads;
-        sliding[i] = c->layer[i].type == GEMMA4_SLIDING;
+        sliding[i] = c->layer[i].type == LAYER_SLIDING;
         dims[c->layer[i].type] = c->layer[i].head_dim;
     }
     for (int type = 0; type < 2; type++) dims[type] = dims[type] ? dims[type] : dims[!type];
     gguf_output_u32(o, "gemma4.attention.head_count", (uint32_t)c->heads);
     add_per_layer(o, "gemma4.attention.head_count_kv", kv_heads, c->layers);
-    gguf_output_u32(o, "gemma4.attention.key_length", (uint32_t)dims[GEMMA4_FULL]);
-    gguf_output_u32(o, "gemma4.attention.value_length", (uint32_t)dims[GEMMA4_FULL]);
+    gguf_output_u32(o, "gemma4.attention.key_length", (uint32_t)dims[LAYER_FULL]);
+    gguf_output_u32(o, "gemma4.attention.value_length", (uint32_t)dims[LAYER_FULL]);
     gguf_output_f32(o, "gemma4.attention.layer_norm_rms_epsilon", c->rms_eps);
-    gguf_output_f32(o, "gemma4.rope.freq_base", c->rope[GEMMA4_FULL].theta);
-    gguf_output_f32(o, "gemma4.rope.freq_base_swa", c->rope[GEMMA4_SLIDING].theta);
+    gguf_output_f32(o, "gemma4.rope.freq_base", c->rope[LAYER_FULL].theta);
+    gguf_output_f32(o, "gemma4.rope.freq_base_swa", c->rope[LAYER_SLIDING].theta);
     if (c->generation == GEMMA_3)
         add_gemma3_attention(o, c, sliding);
     else
@@ -316,8 +315,8 @@ static void add_attention(gguf_output *o, const gemma4_config *c) {
 }
 
 static void add_configuration(gguf_output *o, const source *s, uint32_t file_type) {
-    const gemma4_config *c = &s->model->config;
-    int widths[GEMMA4_MAX_LAYERS];
+    const model_config *c = &s->model->config;
+    int widths[MODEL_MAX_LAYERS];
     for (int i = 0; i < c->layers; i++) widths[i] = c->layer[i].intermediate;
     if (c->generation == GEMMA_3) gguf_output_rename(o, GEMMA4_GGUF_PREFIX, "gemma3.");
     gguf_output_text(o, "general.architecture", c->generation == GEMMA_3 ? "gemma3" : "gemma4", 6);
@@ -342,13 +341,13 @@ static void add_configuration(gguf_output *o, const source *s, uint32_t file_typ
 
 /* Divisors of the frequencies of full attention in Gemma 4: 1 (or the factor) for pairs that turn, 1e30 for the others.
  */
-static size_t rope_divisors(const gemma4_config *c, float **out) {
+static size_t rope_divisors(const model_config *c, float **out) {
     int pairs = 0;
     for (int i = 0; c->generation == GEMMA_4 && i < c->layers; i++)
-        pairs = c->layer[i].type == GEMMA4_FULL ? c->layer[i].head_dim / 2 : pairs;
+        pairs = c->layer[i].type == LAYER_FULL ? c->layer[i].head_dim / 2 : pairs;
     *out = malloc(((size_t)pairs + 1) * sizeof **out);
     for (int i = 0; *out && i < pairs; i++)
-        (*out)[i] = i < c->rope[GEMMA4_FULL].rotated_pairs ? c->rope[GEMMA4_FULL].factor : 1e30f;
+        (*out)[i] = i < c->rope[LAYER_FULL].rotated_pairs ? c->rope[LAYER_FULL].factor : 1e30f;
     return (size_t)pairs;
 }
 
@@ -459,7 +458,7 @@ static kakeya_status write_tensors(gguf_output *o, conversion *c, const planned 
 
 /* What reads pictures and sound, in a file but for its name, which gguf_output_commit gives it. NULL on failure. */
 static gguf_output *write_parts(conversion *c, const char *path, kakeya_status *status, kakeya_error *error) {
-    const gemma4_model *model = c->from->model;
+    const language_model *model = c->from->model;
     const char *name = model->config.variant;
     gguf_output *o = gguf_output_create();
     if (!o) {
@@ -481,7 +480,7 @@ static gguf_output *write_parts(conversion *c, const char *path, kakeya_status *
 
 /* Both files, or none. */
 static kakeya_status commit(gguf_output *o, conversion *c, const char *out, kakeya_error *error) {
-    const gemma4_model *model = c->from->model;
+    const language_model *model = c->from->model;
     if (!model->vision && !model->sound) return gguf_output_commit(o, error);
     gguf_output *parts = NULL;
     char *path = vision_path(out);
@@ -502,7 +501,7 @@ static kakeya_status commit(gguf_output *o, conversion *c, const char *out, kake
 }
 
 kakeya_status convert_to_gguf(conversion *c, const char *out, kakeya_error *error) {
-    const gemma4_config *config = &c->from->model->config;
+    const model_config *config = &c->from->model->config;
     gguf_output *o = gguf_output_create();
     planned *plan = calloc(c->from->n + 1, sizeof *plan);
     importances *file = NULL;

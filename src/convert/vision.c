@@ -11,15 +11,15 @@ static kakeya_status no_memory(const char *name, kakeya_error *error) {
     return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for tensor %s", name);
 }
 
-static const weight *matrix_of(const gemma4_vision *v, const vision_slot *slot) {
+static const weight *matrix_of(const vision_model *v, const vision_slot *slot) {
     return &v->weights[1 + slot->layer].matrix[slot->role];
 }
 
-static const float *vector_of(const gemma4_vision *v, const vision_slot *slot) {
+static const float *vector_of(const vision_model *v, const vision_slot *slot) {
     return v->weights[1 + slot->layer].vector[slot->role];
 }
 
-static float bound_of(const gemma4_vision *v, const vision_slot *slot, int i) {
+static float bound_of(const vision_model *v, const vision_slot *slot, int i) {
     const vision_bounds *b = &v->weights[1 + slot->layer].bounds[slot->role];
     const float bounds[VISION_BOUNDS] = {b->input_min, b->input_max, b->output_min, b->output_max};
     return bounds[i];
@@ -43,7 +43,7 @@ char *vision_path(const char *out) {
 }
 
 typedef struct gguf_writing {
-    const gemma4_vision *v;
+    const vision_model *v;
     gguf_output *o;
     uint64_t bytes;
 } gguf_writing;
@@ -56,7 +56,7 @@ static bool is_wide(const vision_slot *slot) {
 static kakeya_status plan_gguf(void *context, const vision_slot *slot, kakeya_error *error) {
     (void)error;
     gguf_writing *w = context;
-    const gemma4_vision *v = w->v;
+    const vision_model *v = w->v;
     const int64_t matrix[] = {slot->columns, slot->rows}, vector[] = {slot->rows}, one[] = {1};
     const int64_t places[] = {v->hidden, v->positions, 2}, patch[] = {v->patch, v->patch, 3, v->hidden};
     const weight_format format = slot->matrix ? matrix_of(v, slot)->format : WEIGHT_F32;
@@ -83,7 +83,7 @@ static kakeya_status plan_gguf(void *context, const vision_slot *slot, kakeya_er
 
 static kakeya_status write_gguf(void *context, const vision_slot *slot, kakeya_error *error) {
     const gguf_writing *w = context;
-    const gemma4_vision *v = w->v;
+    const vision_model *v = w->v;
     const size_t n = (size_t)(slot->rows * slot->columns);
     kakeya_status status;
     if (is_wide(slot)) {
@@ -106,7 +106,7 @@ static kakeya_status write_gguf(void *context, const vision_slot *slot, kakeya_e
     return status;
 }
 
-static void add_keys(gguf_output *o, const gemma4_vision *v) {
+static void add_keys(gguf_output *o, const vision_model *v) {
     static const float mean[3] = {0, 0, 0}, deviation[3] = {1, 1, 1};
     enum { DEFAULT_BUDGET = 280, IMAGE_SIZE = 224 /* has no meaning, but readers want one */ };
     /* The embedder's patches are known as those of a tower that are taken together. */
@@ -131,16 +131,16 @@ static void add_keys(gguf_output *o, const gemma4_vision *v) {
         gguf_output_u32(o, "clip.vision.image_max_pixels", (uint32_t)v->budget * (uint32_t)side * (uint32_t)side);
 }
 
-void vision_plan_gguf(const gemma4_vision *v, gguf_output *o, uint64_t *bytes) {
+void vision_plan_gguf(const vision_model *v, gguf_output *o, uint64_t *bytes) {
     gguf_writing w = {.v = v, .o = o};
     add_keys(o, v);
-    (void)gemma4_vision_walk(v, plan_gguf, &w, NULL);
+    (void)vision_model_walk(v, plan_gguf, &w, NULL);
     *bytes = w.bytes;
 }
 
-kakeya_status vision_write_gguf(const gemma4_vision *v, gguf_output *o, kakeya_error *error) {
+kakeya_status vision_write_gguf(const vision_model *v, gguf_output *o, kakeya_error *error) {
     gguf_writing w = {.v = v, .o = o};
-    return gemma4_vision_walk(v, write_gguf, &w, error);
+    return vision_model_walk(v, write_gguf, &w, error);
 }
 
 /* --------------------------------------------------------------------------------------------------- safetensors */
@@ -177,7 +177,7 @@ safetensors_entry *vision_entry_add(vision_entries *entries, const char *prefix,
 }
 
 typedef struct planning {
-    const gemma4_vision *v;
+    const vision_model *v;
     const char *prefix;
     vision_entries *to;
 } planning;
@@ -185,7 +185,7 @@ typedef struct planning {
 static kakeya_status plan_entry(void *context, const vision_slot *slot, kakeya_error *error) {
     (void)error;
     const planning *p = context;
-    const gemma4_vision *v = p->v;
+    const vision_model *v = p->v;
     if (slot->matrix) {
         const weight_format format = matrix_of(v, slot)->format;
         const tensor_type type = format == WEIGHT_F32 ? TENSOR_F32 : format == WEIGHT_F16 ? TENSOR_F16 : TENSOR_BF16;
@@ -210,15 +210,14 @@ static kakeya_status plan_entry(void *context, const vision_slot *slot, kakeya_e
     return KAKEYA_OK;
 }
 
-kakeya_status vision_entries_make(const gemma4_vision *v, const char *prefix, vision_entries *out,
-                                  kakeya_error *error) {
+kakeya_status vision_entries_make(const vision_model *v, const char *prefix, vision_entries *out, kakeya_error *error) {
     *out = (vision_entries){0};
     size_t n = 0;
     if (!v) return KAKEYA_OK;
-    (void)gemma4_vision_walk(v, count_entries, &n, error);
+    (void)vision_model_walk(v, count_entries, &n, error);
     kakeya_status status = vision_entries_reserve(out, n, error);
     planning p = {v, prefix, out};
-    return status == KAKEYA_OK ? gemma4_vision_walk(v, plan_entry, &p, error) : status;
+    return status == KAKEYA_OK ? vision_model_walk(v, plan_entry, &p, error) : status;
 }
 
 void vision_entries_free(vision_entries *entries) {
@@ -253,7 +252,7 @@ float *vision_matrix_values(const weight *w) {
 }
 
 typedef struct safetensors_writing {
-    const gemma4_vision *v;
+    const vision_model *v;
     safetensors_writer *writer;
     uint64_t *bytes;
 } safetensors_writing;
@@ -274,8 +273,8 @@ static kakeya_status write_entry(void *context, const vision_slot *slot, kakeya_
     return status;
 }
 
-kakeya_status vision_to_safetensors(const gemma4_vision *v, safetensors_writer *writer, uint64_t *bytes,
+kakeya_status vision_to_safetensors(const vision_model *v, safetensors_writer *writer, uint64_t *bytes,
                                     kakeya_error *error) {
     safetensors_writing w = {v, writer, bytes};
-    return v ? gemma4_vision_walk(v, write_entry, &w, error) : KAKEYA_OK;
+    return v ? vision_model_walk(v, write_entry, &w, error) : KAKEYA_OK;
 }

@@ -6,15 +6,15 @@
 
 #include "formats/gguf_output.h"
 #include "formats/safetensors.h"
-#include "model/gemma4_vision.h"
+#include "model/vision_model.h"
 
 /* Where these parts are written beside the GGUF file `out`: mmproj-NAME.gguf in its folder. malloc'ed; NULL: out of
  * memory. */
 char *vision_path(const char *out);
 
 /* Adds keys and tensors to a file that is not open yet, and writes the tensors, once it is. *bytes: of them. */
-void vision_plan_gguf(const gemma4_vision *v, gguf_output *o, uint64_t *bytes);
-kakeya_status vision_write_gguf(const gemma4_vision *v, gguf_output *o, kakeya_error *error);
+void vision_plan_gguf(const vision_model *v, gguf_output *o, uint64_t *bytes);
+kakeya_status vision_write_gguf(const vision_model *v, gguf_output *o, kakeya_error *error);
 
 /* Entries of a safetensors file, in the order in which vision_to_safetensors writes their bytes. */
 typedef struct vision_entries {
@@ -24,12 +24,12 @@ typedef struct vision_entries {
 } vision_entries;
 /* v NULL: none. prefix: "model." in directories as published, "" in MLX's. Freed by vision_entries_free, also on
  * failure. */
-kakeya_status vision_entries_make(const gemma4_vision *v, const char *prefix, vision_entries *out, kakeya_error *error);
+kakeya_status vision_entries_make(const vision_model *v, const char *prefix, vision_entries *out, kakeya_error *error);
 void vision_entries_free(vision_entries *entries);
 /* Room for n of them, and the next one, whose dimensions are the caller's. */
 kakeya_status vision_entries_reserve(vision_entries *entries, size_t n, kakeya_error *error);
 safetensors_entry *vision_entry_add(vision_entries *entries, const char *prefix, const char *name, tensor_type type);
-kakeya_status vision_to_safetensors(const gemma4_vision *v, safetensors_writer *writer, uint64_t *bytes,
+kakeya_status vision_to_safetensors(const vision_model *v, safetensors_writer *writer, uint64_t *bytes,
                                     kakeya_error *error);
 
 /* Values that are float32 in memory: those that bf16 holds exactly came from it, and become it again. */

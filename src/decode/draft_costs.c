@@ -72,7 +72,7 @@ double draft_costs_hoped_verify(const draft_policy *policy, const draft_costs *c
 
 static double block_seconds(const draft_policy *policy, const draft_costs *costs, int drafts) {
     enum { SIZE = BACKEND_MAX_DRAFT + 1 };
-    const cost_samples *table = costs->draft[BACKEND_DFLASH];
+    const cost_samples *table = costs->draft[BACKEND_BLOCK_DRAFTER];
     int below, above;
     measured_neighbours(table, SIZE, drafts, &below, &above);
     if (!below && !above) return policy->assumed_draft_share * draft_costs_verify(policy, costs, 1);

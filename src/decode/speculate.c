@@ -198,7 +198,7 @@ bool decode_asks(decode_stream *s, backend_draft_request *request) {
     if (s->question == QUESTION_DRAFTS) {
         const bool asks = draft_source_asks(s->plan.source);
         request->n = asks ? s->plan.length : 0;
-        request->drafter = asks ? draft_source_drafter(s->plan.source) : BACKEND_DFLASH;
+        request->drafter = asks ? draft_source_drafter(s->plan.source) : BACKEND_BLOCK_DRAFTER;
         request->drafts = s->tokens + 1;
         if (request->n) return true;
         s->question = QUESTION_WATCH;

@@ -16,7 +16,7 @@ static double head_bytes(const kakeya_engine *engine) {
 static double weight_elements(const weight *w) { return (double)w->out * (double)w->in; }
 
 /* Distinct experts that `rows` rows choose on average when every choice is equally likely. */
-static double expected_experts(const gemma4_config *c, int rows) {
+static double expected_experts(const model_config *c, int rows) {
     double n = c->experts, k = c->experts_per_token;
     return n * (1 - pow(1 - k / n, rows));
 }
@@ -24,7 +24,7 @@ static double expected_experts(const gemma4_config *c, int rows) {
 enum { SHARED_MATRICES = 10 };
 
 /* The matrices of a layer that every row passes. */
-static void shared_matrices(const gemma4_layer_weights *l, const weight *out[SHARED_MATRICES]) {
+static void shared_matrices(const layer_weights *l, const weight *out[SHARED_MATRICES]) {
     const weight *const all[SHARED_MATRICES] = {&l->q_proj,    &l->k_proj,  &l->v_proj,    &l->o_proj,
                                                 &l->gate_proj, &l->up_proj, &l->down_proj, &l->router_proj,
                                                 &l->ple_gate,  &l->ple_proj};
@@ -51,12 +51,12 @@ static timeline timeline_at(const kakeya_engine *engine, const kakeya_session_op
 
 /* Of a forward of `rows` rows, K/V aside. */
 static double weight_bytes_read(const kakeya_engine *engine, int rows) {
-    const gemma4_config *c = &engine->verifier->config;
-    const gemma4_weights *w = &engine->verifier->weights;
+    const model_config *c = &engine->verifier->config;
+    const model_weights *w = &engine->verifier->weights;
     double bytes = head_bytes(engine) + (double)weight_bytes(&w->ple_model_proj);
     double experts = c->moe ? expected_experts(c, rows) / c->experts : 0;
     for (int i = 0; i < c->layers; i++) {
-        const gemma4_layer_weights *l = &w->layer[i];
+        const layer_weights *l = &w->layer[i];
         const weight *shared[SHARED_MATRICES];
         shared_matrices(l, shared);
         for (int m = 0; m < SHARED_MATRICES; m++) bytes += (double)weight_bytes(shared[m]);
@@ -84,20 +84,20 @@ double bench_together_bytes(const kakeya_engine *engine, const kakeya_session_op
 }
 
 double bench_forward_operations(const kakeya_engine *engine, int context, int rows, int logit_rows) {
-    const gemma4_config *c = &engine->verifier->config;
-    const gemma4_weights *w = &engine->verifier->weights;
+    const model_config *c = &engine->verifier->config;
+    const model_weights *w = &engine->verifier->weights;
     double per_row = weight_elements(&w->ple_model_proj), attended = 0;
     double chosen = c->moe ? (double)c->experts_per_token / c->experts : 0;
     double mean_context = context + (rows + 1) / 2.0;
     for (int i = 0; i < c->layers; i++) {
-        const gemma4_layer_weights *l = &w->layer[i];
+        const layer_weights *l = &w->layer[i];
         const weight *shared[SHARED_MATRICES];
         shared_matrices(l, shared);
         for (int m = 0; m < SHARED_MATRICES; m++) per_row += weight_elements(shared[m]);
         per_row += chosen * (weight_elements(&l->experts_gate_up) + weight_elements(&l->experts_gate) +
                              weight_elements(&l->experts_up) + weight_elements(&l->experts_down));
         double visible = mean_context;
-        if (c->layer[i].type == GEMMA4_SLIDING && visible > c->sliding_window) visible = c->sliding_window;
+        if (c->layer[i].type == LAYER_SLIDING && visible > c->sliding_window) visible = c->sliding_window;
         attended += 2 * (double)c->heads * c->layer[i].head_dim * visible; /* queries by keys, weights by values */
     }
     return 2 * (rows * (per_row + attended) + logit_rows * weight_elements(&w->head));
@@ -105,14 +105,14 @@ double bench_forward_operations(const kakeya_engine *engine, int context, int ro
 
 enum { DRAFT_MATRICES = 7 };
 
-static void draft_matrices(const dflash_layer_weights *l, const weight *out[DRAFT_MATRICES]) {
+static void draft_matrices(const block_drafter_layer_weights *l, const weight *out[DRAFT_MATRICES]) {
     const weight *const all[DRAFT_MATRICES] = {&l->q_proj,    &l->k_proj,  &l->v_proj,   &l->o_proj,
                                                &l->gate_proj, &l->up_proj, &l->down_proj};
     for (int i = 0; i < DRAFT_MATRICES; i++) out[i] = all[i];
 }
 
 /* Positions of context K/V that a drafter layer attends. */
-static int draft_context(const dflash_config *c, const kakeya_session_options *session, int layer, int context) {
+static int draft_context(const block_drafter_config *c, const kakeya_session_options *session, int layer, int context) {
     int own = c->sliding_window[layer];
     return min_int(context,
                    own ? min_int(own, kakeya_options_draft_window(session)) : kakeya_options_draft_window(session));
@@ -128,7 +128,7 @@ static double assistant_bytes(const kakeya_engine *engine) {
 }
 
 double bench_draft_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int context) {
-    const dflash_model *d = engine->drafter;
+    const block_drafter_model *d = engine->drafter;
     timeline t = timeline_at(engine, session, context);
     if (!d) /* one draft after the other */
         return ASSISTANT_LONGEST_DRAFT * (assistant_bytes(engine) + (double)kv_assistant_read_bytes(&t));
@@ -156,7 +156,7 @@ static double assistant_operations(const kakeya_engine *engine, const kakeya_ses
 
 double bench_draft_operations(const kakeya_engine *engine, const kakeya_session_options *session, int context,
                               int drafts) {
-    const dflash_model *d = engine->drafter;
+    const block_drafter_model *d = engine->drafter;
     if (!d) return drafts * assistant_operations(engine, session, context);
     double per_row = 0, rows = drafts + 1; /* the bonus token and a mask for each draft */
     for (int i = 0; i < d->config.layers; i++) {

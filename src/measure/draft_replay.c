@@ -117,7 +117,7 @@ static kakeya_status replay_text(const draft_trace *trace, int vocab, const deco
     kakeya_status status = KAKEYA_OK;
     if (!t.tokens || !t.row_kind) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a replay");
     sampler_init(&w.sampler, vocab, NULL, 0, &buffers.sampling);
-    draft_control_init(&w.control, policy, (const int[BACKEND_DRAFTERS]){[BACKEND_DFLASH] = trace->max_drafts},
+    draft_control_init(&w.control, policy, (const int[BACKEND_DRAFTERS]){[BACKEND_BLOCK_DRAFTER] = trace->max_drafts},
                        experience);
     if (going_on && going_on->policy) w.control = *going_on;
     if (!status) memcpy(t.tokens, trace->tokens, t.n * sizeof *t.tokens);

@@ -13,8 +13,8 @@
 typedef struct counting {
     const explain_options *options;
     const explanation *e;
-    const gemma4_config *config;
-    const gemma4_weights *weights;
+    const model_config *config;
+    const model_weights *weights;
     timeline decode, prompt; /* behind their last rows */
     const program_op *op;
     double rows;
@@ -132,10 +132,10 @@ static kakeya_status open_model(const explain_options *options, explanation *e, 
     char *path = NULL;
     kakeya_status status;
     if (options->synthetic) {
-        status = gemma4_model_outline(options->synthetic, &e->account, &e->model, error);
+        status = language_model_outline(options->synthetic, &e->account, &e->model, error);
     } else {
         status = checkpoint_resolve(options->model, &path, error);
-        if (!status) status = gemma4_model_open(path, &e->account, &e->model, error);
+        if (!status) status = language_model_open(path, &e->account, &e->model, error);
     }
     free(path);
     if (!status) e->config = &e->model->config;
@@ -242,6 +242,6 @@ void explain_free(explanation *e) {
     if (!e) return;
     free(e->row);
     free(e->ops);
-    gemma4_model_close(e->model);
+    language_model_close(e->model);
     free(e);
 }

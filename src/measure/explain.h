@@ -26,7 +26,7 @@ typedef struct explain_row {
 } explain_row;
 
 typedef struct explanation {
-    const gemma4_config *config;
+    const model_config *config;
     const char *backend;
     kakeya_precision precision;
     explain_row *row;
@@ -38,7 +38,7 @@ typedef struct explanation {
     explain_row total;
     /* what it is made of */
     mem_account account;
-    gemma4_model *model;
+    language_model *model;
     program_op *ops;
 } explanation;
 

@@ -18,8 +18,8 @@ typedef struct stored {
 static stored stored_of(const kv_geometry *g, const kv_codec *codec) {
     stored s = {0};
     for (int i = 0; i < g->verifier.layers; i++) {
-        const gemma4_layer_config *l = &g->verifier.layer[i];
-        if (l->type != GEMMA4_FULL || l->kv_source != i) continue;
+        const layer_config *l = &g->verifier.layer[i];
+        if (l->type != LAYER_FULL || l->kv_source != i) continue;
         double vectors = (double)l->kv_heads * (l->k_eq_v ? 1 : 2);
         s.layers++;
         s.vectors += vectors;

@@ -10,7 +10,7 @@
 #include "measure/gate_private.h"
 #include "measure/lossless_batch_plan.h"
 #include "measure/lossless_plan.h"
-#include "model/gemma4.h"
+#include "model/language_model.h"
 
 static const cJSON *member(const cJSON *object, const char *name) {
     return cJSON_GetObjectItemCaseSensitive(object, name);
@@ -231,11 +231,11 @@ static bool is_part(const gate_context *context, const option_rule *rule, const 
 /* A shape that this program makes has the sizes that it makes. */
 static bool is_synthetic(const gate_context *context, const option_rule *rule, const char *value) {
     (void)rule;
-    gemma4_config config;
+    model_config config;
     kv_geometry made;
     if (strcmp(value, fact(context, "model")) != 0) return false;
     if (!context->has_geometry) return true;
-    if (gemma4_config_variant(value, &config, NULL) != KAKEYA_OK) return false;
+    if (model_config_variant(value, &config, NULL) != KAKEYA_OK) return false;
     kv_geometry_of(&config, NULL, NULL, context->geometry.format, &made);
     cJSON *own = kv_geometry_to_json(&made);
     const cJSON *stated = member(context->environment, "kv_geometry");

@@ -75,7 +75,7 @@ static const char *last_component(const char *path) {
 
 cJSON *harness_environment(const eval_harness *harness) {
     const kakeya_engine *engine = harness->engine;
-    const gemma4_config *config = &engine->verifier->config;
+    const model_config *config = &engine->verifier->config;
     cJSON *object = environment_describe();
     if (!object) return NULL;
     const kakeya_engine_options *options = &harness->setup->engine;

@@ -19,28 +19,28 @@ enum {
     MAX_STATE = 1 << 17
 };
 
-static const char *const layer_names[] = {[GEMMA4_SLIDING] = "sliding", [GEMMA4_FULL] = "full"};
+static const char *const layer_names[] = {[LAYER_SLIDING] = "sliding", [LAYER_FULL] = "full"};
 
-void kv_geometry_of(const gemma4_config *verifier, const dflash_config *drafter, const f_theta_config *f_theta,
-                    kv_format format, kv_geometry *out) {
+void kv_geometry_of(const model_config *verifier, const block_drafter_config *drafter,
+                    const restoration_config *f_theta, kv_format format, kv_geometry *out) {
     *out = (kv_geometry){.format = format, .has_drafter = drafter != NULL, .devices = 1};
     if (f_theta) {
-        out->f_theta = (f_theta_config){.rank = f_theta->rank,
-                                        .rank_k = f_theta->rank_k,
-                                        .rank_v = f_theta->rank_v,
-                                        .shared_latent = f_theta->shared_latent,
-                                        .latents = f_theta->latents,
-                                        .input = f_theta->input};
+        out->f_theta = (restoration_config){.rank = f_theta->rank,
+                                            .rank_k = f_theta->rank_k,
+                                            .rank_v = f_theta->rank_v,
+                                            .shared_latent = f_theta->shared_latent,
+                                            .latents = f_theta->latents,
+                                            .input = f_theta->input};
     }
     out->verifier.layers = verifier->layers;
     out->verifier.sliding_window = verifier->sliding_window;
     for (int i = 0; i < verifier->layers; i++) {
-        const gemma4_layer_config *l = &verifier->layer[i];
-        out->verifier.layer[i] = (gemma4_layer_config){.type = l->type,
-                                                       .head_dim = l->head_dim,
-                                                       .kv_heads = l->kv_heads,
-                                                       .k_eq_v = l->k_eq_v,
-                                                       .kv_source = l->kv_source};
+        const layer_config *l = &verifier->layer[i];
+        out->verifier.layer[i] = (layer_config){.type = l->type,
+                                                .head_dim = l->head_dim,
+                                                .kv_heads = l->kv_heads,
+                                                .k_eq_v = l->k_eq_v,
+                                                .kv_source = l->kv_source};
     }
     if (!drafter) return;
     out->drafter.layers = drafter->layers;
@@ -54,8 +54,8 @@ void kv_geometry_of(const gemma4_config *verifier, const dflash_config *drafter,
 static void put(cJSON *object, const char *name, int value) { cJSON_AddNumberToObject(object, name, value); }
 
 /* Reports say more of latents where a rank does not say it all. */
-static bool has_latents(const f_theta_config *f) {
-    return f->rank && (!f_theta_needs_drafter(f) || f->rank_k != f->rank_v || f->latents != F_THETA_LATENTS_KV);
+static bool has_latents(const restoration_config *f) {
+    return f->rank && (!restoration_needs_drafter(f) || f->rank_k != f->rank_v || f->latents != RESTORATION_LATENTS_KV);
 }
 
 static cJSON *describe(const kv_geometry *g) {
@@ -66,8 +66,8 @@ static cJSON *describe(const kv_geometry *g) {
     put(object, "f_theta_rank", g->f_theta.rank);
     if (has_latents(&g->f_theta)) {
         cJSON *latents = cJSON_AddObjectToObject(object, "f_theta_latents");
-        cJSON_AddStringToObject(latents, "input", f_theta_input_name(g->f_theta.input));
-        cJSON_AddStringToObject(latents, "format", f_theta_latents_name(g->f_theta.latents));
+        cJSON_AddStringToObject(latents, "input", restoration_input_name(g->f_theta.input));
+        cJSON_AddStringToObject(latents, "format", restoration_latents_name(g->f_theta.latents));
         cJSON_AddBoolToObject(latents, "shared", g->f_theta.shared_latent);
         put(latents, "rank_k", g->f_theta.rank_k);
         put(latents, "rank_v", g->f_theta.rank_v);
@@ -77,7 +77,7 @@ static cJSON *describe(const kv_geometry *g) {
     if (g->state_values) put(object, "assistant_state_values", g->state_values);
     cJSON *layers = cJSON_AddArrayToObject(object, "layers");
     for (int i = 0; i < g->verifier.layers; i++) {
-        const gemma4_layer_config *l = &g->verifier.layer[i];
+        const layer_config *l = &g->verifier.layer[i];
         cJSON *layer = cJSON_CreateObject();
         cJSON_AddStringToObject(layer, "type", layer_names[l->type]);
         put(layer, "kv_heads", l->kv_heads);
@@ -118,32 +118,32 @@ cJSON *kv_geometry_to_json(const kv_geometry *geometry) {
     return NULL;
 }
 
-static void read_layers(json_reader *reader, const cJSON *json, gemma4_config *out) {
+static void read_layers(json_reader *reader, const cJSON *json, model_config *out) {
     const cJSON *list = json_array(reader, json, "layers"), *layer;
     cJSON_ArrayForEach(layer, list) {
         int i = out->layers++;
-        if (i == GEMMA4_MAX_LAYERS) {
-            json_fail(reader, KAKEYA_FORMAT, "more than %d layers", GEMMA4_MAX_LAYERS);
-            out->layers = GEMMA4_MAX_LAYERS;
+        if (i == MODEL_MAX_LAYERS) {
+            json_fail(reader, KAKEYA_FORMAT, "more than %d layers", MODEL_MAX_LAYERS);
+            out->layers = MODEL_MAX_LAYERS;
             return;
         }
         const char *type = json_string(reader, layer, "type", "");
         if (!cJSON_IsBool(json_get(layer, "k_eq_v")))
             json_fail(reader, KAKEYA_FORMAT, "layers[%d] does not say k_eq_v", i);
-        bool full = strcmp(type, layer_names[GEMMA4_FULL]) == 0;
-        if (!full && strcmp(type, layer_names[GEMMA4_SLIDING]) != 0)
+        bool full = strcmp(type, layer_names[LAYER_FULL]) == 0;
+        if (!full && strcmp(type, layer_names[LAYER_SLIDING]) != 0)
             json_fail(reader, KAKEYA_FORMAT, "layers[%d] is neither sliding nor full", i);
-        out->layer[i] = (gemma4_layer_config){.type = full ? GEMMA4_FULL : GEMMA4_SLIDING,
-                                              .head_dim = json_required_int(reader, layer, "head_dim", 1, MAX_HEAD_DIM),
-                                              .kv_heads = json_required_int(reader, layer, "kv_heads", 1, MAX_HEADS),
-                                              .k_eq_v = json_bool(reader, layer, "k_eq_v", false),
-                                              .kv_source = json_required_int(reader, layer, "kv_source", 0, i)};
+        out->layer[i] = (layer_config){.type = full ? LAYER_FULL : LAYER_SLIDING,
+                                       .head_dim = json_required_int(reader, layer, "head_dim", 1, MAX_HEAD_DIM),
+                                       .kv_heads = json_required_int(reader, layer, "kv_heads", 1, MAX_HEADS),
+                                       .k_eq_v = json_bool(reader, layer, "k_eq_v", false),
+                                       .kv_source = json_required_int(reader, layer, "kv_source", 0, i)};
     }
     if (!out->layers) json_fail(reader, KAKEYA_FORMAT, "no layers");
 }
 
-static f_theta_config read_f_theta(json_reader *reader, const cJSON *json) {
-    f_theta_config f = {.rank = json_required_int(reader, json, "f_theta_rank", 0, MAX_RANK)};
+static restoration_config read_f_theta(json_reader *reader, const cJSON *json) {
+    restoration_config f = {.rank = json_required_int(reader, json, "f_theta_rank", 0, MAX_RANK)};
     f.rank_k = f.rank_v = f.rank;
     const cJSON *latents = json_object(reader, json, "f_theta_latents");
     if (!latents) return f;
@@ -152,14 +152,14 @@ static f_theta_config read_f_theta(json_reader *reader, const cJSON *json) {
     f.shared_latent = json_bool(reader, latents, "shared", false);
     const char *input = json_string(reader, latents, "input", ""), *format = json_string(reader, latents, "format", "");
     bool known[2] = {false, false};
-    for (int i = 0; i <= F_THETA_AUX_HIDDEN; i++) {
-        if (strcmp(input, f_theta_input_name((f_theta_input)i)) != 0) continue;
-        f.input = (f_theta_input)i;
+    for (int i = 0; i <= RESTORATION_AUX_HIDDEN; i++) {
+        if (strcmp(input, restoration_input_name((restoration_input)i)) != 0) continue;
+        f.input = (restoration_input)i;
         known[0] = true;
     }
-    for (int i = 0; i < F_THETA_LATENTS_COUNT; i++) {
-        if (strcmp(format, f_theta_latents_name((f_theta_latents)i)) != 0) continue;
-        f.latents = (f_theta_latents)i;
+    for (int i = 0; i < RESTORATION_LATENTS_COUNT; i++) {
+        if (strcmp(format, restoration_latents_name((restoration_latents)i)) != 0) continue;
+        f.latents = (restoration_latents)i;
         known[1] = true;
     }
     if (!known[0]) json_fail(reader, KAKEYA_FORMAT, "f_theta_latents has the unknown input %.40s", input);
@@ -201,7 +201,7 @@ kakeya_status kv_geometry_from_json(const cJSON *json, kv_geometry *out, kakeya_
         out->drafter.kv_heads = json_required_int(&reader, drafter, "kv_heads", 1, MAX_HEADS);
         out->drafter.head_dim = json_required_int(&reader, drafter, "head_dim", 1, MAX_HEAD_DIM);
         out->drafter.layers = json_int_array(&reader, drafter, "sliding_windows", 0, MAX_WINDOW,
-                                             out->drafter.sliding_window, DFLASH_MAX_LAYERS);
+                                             out->drafter.sliding_window, BLOCK_DRAFTER_MAX_LAYERS);
         if (!out->drafter.layers) json_fail(&reader, KAKEYA_FORMAT, "the drafter has no layers");
     }
     if (reader.status != KAKEYA_OK) return reader.status;
@@ -240,7 +240,7 @@ backend_cache_bytes kv_geometry_bytes(const kv_geometry *geometry, const eval_ar
         .keep_draft_state = !plain,
     };
     /* K/V heads are dealt equally, so every device holds the same. */
-    gemma4_config part = geometry->verifier;
+    model_config part = geometry->verifier;
     for (int i = 0; i < part.layers; i++)
         part.layer[i].kv_heads = model_shard_kv_heads((model_shard){0, geometry->devices}, part.layer[i].kv_heads);
     const assistant_config assistant = {.backbone = geometry->state_values};

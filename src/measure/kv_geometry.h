@@ -9,20 +9,20 @@
 #include "measure/rows.h"
 
 typedef struct kv_geometry {
-    gemma4_config verifier; /* layers and sliding_window alone */
+    model_config verifier; /* layers and sliding_window alone */
     bool has_drafter;
-    dflash_config drafter;  /* layers, kv_heads, head_dim and sliding_window alone */
-    int state_values;       /* of the row that a session keeps for an MTP assistant; 0: there is none */
-    f_theta_config f_theta; /* input, ranks, shared_latent, latents and aux_layers alone; rank 0: none */
-    kv_format format;       /* of resident K/V and latents */
-    int devices;            /* that share the model, 1 or more; sizes are those of the whole model */
-    size_t page_granule;    /* bytes that growing stores take from a device at a time; 0: every page is an allocation of
-                               its own */
+    block_drafter_config drafter; /* layers, kv_heads, head_dim and sliding_window alone */
+    int state_values;             /* of the row that a session keeps for an MTP assistant; 0: there is none */
+    restoration_config f_theta;   /* input, ranks, shared_latent, latents and aux_layers alone; rank 0: none */
+    kv_format format;             /* of resident K/V and latents */
+    int devices;                  /* that share the model, 1 or more; sizes are those of the whole model */
+    size_t page_granule; /* bytes that growing stores take from a device at a time; 0: every page is an allocation of
+                            its own */
 } kv_geometry;
 
 /* f_theta and drafter may be NULL. Without an assistant, whose state_values the caller sets. */
-void kv_geometry_of(const gemma4_config *verifier, const dflash_config *drafter, const f_theta_config *f_theta,
-                    kv_format format, kv_geometry *out);
+void kv_geometry_of(const model_config *verifier, const block_drafter_config *drafter,
+                    const restoration_config *f_theta, kv_format format, kv_geometry *out);
 
 /* The object "kv_geometry" of a report's environment, with a fingerprint of its own; NULL when out of memory. */
 cJSON *kv_geometry_to_json(const kv_geometry *geometry);

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "measure/niah.h"
-#include "model/gemma4_vision.h"
+#include "model/vision_model.h"
 
 static kakeya_status needle_prompt(lossless_prompts *prompts, lossless_prompt *prompt, kakeya_error *error) {
     niah_options options;
@@ -90,7 +90,7 @@ static kakeya_status put_before(lossless_prompt *prompt, const lossless_prompt *
 /* Puts a picture before token `at`, behind all pictures that the prompt has. */
 static kakeya_status put_picture(lossless_prompt *prompt, const kakeya_engine *engine, const kakeya_media *media,
                                  size_t at, kakeya_error *error) {
-    const gemma4_vision *v = engine->verifier->vision;
+    const vision_model *v = engine->verifier->vision;
     int rows;
     kakeya_status status = kakeya_engine_image_tokens(engine, media, &rows, error);
     if (status != KAKEYA_OK) return status;

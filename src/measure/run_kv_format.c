@@ -25,7 +25,7 @@ typedef struct recoder {
     const kv_codec *codec;
     int64_t vectors, values, bytes;
     double store_seconds, load_seconds;
-    double error[GEMMA4_MAX_LAYERS], energy[GEMMA4_MAX_LAYERS]; /* by layer of the model */
+    double error[MODEL_MAX_LAYERS], energy[MODEL_MAX_LAYERS]; /* by layer of the model */
 } recoder;
 
 typedef struct kv_format_run {
@@ -74,8 +74,8 @@ static void set_recoding(const kv_format_run *run, const backend_recoding *recod
     engine_turn_end(engine);
 }
 
-static bool is_recoded(const gemma4_config *config, int layer) {
-    return config->layer[layer].type == GEMMA4_FULL && config->layer[layer].kv_source == layer;
+static bool is_recoded(const model_config *config, int layer) {
+    return config->layer[layer].type == LAYER_FULL && config->layer[layer].kv_source == layer;
 }
 
 /* ------------------------------------------------------------------------------------------------------- arms */
@@ -89,7 +89,7 @@ static kakeya_kv_format kept_in(const char *name) {
 
 static kakeya_status choose_codecs(kv_format_run *run, kakeya_error *error) {
     const eval_kv_format_options *o = run->options;
-    const gemma4_config *config = &run->harness.engine->verifier->config;
+    const model_config *config = &run->harness.engine->verifier->config;
     const backend_measure_ops *measure = backend_measure_find(run->harness.engine->ops);
     run->as_stored = o->as_stored || !measure || !measure->recode;
     run->setup.session.kv_format = run->as_stored ? KAKEYA_KV_AUTO : KAKEYA_KV_F32;
@@ -282,9 +282,9 @@ static kakeya_status fill_scores(const kv_format_run *run, const eval_sequence *
 
 /* As stored: of every position, by the format's layout. What a session holds, pages included, are its kv_bytes. */
 static void count_stored(const kv_format_run *run, const kv_codec *codec, size_t positions, eval_row *row) {
-    const gemma4_config *config = &run->harness.engine->verifier->config;
+    const model_config *config = &run->harness.engine->verifier->config;
     for (int i = 0; i < config->layers; i++) {
-        const gemma4_layer_config *l = &config->layer[i];
+        const layer_config *l = &config->layer[i];
         if (!is_recoded(config, i)) continue;
         int64_t vectors = (int64_t)positions * l->kv_heads * (l->k_eq_v ? 1 : 2);
         row->stored_vectors += vectors;
@@ -294,7 +294,7 @@ static void count_stored(const kv_format_run *run, const kv_codec *codec, size_t
 }
 
 static kakeya_status fill_stored(const kv_format_run *run, const recoder *r, eval_row *row, kakeya_error *error) {
-    const gemma4_config *config = &run->harness.engine->verifier->config;
+    const model_config *config = &run->harness.engine->verifier->config;
     row->stored_vectors = r->vectors;
     row->stored_values = r->values;
     row->stored_bytes = r->bytes;

@@ -29,20 +29,20 @@ typedef struct widths {
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 static widths widths_of(const kakeya_description *d) {
-    const gemma4_config *c = d->verifier;
+    const model_config *c = d->verifier;
     widths w = {.hidden = (size_t)c->hidden, .ple = (size_t)c->layers * (size_t)c->ple_width};
     if (c->moe) w.chosen = (size_t)c->experts_per_token, w.expert = (size_t)c->expert_intermediate;
     for (int i = 0; i < c->layers; i++) {
-        const gemma4_layer_config *l = &c->layer[i];
+        const layer_config *l = &c->layer[i];
         w.q = larger(w.q, (size_t)(c->heads * l->head_dim));
         w.kv = larger(w.kv, (size_t)(l->kv_heads * l->head_dim));
         w.intermediate = larger(w.intermediate, (size_t)l->intermediate);
         w.head_dim = larger(w.head_dim, (size_t)l->head_dim);
         w.group = larger(w.group, (size_t)(c->heads / l->kv_heads));
-        w.shared |= l->kv_source != i && c->layer[l->kv_source].type == GEMMA4_SLIDING;
+        w.shared |= l->kv_source != i && c->layer[l->kv_source].type == LAYER_SLIDING;
     }
     if (d->drafter) {
-        const dflash_config *f = d->drafter;
+        const block_drafter_config *f = d->drafter;
         w.aux = (size_t)f->targets * w.hidden;
         w.d_hidden = (size_t)f->hidden;
         w.d_q = (size_t)(f->heads * f->head_dim);
@@ -54,9 +54,9 @@ static widths widths_of(const kakeya_description *d) {
         w.group = larger(w.group, (size_t)(f->heads / f->kv_heads));
     }
     if (d->assistant) {
-        const gemma4_config *a = &d->assistant->stack;
+        const model_config *a = &d->assistant->stack;
         for (int i = 0; i < a->layers; i++) {
-            const gemma4_layer_config *l = &a->layer[i];
+            const layer_config *l = &a->layer[i];
             w.a_q = larger(w.a_q, (size_t)(a->heads * l->head_dim));
             w.a_intermediate = larger(w.a_intermediate, (size_t)l->intermediate);
             w.group = larger(w.group,
@@ -70,8 +70,9 @@ static widths widths_of(const kakeya_description *d) {
     if (d->f_theta) {
         w.rank = (size_t)d->f_theta->rank;
         w.codes = (size_t)(d->f_theta->rank_k + (d->f_theta->shared_latent ? 0 : d->f_theta->rank_v));
-        w.encoder_in = (size_t)f_theta_encoder_in(d->f_theta);
-        w.normed = f_theta_needs_drafter(d->f_theta) ? 0 : w.encoder_in; /* the drafter's context is counted with it */
+        w.encoder_in = (size_t)restoration_encoder_in(d->f_theta);
+        w.normed =
+            restoration_needs_drafter(d->f_theta) ? 0 : w.encoder_in; /* the drafter's context is counted with it */
         w.aux += (size_t)d->f_theta->aux_layers * w.hidden;
     }
     return w;
@@ -88,7 +89,7 @@ enum {
 };
 
 /* Inputs of products, for each row of the largest forward (backend/cpu/workspace.c). */
-static size_t cpu_input_bytes(const gemma4_config *c, const widths *w) {
+static size_t cpu_input_bytes(const model_config *c, const widths *w) {
     const backend_measure_ops *cpu = backend_measure_find(backend_find("cpu", NULL));
     const weight_format format = c->checkpoint_format;
     size_t bytes =
@@ -104,7 +105,7 @@ static size_t cpu_input_bytes(const gemma4_config *c, const widths *w) {
 }
 
 /* Floats of rows of the largest forward. */
-static size_t cpu_row_floats(const gemma4_config *c, const widths *w, size_t rows) {
+static size_t cpu_row_floats(const model_config *c, const widths *w, size_t rows) {
     size_t activations =
         3 * w->hidden + w->q + 2 * w->kv + 2 * w->intermediate + w->ple + (size_t)c->ple_width + w->aux;
     size_t experts = (size_t)c->experts;
@@ -125,7 +126,7 @@ static size_t cpu_state_floats(const widths *w, size_t queries) {
 }
 
 /* Partial states of attention that is split over a context, for all rows of a block, and what each thread has. */
-static size_t cpu_attention_floats(const gemma4_config *c, const widths *w, size_t threads) {
+static size_t cpu_attention_floats(const model_config *c, const widths *w, size_t threads) {
     const size_t queries = larger(CPU_TILE, w->group * BACKEND_MAX_DECODE_ROWS), states = cpu_state_floats(w, queries);
     const size_t head = larger(w->head_dim, w->d_head_dim), packed = larger(head, w->rank);
     size_t row = larger(larger(w->q, w->kv), larger(w->hidden, w->encoder_in));
@@ -136,14 +137,14 @@ static size_t cpu_attention_floats(const gemma4_config *c, const widths *w, size
 }
 
 /* Logits of rows whose choices are made in one go, and what bounds them (backend/cpu/head.c). */
-static size_t cpu_head_bytes(const gemma4_config *c) {
+static size_t cpu_head_bytes(const model_config *c) {
     const size_t vocab = (size_t)c->vocab;
     size_t candidates = larger(vocab / CPU_VOCAB_SHARE, CPU_LEAST_CANDIDATES);
     return CPU_CHOICES * (sizeof(float) * vocab + (size_t)c->hidden + candidates * (sizeof(int32_t) + sizeof(float)));
 }
 
 /* A pass of an assistant over as many rows as sessions share a forward (backend/cpu/assistant.c). */
-static size_t cpu_assistant_bytes(const gemma4_config *c, const widths *w) {
+static size_t cpu_assistant_bytes(const model_config *c, const widths *w) {
     const backend_measure_ops *cpu = backend_measure_find(backend_find("cpu", NULL));
     if (!w->a_hidden) return 0;
     size_t floats = 2 * w->hidden + 4 * w->a_hidden + w->a_q + 2 * w->a_intermediate + w->a_clusters;
@@ -152,12 +153,12 @@ static size_t cpu_assistant_bytes(const gemma4_config *c, const widths *w) {
                                    cpu->input_bytes(c->checkpoint_format, w->a_intermediate, false));
 }
 
-static size_t cpu_bytes(const gemma4_config *c, const widths *w, size_t rows, size_t threads) {
+static size_t cpu_bytes(const model_config *c, const widths *w, size_t rows, size_t threads) {
     return sizeof(float) * (cpu_row_floats(c, w, rows) + cpu_attention_floats(c, w, threads)) +
            rows * cpu_input_bytes(c, w) + cpu_head_bytes(c) + cpu_assistant_bytes(c, w);
 }
 
-static size_t gpu_row_bytes(const gemma4_config *c, const widths *w) {
+static size_t gpu_row_bytes(const model_config *c, const widths *w) {
     const size_t half = 2;
     size_t floats = 3 * w->hidden + w->q + 2 * w->kv + w->ple + (size_t)c->ple_width + w->aux + 2 * w->d_all +
                     w->d_hidden + 2 * w->rank + (w->rank ? w->kv : 0) + w->head_dim;
@@ -179,7 +180,7 @@ static size_t gpu_assistant_bytes(const widths *w) {
     return BACKEND_MAX_SEGMENTS * (sizeof(float) * floats + half * halves);
 }
 
-static size_t rope_bytes(const gemma4_config *c, int tokens) {
+static size_t rope_bytes(const model_config *c, int tokens) {
     size_t growth = 1024, rows = ((size_t)tokens + growth - 1) / growth * growth;
     return 2 * sizeof(float) * rows * (size_t)(c->rope[0].rotated_pairs + c->rope[1].rotated_pairs);
 }
@@ -232,14 +233,14 @@ static const backend_measure_ops *reader_of(room_device device) {
 
 /* Its patches, its rows, and what the tower holds; pictures become rows one after the other. */
 size_t room_of_picture(const kakeya_description *d, room_device device, int threads, int budget) {
-    const gemma4_vision *v = d->vision;
+    const vision_model *v = d->vision;
     const backend_measure_ops *reader = v ? reader_of(device) : NULL;
     if (!reader || !reader->image_bytes) return 0;
     const weight_format format = d->verifier->checkpoint_format;
     const int patches = budget * v->pooling * v->pooling, longest = budget * v->pooling;
     const int side = longest < v->positions ? longest : v->positions;
     const size_t floats =
-        (size_t)patches * (size_t)gemma4_vision_patch_values(v) + (size_t)budget * (size_t)v->text_hidden;
+        (size_t)patches * (size_t)vision_model_patch_values(v) + (size_t)budget * (size_t)v->text_hidden;
     return sizeof(float) * floats +
            reader->image_bytes(v, weight_format_is_plain(format) ? format : WEIGHT_BF16, patches, side, threads);
 }
@@ -250,14 +251,14 @@ size_t room_of_sound(const kakeya_description *d, room_device device) {
     if (!d->sound || !ops || !ops->sound_begin || (device != ROOM_CPU && ops == backend_find("cpu", NULL))) return 0;
     const size_t samples = (size_t)SOUND_MAX_SECONDS * SOUND_RATE;
     const weight_format format = d->verifier->checkpoint_format;
-    return sizeof(float) * gemma4_audio_rows(d->sound, samples) * (size_t)d->sound->text_hidden +
+    return sizeof(float) * audio_model_rows(d->sound, samples) * (size_t)d->sound->text_hidden +
            backend_measure_find(ops)->sound_bytes(d->sound, weight_format_is_plain(format) ? format : WEIGHT_BF16,
                                                   samples);
 }
 
 room_engine room_of_engine(const kakeya_description *d, room_device device, int max_rows, int threads,
                            int longest_tokens) {
-    const gemma4_config *c = d->verifier;
+    const model_config *c = d->verifier;
     widths w = widths_of(d);
     const weight_stream *stream = &weight_format_find(c->checkpoint_format)->stream[0];
     int64_t parameters = gemma4_parameters(c).total;

@@ -36,7 +36,7 @@ static void visit(walker *w, tensor_kind kind, parameter_group group, const char
                         .synthetic = kind == SLOT_MATRIX ? 1.0f / sqrtf((float)b) : synthetic};
     if (w->layer >= 0) {
         snprintf(slot.name, sizeof slot.name, "model.layers.%d.%s", w->layer, path);
-        slot.offset += offsetof(assistant_weights, stack.layer) + (size_t)w->layer * sizeof(gemma4_layer_weights);
+        slot.offset += offsetof(assistant_weights, stack.layer) + (size_t)w->layer * sizeof(layer_weights);
     } else {
         snprintf(slot.name, sizeof slot.name, "%s", path);
     }
@@ -53,11 +53,11 @@ static void vector(walker *w, const char *path, size_t offset, int64_t n, float 
 
 static void ignored(walker *w, const char *path) { visit(w, SLOT_IGNORED, PARAMETERS_NORMS, path, 0, 0, 0, 0, 0); }
 
-#define IN_LAYER(field) offsetof(gemma4_layer_weights, field)
+#define IN_LAYER(field) offsetof(layer_weights, field)
 #define IN_STACK(field) offsetof(assistant_weights, stack.field)
 
-static void walk_layer(walker *w, const gemma4_config *c, int layer) {
-    const gemma4_layer_config *l = &c->layer[layer];
+static void walk_layer(walker *w, const model_config *c, int layer) {
+    const layer_config *l = &c->layer[layer];
     int64_t queries = (int64_t)c->heads * l->head_dim;
     w->layer = layer;
     matrix(w, PARAMETERS_ATTENTION, "self_attn.q_proj.weight", IN_LAYER(q_proj), queries, c->hidden);
@@ -76,7 +76,7 @@ static void walk_layer(walker *w, const gemma4_config *c, int layer) {
 
 kakeya_status assistant_walk(const void *shape, tensor_visit visitor, void *context, kakeya_error *error) {
     const assistant_config *a = shape;
-    const gemma4_config *c = &a->stack;
+    const model_config *c = &a->stack;
     walker w = {.visit = visitor, .context = context, .error = error, .layer = -1};
     matrix(&w, PARAMETERS_ATTENTION, "pre_projection.weight", offsetof(assistant_weights, pre_projection), c->hidden,
            2 * (int64_t)a->backbone);
@@ -177,7 +177,7 @@ static kakeya_status read_order(assistant_model *model, mem_account *account, te
     return set_order(ck->directory, model, t->data, tensor_type_bytes(t->type), account, memory, error);
 }
 
-static kakeya_status open_checkpoint(const char *directory, const gemma4_config *verifier, mem_account *account,
+static kakeya_status open_checkpoint(const char *directory, const model_config *verifier, mem_account *account,
                                      assistant_model *model, tensor_memory *memory, kakeya_error *error) {
     quantisation *quantised = NULL;
     kakeya_status status = checkpoint_open(directory, "config.json", "model.safetensors", &model->checkpoint, error);
@@ -248,7 +248,7 @@ static kakeya_status read_file_order(assistant_model *model, mem_account *accoun
     return set_order(gguf_path(file), model, t->data, sizeof(int32_t), account, memory, error);
 }
 
-static kakeya_status open_file(const char *path, const gemma4_config *verifier, mem_account *account,
+static kakeya_status open_file(const char *path, const model_config *verifier, mem_account *account,
                                assistant_model *model, tensor_memory *memory, kakeya_error *error) {
     kakeya_status status = gguf_open(path, &model->file, error);
     if (status == KAKEYA_OK) status = assistant_gguf_config(model->file, &model->config, error);
@@ -279,7 +279,7 @@ static kakeya_status adopt(assistant_model *model, const tensor_memory *memory, 
     return status;
 }
 
-kakeya_status assistant_model_open(const char *path, const gemma4_config *verifier, mem_account *account,
+kakeya_status assistant_model_open(const char *path, const model_config *verifier, mem_account *account,
                                    assistant_model **out, kakeya_error *error) {
     *out = NULL;
     assistant_model *model = calloc(1, sizeof *model);
@@ -290,7 +290,7 @@ kakeya_status assistant_model_open(const char *path, const gemma4_config *verifi
     return adopt(model, &memory, status, out);
 }
 
-kakeya_status assistant_model_synthesize(const gemma4_config *verifier, mem_account *account, assistant_model **out,
+kakeya_status assistant_model_synthesize(const model_config *verifier, mem_account *account, assistant_model **out,
                                          kakeya_error *error) {
     static const char name[] = "synthetic assistant";
     *out = NULL;

@@ -5,22 +5,22 @@
 #define KAKEYA_MODEL_ASSISTANT_H
 
 #include "formats/gguf.h"
-#include "model/gemma4.h"
+#include "model/language_model.h"
 
 /* Tokens that its longest draft has: more than 7 are published nowhere. */
 enum { ASSISTANT_LONGEST_DRAFT = 7, ASSISTANT_MAX_LAYERS = 32 };
 
 typedef struct assistant_config {
-    gemma4_config stack; /* layers without keys and values: each layer's kv_heads and head_dim are those of the
-                            verifier's layer that it attends */
+    model_config stack;  /* layers without keys and values: each layer's kv_heads and head_dim are those of the
+                             verifier's layer that it attends */
     int backbone;        /* hidden size of the verifier */
     int clusters;        /* of the head's rows; 0: every draft computes all logits */
     int chosen_clusters; /* whose logits a draft computes */
 } assistant_config;
 
 typedef struct assistant_weights {
-    gemma4_weights stack;    /* no embedding: that is the verifier's. With clusters the head's rows lie cluster by
-                                cluster */
+    model_weights stack;     /* no embedding: that is the verifier's. With clusters the head's rows lie cluster by
+                                 cluster */
     weight pre_projection;   /* [hidden][2 * backbone]: of the embedding, then of the state */
     weight post_projection;  /* [backbone][hidden] */
     weight centroids;        /* [clusters][hidden] */
@@ -51,20 +51,20 @@ kakeya_status assistant_config_read(const char *path, assistant_config *out, kak
 
 /* Refuses an assistant of another verifier: vocabulary, hidden size, head dimensions, K/V heads, window and RoPE must
  * agree. Messages name both numbers. */
-kakeya_status assistant_config_fits(const char *name, const assistant_config *c, const gemma4_config *verifier,
+kakeya_status assistant_config_fits(const char *name, const assistant_config *c, const model_config *verifier,
                                     kakeya_error *error);
 /* The layer of the verifier whose K/V layers of this type attend: the last of the type with K/V of its own; -1 where
  * there is none. */
-int assistant_source(const gemma4_config *verifier, gemma4_layer_type type);
+int assistant_source(const model_config *verifier, layer_type type);
 
 /* A directory or a GGUF file, whose tensors are bound and checked, and which fits the verifier. */
-kakeya_status assistant_model_open(const char *path, const gemma4_config *verifier, mem_account *account,
+kakeya_status assistant_model_open(const char *path, const model_config *verifier, mem_account *account,
                                    assistant_model **out, kakeya_error *error);
 /* The published shape for a verifier of a published shape; deterministic weights. */
-kakeya_status assistant_model_synthesize(const gemma4_config *verifier, mem_account *account, assistant_model **out,
+kakeya_status assistant_model_synthesize(const model_config *verifier, mem_account *account, assistant_model **out,
                                          kakeya_error *error);
 /* That shape alone. */
-void assistant_config_published(const gemma4_config *verifier, assistant_config *out);
+void assistant_config_published(const model_config *verifier, assistant_config *out);
 void assistant_model_close(assistant_model *model); /* NULL is fine */
 
 /* Bytes of weights that one draft reads. */

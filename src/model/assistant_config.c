@@ -29,12 +29,12 @@ static bool is_class(const cJSON *top, bool *unified) {
 /* Says what an assistant may not be, and takes from its text configuration what only it says. */
 static void check_text(json_reader *r, const cJSON *text) {
     int layers = json_int(r, text, "num_hidden_layers", 1, ASSISTANT_MAX_LAYERS, 30);
-    int shared = json_int(r, text, "num_kv_shared_layers", 0, GEMMA4_MAX_LAYERS, layers);
+    int shared = json_int(r, text, "num_kv_shared_layers", 0, MODEL_MAX_LAYERS, layers);
     if (shared != 0 && shared != layers)
         json_fail(r, KAKEYA_UNSUPPORTED,
                   "num_kv_shared_layers is %d of %d layers: all layers of an assistant share the verifier's K/V",
                   shared, layers);
-    int width = json_int(r, text, "hidden_size_per_layer_input", 0, GEMMA4_MAX_WIDTH, 0);
+    int width = json_int(r, text, "hidden_size_per_layer_input", 0, MODEL_MAX_WIDTH, 0);
     if (width) json_fail(r, KAKEYA_UNSUPPORTED, "hidden_size_per_layer_input is %d, of an assistant 0", width);
     if (json_bool(r, text, "enable_moe_block", false))
         json_fail(r, KAKEYA_UNSUPPORTED, "enable_moe_block is not supported in an assistant");
@@ -43,10 +43,10 @@ static void check_text(json_reader *r, const cJSON *text) {
 }
 
 static void read_top(json_reader *r, const cJSON *top, bool unified, assistant_config *c) {
-    c->backbone = json_int(r, top, "backbone_hidden_size", 1, GEMMA4_MAX_WIDTH, unified ? 3840 : 1536);
+    c->backbone = json_int(r, top, "backbone_hidden_size", 1, MODEL_MAX_WIDTH, unified ? 3840 : 1536);
     if (!json_bool(r, top, "use_ordered_embeddings", false)) return;
-    c->clusters = json_int(r, top, "num_centroids", 1, GEMMA4_MAX_VOCAB, PUBLISHED_CLUSTERS);
-    c->chosen_clusters = json_int(r, top, "centroid_intermediate_top_k", 1, GEMMA4_MAX_VOCAB, PUBLISHED_CHOSEN);
+    c->clusters = json_int(r, top, "num_centroids", 1, MODEL_MAX_VOCAB, PUBLISHED_CLUSTERS);
+    c->chosen_clusters = json_int(r, top, "centroid_intermediate_top_k", 1, MODEL_MAX_VOCAB, PUBLISHED_CHOSEN);
 }
 
 /* The text configuration, with no K/V shared, as a Gemma 4's config.json; NULL: no memory. */
@@ -100,7 +100,7 @@ kakeya_status assistant_config_parse(const char *name, const char *json, size_t 
         if (!text) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", name);
     }
     cJSON_Delete(top);
-    if (status == KAKEYA_OK) status = gemma4_config_parse(name, text, strlen(text), NULL, 0, &out->stack, error);
+    if (status == KAKEYA_OK) status = model_config_parse(name, text, strlen(text), NULL, 0, &out->stack, error);
     cJSON_free(text);
     return status == KAKEYA_OK ? check_clusters(name, out, error) : status;
 }
@@ -115,17 +115,17 @@ static void read_clusters(gguf_keys *r, assistant_config *c) {
     if (centroids < 0 || gguf_find_tensor(r->file, ASSISTANT_GGUF_ORDERING) < 0) return;
     if (!gguf_keys_bool(r, "gemma4-assistant.use_ordered_embeddings", true)) return;
     const gguf_tensor *t = r->file->tensors[centroids];
-    if (t->dims != 2 || t->ne[1] < 1 || t->ne[1] > GEMMA4_MAX_VOCAB) {
+    if (t->dims != 2 || t->ne[1] < 1 || t->ne[1] > MODEL_MAX_VOCAB) {
         gguf_keys_fail(r, KAKEYA_FORMAT, "tensor %s is no matrix of centroids", t->name);
         return;
     }
     c->clusters = (int)t->ne[1];
-    long long stated = gguf_keys_int(r, "gemma4-assistant.n_centroids", 1, GEMMA4_MAX_VOCAB, c->clusters);
+    long long stated = gguf_keys_int(r, "gemma4-assistant.n_centroids", 1, MODEL_MAX_VOCAB, c->clusters);
     if (stated != c->clusters)
         gguf_keys_fail(r, KAKEYA_FORMAT, "key gemma4-assistant.n_centroids is %lld, but tensor %s has %d rows", stated,
                        t->name, c->clusters);
     int usual = c->clusters < PUBLISHED_CHOSEN ? c->clusters : PUBLISHED_CHOSEN;
-    c->chosen_clusters = (int)gguf_keys_int(r, "gemma4-assistant.centroid_top_k", 1, GEMMA4_MAX_VOCAB, usual);
+    c->chosen_clusters = (int)gguf_keys_int(r, "gemma4-assistant.centroid_top_k", 1, MODEL_MAX_VOCAB, usual);
 }
 
 static void read_keys(gguf_keys *r, assistant_config *c) {
@@ -143,7 +143,7 @@ static void read_keys(gguf_keys *r, assistant_config *c) {
                        gguf_show(name.data, name.bytes, shown), architecture);
         return;
     }
-    c->backbone = (int)gguf_keys_required_int(r, "gemma4-assistant.embedding_length_out", 1, GEMMA4_MAX_WIDTH);
+    c->backbone = (int)gguf_keys_required_int(r, "gemma4-assistant.embedding_length_out", 1, MODEL_MAX_WIDTH);
     if (r->status == KAKEYA_OK) gemma4_gguf_assistant(r, &c->stack);
     if (r->status == KAKEYA_OK && c->stack.layers > ASSISTANT_MAX_LAYERS)
         gguf_keys_fail(r, KAKEYA_UNSUPPORTED, "key gemma4-assistant.block_count is %d, of an assistant at most %d",
@@ -213,7 +213,7 @@ kakeya_status assistant_config_read(const char *path, assistant_config *out, kak
 
 /* ------------------------------------------------------------------------------------------------- the verifier */
 
-int assistant_source(const gemma4_config *verifier, gemma4_layer_type type) {
+int assistant_source(const model_config *verifier, layer_type type) {
     for (int i = verifier->layers - 1; i >= 0; i--)
         if (verifier->layer[i].type == type && verifier->layer[i].kv_source == i) return i;
     return -1;
@@ -224,17 +224,17 @@ static kakeya_status differs(const char *name, const char *what, int own, int ve
                      verifier);
 }
 
-static kakeya_status check_layer(const char *name, const assistant_config *c, const gemma4_config *verifier, int layer,
+static kakeya_status check_layer(const char *name, const assistant_config *c, const model_config *verifier, int layer,
                                  kakeya_error *error) {
-    const gemma4_layer_config *l = &c->stack.layer[layer];
-    const gemma4_rope *own = &c->stack.rope[l->type], *rope = &verifier->rope[l->type];
-    bool full = l->type == GEMMA4_FULL;
+    const layer_config *l = &c->stack.layer[layer];
+    const rope_config *own = &c->stack.rope[l->type], *rope = &verifier->rope[l->type];
+    bool full = l->type == LAYER_FULL;
     int source = assistant_source(verifier, l->type);
     if (source < 0)
         return error_set(error, KAKEYA_FORMAT,
                          "%s: layer %d of the assistant is %s, of which the verifier has no layer with K/V", name,
-                         layer, gemma4_layer_type_name(l->type));
-    const gemma4_layer_config *kv = &verifier->layer[source];
+                         layer, layer_type_name(l->type));
+    const layer_config *kv = &verifier->layer[source];
     if (l->head_dim != kv->head_dim)
         return differs(name, full ? "head dimension of full layers" : "head dimension of sliding layers", l->head_dim,
                        kv->head_dim, error);
@@ -248,12 +248,12 @@ static kakeya_status check_layer(const char *name, const assistant_config *c, co
     if (own->theta != rope->theta || own->factor != rope->factor)
         return error_set(error, KAKEYA_FORMAT,
                          "%s: RoPE of the assistant's %s layers has theta %g and factor %g, the verifier's %g and %g",
-                         name, gemma4_layer_type_name(l->type), (double)own->theta, (double)own->factor,
-                         (double)rope->theta, (double)rope->factor);
+                         name, layer_type_name(l->type), (double)own->theta, (double)own->factor, (double)rope->theta,
+                         (double)rope->factor);
     return KAKEYA_OK;
 }
 
-kakeya_status assistant_config_fits(const char *name, const assistant_config *c, const gemma4_config *verifier,
+kakeya_status assistant_config_fits(const char *name, const assistant_config *c, const model_config *verifier,
                                     kakeya_error *error) {
     if (verifier->generation != GEMMA_4)
         return error_set(error, KAKEYA_FORMAT, "%s: assistants draft for Gemma 4, the verifier is a Gemma 3", name);
@@ -265,12 +265,12 @@ kakeya_status assistant_config_fits(const char *name, const assistant_config *c,
     return status;
 }
 
-void assistant_config_published(const gemma4_config *verifier, assistant_config *out) {
+void assistant_config_published(const model_config *verifier, assistant_config *out) {
     enum { LAYERS = 4 };
     bool small = verifier->ple_width > 0;
     memset(out, 0, sizeof *out);
     out->stack = *verifier;
-    gemma4_config *c = &out->stack;
+    model_config *c = &out->stack;
     c->layers = LAYERS;
     c->hidden = small ? 256 : 1024;
     c->heads = small ? verifier->heads / 2 : verifier->heads;
@@ -279,9 +279,9 @@ void assistant_config_published(const gemma4_config *verifier, assistant_config 
     c->moe = false;
     c->experts = c->experts_per_token = c->expert_intermediate = c->ple_width = c->ple_vocab = c->shared_kv_layers = 0;
     for (int i = 0; i < LAYERS; i++) {
-        gemma4_layer_type type = i + 1 < LAYERS ? GEMMA4_SLIDING : GEMMA4_FULL;
+        layer_type type = i + 1 < LAYERS ? LAYER_SLIDING : LAYER_FULL;
         int source = assistant_source(verifier, type);
-        if (source < 0) source = assistant_source(verifier, type == GEMMA4_FULL ? GEMMA4_SLIDING : GEMMA4_FULL);
+        if (source < 0) source = assistant_source(verifier, type == LAYER_FULL ? LAYER_SLIDING : LAYER_FULL);
         c->layer[i] = verifier->layer[source];
         c->layer[i].kv_source = i;
         c->layer[i].intermediate = small ? 2048 : 8192;

@@ -6,10 +6,10 @@
 #include "base/random.h"
 #include "model/tensors.h"
 
-assistant_seen assistant_sees(const assistant_config *c, const gemma4_config *verifier) {
+assistant_seen assistant_sees(const assistant_config *c, const model_config *verifier) {
     assistant_seen s = {.width = (size_t)c->backbone, .source = {-1, -1}};
     for (int i = 0; i < c->stack.layers; i++) {
-        const gemma4_layer_config *l = &c->stack.layer[i];
+        const layer_config *l = &c->stack.layer[i];
         if (s.source[l->type] >= 0) continue;
         s.source[l->type] = assistant_source(verifier, l->type);
         s.kv[l->type] = (size_t)(l->kv_heads * l->head_dim);
@@ -30,7 +30,7 @@ typedef struct values_walk {
 } values_walk;
 
 static int layer_of(const tensor_slot *slot) {
-    return (int)((slot->offset - offsetof(assistant_weights, stack.layer)) / sizeof(gemma4_layer_weights));
+    return (int)((slot->offset - offsetof(assistant_weights, stack.layer)) / sizeof(layer_weights));
 }
 
 static kakeya_status bind(void *context, const tensor_slot *slot, kakeya_error *error) {

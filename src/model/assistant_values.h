@@ -9,12 +9,12 @@
  * norm), then K and V of the layers that its own attend, K after its norm and RoPE, V after its norm. */
 typedef struct assistant_seen {
     size_t width;      /* floats */
-    int source[2];     /* by gemma4_layer_type; -1: no layer of the assistant has the type */
+    int source[2];     /* by layer_type; -1: no layer of the assistant has the type */
     size_t k[2], v[2]; /* where they begin */
     size_t kv[2];      /* floats of each */
 } assistant_seen;
 
-assistant_seen assistant_sees(const assistant_config *c, const gemma4_config *verifier);
+assistant_seen assistant_sees(const assistant_config *c, const model_config *verifier);
 
 /* The tensors, whose scalars have a place, too. */
 typedef struct assistant_values {

@@ -1,4 +1,4 @@
-#include "model/dflash.h"
+#include "model/block_drafter.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -22,7 +22,7 @@ enum {
 
 /* ------------------------------------------------------------------------------------------ configuration */
 
-static void read_layer_types(json_reader *r, const cJSON *top, dflash_config *c) {
+static void read_layer_types(json_reader *r, const cJSON *top, block_drafter_config *c) {
     const cJSON *types = json_array(r, top, "layer_types");
     if (!types) return; /* all full */
     int n = cJSON_GetArraySize(types);
@@ -46,7 +46,7 @@ static void read_layer_types(json_reader *r, const cJSON *top, dflash_config *c)
     }
 }
 
-static void read_drafting(json_reader *r, const cJSON *top, dflash_config *c) {
+static void read_drafting(json_reader *r, const cJSON *top, block_drafter_config *c) {
     const cJSON *own = json_object(r, top, "dflash_config");
     const cJSON *targets = json_array(r, own, "target_layer_ids");
     if (!targets || !targets->child) {
@@ -54,17 +54,17 @@ static void read_drafting(json_reader *r, const cJSON *top, dflash_config *c) {
                   "does not look like a DFlash drafter checkpoint: dflash_config.target_layer_ids is missing or empty");
         return;
     }
-    c->target_layers_total = json_int(r, top, "num_target_layers", 1, GEMMA4_MAX_LAYERS, 0);
-    int limit = c->target_layers_total ? c->target_layers_total : GEMMA4_MAX_LAYERS;
-    c->targets = json_int_array(r, own, "target_layer_ids", 0, limit - 1, c->target_layer, DFLASH_MAX_TARGETS);
+    c->target_layers_total = json_int(r, top, "num_target_layers", 1, MODEL_MAX_LAYERS, 0);
+    int limit = c->target_layers_total ? c->target_layers_total : MODEL_MAX_LAYERS;
+    c->targets = json_int_array(r, own, "target_layer_ids", 0, limit - 1, c->target_layer, BLOCK_DRAFTER_MAX_TARGETS);
     c->mask_token = json_required_int(r, own, "mask_token_id", 0, c->vocab - 1);
     const cJSON *block_owner = json_get(own, "block_size") ? own : top;
     c->block_size = json_required_int(r, block_owner, "block_size", 2, MAX_BLOCK);
 }
 
-static void read_config(json_reader *r, const cJSON *top, dflash_config *c) {
+static void read_config(json_reader *r, const cJSON *top, block_drafter_config *c) {
     c->hidden = json_required_int(r, top, "hidden_size", 1, MAX_WIDTH);
-    c->layers = json_required_int(r, top, "num_hidden_layers", 1, DFLASH_MAX_LAYERS);
+    c->layers = json_required_int(r, top, "num_hidden_layers", 1, BLOCK_DRAFTER_MAX_LAYERS);
     c->heads = json_required_int(r, top, "num_attention_heads", 1, MAX_HEADS);
     c->kv_heads = json_required_int(r, top, "num_key_value_heads", 1, MAX_HEADS);
     c->head_dim = json_int(r, top, "head_dim", 2, MAX_HEAD_DIM, c->hidden / c->heads);
@@ -94,8 +94,8 @@ static void read_config(json_reader *r, const cJSON *top, dflash_config *c) {
     read_drafting(r, top, c);
 }
 
-kakeya_status dflash_config_parse(const char *name, const char *json, size_t json_bytes, dflash_config *out,
-                                  kakeya_error *error) {
+kakeya_status block_drafter_config_parse(const char *name, const char *json, size_t json_bytes,
+                                         block_drafter_config *out, kakeya_error *error) {
     memset(out, 0, sizeof *out);
     cJSON *top = NULL;
     kakeya_status status = json_parse_object(name, json, json_bytes, &top, error);
@@ -115,8 +115,8 @@ kakeya_status dflash_config_parse(const char *name, const char *json, size_t jso
     return reader.status;
 }
 
-kakeya_status dflash_config_fits(const char *name, const dflash_config *c, const gemma4_config *verifier,
-                                 kakeya_error *error) {
+kakeya_status block_drafter_config_fits(const char *name, const block_drafter_config *c, const model_config *verifier,
+                                        kakeya_error *error) {
     if (c->hidden != verifier->hidden)
         return error_set(error, KAKEYA_FORMAT, "%s: the drafter's hidden_size is %d, the verifier's %d", name,
                          c->hidden, verifier->hidden);
@@ -157,23 +157,24 @@ static void visit(walker *w, tensor_kind kind, parameter_group group, const char
                         .synthetic = kind == SLOT_MATRIX ? 1.0f / sqrtf((float)b) : 1.0f};
     if (w->layer >= 0) {
         snprintf(slot.name, sizeof slot.name, "layers.%d.%s", w->layer, path);
-        slot.offset += offsetof(dflash_model, layer) + (size_t)w->layer * sizeof(dflash_layer_weights);
+        slot.offset += offsetof(block_drafter_model, layer) + (size_t)w->layer * sizeof(block_drafter_layer_weights);
     } else {
         snprintf(slot.name, sizeof slot.name, "%s", path);
     }
     w->status = w->visit(w->context, &slot, w->error);
 }
 
-#define IN_LAYER(field) offsetof(dflash_layer_weights, field)
+#define IN_LAYER(field) offsetof(block_drafter_layer_weights, field)
 
 kakeya_status dflash_walk(const void *shape, tensor_visit visitor, void *context, kakeya_error *error) {
-    const dflash_config *c = shape;
+    const block_drafter_config *c = shape;
     walker w = {.visit = visitor, .context = context, .error = error, .layer = -1};
     int64_t hidden = c->hidden, queries = (int64_t)c->heads * c->head_dim, keys = (int64_t)c->kv_heads * c->head_dim;
-    visit(&w, SLOT_MATRIX, PARAMETERS_ATTENTION, "fc.weight", offsetof(dflash_model, fc), 2, hidden,
+    visit(&w, SLOT_MATRIX, PARAMETERS_ATTENTION, "fc.weight", offsetof(block_drafter_model, fc), 2, hidden,
           c->targets * hidden);
-    visit(&w, SLOT_VECTOR, PARAMETERS_NORMS, "hidden_norm.weight", offsetof(dflash_model, hidden_norm), 1, hidden, 0);
-    visit(&w, SLOT_VECTOR, PARAMETERS_NORMS, "norm.weight", offsetof(dflash_model, norm), 1, hidden, 0);
+    visit(&w, SLOT_VECTOR, PARAMETERS_NORMS, "hidden_norm.weight", offsetof(block_drafter_model, hidden_norm), 1,
+          hidden, 0);
+    visit(&w, SLOT_VECTOR, PARAMETERS_NORMS, "norm.weight", offsetof(block_drafter_model, norm), 1, hidden, 0);
     for (w.layer = 0; w.layer < c->layers; w.layer++) {
         visit(&w, SLOT_VECTOR, PARAMETERS_NORMS, "input_layernorm.weight", IN_LAYER(input_norm), 1, hidden, 0);
         visit(&w, SLOT_VECTOR, PARAMETERS_NORMS, "post_attention_layernorm.weight", IN_LAYER(post_attention_norm), 1,
@@ -197,7 +198,7 @@ kakeya_status dflash_walk(const void *shape, tensor_visit visitor, void *context
 /* ------------------------------------------------------------------------------------------------ models */
 
 /* The layers that the authors' rule picks: evenly spread from layer 1 to the third from the end. */
-static void spread_targets(int verifier_layers, int targets, dflash_config *c) {
+static void spread_targets(int verifier_layers, int targets, block_drafter_config *c) {
     memset(c->target_layer, 0, sizeof c->target_layer);
     c->targets = verifier_layers - 3 < targets ? verifier_layers - 3 : targets;
     if (c->targets <= 1) {
@@ -211,10 +212,10 @@ static void spread_targets(int verifier_layers, int targets, dflash_config *c) {
 
 /* Published drafters: 32 heads at hidden 2816, 64 at 5376 (multiples of the 8 K/V heads near hidden / 88), five layers
  * of which four slide, an MLP twice as wide as the hidden size. */
-static void published_shape(const gemma4_config *verifier, dflash_config *c) {
+static void published_shape(const model_config *verifier, block_drafter_config *c) {
     enum { PUBLISHED_TARGETS = 6 };
     int head_groups = (int)lround(verifier->hidden / (88.0 * 8));
-    *c = (dflash_config){
+    *c = (block_drafter_config){
         .layers = 5,
         .hidden = verifier->hidden,
         .heads = 8 * (head_groups > 0 ? head_groups : 1),
@@ -233,11 +234,12 @@ static void published_shape(const gemma4_config *verifier, dflash_config *c) {
     spread_targets(verifier->layers, PUBLISHED_TARGETS, c);
 }
 
-void dflash_config_fit(const gemma4_config *verifier, int layers, int block, int targets, dflash_config *out) {
+void block_drafter_config_fit(const model_config *verifier, int layers, int block, int targets,
+                              block_drafter_config *out) {
     enum { LEAST_PUBLISHED = 1408 }; /* hidden size: narrower models would get heads wider than themselves */
     published_shape(verifier, out);
     if (verifier->hidden < LEAST_PUBLISHED) {
-        const gemma4_layer_config *l = &verifier->layer[0];
+        const layer_config *l = &verifier->layer[0];
         out->heads = verifier->heads;
         out->kv_heads = l->kv_heads;
         out->head_dim = l->head_dim;
@@ -252,10 +254,10 @@ void dflash_config_fit(const gemma4_config *verifier, int layers, int block, int
     if (targets) spread_targets(verifier->layers, targets, out);
 }
 
-static kakeya_status synthesize(const gemma4_config *verifier, bool outline, mem_account *account, dflash_model **out,
-                                kakeya_error *error) {
+static kakeya_status synthesize(const model_config *verifier, bool outline, mem_account *account,
+                                block_drafter_model **out, kakeya_error *error) {
     *out = NULL;
-    dflash_model *model = calloc(1, sizeof *model);
+    block_drafter_model *model = calloc(1, sizeof *model);
     if (!model) return error_set(error, KAKEYA_OUT_OF_MEMORY, "synthetic drafter: no memory for the drafter");
     published_shape(verifier, &model->config);
     tensor_memory memory = {0};
@@ -266,20 +268,20 @@ static kakeya_status synthesize(const gemma4_config *verifier, bool outline, mem
     model->n_owned = memory.n_owned;
     model->mapped_bytes = memory.mapped_bytes;
     if (status != KAKEYA_OK) {
-        dflash_model_close(model);
+        block_drafter_model_close(model);
         return status;
     }
     *out = model;
     return KAKEYA_OK;
 }
 
-kakeya_status dflash_model_synthesize(const gemma4_config *verifier, mem_account *account, dflash_model **out,
-                                      kakeya_error *error) {
+kakeya_status block_drafter_model_synthesize(const model_config *verifier, mem_account *account,
+                                             block_drafter_model **out, kakeya_error *error) {
     return synthesize(verifier, false, account, out, error);
 }
 
-kakeya_status dflash_model_outline(const gemma4_config *verifier, mem_account *account, dflash_model **out,
-                                   kakeya_error *error) {
+kakeya_status block_drafter_model_outline(const model_config *verifier, mem_account *account, block_drafter_model **out,
+                                          kakeya_error *error) {
     return synthesize(verifier, true, account, out, error);
 }
 
@@ -289,11 +291,11 @@ static kakeya_status check_plain(void *context, const tensor_slot *slot, kakeya_
     return slot->kind != SLOT_MATRIX || weight_format_is_plain(w->format) ? KAKEYA_OK : KAKEYA_UNSUPPORTED;
 }
 
-bool dflash_is_plain(const dflash_model *model) {
+bool block_drafter_is_plain(const block_drafter_model *model) {
     return dflash_walk(&model->config, check_plain, (void *)(uintptr_t)model, NULL) == KAKEYA_OK;
 }
 
-void dflash_model_close(dflash_model *model) {
+void block_drafter_model_close(block_drafter_model *model) {
     if (!model) return;
     tensor_memory memory = {.owned = model->owned, .n_owned = model->n_owned};
     tensor_memory_release(&memory);

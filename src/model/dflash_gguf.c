@@ -28,7 +28,7 @@ static void check_architecture(gguf_keys *r) {
 }
 
 /* What changes the arithmetic and is not done here. */
-static void check_unchanged(gguf_keys *r, const dflash_config *c) {
+static void check_unchanged(gguf_keys *r, const block_drafter_config *c) {
     double usual = 1 / sqrt((double)c->head_dim);
     double scale = gguf_keys_number(r, "dflash.attention.scale", -1e30, 1e30, usual);
     if (!(fabs(scale - usual) <= 1e-5 * usual))
@@ -53,7 +53,7 @@ static void check_unchanged(gguf_keys *r, const dflash_config *c) {
                        "key dflash.rope.scaling.factor is %g: scaled positions are not supported", factor);
 }
 
-static void read_heads(gguf_keys *r, dflash_config *c) {
+static void read_heads(gguf_keys *r, block_drafter_config *c) {
     c->heads = (int)gguf_keys_required_int(r, "dflash.attention.head_count", 1, MAX_HEADS);
     c->kv_heads = (int)gguf_keys_int(r, "dflash.attention.head_count_kv", 1, MAX_HEADS, c->heads);
     if (r->status != KAKEYA_OK) return;
@@ -72,9 +72,9 @@ static void read_heads(gguf_keys *r, dflash_config *c) {
                        "head dimension %d (dflash.attention.key_length) is not a positive even number", c->head_dim);
 }
 
-static void read_windows(gguf_keys *r, dflash_config *c) {
+static void read_windows(gguf_keys *r, block_drafter_config *c) {
     static const char key[] = "dflash.attention.sliding_window";
-    bool sliding[DFLASH_MAX_LAYERS];
+    bool sliding[BLOCK_DRAFTER_MAX_LAYERS];
     int window = (int)gguf_keys_int(r, key, 0, MAX_CONTEXT, 0);
     if (!window && !gguf_find(r->file, "dflash.attention.sliding_window_pattern")) return; /* all full */
     gguf_keys_bools(r, "dflash.attention.sliding_window_pattern", c->layers, sliding);
@@ -85,19 +85,20 @@ static void read_windows(gguf_keys *r, dflash_config *c) {
 }
 
 /* Counted as llama.cpp counts: the input of layer n is the output of layer n - 1. */
-static void read_targets(gguf_keys *r, dflash_config *c) {
+static void read_targets(gguf_keys *r, block_drafter_config *c) {
     static const char key[] = "dflash.target_layers";
     const gguf_value *targets = gguf_find(r->file, key);
-    if (!targets || !targets->array || targets->count < 1 || targets->count > DFLASH_MAX_TARGETS) {
-        gguf_keys_fail(r, KAKEYA_FORMAT, "key %s is not an array of 1 to %d numbers", key, (int)DFLASH_MAX_TARGETS);
+    if (!targets || !targets->array || targets->count < 1 || targets->count > BLOCK_DRAFTER_MAX_TARGETS) {
+        gguf_keys_fail(r, KAKEYA_FORMAT, "key %s is not an array of 1 to %d numbers", key,
+                       (int)BLOCK_DRAFTER_MAX_TARGETS);
         return;
     }
     c->targets = (int)targets->count;
-    gguf_keys_ints(r, key, c->targets, 1, GEMMA4_MAX_LAYERS, c->target_layer);
+    gguf_keys_ints(r, key, c->targets, 1, MODEL_MAX_LAYERS, c->target_layer);
     for (int i = 0; i < c->targets; i++) c->target_layer[i]--;
 }
 
-static void read_vocab(gguf_keys *r, const gemma4_config *verifier, dflash_config *c) {
+static void read_vocab(gguf_keys *r, const model_config *verifier, block_drafter_config *c) {
     const gguf_value *tokens = gguf_keys_array(r, "tokenizer.ggml.tokens", GGUF_STRING);
     bool listed = tokens && tokens->count > 0 && tokens->count <= MAX_VOCAB;
     c->vocab =
@@ -105,10 +106,10 @@ static void read_vocab(gguf_keys *r, const gemma4_config *verifier, dflash_confi
     c->mask_token = (int)gguf_keys_required_int(r, "tokenizer.ggml.mask_token_id", 0, c->vocab - 1);
 }
 
-static void read_config(gguf_keys *r, const gemma4_config *verifier, dflash_config *c, bool *scaled) {
+static void read_config(gguf_keys *r, const model_config *verifier, block_drafter_config *c, bool *scaled) {
     check_architecture(r);
     if (r->status != KAKEYA_OK) return;
-    c->layers = (int)gguf_keys_required_int(r, "dflash.block_count", 1, DFLASH_MAX_LAYERS);
+    c->layers = (int)gguf_keys_required_int(r, "dflash.block_count", 1, BLOCK_DRAFTER_MAX_LAYERS);
     c->hidden = (int)gguf_keys_required_int(r, "dflash.embedding_length", 1, MAX_WIDTH);
     c->intermediate = (int)gguf_keys_required_int(r, "dflash.feed_forward_length", 1, MAX_WIDTH);
     c->block_size = (int)gguf_keys_required_int(r, "dflash.block_size", 2, MAX_BLOCK);
@@ -129,8 +130,8 @@ static void read_config(gguf_keys *r, const gemma4_config *verifier, dflash_conf
                        c->hidden);
 }
 
-kakeya_status dflash_gguf_config(const gguf *file, const gemma4_config *verifier, dflash_config *out, bool *scaled,
-                                 kakeya_error *error) {
+kakeya_status dflash_gguf_config(const gguf *file, const model_config *verifier, block_drafter_config *out,
+                                 bool *scaled, kakeya_error *error) {
     gguf_keys r = {.file = file, .error = error};
     memset(out, 0, sizeof *out);
     *scaled = false;
@@ -189,13 +190,13 @@ static kakeya_status bind_slot(void *context, const tensor_slot *slot, kakeya_er
     return gguf_binding_matrix(b, t, (weight *)(void *)(b->base + slot->offset), error);
 }
 
-kakeya_status dflash_gguf_open(const char *path, const gemma4_config *verifier, mem_account *account,
-                               dflash_model *model, kakeya_error *error) {
+kakeya_status dflash_gguf_open(const char *path, const model_config *verifier, mem_account *account,
+                               block_drafter_model *model, kakeya_error *error) {
     tensor_memory memory = {0};
     kakeya_status status = gguf_open(path, &model->file, error);
     if (status == KAKEYA_OK)
         status = dflash_gguf_config(model->file, verifier, &model->config, &model->scaled_embedding, error);
-    if (status == KAKEYA_OK) status = dflash_config_fits(path, &model->config, verifier, error);
+    if (status == KAKEYA_OK) status = block_drafter_config_fits(path, &model->config, verifier, error);
     if (status != KAKEYA_OK) return status;
     gguf_binding b = {.file = model->file, .base = (char *)model, .account = account, .memory = &memory};
     status = gguf_binding_begin(&b, dflash_walk, &model->config, error);

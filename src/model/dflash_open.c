@@ -5,13 +5,13 @@
 #include "model/dflash_gguf.h"
 #include "model/tensors.h"
 
-static kakeya_status open_checkpoint(const char *directory, const gemma4_config *verifier, mem_account *account,
-                                     dflash_model *model, kakeya_error *error) {
+static kakeya_status open_checkpoint(const char *directory, const model_config *verifier, mem_account *account,
+                                     block_drafter_model *model, kakeya_error *error) {
     kakeya_status status = checkpoint_open(directory, "config.json", "model.safetensors", &model->checkpoint, error);
     checkpoint *ck = model->checkpoint;
     if (status == KAKEYA_OK)
-        status = dflash_config_parse(ck->config_path, ck->config, ck->config_bytes, &model->config, error);
-    if (status == KAKEYA_OK) status = dflash_config_fits(ck->config_path, &model->config, verifier, error);
+        status = block_drafter_config_parse(ck->config_path, ck->config, ck->config_bytes, &model->config, error);
+    if (status == KAKEYA_OK) status = block_drafter_config_fits(ck->config_path, &model->config, verifier, error);
     if (status != KAKEYA_OK) return status;
     tensor_memory memory = {0};
     status = tensors_bind(ck, "", dflash_walk, &model->config, model, NULL, NULL, account, &memory, error);
@@ -21,15 +21,15 @@ static kakeya_status open_checkpoint(const char *directory, const gemma4_config 
     return status;
 }
 
-kakeya_status dflash_model_open(const char *path, const gemma4_config *verifier, mem_account *account,
-                                dflash_model **out, kakeya_error *error) {
+kakeya_status block_drafter_model_open(const char *path, const model_config *verifier, mem_account *account,
+                                       block_drafter_model **out, kakeya_error *error) {
     *out = NULL;
-    dflash_model *model = calloc(1, sizeof *model);
+    block_drafter_model *model = calloc(1, sizeof *model);
     if (!model) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for the drafter", path);
     kakeya_status status =
         (gguf_is_file(path) ? dflash_gguf_open : open_checkpoint)(path, verifier, account, model, error);
     if (status != KAKEYA_OK) {
-        dflash_model_close(model);
+        block_drafter_model_close(model);
         return status;
     }
     *out = model;

@@ -1,6 +1,6 @@
 /* The one list of what the conformer and the 12B's frames consist of: names in safetensors and in GGUF files, and
  * shapes. */
-#include "model/gemma4_audio.h"
+#include "model/audio_model.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 
 enum { TAPS = 9 /* of a convolution of 3 x 3 */ };
 
-size_t gemma4_audio_rows(const gemma4_audio *a, size_t n) {
+size_t audio_model_rows(const audio_model *a, size_t n) {
     if (!a->conformer) return (n + (size_t)a->frame - 1) / (size_t)a->frame;
     return ((log_mel_frames(n) + 1) / 2 + 1) / 2;
 }
@@ -66,7 +66,7 @@ static const audio_tensor projection_tensors[] = {
     {AUDIO_PROJECTION, "embedding_projection", "mm.a.input_projection", plain, 't', 'o'}};
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-static int64_t size_of(const gemma4_audio *a, char letter) {
+static int64_t size_of(const audio_model *a, char letter) {
     switch (letter) {
     case 'h':
         return a->hidden;
@@ -107,7 +107,7 @@ static const struct {
     {AUDIO_OUT_NORM, "layer_pre_norm"},
 };
 
-static const char *gguf_name(const gemma4_audio *a, const audio_tensor *row) {
+static const char *gguf_name(const audio_model *a, const audio_tensor *row) {
     for (size_t i = 0; a->one_file && i < COUNT(one_file_names); i++)
         if (one_file_names[i].role == row->role) return one_file_names[i].name;
     return row->gguf;
@@ -116,7 +116,7 @@ static const char *gguf_name(const gemma4_audio *a, const audio_tensor *row) {
 /* A matrix that is used as it is stored. */
 static bool is_mapped(const audio_tensor *row) { return row->columns && strchr("hifo", row->columns); }
 
-static kakeya_status visit_table(const gemma4_audio *a, const char *module, int layer, const audio_tensor *table,
+static kakeya_status visit_table(const audio_model *a, const char *module, int layer, const audio_tensor *table,
                                  size_t n, audio_visit visit, void *context, kakeya_error *error) {
     for (size_t i = 0; i < n; i++) {
         const audio_tensor *row = &table[i];
@@ -140,7 +140,7 @@ static kakeya_status visit_table(const gemma4_audio *a, const char *module, int 
     return KAKEYA_OK;
 }
 
-kakeya_status gemma4_audio_walk(const gemma4_audio *a, audio_visit visit, void *context, kakeya_error *error) {
+kakeya_status audio_model_walk(const audio_model *a, audio_visit visit, void *context, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
     if (a->conformer)
         status = visit_table(a, "audio_tower", -1, model_tensors, COUNT(model_tensors), visit, context, error);
@@ -157,13 +157,13 @@ void audio_bound_name(const audio_slot *slot, int i, bool in_gguf, char out[AUDI
     snprintf(out, AUDIO_NAME_BYTES, "%.*s.%s", bytes, name, names[i]);
 }
 
-size_t audio_channels_first(const gemma4_audio *a, size_t i) {
+size_t audio_channels_first(const audio_model *a, size_t i) {
     const size_t channels = (size_t)a->channels[0], c = i % channels, tap = i / channels % TAPS;
     return (i / channels / TAPS * channels + c) * TAPS + tap;
 }
 
 typedef struct measuring {
-    const gemma4_audio *a;
+    const audio_model *a;
     weight_format format;
     vision_sizes sizes;
 } measuring;
@@ -181,13 +181,13 @@ static kakeya_status measure(void *context, const audio_slot *slot, kakeya_error
     return KAKEYA_OK;
 }
 
-vision_sizes gemma4_audio_sizes(const gemma4_audio *a, weight_format format) {
+vision_sizes audio_model_sizes(const audio_model *a, weight_format format) {
     measuring m = {.a = a, .format = format};
-    (void)gemma4_audio_walk(a, measure, &m, NULL);
+    (void)audio_model_walk(a, measure, &m, NULL);
     return m.sizes;
 }
 
-void gemma4_audio_close(gemma4_audio *a) {
+void audio_model_close(audio_model *a) {
     if (!a) return;
     for (size_t i = 0; i < a->n_owned; i++) mem_free(a->owned[i]);
     free(a->owned);

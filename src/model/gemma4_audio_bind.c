@@ -7,7 +7,7 @@
 #include "base/float16.h"
 
 typedef struct binder {
-    gemma4_audio *a;
+    audio_model *a;
     mem_account *account;
     audio_find find;
     void *file;
@@ -16,7 +16,7 @@ typedef struct binder {
 } binder;
 
 static void *own(binder *b, const char *name, size_t bytes, kakeya_error *error) {
-    gemma4_audio *a = b->a;
+    audio_model *a = b->a;
     void **owned = realloc(a->owned, (a->n_owned + 1) * sizeof *owned);
     if (owned) a->owned = owned;
     void *block = owned ? mem_alloc(b->account, MEM_WEIGHTS, bytes) : NULL;
@@ -110,10 +110,10 @@ static kakeya_status bind_slot(void *context, const audio_slot *slot, kakeya_err
     return status == KAKEYA_OK && slot->layer >= 0 ? bind_bounds(b, slot, &w->bounds[slot->role], error) : status;
 }
 
-kakeya_status audio_bind(gemma4_audio *a, mem_account *account, audio_find find, void *file, bool is_gguf,
+kakeya_status audio_bind(audio_model *a, mem_account *account, audio_find find, void *file, bool is_gguf,
                          kakeya_error *reason, kakeya_error *error) {
     binder b = {a, account, find, file, is_gguf, reason};
     a->weights = calloc((size_t)a->layers + 1, sizeof *a->weights);
     if (!a->weights) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for the tensors of the audio encoder");
-    return gemma4_audio_walk(a, bind_slot, &b, error);
+    return audio_model_walk(a, bind_slot, &b, error);
 }

@@ -9,7 +9,7 @@
 
 typedef struct source {
     const gguf *file;
-    gemma4_audio *a;
+    audio_model *a;
     mem_account *account;
 } source;
 
@@ -26,10 +26,10 @@ static int size_in(gguf_keys *k, const char *name, int dims, int at, int most) {
     return 0;
 }
 
-static void read_conformer(gguf_keys *k, gemma4_audio *a) {
+static void read_conformer(gguf_keys *k, audio_model *a) {
     a->conformer = true;
     a->clipped = true; /* what has no bounds says none */
-    a->layers = (int)gguf_keys_required_int(k, "clip.audio.block_count", 1, GEMMA4_MAX_LAYERS);
+    a->layers = (int)gguf_keys_required_int(k, "clip.audio.block_count", 1, MODEL_MAX_LAYERS);
     a->hidden = (int)gguf_keys_required_int(k, "clip.audio.embedding_length", 4, 1 << 16);
     a->heads = (int)gguf_keys_required_int(k, "clip.audio.attention.head_count", 1, 1 << 10);
     a->head_dim = a->heads ? a->hidden / a->heads : 0;
@@ -63,7 +63,7 @@ static bool read_kind(gguf_keys *k, bool own, bool *conformer) {
     return false;
 }
 
-static void read_keys(gguf_keys *k, const gguf *model, const gemma4_config *text, bool conformer, gemma4_audio *a) {
+static void read_keys(gguf_keys *k, const gguf *model, const model_config *text, bool conformer, audio_model *a) {
     if (conformer)
         read_conformer(k, a);
     else
@@ -85,9 +85,8 @@ static kakeya_status find(void *file, const audio_slot *slot, int bound, vision_
     return t ? vision_stored_gguf(t, s->account, &s->a->owned, &s->a->n_owned, out, error) : KAKEYA_OK;
 }
 
-kakeya_status gemma4_audio_gguf_read(const gguf *file, const gguf *model, const gemma4_config *text,
-                                     mem_account *account, gemma4_audio **out, bool *there, kakeya_error *reason,
-                                     kakeya_error *error) {
+kakeya_status audio_model_gguf_read(const gguf *file, const gguf *model, const model_config *text, mem_account *account,
+                                    audio_model **out, bool *there, kakeya_error *reason, kakeya_error *error) {
     gguf_keys k = {.file = file, .error = reason};
     const bool own = file == model;
     bool conformer = false;
@@ -100,7 +99,7 @@ kakeya_status gemma4_audio_gguf_read(const gguf *file, const gguf *model, const 
     *there = kind || k.status;
     if (!*there) error_set(reason, KAKEYA_UNSUPPORTED, "no audio encoder in %s", gguf_path(file));
     if (!kind) return KAKEYA_OK;
-    gemma4_audio *a = calloc(1, sizeof *a);
+    audio_model *a = calloc(1, sizeof *a);
     if (!a) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", gguf_path(file));
     source s = {file, a, account};
     kakeya_status status = KAKEYA_OK;
@@ -111,6 +110,6 @@ kakeya_status gemma4_audio_gguf_read(const gguf *file, const gguf *model, const 
     if (status == KAKEYA_OK && !reason->status)
         *out = a;
     else
-        gemma4_audio_close(a);
+        audio_model_close(a);
     return status;
 }

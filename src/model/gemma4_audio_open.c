@@ -32,9 +32,9 @@ static void read_channels(json_reader *r, const cJSON *audio, int channels[2]) {
     }
 }
 
-static void read_conformer(json_reader *r, const cJSON *audio, gemma4_audio *a) {
+static void read_conformer(json_reader *r, const cJSON *audio, audio_model *a) {
     a->conformer = true;
-    a->layers = json_int(r, audio, "num_hidden_layers", 1, GEMMA4_MAX_LAYERS, 12);
+    a->layers = json_int(r, audio, "num_hidden_layers", 1, MODEL_MAX_LAYERS, 12);
     a->hidden = json_int(r, audio, "hidden_size", 4, 1 << 16, 1024);
     a->heads = json_int(r, audio, "num_attention_heads", 1, 1 << 10, 8);
     a->head_dim = a->heads ? a->hidden / a->heads : 0;
@@ -57,7 +57,7 @@ static void read_conformer(json_reader *r, const cJSON *audio, gemma4_audio *a) 
         json_fail(r, KAKEYA_UNSUPPORTED, "audio_config: hidden_act is not silu");
 }
 
-static void read_frames(json_reader *r, const cJSON *audio, gemma4_audio *a) {
+static void read_frames(json_reader *r, const cJSON *audio, audio_model *a) {
     a->frame = json_int(r, audio, "audio_samples_per_token", 1, 1 << 16, 640);
     a->output = a->frame;
     a->rms_eps = (float)json_number(r, audio, "rms_norm_eps", 0, 1, 1e-6);
@@ -66,7 +66,7 @@ static void read_frames(json_reader *r, const cJSON *audio, gemma4_audio *a) {
 }
 
 /* False: no sound. */
-static bool read_config(json_reader *r, const cJSON *top, const gemma4_config *text, gemma4_audio *a) {
+static bool read_config(json_reader *r, const cJSON *top, const model_config *text, audio_model *a) {
     const cJSON *audio = json_object(r, top, "audio_config");
     if (!audio) return false;
     if (text_is(audio, "model_type", "gemma4_audio"))
@@ -85,10 +85,10 @@ static bool read_config(json_reader *r, const cJSON *top, const gemma4_config *t
     return true;
 }
 
-kakeya_status gemma4_audio_config(const char *path, const char *json, size_t json_bytes, const gemma4_config *text,
-                                  gemma4_audio *out, bool *there, kakeya_error *reason, kakeya_error *error) {
+kakeya_status audio_model_config(const char *path, const char *json, size_t json_bytes, const model_config *text,
+                                 audio_model *out, bool *there, kakeya_error *reason, kakeya_error *error) {
     cJSON *top = NULL;
-    *out = (gemma4_audio){0};
+    *out = (audio_model){0};
     *there = false;
     kakeya_status status = json_parse_object(path, json, json_bytes, &top, error);
     if (status) return status;
@@ -130,16 +130,16 @@ static kakeya_status find(void *file, const audio_slot *slot, int bound, vision_
 
 /* ------------------------------------------------------------------------------------------------------- opening */
 
-kakeya_status gemma4_audio_open(checkpoint *ck, const gemma4_config *text, mem_account *account, gemma4_audio **out,
-                                char *reason, size_t reason_bytes, kakeya_error *error) {
+kakeya_status audio_model_open(checkpoint *ck, const model_config *text, mem_account *account, audio_model **out,
+                               char *reason, size_t reason_bytes, kakeya_error *error) {
     *out = NULL;
     *reason = '\0';
     kakeya_error why = {0};
     bool there = false;
-    gemma4_audio *a = calloc(1, sizeof *a);
+    audio_model *a = calloc(1, sizeof *a);
     if (!a) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", ck->directory);
     kakeya_status status =
-        gemma4_audio_config(ck->config_path, ck->config, ck->config_bytes, text, a, &there, &why, error);
+        audio_model_config(ck->config_path, ck->config, ck->config_bytes, text, a, &there, &why, error);
     source from = {ck, account};
     if (status == KAKEYA_OK && there) status = audio_bind(a, account, find, &from, false, &why, error);
     if (status == KAKEYA_OK && there && !why.status) {
@@ -147,6 +147,6 @@ kakeya_status gemma4_audio_open(checkpoint *ck, const gemma4_config *text, mem_a
         return KAKEYA_OK;
     }
     if (why.status) snprintf(reason, reason_bytes, "%s", why.message);
-    gemma4_audio_close(a);
+    audio_model_close(a);
     return status;
 }

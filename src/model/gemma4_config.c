@@ -23,7 +23,7 @@ static bool starts_with(const char *text, const char *start) {
 }
 
 /* Which of the two it is; a name that is neither's is refused. */
-static void check_architecture(json_reader *r, const cJSON *top, const cJSON *text, gemma4_config *c) {
+static void check_architecture(json_reader *r, const cJSON *top, const cJSON *text, model_config *c) {
     static const char *const model_types[] = {"gemma4", "gemma4_unified", "gemma4_text", "gemma4_unified_text",
                                               "gemma3", "gemma3_text"};
     static const char *const architectures[] = {
@@ -77,15 +77,15 @@ static void check_fixed_choices(json_reader *r, const cJSON *text) {
         json_fail(r, KAKEYA_UNSUPPORTED, "use_bidirectional_attention: only null and \"vision\" are supported");
 }
 
-static void read_layer_types(json_reader *r, const cJSON *text, gemma4_config *c) {
+static void read_layer_types(json_reader *r, const cJSON *text, model_config *c) {
     const cJSON *types = json_array(r, text, "layer_types");
     bool gemma3 = c->generation == GEMMA_3;
     if (!types) { /* five sliding, one full */
         static const char *const keys[] = {"sliding_window_pattern", "_sliding_window_pattern"};
         int period = 6;
         for (int k = 0; gemma3 && k < 2; k++) period = json_int(r, text, keys[k], 1, INT_MAX, period);
-        for (int i = 0; i < c->layers; i++) c->layer[i].type = (i + 1) % period == 0 ? GEMMA4_FULL : GEMMA4_SLIDING;
-        if (!gemma3) c->layer[c->layers - 1].type = GEMMA4_FULL;
+        for (int i = 0; i < c->layers; i++) c->layer[i].type = (i + 1) % period == 0 ? LAYER_FULL : LAYER_SLIDING;
+        if (!gemma3) c->layer[c->layers - 1].type = LAYER_FULL;
         return;
     }
     int n = cJSON_GetArraySize(types);
@@ -98,14 +98,14 @@ static void read_layer_types(json_reader *r, const cJSON *text, gemma4_config *c
     cJSON_ArrayForEach(type, types) {
         const char *name = cJSON_IsString(type) ? type->valuestring : "(not a string)";
         if (strcmp(name, "sliding_attention") == 0)
-            c->layer[i].type = GEMMA4_SLIDING;
+            c->layer[i].type = LAYER_SLIDING;
         else if (strcmp(name, "full_attention") == 0)
-            c->layer[i].type = GEMMA4_FULL;
+            c->layer[i].type = LAYER_FULL;
         else
             json_fail(r, KAKEYA_UNSUPPORTED, "layer_types[%d]: unknown layer type \"%s\"", i, name);
         i++;
     }
-    if (!gemma3) c->layer[c->layers - 1].type = GEMMA4_FULL; /* whatever the list says, as the reference does */
+    if (!gemma3) c->layer[c->layers - 1].type = LAYER_FULL; /* whatever the list says, as the reference does */
 }
 
 static int override_of(json_reader *r, const cJSON *item, gemma4_fact_id id, int fallback) {
@@ -114,7 +114,7 @@ static int override_of(json_reader *r, const cJSON *item, gemma4_fact_id id, int
 }
 
 /* {"05": {"head_dim": 512, "num_key_value_heads": 2}, ...} */
-static void read_layer_overrides(json_reader *r, const cJSON *overrides, gemma4_config *c) {
+static void read_layer_overrides(json_reader *r, const cJSON *overrides, model_config *c) {
     const cJSON *item;
     cJSON_ArrayForEach(item, overrides) {
         char *end;
@@ -133,7 +133,7 @@ static void read_layer_overrides(json_reader *r, const cJSON *overrides, gemma4_
                           "num_key_value_heads are supported",
                           index, value->string);
         }
-        gemma4_layer_config *l = &c->layer[index];
+        layer_config *l = &c->layer[index];
         l->head_dim = override_of(r, item, FACT_HEAD_DIM, l->head_dim);
         l->kv_heads = override_of(r, item, FACT_KV_HEADS, l->kv_heads);
     }
@@ -141,7 +141,7 @@ static void read_layer_overrides(json_reader *r, const cJSON *overrides, gemma4_
 
 /* The layers' own K/V heads and head dimensions. */
 static void read_attention(gemma4_reading *r, const cJSON *text) {
-    gemma4_config *c = r->config;
+    model_config *c = r->config;
     int kv_heads = (int)r->value[FACT_KV_HEADS], full_kv_heads = (int)r->value[FACT_GLOBAL_KV_HEADS];
     int head_dim = (int)r->value[FACT_HEAD_DIM], full_head_dim = (int)r->value[FACT_GLOBAL_HEAD_DIM];
     const cJSON *overrides = json_object(r->json, text, "per_layer_config");
@@ -153,8 +153,8 @@ static void read_attention(gemma4_reading *r, const cJSON *text) {
         full_kv_heads = kv_heads;
     }
     for (int i = 0; i < c->layers; i++) {
-        gemma4_layer_config *l = &c->layer[i];
-        bool full = l->type == GEMMA4_FULL;
+        layer_config *l = &c->layer[i];
+        bool full = l->type == LAYER_FULL;
         l->head_dim = full ? full_head_dim : head_dim;
         l->k_eq_v = full && k_eq_v;
         l->kv_heads = l->k_eq_v ? full_kv_heads : kv_heads;
@@ -163,8 +163,8 @@ static void read_attention(gemma4_reading *r, const cJSON *text) {
 }
 
 /* Adds an integer or a list of integers to a set by `add`; without it, only checks what is there. */
-static void add_tokens(json_reader *r, const cJSON *object, const char *key, gemma4_config *c,
-                       bool (*add)(gemma4_config *c, double id), int capacity) {
+static void add_tokens(json_reader *r, const cJSON *object, const char *key, model_config *c,
+                       bool (*add)(model_config *c, double id), int capacity) {
     const cJSON *item = json_get(object, key);
     const cJSON *each = cJSON_IsArray(item) ? item->child : item;
     for (; each; each = cJSON_IsArray(item) ? each->next : NULL) {
@@ -183,7 +183,7 @@ static void add_tokens(json_reader *r, const cJSON *object, const char *key, gem
  * generation_config.json, then the whole model's keys, then the text model's. (There a generation_config.json without
  * stop tokens means that nothing stops; here the next place is asked.) */
 static void read_stop_tokens(json_reader *r, const cJSON *top, const cJSON *text, json_reader *generation_reader,
-                             const cJSON *generation, gemma4_config *c) {
+                             const cJSON *generation, model_config *c) {
     json_reader *readers[] = {generation_reader, r, r};
     const cJSON *places[] = {generation, top, text};
     for (int i = 0; i < 3; i++)
@@ -193,10 +193,10 @@ static void read_stop_tokens(json_reader *r, const cJSON *top, const cJSON *text
 }
 
 static void read_tokens(json_reader *r, const cJSON *top, const cJSON *text, json_reader *generation_reader,
-                        const cJSON *generation, gemma4_config *c) {
+                        const cJSON *generation, model_config *c) {
     read_stop_tokens(r, top, text, generation_reader, generation, c);
     add_tokens(generation_reader, generation, "suppress_tokens", c, gemma4_add_suppressed_token,
-               GEMMA4_MAX_SUPPRESS_TOKENS);
+               MODEL_MAX_SUPPRESS_TOKENS);
     if (c->n_suppress_tokens == c->vocab)
         json_fail(generation_reader, KAKEYA_FORMAT, "suppress_tokens leaves none of the %d tokens", c->vocab);
 }
@@ -226,7 +226,7 @@ static bool is_unified(const cJSON *top, const cJSON *text) {
 }
 
 static void read_config(json_reader *reader, const cJSON *top, json_reader *generation_reader, const cJSON *generation,
-                        gemma4_config *c) {
+                        model_config *c) {
     gemma4_reading reading = {.json = reader, .config = c}, *r = &reading;
     const cJSON *text = json_object(reader, top, "text_config");
     if (!text) text = top;
@@ -253,8 +253,8 @@ static void read_config(json_reader *reader, const cJSON *top, json_reader *gene
     if (reader->status == KAKEYA_OK) read_tokens(reader, top, text, generation_reader, generation, c);
 }
 
-kakeya_status gemma4_config_parse(const char *name, const char *json, size_t json_bytes, const char *generation_json,
-                                  size_t generation_bytes, gemma4_config *out, kakeya_error *error) {
+kakeya_status model_config_parse(const char *name, const char *json, size_t json_bytes, const char *generation_json,
+                                 size_t generation_bytes, model_config *out, kakeya_error *error) {
     memset(out, 0, sizeof *out);
     cJSON *top = NULL, *generation = NULL;
     kakeya_status status = json_parse_object(name, json, json_bytes, &top, error);

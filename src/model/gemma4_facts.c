@@ -12,38 +12,38 @@ static const double no_token_unsigned = 4294967295.0; /* -1 as u32, which llama.
 /* Absent in config.json is the default of the configuration's class; converters write everything, so a GGUF file must
  * say what has no neutral value. */
 const gemma4_fact gemma4_facts[FACT_COUNT] = {
-    [FACT_LAYERS] = {"num_hidden_layers", "gemma4.block_count", FACT_INTEGER, 1, GEMMA4_MAX_LAYERS, 30, 30, NAN},
-    [FACT_HIDDEN] = {"hidden_size", "gemma4.embedding_length", FACT_INTEGER, 1, GEMMA4_MAX_WIDTH, 2304, 2304, NAN},
-    [FACT_CONTEXT] = {"max_position_embeddings", "gemma4.context_length", FACT_INTEGER, 1, GEMMA4_MAX_CONTEXT, 131072,
+    [FACT_LAYERS] = {"num_hidden_layers", "gemma4.block_count", FACT_INTEGER, 1, MODEL_MAX_LAYERS, 30, 30, NAN},
+    [FACT_HIDDEN] = {"hidden_size", "gemma4.embedding_length", FACT_INTEGER, 1, MODEL_MAX_WIDTH, 2304, 2304, NAN},
+    [FACT_CONTEXT] = {"max_position_embeddings", "gemma4.context_length", FACT_INTEGER, 1, MODEL_MAX_CONTEXT, 131072,
                       131072, NAN},
-    [FACT_WINDOW] = {"sliding_window", "gemma4.attention.sliding_window", FACT_INTEGER, 1, GEMMA4_MAX_CONTEXT, 512, 512,
+    [FACT_WINDOW] = {"sliding_window", "gemma4.attention.sliding_window", FACT_INTEGER, 1, MODEL_MAX_CONTEXT, 512, 512,
                      NAN},
     [FACT_EPS] = {"rms_norm_eps", "gemma4.attention.layer_norm_rms_epsilon", FACT_NUMBER, 1e-30, 1, 1e-6, 1e-6, NAN},
     [FACT_SOFTCAP] = {"final_logit_softcapping", "gemma4.final_logit_softcapping", FACT_NUMBER, 0, 1e6, 0, 0, 0},
-    [FACT_HEADS] = {"num_attention_heads", "gemma4.attention.head_count", FACT_LAYERED, 1, GEMMA4_MAX_HEADS, 8, 8, NAN},
-    [FACT_KV_HEADS] = {"num_key_value_heads", "gemma4.attention.head_count_kv", FACT_LAYERED, 1, GEMMA4_MAX_HEADS, 4, 4,
+    [FACT_HEADS] = {"num_attention_heads", "gemma4.attention.head_count", FACT_LAYERED, 1, MODEL_MAX_HEADS, 8, 8, NAN},
+    [FACT_KV_HEADS] = {"num_key_value_heads", "gemma4.attention.head_count_kv", FACT_LAYERED, 1, MODEL_MAX_HEADS, 4, 4,
                        NAN},
     /* 0: those of sliding layers. GGUF files list the K/V heads of each layer. */
-    [FACT_GLOBAL_KV_HEADS] = {"num_global_key_value_heads", NULL, FACT_INTEGER, 1, GEMMA4_MAX_HEADS, 0, 0, 0},
-    [FACT_HEAD_DIM] = {"head_dim", "gemma4.attention.key_length_swa", FACT_INTEGER, 2, GEMMA4_MAX_HEAD_DIM, 256, 256,
+    [FACT_GLOBAL_KV_HEADS] = {"num_global_key_value_heads", NULL, FACT_INTEGER, 1, MODEL_MAX_HEADS, 0, 0, 0},
+    [FACT_HEAD_DIM] = {"head_dim", "gemma4.attention.key_length_swa", FACT_INTEGER, 2, MODEL_MAX_HEAD_DIM, 256, 256,
                        NAN},
-    [FACT_GLOBAL_HEAD_DIM] = {"global_head_dim", "gemma4.attention.key_length", FACT_INTEGER, 2, GEMMA4_MAX_HEAD_DIM,
+    [FACT_GLOBAL_HEAD_DIM] = {"global_head_dim", "gemma4.attention.key_length", FACT_INTEGER, 2, MODEL_MAX_HEAD_DIM,
                               512, 512, NAN},
-    [FACT_INTERMEDIATE] = {"intermediate_size", "gemma4.feed_forward_length", FACT_LAYERED, 1, GEMMA4_MAX_WIDTH, 9216,
+    [FACT_INTERMEDIATE] = {"intermediate_size", "gemma4.feed_forward_length", FACT_LAYERED, 1, MODEL_MAX_WIDTH, 9216,
                            9216, NAN},
-    [FACT_SHARED_KV] = {"num_kv_shared_layers", "gemma4.attention.shared_kv_layers", FACT_INTEGER, 0, GEMMA4_MAX_LAYERS,
+    [FACT_SHARED_KV] = {"num_kv_shared_layers", "gemma4.attention.shared_kv_layers", FACT_INTEGER, 0, MODEL_MAX_LAYERS,
                         0, 0, 0},
-    [FACT_EXPERTS] = {"num_experts", "gemma4.expert_count", FACT_INTEGER, 0, GEMMA4_MAX_EXPERTS, 0, 0, 0},
-    [FACT_EXPERTS_PER_TOKEN] = {"top_k_experts", "gemma4.expert_used_count", FACT_INTEGER, 0, GEMMA4_MAX_EXPERTS, 0, 0,
+    [FACT_EXPERTS] = {"num_experts", "gemma4.expert_count", FACT_INTEGER, 0, MODEL_MAX_EXPERTS, 0, 0, 0},
+    [FACT_EXPERTS_PER_TOKEN] = {"top_k_experts", "gemma4.expert_used_count", FACT_INTEGER, 0, MODEL_MAX_EXPERTS, 0, 0,
                                 0},
     [FACT_EXPERT_INTERMEDIATE] = {"moe_intermediate_size", "gemma4.expert_feed_forward_length", FACT_INTEGER, 0,
-                                  GEMMA4_MAX_WIDTH, 0, 0, 0},
+                                  MODEL_MAX_WIDTH, 0, 0, 0},
     /* Absent in the text part of a gemma4_unified model: 0. */
     [FACT_PLE] = {"hidden_size_per_layer_input", "gemma4.embedding_length_per_layer_input", FACT_INTEGER, 0,
-                  GEMMA4_MAX_WIDTH, 256, 0, 0},
-    [FACT_PLE_VOCAB] = {"vocab_size_per_layer_input", NULL, FACT_INTEGER, 1, GEMMA4_MAX_VOCAB, 262144, 262144, 0},
+                  MODEL_MAX_WIDTH, 256, 0, 0},
+    [FACT_PLE_VOCAB] = {"vocab_size_per_layer_input", NULL, FACT_INTEGER, 1, MODEL_MAX_VOCAB, 262144, 262144, 0},
     /* 0: as many as the vocabulary lists, or as the embedding has rows. */
-    [FACT_VOCAB] = {"vocab_size", "gemma4.vocab_size", FACT_INTEGER, 1, GEMMA4_MAX_VOCAB, 262144, 262144, 0},
+    [FACT_VOCAB] = {"vocab_size", "gemma4.vocab_size", FACT_INTEGER, 1, MODEL_MAX_VOCAB, 262144, 262144, 0},
     [FACT_BOS] = {"bos_token_id", "tokenizer.ggml.bos_token_id", FACT_TOKEN, INT_MIN, UINT_MAX, 2, FACT_NO_TOKEN, 2},
     [FACT_PAD] = {"pad_token_id", "tokenizer.ggml.padding_token_id", FACT_TOKEN, INT_MIN, UINT_MAX, 0, FACT_NO_TOKEN,
                   FACT_NO_TOKEN},
@@ -151,7 +151,7 @@ void gemma4_facts_layered(gemma4_reading *r, gemma4_fact_id id, int *out) {
 /* ------------------------------------------------------------------------------------------- what follows from them */
 
 void gemma4_settle_sizes(gemma4_reading *r) {
-    gemma4_config *c = r->config;
+    model_config *c = r->config;
     c->layers = (int)r->value[FACT_LAYERS];
     c->hidden = (int)r->value[FACT_HIDDEN];
     c->max_context = (int)r->value[FACT_CONTEXT];
@@ -167,18 +167,18 @@ void gemma4_settle_sizes(gemma4_reading *r) {
 }
 
 static void settle_heads(gemma4_reading *r) {
-    gemma4_config *c = r->config;
-    int heads[GEMMA4_MAX_LAYERS] = {0}, dim_layer[2] = {-1, -1}; /* RoPE frequencies exist once per layer type */
+    model_config *c = r->config;
+    int heads[MODEL_MAX_LAYERS] = {0}, dim_layer[2] = {-1, -1}; /* RoPE frequencies exist once per layer type */
     gemma4_facts_layered(r, FACT_HEADS, heads);
     c->heads = heads[0];
     for (int i = 0; i < c->layers && gemma4_reading_ok(r); i++) {
-        const gemma4_layer_config *l = &c->layer[i];
+        const layer_config *l = &c->layer[i];
         if (heads[i] != heads[0])
             gemma4_reading_fail(r, KAKEYA_UNSUPPORTED, "%s gives layer %d %d heads and layer 0 %d: they must be equal",
                                 gemma4_fact_name(r, FACT_HEADS), i, heads[i], heads[0]);
         if (l->head_dim % 2)
             gemma4_reading_fail(r, KAKEYA_FORMAT, "head dimension %d of layer %d (%s) is odd", l->head_dim, i,
-                                gemma4_fact_name(r, l->type == GEMMA4_FULL ? FACT_GLOBAL_HEAD_DIM : FACT_HEAD_DIM));
+                                gemma4_fact_name(r, l->type == LAYER_FULL ? FACT_GLOBAL_HEAD_DIM : FACT_HEAD_DIM));
         if (heads[i] % l->kv_heads)
             gemma4_reading_fail(r, KAKEYA_FORMAT,
                                 "%d attention heads of layer %d cannot share %d K/V heads evenly (%s)", heads[i], i,
@@ -188,12 +188,12 @@ static void settle_heads(gemma4_reading *r) {
             dim_layer[l->type] = i;
         else if (c->layer[first].head_dim != l->head_dim)
             gemma4_reading_fail(r, KAKEYA_UNSUPPORTED, "%s layers %d and %d have head dimensions %d and %d",
-                                gemma4_layer_type_name(l->type), first, i, c->layer[first].head_dim, l->head_dim);
+                                layer_type_name(l->type), first, i, c->layer[first].head_dim, l->head_dim);
     }
 }
 
 static void settle_sharing(gemma4_reading *r, const int *intermediate, bool double_wide) {
-    gemma4_config *c = r->config;
+    model_config *c = r->config;
     const char *name = gemma4_fact_name(r, FACT_SHARED_KV);
     int orphan = 0;
     c->shared_kv_layers = (int)r->value[FACT_SHARED_KV];
@@ -202,10 +202,10 @@ static void settle_sharing(gemma4_reading *r, const int *intermediate, bool doub
                             c->shared_kv_layers, c->layers);
     else if (!gemma4_share_kv(c, (int)r->value[FACT_INTERMEDIATE], double_wide, &orphan))
         gemma4_reading_fail(r, KAKEYA_FORMAT, "%s is %d, but layer %d has no earlier %s layer to share from", name,
-                            c->shared_kv_layers, orphan, gemma4_layer_type_name(c->layer[orphan].type));
+                            c->shared_kv_layers, orphan, layer_type_name(c->layer[orphan].type));
     for (int i = 0; i < c->layers && gemma4_reading_ok(r); i++) {
-        gemma4_layer_config *l = &c->layer[i];
-        const gemma4_layer_config *source = &c->layer[l->kv_source];
+        layer_config *l = &c->layer[i];
+        const layer_config *source = &c->layer[l->kv_source];
         if (intermediate) l->intermediate = intermediate[i];
         if (l->kv_heads != source->kv_heads)
             gemma4_reading_fail(r, KAKEYA_FORMAT,
@@ -220,7 +220,7 @@ static int needed(gemma4_reading *r, gemma4_fact_id id) {
 }
 
 static void settle_experts(gemma4_reading *r) {
-    gemma4_config *c = r->config;
+    model_config *c = r->config;
     if (!c->moe) return;
     c->experts = needed(r, FACT_EXPERTS);
     c->experts_per_token = needed(r, FACT_EXPERTS_PER_TOKEN);
@@ -234,7 +234,7 @@ static void settle_experts(gemma4_reading *r) {
 }
 
 void gemma4_settle_tokens(gemma4_reading *r) {
-    gemma4_config *c = r->config;
+    model_config *c = r->config;
     double bos = r->value[FACT_BOS], pad = r->value[FACT_PAD];
     bool absent = bos == gemma4_facts[FACT_BOS].json_absent; /* a vocabulary without the usual one has none */
     if (gemma4_is_no_token(bos) || (absent && bos >= c->vocab)) bos = FACT_NO_TOKEN;
@@ -248,7 +248,7 @@ void gemma4_settle_tokens(gemma4_reading *r) {
 }
 
 void gemma4_settle_layers(gemma4_reading *r, const int *intermediate, bool double_wide) {
-    gemma4_config *c = r->config;
+    model_config *c = r->config;
     settle_heads(r);
     if (gemma4_reading_ok(r)) settle_sharing(r, intermediate, double_wide);
     if (gemma4_reading_ok(r)) settle_experts(r);
@@ -260,7 +260,7 @@ void gemma4_settle_layers(gemma4_reading *r, const int *intermediate, bool doubl
 
 /* ---------------------------------------------------------------------------------------------------------- tokens */
 
-static bool add_token(const gemma4_config *c, double id, int *set, int *n, int capacity) {
+static bool add_token(const model_config *c, double id, int *set, int *n, int capacity) {
     if (id < 0 || id >= c->vocab) return true;
     for (int i = 0; i < *n; i++) {
         if (set[i] == (int)id) return true;
@@ -270,18 +270,18 @@ static bool add_token(const gemma4_config *c, double id, int *set, int *n, int c
     return true;
 }
 
-bool gemma4_add_stop_token(gemma4_config *c, double id) {
+bool gemma4_add_stop_token(model_config *c, double id) {
     return add_token(c, id, c->stop_tokens, &c->n_stop_tokens, GEMMA4_NAMED_STOP_TOKENS);
 }
 
-void gemma4_settle_stop_tokens(gemma4_config *c) {
+void gemma4_settle_stop_tokens(model_config *c) {
     if (c->n_stop_tokens == 0) c->stop_tokens[c->n_stop_tokens++] = 1;
 }
 
-void gemma4_add_turn_end(gemma4_config *c, double id) {
-    (void)add_token(c, id, c->stop_tokens, &c->n_stop_tokens, GEMMA4_MAX_STOP_TOKENS);
+void gemma4_add_turn_end(model_config *c, double id) {
+    (void)add_token(c, id, c->stop_tokens, &c->n_stop_tokens, MODEL_MAX_STOP_TOKENS);
 }
 
-bool gemma4_add_suppressed_token(gemma4_config *c, double id) {
-    return add_token(c, id, c->suppress_tokens, &c->n_suppress_tokens, GEMMA4_MAX_SUPPRESS_TOKENS);
+bool gemma4_add_suppressed_token(model_config *c, double id) {
+    return add_token(c, id, c->suppress_tokens, &c->n_suppress_tokens, MODEL_MAX_SUPPRESS_TOKENS);
 }

@@ -6,7 +6,7 @@
 
 #include "base/json.h"
 #include "formats/gguf_keys.h"
-#include "model/gemma4.h"
+#include "model/language_model.h"
 
 typedef enum gemma4_fact_id {
     FACT_LAYERS,
@@ -65,7 +65,7 @@ typedef struct gemma4_reading {
     json_reader *json; /* one of the two */
     gguf_keys *gguf;
     double value[FACT_COUNT];
-    gemma4_config *config;
+    model_config *config;
 } gemma4_reading;
 
 bool gemma4_reading_ok(const gemma4_reading *r);
@@ -93,9 +93,9 @@ void gemma4_settle_tokens(gemma4_reading *r);
 
 /* What ends answers and what is never chosen: sets without repetition, in which ids outside of the vocabulary, which
  * are never produced, have no place. False: more than fit. */
-bool gemma4_add_stop_token(gemma4_config *c, double id);
-void gemma4_settle_stop_tokens(gemma4_config *c);      /* where files name none */
-void gemma4_add_turn_end(gemma4_config *c, double id); /* of at most three, for which there is room */
-bool gemma4_add_suppressed_token(gemma4_config *c, double id);
+bool gemma4_add_stop_token(model_config *c, double id);
+void gemma4_settle_stop_tokens(model_config *c);      /* where files name none */
+void gemma4_add_turn_end(model_config *c, double id); /* of at most three, for which there is room */
+bool gemma4_add_suppressed_token(model_config *c, double id);
 
 #endif

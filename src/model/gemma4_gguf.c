@@ -49,7 +49,7 @@ static weight_format main_format(const gguf *file) {
 
 /* ------------------------------------------------------------------------------------------------- architecture */
 
-static void check_architecture(gguf_keys *r, gemma4_config *c) {
+static void check_architecture(gguf_keys *r, model_config *c) {
     gguf_text name = {0};
     char shown[GGUF_SHOWN_BYTES];
     if (gguf_keys_text(r, "general.type", &name) && gguf_text_is(name, "adapter"))
@@ -90,8 +90,8 @@ static ptrdiff_t layer_tensor(const gguf *file, int layer, const char *name) {
 }
 
 /* A layer without V of its own reads K as V: no attn_v, or a fused attn_qkv without its rows. */
-static bool lacks_values(const gguf *file, const gemma4_config *c, int layer) {
-    const gemma4_layer_config *l = &c->layer[layer];
+static bool lacks_values(const gguf *file, const model_config *c, int layer) {
+    const layer_config *l = &c->layer[layer];
     ptrdiff_t fused = layer_tensor(file, layer, "attn_qkv.weight");
     if (fused < 0) return layer_tensor(file, layer, "attn_v.weight") < 0;
     const gguf_tensor *t = file->tensors[fused];
@@ -103,10 +103,10 @@ static bool lacks_values(const gguf *file, const gemma4_config *c, int layer) {
  * config.json. A gemma3 file need not say it: n is 6, and without a window nothing slides. */
 static void read_layer_types(gemma4_reading *reading) {
     gguf_keys *r = reading->gguf;
-    gemma4_config *c = reading->config;
+    model_config *c = reading->config;
     static const char key[] = "gemma4.attention.sliding_window_pattern";
     const gguf_value *value = gguf_keys_find(r, key);
-    bool sliding[GEMMA4_MAX_LAYERS], gemma3 = c->generation == GEMMA_3, window = reading->value[FACT_WINDOW] > 0;
+    bool sliding[MODEL_MAX_LAYERS], gemma3 = c->generation == GEMMA_3, window = reading->value[FACT_WINDOW] > 0;
     if (gemma3 && !(value && window)) {
         for (int i = 0; i < c->layers; i++) sliding[i] = window && (i + 1) % 6 != 0;
     } else if (value && !value->array && gguf_is_integer(value->type)) {
@@ -115,22 +115,22 @@ static void read_layer_types(gemma4_reading *reading) {
     } else {
         gguf_keys_bools(r, key, c->layers, sliding);
     }
-    for (int i = 0; i < c->layers; i++) c->layer[i].type = sliding[i] ? GEMMA4_SLIDING : GEMMA4_FULL;
-    if (!gemma3) c->layer[c->layers - 1].type = GEMMA4_FULL;
+    for (int i = 0; i < c->layers; i++) c->layer[i].type = sliding[i] ? LAYER_SLIDING : LAYER_FULL;
+    if (!gemma3) c->layer[c->layers - 1].type = LAYER_FULL;
 }
 
 static void read_attention(gemma4_reading *r) {
     gguf_keys *keys = r->gguf;
-    gemma4_config *c = r->config;
-    int kv_heads[GEMMA4_MAX_LAYERS];
+    model_config *c = r->config;
+    int kv_heads[MODEL_MAX_LAYERS];
     read_layer_types(r);
     gemma4_facts_layered(r, FACT_KV_HEADS, kv_heads);
     static const char *const value_keys[2] = {"gemma4.attention.value_length_swa", "gemma4.attention.value_length"};
     for (int type = 0; type < 2; type++) {
-        gemma4_fact_id id = type == GEMMA4_FULL ? FACT_GLOBAL_HEAD_DIM : FACT_HEAD_DIM;
+        gemma4_fact_id id = type == LAYER_FULL ? FACT_GLOBAL_HEAD_DIM : FACT_HEAD_DIM;
         int dim = (int)r->value[id];
-        const char *key = value_keys[c->generation == GEMMA_3 ? GEMMA4_FULL : type];
-        int values = (int)gguf_keys_int(keys, key, 2, GEMMA4_MAX_HEAD_DIM, dim);
+        const char *key = value_keys[c->generation == GEMMA_3 ? LAYER_FULL : type];
+        int values = (int)gguf_keys_int(keys, key, 2, MODEL_MAX_HEAD_DIM, dim);
         if (values != dim)
             gguf_keys_fail(keys, KAKEYA_UNSUPPORTED, "key %s is %d, but %s is %d: they must be equal",
                            gguf_keys_name(keys, key), values, gemma4_fact_name(r, id), dim);
@@ -143,7 +143,7 @@ static void read_attention(gemma4_reading *r) {
 
 /* Gemma 3 divides scores by the root of the head dimension, but for its largest model, whose heads are narrower than
  * the width of a query. Files do not say it. */
-float gemma4_gguf_query_scale(const gemma4_config *c) {
+float gemma4_gguf_query_scale(const model_config *c) {
     bool largest = c->layers == 62 || (c->layer[0].head_dim == 128 && c->heads == 32);
     int width = largest ? c->hidden / c->heads : c->layer[0].head_dim;
     return (float)(1 / sqrt((double)width));
@@ -151,14 +151,14 @@ float gemma4_gguf_query_scale(const gemma4_config *c) {
 
 /* Which layers have no V of their own, once it is known where K comes from. */
 static void read_values(gemma4_reading *r) {
-    gemma4_config *c = r->config;
+    model_config *c = r->config;
     for (int i = 0; i < c->layers; i++)
-        c->layer[i].k_eq_v = c->generation == GEMMA_4 && c->layer[i].type == GEMMA4_FULL &&
+        c->layer[i].k_eq_v = c->generation == GEMMA_4 && c->layer[i].type == LAYER_FULL &&
                              lacks_values(r->gguf->file, c, c->layer[i].kv_source);
 }
 
 /* Keys that would change the arithmetic. Some tools write the values that change nothing. */
-static void check_fixed_choices(gguf_keys *r, const gemma4_config *c) {
+static void check_fixed_choices(gguf_keys *r, const model_config *c) {
     const double root = sqrt((double)c->hidden);
     const struct {
         const char *key;
@@ -197,7 +197,7 @@ static void check_fixed_choices(gguf_keys *r, const gemma4_config *c) {
 
 /* rope_freqs: divisors of the full layers' inverse frequencies. The first pairs turn, by one common factor; the others
  * have a divisor that stops them. */
-static void read_rope_divisors(gguf_keys *r, gemma4_rope *rope, int head_dim, double partial) {
+static void read_rope_divisors(gguf_keys *r, rope_config *rope, int head_dim, double partial) {
     ptrdiff_t index = gguf_find_tensor(r->file, "rope_freqs.weight");
     rope->rotated_pairs = gemma4_rotated_pairs(partial, head_dim);
     rope->factor = 1;
@@ -278,23 +278,23 @@ static double read_scaling(gguf_keys *r) {
 }
 
 static void read_rope(gemma4_reading *r) {
-    gemma4_config *c = r->config;
-    int sliding = gemma4_head_dim(c, GEMMA4_SLIDING), full = gemma4_head_dim(c, GEMMA4_FULL);
+    model_config *c = r->config;
+    int sliding = gemma4_head_dim(c, LAYER_SLIDING), full = gemma4_head_dim(c, LAYER_FULL);
     double scaled = read_scaling(r->gguf), theta[2] = {r->value[FACT_THETA_SLIDING], r->value[FACT_THETA_FULL]};
     const bool gemma3 = c->generation == GEMMA_3;
     for (int type = 0; gemma3 && type < 2; type++) { /* as old files have them */
         static const char *const keys[] = {"gemma4.rope.local.freq_base", "gemma4.rope.global.freq_base"};
-        const gemma4_fact *f = &gemma4_facts[type == GEMMA4_FULL ? FACT_THETA_FULL : FACT_THETA_SLIDING];
+        const gemma4_fact *f = &gemma4_facts[type == LAYER_FULL ? FACT_THETA_FULL : FACT_THETA_SLIDING];
         theta[type] = gguf_keys_number(r->gguf, keys[type], f->min, f->max, theta[type]);
     }
-    c->rope[GEMMA4_SLIDING] = (gemma4_rope){
-        .theta = (float)theta[GEMMA4_SLIDING],
+    c->rope[LAYER_SLIDING] = (rope_config){
+        .theta = (float)theta[LAYER_SLIDING],
         .rotated_pairs = sliding / 2,
         .factor = 1,
     };
-    c->rope[GEMMA4_FULL].theta = (float)theta[GEMMA4_FULL];
-    read_rope_divisors(r->gguf, &c->rope[GEMMA4_FULL], full, gemma3 ? 1 : 0.25);
-    c->rope[GEMMA4_FULL].factor *= (float)scaled;
+    c->rope[LAYER_FULL].theta = (float)theta[LAYER_FULL];
+    read_rope_divisors(r->gguf, &c->rope[LAYER_FULL], full, gemma3 ? 1 : 0.25);
+    c->rope[LAYER_FULL].factor *= (float)scaled;
     check_turned(r->gguf, "gemma4.rope.dimension_count", gemma4_facts[FACT_GLOBAL_HEAD_DIM].gguf, full);
     if (sliding && !gemma3)
         check_turned(r->gguf, "gemma4.rope.dimension_count_swa", gemma4_facts[FACT_HEAD_DIM].gguf, sliding);
@@ -309,17 +309,17 @@ static const gguf_tensor *find_matrix(gguf_keys *r, const char *name) {
         return NULL;
     }
     const gguf_tensor *t = r->file->tensors[index];
-    if (t->dims == 2 && t->ne[1] <= GEMMA4_MAX_VOCAB) return t;
+    if (t->dims == 2 && t->ne[1] <= MODEL_MAX_VOCAB) return t;
     char shape[96];
     gguf_keys_fail(r, KAKEYA_FORMAT, "tensor %s has shape %s, expected a matrix of at most %d rows", name,
-                   gguf_shape_text(t, shape, sizeof shape), (int)GEMMA4_MAX_VOCAB);
+                   gguf_shape_text(t, shape, sizeof shape), (int)MODEL_MAX_VOCAB);
     return NULL;
 }
 
 /* Rows of the embedding that no token has are padding. */
 static void read_vocab(gemma4_reading *r) {
     gguf_keys *keys = r->gguf;
-    gemma4_config *c = r->config;
+    model_config *c = r->config;
     const gguf_tensor *embed = find_matrix(keys, "token_embd.weight");
     const gguf_value *tokens = gguf_keys_array(keys, "tokenizer.ggml.tokens", GGUF_STRING);
     if (!embed || keys->status != KAKEYA_OK) return;
@@ -342,7 +342,7 @@ static void read_vocab(gemma4_reading *r) {
 }
 
 /* Adds an id, or an array of ids, to a set by `add`. */
-static void add_tokens(gguf_keys *r, const char *key, gemma4_config *c, bool (*add)(gemma4_config *c, double id),
+static void add_tokens(gguf_keys *r, const char *key, model_config *c, bool (*add)(model_config *c, double id),
                        int capacity) {
     const gguf_value *value = gguf_find(r->file, key);
     if (!value || (value->array && value->count == 0)) return;
@@ -359,20 +359,20 @@ static void add_tokens(gguf_keys *r, const char *key, gemma4_config *c, bool (*a
 }
 
 /* Beside these the ends of turns stop answers, which are looked up by their text (session/open.c). */
-static void read_tokens(gguf_keys *r, gemma4_config *c) {
+static void read_tokens(gguf_keys *r, model_config *c) {
     static const char *const stops[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
                                         "tokenizer.ggml.eom_token_id"};
     static const char suppressed[] = "tokenizer.ggml.suppress_tokens";
     for (int i = 0; i < 3; i++) add_tokens(r, stops[i], c, gemma4_add_stop_token, GEMMA4_NAMED_STOP_TOKENS);
     gemma4_settle_stop_tokens(c);
-    add_tokens(r, suppressed, c, gemma4_add_suppressed_token, GEMMA4_MAX_SUPPRESS_TOKENS);
+    add_tokens(r, suppressed, c, gemma4_add_suppressed_token, MODEL_MAX_SUPPRESS_TOKENS);
     if (c->n_suppress_tokens == c->vocab)
         gguf_keys_fail(r, KAKEYA_FORMAT, "key %s leaves none of the %d tokens", suppressed, c->vocab);
 }
 
 /* --------------------------------------------------------------------------------------------------------- whole */
 
-static void read_note(gguf_keys *r, const gemma4_config *c, char note[256]) {
+static void read_note(gguf_keys *r, const model_config *c, char note[256]) {
     bool quantised = false;
     for (size_t i = 0; i < r->file->n_tensors; i++) quantised |= r->file->tensors[i]->type->block > 1;
     bool has_version = gguf_find(r->file, "general.quantization_version") != NULL;
@@ -387,9 +387,9 @@ static void read_note(gguf_keys *r, const gemma4_config *c, char note[256]) {
 }
 
 /* Of a file whose architecture is known. own_kv: the layers have K/V themselves. */
-static void read_config(gguf_keys *keys, gemma4_config *c, bool own_kv, char *note) {
+static void read_config(gguf_keys *keys, model_config *c, bool own_kv, char *note) {
     gemma4_reading reading = {.gguf = keys, .config = c}, *r = &reading;
-    int widths[GEMMA4_MAX_LAYERS];
+    int widths[MODEL_MAX_LAYERS];
     c->checkpoint_format = WEIGHT_FORMAT_COUNT;
     gemma4_facts_read_gguf(r);
     if (!own_kv) r->value[FACT_SHARED_KV] = 0; /* they share another model's */
@@ -416,7 +416,7 @@ static void read_config(gguf_keys *keys, gemma4_config *c, bool own_kv, char *no
     read_note(keys, c, note);
 }
 
-kakeya_status gemma4_gguf_config(const gguf *file, gemma4_config *out, char *note, kakeya_error *error) {
+kakeya_status gemma4_gguf_config(const gguf *file, model_config *out, char *note, kakeya_error *error) {
     memset(out, 0, sizeof *out);
     if (note) *note = '\0';
     gguf_keys r = {.file = file, .error = error};
@@ -427,7 +427,7 @@ kakeya_status gemma4_gguf_config(const gguf *file, gemma4_config *out, char *not
     return KAKEYA_OK;
 }
 
-void gemma4_gguf_assistant(gguf_keys *keys, gemma4_config *out) {
+void gemma4_gguf_assistant(gguf_keys *keys, model_config *out) {
     memset(out, 0, sizeof *out);
     keys->asked = GEMMA4_GGUF_PREFIX;
     keys->written = "gemma4-assistant.";

@@ -65,7 +65,7 @@ static int layer_of(const char *name, const char **rest) {
     if (strncmp(name, "layers.", 7) != 0) return -1;
     char *end;
     long layer = strtol(name + 7, &end, 10);
-    if (end == name + 7 || *end != '.' || layer < 0 || layer >= GEMMA4_MAX_LAYERS) return -1;
+    if (end == name + 7 || *end != '.' || layer < 0 || layer >= MODEL_MAX_LAYERS) return -1;
     *rest = end + 1;
     return (int)layer;
 }
@@ -97,8 +97,8 @@ static bool is_other_modality(const char *name) {
 enum { NAME_BYTES = 96 };
 
 typedef struct binder {
-    gguf_binding g; /* base: the gemma4_weights */
-    const gemma4_config *config;
+    gguf_binding g; /* base: the model_weights */
+    const model_config *config;
     bool plain_f32; /* the embedding is F32, so nothing is narrowed */
 } binder;
 
@@ -123,7 +123,7 @@ static kakeya_status narrow_router(binder *b, const char *name, weight *w, kakey
 /* The rows of q, k or v in blk.N.attn_qkv. */
 static kakeya_status bind_fused(binder *b, const tensor_slot *slot, int layer, const char *rest, bool *found,
                                 kakeya_error *error) {
-    const gemma4_layer_config *l = &b->config->layer[layer];
+    const layer_config *l = &b->config->layer[layer];
     char name[NAME_BYTES];
     snprintf(name, sizeof name, "blk.%d.attn_qkv.weight", layer);
     const gguf_tensor *t = gguf_binding_find(&b->g, name);
@@ -147,7 +147,7 @@ static kakeya_status bind_fused(binder *b, const tensor_slot *slot, int layer, c
 
 /* Experts whose gate and up are two tensors. */
 static kakeya_status bind_split_experts(binder *b, int layer, bool *found, kakeya_error *error) {
-    gemma4_layer_weights *w = &((gemma4_weights *)(void *)b->g.base)->layer[layer];
+    layer_weights *w = &((model_weights *)(void *)b->g.base)->layer[layer];
     const int64_t shape[] = {b->config->experts, b->config->expert_intermediate, b->config->hidden};
     static const char *const parts[] = {"gate", "up"};
     weight *const targets[] = {&w->experts_gate, &w->experts_up};
@@ -219,7 +219,7 @@ static kakeya_status bind_slot(void *context, const tensor_slot *slot, kakeya_er
     return status;
 }
 
-static kakeya_status bind_all(gemma4_model *model, mem_account *account, tensor_memory *memory, kakeya_error *error) {
+static kakeya_status bind_all(language_model *model, mem_account *account, tensor_memory *memory, kakeya_error *error) {
     binder b = {
         .g = {.file = model->file, .base = (char *)&model->weights, .account = account, .memory = memory},
         .config = &model->config,
@@ -233,7 +233,7 @@ static kakeya_status bind_all(gemma4_model *model, mem_account *account, tensor_
     return gguf_binding_end(&b.g, status, is_other_modality, error);
 }
 
-kakeya_status gemma4_gguf_open(const char *path, mem_account *account, gemma4_model *model, kakeya_error *error) {
+kakeya_status gemma4_gguf_open(const char *path, mem_account *account, language_model *model, kakeya_error *error) {
     tensor_memory memory = {0};
     kakeya_status status = gguf_open(path, &model->file, error);
     if (status == KAKEYA_OK) status = gemma4_gguf_config(model->file, &model->config, model->note, error);

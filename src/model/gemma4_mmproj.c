@@ -23,7 +23,7 @@ static const gguf_tensor *tensor_of(const gguf *file, const char *name) {
 /* ------------------------------------------------------------------------------------------------------- keys */
 
 /* Files of ours say the largest picture where it is not the published models' budget. */
-static int read_budget(gguf_keys *k, const gemma4_vision *v) {
+static int read_budget(gguf_keys *k, const vision_model *v) {
     const long long side = (long long)v->patch * v->pooling;
     const long long pixels =
         gguf_keys_int(k, "clip.vision.image_max_pixels", 1, 1LL << 40, DEFAULT_BUDGET * side * side);
@@ -31,13 +31,13 @@ static int read_budget(gguf_keys *k, const gemma4_vision *v) {
                                                                                 : DEFAULT_BUDGET);
 }
 
-static void read_tower(gguf_keys *k, gemma4_vision *v) {
+static void read_tower(gguf_keys *k, vision_model *v) {
     const gguf_tensor *places = tensor_of(k->file, "v.position_embd.weight");
     const gguf_tensor *queries = tensor_of(k->file, "v.blk.0.attn_q.weight");
     v->tower = true;
     v->patch = (int)gguf_keys_int(k, "clip.vision.patch_size", 1, 256, 16);
     v->pooling = (int)gguf_keys_int(k, "clip.vision.projector.scale_factor", 1, 16, POOLING);
-    v->layers = (int)gguf_keys_required_int(k, "clip.vision.block_count", 1, GEMMA4_MAX_LAYERS);
+    v->layers = (int)gguf_keys_required_int(k, "clip.vision.block_count", 1, MODEL_MAX_LAYERS);
     v->hidden = (int)gguf_keys_required_int(k, "clip.vision.embedding_length", 4, 1 << 16);
     v->heads = (int)gguf_keys_required_int(k, "clip.vision.attention.head_count", 1, 1 << 10);
     v->intermediate = (int)gguf_keys_required_int(k, "clip.vision.feed_forward_length", 1, 1 << 17);
@@ -53,7 +53,7 @@ static void read_tower(gguf_keys *k, gemma4_vision *v) {
         gguf_keys_fail(k, KAKEYA_FORMAT, "tensor v.position_embd.weight is missing, or of another shape");
 }
 
-static void read_embedder(gguf_keys *k, gemma4_vision *v) {
+static void read_embedder(gguf_keys *k, vision_model *v) {
     const gguf_tensor *places = tensor_of(k->file, "v.position_embd.weight");
     const gguf_tensor *patch = tensor_of(k->file, "v.patch_embd.weight");
     const gguf_tensor *norm = tensor_of(k->file, "v.patch_norm.0.weight");
@@ -86,8 +86,8 @@ static void check_kind(gguf_keys *k) {
 }
 
 /* `own`: the language model's file. */
-static kakeya_status read_keys(const gguf *file, bool own, const gguf *model, const gemma4_config *text,
-                               gemma4_vision *v, kakeya_error *error) {
+static kakeya_status read_keys(const gguf *file, bool own, const gguf *model, const model_config *text, vision_model *v,
+                               kakeya_error *error) {
     gguf_keys k = {.file = file, .error = error};
     if (!own) check_kind(&k);
     if (own) {
@@ -119,7 +119,7 @@ static kakeya_status read_keys(const gguf *file, bool own, const gguf *model, co
 
 typedef struct source {
     const gguf *file;
-    gemma4_vision *v;
+    vision_model *v;
     mem_account *account;
 } source;
 
@@ -153,11 +153,11 @@ static kakeya_status find(void *file, const vision_slot *slot, int bound, vision
 
 /* ------------------------------------------------------------------------------------------------------- opening */
 
-kakeya_status gemma4_mmproj_read(const gguf *file, const gguf *model, const gemma4_config *text, mem_account *account,
-                                 gemma4_vision **out, kakeya_error *reason, kakeya_error *error) {
+kakeya_status gemma4_mmproj_read(const gguf *file, const gguf *model, const model_config *text, mem_account *account,
+                                 vision_model **out, kakeya_error *reason, kakeya_error *error) {
     const bool own = file == model;
     *out = NULL;
-    gemma4_vision *v = calloc(1, sizeof *v);
+    vision_model *v = calloc(1, sizeof *v);
     if (!v) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", gguf_path(file));
     kakeya_status status = KAKEYA_OK;
     source s = {file, v, account};
@@ -166,14 +166,14 @@ kakeya_status gemma4_mmproj_read(const gguf *file, const gguf *model, const gemm
     if (!status && !reason->status)
         *out = v;
     else
-        gemma4_vision_close(v);
+        vision_model_close(v);
     return status;
 }
 
 /* What is asked for, and the best answer so far. */
 typedef struct looking {
     const gguf *model;
-    const gemma4_config *text;
+    const model_config *text;
     bool no_vision;
     mem_account *account;
     gemma4_mmproj *out;
@@ -202,8 +202,8 @@ static kakeya_status read_parts(looking *l, const char *path, gemma4_mmproj *out
     if (!l->no_vision)
         status = gemma4_mmproj_read(out->file, l->model, l->text, l->account, &out->vision, &no_pictures, error);
     if (status == KAKEYA_OK)
-        status = gemma4_audio_gguf_read(out->file, l->model, l->text, l->account, &out->sound, &l->has_sound, &no_sound,
-                                        error);
+        status = audio_model_gguf_read(out->file, l->model, l->text, l->account, &out->sound, &l->has_sound, &no_sound,
+                                       error);
     keep_first(&no_pictures, &l->no_pictures);
     keep_first(&no_sound, &l->no_sound);
     *reason = no_pictures.status ? no_pictures : no_sound;
@@ -253,15 +253,15 @@ static kakeya_status read_own(looking *l, kakeya_error *error) {
     if (!l->no_vision)
         status = gemma4_mmproj_read(l->model, l->model, l->text, l->account, &l->out->vision, &l->no_pictures, error);
     if (status != KAKEYA_OK) return status;
-    return gemma4_audio_gguf_read(l->model, l->model, l->text, l->account, &l->out->sound, &l->has_sound, &l->no_sound,
-                                  error);
+    return audio_model_gguf_read(l->model, l->model, l->text, l->account, &l->out->sound, &l->has_sound, &l->no_sound,
+                                 error);
 }
 
-int gemma4_mmproj_token(const gguf *model, const gemma4_config *text) {
+int gemma4_mmproj_token(const gguf *model, const model_config *text) {
     return text->generation == GEMMA_4 ? gguf_keys_token(model, text->vocab, "<|image|>") : -1;
 }
 
-kakeya_status gemma4_mmproj_open(const gguf *model, const gemma4_config *text, const char *mmproj, bool no_vision,
+kakeya_status gemma4_mmproj_open(const gguf *model, const model_config *text, const char *mmproj, bool no_vision,
                                  mem_account *account, gemma4_mmproj *out, kakeya_error *error) {
     looking l = {.model = model, .text = text, .no_vision = no_vision, .account = account, .out = out};
     *out = (gemma4_mmproj){0};
@@ -281,8 +281,8 @@ kakeya_status gemma4_mmproj_open(const gguf *model, const gemma4_config *text, c
 }
 
 void gemma4_mmproj_close(gemma4_mmproj *parts) {
-    gemma4_vision_close(parts->vision);
-    gemma4_audio_close(parts->sound);
+    vision_model_close(parts->vision);
+    audio_model_close(parts->sound);
     gguf_close(parts->file);
     *parts = (gemma4_mmproj){0};
 }

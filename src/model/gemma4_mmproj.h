@@ -4,13 +4,13 @@
 #define KAKEYA_MODEL_GEMMA4_MMPROJ_H
 
 #include "formats/gguf.h"
-#include "model/gemma4_audio.h"
-#include "model/gemma4_vision.h"
+#include "model/audio_model.h"
+#include "model/vision_model.h"
 
 typedef struct gemma4_mmproj {
     gguf *file; /* where they lie; NULL: in the model's own */
-    gemma4_vision *vision;
-    gemma4_audio *sound;
+    vision_model *vision;
+    audio_model *sound;
     char no_pictures[160], no_sound[160]; /* why there is none; "" where the model would not know what to do with it */
     bool sound_is_broken;                 /* no_sound is about something that is there */
 } gemma4_mmproj;
@@ -19,16 +19,16 @@ typedef struct gemma4_mmproj {
  * `mmproj`; where that is NULL, tensors in the model's own file, else the best file of that kind beside it. What cannot
  * be used is NULL, with a reason; of a file that was named this is an error. no_vision: nothing that reads pictures is
  * looked for. Freed by gemma4_mmproj_close. */
-kakeya_status gemma4_mmproj_open(const gguf *model, const gemma4_config *text, const char *mmproj, bool no_vision,
+kakeya_status gemma4_mmproj_open(const gguf *model, const model_config *text, const char *mmproj, bool no_vision,
                                  mem_account *account, gemma4_mmproj *out, kakeya_error *error);
 void gemma4_mmproj_close(gemma4_mmproj *parts); /* a zeroed one is fine */
 
 /* What reads pictures, of a file that is open and outlives *out: a vision part, or the model's own file. *out becomes
  * NULL, with a reason, where it cannot be used; what is returned says whether something else has failed. */
-kakeya_status gemma4_mmproj_read(const gguf *file, const gguf *model, const gemma4_config *text, mem_account *account,
-                                 gemma4_vision **out, kakeya_error *reason, kakeya_error *error);
+kakeya_status gemma4_mmproj_read(const gguf *file, const gguf *model, const model_config *text, mem_account *account,
+                                 vision_model **out, kakeya_error *reason, kakeya_error *error);
 
 /* The token of pictures in the model's vocabulary; -1: it knows none. */
-int gemma4_mmproj_token(const gguf *model, const gemma4_config *text);
+int gemma4_mmproj_token(const gguf *model, const model_config *text);
 
 #endif

@@ -84,8 +84,7 @@ static kakeya_status bind_expert_slot(gemma4_modules *m, const tensor_binding *b
         if (*bound) count(m, w);
         return status;
     }
-    gemma4_layer_weights *weights =
-        (gemma4_layer_weights *)(void *)((char *)w - offsetof(gemma4_layer_weights, experts_gate_up));
+    layer_weights *weights = (layer_weights *)(void *)((char *)w - offsetof(layer_weights, experts_gate_up));
     bool up = false;
     shape.out /= 2;
     status = bind_experts(m, b, layer, "gate_proj", shape, &weights->experts_gate, bound, error);

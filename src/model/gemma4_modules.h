@@ -2,7 +2,7 @@
 #ifndef KAKEYA_MODEL_GEMMA4_MODULES_H
 #define KAKEYA_MODEL_GEMMA4_MODULES_H
 
-#include "model/gemma4.h"
+#include "model/language_model.h"
 #include "model/modules.h"
 
 /* The prefix of the text model's tensors: "model.language_model.", "language_model.model." (MLX), "model.". */

@@ -32,7 +32,7 @@ static const char *list_keys(const cJSON *object, char *text, size_t bytes) {
     return text;
 }
 
-static bool occurs(const gemma4_config *c, gemma4_layer_type type) { return gemma4_head_dim(c, type) > 0; }
+static bool occurs(const model_config *c, layer_type type) { return gemma4_head_dim(c, type) > 0; }
 
 /* A number of an entry that may be absent, but not null. */
 static double entry_number(json_reader *r, const char *path, const cJSON *entry, const char *key, double min,
@@ -56,7 +56,7 @@ static const char *entry_kind(json_reader *r, const char *path, const cJSON *ent
 }
 
 /* What a Gemma 3's entry does to frequencies. */
-static void read_linear(json_reader *r, const char *path, const cJSON *entry, gemma4_rope *rope) {
+static void read_linear(json_reader *r, const char *path, const cJSON *entry, rope_config *rope) {
     const char *kind = entry_kind(r, path, entry);
     const gemma4_fact *factor = &gemma4_facts[FACT_ROPE_FACTOR];
     if (strcmp(kind, "linear") == 0) {
@@ -79,30 +79,30 @@ static void refuse_flat(json_reader *r, const char *name, const cJSON *parameter
 }
 
 /* Both dialects of Gemma 3: the newer has an object for each type of layers in rope_parameters. */
-static void read_gemma3(json_reader *r, const cJSON *text, gemma4_config *c) {
-    static const char *const flat[] = {[GEMMA4_SLIDING] = "rope_local_base_freq", [GEMMA4_FULL] = "rope_theta"};
+static void read_gemma3(json_reader *r, const cJSON *text, model_config *c) {
+    static const char *const flat[] = {[LAYER_SLIDING] = "rope_local_base_freq", [LAYER_FULL] = "rope_theta"};
     const cJSON *parameters = json_object(r, text, "rope_parameters"), *scaling = json_object(r, text, "rope_scaling");
     refuse_flat(r, "rope_parameters", parameters);
     for (int t = 0; t < 2; t++) {
-        gemma4_layer_type type = (gemma4_layer_type)t;
-        const gemma4_fact *fact = &gemma4_facts[type == GEMMA4_FULL ? FACT_THETA_FULL : FACT_THETA_SLIDING];
-        gemma4_rope *rope = &c->rope[type];
+        layer_type type = (layer_type)t;
+        const gemma4_fact *fact = &gemma4_facts[type == LAYER_FULL ? FACT_THETA_FULL : FACT_THETA_SLIDING];
+        rope_config *rope = &c->rope[type];
         char path[64];
         rope->rotated_pairs = gemma4_head_dim(c, type) / 2;
         rope->theta = (float)json_number(r, text, flat[t], fact->min, fact->max, fact->json_absent);
-        const cJSON *entry = json_object(r, parameters, gemma4_layer_type_name(type));
-        snprintf(path, sizeof path, "rope_parameters.%s", gemma4_layer_type_name(type));
+        const cJSON *entry = json_object(r, parameters, layer_type_name(type));
+        snprintf(path, sizeof path, "rope_parameters.%s", layer_type_name(type));
         if (entry) {
             rope->theta = (float)entry_number(r, path, entry, "rope_theta", fact->min, fact->max, (double)rope->theta);
             read_linear(r, path, entry, rope);
-        } else if (scaling && type == GEMMA4_FULL) {
+        } else if (scaling && type == LAYER_FULL) {
             read_linear(r, "rope_scaling", scaling, rope);
         }
     }
 }
 
 static void read_entry(json_reader *r, const char *path, const cJSON *text, const cJSON *entry, int head_dim,
-                       const gemma4_fact *theta, gemma4_rope *rope) {
+                       const gemma4_fact *theta, rope_config *rope) {
     if (cJSON_IsNull(entry)) {
         json_fail(r, KAKEYA_UNSUPPORTED, "%s is null: layers without RoPE are not supported", path);
         return;
@@ -127,16 +127,16 @@ static void read_entry(json_reader *r, const char *path, const cJSON *text, cons
     rope->factor = (float)entry_number(r, path, entry, "factor", factor->min, factor->max, factor->json_absent);
 }
 
-static void use_defaults(gemma4_config *c) {
-    int sliding = gemma4_head_dim(c, GEMMA4_SLIDING), full = gemma4_head_dim(c, GEMMA4_FULL);
-    c->rope[GEMMA4_SLIDING] = (gemma4_rope){
+static void use_defaults(model_config *c) {
+    int sliding = gemma4_head_dim(c, LAYER_SLIDING), full = gemma4_head_dim(c, LAYER_FULL);
+    c->rope[LAYER_SLIDING] = (rope_config){
         .theta = (float)gemma4_facts[FACT_THETA_SLIDING].json_absent, .rotated_pairs = sliding / 2, .factor = 1};
-    c->rope[GEMMA4_FULL] = (gemma4_rope){.theta = (float)gemma4_facts[FACT_THETA_FULL].json_absent,
-                                         .rotated_pairs = gemma4_rotated_pairs(0.25, full),
-                                         .factor = 1};
+    c->rope[LAYER_FULL] = (rope_config){.theta = (float)gemma4_facts[FACT_THETA_FULL].json_absent,
+                                        .rotated_pairs = gemma4_rotated_pairs(0.25, full),
+                                        .factor = 1};
 }
 
-void gemma4_read_rope(json_reader *r, const cJSON *text, gemma4_config *c) {
+void gemma4_read_rope(json_reader *r, const cJSON *text, model_config *c) {
     use_defaults(c);
     if (c->generation == GEMMA_3) {
         read_gemma3(r, text, c);
@@ -148,15 +148,15 @@ void gemma4_read_rope(json_reader *r, const cJSON *text, gemma4_config *c) {
 
     char keys[160];
     for (int t = 0; t < 2; t++) {
-        gemma4_layer_type type = (gemma4_layer_type)t;
-        const char *type_name = gemma4_layer_type_name(type);
+        layer_type type = (layer_type)t;
+        const char *type_name = layer_type_name(type);
         const cJSON *entry = cJSON_GetObjectItemCaseSensitive(parameters, type_name);
         char path[64];
         snprintf(path, sizeof path, "%s.%s", name, type_name);
         if (!occurs(c, type)) continue;
         if (entry)
             read_entry(r, path, text, entry, gemma4_head_dim(c, type),
-                       &gemma4_facts[type == GEMMA4_FULL ? FACT_THETA_FULL : FACT_THETA_SLIDING], &c->rope[type]);
+                       &gemma4_facts[type == LAYER_FULL ? FACT_THETA_FULL : FACT_THETA_SLIDING], &c->rope[type]);
         else
             json_fail(r, KAKEYA_UNSUPPORTED, "%s has no entry for %s layers, only the keys: %s", name, type_name,
                       list_keys(parameters, keys, sizeof keys));

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "model/gemma4.h"
+#include "model/language_model.h"
 #include "model/tensors.h"
 
 /* Standard deviation of synthetic matrices: a common initialisation. What follows most of them is a norm, so only the
@@ -16,7 +16,7 @@ static const float matrix_deviation = 0.02f;
 static const float embedding_rms = 0.25f;
 
 typedef struct walker {
-    const gemma4_config *config;
+    const model_config *config;
     tensor_visit visit;
     void *context;
     kakeya_error *error;
@@ -58,7 +58,7 @@ static void visit(walker *w, tensor_kind kind, parameter_group group, const char
     if (kind == SLOT_MATRIX) slot.quantised = quantised_format(w, group, path, slot.shape[dims - 1]);
     if (w->layer >= 0) {
         snprintf(slot.name, sizeof slot.name, "layers.%d.%s", w->layer, path);
-        slot.offset += offsetof(gemma4_weights, layer) + (size_t)w->layer * sizeof(gemma4_layer_weights);
+        slot.offset += offsetof(model_weights, layer) + (size_t)w->layer * sizeof(layer_weights);
     } else {
         snprintf(slot.name, sizeof slot.name, "%s", path);
     }
@@ -75,10 +75,10 @@ static void vector(walker *w, parameter_group group, const char *path, size_t of
 
 static void ignored(walker *w, const char *path) { visit(w, SLOT_IGNORED, PARAMETERS_NORMS, path, 0, 0, 0, 0, 0, 0); }
 
-#define IN_LAYER(field) offsetof(gemma4_layer_weights, field)
+#define IN_LAYER(field) offsetof(layer_weights, field)
 
-static void walk_attention(walker *w, const gemma4_layer_config *l) {
-    const gemma4_config *c = w->config;
+static void walk_attention(walker *w, const layer_config *l) {
+    const model_config *c = w->config;
     int64_t queries = (int64_t)c->heads * l->head_dim, keys = (int64_t)l->kv_heads * l->head_dim;
     matrix(w, PARAMETERS_ATTENTION, "self_attn.q_proj.weight", IN_LAYER(q_proj), queries, c->hidden);
     /* Scores are not divided by sqrt(head_dim): trained q_norm weights carry that factor, so synthetic ones do. */
@@ -99,8 +99,8 @@ static void walk_attention(walker *w, const gemma4_layer_config *l) {
     matrix(w, PARAMETERS_ATTENTION, "self_attn.o_proj.weight", IN_LAYER(o_proj), c->hidden, queries);
 }
 
-static void walk_mlp(walker *w, const gemma4_layer_config *l) {
-    const gemma4_config *c = w->config;
+static void walk_mlp(walker *w, const layer_config *l) {
+    const model_config *c = w->config;
     matrix(w, PARAMETERS_DENSE_MLP, "mlp.gate_proj.weight", IN_LAYER(gate_proj), l->intermediate, c->hidden);
     matrix(w, PARAMETERS_DENSE_MLP, "mlp.up_proj.weight", IN_LAYER(up_proj), l->intermediate, c->hidden);
     matrix(w, PARAMETERS_DENSE_MLP, "mlp.down_proj.weight", IN_LAYER(down_proj), c->hidden, l->intermediate);
@@ -116,8 +116,8 @@ static void walk_mlp(walker *w, const gemma4_layer_config *l) {
 }
 
 static void walk_layer(walker *w, int i) {
-    const gemma4_config *c = w->config;
-    const gemma4_layer_config *l = &c->layer[i];
+    const model_config *c = w->config;
+    const layer_config *l = &c->layer[i];
     w->layer = i;
     walk_attention(w, l);
     walk_mlp(w, l);
@@ -143,35 +143,35 @@ static void walk_layer(walker *w, int i) {
 /* The head lies outside the text model's prefix; of a tied model it may be a copy of the embedding. */
 static void walk_head(walker *w) {
     if (w->status != KAKEYA_OK) return;
-    const gemma4_config *c = w->config;
+    const model_config *c = w->config;
     tensor_slot slot = {.name = "lm_head.weight",
                         .unprefixed = true,
                         .kind = c->tied_head ? SLOT_IGNORED : SLOT_MATRIX,
                         .group = PARAMETERS_HEAD,
                         .dims = 2,
                         .shape = {c->vocab, c->hidden},
-                        .offset = offsetof(gemma4_weights, head),
+                        .offset = offsetof(model_weights, head),
                         .quantised = quantised_format(w, PARAMETERS_HEAD, "lm_head.weight", c->hidden),
                         .synthetic = matrix_deviation};
     w->status = w->visit(w->context, &slot, w->error);
 }
 
 kakeya_status gemma4_walk(const void *shape, tensor_visit visitor, void *context, kakeya_error *error) {
-    const gemma4_config *c = shape;
+    const model_config *c = shape;
     walker w = {.config = c, .visit = visitor, .context = context, .error = error, .layer = -1};
-    visit(&w, SLOT_MATRIX, PARAMETERS_EMBEDDING, "embed_tokens.weight", offsetof(gemma4_weights, embed),
+    visit(&w, SLOT_MATRIX, PARAMETERS_EMBEDDING, "embed_tokens.weight", offsetof(model_weights, embed),
           embedding_rms / sqrtf((float)c->hidden), 2, c->vocab, c->hidden, 0);
     if (c->ple_width) {
         int64_t width = (int64_t)c->layers * c->ple_width;
-        matrix(&w, PARAMETERS_PLE_TABLE, "embed_tokens_per_layer.weight", offsetof(gemma4_weights, ple_embed),
+        matrix(&w, PARAMETERS_PLE_TABLE, "embed_tokens_per_layer.weight", offsetof(model_weights, ple_embed),
                c->ple_vocab, width);
-        matrix(&w, PARAMETERS_PLE, "per_layer_model_projection.weight", offsetof(gemma4_weights, ple_model_proj), width,
+        matrix(&w, PARAMETERS_PLE, "per_layer_model_projection.weight", offsetof(model_weights, ple_model_proj), width,
                c->hidden);
-        vector(&w, PARAMETERS_NORMS, "per_layer_projection_norm.weight", offsetof(gemma4_weights, ple_proj_norm),
+        vector(&w, PARAMETERS_NORMS, "per_layer_projection_norm.weight", offsetof(model_weights, ple_proj_norm),
                c->ple_width, 1);
     }
     for (int i = 0; i < c->layers; i++) walk_layer(&w, i);
-    vector(&w, PARAMETERS_NORMS, "norm.weight", offsetof(gemma4_weights, final_norm), c->hidden, 1);
+    vector(&w, PARAMETERS_NORMS, "norm.weight", offsetof(model_weights, final_norm), c->hidden, 1);
     walk_head(&w);
     return w.status;
 }

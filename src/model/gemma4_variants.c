@@ -159,12 +159,12 @@ enum { N_VARIANTS = sizeof variants / sizeof variants[0] };
 
 /* The first `layers` layers of a variant. Layers that share K/V keep their place: a prefix that ends before the first
  * of them has none, so every sharing layer still finds its source. */
-static void fill(const variant *v, int layers, weight_format format, gemma4_config *c) {
+static void fill(const variant *v, int layers, weight_format format, model_config *c) {
     int first_shared = v->layers - v->shared_kv_layers;
     bool gemma3 = v->query_width > 0;
     int head_dim = gemma3 ? v->head_dim : HEAD_DIM, full_head_dim = gemma3 ? v->head_dim : FULL_HEAD_DIM;
     memset(c, 0, sizeof *c);
-    *c = (gemma4_config){
+    *c = (model_config){
         .generation = gemma3 ? GEMMA_3 : GEMMA_4,
         .layers = layers,
         .hidden = v->hidden,
@@ -184,10 +184,10 @@ static void fill(const variant *v, int layers, weight_format format, gemma4_conf
         .ple_width = v->ple_width,
         .ple_vocab = v->ple_width ? VOCAB : 0,
         .shared_kv_layers = layers > first_shared ? layers - first_shared : 0,
-        .rope = {[GEMMA4_SLIDING] = {.theta = 1e4f, .rotated_pairs = head_dim / 2, .factor = 1},
-                 [GEMMA4_FULL] = {.theta = 1e6f,
-                                  .rotated_pairs = gemma4_rotated_pairs(gemma3 ? 1 : 0.25, full_head_dim),
-                                  .factor = gemma3 ? v->rope_factor : 1}},
+        .rope = {[LAYER_SLIDING] = {.theta = 1e4f, .rotated_pairs = head_dim / 2, .factor = 1},
+                 [LAYER_FULL] = {.theta = 1e6f,
+                                 .rotated_pairs = gemma4_rotated_pairs(gemma3 ? 1 : 0.25, full_head_dim),
+                                 .factor = gemma3 ? v->rope_factor : 1}},
         .checkpoint_format = format,
         .bos_token = 2,
         .pad_token = 0,
@@ -197,8 +197,8 @@ static void fill(const variant *v, int layers, weight_format format, gemma4_conf
     snprintf(c->variant, sizeof c->variant, "%s", v->name);
     for (int i = 0; i < layers; i++) {
         bool full = (i + 1) % v->pattern == 0;
-        c->layer[i] = (gemma4_layer_config){
-            .type = full ? GEMMA4_FULL : GEMMA4_SLIDING,
+        c->layer[i] = (layer_config){
+            .type = full ? LAYER_FULL : LAYER_SLIDING,
             .head_dim = full ? full_head_dim : head_dim,
             .kv_heads = full && !gemma3 ? v->full_kv_heads : v->kv_heads,
             .k_eq_v = full && v->k_eq_v,
@@ -226,7 +226,7 @@ static bool find_stored(const char *option, size_t length, weight_format *format
     return false;
 }
 
-kakeya_status gemma4_config_variant(const char *description, gemma4_config *out, kakeya_error *error) {
+kakeya_status model_config_variant(const char *description, model_config *out, kakeya_error *error) {
     size_t name_length = strcspn(description, ":");
     const variant *found = NULL;
     for (int i = 0; i < N_VARIANTS; i++) {
@@ -265,7 +265,7 @@ kakeya_status gemma4_config_variant(const char *description, gemma4_config *out,
     return KAKEYA_OK;
 }
 
-void gemma4_name_variant(gemma4_config *config) {
+void gemma4_name_variant(model_config *config) {
     snprintf(config->variant, sizeof config->variant, config->generation == GEMMA_3 ? "gemma3" : "gemma4");
     for (int i = 0; i < N_VARIANTS; i++) {
         const variant *v = &variants[i];

@@ -1,5 +1,5 @@
 /* The one list of what towers and the 12B's embedder consist of: names in safetensors and in GGUF files, and shapes. */
-#include "model/gemma4_vision.h"
+#include "model/vision_model.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,7 +55,7 @@ static const vision_tensor projection_tensors[] = {
 };
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-static int64_t size_of(const gemma4_vision *v, char letter) {
+static int64_t size_of(const vision_model *v, char letter) {
     switch (letter) {
     case 'h':
         return v->hidden;
@@ -66,7 +66,7 @@ static int64_t size_of(const gemma4_vision *v, char letter) {
     case 'q':
         return (int64_t)v->heads * v->head_dim;
     case 'p':
-        return gemma4_vision_patch_values(v);
+        return vision_model_patch_values(v);
     case 't':
         return v->text_hidden;
     case '2':
@@ -77,7 +77,7 @@ static int64_t size_of(const gemma4_vision *v, char letter) {
 }
 
 typedef struct walk {
-    const gemma4_vision *v;
+    const vision_model *v;
     vision_visit visit;
     void *context;
     kakeya_status status;
@@ -107,7 +107,7 @@ static void visit_all(walk *w, const char *module, const char *again, int layer,
     }
 }
 
-kakeya_status gemma4_vision_walk(const gemma4_vision *v, vision_visit visit, void *context, kakeya_error *error) {
+kakeya_status vision_model_walk(const vision_model *v, vision_visit visit, void *context, kakeya_error *error) {
     walk w = {v, visit, context, KAKEYA_OK, error};
     if (v->tower) {
         visit_all(&w, "vision_tower", NULL, -1, tower_tensors, COUNT(tower_tensors));
@@ -129,7 +129,7 @@ void vision_bound_name(const vision_slot *slot, int i, bool in_gguf, char out[VI
     snprintf(out, VISION_NAME_BYTES, "%.*s%s", stem, name, names[i]);
 }
 
-size_t vision_gguf_index(const gemma4_vision *v, const vision_slot *slot, int64_t row, int64_t column) {
+size_t vision_gguf_index(const vision_model *v, const vision_slot *slot, int64_t row, int64_t column) {
     const int64_t pixels = (int64_t)v->patch * v->patch;
     if (slot->order == VISION_PLACE_PAIRS) row = row % 2 * v->positions + row / 2;
     if (slot->order == VISION_PIXELS && slot->matrix) column = column % 3 * pixels + column / 3;
@@ -138,7 +138,7 @@ size_t vision_gguf_index(const gemma4_vision *v, const vision_slot *slot, int64_
 }
 
 typedef struct sum {
-    const gemma4_vision *v;
+    const vision_model *v;
     weight_format format;
     vision_sizes sizes;
 } sum;
@@ -156,9 +156,9 @@ static kakeya_status add_slot(void *context, const vision_slot *slot, kakeya_err
     return KAKEYA_OK;
 }
 
-vision_sizes gemma4_vision_sizes(const gemma4_vision *v, weight_format format) {
+vision_sizes vision_model_sizes(const vision_model *v, weight_format format) {
     sum s = {.v = v, .format = format};
-    (void)gemma4_vision_walk(v, add_slot, &s, NULL);
+    (void)vision_model_walk(v, add_slot, &s, NULL);
     return s.sizes;
 }
 
@@ -171,13 +171,13 @@ static void touch(const weight *w) {
     if (bytes) (void)data[bytes - 1];
 }
 
-void gemma4_vision_read(const gemma4_vision *v) {
+void vision_model_read(const vision_model *v) {
     for (int layer = 0; layer <= v->layers; layer++)
         for (int role = 0; role < VISION_ROLES; role++)
             if (weight_present(&v->weights[layer].matrix[role])) touch(&v->weights[layer].matrix[role]);
 }
 
-void gemma4_vision_close(gemma4_vision *v) {
+void vision_model_close(vision_model *v) {
     if (!v) return;
     for (size_t i = 0; i < v->n_owned; i++) mem_free(v->owned[i]);
     free(v->owned);

@@ -7,7 +7,7 @@
 #include "base/float16.h"
 
 typedef struct binder {
-    gemma4_vision *v;
+    vision_model *v;
     mem_account *account;
     vision_find find;
     void *file;
@@ -42,7 +42,7 @@ kakeya_status vision_stored_gguf(const gguf_tensor *t, mem_account *account, voi
 }
 
 static void *own(binder *b, size_t bytes) {
-    gemma4_vision *v = b->v;
+    vision_model *v = b->v;
     void **owned = realloc(v->owned, (v->n_owned + 1) * sizeof *owned);
     if (!owned) return NULL;
     v->owned = owned;
@@ -143,10 +143,10 @@ static kakeya_status bind_slot(void *context, const vision_slot *slot, kakeya_er
     return status || slot->layer < 0 ? status : bind_bounds(b, slot, &w->bounds[slot->role], error);
 }
 
-kakeya_status vision_bind(gemma4_vision *v, mem_account *account, vision_find find, void *file, bool is_gguf,
+kakeya_status vision_bind(vision_model *v, mem_account *account, vision_find find, void *file, bool is_gguf,
                           kakeya_error *reason, kakeya_error *error) {
     binder b = {v, account, find, file, is_gguf, reason};
     v->weights = calloc((size_t)v->layers + 1, sizeof *v->weights);
     if (!v->weights) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for the tensors of the vision encoder");
-    return gemma4_vision_walk(v, bind_slot, &b, error);
+    return vision_model_walk(v, bind_slot, &b, error);
 }

@@ -1,10 +1,10 @@
-/* Tensors of a file, of whatever kind, to a gemma4_vision. */
+/* Tensors of a file, of whatever kind, to a vision_model. */
 #ifndef KAKEYA_MODEL_GEMMA4_VISION_BIND_H
 #define KAKEYA_MODEL_GEMMA4_VISION_BIND_H
 
 #include "base/dtype.h"
 #include "formats/gguf.h"
-#include "model/gemma4_vision.h"
+#include "model/vision_model.h"
 
 /* A tensor as a file has it. */
 typedef struct vision_stored {
@@ -22,7 +22,7 @@ typedef kakeya_status (*vision_find)(void *file, const vision_slot *slot, int bo
 /* Binds all tensors of a vision part whose sizes are known. KAKEYA_OK with a `reason` where the file cannot be used: a
  * tensor that is missing, of another shape or quantised. is_gguf: the file has them in the order of GGUF files. What
  * was made is v's also on failure. */
-kakeya_status vision_bind(gemma4_vision *v, mem_account *account, vision_find find, void *file, bool is_gguf,
+kakeya_status vision_bind(vision_model *v, mem_account *account, vision_find find, void *file, bool is_gguf,
                           kakeya_error *reason, kakeya_error *error);
 
 /* A tensor of a GGUF file. One that is not aligned to floats is copied, and the copy is one of *owned. */

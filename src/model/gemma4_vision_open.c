@@ -23,11 +23,11 @@ static float read_theta(json_reader *r, const cJSON *vision) {
     return (float)json_number(r, rope, "rope_theta", 1, 1e9, 100);
 }
 
-static void read_tower(json_reader *r, const cJSON *vision, gemma4_vision *v) {
+static void read_tower(json_reader *r, const cJSON *vision, vision_model *v) {
     v->tower = true;
     v->patch = json_int(r, vision, "patch_size", 1, 256, 16);
     v->pooling = json_int(r, vision, "pooling_kernel_size", 1, 16, 3);
-    v->layers = json_required_int(r, vision, "num_hidden_layers", 1, GEMMA4_MAX_LAYERS);
+    v->layers = json_required_int(r, vision, "num_hidden_layers", 1, MODEL_MAX_LAYERS);
     v->hidden = json_required_int(r, vision, "hidden_size", 4, 1 << 16);
     v->heads = json_required_int(r, vision, "num_attention_heads", 1, 1 << 10);
     v->intermediate = json_required_int(r, vision, "intermediate_size", 1, 1 << 17);
@@ -47,7 +47,7 @@ static void read_tower(json_reader *r, const cJSON *vision, gemma4_vision *v) {
         json_fail(r, KAKEYA_UNSUPPORTED, "vision_config: attention_bias is not supported");
 }
 
-static void read_embedder(json_reader *r, const cJSON *vision, gemma4_vision *v) {
+static void read_embedder(json_reader *r, const cJSON *vision, vision_model *v) {
     const int patch = json_int(r, vision, "patch_size", 1, 256, 16);
     v->patch =
         json_int(r, vision, "model_patch_size", 1, 1024, patch * json_int(r, vision, "pooling_kernel_size", 1, 16, 3));
@@ -58,7 +58,7 @@ static void read_embedder(json_reader *r, const cJSON *vision, gemma4_vision *v)
 }
 
 /* False: no pictures. */
-static bool read_config(json_reader *r, const cJSON *top, const gemma4_config *text, gemma4_vision *v) {
+static bool read_config(json_reader *r, const cJSON *top, const model_config *text, vision_model *v) {
     const cJSON *vision = json_object(r, top, "vision_config");
     if (!vision) return false;
     if (text_is(vision, "model_type", "gemma4_unified_vision"))
@@ -113,10 +113,10 @@ static kakeya_status find(void *file, const vision_slot *slot, int bound, vision
 
 /* ------------------------------------------------------------------------------------------------------- opening */
 
-kakeya_status gemma4_vision_config(const char *path, const char *json, size_t json_bytes, const gemma4_config *text,
-                                   gemma4_vision *out, bool *there, kakeya_error *reason, kakeya_error *error) {
+kakeya_status vision_model_config(const char *path, const char *json, size_t json_bytes, const model_config *text,
+                                  vision_model *out, bool *there, kakeya_error *reason, kakeya_error *error) {
     cJSON *top = NULL;
-    *out = (gemma4_vision){0};
+    *out = (vision_model){0};
     *there = false;
     kakeya_status status = json_parse_object(path, json, json_bytes, &top, error);
     if (status) return status;
@@ -126,16 +126,16 @@ kakeya_status gemma4_vision_config(const char *path, const char *json, size_t js
     return KAKEYA_OK;
 }
 
-kakeya_status gemma4_vision_open(checkpoint *ck, const gemma4_config *text, mem_account *account, gemma4_vision **out,
-                                 char *reason, size_t reason_bytes, kakeya_error *error) {
+kakeya_status vision_model_open(checkpoint *ck, const model_config *text, mem_account *account, vision_model **out,
+                                char *reason, size_t reason_bytes, kakeya_error *error) {
     *out = NULL;
     *reason = '\0';
     kakeya_error why = {0};
     bool there = false;
-    gemma4_vision *v = calloc(1, sizeof *v);
+    vision_model *v = calloc(1, sizeof *v);
     if (!v) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", ck->directory);
     kakeya_status status =
-        gemma4_vision_config(ck->config_path, ck->config, ck->config_bytes, text, v, &there, &why, error);
+        vision_model_config(ck->config_path, ck->config, ck->config_bytes, text, v, &there, &why, error);
     if (!status && there) {
         source s = {ck, account};
         status = vision_bind(v, account, find, &s, false, &why, error);
@@ -145,6 +145,6 @@ kakeya_status gemma4_vision_open(checkpoint *ck, const gemma4_config *text, mem_
         return KAKEYA_OK;
     }
     if (why.status) snprintf(reason, reason_bytes, "%s", why.message);
-    gemma4_vision_close(v);
+    vision_model_close(v);
     return status;
 }

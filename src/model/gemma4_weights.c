@@ -7,9 +7,9 @@
 #include "model/gemma4_gguf.h"
 #include "model/gemma4_mmproj.h"
 #include "model/gemma4_modules.h"
-#include "model/gemma4_vision.h"
 #include "model/gemma4_vision_open.h"
 #include "model/tensors.h"
+#include "model/vision_model.h"
 
 static bool has_ending(const char *name, const char *ending) {
     size_t length = strlen(name), n = strlen(ending);
@@ -44,7 +44,7 @@ static bool is_skipped(const char *name) {
 /* Norms of Gemma 3 as they are used: checkpoints store what is added to 1, in float32 after widening; the scale of
  * attention is part of q_norm. GGUF files hold the sum. */
 typedef struct norms_pass {
-    gemma4_model *model;
+    language_model *model;
     bool stored_less_one;
 } norms_pass;
 
@@ -62,12 +62,12 @@ static kakeya_status settle_norm(void *context, const tensor_slot *slot, kakeya_
 }
 
 /* What no file of Gemma 3 says. */
-static void settle_scalars(gemma4_model *model) {
+static void settle_scalars(language_model *model) {
     for (int i = 0; model->config.generation == GEMMA_3 && i < model->config.layers; i++)
         model->weights.layer[i].layer_scalar = 1;
 }
 
-static void adopt(gemma4_model *model, const tensor_memory *memory) {
+static void adopt(language_model *model, const tensor_memory *memory) {
     model->owned = memory->owned;
     model->n_owned = memory->n_owned;
     model->mapped_bytes = memory->mapped_bytes;
@@ -80,10 +80,10 @@ static void adopt(gemma4_model *model, const tensor_memory *memory) {
 }
 
 /* What stands for a picture's or a sound's rows is never an answer's token. */
-static void suppress(gemma4_config *c, int token) {
+static void suppress(model_config *c, int token) {
     for (int i = 0; i < c->n_suppress_tokens; i++)
         if (c->suppress_tokens[i] == token) return;
-    if (c->n_suppress_tokens < GEMMA4_MAX_SUPPRESS_TOKENS) c->suppress_tokens[c->n_suppress_tokens++] = token;
+    if (c->n_suppress_tokens < MODEL_MAX_SUPPRESS_TOKENS) c->suppress_tokens[c->n_suppress_tokens++] = token;
 }
 
 static bool is_audio(const char *name) {
@@ -100,38 +100,38 @@ static size_t count_tensors(const checkpoint *ck, bool audio) {
 }
 
 /* The token of pictures in a model whose vision part is left out; -1: there is none. */
-static kakeya_status unread_token(const gemma4_model *model, int *token, kakeya_error *error) {
+static kakeya_status unread_token(const language_model *model, int *token, kakeya_error *error) {
     const checkpoint *ck = model->checkpoint;
-    gemma4_vision v;
+    vision_model v;
     bool there;
     kakeya_error reason = {0};
     *token = model->file ? gemma4_mmproj_token(model->file, &model->config) : -1;
     if (model->file) return KAKEYA_OK;
     kakeya_status status =
-        gemma4_vision_config(ck->config_path, ck->config, ck->config_bytes, &model->config, &v, &there, &reason, error);
+        vision_model_config(ck->config_path, ck->config, ck->config_bytes, &model->config, &v, &there, &reason, error);
     if (status == KAKEYA_OK && there) *token = v.image_token;
     return status;
 }
 
-static kakeya_status leave_vision(gemma4_model *model, kakeya_error *error) {
+static kakeya_status leave_vision(language_model *model, kakeya_error *error) {
     int token;
     kakeya_status status = unread_token(model, &token, error);
     if (status == KAKEYA_OK && token >= 0) suppress(&model->config, token);
     return status;
 }
 
-static void add_note(gemma4_model *model, const char *what, const char *reason) {
+static void add_note(language_model *model, const char *what, const char *reason) {
     const size_t used = strlen(model->note);
     if (*reason) snprintf(model->note + used, sizeof model->note - used, "%s%s: %s", used ? "; " : "", what, reason);
 }
 
-static void note_audio(gemma4_model *model, size_t skipped) {
+static void note_audio(language_model *model, size_t skipped) {
     const size_t used = strlen(model->note);
     snprintf(model->note + used, sizeof model->note - used, "%s%zu audio tensors skipped", used ? "; " : "", skipped);
 }
 
 /* What reads pictures, unless it is left out, and sound for a GGUF file. */
-static kakeya_status open_mmproj(const gemma4_parts *parts, mem_account *account, gemma4_model *model,
+static kakeya_status open_mmproj(const gemma4_parts *parts, mem_account *account, language_model *model,
                                  kakeya_error *error) {
     gemma4_mmproj found;
     kakeya_status status =
@@ -155,7 +155,7 @@ static kakeya_status open_mmproj(const gemma4_parts *parts, mem_account *account
 }
 
 /* What of a checkpoint is left out, once it is known what reads pictures and sound. */
-static void note_skipped(gemma4_model *model) {
+static void note_skipped(language_model *model) {
     const size_t pictures = model->vision ? 0 : count_tensors(model->checkpoint, false);
     const size_t audio = model->sound ? 0 : count_tensors(model->checkpoint, true);
     if (!model->vision && !model->sound) return; /* says so already */
@@ -165,17 +165,16 @@ static void note_skipped(gemma4_model *model) {
 }
 
 /* What reads pictures, unless it is left out, and what reads sound. */
-static kakeya_status open_towers(const gemma4_parts *parts, mem_account *account, gemma4_model *model,
+static kakeya_status open_towers(const gemma4_parts *parts, mem_account *account, language_model *model,
                                  kakeya_error *error) {
     char no_pictures[160] = "", no_sound[160] = "";
     const checkpoint *ck = model->checkpoint;
-    kakeya_status status = parts->no_vision
-                               ? leave_vision(model, error)
-                               : gemma4_vision_open(model->checkpoint, &model->config, account, &model->vision,
-                                                    no_pictures, sizeof no_pictures, error);
+    kakeya_status status = parts->no_vision ? leave_vision(model, error)
+                                            : vision_model_open(model->checkpoint, &model->config, account,
+                                                                &model->vision, no_pictures, sizeof no_pictures, error);
     if (status == KAKEYA_OK)
-        status = gemma4_audio_open(model->checkpoint, &model->config, account, &model->sound, no_sound, sizeof no_sound,
-                                   error);
+        status = audio_model_open(model->checkpoint, &model->config, account, &model->sound, no_sound, sizeof no_sound,
+                                  error);
     if (status != KAKEYA_OK) return status;
     if (model->vision) suppress(&model->config, model->vision->image_token);
     if (model->sound) suppress(&model->config, model->sound->sound_token);
@@ -187,13 +186,13 @@ static kakeya_status open_towers(const gemma4_parts *parts, mem_account *account
 }
 
 static kakeya_status open_checkpoint(const char *directory, const gemma4_parts *parts, mem_account *account,
-                                     gemma4_model *model, kakeya_error *error) {
+                                     language_model *model, kakeya_error *error) {
     quantisation *quantised = NULL;
     kakeya_status status = checkpoint_open(directory, "config.json", "model.safetensors", &model->checkpoint, error);
     const checkpoint *ck = model->checkpoint;
     if (status == KAKEYA_OK)
-        status = gemma4_config_parse(ck->config_path, ck->config, ck->config_bytes, ck->generation_config,
-                                     ck->generation_config_bytes, &model->config, error);
+        status = model_config_parse(ck->config_path, ck->config, ck->config_bytes, ck->generation_config,
+                                    ck->generation_config_bytes, &model->config, error);
     if (status == KAKEYA_OK) status = gemma4_quantisation(ck, &quantised, error);
     if (status == KAKEYA_OK) {
         tensor_memory memory = {0};
@@ -211,9 +210,9 @@ static kakeya_status open_checkpoint(const char *directory, const gemma4_parts *
 }
 
 static kakeya_status open_model(const char *directory, bool as_stored, const gemma4_parts *parts, mem_account *account,
-                                gemma4_model **out, kakeya_error *error) {
+                                language_model **out, kakeya_error *error) {
     *out = NULL;
-    gemma4_model *model = calloc(1, sizeof *model);
+    language_model *model = calloc(1, sizeof *model);
     if (!model) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for the model", directory);
     kakeya_status status = KAKEYA_OK;
     const bool is_gguf = gguf_is_file(directory);
@@ -226,7 +225,7 @@ static kakeya_status open_model(const char *directory, bool as_stored, const gem
         status = open_checkpoint(directory, parts, account, model, error);
     if (is_gguf && status == KAKEYA_OK) status = open_mmproj(parts, account, model, error);
     if (status != KAKEYA_OK) {
-        gemma4_model_close(model);
+        language_model_close(model);
         return status;
     }
     if (model->config.generation == GEMMA_3 && !as_stored) {
@@ -240,26 +239,27 @@ static kakeya_status open_model(const char *directory, bool as_stored, const gem
     return KAKEYA_OK;
 }
 
-kakeya_status gemma4_model_open(const char *directory, mem_account *account, gemma4_model **out, kakeya_error *error) {
+kakeya_status language_model_open(const char *directory, mem_account *account, language_model **out,
+                                  kakeya_error *error) {
     return open_model(directory, false, &(gemma4_parts){0}, account, out, error);
 }
 
-kakeya_status gemma4_model_open_stored(const char *directory, mem_account *account, gemma4_model **out,
-                                       kakeya_error *error) {
+kakeya_status language_model_open_stored(const char *directory, mem_account *account, language_model **out,
+                                         kakeya_error *error) {
     return open_model(directory, true, &(gemma4_parts){0}, account, out, error);
 }
 
-kakeya_status gemma4_model_open_parts(const char *directory, const gemma4_parts *parts, mem_account *account,
-                                      gemma4_model **out, kakeya_error *error) {
+kakeya_status language_model_open_parts(const char *directory, const gemma4_parts *parts, mem_account *account,
+                                        language_model **out, kakeya_error *error) {
     return open_model(directory, false, parts, account, out, error);
 }
 
-static kakeya_status synthesize(const char *description, bool outline, mem_account *account, gemma4_model **out,
+static kakeya_status synthesize(const char *description, bool outline, mem_account *account, language_model **out,
                                 kakeya_error *error) {
     *out = NULL;
-    gemma4_model *model = calloc(1, sizeof *model);
+    language_model *model = calloc(1, sizeof *model);
     if (!model) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for the model", description);
-    kakeya_status status = gemma4_config_variant(description, &model->config, error);
+    kakeya_status status = model_config_variant(description, &model->config, error);
     if (status == KAKEYA_OK) {
         tensor_memory memory = {0};
         status = (outline ? tensors_outline : tensors_synthesize)(
@@ -267,7 +267,7 @@ static kakeya_status synthesize(const char *description, bool outline, mem_accou
         adopt(model, &memory);
     }
     if (status != KAKEYA_OK) {
-        gemma4_model_close(model);
+        language_model_close(model);
         return status;
     }
     settle_scalars(model);
@@ -275,29 +275,29 @@ static kakeya_status synthesize(const char *description, bool outline, mem_accou
     return KAKEYA_OK;
 }
 
-kakeya_status gemma4_model_synthesize(const char *description, mem_account *account, gemma4_model **out,
-                                      kakeya_error *error) {
+kakeya_status language_model_synthesize(const char *description, mem_account *account, language_model **out,
+                                        kakeya_error *error) {
     return synthesize(description, false, account, out, error);
 }
 
-kakeya_status gemma4_model_outline(const char *description, mem_account *account, gemma4_model **out,
-                                   kakeya_error *error) {
+kakeya_status language_model_outline(const char *description, mem_account *account, language_model **out,
+                                     kakeya_error *error) {
     return synthesize(description, true, account, out, error);
 }
 
-void gemma4_model_close(gemma4_model *model) {
+void language_model_close(language_model *model) {
     if (!model) return;
     tensor_memory memory = {.owned = model->owned, .n_owned = model->n_owned};
     tensor_memory_release(&memory);
-    gemma4_vision_close(model->vision);
-    gemma4_audio_close(model->sound);
+    vision_model_close(model->vision);
+    audio_model_close(model->sound);
     gguf_close(model->mmproj);
     checkpoint_close(model->checkpoint);
     gguf_close(model->file);
     free(model);
 }
 
-char *gemma4_model_beside(const gemma4_model *model, const char *ending) {
+char *language_model_beside(const language_model *model, const char *ending) {
     const char *path = model->file ? gguf_path(model->file) : model->checkpoint ? model->checkpoint->directory : NULL;
     if (!path) return NULL;
     const char *name = model->file ? "" : "/model";
@@ -307,11 +307,11 @@ char *gemma4_model_beside(const gemma4_model *model, const char *ending) {
     return out;
 }
 
-void gemma4_model_unneeded(const gemma4_model *model, const void *data, size_t bytes) {
+void language_model_unneeded(const language_model *model, const void *data, size_t bytes) {
     if (model->file) gguf_unneeded(model->file, data, bytes);
 }
 
-void gemma4_model_release(const gemma4_model *model) {
+void language_model_release(const language_model *model) {
     for (size_t i = 0; model->file && i < model->file->n_parts; i++) {
         const file_map *map = &model->file->parts[i].map;
         file_map_unneeded(map, map->data, map->bytes);
@@ -322,8 +322,8 @@ void gemma4_model_release(const gemma4_model *model) {
     }
 }
 
-bool gemma4_model_locate(const gemma4_model *model, const void *data, size_t bytes, const char **path,
-                         uint64_t *offset) {
+bool language_model_locate(const language_model *model, const void *data, size_t bytes, const char **path,
+                           uint64_t *offset) {
     for (size_t i = 0; model->file && i < model->file->n_parts; i++) {
         *path = model->file->parts[i].path;
         if (file_map_offset(&model->file->parts[i].map, data, bytes, offset)) return true;

@@ -54,8 +54,7 @@ static kakeya_status divide_kv_heads(int *kv_heads, model_shard shard, int layer
     return KAKEYA_OK;
 }
 
-kakeya_status model_shard_config(const gemma4_config *whole, model_shard shard, gemma4_config *out,
-                                 kakeya_error *error) {
+kakeya_status model_shard_config(const model_config *whole, model_shard shard, model_config *out, kakeya_error *error) {
     *out = *whole;
     if (model_shard_is_whole(shard)) return KAKEYA_OK;
     kakeya_status status = divide(&out->heads, shard, "query heads", 0, error);

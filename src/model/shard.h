@@ -5,7 +5,7 @@
 #define KAKEYA_MODEL_SHARD_H
 
 #include "base/error.h"
-#include "model/gemma4.h"
+#include "model/language_model.h"
 
 typedef struct model_shard {
     int index, count; /* of the devices; count 0 or 1: the whole */
@@ -16,8 +16,7 @@ static inline bool model_shard_is_whole(model_shard shard) { return shard.count 
 /* The configuration of a shard. Query heads are dealt equally, widths in eights, so that shares may differ by eight. KV
  * heads that are fewer than devices are computed by several of them. KAKEYA_UNSUPPORTED, naming option and number,
  * where heads do not divide, or a width is too small. */
-kakeya_status model_shard_config(const gemma4_config *whole, model_shard shard, gemma4_config *out,
-                                 kakeya_error *error);
+kakeya_status model_shard_config(const model_config *whole, model_shard shard, model_config *out, kakeya_error *error);
 /* K/V heads of a shard, of a layer with `kv_heads` of the whole; 0: they cannot be dealt. */
 int model_shard_kv_heads(model_shard shard, int kv_heads);
 /* The first of the shard's K/V heads, counted through the layer's `kv_heads` of the whole. */

@@ -22,7 +22,7 @@ static kakeya_status count_slot(void *context, const tensor_slot *slot, kakeya_e
     return KAKEYA_OK;
 }
 
-parameter_counts gemma4_parameters(const gemma4_config *config) {
+parameter_counts gemma4_parameters(const model_config *config) {
     parameter_counts counts = {0};
     (void)gemma4_walk(config, count_slot, &counts, NULL); /* counting cannot fail */
     counts.active = counts.total;
@@ -36,7 +36,7 @@ parameter_counts gemma4_parameters(const gemma4_config *config) {
     return counts;
 }
 
-int64_t dflash_parameters(const dflash_config *config) {
+int64_t dflash_parameters(const block_drafter_config *config) {
     parameter_counts counts = {0};
     (void)dflash_walk(config, count_slot, &counts, NULL);
     return counts.total;
@@ -53,13 +53,13 @@ int64_t assistant_draft_parameters(const assistant_config *config) {
     return config->clusters ? all - head + head / config->clusters * config->chosen_clusters : all;
 }
 
-int64_t f_theta_parameters(const f_theta_config *config) {
+int64_t f_theta_parameters(const restoration_config *config) {
     parameter_counts counts = {0};
-    (void)f_theta_walk(config, count_slot, &counts, NULL);
+    (void)restoration_walk(config, count_slot, &counts, NULL);
     return counts.total;
 }
 
-int64_t gemma4_bytes_per_token(const gemma4_config *config, weight_format format) {
+int64_t gemma4_bytes_per_token(const model_config *config, weight_format format) {
     const weight_stream *codes = &weight_format_find(format)->stream[0];
     return gemma4_parameters(config).active / codes->values * codes->bytes;
 }

@@ -5,8 +5,8 @@
 
 #include "base/dtype.h"
 #include "model/assistant.h"
-#include "model/f_theta.h"
 #include "model/parameter_group.h"
+#include "model/restoration.h"
 
 /* --------------------------------------------------------------------------------------------- parameters */
 
@@ -19,14 +19,14 @@ typedef struct parameter_counts {
         active; /* what the forward of one token reads: the chosen experts, one table row per lookup, the whole head */
 } parameter_counts;
 
-parameter_counts gemma4_parameters(const gemma4_config *config);
-int64_t dflash_parameters(const dflash_config *config);
+parameter_counts gemma4_parameters(const model_config *config);
+int64_t dflash_parameters(const block_drafter_config *config);
 int64_t assistant_parameters(const assistant_config *config);
 /* Those that one draft reads: of a clustered head the chosen clusters. */
 int64_t assistant_draft_parameters(const assistant_config *config);
-int64_t f_theta_parameters(const f_theta_config *config);
+int64_t f_theta_parameters(const restoration_config *config);
 
 /* Weight bytes that one decoded token reads, stored as `type` throughout. */
-int64_t gemma4_bytes_per_token(const gemma4_config *config, weight_format format);
+int64_t gemma4_bytes_per_token(const model_config *config, weight_format format);
 
 #endif

@@ -100,11 +100,11 @@ kakeya_status tensors_synthesize(tensor_walk walk, const void *shape, void *base
 kakeya_status tensors_outline(tensor_walk walk, const void *shape, void *base, weight_format format,
                               mem_account *account, tensor_memory *memory, kakeya_error *error);
 
-/* The lists: of a gemma4_config for a gemma4_weights, of a dflash_config for a dflash_model, of an f_theta_config for
- * an f_theta_model, of an assistant_config for an assistant_weights. */
+/* The lists: of a model_config for a model_weights, of a block_drafter_config for a block_drafter_model, of an
+ * restoration_config for an restoration_model, of an assistant_config for an assistant_weights. */
 kakeya_status gemma4_walk(const void *shape, tensor_visit visit, void *context, kakeya_error *error);
 kakeya_status dflash_walk(const void *shape, tensor_visit visit, void *context, kakeya_error *error);
 kakeya_status assistant_walk(const void *shape, tensor_visit visit, void *context, kakeya_error *error);
-kakeya_status f_theta_walk(const void *shape, tensor_visit visit, void *context, kakeya_error *error);
+kakeya_status restoration_walk(const void *shape, tensor_visit visit, void *context, kakeya_error *error);
 
 #endif

@@ -42,7 +42,7 @@ static kakeya_status resolve_mode(const kakeya_session *session, const kakeya_ge
                          o->draft_length, (int)BACKEND_MAX_DRAFT);
     int length = o->draft_length;
     if (length == 0 && o->mode == KAKEYA_MODE_AUTO) length = BACKEND_MAX_DRAFT;
-    out->drafter = session->cache_options.keep_draft_context ? BACKEND_DFLASH : BACKEND_ASSISTANT;
+    out->drafter = session->cache_options.keep_draft_context ? BACKEND_BLOCK_DRAFTER : BACKEND_ASSISTANT;
     if (length == 0) length = drafter ? session->workspace.control.drafter[out->drafter].longest : DECODE_NGRAM_DRAFT;
     if (o->mode == KAKEYA_MODE_AR) length = 0;
     if (o->top_log_probabilities < 0 || o->top_log_probabilities > KAKEYA_MAX_TOP_LOG_PROBABILITIES)
@@ -77,7 +77,7 @@ static kakeya_status begin_output(kakeya_session *session, answer_work *answer, 
     token_text *text = &answer->text;
     decode_output *output = &answer->output;
     const kakeya_engine *engine = session->engine;
-    const gemma4_config *config = &engine->verifier->config;
+    const model_config *config = &engine->verifier->config;
     *output = (decode_output){
         .stop_tokens = config->stop_tokens,
         .n_stop_tokens = o->ignore_stop_tokens ? 0 : config->n_stop_tokens,
@@ -129,7 +129,7 @@ static kakeya_status check_grammar(const kakeya_session *session, const kakeya_g
 /* Behind these tokens. */
 static kakeya_status begin_grammar(kakeya_session *session, answer_work *answer, const int32_t *tokens, size_t n,
                                    kakeya_error *error) {
-    const gemma4_config *config = &session->engine->verifier->config;
+    const model_config *config = &session->engine->verifier->config;
     size_t start = answer->options.answer_start;
     if (!answer->options.grammar) return KAKEYA_OK;
     matcher_destroy(answer->grammar);

@@ -24,12 +24,12 @@
 /* A description that holds its configurations itself. `view` is first: closing frees the whole. */
 typedef struct owned_description {
     kakeya_description view;
-    gemma4_config verifier;
-    dflash_config drafter;
-    f_theta_config f_theta;
+    model_config verifier;
+    block_drafter_config drafter;
+    restoration_config f_theta;
     assistant_config assistant;
-    gemma4_vision vision;
-    gemma4_audio sound;
+    vision_model vision;
+    audio_model sound;
 } owned_description;
 
 /* A configuration file: its path for messages, its text. */
@@ -53,7 +53,7 @@ static kakeya_status read_mmproj(const kakeya_engine_options *o, const gguf *fil
         gemma4_mmproj_open(file, &d->verifier, o->mmproj, o->vision == KAKEYA_VISION_OFF, &account, &found, error);
     if (status != KAKEYA_OK) return status;
     if (found.vision) {
-        d->view.vision_sizes = gemma4_vision_sizes(found.vision, WEIGHT_BF16);
+        d->view.vision_sizes = vision_model_sizes(found.vision, WEIGHT_BF16);
         d->vision = *found.vision;
         d->vision.weights = NULL;
         d->vision.owned = NULL;
@@ -61,7 +61,7 @@ static kakeya_status read_mmproj(const kakeya_engine_options *o, const gguf *fil
         d->view.vision = &d->vision;
     }
     if (found.sound) {
-        d->view.audio_sizes = gemma4_audio_sizes(found.sound, WEIGHT_BF16);
+        d->view.audio_sizes = audio_model_sizes(found.sound, WEIGHT_BF16);
         d->sound = *found.sound;
         d->sound.weights = NULL;
         d->sound.owned = NULL;
@@ -87,12 +87,12 @@ static kakeya_status read_file(const kakeya_engine_options *o, const char *path,
 static kakeya_status read_vision(const config_file *config, owned_description *d, kakeya_error *error) {
     bool there;
     kakeya_error reason = {0};
-    kakeya_status status = gemma4_vision_config(config->path, config->text, config->bytes, &d->verifier, &d->vision,
-                                                &there, &reason, error);
+    kakeya_status status = vision_model_config(config->path, config->text, config->bytes, &d->verifier, &d->vision,
+                                               &there, &reason, error);
     if (status != KAKEYA_OK || !there) return status;
     const weight_format format = d->verifier.checkpoint_format;
     d->view.vision = &d->vision;
-    d->view.vision_sizes = gemma4_vision_sizes(&d->vision, weight_format_is_plain(format) ? format : WEIGHT_BF16);
+    d->view.vision_sizes = vision_model_sizes(&d->vision, weight_format_is_plain(format) ? format : WEIGHT_BF16);
     return KAKEYA_OK;
 }
 
@@ -101,11 +101,11 @@ static kakeya_status read_sound(const config_file *config, owned_description *d,
     bool there;
     kakeya_error reason = {0};
     kakeya_status status =
-        gemma4_audio_config(config->path, config->text, config->bytes, &d->verifier, &d->sound, &there, &reason, error);
+        audio_model_config(config->path, config->text, config->bytes, &d->verifier, &d->sound, &there, &reason, error);
     if (status != KAKEYA_OK || !there) return status;
     const weight_format format = d->verifier.checkpoint_format;
     d->view.sound = &d->sound;
-    d->view.audio_sizes = gemma4_audio_sizes(&d->sound, weight_format_is_plain(format) ? format : WEIGHT_BF16);
+    d->view.audio_sizes = audio_model_sizes(&d->sound, weight_format_is_plain(format) ? format : WEIGHT_BF16);
     return KAKEYA_OK;
 }
 
@@ -134,8 +134,8 @@ static kakeya_status read_verifier(const kakeya_engine_options *o, const char *d
         status = checkpoint_text(directory, "generation_config.json", true, &generation.path, &generation.text,
                                  &generation.bytes, error);
     if (status == KAKEYA_OK)
-        status = gemma4_config_parse(config.path, config.text, config.bytes, generation.text, generation.bytes,
-                                     &d->verifier, error);
+        status = model_config_parse(config.path, config.text, config.bytes, generation.text, generation.bytes,
+                                    &d->verifier, error);
     bool found = false;
     if (status == KAKEYA_OK) status = read_quantisation(&config, d, &found, error);
     if (status == KAKEYA_OK && !found) {
@@ -174,7 +174,8 @@ static kakeya_status read_drafter(const char *directory, owned_description *d, k
     config_file config = {0};
     kakeya_status status =
         checkpoint_text(directory, "config.json", false, &config.path, &config.text, &config.bytes, error);
-    if (status == KAKEYA_OK) status = dflash_config_parse(config.path, config.text, config.bytes, &d->drafter, error);
+    if (status == KAKEYA_OK)
+        status = block_drafter_config_parse(config.path, config.text, config.bytes, &d->drafter, error);
     if (status == KAKEYA_OK) d->view.drafter = &d->drafter;
     config_file_free(&config);
     return status;
@@ -182,8 +183,9 @@ static kakeya_status read_drafter(const char *directory, owned_description *d, k
 
 /* One that reads a drafter is of no use without. */
 static kakeya_status read_f_theta(const char *directory, owned_description *d, kakeya_error *error) {
-    kakeya_status status = f_theta_config_read(directory, &d->f_theta, error);
-    if (status == KAKEYA_OK && (d->view.drafter || !f_theta_needs_drafter(&d->f_theta))) d->view.f_theta = &d->f_theta;
+    kakeya_status status = restoration_config_read(directory, &d->f_theta, error);
+    if (status == KAKEYA_OK && (d->view.drafter || !restoration_needs_drafter(&d->f_theta)))
+        d->view.f_theta = &d->f_theta;
     return status;
 }
 
@@ -225,7 +227,7 @@ static kakeya_status read_all(const kakeya_engine_options *o, owned_description 
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "a description needs either `model` or `synthetic`");
     d->view.verifier = &d->verifier;
     if (o->study->synthetic) {
-        status = gemma4_config_variant(o->study->synthetic, &d->verifier, error);
+        status = model_config_variant(o->study->synthetic, &d->verifier, error);
     } else {
         status = checkpoint_resolve(o->model, &directory, error);
         if (status == KAKEYA_OK) status = read_verifier(o, directory, d, error);
@@ -261,14 +263,14 @@ void kakeya_description_close(kakeya_description *description) { free(descriptio
 
 /* --------------------------------------------------------------------------------------------------------- facts */
 
-static int full_layers(const gemma4_config *c) {
+static int full_layers(const model_config *c) {
     int n = 0;
-    for (int i = 0; i < c->layers; i++) n += c->layer[i].type == GEMMA4_FULL;
+    for (int i = 0; i < c->layers; i++) n += c->layer[i].type == LAYER_FULL;
     return n;
 }
 
 void kakeya_description_facts_sized(const kakeya_description *d, kakeya_facts *out) {
-    const gemma4_config *c = d->verifier;
+    const model_config *c = d->verifier;
     parameter_counts parameters = gemma4_parameters(c);
     kakeya_facts facts = {
         .variant = c->variant,
@@ -310,8 +312,8 @@ void kakeya_description_facts_sized(const kakeya_description *d, kakeya_facts *o
         facts.f_theta_rank = d->f_theta->rank_k;
         facts.f_theta_rank_v = d->f_theta->rank_v;
         facts.f_theta_shared = d->f_theta->shared_latent;
-        facts.f_theta_input = f_theta_input_name(d->f_theta->input);
-        facts.f_theta_latents = f_theta_latents_name(d->f_theta->latents);
+        facts.restoration_input = restoration_input_name(d->f_theta->input);
+        facts.restoration_latents = restoration_latents_name(d->f_theta->latents);
         facts.f_theta_parameters = (uint64_t)f_theta_parameters(d->f_theta);
     }
     if (d->vision) {

@@ -4,17 +4,17 @@
 
 #include "backend/timeline.h"
 #include "kakeya_study.h"
-#include "model/gemma4_audio.h"
-#include "model/gemma4_vision.h"
+#include "model/audio_model.h"
+#include "model/vision_model.h"
 
 struct kakeya_description {
-    const gemma4_config *verifier;
-    const dflash_config *drafter;      /* NULL: none */
-    const f_theta_config *f_theta;     /* NULL: none */
-    const assistant_config *assistant; /* NULL: none */
-    const gemma4_vision *vision;       /* sizes of what reads pictures; NULL: nothing does */
+    const model_config *verifier;
+    const block_drafter_config *drafter; /* NULL: none */
+    const restoration_config *f_theta;   /* NULL: none */
+    const assistant_config *assistant;   /* NULL: none */
+    const vision_model *vision;          /* sizes of what reads pictures; NULL: nothing does */
     vision_sizes vision_sizes;
-    const gemma4_audio *sound; /* the same of what reads sound */
+    const audio_model *sound; /* the same of what reads sound */
     vision_sizes audio_sizes;
 };
 

@@ -114,13 +114,13 @@ static uint64_t hash_weights(uint64_t hash, const weight *const *weights, size_t
     return hash;
 }
 
-static uint64_t hash_verifier(uint64_t hash, const gemma4_model *model) {
-    const gemma4_config *c = &model->config;
+static uint64_t hash_verifier(uint64_t hash, const language_model *model) {
+    const model_config *c = &model->config;
     const int numbers[] = {c->layers, c->hidden, c->heads, c->vocab, c->sliding_window, c->experts, c->ple_width};
     hash = hash_fnv1a(hash, numbers, sizeof numbers);
     hash = hash_weight(hash, &model->weights.embed);
     for (int i = 0; i < c->layers; i++) {
-        const gemma4_layer_weights *l = &model->weights.layer[i];
+        const layer_weights *l = &model->weights.layer[i];
         const weight *const weights[] = {&l->q_proj,          &l->k_proj,      &l->v_proj,    &l->o_proj,
                                          &l->gate_proj,       &l->up_proj,     &l->down_proj, &l->router_proj,
                                          &l->experts_gate_up, &l->experts_down};
@@ -131,10 +131,10 @@ static uint64_t hash_verifier(uint64_t hash, const gemma4_model *model) {
     return hash;
 }
 
-static uint64_t hash_drafter(uint64_t hash, const dflash_model *model) {
+static uint64_t hash_drafter(uint64_t hash, const block_drafter_model *model) {
     hash = hash_weight(hash_int(hash, model->config.layers), &model->fc);
     for (int i = 0; i < model->config.layers; i++) {
-        const dflash_layer_weights *l = &model->layer[i];
+        const block_drafter_layer_weights *l = &model->layer[i];
         const weight *const weights[] = {&l->k_proj, &l->v_proj};
         hash = hash_weights(hash, weights, sizeof weights / sizeof weights[0]);
     }
@@ -142,13 +142,13 @@ static uint64_t hash_drafter(uint64_t hash, const dflash_model *model) {
 }
 
 /* What weights do not tell of what sessions hold; nothing for forms of which they tell it all. */
-static uint64_t hash_latents(uint64_t hash, const f_theta_config *c) {
-    if (c->latents != F_THETA_LATENTS_KV) hash = hash_int(hash, (int)c->latents);
+static uint64_t hash_latents(uint64_t hash, const restoration_config *c) {
+    if (c->latents != RESTORATION_LATENTS_KV) hash = hash_int(hash, (int)c->latents);
     for (int i = 0; i < c->aux_layers; i++) hash = hash_int(hash, c->aux_layer[i]);
     return hash;
 }
 
-static uint64_t hash_f_theta(uint64_t hash, const f_theta_model *model) {
+static uint64_t hash_f_theta(uint64_t hash, const restoration_model *model) {
     hash = hash_latents(hash, &model->config);
     hash = hash_weight(hash, &model->encoder_k);
     hash = hash_weight(hash, &model->encoder_v);
@@ -189,9 +189,9 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
         .sound = parts->verifier->sound,
     };
     if (parts->verifier->vision)
-        engine->description.vision_sizes = gemma4_vision_sizes(parts->verifier->vision, WEIGHT_BF16);
+        engine->description.vision_sizes = vision_model_sizes(parts->verifier->vision, WEIGHT_BF16);
     if (parts->verifier->sound)
-        engine->description.audio_sizes = gemma4_audio_sizes(parts->verifier->sound, WEIGHT_BF16);
+        engine->description.audio_sizes = audio_model_sizes(parts->verifier->sound, WEIGHT_BF16);
     kakeya_status refused = backend_precision(parts->ops, parts->verifier->config.checkpoint_format, parts->precision,
                                               &engine->precision, error);
     if (refused) return refused;
@@ -208,7 +208,7 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
         .verifier = parts->verifier,
         .drafter = parts->drafter,
         .assistant = parts->assistant,
-        .f_theta = parts->f_theta,
+        .restoration = parts->f_theta,
         .precision = engine->precision,
         .isa = parts->cpu_isa,
         .threads = parts->threads,
@@ -241,10 +241,10 @@ void engine_lend_spare(kakeya_engine *engine) {
 void engine_free(kakeya_engine *engine) {
     mem_free(engine->spare);
     if (engine->model) engine->ops->model_destroy(engine->model);
-    if (engine->f_theta) f_theta_model_close(engine->f_theta);
-    if (engine->drafter) dflash_model_close(engine->drafter);
+    if (engine->f_theta) restoration_model_close(engine->f_theta);
+    if (engine->drafter) block_drafter_model_close(engine->drafter);
     assistant_model_close(engine->assistant);
-    if (engine->verifier) gemma4_model_close(engine->verifier);
+    if (engine->verifier) language_model_close(engine->verifier);
     image_rows_close(engine->image_rows);
     free(engine->spill_directory);
     free(engine->drafter_sought);
@@ -311,7 +311,7 @@ int kakeya_engine_drafter_block_size(const kakeya_engine *engine) {
 }
 
 backend_drafter engine_drafter(const kakeya_engine *engine) {
-    return engine->drafter ? BACKEND_DFLASH : BACKEND_ASSISTANT;
+    return engine->drafter ? BACKEND_BLOCK_DRAFTER : BACKEND_ASSISTANT;
 }
 
 timeline_models engine_models(const kakeya_engine *engine) {
@@ -329,7 +329,7 @@ const char *kakeya_engine_backend(const kakeya_engine *engine) { return engine->
 kakeya_precision kakeya_engine_precision(const kakeya_engine *engine) { return engine->precision; }
 
 bool kakeya_engine_is_stop_token(const kakeya_engine *engine, int32_t token) {
-    const gemma4_config *config = &engine->verifier->config;
+    const model_config *config = &engine->verifier->config;
     for (int i = 0; i < config->n_stop_tokens; i++)
         if (config->stop_tokens[i] == token) return true;
     return false;

@@ -32,10 +32,10 @@ struct kakeya_engine {
     backend_model *model;
     mem_account account;
     mem_ledger ledger; /* of the account */
-    gemma4_model *verifier;
-    dflash_model *drafter;                 /* NULL: none */
+    language_model *verifier;
+    block_drafter_model *drafter;          /* NULL: none */
     assistant_model *assistant;            /* NULL: none */
-    f_theta_model *f_theta;                /* NULL: none */
+    restoration_model *f_theta;            /* NULL: none */
     const char *plugin_note;               /* NULL or why a plugin beside the program is not used */
     char drafter_note[256];                /* "" or why a drafter beside the model is not used */
     char *drafter_sought, *f_theta_sought; /* where none was found: the places, for messages; NULL: not looked for */
@@ -66,10 +66,10 @@ struct kakeya_engine {
 /* What an engine is made of; everything but ops and verifier may be NULL. */
 typedef struct engine_parts {
     const backend_ops *ops;
-    gemma4_model *verifier;
-    dflash_model *drafter;
+    language_model *verifier;
+    block_drafter_model *drafter;
     assistant_model *assistant;
-    f_theta_model *f_theta;
+    restoration_model *f_theta;
     kakeya_tokenizer text;
     kakeya_precision precision; /* AUTO follows the checkpoint */
     const char *cpu_isa;

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "formats/checkpoint.h"
 #include "kakeya_study.h"
-#include "model/gemma4.h"
+#include "model/language_model.h"
 #include "model/sizes.h"
 #include "model/tensors.h"
 
@@ -91,7 +91,7 @@ static bool bad_row(const weight *w, int row) {
 
 typedef struct inspector {
     const char *path;
-    const gemma4_model *model;
+    const language_model *model;
     bool check;
     struct {
         uint64_t matrices, bytes, per_token;
@@ -105,7 +105,7 @@ static void count(inspector *s, parameter_group group, weight_format format, uin
 }
 
 /* Of `bytes` of a matrix, what the forward of one token reads. */
-static uint64_t read_per_token(const gemma4_config *c, parameter_group group, uint64_t bytes, int rows) {
+static uint64_t read_per_token(const model_config *c, parameter_group group, uint64_t bytes, int rows) {
     if (group == PARAMETERS_EXPERTS) return bytes / (uint64_t)c->experts * (uint64_t)c->experts_per_token;
     bool table = group == PARAMETERS_PLE_TABLE || (group == PARAMETERS_EMBEDDING && !c->tied_head);
     return table ? bytes / (uint64_t)rows : bytes;
@@ -140,7 +140,7 @@ static kakeya_status add_slot(void *context, const tensor_slot *slot, kakeya_err
     const weight *w = (const weight *)(const void *)binding;
     if (weight_present(w)) return add_matrix(s, slot, w, error);
     if (sscanf(slot->name, "layers.%d.", &layer) != 1) return KAKEYA_OK;
-    const gemma4_layer_weights *l = &s->model->weights.layer[layer];
+    const layer_weights *l = &s->model->weights.layer[layer];
     kakeya_status status = add_matrix(s, slot, &l->experts_gate, error);
     return status == KAKEYA_OK ? add_matrix(s, slot, &l->experts_up, error) : status;
 }
@@ -165,19 +165,19 @@ static void tell(const inspector *s, kakeya_stored_fn stored, void *user) {
 
 kakeya_status kakeya_inspect(const char *model, bool check, kakeya_stored_fn stored, void *user, kakeya_error *error) {
     mem_account account;
-    gemma4_model *opened = NULL;
+    language_model *opened = NULL;
     char *path = NULL;
     mem_account_init(&account, NULL, 0);
     inspector *s = calloc(1, sizeof *s);
     if (!s) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory to look at it", model);
     kakeya_status status = checkpoint_resolve(model, &path, error);
-    if (status == KAKEYA_OK) status = gemma4_model_open(path, &account, &opened, error);
+    if (status == KAKEYA_OK) status = language_model_open(path, &account, &opened, error);
     s->path = path;
     s->model = opened;
     s->check = check;
     if (status == KAKEYA_OK) status = gemma4_walk(&opened->config, add_slot, s, error);
     if (status == KAKEYA_OK) tell(s, stored, user);
-    gemma4_model_close(opened);
+    language_model_close(opened);
     free(path);
     free(s);
     return status;

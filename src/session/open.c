@@ -46,7 +46,7 @@ static kakeya_status two_of_a_kind(const kakeya_engine_options *options, const c
 /* The drafter that an option names. */
 static kakeya_status open_named(kakeya_engine *engine, const kakeya_engine_options *options, const char *name,
                                 engine_parts *parts, kakeya_error *error) {
-    const gemma4_config *verifier = &parts->verifier->config;
+    const model_config *verifier = &parts->verifier->config;
     char *path = NULL;
     bool assistant = false;
     backend_drafter kind;
@@ -67,7 +67,7 @@ static kakeya_status open_named(kakeya_engine *engine, const kakeya_engine_optio
         status = two_of_a_kind(options, "DFlash drafters", error);
     else if (status == KAKEYA_OK)
         status = made ? synthetic_drafter(parts->ops, verifier, &engine->account, &parts->drafter, error)
-                      : dflash_model_open(path, verifier, &engine->account, &parts->drafter, error);
+                      : block_drafter_model_open(path, verifier, &engine->account, &parts->drafter, error);
     free(path);
     return status;
 }
@@ -75,12 +75,12 @@ static kakeya_status open_named(kakeya_engine *engine, const kakeya_engine_optio
 /* Those that lie beside the model. */
 static kakeya_status open_found(kakeya_engine *engine, const kakeya_engine_options *options, const char *directory,
                                 engine_parts *parts, kakeya_error *error) {
-    const gemma4_config *verifier = &parts->verifier->config;
+    const model_config *verifier = &parts->verifier->config;
     char *dflash = NULL, *assistant = NULL;
     kakeya_status status =
         auxiliary_model_directory(NULL, directory, "-dflash", &dflash, &engine->drafter_sought, error);
     if (status == KAKEYA_OK && dflash)
-        status = dflash_model_open(dflash, verifier, &engine->account, &parts->drafter, error);
+        status = block_drafter_model_open(dflash, verifier, &engine->account, &parts->drafter, error);
     if (status == KAKEYA_OK && directory)
         status = auxiliary_model_assistant(options->model, directory, &assistant, error);
     if (status == KAKEYA_OK && assistant && runs_assistants(parts))
@@ -114,8 +114,8 @@ static kakeya_status open_drafters(kakeya_engine *engine, const kakeya_engine_op
 static kakeya_status open_f_theta(kakeya_engine *engine, const kakeya_engine_options *options, const char *directory,
                                   engine_parts *parts, kakeya_error *error) {
     char *f_theta = NULL;
-    const dflash_config *drafter = parts->drafter ? &parts->drafter->config : NULL;
-    f_theta_config config;
+    const block_drafter_config *drafter = parts->drafter ? &parts->drafter->config : NULL;
+    restoration_config config;
     if (options->study->synthetic && options->f_theta && synthetic_is_f_theta(options->f_theta))
         return synthetic_f_theta(parts->ops, options->f_theta, &parts->verifier->config, drafter, &engine->account,
                                  &parts->f_theta, error);
@@ -123,28 +123,28 @@ static kakeya_status open_f_theta(kakeya_engine *engine, const kakeya_engine_opt
         auxiliary_model_directory(options->f_theta, directory, "-f-theta", &f_theta, &engine->f_theta_sought, error);
     bool fits = true;
     if (status == KAKEYA_OK && f_theta && !drafter) {
-        status = f_theta_config_read(f_theta, &config, error);
-        fits = status == KAKEYA_OK && !f_theta_needs_drafter(&config);
+        status = restoration_config_read(f_theta, &config, error);
+        fits = status == KAKEYA_OK && !restoration_needs_drafter(&config);
         /* a sibling that nobody asked for is of no use without the drafter that it reads */
         if (status == KAKEYA_OK && !fits && options->f_theta)
             status = parts->assistant
                          ? error_set(error, KAKEYA_INVALID_ARGUMENT,
                                      "f_theta %s reads a DFlash drafter's context (input %s), which an MTP assistant "
                                      "does not have: give it a DFlash drafter, or an f_theta of input aux_hidden",
-                                     f_theta, f_theta_input_name(config.input))
+                                     f_theta, restoration_input_name(config.input))
                          : error_set(error, KAKEYA_INVALID_ARGUMENT, "f_theta %s needs a drafter, and there is none",
                                      f_theta);
     }
     if (status == KAKEYA_OK && f_theta && fits)
-        status =
-            f_theta_model_open(f_theta, &parts->verifier->config, drafter, &engine->account, &parts->f_theta, error);
+        status = restoration_model_open(f_theta, &parts->verifier->config, drafter, &engine->account, &parts->f_theta,
+                                        error);
     free(f_theta);
     return status;
 }
 
 /* What ends an answer in turns that this program writes, whatever the files say: directories often do not name them,
  * and GGUF files give some of them another type or another id. */
-static void add_turn_ends(const tokenizer *tokens, gemma4_config *config) {
+static void add_turn_ends(const tokenizer *tokens, model_config *config) {
     static const char *const texts[] = {"<eos>", "<turn|>", "<|tool_response>", "<end_of_turn>"};
     for (size_t i = 0; tokens && i < sizeof texts / sizeof texts[0]; i++)
         gemma4_add_turn_end(config, tokenizer_id(tokens, texts[i]));
@@ -157,7 +157,7 @@ static kakeya_status open_parts(kakeya_engine *engine, const kakeya_engine_optio
     if (status == KAKEYA_OK && options->study->synthetic)
         status = synthetic_verifier(parts->ops, options->study->synthetic, &engine->account, &parts->verifier, error);
     else if (status == KAKEYA_OK)
-        status = gemma4_model_open_parts(
+        status = language_model_open_parts(
             directory, &(gemma4_parts){.mmproj = options->mmproj, .no_vision = options->vision == KAKEYA_VISION_OFF},
             &engine->account, &parts->verifier, error);
     if (status == KAKEYA_OK && parts->verifier->config.raw_values && !parts->ops->raw_values)

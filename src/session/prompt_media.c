@@ -8,8 +8,8 @@
 #include "base/sized.h"
 #include "media/digest.h"
 #include "media/resize.h"
-#include "model/gemma4_audio.h"
-#include "model/gemma4_vision.h"
+#include "model/audio_model.h"
+#include "model/vision_model.h"
 #include "session/image.h"
 #include "session/image_rows.h"
 #include "session/session.h"
@@ -26,7 +26,7 @@ static kakeya_status need_vision(const kakeya_engine *engine, kakeya_error *erro
 }
 
 static kakeya_status need_sound(const kakeya_engine *engine, kakeya_error *error) {
-    const gemma4_model *verifier = engine->verifier;
+    const language_model *verifier = engine->verifier;
     if (!verifier->sound) {
         const char *reason = *verifier->no_sound ? verifier->no_sound : verifier->note;
         return error_set(error, KAKEYA_UNSUPPORTED, "the model reads no sound%s%s", *reason ? ": " : "", reason);
@@ -38,12 +38,12 @@ static kakeya_status need_sound(const kakeya_engine *engine, kakeya_error *error
 kakeya_status prompt_media_load(const kakeya_engine *engine, kakeya_error *error) {
     kakeya_status status = need_vision(engine, error);
     if (status) return error_prefix(error, status, "--vision on");
-    gemma4_vision_read(engine->verifier->vision);
+    vision_model_read(engine->verifier->vision);
     return engine->ops->load_vision ? engine->ops->load_vision(engine->model, engine->verifier->vision, error)
                                     : KAKEYA_OK;
 }
 
-static kakeya_status target_size(const gemma4_vision *v, const kakeya_media *media, int *width, int *height,
+static kakeya_status target_size(const vision_model *v, const kakeya_media *media, int *width, int *height,
                                  kakeya_error *error) {
     const kakeya_image *picture = media->image;
     const int budget = media->budget ? media->budget : picture->budget ? picture->budget : v->budget;
@@ -58,7 +58,7 @@ static kakeya_status target_size(const gemma4_vision *v, const kakeya_media *med
     return image_target_size(picture->width, picture->height, budget, v->patch, v->pooling, width, height, error);
 }
 
-static int rows_of(const gemma4_vision *v, int width, int height) {
+static int rows_of(const vision_model *v, int width, int height) {
     const int side = v->patch * v->pooling;
     return width / side * (height / side);
 }
@@ -91,7 +91,7 @@ kakeya_status kakeya_engine_sound_tokens(const kakeya_engine *engine, const kake
                                          kakeya_error *error) {
     kakeya_status status = need_sound(engine, error);
     if (status != KAKEYA_OK) return status;
-    const size_t rows = gemma4_audio_rows(engine->verifier->sound, heard->samples.n);
+    const size_t rows = audio_model_rows(engine->verifier->sound, heard->samples.n);
     *tokens = (int)rows;
     return rows ? KAKEYA_OK
                 : error_set(error, KAKEYA_INVALID_ARGUMENT, "a sound of %zu samples is too short", heard->samples.n);
@@ -175,7 +175,7 @@ static const kakeya_media *next_media(const kakeya_media *media, bool is_sound, 
     return media;
 }
 
-static kakeya_status fit(const gemma4_vision *v, const kakeya_media *media, size_t index, bool borrow,
+static kakeya_status fit(const vision_model *v, const kakeya_media *media, size_t index, bool borrow,
                          prompt_medium *out, kakeya_error *error) {
     const kakeya_image *picture = media->image;
     int width, height;
@@ -333,7 +333,7 @@ static void note_made(const prompt_medium *medium, kakeya_engine *engine) {
 
 static kakeya_status begin_picture(prompt_medium *medium, kakeya_engine *engine, mem_account *account,
                                    kakeya_error *error) {
-    const gemma4_vision *v = engine->verifier->vision;
+    const vision_model *v = engine->verifier->vision;
     const size_t values = 3 * (size_t)medium->pixels.width * (size_t)medium->pixels.height;
     float *patches = mem_alloc(account, MEM_WORKSPACE, values * sizeof *patches);
     if (!patches)

@@ -78,7 +78,7 @@ static kakeya_status compare(scoring *s, const float *rows, size_t from, size_t 
 /* Computes positions [from, from + n) as rows of one kind and takes their results. */
 static kakeya_status score_chunk(scoring *s, size_t from, size_t n, segment_kind kind, kakeya_error *error) {
     const decode_timeline *t = &s->session->timeline;
-    const gemma4_config *config = &s->session->engine->verifier->config;
+    const model_config *config = &s->session->engine->verifier->config;
     size_t vocab = (size_t)config->vocab, hidden = (size_t)config->hidden, layers = (size_t)config->layers + 1;
     float *rows = s->logits ? s->logits + from * vocab : s->chunk_logits;
     backend_segment segment = {.cache = s->cache,
@@ -115,7 +115,7 @@ static kakeya_status score_chunk(scoring *s, size_t from, size_t n, segment_kind
 
 static kakeya_status score_allocate(scoring *s, kakeya_error *error) {
     kakeya_session *session = s->session;
-    const gemma4_config *config = &session->engine->verifier->config;
+    const model_config *config = &session->engine->verifier->config;
     size_t row_bytes = (size_t)config->vocab * sizeof(float);
     s->rows = logits_limit_bytes / row_bytes;
     if (s->rows < BACKEND_MAX_DECODE_ROWS) s->rows = BACKEND_MAX_DECODE_ROWS;
@@ -132,13 +132,13 @@ static kakeya_status score_allocate(scoring *s, kakeya_error *error) {
 }
 
 static size_t hidden_bytes(const scoring *s) {
-    const gemma4_config *config = &s->session->engine->verifier->config;
+    const model_config *config = &s->session->engine->verifier->config;
     return ((size_t)config->layers + 1) * s->n * (size_t)config->hidden * sizeof(float);
 }
 
 /* Before anything is computed, so that a path that cannot be written fails at once. */
 static kakeya_status open_file(scoring *s, const kakeya_score_options *o, kakeya_error *error) {
-    const gemma4_config *config = &s->session->engine->verifier->config;
+    const model_config *config = &s->session->engine->verifier->config;
     if (o->file_hidden_states && !s->hidden) {
         s->own_hidden = mem_alloc(&s->session->account, MEM_WORKSPACE, hidden_bytes(s));
         if (!s->own_hidden)

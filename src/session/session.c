@@ -43,7 +43,7 @@ static kakeya_status check_options(const kakeya_engine *engine, kakeya_session_o
 static backend_cache_options cache_options_of(kakeya_session *session) {
     const kakeya_session_options *o = &session->options;
     const kakeya_engine *engine = session->engine;
-    bool restores = o->attention == KAKEYA_ATTENTION_RESTORED && f_theta_needs_drafter(&engine->f_theta->config);
+    bool restores = o->attention == KAKEYA_ATTENTION_RESTORED && restoration_needs_drafter(&engine->f_theta->config);
     return (backend_cache_options){
         .context_tokens = o->context_tokens,
         .attention = o->attention,
@@ -67,7 +67,7 @@ static kakeya_status session_allocate(kakeya_engine *engine, const kakeya_sessio
     session->options = *options;
     mem_account_init(&session->account, &engine->account, 0);
 
-    const gemma4_config *config = &engine->verifier->config;
+    const model_config *config = &engine->verifier->config;
     size_t capacity = (size_t)options->context_tokens;
     decode_timeline *t = &session->timeline;
     *t = (decode_timeline){.ops = engine->ops,
@@ -85,7 +85,7 @@ static kakeya_status session_allocate(kakeya_engine *engine, const kakeya_sessio
 static void init_control(kakeya_session *session, const draft_experience *experience) {
     const backend_cache_options *o = &session->cache_options;
     const int longest[BACKEND_DRAFTERS] = {
-        [BACKEND_DFLASH] = o->keep_draft_context ? session->engine->drafter->config.block_size - 1 : 0,
+        [BACKEND_BLOCK_DRAFTER] = o->keep_draft_context ? session->engine->drafter->config.block_size - 1 : 0,
         [BACKEND_ASSISTANT] = o->keep_draft_state ? ASSISTANT_LONGEST_DRAFT : 0,
     };
     draft_control_init(&session->workspace.control, NULL, longest, experience);

@@ -29,7 +29,7 @@ static kakeya_status style_of_variant(const char *directory, const char *variant
                                       kakeya_error *error) {
     char *path = NULL, *text = NULL;
     size_t bytes = 0;
-    gemma4_config *config = NULL;
+    model_config *config = NULL;
     kakeya_status status = KAKEYA_OK;
     style_from_name(NULL, out);
     if (!variant) status = checkpoint_text(directory, "config.json", true, &path, &text, &bytes, error);
@@ -38,7 +38,7 @@ static kakeya_status style_of_variant(const char *directory, const char *variant
         kakeya_error refused;
         if (!config)
             status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", path);
-        else if (gemma4_config_parse(path, text, bytes, NULL, 0, config, &refused) == KAKEYA_OK)
+        else if (model_config_parse(path, text, bytes, NULL, 0, config, &refused) == KAKEYA_OK)
             variant = config->variant;
         else {
             out->gemma_turns = false;
@@ -74,7 +74,7 @@ static kakeya_status style_of_file(const gguf *file, const char *variant, kakeya
         out->chat_template = strndup(text.data, text.bytes);
         return out->chat_template ? KAKEYA_OK : error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: chat template");
     }
-    gemma4_config *config = variant ? NULL : calloc(1, sizeof *config);
+    model_config *config = variant ? NULL : calloc(1, sizeof *config);
     if (config && gemma4_gguf_config(file, config, NULL, &refused) == KAKEYA_OK) variant = config->variant;
     style_from_name(variant, &out->chat);
     free(config);

@@ -8,7 +8,7 @@
 #include "base/sized.h"
 #include "formats/checkpoint.h"
 #include "kakeya_study.h"
-#include "model/gemma4.h"
+#include "model/language_model.h"
 
 enum { EXPERT_MATRICES = 4 };
 
@@ -19,12 +19,12 @@ static size_t sum_bytes(const weight *const *matrices, size_t n) {
     return bytes;
 }
 
-static size_t resident_bytes(const gemma4_model *model) {
-    const gemma4_weights *w = &model->weights;
+static size_t resident_bytes(const language_model *model) {
+    const model_weights *w = &model->weights;
     const weight *const tables[] = {&w->embed, &w->ple_embed, &w->ple_model_proj, &w->head};
     size_t n = sizeof tables / sizeof tables[0], bytes = sum_bytes(tables, model->config.tied_head ? n - 1 : n);
     for (int i = 0; i < model->config.layers; i++) {
-        const gemma4_layer_weights *l = &w->layer[i];
+        const layer_weights *l = &w->layer[i];
         const weight *const dense[] = {&l->q_proj,  &l->k_proj,    &l->v_proj,      &l->o_proj,   &l->gate_proj,
                                        &l->up_proj, &l->down_proj, &l->router_proj, &l->ple_gate, &l->ple_proj};
         bytes += sum_bytes(dense, sizeof dense / sizeof dense[0]);
@@ -33,20 +33,20 @@ static size_t resident_bytes(const gemma4_model *model) {
 }
 
 /* The experts of a layer. */
-static size_t experts_bytes(const gemma4_layer_weights *l) {
+static size_t experts_bytes(const layer_weights *l) {
     const weight *const matrices[EXPERT_MATRICES] = {&l->experts_gate_up, &l->experts_gate, &l->experts_up,
                                                      &l->experts_down};
     return sum_bytes(matrices, EXPERT_MATRICES);
 }
 
 /* Reads pieces of the size of an expert's down matrix from where those of the first layer lie. */
-static kakeya_status probe(const gemma4_model *model, double seconds, kakeya_weights_needs *needs,
+static kakeya_status probe(const language_model *model, double seconds, kakeya_weights_needs *needs,
                            kakeya_error *error) {
     const weight *w = &model->weights.layer[0].experts_down;
     const size_t bytes = weight_row_bytes(w, 0) * (size_t)w->out;
     const char *path;
     uint64_t offset;
-    if (seconds <= 0 || !gemma4_model_locate(model, w->stream[0], bytes, &path, &offset)) return KAKEYA_OK;
+    if (seconds <= 0 || !language_model_locate(model, w->stream[0], bytes, &path, &offset)) return KAKEYA_OK;
     block_reader *reader = NULL;
     int file = 0;
     kakeya_status status = block_reader_create(&reader, error);
@@ -62,11 +62,11 @@ static kakeya_status probe(const gemma4_model *model, double seconds, kakeya_wei
 static kakeya_status inspect(const char *directory, const backend_measure_ops *machine, double seconds,
                              kakeya_weights_needs *needs, kakeya_error *error) {
     mem_account account;
-    gemma4_model *model = NULL;
+    language_model *model = NULL;
     mem_account_init(&account, NULL, 0);
-    kakeya_status status = gemma4_model_open(directory, &account, &model, error);
+    kakeya_status status = language_model_open(directory, &account, &model, error);
     if (status != KAKEYA_OK) return status;
-    const gemma4_config *c = &model->config;
+    const model_config *c = &model->config;
     needs->resident = resident_bytes(model);
     for (int i = 0; i < c->layers && c->moe; i++) {
         size_t bytes = experts_bytes(&model->weights.layer[i]) / (size_t)c->experts;
@@ -82,7 +82,7 @@ static kakeya_status inspect(const char *directory, const backend_measure_ops *m
     else
         status = error_set(error, KAKEYA_UNSUPPORTED,
                            "weights limit: every token needs all weights of a %s, which has no experts", c->variant);
-    gemma4_model_close(model);
+    language_model_close(model);
     return status;
 }
 

@@ -12,14 +12,14 @@ enum { MOST_ROWS = 1 << 14 /* of the head, that its second moment is summed over
 static float *floats_of(const weight *w) { return (float *)(uintptr_t)w->stream[0]; }
 
 /* The row of a matrix times the final norm's gain: what a hidden state before that gain is multiplied by. */
-static void gained_row(const gemma4_model *v, int row, float *out) {
+static void gained_row(const language_model *v, int row, float *out) {
     const weight *head = weight_present(&v->weights.head) ? &v->weights.head : &v->weights.embed;
     weight_values(head, row, 0, v->config.hidden, out);
     for (int i = 0; i < v->config.hidden; i++) out[i] *= v->weights.final_norm[i];
 }
 
 /* Directions of hidden states that move logits most, in the rows of `moment` [H][H]. */
-static bool directions(const gemma4_model *v, double *moment, float *row) {
+static bool directions(const language_model *v, double *moment, float *row) {
     int hidden = v->config.hidden, rows = v->config.vocab < MOST_ROWS ? v->config.vocab : MOST_ROWS;
     double *values = malloc(2 * (size_t)hidden * sizeof *values);
     if (!values) return false;
@@ -41,7 +41,7 @@ static bool directions(const gemma4_model *v, double *moment, float *row) {
 
 /* z = E G s = (E G U) (U' s) for hidden states s before the final norm's gain G, with U the leading directions. The
  * assistant's last norm then is U' s, and the state G U of that. */
-static void start_head(const gemma4_model *v, const assistant_weights *w, const double *u, float *row) {
+static void start_head(const language_model *v, const assistant_weights *w, const double *u, float *row) {
     size_t from = (size_t)v->config.hidden, to = (size_t)w->stack.head.in;
     for (int token = 0; token < w->stack.head.out; token++) {
         float *out = floats_of(&w->stack.head) + (size_t)token * to;
@@ -58,7 +58,7 @@ static void start_head(const gemma4_model *v, const assistant_weights *w, const 
     }
 }
 
-static double mean_square(const gemma4_model *v, float *row) {
+static double mean_square(const language_model *v, float *row) {
     enum { ROWS = 256 };
     double sum = 0;
     int rows = v->config.vocab < ROWS ? v->config.vocab : ROWS, hidden = v->config.hidden;
@@ -70,7 +70,7 @@ static double mean_square(const gemma4_model *v, float *row) {
 }
 
 /* Values of the embedding, and of states divided by their gain, become about 1. */
-static void start_input(const gemma4_model *v, const assistant_weights *w, float *row) {
+static void start_input(const language_model *v, const assistant_weights *w, float *row) {
     const weight *pre = &w->pre_projection;
     int hidden = v->config.hidden;
     double size = sqrt(mean_square(v, row));
@@ -84,15 +84,15 @@ static void start_input(const gemma4_model *v, const assistant_weights *w, float
     }
 }
 
-static void start_queries(const assistant_config *c, const gemma4_model *v, const assistant_weights *w) {
+static void start_queries(const assistant_config *c, const language_model *v, const assistant_weights *w) {
     for (int i = 0; i < c->stack.layers; i++) {
-        const gemma4_layer_config *l = &c->stack.layer[i];
+        const layer_config *l = &c->stack.layer[i];
         const float *norm = v->weights.layer[assistant_source(&v->config, l->type)].q_norm;
         memcpy((float *)(uintptr_t)w->stack.layer[i].q_norm, norm, (size_t)l->head_dim * sizeof *norm);
     }
 }
 
-kakeya_status assistant_start(const assistant_config *c, const gemma4_model *v, uint64_t seed, float *values,
+kakeya_status assistant_start(const assistant_config *c, const language_model *v, uint64_t seed, float *values,
                               kakeya_error *error) {
     size_t hidden = (size_t)v->config.hidden;
     bool fits = v->config.hidden <= ASSISTANT_START_WIDEST && c->stack.hidden <= v->config.hidden;

@@ -8,7 +8,7 @@
  * the size of the verifier's, and, of verifiers whose hidden size is ASSISTANT_START_WIDEST at most, the head is the
  * best of its rank for the verifier's head, and the state what that head takes. values: assistant_values_count. */
 enum { ASSISTANT_START_WIDEST = 1024 };
-kakeya_status assistant_start(const assistant_config *c, const gemma4_model *verifier, uint64_t seed, float *values,
+kakeya_status assistant_start(const assistant_config *c, const language_model *verifier, uint64_t seed, float *values,
                               kakeya_error *error);
 
 #endif

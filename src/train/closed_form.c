@@ -18,19 +18,19 @@ static const double least_input = 1e-6; /* of the mean: what an input that is al
 
 static size_t square(int n) { return (size_t)n * (size_t)n; }
 
-kakeya_status closed_form_sums_create(const gemma4_config *verifier, int inputs, closed_form_sums *out,
+kakeya_status closed_form_sums_create(const model_config *verifier, int inputs, closed_form_sums *out,
                                       kakeya_error *error) {
     *out = (closed_form_sums){.verifier = verifier, .inputs = inputs};
     closed_form_sums *s = out;
     for (int i = 0; i < verifier->layers; i++) {
-        const gemma4_layer_config *l = &verifier->layer[i];
+        const layer_config *l = &verifier->layer[i];
         s->target[i] = l->kv_source == i ? s->keys : -1;
         if (l->kv_source == i) s->keys += l->kv_heads * l->head_dim;
     }
     s->targets = 2 * s->keys;
     size_t n = 1 + square(inputs) + (size_t)s->targets * (size_t)inputs + (size_t)s->targets;
     for (int i = 0; i < verifier->layers; i++) {
-        const gemma4_layer_config *l = &verifier->layer[i];
+        const layer_config *l = &verifier->layer[i];
         n += (size_t)l->kv_heads * square(l->head_dim) + (size_t)verifier->heads + 2;
     }
     s->all = calloc(n, sizeof *s->all);
@@ -44,7 +44,7 @@ kakeya_status closed_form_sums_create(const gemma4_config *verifier, int inputs,
     s->size = s->yx + (size_t)s->targets * (size_t)inputs;
     double *at = s->size + s->targets;
     for (int i = 0; i < verifier->layers; i++) {
-        const gemma4_layer_config *l = &verifier->layer[i];
+        const layer_config *l = &verifier->layer[i];
         s->metric_k[i] = at;
         s->metric_v[i] = at + (size_t)l->kv_heads * square(l->head_dim);
         s->added[i] = s->metric_v[i] + verifier->heads;
@@ -76,13 +76,13 @@ typedef struct closed_form_side {
 
 /* Adds the layer's metric to the blocks of the K/V that it attends. */
 static void add_metric(const closed_form_sums *s, int layer, const float *gram, bool values, double *block) {
-    const gemma4_config *c = s->verifier;
-    const gemma4_layer_config *l = &c->layer[layer];
+    const model_config *c = s->verifier;
+    const layer_config *l = &c->layer[layer];
     int group = c->heads / l->kv_heads;
     size_t dims = square(l->head_dim);
     double rows = s->added[layer][1], added = s->added[layer][0];
     if (!(rows > 0) || !(added > 0)) return;
-    double scale = (l->type == GEMMA4_FULL ? full_layer_share : 1.0) / added; /* mean over rows of both: rows cancel */
+    double scale = (l->type == LAYER_FULL ? full_layer_share : 1.0) / added; /* mean over rows of both: rows cancel */
     for (int h = 0; h < l->kv_heads; h++, block += dims) {
         for (size_t i = 0; i < dims && !values; i++) block[i] += scale * s->metric_k[layer][(size_t)h * dims + i];
         for (int a = h * group; a < (h + 1) * group && values; a++) {
@@ -94,7 +94,7 @@ static void add_metric(const closed_form_sums *s, int layer, const float *gram, 
 
 /* The blocks of a layer count as much as their trace says for y as large as it is; that is raised to the power. */
 static void temper_metric(const closed_form_sums *s, int layer, bool values, double power, double *block) {
-    const gemma4_layer_config *l = &s->verifier->layer[layer];
+    const layer_config *l = &s->verifier->layer[layer];
     size_t d = (size_t)l->head_dim, first = (size_t)(s->target[layer] + (values ? s->keys : 0));
     double counts = 0;
     for (size_t h = 0; h < (size_t)l->kv_heads; h++) {
@@ -108,8 +108,8 @@ static void temper_metric(const closed_form_sums *s, int layer, bool values, dou
 }
 
 static double *metric_of(const closed_form_sums *s, float *const *gram, bool keys, bool values, double temper) {
-    const gemma4_config *c = s->verifier;
-    size_t n = 0, at[GEMMA4_MAX_LAYERS] = {0}, side = 0;
+    const model_config *c = s->verifier;
+    size_t n = 0, at[MODEL_MAX_LAYERS] = {0}, side = 0;
     for (int i = 0; i < c->layers; i++) {
         at[i] = side;
         if (s->target[i] >= 0) side += (size_t)c->layer[i].kv_heads * square(c->layer[i].head_dim);
@@ -133,7 +133,7 @@ static double *metric_of(const closed_form_sums *s, float *const *gram, bool key
  * directions: they are scaled by the mean rms of the head's raw rows. */
 static void write_column(const closed_form_sums *s, const closed_form_side *side, const double *row, int r, int rank,
                          bool values, float *const *decoders) {
-    const gemma4_config *c = s->verifier;
+    const model_config *c = s->verifier;
     for (int i = 0; i < c->layers; i++) {
         if (s->target[i] < 0) continue;
         int d = c->layer[i].head_dim, first = s->target[i] + (values ? s->keys : 0);
@@ -199,7 +199,7 @@ static void seen_statistics(const closed_form_problem *p, const closed_form_stat
     int rows = 0, deepest = deepest_rows(s), halves = side->count == s->targets ? 2 : 1;
     memset(g, 0, n * n * sizeof *g);
     for (int item = 0; item < halves * s->verifier->layers; item++) { /* layers lie one behind the other in y */
-        const gemma4_layer_config *l = &s->verifier->layer[item % s->verifier->layers];
+        const layer_config *l = &s->verifier->layer[item % s->verifier->layers];
         if (s->target[item % s->verifier->layers] < 0) continue;
         for (int h = 0; h < l->kv_heads; h++) {
             int d = l->head_dim;
@@ -385,20 +385,20 @@ static void statistics_free(closed_form_statistics *m) {
 
 static kakeya_status statistics_of(const closed_form_problem *p, int half, closed_form_statistics *m,
                                    kakeya_error *error) {
-    *m = (closed_form_statistics){.n = f_theta_encoder_in(p->config), .xx = p->sums->xx, .yx = p->sums->yx};
+    *m = (closed_form_statistics){.n = restoration_encoder_in(p->config), .xx = p->sums->xx, .yx = p->sums->yx};
     kakeya_status status = p->map[half] ? map_statistics(p, p->map[half], m, error) : KAKEYA_OK;
     return status ? status : factorise(p, m, error);
 }
 
 /* ------------------------------------------------------------------------------------------------------ weights */
 
-bool closed_form_weights_create(const f_theta_config *c, closed_form_weights *out) {
+bool closed_form_weights_create(const restoration_config *c, closed_form_weights *out) {
     *out = (closed_form_weights){0};
     bool complete = true;
     for (int half = 0; half < 2; half++) {
         size_t rank = (size_t)(half ? c->rank_v : c->rank_k);
         if (!(half && c->shared_latent)) {
-            out->encoder[half] = calloc(rank * (size_t)f_theta_encoder_in(c), sizeof(float));
+            out->encoder[half] = calloc(rank * (size_t)restoration_encoder_in(c), sizeof(float));
             complete &= out->encoder[half] != NULL;
         }
         for (int i = 0; i < c->layers; i++) {
@@ -409,8 +409,8 @@ bool closed_form_weights_create(const f_theta_config *c, closed_form_weights *ou
     return complete;
 }
 
-bool closed_form_weights_create_sizes(const f_theta_config *c, closed_form_weights *out) {
-    out->input_size = calloc((size_t)f_theta_encoder_in(c), sizeof *out->input_size);
+bool closed_form_weights_create_sizes(const restoration_config *c, closed_form_weights *out) {
+    out->input_size = calloc((size_t)restoration_encoder_in(c), sizeof *out->input_size);
     out->value_size = calloc((size_t)c->layers, sizeof *out->value_size);
     return out->input_size && out->value_size;
 }
@@ -420,7 +420,7 @@ void closed_form_weights_free(closed_form_weights *w) {
     free(w->value_size);
     for (int half = 0; half < 2; half++) {
         free(w->encoder[half]);
-        for (int i = 0; i < GEMMA4_MAX_LAYERS; i++) free(w->decoder[half][i]);
+        for (int i = 0; i < MODEL_MAX_LAYERS; i++) free(w->decoder[half][i]);
     }
     *w = (closed_form_weights){0};
 }
@@ -445,7 +445,7 @@ static kakeya_status solve_side(const closed_form_problem *p, closed_form_statis
 
 /* The root mean square of a layer's raw values, which the sums have of vectors longer than one. */
 static double value_size(const closed_form_sums *s, int layer) {
-    const gemma4_layer_config *l = &s->verifier->layer[layer];
+    const layer_config *l = &s->verifier->layer[layer];
     double squares = 0;
     if (!s->verifier->raw_values || s->target[layer] < 0 || l->head_dim < 2) return 1;
     const double *size = s->size + s->target[layer] + s->keys;
@@ -468,12 +468,12 @@ static kakeya_status measure_sizes(const closed_form_problem *p, closed_form_wei
 kakeya_status closed_form_solve(const closed_form_problem *p, closed_form_weights *out, kakeya_error *error) {
     *out = (closed_form_weights){0};
     const closed_form_sums *s = p->sums;
-    const f_theta_config *config = p->config;
+    const restoration_config *config = p->config;
     if (s->tokens[0] < 2.0 * s->inputs)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
                          "%.0f tokens are too few for %d input values: use at least %d, better %d", s->tokens[0],
                          s->inputs, 2 * s->inputs, 100 * s->inputs);
-    if (config->rank > s->inputs || config->rank > f_theta_encoder_in(config))
+    if (config->rank > s->inputs || config->rank > restoration_encoder_in(config))
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "rank %d is above the %d values of input", config->rank,
                          s->inputs);
     bool shared = config->shared_latent;

@@ -27,37 +27,37 @@
 #include "backend/backend_train.h"
 #include "base/error.h"
 #include "base/threads.h"
-#include "model/f_theta.h"
+#include "model/restoration.h"
 
 /* Sums over text. All of them lie in one array, so that they can be saved and go on. */
 typedef struct closed_form_sums {
-    const gemma4_config *verifier;
-    int inputs;                    /* n */
-    int keys, targets;             /* values of y: those of keys, all */
-    int target[GEMMA4_MAX_LAYERS]; /* where a layer's keys begin in y, its values `keys` behind; -1: it has none */
+    const model_config *verifier;
+    int inputs;                   /* n */
+    int keys, targets;            /* values of y: those of keys, all */
+    int target[MODEL_MAX_LAYERS]; /* where a layer's keys begin in y, its values `keys` behind; -1: it has none */
     double *all;
     size_t n_all;
-    double *tokens;                      /* [1] of the statistics */
-    double *xx;                          /* [n][n] */
-    double *yx;                          /* [targets][n] */
-    double *size;                        /* [targets]: of a head's first value the sum of the rms of its raw rows; of
-                                            the second that of their mean squares where y is raw, else 0 */
-    double *metric_k[GEMMA4_MAX_LAYERS]; /* [kv_heads][head_dim][head_dim] of what this layer's queries see */
-    double *metric_v[GEMMA4_MAX_LAYERS]; /* [heads]: the sums in front of G_a */
-    double *added[GEMMA4_MAX_LAYERS];    /* [2]: sum of |what attention adds|^2, rows */
+    double *tokens;                     /* [1] of the statistics */
+    double *xx;                         /* [n][n] */
+    double *yx;                         /* [targets][n] */
+    double *size;                       /* [targets]: of a head's first value the sum of the rms of its raw rows; of
+                                           the second that of their mean squares where y is raw, else 0 */
+    double *metric_k[MODEL_MAX_LAYERS]; /* [kv_heads][head_dim][head_dim] of what this layer's queries see */
+    double *metric_v[MODEL_MAX_LAYERS]; /* [heads]: the sums in front of G_a */
+    double *added[MODEL_MAX_LAYERS];    /* [2]: sum of |what attention adds|^2, rows */
 } closed_form_sums;
 
-kakeya_status closed_form_sums_create(const gemma4_config *verifier, int inputs, closed_form_sums *out,
+kakeya_status closed_form_sums_create(const model_config *verifier, int inputs, closed_form_sums *out,
                                       kakeya_error *error);
 void closed_form_sums_destroy(closed_form_sums *s); /* also of a zeroed one */
 
 /* Weights of an f_theta, float32, and the units in which they are best changed: root mean squares over the text of the
  * closed form, as if inputs and values had unit variance. NULL where nobody has measured them. */
 typedef struct closed_form_weights {
-    float *encoder[2]; /* [rank_k], [rank_v][f_theta_encoder_in]; a shared latent has the first alone */
-    float *decoder[2][GEMMA4_MAX_LAYERS]; /* [kv_heads * head_dim][rank_k], [..][rank_v] */
-    float *input_size;                    /* [f_theta_encoder_in] */
-    float *value_size;                    /* [layers] of raw V; 1 where values pass a norm */
+    float *encoder[2]; /* [rank_k], [rank_v][restoration_encoder_in]; a shared latent has the first alone */
+    float *decoder[2][MODEL_MAX_LAYERS]; /* [kv_heads * head_dim][rank_k], [..][rank_v] */
+    float *input_size;                   /* [restoration_encoder_in] */
+    float *value_size;                   /* [layers] of raw V; 1 where values pass a norm */
 } closed_form_weights;
 
 typedef enum closed_form_solver {
@@ -77,7 +77,7 @@ typedef struct closed_form_form {
 
 typedef struct closed_form_problem {
     const closed_form_sums *sums;
-    const f_theta_config *config;
+    const restoration_config *config;
     closed_form_form form;
     float *const *gram;  /* [layer]: [heads][head_dim][head_dim], the layer's G_a */
     const float *map[2]; /* W of keys and of values, [what an encoder reads][inputs]; NULL: encoders read x */
@@ -93,9 +93,9 @@ typedef struct closed_form_problem {
  * above them; KAKEYA_FORMAT: sums that are no numbers. */
 kakeya_status closed_form_solve(const closed_form_problem *problem, closed_form_weights *out, kakeya_error *error);
 /* Zeros of the shape of a configuration, without sizes. False when out of memory. */
-bool closed_form_weights_create(const f_theta_config *config, closed_form_weights *out);
+bool closed_form_weights_create(const restoration_config *config, closed_form_weights *out);
 /* Memory for its sizes, zeros. False when out of memory. */
-bool closed_form_weights_create_sizes(const f_theta_config *config, closed_form_weights *out);
+bool closed_form_weights_create_sizes(const restoration_config *config, closed_form_weights *out);
 void closed_form_weights_free(closed_form_weights *w);
 
 #endif

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/f_theta_layout.h"
+#include "backend/restoration_layout.h"
 #include "base/clock.h"
 #include "train/passes.h"
 #include "train/saved.h"
@@ -13,9 +13,9 @@ struct distiller {
     kakeya_engine *engine;
     const backend_train_ops *ops;
     distiller_options o;
-    f_theta_layout layout;
+    restoration_layout layout;
     const corpus *data;
-    backend_f_theta_trainer *trainer;
+    backend_restoration_trainer *trainer;
     thread_pool *pool;
     float *weights, *gradient, *moment[2]; /* [layout.n]; the second moment lies behind the first */
     float *unit;                           /* [layout.n] of each weight, or NULL: 1 */
@@ -27,7 +27,7 @@ struct distiller {
 
 /* ----------------------------------------------------------------------------------------------------- creation */
 
-void distiller_options_init(distiller_options *o, const gemma4_config *verifier) {
+void distiller_options_init(distiller_options *o, const model_config *verifier) {
     int rows = verifier->sliding_window * 3 / 8; /* 96 of 256: as many as the recipe was found with */
     *o = (distiller_options){.trainer = {.rows = rows > 96  ? 96
                                                  : rows < 4 ? 4
@@ -46,9 +46,9 @@ void distiller_options_init(distiller_options *o, const gemma4_config *verifier)
                              .all_layers = 0.5};
 }
 
-static f_theta_trainer_options trainer_options_of(const distiller_options *o) {
-    f_theta_trainer_options s = o->trainer;
-    s.f_theta = &o->config;
+static restoration_trainer_options trainer_options_of(const distiller_options *o) {
+    restoration_trainer_options s = o->trainer;
+    s.restoration = &o->config;
     s.sequences = o->batch;
     s.segments = o->segments;
     return s;
@@ -59,19 +59,19 @@ static int earliest(const distiller_options *o) { return o->trainer.sink + o->tr
 
 size_t distiller_bytes(kakeya_engine *engine, const distiller_options *options) {
     const backend_train_ops *ops = backend_train_find(engine->ops);
-    f_theta_trainer_options s = trainer_options_of(options);
-    size_t n = f_theta_layout_of(&options->config, &engine->verifier->config).n;
+    restoration_trainer_options s = trainer_options_of(options);
+    size_t n = restoration_layout_of(&options->config, &engine->verifier->config).n;
     return 5 * n * sizeof(float) +
-           (ops && ops->f_theta_trainer_bytes ? ops->f_theta_trainer_bytes(engine->model, &s) : 0);
+           (ops && ops->restoration_trainer_bytes ? ops->restoration_trainer_bytes(engine->model, &s) : 0);
 }
 
 static size_t decoder_values(const distiller *d, int layer, int half) {
-    const f_theta_config *f = &d->o.config;
+    const restoration_config *f = &d->o.config;
     return (size_t)(f->kv_heads[layer] * f->head_dim[layer]) * (size_t)(half ? f->rank_v : f->rank_k);
 }
 
-static void copy_sizes(const f_theta_config *f, const closed_form_weights *from, closed_form_weights *to) {
-    memcpy(to->input_size, from->input_size, (size_t)f_theta_encoder_in(f) * sizeof *to->input_size);
+static void copy_sizes(const restoration_config *f, const closed_form_weights *from, closed_form_weights *to) {
+    memcpy(to->input_size, from->input_size, (size_t)restoration_encoder_in(f) * sizeof *to->input_size);
     memcpy(to->value_size, from->value_size, (size_t)f->layers * sizeof *to->value_size);
 }
 
@@ -79,7 +79,7 @@ static void copy_sizes(const f_theta_config *f, const closed_form_weights *from,
  * weight's input or output counts. */
 static kakeya_status make_units(distiller *d, const closed_form_weights *start, kakeya_error *error) {
     if (!start->input_size || !start->value_size) return KAKEYA_OK;
-    size_t inputs = (size_t)f_theta_encoder_in(&d->o.config);
+    size_t inputs = (size_t)restoration_encoder_in(&d->o.config);
     d->unit = malloc(d->layout.n * sizeof *d->unit);
     if (!d->unit || !closed_form_weights_create_sizes(&d->o.config, &d->sizes))
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
@@ -116,7 +116,7 @@ static kakeya_status find_usable(distiller *d, kakeya_error *error) {
 static void copy_weights(const distiller *d, const closed_form_weights *w, bool out) {
     for (int half = 0; half < 2; half++) {
         size_t values = (size_t)(half ? d->o.config.rank_v : d->o.config.rank_k) *
-                        (size_t)f_theta_encoder_in(&d->o.config) * sizeof(float);
+                        (size_t)restoration_encoder_in(&d->o.config) * sizeof(float);
         float *flat = d->weights + d->layout.encoder[half];
         if (d->layout.encoder_there[half]) memcpy(out ? w->encoder[half] : flat, out ? flat : w->encoder[half], values);
         for (int i = 0; i < d->o.config.layers; i++) {
@@ -130,7 +130,7 @@ static void copy_weights(const distiller *d, const closed_form_weights *w, bool 
 
 kakeya_status distiller_check(const kakeya_engine *engine, kakeya_error *error) {
     const backend_train_ops *ops = backend_train_find(engine->ops);
-    if (ops && ops->f_theta_trainer_create) return KAKEYA_OK;
+    if (ops && ops->restoration_trainer_create) return KAKEYA_OK;
     return error_set(error, KAKEYA_UNSUPPORTED, "backend %s cannot distil: use --backend cpu", engine->ops->name);
 }
 
@@ -158,7 +158,7 @@ kakeya_status distiller_create(kakeya_engine *engine, const distiller_options *o
     d->ops = ops;
     d->o = *options;
     d->data = data;
-    d->layout = f_theta_layout_of(&d->o.config, &engine->verifier->config);
+    d->layout = restoration_layout_of(&d->o.config, &engine->verifier->config);
     size_t bytes = d->layout.n * sizeof(float);
     d->weights = allocate(ops, bytes);
     d->gradient = allocate(ops, bytes);
@@ -170,9 +170,9 @@ kakeya_status distiller_create(kakeya_engine *engine, const distiller_options *o
     if (!status) status = find_usable(d, error);
     if (!status) status = make_units(d, start, error);
     if (!status) status = thread_pool_create(d->o.threads, &d->pool, error);
-    f_theta_trainer_options trainer = trainer_options_of(&d->o);
+    restoration_trainer_options trainer = trainer_options_of(&d->o);
     engine_turn_begin(engine);
-    if (!status) status = ops->f_theta_trainer_create(engine->model, &trainer, &d->trainer, error);
+    if (!status) status = ops->restoration_trainer_create(engine->model, &trainer, &d->trainer, error);
     engine_turn_end(engine);
     if (status) {
         distiller_destroy(d);
@@ -185,7 +185,7 @@ kakeya_status distiller_create(kakeya_engine *engine, const distiller_options *o
 
 void distiller_destroy(distiller *d) {
     if (!d) return;
-    d->ops->f_theta_trainer_destroy(d->trainer);
+    d->ops->restoration_trainer_destroy(d->trainer);
     if (d->pool) thread_pool_destroy(d->pool);
     release(d->ops, d->weights);
     release(d->ops, d->gradient);
@@ -200,8 +200,8 @@ int distiller_done(const distiller *d) { return d->done; }
 
 void distiller_time(const distiller *d, distiller_seconds *out) {
     *out = d->seconds;
-    out->parts = d->ops->f_theta_trainer_seconds != NULL;
-    if (out->parts) d->ops->f_theta_trainer_seconds(d->trainer, out->part);
+    out->parts = d->ops->restoration_trainer_seconds != NULL;
+    if (out->parts) d->ops->restoration_trainer_seconds(d->trainer, out->part);
 }
 
 kakeya_status distiller_weights(const distiller *d, closed_form_weights *out, kakeya_error *error) {
@@ -220,7 +220,8 @@ kakeya_status distiller_weights(const distiller *d, closed_form_weights *out, ka
 
 /* Segments of a sequence begin in as many stretches of it, one in each, so that they have few rows in common. The first
  * one of a sequence with an answer begins there, or up to two tokens before. */
-static f_theta_trainer_segment segment_of(const distiller *d, const corpus_sequence *s, uint64_t number, int segment) {
+static restoration_trainer_segment segment_of(const distiller *d, const corpus_sequence *s, uint64_t number,
+                                              int segment) {
     enum { KINDS = 2, BEFORE_ANSWER = 3 };
     uint64_t of = (number * (uint64_t)d->o.segments + (uint64_t)segment) * KINDS;
     int first = earliest(&d->o), last = s->length - d->o.trainer.rows;
@@ -234,10 +235,10 @@ static f_theta_trainer_segment segment_of(const distiller *d, const corpus_seque
         at = s->answer - (int)(place % BEFORE_ANSWER);
         at = at < first ? first : at > last ? last : at;
     }
-    return (f_theta_trainer_segment){.first = at,
-                                     .all_layers = (double)coin < d->o.all_layers * (1 << 20),
-                                     .prompt = (double)turn < d->o.later_turns * (1 << 20),
-                                     .scale = 1.0f / (float)(d->o.batch * d->o.segments)};
+    return (restoration_trainer_segment){.first = at,
+                                         .all_layers = (double)coin < d->o.all_layers * (1 << 20),
+                                         .prompt = (double)turn < d->o.later_turns * (1 << 20),
+                                         .scale = 1.0f / (float)(d->o.batch * d->o.segments)};
 }
 
 static kakeya_status teach(distiller *d, const corpus_sequence *s, kakeya_error *error) {
@@ -248,12 +249,12 @@ static kakeya_status teach(distiller *d, const corpus_sequence *s, kakeya_error 
     backend_cache *cache = NULL;
     kakeya_status status = d->engine->ops->cache_create(d->engine->model, &options, &cache, error);
     if (!status)
-        status = d->ops->f_theta_trainer_teach(d->trainer, cache, d->data->tokens + s->begin, s->length, error);
+        status = d->ops->restoration_trainer_teach(d->trainer, cache, d->data->tokens + s->begin, s->length, error);
     if (cache) d->engine->ops->cache_destroy(cache);
     return status;
 }
 
-static void add_result(f_theta_trainer_result *to, const f_theta_trainer_result *r, double share) {
+static void add_result(restoration_trainer_result *to, const restoration_trainer_result *r, double share) {
     to->loss += share * r->loss;
     to->kl += share * r->kl;
     to->hidden += share * r->hidden;
@@ -264,23 +265,23 @@ static void add_result(f_theta_trainer_result *to, const f_theta_trainer_result 
 /* The whole batch at once, for backends that compute only so. */
 static kakeya_status learn_batch(distiller *d, uint64_t first, distiller_step_result *out, kakeya_error *error) {
     size_t batch = (size_t)d->o.batch, of_one = (size_t)d->o.segments;
-    f_theta_trainer_sequence *sequences = malloc(batch * sizeof *sequences);
-    f_theta_trainer_segment *segments = malloc(batch * of_one * sizeof *segments);
-    f_theta_trainer_result *results = malloc(batch * of_one * sizeof *results);
+    restoration_trainer_sequence *sequences = malloc(batch * sizeof *sequences);
+    restoration_trainer_segment *segments = malloc(batch * of_one * sizeof *segments);
+    restoration_trainer_result *results = malloc(batch * of_one * sizeof *results);
     kakeya_status status = KAKEYA_OK;
     if (!sequences || !segments || !results)
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
     for (size_t i = 0; i < batch && !status; i++) {
         const corpus_sequence *s = &d->data->sequence[train_passes_sequence(&d->passes, first + i)];
         for (size_t k = 0; k < of_one; k++) segments[i * of_one + k] = segment_of(d, s, first + i, (int)k);
-        sequences[i] = (f_theta_trainer_sequence){.tokens = d->data->tokens + s->begin,
-                                                  .n = s->length,
-                                                  .segments = segments + i * of_one,
-                                                  .results = results + i * of_one,
-                                                  .n_segments = d->o.segments};
+        sequences[i] = (restoration_trainer_sequence){.tokens = d->data->tokens + s->begin,
+                                                      .n = s->length,
+                                                      .segments = segments + i * of_one,
+                                                      .results = results + i * of_one,
+                                                      .n_segments = d->o.segments};
     }
     engine_turn_begin(d->engine);
-    if (!status) status = d->ops->f_theta_trainer_learn_many(d->trainer, sequences, d->o.batch, d->gradient, error);
+    if (!status) status = d->ops->restoration_trainer_learn_many(d->trainer, sequences, d->o.batch, d->gradient, error);
     engine_turn_end(d->engine);
     for (size_t i = 0; i < batch * of_one && !status; i++)
         add_result(&out->lost, &results[i], (double)segments[i].scale);
@@ -295,9 +296,9 @@ static kakeya_status learn_sequence(distiller *d, uint64_t number, distiller_ste
     engine_turn_begin(d->engine); /* sessions of the engine may be open */
     kakeya_status status = teach(d, s, error);
     for (int i = 0; i < d->o.segments && !status; i++) {
-        f_theta_trainer_segment segment = segment_of(d, s, number, i);
-        f_theta_trainer_result r;
-        d->ops->f_theta_trainer_learn(d->trainer, &segment, d->gradient, &r);
+        restoration_trainer_segment segment = segment_of(d, s, number, i);
+        restoration_trainer_result r;
+        d->ops->restoration_trainer_learn(d->trainer, &segment, d->gradient, &r);
         add_result(&out->lost, &r, (double)segment.scale);
     }
     engine_turn_end(d->engine);
@@ -318,9 +319,9 @@ kakeya_status distiller_step(distiller *d, bool (*interrupted)(void *user), void
     kakeya_status status = KAKEYA_OK;
     double begun = clock_seconds();
     *out = (distiller_step_result){0};
-    bool together = d->ops->f_theta_trainer_learn_many != NULL;
+    bool together = d->ops->restoration_trainer_learn_many != NULL;
     if (!together) memset(d->gradient, 0, d->layout.n * sizeof *d->gradient);
-    d->ops->f_theta_trainer_weights(d->trainer, d->weights);
+    d->ops->restoration_trainer_weights(d->trainer, d->weights);
     uint64_t first = (uint64_t)d->done * (uint64_t)d->o.batch;
     for (int i = 0; i < (together ? 1 : d->o.batch) && !status; i++) {
         if (interrupted && interrupted(user)) return error_set(error, KAKEYA_CANCELLED, "interrupted");

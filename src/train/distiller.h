@@ -12,9 +12,9 @@
 typedef struct distiller distiller;
 
 typedef struct distiller_options {
-    f_theta_config config;
-    f_theta_trainer_options trainer; /* its f_theta is `config` */
-    int batch, segments;             /* sequences of a step, segments of each */
+    restoration_config config;
+    restoration_trainer_options trainer; /* its f_theta is `config` */
+    int batch, segments;                 /* sequences of a step, segments of each */
     int steps, warm_up;
     bool constant; /* the learning rate stays at its peak */
     double rate;   /* the peak */
@@ -27,19 +27,19 @@ typedef struct distiller_options {
 
 /* What a step lost, means over its segments, and the length of its gradient. */
 typedef struct distiller_step_result {
-    f_theta_trainer_result lost;
+    restoration_trainer_result lost;
     double gradient;
 } distiller_step_result;
 
 /* What the steps of this object have taken so far. */
 typedef struct distiller_seconds {
-    double part[F_THETA_PARTS]; /* of the device, where the backend measures them */
-    double learning, optimiser; /* of the clock: losses and gradients; weights */
+    double part[RESTORATION_PARTS]; /* of the device, where the backend measures them */
+    double learning, optimiser;     /* of the clock: losses and gradients; weights */
     bool parts;
 } distiller_seconds;
 
 /* The recipe: see docs/guide/train.md. Its lengths follow the verifier's window. */
-void distiller_options_init(distiller_options *o, const gemma4_config *verifier);
+void distiller_options_init(distiller_options *o, const model_config *verifier);
 
 /* Bytes that a distiller will take beside the engine. */
 size_t distiller_bytes(kakeya_engine *engine, const distiller_options *options);

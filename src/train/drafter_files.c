@@ -9,7 +9,7 @@
 #include "base/float16.h"
 #include "formats/safetensors.h"
 #include "model/assistant_values.h"
-#include "model/dflash_values.h"
+#include "model/block_drafter_values.h"
 #include "model/gemma4_layers.h"
 #include "model/tensors.h"
 #include "train/outputs.h"
@@ -145,7 +145,7 @@ static kakeya_status write_weights(const folder *f, const char *path, kakeya_err
     return status;
 }
 
-static int widest_window(const dflash_config *c) {
+static int widest_window(const block_drafter_config *c) {
     int window = 0;
     for (int i = 0; i < c->layers; i++) {
         if (c->sliding_window[i] > window) window = c->sliding_window[i];
@@ -153,7 +153,7 @@ static int widest_window(const dflash_config *c) {
     return window;
 }
 
-static cJSON *config_json(const dflash_config *c, bool bf16) {
+static cJSON *config_json(const block_drafter_config *c, bool bf16) {
     cJSON *json = cJSON_CreateObject(), *architectures = cJSON_AddArrayToObject(json, "architectures");
     if (!architectures) {
         cJSON_Delete(json);
@@ -200,12 +200,12 @@ static kakeya_status write_folder(const folder *f, const char *directory, kakeya
     return status;
 }
 
-kakeya_status drafter_write(const dflash_config *config, const float *values, bool bf16, const char *directory,
+kakeya_status drafter_write(const block_drafter_config *config, const float *values, bool bf16, const char *directory,
                             kakeya_error *error) {
     const folder f = {.tensors = dflash_walk,
                       .shape = config,
                       .values = values,
-                      .n = dflash_values_count(config),
+                      .n = block_drafter_values_count(config),
                       .described = config_json(config, bf16),
                       .bf16 = bf16};
     return write_folder(&f, directory, error);
@@ -213,27 +213,27 @@ kakeya_status drafter_write(const dflash_config *config, const float *values, bo
 
 /* ---------------------------------------------------------------------------------------------------- assistants */
 
-static const gemma4_layer_config *layer_of_type(const gemma4_config *c, gemma4_layer_type type) {
+static const layer_config *layer_of_type(const model_config *c, layer_type type) {
     for (int i = 0; i < c->layers; i++) {
         if (c->layer[i].type == type) return &c->layer[i];
     }
     return &c->layer[0];
 }
 
-static void add_rope(cJSON *all, const gemma4_config *c, gemma4_layer_type type) {
-    const gemma4_rope *rope = &c->rope[type];
+static void add_rope(cJSON *all, const model_config *c, layer_type type) {
+    const rope_config *rope = &c->rope[type];
     int d = layer_of_type(c, type)->head_dim;
-    cJSON *one = cJSON_AddObjectToObject(all, gemma4_layer_type_name(type));
-    cJSON_AddStringToObject(one, "rope_type", type == GEMMA4_FULL ? "proportional" : "default");
-    if (type == GEMMA4_FULL) cJSON_AddNumberToObject(one, "partial_rotary_factor", 2.0 * rope->rotated_pairs / d);
+    cJSON *one = cJSON_AddObjectToObject(all, layer_type_name(type));
+    cJSON_AddStringToObject(one, "rope_type", type == LAYER_FULL ? "proportional" : "default");
+    if (type == LAYER_FULL) cJSON_AddNumberToObject(one, "partial_rotary_factor", 2.0 * rope->rotated_pairs / d);
     cJSON_AddNumberToObject(one, "rope_theta", (double)rope->theta);
 }
 
-static void add_text_config(cJSON *json, const gemma4_config *c) {
-    const gemma4_layer_config *sliding = layer_of_type(c, GEMMA4_SLIDING), *full = layer_of_type(c, GEMMA4_FULL);
+static void add_text_config(cJSON *json, const model_config *c) {
+    const layer_config *sliding = layer_of_type(c, LAYER_SLIDING), *full = layer_of_type(c, LAYER_FULL);
     cJSON *text = cJSON_AddObjectToObject(json, "text_config"), *types = cJSON_AddArrayToObject(text, "layer_types");
     for (int i = 0; i < c->layers; i++)
-        cJSON_AddItemToArray(types, cJSON_CreateString(gemma4_layer_type_name(c->layer[i].type)));
+        cJSON_AddItemToArray(types, cJSON_CreateString(layer_type_name(c->layer[i].type)));
     cJSON_AddStringToObject(text, "model_type", "gemma4_text");
     cJSON_AddNumberToObject(text, "vocab_size", c->vocab);
     cJSON_AddNumberToObject(text, "hidden_size", c->hidden);
@@ -249,8 +249,8 @@ static void add_text_config(cJSON *json, const gemma4_config *c) {
     cJSON_AddNumberToObject(text, "intermediate_size", c->layer[0].intermediate);
     cJSON_AddNumberToObject(text, "sliding_window", c->sliding_window);
     cJSON *rope = cJSON_AddObjectToObject(text, "rope_parameters");
-    add_rope(rope, c, GEMMA4_SLIDING);
-    add_rope(rope, c, GEMMA4_FULL);
+    add_rope(rope, c, LAYER_SLIDING);
+    add_rope(rope, c, LAYER_FULL);
     cJSON_AddNumberToObject(text, "rms_norm_eps", (double)c->rms_eps);
     if (c->logit_softcap > 0)
         cJSON_AddNumberToObject(text, "final_logit_softcapping", (double)c->logit_softcap);

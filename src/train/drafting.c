@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model/dflash_values.h"
+#include "model/block_drafter_values.h"
 #include "train/passes.h"
 #include "train/saved.h"
 #include "train/seen.h"
@@ -37,7 +37,7 @@ struct drafting {
 /* ----------------------------------------------------------------------------------------------------- creation */
 
 void drafting_options_init(drafting_options *o) {
-    dflash_config config = o->config;
+    block_drafter_config config = o->config;
     *o = (drafting_options){.config = config,
                             .trainer = {.sequence = 512, .blocks = 32, .decay = 4, .chain = 8, .inside_layers = true},
                             .batch = 8,
@@ -57,7 +57,7 @@ static drafter_trainer_options drafter_trainer_of(const drafting_options *o) {
 }
 
 size_t drafting_values(const drafting_options *o) {
-    return o->assistant ? assistant_values_count(o->assistant) : dflash_values_count(&o->config);
+    return o->assistant ? assistant_values_count(o->assistant) : block_drafter_values_count(&o->config);
 }
 
 int drafting_block(const drafting_options *o) { return o->assistant ? o->trainer.chain : o->config.block_size; }
@@ -157,7 +157,8 @@ kakeya_status drafting_create(kakeya_engine *engine, const drafting_options *opt
     d->o = *options;
     d->data = data;
     d->n = drafting_values(&d->o);
-    d->trained = d->o.assistant || d->o.trainer.inside_layers ? d->n : dflash_values_outside_layers(&d->o.config);
+    d->trained =
+        d->o.assistant || d->o.trainer.inside_layers ? d->n : block_drafter_values_outside_layers(&d->o.config);
     if (d->o.assistant) d->seen = assistant_sees(d->o.assistant, &engine->verifier->config);
     size_t bytes = d->n * sizeof(float);
     d->weights = malloc(bytes);
@@ -234,7 +235,7 @@ static int place_blocks(drafting *d, const corpus_sequence *s, uint64_t number, 
 
 /* A layer's output of rows from `position` on. */
 static void hear(drafting *d, int layer, int position, int rows, const float *h) {
-    const dflash_config *c = &d->o.config;
+    const block_drafter_config *c = &d->o.config;
     size_t hidden = (size_t)c->hidden, width = aux_width(d);
     for (int i = 0; i < c->targets; i++) {
         if (c->target_layer[i] != layer) continue;

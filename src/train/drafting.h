@@ -13,7 +13,7 @@
 typedef struct drafting drafting;
 
 typedef struct drafting_options {
-    dflash_config config;
+    block_drafter_config config;
     const assistant_config *assistant; /* what is trained instead, which the caller keeps; or NULL */
     const int32_t *token_of;           /* of the assistant's clusters, as in assistant_weights; the caller keeps it */
     drafter_trainer_options trainer;   /* its drafter is `config`, its assistant the above */
@@ -51,7 +51,7 @@ kakeya_status drafting_create(kakeya_engine *engine, const drafting_options *opt
 void drafting_destroy(drafting *d); /* NULL is fine */
 
 int drafting_done(const drafting *d);             /* steps */
-const float *drafting_weights(const drafting *d); /* laid out as in model/dflash_values.h, or
+const float *drafting_weights(const drafting *d); /* laid out as in model/block_drafter_values.h, or
                                                      assistant_values.h */
 /* The next step. `interrupted` is asked between sequences: KAKEYA_CANCELLED then, and the step has not happened.
  * KAKEYA_FORMAT where the loss is no number. */

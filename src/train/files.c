@@ -18,10 +18,10 @@ typedef struct matrix_part {
     size_t rows, columns, stride;
 } matrix_part;
 
-static size_t list_parts(const f_theta_config *trained, const closed_form_weights *w, const f_theta_config *c,
+static size_t list_parts(const restoration_config *trained, const closed_form_weights *w, const restoration_config *c,
                          matrix_part *out) {
     static const char letters[] = {'k', 'v'};
-    size_t n = 0, inputs = (size_t)f_theta_encoder_in(c);
+    size_t n = 0, inputs = (size_t)restoration_encoder_in(c);
     for (int half = 0; half < 2; half++) {
         size_t rank = (size_t)(half ? c->rank_v : c->rank_k),
                stride = (size_t)(half ? trained->rank_v : trained->rank_k);
@@ -52,12 +52,13 @@ static kakeya_status write_part(safetensors_writer *writer, const matrix_part *p
     return status;
 }
 
-static kakeya_status write_weights(const f_theta_config *trained, const closed_form_weights *w, const f_theta_config *c,
-                                   const char *path, kakeya_error *error) {
-    enum { MOST = 2 + 2 * GEMMA4_MAX_LAYERS };
+static kakeya_status write_weights(const restoration_config *trained, const closed_form_weights *w,
+                                   const restoration_config *c, const char *path, kakeya_error *error) {
+    enum { MOST = 2 + 2 * MODEL_MAX_LAYERS };
     matrix_part *parts = calloc(MOST, sizeof *parts);
     safetensors_entry *entries = calloc(MOST, sizeof *entries);
-    size_t inputs = (size_t)f_theta_encoder_in(c), widest = inputs > (size_t)c->rank ? inputs : (size_t)c->rank, n = 0;
+    size_t inputs = (size_t)restoration_encoder_in(c), widest = inputs > (size_t)c->rank ? inputs : (size_t)c->rank,
+           n = 0;
     uint16_t *row = malloc(widest * sizeof *row);
     safetensors_writer *writer = NULL;
     kakeya_status status = KAKEYA_OK;
@@ -92,12 +93,12 @@ typedef struct size_part {
     size_t n;
 } size_part;
 
-static void list_sizes(const f_theta_config *c, const closed_form_weights *w, size_part out[SIZES]) {
-    out[0] = (size_part){w->input_size, (size_t)f_theta_encoder_in(c)};
+static void list_sizes(const restoration_config *c, const closed_form_weights *w, size_part out[SIZES]) {
+    out[0] = (size_part){w->input_size, (size_t)restoration_encoder_in(c)};
     out[1] = (size_part){w->value_size, (size_t)c->layers};
 }
 
-static kakeya_status write_sizes(const closed_form_weights *w, const f_theta_config *c, const char *path,
+static kakeya_status write_sizes(const closed_form_weights *w, const restoration_config *c, const char *path,
                                  kakeya_error *error) {
     size_part size[SIZES];
     safetensors_entry entries[SIZES] = {0};
@@ -114,11 +115,11 @@ static kakeya_status write_sizes(const closed_form_weights *w, const f_theta_con
     return status;
 }
 
-static cJSON *config_json(const f_theta_config *c) {
+static cJSON *config_json(const restoration_config *c) {
     cJSON *json = cJSON_CreateObject();
     if (!json) return NULL;
-    cJSON_AddStringToObject(json, "input", f_theta_input_name(c->input));
-    if (f_theta_needs_drafter(c)) {
+    cJSON_AddStringToObject(json, "input", restoration_input_name(c->input));
+    if (restoration_needs_drafter(c)) {
         cJSON_AddNumberToObject(json, "drafter_num_layers", c->drafter_layers);
         cJSON_AddNumberToObject(json, "drafter_num_kv_heads", c->drafter_kv_heads);
         cJSON_AddNumberToObject(json, "drafter_head_dim", c->drafter_head_dim);
@@ -132,7 +133,7 @@ static cJSON *config_json(const f_theta_config *c) {
         cJSON_AddNumberToObject(json, "rank_k", c->rank_k);
         cJSON_AddNumberToObject(json, "rank_v", c->rank_v);
     }
-    cJSON_AddStringToObject(json, "latent_format", f_theta_latents_name(c->latents));
+    cJSON_AddStringToObject(json, "latent_format", restoration_latents_name(c->latents));
     cJSON_AddNumberToObject(json, "verifier_num_layers", c->layers);
     cJSON_AddNumberToObject(json, "verifier_num_kv_heads", c->kv_heads[0]);
     cJSON_AddNumberToObject(json, "verifier_head_dim", c->head_dim[0]);
@@ -141,8 +142,8 @@ static cJSON *config_json(const f_theta_config *c) {
     return json;
 }
 
-kakeya_status trainer_write(const f_theta_config *trained, const closed_form_weights *w, const f_theta_config *config,
-                            const char *directory, kakeya_error *error) {
+kakeya_status trainer_write(const restoration_config *trained, const closed_form_weights *w,
+                            const restoration_config *config, const char *directory, kakeya_error *error) {
     char *weights = path_join(directory, "f_theta_weights.safetensors"),
          *described = path_join(directory, "f_theta_config.json"), *sizes = path_join(directory, TRAIN_SIZES_NAME);
     cJSON *json = config_json(config);
@@ -164,7 +165,7 @@ static void read_matrix(const weight *w, float *out) {
 }
 
 /* The sizes of a directory that has them: numbers above 0. Those of another shape are as none. */
-static kakeya_status read_sizes(const char *directory, const f_theta_config *c, closed_form_weights *out,
+static kakeya_status read_sizes(const char *directory, const restoration_config *c, closed_form_weights *out,
                                 kakeya_error *error) {
     char *path = path_join(directory, TRAIN_SIZES_NAME);
     safetensors *file = NULL;
@@ -193,18 +194,18 @@ static kakeya_status read_sizes(const char *directory, const f_theta_config *c, 
     return status;
 }
 
-kakeya_status trainer_read(kakeya_engine *engine, const char *directory, f_theta_config *config,
+kakeya_status trainer_read(kakeya_engine *engine, const char *directory, restoration_config *config,
                            closed_form_weights *out, kakeya_error *error) {
     *out = (closed_form_weights){0};
-    f_theta_model *f = NULL;
+    restoration_model *f = NULL;
     kakeya_status status =
-        f_theta_model_open(directory, &engine->verifier->config, engine->drafter ? &engine->drafter->config : NULL,
-                           &engine->account, &f, error);
+        restoration_model_open(directory, &engine->verifier->config, engine->drafter ? &engine->drafter->config : NULL,
+                               &engine->account, &f, error);
     if (status) return status;
     *config = f->config;
-    if (f->config.input == F_THETA_DRAFTER_TOKEN_KV)
+    if (f->config.input == RESTORATION_DRAFTER_TOKEN_KV)
         status = error_set(error, KAKEYA_UNSUPPORTED, "%s: an f_theta with input \"%s\" cannot be trained", directory,
-                           f_theta_input_name(f->config.input));
+                           restoration_input_name(f->config.input));
     else if (!closed_form_weights_create(config, out))
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
     if (!status) status = read_sizes(directory, config, out, error);
@@ -218,6 +219,6 @@ kakeya_status trainer_read(kakeya_engine *engine, const char *directory, f_theta
             read_matrix(&f->decoder_v[i], out->decoder[1][i]);
         }
     }
-    f_theta_model_close(f);
+    restoration_model_close(f);
     return status;
 }

@@ -21,8 +21,8 @@ static void turn(const train_layer *l, int position, float *k) {
     }
 }
 
-static void take_kv(const assistant_seen *s, const gemma4_model *v, const train_layer *l, int row, float *seen) {
-    const gemma4_layer_config *c = &v->config.layer[l->layer];
+static void take_kv(const assistant_seen *s, const language_model *v, const train_layer *l, int row, float *seen) {
+    const layer_config *c = &v->config.layer[l->layer];
     size_t from = (size_t)row * s->kv[c->type];
     for (int head = 0; head < c->kv_heads; head++) {
         size_t at = (size_t)(head * c->head_dim);
@@ -33,8 +33,8 @@ static void take_kv(const assistant_seen *s, const gemma4_model *v, const train_
     }
 }
 
-void seen_take(const assistant_seen *s, const gemma4_model *verifier, const train_layer *l, float *seen) {
-    const gemma4_config *c = &verifier->config;
+void seen_take(const assistant_seen *s, const language_model *verifier, const train_layer *l, float *seen) {
+    const model_config *c = &verifier->config;
     size_t hidden = (size_t)c->hidden;
     bool source = s->source[c->layer[l->layer].type] == l->layer, last = l->layer == c->layers - 1;
     for (int row = 0; row < l->rows && (source || last); row++) {

@@ -7,6 +7,6 @@
 
 /* Puts the layer's part, where it has one, into `seen` [positions][width], at the rows of the forward: of the last
  * layer the state, of a source K and V. */
-void seen_take(const assistant_seen *s, const gemma4_model *verifier, const train_layer *layer, float *seen);
+void seen_take(const assistant_seen *s, const language_model *verifier, const train_layer *layer, float *seen);
 
 #endif

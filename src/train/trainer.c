@@ -19,27 +19,27 @@ static const double negligible_weight = 1e-5; /* of attention: its square is bel
 
 struct trainer {
     kakeya_engine *engine;
-    const gemma4_config *config;
+    const model_config *config;
     const backend_train_ops *ops;
     trainer_options options;
     thread_pool *pool;
     closed_form_sums sums;
     backend_statistics *statistics; /* or NULL: the sums but `tokens` are on a device; those here are copies of them */
-    float *gram[GEMMA4_MAX_LAYERS]; /* [heads][head_dim][head_dim] */
+    float *gram[MODEL_MAX_LAYERS];  /* [heads][head_dim][head_dim] */
     float *x, *y;                   /* [chunk][inputs], [chunk][targets] of the forward in work */
     /* Where the drafter's context is read: */
     float *aux;    /* [chunk][drafter's targets * hidden], the hidden states that it is made of */
     float *fc;     /* [inputs][drafter's targets * hidden] */
-    float *map[2]; /* [f_theta_encoder_in][inputs]: k_proj and v_proj of the drafter's layers */
+    float *map[2]; /* [restoration_encoder_in][inputs]: k_proj and v_proj of the drafter's layers */
     float *outer;  /* [OUTER][inputs] */
-    float *keys[GEMMA4_MAX_LAYERS], *values[GEMMA4_MAX_LAYERS]; /* [sequence][kv_dim] as attention sees them */
-    float *scratch;                                             /* [threads][sequence + 4 * head_dim] */
+    float *keys[MODEL_MAX_LAYERS], *values[MODEL_MAX_LAYERS]; /* [sequence][kv_dim] as attention sees them */
+    float *scratch;                                           /* [threads][sequence + 4 * head_dim] */
     size_t scratch_row;
     bool metric; /* of the sequence in work */
     int offset[OFFSETS], n_offsets;
 };
 
-static size_t kv_dim(const gemma4_config *c, int layer) {
+static size_t kv_dim(const model_config *c, int layer) {
     return (size_t)(c->layer[layer].kv_heads * c->layer[layer].head_dim);
 }
 
@@ -47,8 +47,8 @@ static size_t kv_dim(const gemma4_config *c, int layer) {
 
 /* G_a = W_a' W_a with W_a = diag(post-attention norm) o_proj[:, a]. */
 static void make_gram(const trainer *t, int layer, float *row, double *w, double *product) {
-    const gemma4_config *c = t->config;
-    const gemma4_layer_weights *from = &t->engine->verifier->weights.layer[layer];
+    const model_config *c = t->config;
+    const layer_weights *from = &t->engine->verifier->weights.layer[layer];
     size_t d = (size_t)c->layer[layer].head_dim, width = (size_t)c->heads * d;
     for (int o = 0; o < c->hidden; o++) {
         t->ops->weight_row(t->engine->model, &from->o_proj, o, row);
@@ -77,7 +77,7 @@ static void make_gram(const trainer *t, int layer, float *row, double *w, double
 }
 
 static kakeya_status make_grams(trainer *t, kakeya_error *error) {
-    const gemma4_config *c = t->config;
+    const model_config *c = t->config;
     size_t dim = 0, heads = (size_t)c->heads;
     bool complete = true;
     for (int i = 0; i < c->layers; i++) {
@@ -102,8 +102,8 @@ static size_t aux_width(const trainer *t) {
 
 /* The drafter's matrix as numbers, and memory for what it is applied to. */
 static kakeya_status prepare_context(trainer *t, size_t chunk, kakeya_error *error) {
-    const dflash_model *drafter = t->engine->drafter;
-    const dflash_config *d = &drafter->config;
+    const block_drafter_model *drafter = t->engine->drafter;
+    const block_drafter_config *d = &drafter->config;
     size_t width = aux_width(t), inputs = (size_t)d->hidden;
     t->aux = malloc(chunk * width * sizeof *t->aux);
     t->fc = malloc(inputs * width * sizeof *t->fc);
@@ -115,8 +115,8 @@ static kakeya_status prepare_context(trainer *t, size_t chunk, kakeya_error *err
 
 /* What its layers make of its context. */
 static kakeya_status prepare_maps(trainer *t, kakeya_error *error) {
-    const dflash_model *drafter = t->engine->drafter;
-    const dflash_config *d = &drafter->config;
+    const block_drafter_model *drafter = t->engine->drafter;
+    const block_drafter_config *d = &drafter->config;
     size_t inputs = (size_t)d->hidden, kv = (size_t)(d->kv_heads * d->head_dim), all = (size_t)d->layers * kv;
     if (!weight_present(&drafter->fc) && t->ops->statistics_create)
         return error_set(error, KAKEYA_UNSUPPORTED, "the closed form reads no synthetic drafter on backend %s",
@@ -125,7 +125,7 @@ static kakeya_status prepare_maps(trainer *t, kakeya_error *error) {
     if (!t->map[0] || !t->map[1])
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training on the drafter's context");
     for (size_t i = 0; i < all; i++) {
-        const dflash_layer_weights *w = &drafter->layer[i / kv];
+        const block_drafter_layer_weights *w = &drafter->layer[i / kv];
         t->ops->weight_row(t->engine->model, &w->k_proj, (int)(i % kv), t->map[0] + i * inputs);
         t->ops->weight_row(t->engine->model, &w->v_proj, (int)(i % kv), t->map[1] + i * inputs);
     }
@@ -134,9 +134,9 @@ static kakeya_status prepare_maps(trainer *t, kakeya_error *error) {
 
 /* Sums that the backend keeps. */
 static kakeya_status make_statistics(trainer *t, kakeya_error *error) {
-    const f_theta_config *f = &t->options.config;
+    const restoration_config *f = &t->options.config;
     const closed_form_sums *s = &t->sums;
-    const dflash_config *d = f_theta_needs_drafter(f) ? &t->engine->drafter->config : NULL;
+    const block_drafter_config *d = restoration_needs_drafter(f) ? &t->engine->drafter->config : NULL;
     statistics_options o = {.tap = d ? d->target_layer : f->aux_layer,
                             .taps = d ? d->targets : f->aux_layers,
                             .context = d != NULL,
@@ -163,7 +163,7 @@ static kakeya_status make_statistics(trainer *t, kakeya_error *error) {
 }
 
 static kakeya_status allocate(trainer *t, kakeya_error *error) {
-    const gemma4_config *c = t->config;
+    const model_config *c = t->config;
     size_t chunk = (size_t)t->engine->ops->model_prompt_chunk(t->engine->model), n = (size_t)t->sums.inputs,
            targets = (size_t)t->sums.targets, dim = 0;
     bool complete = true;
@@ -182,7 +182,7 @@ static kakeya_status allocate(trainer *t, kakeya_error *error) {
     if (!complete || !t->x || !t->y || !t->outer || !t->scratch)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training on sequences of %d tokens",
                          t->options.sequence);
-    return f_theta_needs_drafter(&t->options.config) ? prepare_context(t, chunk, error) : KAKEYA_OK;
+    return restoration_needs_drafter(&t->options.config) ? prepare_context(t, chunk, error) : KAKEYA_OK;
 }
 
 kakeya_status trainer_create(kakeya_engine *engine, const trainer_options *options, trainer **out,
@@ -194,13 +194,13 @@ kakeya_status trainer_create(kakeya_engine *engine, const trainer_options *optio
                          "backend %s has no sums for the closed form: use --backend cpu, or --init-from a folder "
                          "that was made with it",
                          engine->ops->name);
-    const f_theta_config *f = &options->config;
-    if (f->input == F_THETA_DRAFTER_TOKEN_KV)
+    const restoration_config *f = &options->config;
+    if (f->input == RESTORATION_DRAFTER_TOKEN_KV)
         return error_set(error, KAKEYA_UNSUPPORTED, "an f_theta with input \"%s\" cannot be trained",
-                         f_theta_input_name(f->input));
-    if (f_theta_needs_drafter(f) && !engine->drafter)
+                         restoration_input_name(f->input));
+    if (restoration_needs_drafter(f) && !engine->drafter)
         return error_set(error, KAKEYA_UNSUPPORTED, "an f_theta with input \"%s\" needs a drafter, and there is none",
-                         f_theta_input_name(f->input));
+                         restoration_input_name(f->input));
     trainer *t = calloc(1, sizeof *t);
     if (!t) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");
     t->engine = engine;
@@ -216,10 +216,10 @@ kakeya_status trainer_create(kakeya_engine *engine, const trainer_options *optio
             error_set(error, KAKEYA_INVALID_ARGUMENT, "window %d leaves nothing to restore of a sliding window of %d",
                       options->window, t->config->sliding_window);
     if (!status) status = thread_pool_create(options->threads, &t->pool, error);
-    int inputs = f_theta_needs_drafter(f) ? engine->drafter->config.hidden : f_theta_encoder_in(f);
+    int inputs = restoration_needs_drafter(f) ? engine->drafter->config.hidden : restoration_encoder_in(f);
     if (!status) status = closed_form_sums_create(t->config, inputs, &t->sums, error);
     if (!status && !ops->statistics_create) status = allocate(t, error);
-    if (!status && f_theta_needs_drafter(f)) status = prepare_maps(t, error);
+    if (!status && restoration_needs_drafter(f)) status = prepare_maps(t, error);
     if (!status) status = make_grams(t, error);
     if (!status && ops->statistics_create) status = make_statistics(t, error);
     if (status) {
@@ -233,7 +233,7 @@ kakeya_status trainer_create(kakeya_engine *engine, const trainer_options *optio
 void trainer_destroy(trainer *t) {
     if (!t) return;
     if (t->statistics) t->ops->statistics_destroy(t->statistics);
-    for (int i = 0; i < GEMMA4_MAX_LAYERS; i++) {
+    for (int i = 0; i < MODEL_MAX_LAYERS; i++) {
         free(t->gram[i]);
         free(t->keys[i]);
         free(t->values[i]);
@@ -276,8 +276,8 @@ static float rms_of(const float *x, size_t n, float eps) {
 
 /* The layer's part of y, and its K/V as attention sees them. */
 static void take_targets(trainer *t, const train_layer *l) {
-    const gemma4_config *c = t->config;
-    const gemma4_layer_config *lc = &c->layer[l->layer];
+    const model_config *c = t->config;
+    const layer_config *lc = &c->layer[l->layer];
     const float *k_norm = t->engine->verifier->weights.layer[l->layer].k_norm;
     size_t d = (size_t)lc->head_dim, width = kv_dim(c, l->layer), targets = (size_t)t->sums.targets;
     for (int r = 0; r < l->rows; r++) {
@@ -314,8 +314,8 @@ static void take_targets(trainer *t, const train_layer *l) {
 }
 
 static void take_inputs(trainer *t, const train_layer *l) {
-    const f_theta_config *f = &t->options.config;
-    const dflash_config *d = t->aux ? &t->engine->drafter->config : NULL;
+    const restoration_config *f = &t->options.config;
+    const block_drafter_config *d = t->aux ? &t->engine->drafter->config : NULL;
     size_t hidden = (size_t)t->config->hidden;
     for (int tap = 0; tap < (d ? d->targets : f->aux_layers); tap++) {
         if ((d ? d->target_layer[tap] : f->aux_layer[tap]) != l->layer) continue;
@@ -351,12 +351,12 @@ static double form(const float *gram, const float *u, int d, float *product) {
 
 /* What one query head at row r contributes. */
 static void take_query(trainer *t, const train_layer *l, int head, int r, double mean_square, float *scratch) {
-    const gemma4_config *c = t->config;
-    const gemma4_layer_config *lc = &c->layer[l->layer];
+    const model_config *c = t->config;
+    const layer_config *lc = &c->layer[l->layer];
     int source = lc->kv_source, group = c->heads / lc->kv_heads, kv_head = head / group, d = lc->head_dim;
     size_t width = kv_dim(c, source), at = (size_t)(kv_head * d);
     int position = l->position + r,
-        oldest = lc->type == GEMMA4_SLIDING && position >= c->sliding_window ? position - c->sliding_window + 1 : 0;
+        oldest = lc->type == LAYER_SLIDING && position >= c->sliding_window ? position - c->sliding_window + 1 : 0;
     if (position - t->offset[0] < (oldest > t->options.sink ? oldest : t->options.sink)) return;
     const float *q = l->q + ((size_t)r * (size_t)c->heads + (size_t)head) * (size_t)d;
     const float *o = l->o + ((size_t)r * (size_t)c->heads + (size_t)head) * (size_t)d;
@@ -442,7 +442,7 @@ static void tap(void *user, const train_layer *l) {
 static void make_context(void *context, size_t begin, size_t end, int thread) {
     (void)thread;
     trainer *t = context;
-    const dflash_model *drafter = t->engine->drafter;
+    const block_drafter_model *drafter = t->engine->drafter;
     size_t n = (size_t)t->sums.inputs, width = aux_width(t);
     for (size_t r = begin; r < end; r++) {
         float *x = t->x + r * n;

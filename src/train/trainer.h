@@ -9,10 +9,10 @@
 typedef struct trainer trainer;
 
 typedef struct trainer_options {
-    f_theta_config config; /* input aux_hidden or drafter_context_kv; what belongs to it; ranks, latents */
-    int sequence;          /* tokens of a sequence, at most */
-    int sink, window;      /* evicted positions lie behind the one and are at least the other old */
-    int metric_tokens;     /* the metric is taken from the first sequences, about so many tokens of them */
+    restoration_config config; /* input aux_hidden or drafter_context_kv; what belongs to it; ranks, latents */
+    int sequence;              /* tokens of a sequence, at most */
+    int sink, window;          /* evicted positions lie behind the one and are at least the other old */
+    int metric_tokens;         /* the metric is taken from the first sequences, about so many tokens of them */
     int threads;
 } trainer_options;
 
@@ -39,12 +39,12 @@ kakeya_status trainer_solve(const trainer *t, const closed_form_form *form, clos
                             kakeya_error *error);
 /* The f_theta of a directory, which must fit the engine's models, as float32. KAKEYA_UNSUPPORTED for one that cannot be
  * trained. */
-kakeya_status trainer_read(kakeya_engine *engine, const char *directory, f_theta_config *config,
+kakeya_status trainer_read(kakeya_engine *engine, const char *directory, restoration_config *config,
                            closed_form_weights *out, kakeya_error *error);
 /* f_theta_weights.safetensors and f_theta_config.json in a directory that is there, of a rank of `config` (the trained
  * one or smaller ranks: the first values of the latents). The weights first: without its configuration a directory is
  * no f_theta. */
-kakeya_status trainer_write(const f_theta_config *trained, const closed_form_weights *w, const f_theta_config *config,
-                            const char *directory, kakeya_error *error);
+kakeya_status trainer_write(const restoration_config *trained, const closed_form_weights *w,
+                            const restoration_config *config, const char *directory, kakeya_error *error);
 
 #endif

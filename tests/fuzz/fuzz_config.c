@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model/f_theta.h"
+#include "model/restoration.h"
 #include "model/sizes.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -14,25 +14,25 @@ static void require(bool condition) {
 }
 
 static void check_verifier(const char *text, size_t bytes) {
-    static gemma4_config c;
+    static model_config c;
     kakeya_error error = {0};
     const char *generation = memchr(text, '\0', bytes);
     size_t config_bytes = generation ? (size_t)(generation - text) : bytes;
     if (generation) generation++;
     size_t generation_bytes = generation ? bytes - config_bytes - 1 : 0;
-    kakeya_status status = gemma4_config_parse("fuzz", text, config_bytes, generation, generation_bytes, &c, &error);
+    kakeya_status status = model_config_parse("fuzz", text, config_bytes, generation, generation_bytes, &c, &error);
     if (status != KAKEYA_OK) {
         require(error.status == status && *error.message);
         return;
     }
-    require(c.layers >= 1 && c.layers <= GEMMA4_MAX_LAYERS && c.hidden >= 1 && c.heads >= 1 && c.vocab >= 1);
+    require(c.layers >= 1 && c.layers <= MODEL_MAX_LAYERS && c.hidden >= 1 && c.heads >= 1 && c.vocab >= 1);
     require(!c.moe || (c.experts_per_token >= 1 && c.experts_per_token <= c.experts && c.expert_intermediate >= 1));
-    require(c.n_stop_tokens >= 1 && c.n_stop_tokens <= GEMMA4_MAX_STOP_TOKENS);
-    require(c.n_suppress_tokens >= 0 && c.n_suppress_tokens <= GEMMA4_MAX_SUPPRESS_TOKENS &&
+    require(c.n_stop_tokens >= 1 && c.n_stop_tokens <= MODEL_MAX_STOP_TOKENS);
+    require(c.n_suppress_tokens >= 0 && c.n_suppress_tokens <= MODEL_MAX_SUPPRESS_TOKENS &&
             c.n_suppress_tokens < c.vocab);
     require((c.generation == GEMMA_3) == (c.query_scale > 0) && (c.generation == GEMMA_3) == c.raw_values);
     for (int i = 0; i < c.layers; i++) {
-        const gemma4_layer_config *l = &c.layer[i], *source = &c.layer[l->kv_source];
+        const layer_config *l = &c.layer[i], *source = &c.layer[l->kv_source];
         require(l->head_dim >= 2 && l->head_dim % 2 == 0 && l->kv_heads >= 1 && c.heads % l->kv_heads == 0);
         require(l->kv_source >= 0 && l->kv_source <= i && source->kv_source == l->kv_source);
         require(source->type == l->type && source->kv_heads == l->kv_heads && source->head_dim == l->head_dim);
@@ -44,25 +44,25 @@ static void check_verifier(const char *text, size_t bytes) {
 }
 
 static void check_drafter(const char *text, size_t bytes) {
-    dflash_config c;
+    block_drafter_config c;
     kakeya_error error = {0};
-    if (dflash_config_parse("fuzz", text, bytes, &c, &error) != KAKEYA_OK) {
+    if (block_drafter_config_parse("fuzz", text, bytes, &c, &error) != KAKEYA_OK) {
         require(error.status != KAKEYA_OK && *error.message);
         return;
     }
-    require(c.layers >= 1 && c.layers <= DFLASH_MAX_LAYERS && c.heads % c.kv_heads == 0 && c.head_dim % 2 == 0);
-    require(c.targets >= 1 && c.targets <= DFLASH_MAX_TARGETS && c.block_size >= 2 && c.mask_token < c.vocab);
+    require(c.layers >= 1 && c.layers <= BLOCK_DRAFTER_MAX_LAYERS && c.heads % c.kv_heads == 0 && c.head_dim % 2 == 0);
+    require(c.targets >= 1 && c.targets <= BLOCK_DRAFTER_MAX_TARGETS && c.block_size >= 2 && c.mask_token < c.vocab);
     require(dflash_parameters(&c) > 0);
 }
 
 static void check_f_theta(const char *text, size_t bytes) {
-    f_theta_config c;
+    restoration_config c;
     kakeya_error error = {0};
-    if (f_theta_config_parse("fuzz", text, bytes, &c, &error) != KAKEYA_OK) {
+    if (restoration_config_parse("fuzz", text, bytes, &c, &error) != KAKEYA_OK) {
         require(error.status != KAKEYA_OK && *error.message);
         return;
     }
-    require(c.layers >= 1 && c.layers <= GEMMA4_MAX_LAYERS && c.rank >= 1);
+    require(c.layers >= 1 && c.layers <= MODEL_MAX_LAYERS && c.rank >= 1);
     for (int i = 0; i < c.layers; i++) require(c.kv_heads[i] >= 1 && c.head_dim[i] >= 1);
     require(f_theta_parameters(&c) > 0);
 }

@@ -178,7 +178,7 @@ static char *make_json(input *in) {
     return json;
 }
 
-static bool small(const gemma4_config *c) {
+static bool small(const model_config *c) {
     if (c->layers > 8 || c->hidden > 128 || c->vocab > MAX_VOCAB || c->heads > 16 || c->experts > 16) return false;
     if (c->ple_width > 32 || c->ple_vocab > MAX_VOCAB || c->expert_intermediate > 128) return false;
     for (int i = 0; i < c->layers; i++) {
@@ -250,10 +250,10 @@ static void fill(filler *f, tensor_walk walk, const void *shape, void *base) {
     require(walk(shape, fill_slot, f, NULL) == KAKEYA_OK, "a walk failed");
 }
 
-static void choose_drafter(input *in, const gemma4_config *v, dflash_config *c) {
+static void choose_drafter(input *in, const model_config *v, block_drafter_config *c) {
     static const int widths[] = {2, 4, 6, 8, 12, 16, 20};
     int kv_heads = 1 + (int)take(in, 2);
-    *c = (dflash_config){
+    *c = (block_drafter_config){
         .layers = 1 + (int)take(in, 3),
         .hidden = v->hidden,
         .heads = kv_heads * (1 + (int)take(in, 3)),
@@ -272,13 +272,14 @@ static void choose_drafter(input *in, const gemma4_config *v, dflash_config *c) 
     for (int i = 0; i < c->layers; i++) c->sliding_window[i] = (int)take(in, 12);
 }
 
-static void choose_f_theta(input *in, const gemma4_config *v, const dflash_config *d, f_theta_model *f) {
-    f->config = (f_theta_config){.drafter_layers = d->layers,
-                                 .drafter_kv_heads = d->kv_heads,
-                                 .drafter_head_dim = d->head_dim,
-                                 .layers = v->layers,
-                                 .rank = 1 + (int)take(in, 20),
-                                 .input = take(in, 4) ? F_THETA_DRAFTER_CONTEXT_KV : F_THETA_DRAFTER_TOKEN_KV};
+static void choose_f_theta(input *in, const model_config *v, const block_drafter_config *d, restoration_model *f) {
+    f->config =
+        (restoration_config){.drafter_layers = d->layers,
+                             .drafter_kv_heads = d->kv_heads,
+                             .drafter_head_dim = d->head_dim,
+                             .layers = v->layers,
+                             .rank = 1 + (int)take(in, 20),
+                             .input = take(in, 4) ? RESTORATION_DRAFTER_CONTEXT_KV : RESTORATION_DRAFTER_TOKEN_KV};
     f->config.rank_k = f->config.rank_v = f->config.rank;
     for (int i = 0; i < v->layers; i++) {
         f->config.kv_heads[i] = v->layer[i].kv_heads;
@@ -292,8 +293,8 @@ static void choose_f_theta(input *in, const gemma4_config *v, const dflash_confi
 typedef struct bench {
     const backend_ops *ops;
     backend_model *backend;
-    const gemma4_config *config;
-    const dflash_config *drafter; /* or NULL */
+    const model_config *config;
+    const block_drafter_config *drafter; /* or NULL */
     mem_account account;
     backend_cache_options cache;
     int32_t tokens[MAX_ROWS];
@@ -370,7 +371,7 @@ static void compare(const char *what, const float *a, const float *b, size_t n, 
     }
 }
 
-static bool suppressed(const gemma4_config *c, int token) {
+static bool suppressed(const model_config *c, int token) {
     for (int i = 0; i < c->n_suppress_tokens; i++) {
         if (c->suppress_tokens[i] == token) return true;
     }
@@ -391,7 +392,7 @@ static void check_draft(bench *b, backend_cache *cache) {
 
 /* One more row of both caches in one forward, and its greedy choice alone. */
 static void check_last_row(bench *b, backend_cache *one, backend_cache *two, float *scratch) {
-    const gemma4_config *c = b->config;
+    const model_config *c = b->config;
     kakeya_error error = {0};
     size_t vocab = (size_t)c->vocab;
     if (b->ops->cache_length(one) == b->cache.context_tokens) return;
@@ -438,7 +439,7 @@ static void run_caches(bench *b) {
 
 static void choose_run(input *in, bench *b) {
     static const int windows[] = {1, 2, 3, 5, 8, 16, 17, 20, 40};
-    const gemma4_config *c = b->config;
+    const model_config *c = b->config;
     b->cache = (backend_cache_options){
         .context_tokens = c->max_context < CONTEXT ? c->max_context : CONTEXT,
         .attention = (kakeya_attention)take(in, 3),
@@ -469,8 +470,8 @@ static void choose_run(input *in, bench *b) {
     }
 }
 
-static void run_model(input *in, gemma4_model *verifier) {
-    gemma4_config *c = &verifier->config;
+static void run_model(input *in, language_model *verifier) {
+    model_config *c = &verifier->config;
     static filler f;
     /* Plain formats: matrices of blocks come from files alone, with widths of whole blocks (test_gguf_models,
      * fuzz_gguf). */
@@ -479,8 +480,8 @@ static void run_model(input *in, gemma4_model *verifier) {
     if (c->tied_head) verifier->weights.head = verifier->weights.embed;
     c->checkpoint_format = f.format;
 
-    static dflash_model drafter;
-    static f_theta_model f_theta;
+    static block_drafter_model drafter;
+    static restoration_model f_theta;
     memset(&drafter, 0, sizeof drafter);
     memset(&f_theta, 0, sizeof f_theta);
     bool drafts = take(in, 4) != 0, restores = drafts && take(in, 4) != 0;
@@ -490,7 +491,7 @@ static void run_model(input *in, gemma4_model *verifier) {
     }
     if (restores) {
         choose_f_theta(in, c, &drafter.config, &f_theta);
-        fill(&f, f_theta_walk, &f_theta.config, &f_theta);
+        fill(&f, restoration_walk, &f_theta.config, &f_theta);
     }
 
     bench b = {.ops = backend_find("cpu", NULL), .config = c, .drafter = drafts ? &drafter.config : NULL};
@@ -498,7 +499,7 @@ static void run_model(input *in, gemma4_model *verifier) {
     choose_run(in, &b);
     backend_model_options options = {.verifier = verifier,
                                      .drafter = drafts ? &drafter : NULL,
-                                     .f_theta = restores ? &f_theta : NULL,
+                                     .restoration = restores ? &f_theta : NULL,
                                      .precision = take(in, 2) ? KAKEYA_PRECISION_BF16 : KAKEYA_PRECISION_F32,
                                      .threads = 1,
                                      .drafter_scaled_embedding = take(in, 2),
@@ -519,7 +520,7 @@ static void run_model(input *in, gemma4_model *verifier) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    static gemma4_model verifier;
+    static language_model verifier;
     input in = {.data = data, .size = size};
     char *json = make_json(&in);
     char generation[64];
@@ -527,7 +528,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     memset(&verifier, 0, sizeof verifier);
     kakeya_error error = {0};
     kakeya_status status =
-        gemma4_config_parse("fuzz", json, strlen(json), generation, strlen(generation), &verifier.config, &error);
+        model_config_parse("fuzz", json, strlen(json), generation, strlen(generation), &verifier.config, &error);
     cJSON_free(json);
     if (status != KAKEYA_OK)
         require(error.status == status && error.message[0], "a configuration is refused without a message");

@@ -31,13 +31,13 @@ static void check_value(const gguf *file, const gguf_value *value, const uint8_t
 }
 
 static void read_model(const gguf *file) {
-    static gemma4_config config;
+    static model_config config;
     kakeya_error error = {0};
     char note[256];
     if (gemma4_gguf_config(file, &config, note, &error) == KAKEYA_OK) {
-        if (config.layers < 1 || config.vocab < 1 || config.n_stop_tokens > GEMMA4_MAX_STOP_TOKENS) abort();
+        if (config.layers < 1 || config.vocab < 1 || config.n_stop_tokens > MODEL_MAX_STOP_TOKENS) abort();
         for (int i = 0; i < config.layers; i++) {
-            const gemma4_layer_config *l = &config.layer[i];
+            const layer_config *l = &config.layer[i];
             if (l->kv_source > i || l->kv_heads < 1 || l->head_dim < 2 || config.heads % l->kv_heads) abort();
         }
     } else if (!*error.message) {
@@ -60,18 +60,19 @@ static void read_model(const gguf *file) {
 }
 
 static void read_drafter(const gguf *file) {
-    static const gemma4_config verifier = {.vocab = 64, .hidden = 32, .layers = 4};
-    dflash_config c;
+    static const model_config verifier = {.vocab = 64, .hidden = 32, .layers = 4};
+    block_drafter_config c;
     kakeya_error error = {0};
     bool scaled;
     if (dflash_gguf_config(file, &verifier, &c, &scaled, &error) != KAKEYA_OK) {
         if (!*error.message) abort();
         return;
     }
-    if (c.layers < 1 || c.layers > DFLASH_MAX_LAYERS || c.targets < 1 || c.targets > DFLASH_MAX_TARGETS) abort();
+    if (c.layers < 1 || c.layers > BLOCK_DRAFTER_MAX_LAYERS || c.targets < 1 || c.targets > BLOCK_DRAFTER_MAX_TARGETS)
+        abort();
     if (c.heads % c.kv_heads || c.head_dim % 2 || c.mask_token >= c.vocab || c.block_size < 2) abort();
     for (int i = 0; i < c.targets; i++)
-        if (c.target_layer[i] < 0 || c.target_layer[i] >= GEMMA4_MAX_LAYERS) abort();
+        if (c.target_layer[i] < 0 || c.target_layer[i] >= MODEL_MAX_LAYERS) abort();
     for (int i = 0; i < c.layers; i++)
         if (c.sliding_window[i] < 0) abort();
 }

@@ -44,7 +44,7 @@ static gguf *vocabulary(void) {
 }
 
 typedef struct sum {
-    const gemma4_vision *v;
+    const vision_model *v;
     double all;
 } sum;
 
@@ -62,7 +62,7 @@ static kakeya_status add(void *context, const vision_slot *slot, kakeya_error *e
 }
 
 typedef struct audio_sum {
-    const gemma4_audio *a;
+    const audio_model *a;
     double all;
 } audio_sum;
 
@@ -79,38 +79,38 @@ static kakeya_status add_audio(void *context, const audio_slot *slot, kakeya_err
     return KAKEYA_OK;
 }
 
-static void read_audio(const gguf *file, const gguf *model, const gemma4_config *text, mem_account *account) {
+static void read_audio(const gguf *file, const gguf *model, const model_config *text, mem_account *account) {
     kakeya_error error = {0}, reason = {0};
-    gemma4_audio *a = NULL;
+    audio_model *a = NULL;
     bool there;
-    kakeya_status status = gemma4_audio_gguf_read(file, model, text, account, &a, &there, &reason, &error);
+    kakeya_status status = audio_model_gguf_read(file, model, text, account, &a, &there, &reason, &error);
     if (!a && !status && (!reason.status || !*reason.message || strchr(reason.message, '\n'))) abort();
     if (a && (status || reason.status || !there)) abort();
     if (a) {
         audio_sum s = {.a = a};
-        if (gemma4_audio_walk(a, add_audio, &s, &error) || !(s.all >= 0)) abort();
+        if (audio_model_walk(a, add_audio, &s, &error) || !(s.all >= 0)) abort();
     }
-    gemma4_audio_close(a);
+    audio_model_close(a);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static gguf *model;
-    static const gemma4_config text = {.hidden = 48, .vocab = 7};
+    static const model_config text = {.hidden = 48, .vocab = 7};
     if (!model) model = vocabulary();
     gguf *file = NULL;
     kakeya_error error = {0}, reason = {0};
     if (gguf_parse("fuzz", data, size, &file, &error)) return 0;
     mem_account account;
     mem_account_init(&account, NULL, 1 << 28);
-    gemma4_vision *v = NULL;
+    vision_model *v = NULL;
     kakeya_status status = gemma4_mmproj_read(file, model, &text, &account, &v, &reason, &error);
     if (!v && !status && (!reason.status || !*reason.message || strchr(reason.message, '\n'))) abort();
     if (v && (status || reason.status)) abort();
     if (v) {
         sum s = {.v = v};
-        if (gemma4_vision_walk(v, add, &s, &error) || !(s.all >= 0)) abort();
+        if (vision_model_walk(v, add, &s, &error) || !(s.all >= 0)) abort();
     }
-    gemma4_vision_close(v);
+    vision_model_close(v);
     read_audio(file, model, &text, &account);
     gguf_close(file);
     if (mem_total(&account)) abort();

@@ -40,11 +40,12 @@ static void open_engine(void) {
     require(engine_create(0, &engine, &error), &error);
     mem_account *account = &engine->account;
     engine_parts parts = {.ops = backend_find("cpu", NULL), .precision = KAKEYA_PRECISION_F32, .threads = 1};
-    require(gemma4_model_open("tests/data/golden/gemma4-tiny-dense", account, &parts.verifier, &error), &error);
-    const gemma4_config *verifier = &parts.verifier->config;
-    require(dflash_model_open("tests/data/golden/dflash-tiny", verifier, account, &parts.drafter, &error), &error);
-    require(f_theta_model_synthesize(verifier, &parts.drafter->config, F_THETA_RANK, F_THETA_RANK, false, account,
-                                     &parts.f_theta, &error),
+    require(language_model_open("tests/data/golden/gemma4-tiny-dense", account, &parts.verifier, &error), &error);
+    const model_config *verifier = &parts.verifier->config;
+    require(block_drafter_model_open("tests/data/golden/dflash-tiny", verifier, account, &parts.drafter, &error),
+            &error);
+    require(restoration_model_synthesize(verifier, &parts.drafter->config, F_THETA_RANK, F_THETA_RANK, false, account,
+                                         &parts.f_theta, &error),
             &error);
     require(engine_complete(engine, &parts, &error), &error);
 }

@@ -99,7 +99,7 @@ static inline step_op *put(fused_steps *f, step_kind kind, int layer, const char
 
 /* The matrices of an operation, and what they take. */
 static inline void multiplies(const fused_steps *f, step_op *s, const program_op *o) {
-    const gemma4_config *c = f->shape->config;
+    const model_config *c = f->shape->config;
     bool experts = o->kind == OP_EXPERT_PRODUCTS;
     double chosen = experts ? (double)s->rows * c->experts_per_token : 0;
     for (int i = 0; i < PROGRAM_MATRICES && o->slot[i]; i++) {
@@ -211,9 +211,9 @@ static inline void join_restored(fused_steps *f, int layer) {
 static inline bool fused_full(const program_op *o) { return o->window == 0; }
 
 static inline void put_heads(fused_steps *f, const program_op *o, bool stored) {
-    const gemma4_config *c = f->shape->config;
+    const model_config *c = f->shape->config;
     bool own = o->head[1].item != DATA_NONE;
-    step_items turns = c->layer[o->layer].type == GEMMA4_FULL ? SET(TURNS_FULL) : SET(TURNS_SLIDING);
+    step_items turns = c->layer[o->layer].type == LAYER_FULL ? SET(TURNS_FULL) : SET(TURNS_SLIDING);
     step_op *s = put(f, STEP_HEAD_ROWS, o->layer, "head norms, RoPE, store", SET(PROJECTED) | turns,
                      SET(Q) | (!own     ? 0
                                : stored ? SET(KV)
@@ -224,7 +224,7 @@ static inline void put_heads(fused_steps *f, const program_op *o, bool stored) {
 
 static inline void put_attend(fused_steps *f, const program_op *o) {
     const step_shape *s = f->shape;
-    const gemma4_layer_config *source = &s->config->layer[o->source];
+    const layer_config *source = &s->config->layer[o->source];
     bool restored = o->in[2] == DATA_RESTORED, chunk = s->prompt && s->ring[o->source];
     const char *part = fused_full(o) ? "attention, full" : "attention, sliding";
     int mixed = fused_mixed(s, o->layer), set = f->chained ? 0 : f->attended % 2;
@@ -271,8 +271,8 @@ static inline void put_attend(fused_steps *f, const program_op *o) {
 /* -------------------------------------------------------------------------------------------------- the others */
 
 static inline void put_products(fused_steps *f, const program_op *o) {
-    const gemma4_config *c = f->shape->config;
-    bool full = o->layer >= 0 && c->layer[o->layer].type == GEMMA4_FULL;
+    const model_config *c = f->shape->config;
+    bool full = o->layer >= 0 && c->layer[o->layer].type == LAYER_FULL;
     step_op *s = NULL;
     switch (program_slot_role(o->slot[0])) {
     case ROLE_Q:
@@ -318,7 +318,7 @@ static inline int fused_tap(const step_shape *s, int layer, int first) {
 /* Of two programs with the same verbs the one behind per-layer embeddings has a name of its own. */
 static inline void put_rows(fused_steps *f, const program_op *o) {
     const step_shape *s = f->shape;
-    const gemma4_config *c = s->config;
+    const model_config *c = s->config;
     bool last = o->layer + 1 == c->layers;
     if (o->parts > 1) {
         put(f, STEP_PLE_COMBINE, -1, "per-layer inputs", SET(PLE), SET(PLE));
@@ -465,7 +465,7 @@ static inline int fused_steps_make(const step_shape *s, program_op *ops, program
     f.n_ops = program_verifier(s->config, &shape, ops);
     int n = program_launches(&machine, ops, f.n_ops, launches);
     for (int type = 0; type < 2; type++)
-        put(&f, STEP_TURNS, -1, "embedding", 0, type == GEMMA4_FULL ? SET(TURNS_FULL) : SET(TURNS_SLIDING))->index =
+        put(&f, STEP_TURNS, -1, "embedding", 0, type == LAYER_FULL ? SET(TURNS_FULL) : SET(TURNS_SLIDING))->index =
             type;
     bool begun = false;
     for (int i = 0; i < n; i++) {

@@ -10,9 +10,9 @@
 
 typedef struct pair {
     mem_account account;
-    gemma4_model *verifier;
-    dflash_model *drafter;
-    f_theta_model *f_theta;
+    language_model *verifier;
+    block_drafter_model *drafter;
+    restoration_model *f_theta;
     const backend_ops *ops[3];
     backend_model *model[3];
 } pair;
@@ -54,7 +54,7 @@ static inline backend_model_options pair_options(pair *p, int b, bool bidirectio
     static const int devices[] = {0, 1, 2, 3, 4, 5, 6, 7};
     return (backend_model_options){.verifier = p->verifier,
                                    .drafter = p->drafter,
-                                   .f_theta = p->f_theta,
+                                   .restoration = p->f_theta,
                                    .precision = b == REFERENCE ? KAKEYA_PRECISION_F32
                                                 : b == CUDA    ? pair_precision
                                                                : KAKEYA_PRECISION_BF16,
@@ -79,7 +79,7 @@ static inline void pair_open_verifier(pair *p, const char *verifier) {
     memset(p, 0, sizeof *p);
     if (!device_present()) skip();
     mem_account_init(&p->account, NULL, 0);
-    REQUIRE_OK(gemma4_model_open(verifier, &p->account, &p->verifier, error));
+    REQUIRE_OK(language_model_open(verifier, &p->account, &p->verifier, error));
     bool plain = weight_format_is_plain(p->verifier->weights.layer[0].q_proj.format);
     as_close = plain ? 2.2 : p->verifier->weights.embed.format == WEIGHT_Q6_K ? 6 : 3.2;
 }
@@ -87,10 +87,10 @@ static inline void pair_open_verifier(pair *p, const char *verifier) {
 static inline void pair_open(pair *p, const char *verifier, bool auxiliary_models) {
     pair_open_verifier(p, verifier);
     if (auxiliary_models) {
-        REQUIRE_OK(
-            dflash_model_open(KAKEYA_MODELS "/demo-dflash", &p->verifier->config, &p->account, &p->drafter, error));
-        REQUIRE_OK(f_theta_model_open(KAKEYA_TEST_DATA "/golden/demo-f-theta-regression", &p->verifier->config,
-                                      &p->drafter->config, &p->account, &p->f_theta, error));
+        REQUIRE_OK(block_drafter_model_open(KAKEYA_MODELS "/demo-dflash", &p->verifier->config, &p->account,
+                                            &p->drafter, error));
+        REQUIRE_OK(restoration_model_open(KAKEYA_TEST_DATA "/golden/demo-f-theta-regression", &p->verifier->config,
+                                          &p->drafter->config, &p->account, &p->f_theta, error));
     }
     pair_create(p, false);
 }
@@ -99,9 +99,9 @@ static inline void pair_close(pair *p) {
     for (int b = 0; b < MODELS; b++) {
         if (p->model[b]) p->ops[b]->model_destroy(p->model[b]);
     }
-    if (p->f_theta) f_theta_model_close(p->f_theta);
-    if (p->drafter) dflash_model_close(p->drafter);
-    gemma4_model_close(p->verifier);
+    if (p->f_theta) restoration_model_close(p->f_theta);
+    if (p->drafter) block_drafter_model_close(p->drafter);
+    language_model_close(p->verifier);
     assert_int_equal(mem_total(&p->account), 0);
 }
 

@@ -30,7 +30,7 @@ static inline kakeya_status round_matrix(void *context, const tensor_slot *slot,
  * multiplies with such matrices, not the matrices themselves; of a small random model their rounding alone can cost
  * more than all the rest, which is what the comparison is about. */
 static inline void round_weights(pair *p) {
-    gemma4_model *v = p->verifier;
+    language_model *v = p->verifier;
     rounded_weights r = {.p = p, .memory = {.owned = v->owned, .n_owned = v->n_owned}};
     REQUIRE_OK(gemma4_walk(&v->config, round_matrix, &r, error));
     v->owned = r.memory.owned;
@@ -49,7 +49,7 @@ static inline void check_form(const char *name) {
     snprintf(path, sizeof path, "%s/golden/%s/golden.safetensors", KAKEYA_TEST_DATA, name);
     safetensors *file = NULL;
     REQUIRE_OK(safetensors_open(unpacked_file(path), &file, error));
-    const gemma4_config *c = &p.verifier->config;
+    const model_config *c = &p.verifier->config;
     enum { CONTEXT_OF_FORMS = 128 };
     const int T = (int)safetensors_find(file, "input_ids")->shape[0];
     assert_true(T <= CONTEXT_OF_FORMS);
@@ -149,7 +149,7 @@ static inline void check_later_prompts(pair *p, const char *what, int window) {
 
 /* Decode rows behind a full window, some layers attending the positions of others: as close to the reference as the
  * CPU, and the same bits in blocks of any size. ranks: of f_theta's keys and values; NULL: one. */
-static inline void check_window(const gemma4_config *form, const policy *how, int chunks, const int *ranks,
+static inline void check_window(const model_config *form, const policy *how, int chunks, const int *ranks,
                                 const char *name) {
     enum { CHUNK = 230, MAX_CHUNKS = 20, MORE = 70 };
     static const int windows[3] = {0, 0, 0}, blocks[] = {1, 2, 3, 8, 9, 16, 17};

@@ -25,7 +25,7 @@ static void open_on_device(pair *p, int which) {
     if (!device_present()) skip();
     open_models(p, which);
     p->ops = backend_find("cuda", NULL);
-    REQUIRE_OK(f_theta_model_synthesize(&p->verifier->config, NULL, 8, 8, false, &p->account, &p->f_theta, error));
+    REQUIRE_OK(restoration_model_synthesize(&p->verifier->config, NULL, 8, 8, false, &p->account, &p->f_theta, error));
     complete(p, KAKEYA_PRECISION_BF16, 0);
 }
 

@@ -328,7 +328,7 @@ static void packed_in_all_weights(void) {
         {"experts in FP8, rows in FP8", WEIGHT_FP8, KAKEYA_PRECISION_FP8},
     };
     static const int windows[3] = {0, 40, 0};
-    const gemma4_config form = routed_form();
+    const model_config form = routed_form();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         if (cases[i].format != WEIGHT_BF16 && !prompt_gemm_bulk_runs()) continue; /* the fake device has no codes */
         pair p;
@@ -353,7 +353,7 @@ static void first_prompts_together(void **state) {
     pair_close(&p);
     static const char *const names[] = {"shared layers", "heads of 512", "eight queries to a head of 512",
                                         "values without norm"};
-    gemma4_config forms[] = {wide_form(), tall_form(), grouped_form(), gemma3_form()};
+    model_config forms[] = {wide_form(), tall_form(), grouped_form(), gemma3_form()};
     for (int i = 0; i < 4; i++) {
         forms[i].sliding_window = 192;
         pair_random(&p, &forms[i], windows, false, true);
@@ -453,7 +453,7 @@ static void restored_sessions(void **state) {
     restored_together(&p, "demo, restored", KAKEYA_RESTORE_SLIDING, 6, 307);
     restored_together(&p, "demo, restored in all layers", KAKEYA_RESTORE_ALL, 4, 311);
     pair_close(&p);
-    gemma4_config form = wide_form();
+    model_config form = wide_form();
     for (int i = 0; i < (sweep_short() && PAIR_DEVICES > 1 ? 1 : 2); i++) {
         form.sliding_window = i ? 1024 : 192;
         if (i)
@@ -474,7 +474,7 @@ static void restored_sessions(void **state) {
 /* Sessions whose latents are made of aux hidden states, some of which keep a drafter's context, too. */
 static void aux_forms_together(void **state) {
     (void)state;
-    gemma4_config form = wide_form();
+    model_config form = wide_form();
     form.sliding_window = 192;
     for (int i = 0; i < (sweep_short() ? 2 : AUX_FORMS); i++) {
         pair p;
@@ -496,7 +496,7 @@ static void demo_compositions(void **state) {
 static void shared_layer_compositions(void **state) {
     (void)state;
     static const int windows[3] = {0, 40, 0};
-    gemma4_config form = wide_form();
+    model_config form = wide_form();
     form.sliding_window = 192;
     pair p;
     pair_random(&p, &form, windows, false, true);
@@ -519,7 +519,7 @@ static void shared_layer_compositions(void **state) {
 }
 
 /* A session whose K/V are not numbers, in the middle of others: it alone is ill. */
-static void ill_among(gemma4_config form) {
+static void ill_among(model_config form) {
     enum { POISON = 639, ROWS = 80, SESSIONS = 9, ILL = 4 };
     static const int windows[3] = {0, 0, 0};
     form.sliding_window = 192;

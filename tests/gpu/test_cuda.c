@@ -229,7 +229,7 @@ static void shared_kv(void **state) {
     (void)state;
     enum { ROWS = 300, MORE = 40 };
     pair p;
-    gemma4_config form = shared_form();
+    model_config form = shared_form();
     pair_random(&p, &form, NULL, false, false);
     size_t vocab = (size_t)p.verifier->config.vocab;
     int32_t tokens[ROWS + MORE];
@@ -266,14 +266,14 @@ static void shared_kv(void **state) {
 static void restored_window(void **state) {
     (void)state;
     static const int ranks[][2] = {{136, 264}, {72, 40}, {64, 200}, {136, 72}, {192, 256}, {256, 256}};
-    gemma4_config forms[] = {wide_form(), shared_form()};
+    model_config forms[] = {wide_form(), shared_form()};
     for (int i = 0; i < 4; i++) check_window(&forms[i % 2], &policies[2 + i / 2], 5, ranks[i % 2], "two ranks");
     for (int i = 2; i < 6; i++) check_window(&forms[0], &policies[2], 5, ranks[i], "restored window");
 }
 
 static void published_heads(void **state) {
     (void)state;
-    gemma4_config form = tall_form();
+    model_config form = tall_form();
     for (int k = 0; k < 2; k++) check_window(&form, &policies[k], 5, NULL, policies[k].name);
     form = grouped_form();
     form.max_context = 8192; /* beyond 4,096 partitions are coarse */
@@ -283,7 +283,7 @@ static void published_heads(void **state) {
 static void later_prompts_of_shared_layers(void **state) {
     (void)state;
     static const int windows[3] = {0, 0, 0};
-    gemma4_config forms[] = {shared_form(), wide_form()};
+    model_config forms[] = {shared_form(), wide_form()};
     forms[1].sliding_window = 192; /* smaller than the conversation */
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
         pair p;
@@ -324,7 +324,7 @@ static void drafter_windows(void **state) {
     for (int w = 0; w < 2; w++) {
         for (int bidirectional = 0; bidirectional < 2; bidirectional++) {
             pair p;
-            gemma4_config form = shared_form();
+            model_config form = shared_form();
             pair_random(&p, &form, windows[w], bidirectional, false);
             for (int b = 0; b < MODELS; b++) draft_blocks(&p, b, found[w][bidirectional][b]);
             int equal = equal_drafts(found[w][bidirectional][CUDA], found[w][bidirectional][CPU]);
@@ -369,7 +369,7 @@ static void greedy_rows(void **state) {
     enum { VOCAB = 140000, PROMPT_ROWS = 90, ROWS = BACKEND_MAX_DECODE_ROWS, SCREENED = 0, FULL = 1 };
     static const int windows[] = {5, 0, 3};
     pair p;
-    gemma4_config form = shared_form();
+    model_config form = shared_form();
     form.vocab = VOCAB;
     random_models(&p, &form, windows, false);
     p.verifier->config.n_suppress_tokens = 1; /* token 0 */
@@ -447,7 +447,7 @@ static int by_logit(const void *a, const void *b) {
 
 /* What the device lists of a row is what a sort of the row gives, and the sum of weights is the same integer; both
  * without what is never sampled. */
-static void assert_leaders(const backend_leaders *found, const float *row, const gemma4_config *c, float temperature) {
+static void assert_leaders(const backend_leaders *found, const float *row, const model_config *c, float temperature) {
     const int vocab = c->vocab;
     int32_t *order = malloc((size_t)vocab * sizeof *order);
     float *logits = malloc((size_t)vocab * sizeof *logits);
@@ -581,8 +581,8 @@ static void upload_progress(void **state) {
     if (!device_present()) skip();
     mem_account account;
     mem_account_init(&account, NULL, 0);
-    gemma4_model *model = NULL;
-    REQUIRE_OK(gemma4_model_open(KAKEYA_MODELS "/demo", &account, &model, error));
+    language_model *model = NULL;
+    REQUIRE_OK(language_model_open(KAKEYA_MODELS "/demo", &account, &model, error));
     size_t before = mem_total(&account);
     const backend_ops *ops = backend_find("cuda", NULL);
     upload_report report = {.ordered = true};
@@ -602,7 +602,7 @@ static void upload_progress(void **state) {
     assert_null(backend);
     assert_int_equal(report.calls, 5);
     assert_int_equal(mem_total(&account), before);
-    gemma4_model_close(model);
+    language_model_close(model);
 }
 
 static void refusals(void **state) {
@@ -610,8 +610,8 @@ static void refusals(void **state) {
     if (!device_present()) skip();
     mem_account account;
     mem_account_init(&account, NULL, 0);
-    gemma4_model *model = NULL;
-    REQUIRE_OK(gemma4_model_open(demo_path(), &account, &model, error));
+    language_model *model = NULL;
+    REQUIRE_OK(language_model_open(demo_path(), &account, &model, error));
     backend_model_options options = {.verifier = model, .precision = KAKEYA_PRECISION_F32, .account = &account};
     backend_model *backend = NULL;
     kakeya_error refusal = {0};
@@ -634,7 +634,7 @@ static void refusals(void **state) {
     assert_int_equal(ops->cache_create(backend, &cache_options, &cache, &refusal), KAKEYA_UNSUPPORTED);
     assert_non_null(strstr(refusal.message, "keeps bf16, q8 or q4"));
     ops->model_destroy(backend);
-    gemma4_model_close(model);
+    language_model_close(model);
     assert_int_equal(mem_total(&account), 0);
 }
 

@@ -33,7 +33,7 @@ static void choices_of_halves(void **state) {
     (void)state;
     enum { VOCAB = 280000 }; /* so that half a head is worth a copy */
     pair p;
-    gemma4_config form = shared_form();
+    model_config form = shared_form();
     form.vocab = VOCAB;
     pair_random(&p, &form, NULL, false, false);
     const backend_ops *ops = p.ops[CUDA];
@@ -70,7 +70,7 @@ static void near_the_reference(void **state) {
     (void)state;
     const struct {
         const char *name;
-        gemma4_config form;
+        model_config form;
     } cases[] = {{"shared", shared_form()}, {"wide", wide_form()}, {"tall", tall_form()}, {"routed", routed_form()}};
     for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
         pair p;
@@ -117,7 +117,7 @@ static void expect_bytes(const pair *p, const backend_cache *cache, const policy
 static void sessions_change_devices(void **state) {
     (void)state;
     static const int windows[3] = {0, 40, 0};
-    gemma4_config form = wide_form();
+    model_config form = wide_form();
     form.sliding_window = 192;
     pair p;
     pair_random(&p, &form, windows, false, true);
@@ -160,7 +160,7 @@ static void sessions_change_devices(void **state) {
 static void one_device_fails(void **state) {
     (void)state;
     pair p;
-    gemma4_config form = shared_form();
+    model_config form = shared_form();
     pair_random(&p, &form, NULL, false, false);
     const backend_ops *ops = p.ops[CUDA];
     size_t n = 5 * (size_t)form.vocab;
@@ -208,7 +208,7 @@ static void what_is_refused(void **state) {
     (void)state;
     static const int twice[] = {0, 0}, absent[] = {0, 77}, three[] = {0, 1, 2}, nine[] = {0, 1, 2, 3, 4, 5, 6, 7, 8};
     pair p;
-    gemma4_config form = shared_form();
+    model_config form = shared_form();
     pair_random(&p, &form, NULL, false, false);
     expect_refusal(&p, twice, 2, "names device 0 twice");
     expect_refusal(&p, absent, 2, "names device 77");

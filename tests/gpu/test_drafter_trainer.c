@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "backend/backend_train.h"
-#include "model/dflash_values.h"
+#include "model/block_drafter_values.h"
 #include "model/tensors.h"
 #include "unit/tiny.h"
 
@@ -58,7 +58,7 @@ static void check_chosen(pupil *p, tiny *t) {
     enum { ROWS = 5, CHOSEN = 2 };
     static const int chosen[CHOSEN] = {1, 0};
     static const int32_t tokens[ROWS] = {7, 9, 11, 30, 8};
-    const gemma4_config *c = &t->verifier->config;
+    const model_config *c = &t->verifier->config;
     size_t hidden = (size_t)c->hidden;
     float *all = calloc((size_t)(c->layers + 1) * ROWS * hidden, sizeof *all),
           *some = calloc(ROWS * CHOSEN * hidden, sizeof *some);
@@ -125,11 +125,11 @@ static void check(const char *drafter, bool inside, bool bidirectional) {
     if (!device_present()) skip();
     tiny t;
     tiny_open_weights(&t, "gemma4-tiny-dense", drafter);
-    dflash_config config = t.drafter->config;
-    size_t n = dflash_values_count(&config), width = (size_t)(config.targets * config.hidden);
+    block_drafter_config config = t.drafter->config;
+    size_t n = block_drafter_values_count(&config), width = (size_t)(config.targets * config.hidden);
     float *weights = malloc(n * sizeof *weights), *aux = malloc(SEQUENCES * LENGTH * MOST_AUX * sizeof *aux);
     uint64_t random = 5;
-    dflash_values_begin(&config, &t.verifier->weights, 7, weights);
+    block_drafter_values_begin(&config, &t.verifier->weights, 7, weights);
     for (size_t i = 0; i < SEQUENCES * LENGTH * width; i++) aux[i] = (float)draw(&random);
     static const int first[SEQUENCES][BLOCKS] = {{3, 22}, {1, 2}, {10, 13}};
     int32_t tokens[SEQUENCES][LENGTH];
@@ -167,8 +167,8 @@ static void check(const char *drafter, bool inside, bool bidirectional) {
     leave(&device);
     free(weights);
     free(aux);
-    dflash_model_close(t.drafter);
-    gemma4_model_close(t.verifier);
+    block_drafter_model_close(t.drafter);
+    language_model_close(t.verifier);
     assert_int_equal(mem_total(&t.account), 0);
 }
 

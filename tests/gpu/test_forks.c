@@ -14,10 +14,10 @@ typedef struct holder {
 
 static void forks_open(pair *p) {
     static const int windows[3] = {0, 0, 48};
-    gemma4_config form = wide_form();
+    model_config form = wide_form();
     form.sliding_window = 192;
     for (int i = 0; i < form.layers; i++) {
-        if (form.layer[i].type != GEMMA4_FULL) continue;
+        if (form.layer[i].type != LAYER_FULL) continue;
         form.layer[i].head_dim = 512;
         form.layer[i].kv_heads = 4;
     }

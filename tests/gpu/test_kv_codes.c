@@ -137,7 +137,7 @@ static void against_cpu(kv_format format) {
     pair_kv_format = format;
     pair_open(&p, demo_path(), true);
     check_form(&p, "demo");
-    gemma4_config forms[] = {tall_form(), grouped_form(), shared_form(), gemma3_form()};
+    model_config forms[] = {tall_form(), grouped_form(), shared_form(), gemma3_form()};
     static const char *const names[] = {"heads of 512", "eight queries to a head of 512", "keys and values",
                                         "values without norm"};
     for (int i = 0; i < 4; i++) {
@@ -196,7 +196,7 @@ static void rows_have_their_bits_in_every_block(void **state) {
     static const kv_format formats[] = {KV_FORMAT_BF16, KV_FORMAT_Q8, KV_FORMAT_Q4};
     static const int depths[] = {100, 3000, 9001, 62000};
     pair p;
-    gemma4_config form = grouped_form();
+    model_config form = grouped_form();
     form.max_context = 65536;
     pair_random(&p, &form, NULL, false, false);
     for (size_t f = 0; f < sizeof formats / sizeof formats[0]; f++)

@@ -37,10 +37,10 @@ static void fill_latents(float *x, int width) {
     }
 }
 
-static void check_rows(int rank_k, int rank_v, bool shared, f_theta_latents latents) {
-    f_theta_config config = {.rank_k = rank_k, .rank_v = rank_v, .shared_latent = shared, .latents = latents};
+static void check_rows(int rank_k, int rank_v, bool shared, restoration_latents latents) {
+    restoration_config config = {.rank_k = rank_k, .rank_v = rank_v, .shared_latent = shared, .latents = latents};
     latent_row row = latent_row_of(&config, KV_FORMAT_BF16);
-    cuda_latent_form form = latents == F_THETA_LATENTS_Q8 ? CUDA_LATENT_Q8 : CUDA_LATENT_Q4;
+    cuda_latent_form form = latents == RESTORATION_LATENTS_Q8 ? CUDA_LATENT_Q8 : CUDA_LATENT_Q4;
     cuda_latent_row on_device = {.form = form,
                                  .rank_k = rank_k,
                                  .rank_v = rank_v,
@@ -74,7 +74,7 @@ static void check_rows(int rank_k, int rank_v, bool shared, f_theta_latents late
         for (size_t i = 0; i < row.bytes; i++) {
             if (found[(size_t)r * row.bytes + i] != expected[i])
                 fail_msg("ranks %d and %d in %s, row %d: byte %zu is %d, expected %d", rank_k, rank_v,
-                         f_theta_latents_name(latents), r, i, found[(size_t)r * row.bytes + i], expected[i]);
+                         restoration_latents_name(latents), r, i, found[(size_t)r * row.bytes + i], expected[i]);
         }
         latent_decode(row.format, expected + row.values_at, rank_v, decoded);
         for (int i = 0; i < rank_v; i++) {
@@ -93,8 +93,8 @@ static void rows_have_the_bytes_of_the_host(void **state) {
     static const int ranks[][2] = {{256, 256}, {8, 40}, {72, 200}, {96, 160}, {104, 104}};
     for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
         for (int shared = 0; shared <= (ranks[i][0] == ranks[i][1]); shared++) {
-            check_rows(ranks[i][0], ranks[i][1], shared, F_THETA_LATENTS_Q8);
-            check_rows(ranks[i][0], ranks[i][1], shared, F_THETA_LATENTS_Q4);
+            check_rows(ranks[i][0], ranks[i][1], shared, RESTORATION_LATENTS_Q8);
+            check_rows(ranks[i][0], ranks[i][1], shared, RESTORATION_LATENTS_Q4);
         }
     }
 }
@@ -120,7 +120,7 @@ static void converse(pair *p, int b, const policy *how, bool drafter, const int3
 
 static void against_cpu(void **state) {
     (void)state;
-    gemma4_config forms[] = {wide_form(), shared_form(), gemma3_form()};
+    model_config forms[] = {wide_form(), shared_form(), gemma3_form()};
     static const char *const names[] = {"heads of 256", "heads of 64", "values without norm"};
     forms[0].sliding_window = forms[2].sliding_window = 192;
     int32_t tokens[ALL];

@@ -10,7 +10,7 @@ static void form_without_value_norm(void **state) {
 static void values_without_norm(void **state) {
     (void)state;
     static const int ranks[][2] = {{136, 200}, {72, 40}};
-    gemma4_config form = gemma3_form();
+    model_config form = gemma3_form();
     for (int k = 0; k < POLICIES; k++) check_window(&form, &policies[k], 5, NULL, policies[k].name);
     for (int i = 0; i < 2; i++) check_window(&form, &policies[2 + i], 5, ranks[i], "values without norm, two ranks");
 }
@@ -21,7 +21,7 @@ static void snapshots_without_value_norm(void **state) {
     enum { ROWS = 700, ANSWER = 30 };
     static const int windows[3] = {0, 0, 0};
     pair p;
-    gemma4_config form = gemma3_form();
+    model_config form = gemma3_form();
     pair_random(&p, &form, windows, false, true);
     size_t vocab = (size_t)form.vocab;
     int32_t tokens[ROWS + ANSWER];
@@ -56,7 +56,7 @@ static void snapshots_without_value_norm(void **state) {
 static void later_prompts_without_value_norm(void **state) {
     (void)state;
     static const int windows[3] = {0, 0, 0};
-    gemma4_config form = gemma3_form();
+    model_config form = gemma3_form();
     form.sliding_window = 192;                                             /* smaller than the conversation */
     for (int i = 0; i < form.layers; i++) form.layer[i].intermediate -= 7; /* prompts multiply eights of rows */
     pair p;

@@ -210,7 +210,7 @@ static void random_schedules(void **state) {
 static void random_schedules_of_shared_layers(void **state) {
     (void)state;
     static const int windows[3] = {0, 40, 0};
-    gemma4_config forms[] = {shared_form(), wide_form(), gemma3_form()};
+    model_config forms[] = {shared_form(), wide_form(), gemma3_form()};
     forms[1].sliding_window = forms[2].sliding_window = 192;
     for (int i = 0; i < forms[2].layers; i++) forms[2].layer[i].intermediate -= 7; /* prompts multiply eights of rows */
     for (size_t f = 0; f < sizeof forms / sizeof forms[0]; f++) {
@@ -230,7 +230,7 @@ static void random_schedules_of_shared_layers(void **state) {
 /* The same with latents of aux hidden states. What is not restored has none. */
 static void random_schedules_of_aux_forms(void **state) {
     (void)state;
-    gemma4_config forms[] = {wide_form(), shared_form()};
+    model_config forms[] = {wide_form(), shared_form()};
     forms[0].sliding_window = 192;
     for (int f = 0; f < AUX_FORMS; f++) {
         pair p;
@@ -252,7 +252,7 @@ static void schedules_in_codes(kv_format format, int first_form) {
     pair_kv_format = format;
     for (int f = first_form; f < 4; f++) {
         pair p;
-        gemma4_config form = f == 1 ? tall_form() : f == 2 ? shared_form() : gemma3_form();
+        model_config form = f == 1 ? tall_form() : f == 2 ? shared_form() : gemma3_form();
         if (f == 0)
             pair_open(&p, demo_path(), true);
         else
@@ -404,7 +404,7 @@ static void poisoned_session(void **state) {
     (void)state;
     enum { POISON = 639, ROWS = 300, MORE = 30 };
     static const int windows[3] = {0, 0, 0};
-    gemma4_config form = wide_form();
+    model_config form = wide_form();
     form.sliding_window = 192;
     pair p;
     random_models(&p, &form, windows, true);
@@ -536,13 +536,13 @@ static void fresh_engine(void **state) {
 
 /* Latents in 8 and 4 bits, without a drafter and beside one: aux hidden states that wait are in two orders. */
 static void open_shared_q8(pair *p) {
-    gemma4_config form = wide_form();
+    model_config form = wide_form();
     form.sliding_window = 192;
     pair_random_aux(p, &form, &aux_forms[0]);
 }
 
 static void open_separate_q4(pair *p) {
-    gemma4_config form = shared_form();
+    model_config form = shared_form();
     pair_random_aux(p, &form, &aux_forms[1]);
 }
 
@@ -630,7 +630,7 @@ static void live(pair *p, const policy *how, const int32_t *tokens, float *logit
 static void failing_allocations(void **state) {
     (void)state;
     static const int windows[3] = {0, 40, 0};
-    gemma4_config form = wide_form();
+    model_config form = wide_form();
     form.sliding_window = 192;
     pair p;
     pair_random(&p, &form, windows, false, true);
@@ -692,7 +692,7 @@ static int open_two(pair *p, size_t limit_beside_one) {
 static void kept_memory(void **state) {
     (void)state;
     static const int windows[3] = {0, 40, 0};
-    gemma4_config form = wide_form();
+    model_config form = wide_form();
     form.sliding_window = 192;
     pair p;
     pair_random(&p, &form, windows, false, true);
@@ -721,7 +721,7 @@ static void kept_memory(void **state) {
  * not at the first prompt. */
 static void refused_widths(void **state) {
     (void)state;
-    gemma4_config forms[] = {shared_form(), routed_form()};
+    model_config forms[] = {shared_form(), routed_form()};
     forms[0].ple_width -= 4;
     forms[1].expert_intermediate -= 4;
     for (size_t f = 0; f < sizeof forms / sizeof forms[0]; f++) {

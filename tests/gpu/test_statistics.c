@@ -56,18 +56,18 @@ static kakeya_engine *open_engine(const char *name, const char *drafter, const c
 }
 
 /* d: the drafter whose context is read, or NULL */
-static trainer_options options_of(const gemma4_config *c, const dflash_config *d) {
+static trainer_options options_of(const model_config *c, const block_drafter_config *d) {
     trainer_options o = {
         .sequence = LENGTH, .sink = SINK, .window = WINDOW, .metric_tokens = 1 << 20, .threads = THREADS};
-    o.config = (f_theta_config){.input = F_THETA_AUX_HIDDEN, .hidden = c->hidden};
+    o.config = (restoration_config){.input = RESTORATION_AUX_HIDDEN, .hidden = c->hidden};
     /* more inputs than the device's factor has in a block */
-    o.config.aux_layers = f_theta_default_taps(c, 3, o.config.aux_layer);
+    o.config.aux_layers = restoration_default_taps(c, 3, o.config.aux_layer);
     if (d)
-        o.config = (f_theta_config){.input = F_THETA_DRAFTER_CONTEXT_KV,
-                                    .drafter_layers = d->layers,
-                                    .drafter_kv_heads = d->kv_heads,
-                                    .drafter_head_dim = d->head_dim};
-    f_theta_config_fit(&o.config, c, RANK, RANK, !d);
+        o.config = (restoration_config){.input = RESTORATION_DRAFTER_CONTEXT_KV,
+                                        .drafter_layers = d->layers,
+                                        .drafter_kv_heads = d->kv_heads,
+                                        .drafter_head_dim = d->head_dim};
+    restoration_config_fit(&o.config, c, RANK, RANK, !d);
     return o;
 }
 
@@ -78,15 +78,15 @@ typedef struct sides {
     trainer *trainer;
     trainer_options options;
     const closed_form_sums *sums; /* of the trainer */
-    float *gram[GEMMA4_MAX_LAYERS];
+    float *gram[MODEL_MAX_LAYERS];
     backend_model *model; /* on the device */
     backend_statistics *statistics;
     kakeya_error *error;
 } sides;
 
 static void make_grams(sides *s) {
-    const gemma4_model *g = s->engine->verifier;
-    const gemma4_config *c = &g->config;
+    const language_model *g = s->engine->verifier;
+    const model_config *c = &g->config;
     for (int i = 0; i < c->layers; i++) {
         int d = c->layer[i].head_dim;
         float *row = malloc((size_t)(c->heads * d) * sizeof *row);
@@ -103,7 +103,7 @@ static void make_grams(sides *s) {
 
 static statistics_options statistics_of(const sides *s) {
     const closed_form_sums *sums = s->sums;
-    const dflash_config *drafter = s->engine->drafter ? &s->engine->drafter->config : NULL;
+    const block_drafter_config *drafter = s->engine->drafter ? &s->engine->drafter->config : NULL;
     statistics_options o = {.tap = drafter ? drafter->target_layer : s->options.config.aux_layer,
                             .taps = drafter ? drafter->targets : s->options.config.aux_layers,
                             .context = drafter != NULL,
@@ -119,7 +119,7 @@ static statistics_options statistics_of(const sides *s) {
                             .sequence = LENGTH,
                             .sink = SINK,
                             .negligible = 1e-5f};
-    const gemma4_config *c = &s->engine->verifier->config;
+    const model_config *c = &s->engine->verifier->config;
     for (int i = 0; i < c->layers; i++) {
         o.metric_k[i] = (size_t)(sums->metric_k[i] - sums->all);
         o.metric_v[i] = (size_t)(sums->metric_v[i] - sums->all);
@@ -151,7 +151,7 @@ static void close_sides(sides *s) {
     cuda_statistics_destroy(s->statistics);
     backend_find("cuda", NULL)->model_destroy(s->model);
     trainer_destroy(s->trainer);
-    for (int i = 0; i < GEMMA4_MAX_LAYERS; i++) free(s->gram[i]);
+    for (int i = 0; i < MODEL_MAX_LAYERS; i++) free(s->gram[i]);
     kakeya_engine_close(s->engine);
 }
 
@@ -180,7 +180,7 @@ static void *bits_to_device(const float *from, size_t rows, size_t n, size_t ld)
 
 static void show_device(void *user, const train_layer *l) {
     sides *s = user;
-    const gemma4_config *c = &s->engine->verifier->config;
+    const model_config *c = &s->engine->verifier->config;
     enum { WIDER = 8 };
     size_t rows = (size_t)l->rows, d = (size_t)c->layer[l->layer].head_dim, q = (size_t)c->heads * d,
            kv = (size_t)c->layer[l->layer].kv_heads * d, hidden = (size_t)c->hidden;
@@ -231,7 +231,7 @@ static void near(const char *model, const char *what, int layer, const double *f
 
 static void compare_sums(const char *name, const sides *s, const double *all) {
     const closed_form_sums *w = s->sums;
-    const gemma4_config *c = &s->engine->verifier->config;
+    const model_config *c = &s->engine->verifier->config;
     size_t n = (size_t)w->inputs, targets = (size_t)w->targets;
     /* of x and of y to bf16, half a unit of 8 bits each; of a drafter also fc */
     const double two_roundings = s->engine->drafter ? 0x1p-7 : 0x1p-8;
@@ -259,14 +259,14 @@ static void near_weights(const char *model, const char *what, const float *a, co
 
 /* The same sums solved on the host and on the device. */
 static void compare_solutions(const char *name, const sides *s, double *all) {
-    const gemma4_config *c = &s->engine->verifier->config;
+    const model_config *c = &s->engine->verifier->config;
     closed_form_sums sums;
     REQUIRE_OK(closed_form_sums_create(c, s->sums->inputs, &sums, error));
     all[0] = fmax(s->sums->tokens[0], 2.0 * s->sums->inputs); /* fewer are refused */
     memcpy(sums.all, all, sums.n_all * sizeof *all);
     for (int shared = 0; shared < 2; shared++) {
-        f_theta_config config = s->options.config;
-        f_theta_config_fit(&config, c, RANK, RANK, shared);
+        restoration_config config = s->options.config;
+        restoration_config_fit(&config, c, RANK, RANK, shared);
         closed_form_problem problem = {
             .sums = &sums, .config = &config, .gram = s->gram, .solver = CLOSED_FORM_SUBSPACE};
         REQUIRE_OK(thread_pool_create(THREADS, &problem.pool, error));
@@ -342,11 +342,11 @@ static void whole_way(void **state) {
     for (int m = 0; m < WITHOUT_EXPERTS; m++) {
         kakeya_engine *engine[2] = {open_engine(models[m], NULL, "cpu", KAKEYA_PRECISION_F32),
                                     open_engine(models[m], NULL, "cuda", KAKEYA_PRECISION_BF16)};
-        const gemma4_config *c = &engine[0]->verifier->config;
+        const model_config *c = &engine[0]->verifier->config;
         const trainer_options options = options_of(c, NULL);
         closed_form_weights w[2];
         double *map[2];
-        size_t n = (size_t)f_theta_encoder_in(&options.config), d = (size_t)c->layer[0].head_dim;
+        size_t n = (size_t)restoration_encoder_in(&options.config), d = (size_t)c->layer[0].head_dim;
         for (int b = 0; b < 2; b++) {
             trainer *t;
             REQUIRE_OK(trainer_create(engine[b], &options, &t, error));

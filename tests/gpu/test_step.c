@@ -21,10 +21,10 @@
 typedef struct form {
     const char *model;
     mem_account account;
-    gemma4_model *verifier;
-    dflash_model *drafter;
-    f_theta_model *f_theta;
-    step_tap tap[DFLASH_MAX_TARGETS];
+    language_model *verifier;
+    block_drafter_model *drafter;
+    restoration_model *f_theta;
+    step_tap tap[BLOCK_DRAFTER_MAX_TARGETS];
     cuda_weights weights;
     step_op *ops, *fused;
     program_op *program;
@@ -40,13 +40,13 @@ static void form_open(form *f, const char *model) {
     memset(f, 0, sizeof *f);
     f->model = model;
     mem_account_init(&f->account, NULL, 0);
-    require_ok(gemma4_model_outline(model, &f->account, &f->verifier, &error), &error);
-    const gemma4_config *c = &f->verifier->config;
-    require_ok(dflash_model_outline(c, &f->account, &f->drafter, &error), &error);
-    require_ok(f_theta_model_synthesize(c, &f->drafter->config, F_THETA_PUBLISHED_RANK, F_THETA_PUBLISHED_RANK, true,
-                                        &f->account, &f->f_theta, &error),
+    require_ok(language_model_outline(model, &f->account, &f->verifier, &error), &error);
+    const model_config *c = &f->verifier->config;
+    require_ok(block_drafter_model_outline(c, &f->account, &f->drafter, &error), &error);
+    require_ok(restoration_model_synthesize(c, &f->drafter->config, RESTORATION_PUBLISHED_RANK,
+                                            RESTORATION_PUBLISHED_RANK, true, &f->account, &f->f_theta, &error),
                &error);
-    backend_model_options options = {.verifier = f->verifier, .drafter = f->drafter, .f_theta = f->f_theta};
+    backend_model_options options = {.verifier = f->verifier, .drafter = f->drafter, .restoration = f->f_theta};
     require_ok(cuda_weights_describe(&f->weights, &options, (model_shard){0, 1}, &error), &error);
     f->ops = calloc((size_t)step_most_ops(c), sizeof *f->ops);
     f->fused = calloc((size_t)step_most_ops(c), sizeof *f->fused);
@@ -60,9 +60,9 @@ static void form_close(form *f) {
     free(f->fused);
     free(f->program);
     free(f->launches);
-    f_theta_model_close(f->f_theta);
-    dflash_model_close(f->drafter);
-    gemma4_model_close(f->verifier);
+    restoration_model_close(f->f_theta);
+    block_drafter_model_close(f->drafter);
+    language_model_close(f->verifier);
 }
 
 static const char *const models[] = {"26b-a4b:layers=12", "31b:layers=12", "12b:layers=7", "e2b", "e4b"};
@@ -98,7 +98,7 @@ static bool attends(const step_op *op) {
 
 /* New K/V of a layer are there before a layer attends them, and in the cache when the step ends. */
 static void check_cache(const form *f, const char *what, int n) {
-    bool fresh[GEMMA4_MAX_LAYERS] = {false}, stored[GEMMA4_MAX_LAYERS] = {false};
+    bool fresh[MODEL_MAX_LAYERS] = {false}, stored[MODEL_MAX_LAYERS] = {false};
     for (int i = 0; i < n; i++) {
         const step_op *op = &f->ops[i];
         if (op->kind == STEP_HEAD_ROWS && op->source == op->layer) fresh[op->layer] = true;
@@ -135,7 +135,7 @@ static void check_streams(const form *f, const char *what, int n) {
 }
 
 static void check_rows(const form *f, const char *what, int n, int rows) {
-    int attended[GEMMA4_MAX_LAYERS] = {0};
+    int attended[MODEL_MAX_LAYERS] = {0};
     for (int i = 0; i < n; i++) {
         const step_op *op = &f->ops[i];
         if (!attends(op)) continue;
@@ -248,7 +248,7 @@ static void check_program(form *f, const char *what, const step_shape *s, int n)
 /* Alone, and as the first and the second of two devices, which meet in the same places. */
 static void check(form *f, const char *what, const step_shape *shape) {
     static const model_shard shards[] = {{0, 1}, {0, 2}, {1, 2}};
-    meeting found[3][2 * GEMMA4_MAX_LAYERS + 2];
+    meeting found[3][2 * MODEL_MAX_LAYERS + 2];
     int meetings[3];
     for (int k = 0; k < 3; k++) {
         step_shape s = *shape;
@@ -271,7 +271,7 @@ static void check(form *f, const char *what, const step_shape *shape) {
 /* ------------------------------------------------------------------------------------------------- all shapes */
 
 static step_shape decode_shape(const form *f) {
-    const gemma4_config *c = &f->verifier->config;
+    const model_config *c = &f->verifier->config;
     step_shape s = {.config = c,
                     .weights = &f->weights,
                     .rows = 1,
@@ -280,7 +280,7 @@ static step_shape decode_shape(const form *f) {
                     .restored_positions = 960,
                     .rank_k = f->f_theta->config.rank_k,
                     .rank_v = f->f_theta->config.rank_v};
-    for (int i = 0; i < c->layers; i++) s.ring[i] = c->layer[i].type == GEMMA4_SLIDING;
+    for (int i = 0; i < c->layers; i++) s.ring[i] = c->layer[i].type == LAYER_SLIDING;
     return s;
 }
 
@@ -288,7 +288,7 @@ static step_shape decode_shape(const form *f) {
  * layers as latents, which prompts decode, without and with keys that are decoded ahead. */
 static void restore_as(step_shape *s, int how) {
     for (int i = 0; i < s->config->layers; i++) {
-        bool own = s->config->layer[i].kv_source == i, sliding = s->config->layer[i].type == GEMMA4_SLIDING;
+        bool own = s->config->layer[i].kv_source == i, sliding = s->config->layer[i].type == LAYER_SLIDING;
         s->bounded[i] = how > 0 && (sliding || how == 3);
         s->restore[i] = RESTORE_NONE;
         if (!own || !s->bounded[i]) continue;
@@ -305,7 +305,7 @@ enum { RESTORED_FORMS = 7 };
 
 /* The drafter's target layers, the last of them twice: sessions without a drafter's context keep it elsewhere. */
 static void tap_layers(step_shape *s, form *f) {
-    const dflash_config *d = &f->drafter->config;
+    const block_drafter_config *d = &f->drafter->config;
     for (int t = 0; t < d->targets; t++) f->tap[t] = (step_tap){d->target_layer[t], {t, -1}};
     f->tap[d->targets - 1].slot[1] = 0;
     s->tap = f->tap;

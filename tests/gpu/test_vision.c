@@ -8,7 +8,7 @@
 #include "backend/measure.h"
 #include "base/clock.h"
 #include "base/float16.h"
-#include "model/gemma4_vision.h"
+#include "model/vision_model.h"
 
 #ifdef FAKE_DEVICE
 extern bool fake_multiplies;
@@ -29,8 +29,8 @@ static double uniform(uint64_t *state) {
 /* ---------------------------------------------------------------------------------------------------------- towers */
 
 /* Pixels: gradients with noise, as values of bytes. */
-static float *draw_patches(const gemma4_vision *v, int across, int down, uint64_t seed) {
-    const int side = v->patch, values = gemma4_vision_patch_values(v);
+static float *draw_patches(const vision_model *v, int across, int down, uint64_t seed) {
+    const int side = v->patch, values = vision_model_patch_values(v);
     float *patches = malloc((size_t)(across * down * values) * sizeof *patches), *at = patches;
     for (int patch = 0; patch < across * down; patch++) {
         for (int i = 0; i < values; i++) {
@@ -43,7 +43,7 @@ static float *draw_patches(const gemma4_vision *v, int across, int down, uint64_
 }
 
 typedef struct random_vision {
-    gemma4_vision v;
+    vision_model v;
     uint64_t seed;
     void *owned[1 << 10];
     int n;
@@ -78,14 +78,14 @@ static kakeya_status draw_slot(void *context, const vision_slot *slot, kakeya_er
     return KAKEYA_OK;
 }
 
-static random_vision *draw_vision(const gemma4_vision *sizes) {
+static random_vision *draw_vision(const vision_model *sizes) {
     random_vision *r = calloc(1, sizeof *r);
     r->v = *sizes;
     r->seed = 77;
     r->v.rms_eps = 1e-6f;
     r->v.rope_theta = 100;
     r->v.weights = calloc((size_t)sizes->layers + 1, sizeof *r->v.weights);
-    assert_int_equal(gemma4_vision_walk(&r->v, draw_slot, r, NULL), KAKEYA_OK);
+    assert_int_equal(vision_model_walk(&r->v, draw_slot, r, NULL), KAKEYA_OK);
     return r;
 }
 
@@ -118,7 +118,7 @@ static void compare_rows(const char *what, const float *found, const float *want
                  most, 3 * most);
 }
 
-static void compare_tower(pair *p, const char *what, const gemma4_vision *v, int across, int down, double most) {
+static void compare_tower(pair *p, const char *what, const vision_model *v, int across, int down, double most) {
     const int rows = across / v->pooling * (down / v->pooling);
     const size_t values = (size_t)rows * (size_t)v->text_hidden;
     float *patches = draw_patches(v, across, down, 5), *wanted = malloc(values * sizeof *wanted),
@@ -149,7 +149,7 @@ static void towers_of_tiny_models(void **state) {
     for (int i = 0; i < 3; i++) {
         pair p;
         open_tiny(&p, models[i]);
-        const gemma4_vision *v = p.verifier->vision;
+        const vision_model *v = p.verifier->vision;
         const int unit = v->pooling;
         compare_tower(&p, models[i], v, 7 * unit, 10 * unit, 0.03);
         compare_tower(&p, models[i], v, unit, unit, 0.03);
@@ -158,38 +158,38 @@ static void towers_of_tiny_models(void **state) {
     }
 }
 
-static const gemma4_vision large = {.tower = true,
-                                    .both_ways = true,
-                                    .patch = 16,
-                                    .pooling = 3,
-                                    .layers = 27,
-                                    .hidden = 1152,
-                                    .heads = 16,
-                                    .head_dim = 72,
-                                    .intermediate = 4304,
-                                    .positions = 10240,
-                                    .text_hidden = 2816,
-                                    .standardize = true},
-                           small = {.tower = true,
-                                    .patch = 16,
-                                    .pooling = 3,
-                                    .layers = 16,
-                                    .hidden = 768,
-                                    .heads = 12,
-                                    .head_dim = 64,
-                                    .intermediate = 3072,
-                                    .positions = 10240,
-                                    .text_hidden = 1536,
-                                    .clipped = true},
-                           embedder = {.both_ways = true,
-                                       .patch = 48,
-                                       .pooling = 1,
-                                       .hidden = 3840,
-                                       .positions = 1120,
-                                       .text_hidden = 3840};
+static const vision_model large = {.tower = true,
+                                   .both_ways = true,
+                                   .patch = 16,
+                                   .pooling = 3,
+                                   .layers = 27,
+                                   .hidden = 1152,
+                                   .heads = 16,
+                                   .head_dim = 72,
+                                   .intermediate = 4304,
+                                   .positions = 10240,
+                                   .text_hidden = 2816,
+                                   .standardize = true},
+                          small = {.tower = true,
+                                   .patch = 16,
+                                   .pooling = 3,
+                                   .layers = 16,
+                                   .hidden = 768,
+                                   .heads = 12,
+                                   .head_dim = 64,
+                                   .intermediate = 3072,
+                                   .positions = 10240,
+                                   .text_hidden = 1536,
+                                   .clipped = true},
+                          embedder = {.both_ways = true,
+                                      .patch = 48,
+                                      .pooling = 1,
+                                      .hidden = 3840,
+                                      .positions = 1120,
+                                      .text_hidden = 3840};
 
 /* Heads as published, everything else small: what the host computes in a second. */
-static gemma4_vision shrunk(gemma4_vision v) {
+static vision_model shrunk(vision_model v) {
     v.layers = v.tower ? 2 : 0;
     v.hidden = v.tower ? 2 * v.head_dim : 64;
     v.heads = v.tower ? 2 : 0;
@@ -204,14 +204,14 @@ static void towers_of_published_shapes(void **state) {
     (void)state;
     const struct {
         const char *name;
-        gemma4_vision v;
+        vision_model v;
         int across, down;
     } list[] = {{"26B-A4B, 31B", large, 36, 39}, {"E2B", small, 33, 30}, {"12B", embedder, 12, 13}};
     pair p;
     random_vision *drawn[3];
     open_tiny(&p, "tiny-tower");
     for (int i = 0; i < 3; i++) {
-        const gemma4_vision sizes = FAKE ? shrunk(list[i].v) : list[i].v;
+        const vision_model sizes = FAKE ? shrunk(list[i].v) : list[i].v;
         const int part = FAKE && sizes.tower ? 2 : 1, unit = sizes.pooling;
         random_vision *r = drawn[i] = draw_vision(&sizes);
         compare_tower(&p, list[i].name, &r->v, list[i].across / part / unit * unit, list[i].down / part / unit * unit,
@@ -226,7 +226,7 @@ static void memory_of_pictures(void **state) {
     (void)state;
     pair p;
     open_tiny(&p, "tiny-e");
-    const gemma4_vision *v = p.verifier->vision;
+    const vision_model *v = p.verifier->vision;
     const backend_measure_ops *measure = backend_measure_find(p.ops[CUDA]);
     REQUIRE_OK(p.ops[CUDA]->load_vision(p.model[CUDA], v, error));
     const size_t before = mem_total(&p.account);
@@ -248,7 +248,7 @@ typedef struct reading {
     backend_reading *handle;
 } reading;
 
-static reading begin_reading(pair *p, const gemma4_vision *v, uint64_t seed) {
+static reading begin_reading(pair *p, const vision_model *v, uint64_t seed) {
     const int across = 48, down = 36;
     reading r = {.values = (size_t)(across / v->pooling * (down / v->pooling) * v->text_hidden)};
     float *patches = draw_patches(v, across, down, seed);
@@ -272,7 +272,7 @@ static void pieces_of_pictures(void **state) {
     (void)state;
     pair p;
     open_tiny(&p, "tiny-tower");
-    const gemma4_vision *v = p.verifier->vision;
+    const vision_model *v = p.verifier->vision;
     multiply_numbers(true);
     reading r[3];
     for (uint64_t i = 0; i < 3; i++) r[i] = begin_reading(&p, v, 7 + i);
@@ -310,7 +310,7 @@ typedef struct stream {
     bool both_ways;
 } stream;
 
-static stream draw_stream(const gemma4_config *c, bool both_ways) {
+static stream draw_stream(const model_config *c, bool both_ways) {
     stream s = {.both_ways = both_ways};
     uint64_t seed = 3;
     fill_tokens(s.tokens, ROWS + LATER + DECODED, c->vocab, 29);
@@ -402,7 +402,7 @@ static void check_rule(pair *p, const char *name) {
     close_stream(&causal);
 }
 
-static void check_form(const char *name, const gemma4_config *form) {
+static void check_form(const char *name, const model_config *form) {
     static const int windows[3] = {0, 40, 0};
     pair p;
     pair_random_ranks(&p, form, windows, 64, 64);
@@ -417,7 +417,7 @@ static void check_form(const char *name, const gemma4_config *form) {
 
 static void given_rows(void **state) {
     (void)state;
-    const gemma4_config shared = shared_form(), wide = wide_form(), tall = tall_form(), routed = routed_form();
+    const model_config shared = shared_form(), wide = wide_form(), tall = tall_form(), routed = routed_form();
     check_form("heads of 64 and 128, per-layer inputs", &shared);
     check_form("heads of 256", &wide);
     if (!FAKE) check_form("heads of 256 and 512", &tall);
@@ -443,7 +443,7 @@ static int compare_doubles(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static void time_tower(pair *p, const char *what, const gemma4_vision *v, int across, int down) {
+static void time_tower(pair *p, const char *what, const vision_model *v, int across, int down) {
     enum { REPEATS = 7 };
     double wall[REPEATS], device[REPEATS], by_kind[OP_KINDS];
     float *patches = draw_patches(v, across, down, 9);
@@ -476,7 +476,7 @@ static void times(void **state) {
     open_tiny(&p, "tiny-tower");
     const struct {
         const char *name;
-        const gemma4_vision *v;
+        const vision_model *v;
         int unit;
     } list[] = {{"26B-A4B, 31B", &large, 3}, {"E2B", &small, 3}, {"12B", &embedder, 1}};
     for (int i = 0; i < 3; i++) {

@@ -115,7 +115,7 @@ static void codes_are_multiplied_as_they_are(void **state) {
             tiny d = {.ops = backend_find("mlx", NULL)};
             mlx_kernels_run_with(own ? host_kernels_run : NULL);
             mem_account_init(&d.account, NULL, 0);
-            REQUIRE_OK(gemma4_model_open(scratch_path("quantised"), &d.account, &d.verifier, error));
+            REQUIRE_OK(language_model_open(scratch_path("quantised"), &d.account, &d.verifier, error));
             tiny_complete(&d, KAKEYA_PRECISION_BF16, NULL, 0);
             check_ways(&d, own ? "rows by own kernel" : "rows by tiles");
             logits[own] = check_blocks(&d, "codes", &tiny_policies[0], KV_FORMAT_F32, blocks, 1);

@@ -3,7 +3,7 @@
  * nothing has changed, and the session goes on with the bits that it has without failures. */
 #include "backend/mlx/mlx_device.h"
 #include "mlx/failing_libmlx.h"
-#include "model/gemma4_vision.h"
+#include "model/vision_model.h"
 #include "sweep.h"
 #include "tiny.h"
 
@@ -151,9 +151,9 @@ static void a_picture_fails_cleanly(void **state) {
     enum { ACROSS = 6, DOWN = 9, ROWS = ACROSS / 3 * DOWN / 3 };
     tiny d = {.ops = backend_find("mlx", NULL)};
     mem_account_init(&d.account, NULL, 0);
-    REQUIRE_OK(gemma4_model_open(KAKEYA_TEST_DATA "/vision/tiny-tower", &d.account, &d.verifier, error));
-    const gemma4_vision *v = d.verifier->vision;
-    const size_t values = (size_t)(ACROSS * DOWN * gemma4_vision_patch_values(v));
+    REQUIRE_OK(language_model_open(KAKEYA_TEST_DATA "/vision/tiny-tower", &d.account, &d.verifier, error));
+    const vision_model *v = d.verifier->vision;
+    const size_t values = (size_t)(ACROSS * DOWN * vision_model_patch_values(v));
     const size_t all = (size_t)(ROWS * v->text_hidden);
     float *patches = malloc(values * sizeof *patches), *plain = malloc(all * sizeof *plain),
           *rows = malloc(all * sizeof *rows);

@@ -33,7 +33,7 @@ static void open_model(tiny *d, const char *backend) {
     *d = (tiny){.ops = backend_find(backend, NULL)};
     assert_non_null(d->ops);
     mem_account_init(&d->account, NULL, 0);
-    REQUIRE_OK(gemma4_model_open(VISION, &d->account, &d->verifier, error));
+    REQUIRE_OK(language_model_open(VISION, &d->account, &d->verifier, error));
     assert_true(LONG > d->verifier->config.sliding_window && LONG > 2 * MLX_ATTENTION_ROWS);
     tiny_complete(d, KAKEYA_PRECISION_F32, NULL, 1);
 }

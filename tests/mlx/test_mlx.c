@@ -26,8 +26,8 @@ static void pair_open(pair *p, const char *verifier, const char *drafter, kakeya
         d->ops = backend_find(b == MLX ? "mlx" : "cpu", NULL);
         assert_non_null(d->ops);
         if (drafter)
-            REQUIRE_OK(f_theta_model_synthesize(&d->verifier->config, &d->drafter->config, 24, 40, false, &d->account,
-                                                &d->f_theta, error));
+            REQUIRE_OK(restoration_model_synthesize(&d->verifier->config, &d->drafter->config, 24, 40, false,
+                                                    &d->account, &d->f_theta, error));
         tiny_complete(d, precision, NULL, b == MLX ? 0 : 1);
     }
 }
@@ -60,7 +60,7 @@ static void check_vectors(const char *name) {
     tiny d = {0};
     mem_account_init(&d.account, NULL, 0);
     snprintf(path, sizeof path, "%s/golden/%s", KAKEYA_TEST_DATA, name);
-    REQUIRE_OK(gemma4_model_open(path, &d.account, &d.verifier, error));
+    REQUIRE_OK(language_model_open(path, &d.account, &d.verifier, error));
     d.ops = backend_find("mlx", NULL);
     tiny_complete(&d, KAKEYA_PRECISION_F32, NULL, 0);
     safetensors *file = NULL;
@@ -188,7 +188,7 @@ static void quantised(void **state) {
             tiny d = {.ops = backend_find(b == MLX ? "mlx" : "cpu", NULL)};
             mem_account_init(&d.account, NULL, 0);
             REQUIRE_OK(
-                gemma4_model_open(scratch_path(b == MLX ? "quantised" : "meant"), &d.account, &d.verifier, error));
+                language_model_open(scratch_path(b == MLX ? "quantised" : "meant"), &d.account, &d.verifier, error));
             tiny_complete(&d, KAKEYA_PRECISION_F32, NULL, b == MLX ? 0 : 1);
             weights[b] = mem_bytes(&d.account, MEM_WEIGHTS);
             vocab = vocab_of(&d);
@@ -218,8 +218,8 @@ static void demo(void **state) {
     (void)state;
     enum { PROMPT = 50, BLOCK = 8 };
     static const tiny_policy policies[] = {
-        {"native", KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, 0, 0, F_THETA_DRAFTER_CONTEXT_KV},
-        {"restored all", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 4, 16, F_THETA_DRAFTER_CONTEXT_KV},
+        {"native", KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, 0, 0, RESTORATION_DRAFTER_CONTEXT_KV},
+        {"restored all", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 4, 16, RESTORATION_DRAFTER_CONTEXT_KV},
     };
     tiny d[BACKENDS];
     float *logits[BACKENDS];
@@ -228,11 +228,11 @@ static void demo(void **state) {
     for (int b = 0; b < BACKENDS; b++) {
         d[b] = (tiny){.ops = backend_find(b == MLX ? "mlx" : "cpu", NULL)};
         mem_account_init(&d[b].account, NULL, 0);
-        REQUIRE_OK(gemma4_model_open(KAKEYA_MODELS "/demo", &d[b].account, &d[b].verifier, error));
-        REQUIRE_OK(dflash_model_open(KAKEYA_MODELS "/demo-dflash", &d[b].verifier->config, &d[b].account, &d[b].drafter,
-                                     error));
-        REQUIRE_OK(f_theta_model_open(KAKEYA_TEST_DATA "/golden/demo-f-theta-regression", &d[b].verifier->config,
-                                      &d[b].drafter->config, &d[b].account, &d[b].f_theta, error));
+        REQUIRE_OK(language_model_open(KAKEYA_MODELS "/demo", &d[b].account, &d[b].verifier, error));
+        REQUIRE_OK(block_drafter_model_open(KAKEYA_MODELS "/demo-dflash", &d[b].verifier->config, &d[b].account,
+                                            &d[b].drafter, error));
+        REQUIRE_OK(restoration_model_open(KAKEYA_TEST_DATA "/golden/demo-f-theta-regression", &d[b].verifier->config,
+                                          &d[b].drafter->config, &d[b].account, &d[b].f_theta, error));
         tiny_complete(&d[b], KAKEYA_PRECISION_F32, NULL, b == MLX ? 0 : 1);
         logits[b] = logits_for(&d[b], PROMPT + 2 * BLOCK);
     }
@@ -299,8 +299,8 @@ static void rows_and_chunks_change_no_bit(void **state) {
 static void latents_from_aux(void **state) {
     (void)state;
     static const tiny_policy policies[] = {
-        {"restored 16", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 2, 16, F_THETA_AUX_HIDDEN},
-        {"restored all 9", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 4, 9, F_THETA_AUX_HIDDEN},
+        {"restored 16", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 2, 16, RESTORATION_AUX_HIDDEN},
+        {"restored all 9", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 4, 9, RESTORATION_AUX_HIDDEN},
     };
     tiny d[BACKENDS];
     float *logits[BACKENDS], *parts;
@@ -308,11 +308,12 @@ static void latents_from_aux(void **state) {
     tiny_tokens(tokens, ALL, 37);
     for (int b = 0; b < BACKENDS; b++) {
         tiny_open_weights(&d[b], "gemma4-tiny-ple", NULL);
-        const gemma4_config *form = &d[b].verifier->config;
-        f_theta_config c = {.input = F_THETA_AUX_HIDDEN, .latents = F_THETA_LATENTS_KV, .hidden = form->hidden};
-        f_theta_config_fit(&c, form, 20, 20, true);
-        c.aux_layers = f_theta_default_taps(form, 3, c.aux_layer);
-        REQUIRE_OK(f_theta_model_synthesize_as(&c, WEIGHT_F32, false, &d[b].account, &d[b].f_theta, error));
+        const model_config *form = &d[b].verifier->config;
+        restoration_config c = {
+            .input = RESTORATION_AUX_HIDDEN, .latents = RESTORATION_LATENTS_KV, .hidden = form->hidden};
+        restoration_config_fit(&c, form, 20, 20, true);
+        c.aux_layers = restoration_default_taps(form, 3, c.aux_layer);
+        REQUIRE_OK(restoration_model_synthesize_as(&c, WEIGHT_F32, false, &d[b].account, &d[b].f_theta, error));
         d[b].ops = backend_find(b == MLX ? "mlx" : "cpu", NULL);
         tiny_complete(&d[b], KAKEYA_PRECISION_F32, NULL, b == MLX ? 0 : 1);
         logits[b] = logits_for(&d[b], ALL);
@@ -608,17 +609,17 @@ static void what_it_does_not_do_is_refused(void **state) {
     tiny_open_weights(&d, "gemma4-tiny-dense", "dflash-tiny");
     refuse_model(&d, KAKEYA_PRECISION_INT8, NULL, "backend mlx computes in precision f32 or bf16, not in int8");
     refuse_model(&d, KAKEYA_PRECISION_F32, "avx2", "kernel set 'avx2' belongs to backend cpu, not to mlx");
-    REQUIRE_OK(
-        f_theta_model_synthesize(&d.verifier->config, &d.drafter->config, 8, 8, false, &d.account, &d.f_theta, error));
+    REQUIRE_OK(restoration_model_synthesize(&d.verifier->config, &d.drafter->config, 8, 8, false, &d.account,
+                                            &d.f_theta, error));
     tiny_complete(&d, KAKEYA_PRECISION_F32, NULL, 0);
-    const tiny_policy from_tokens = {"restored", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 3,
-                                     16,         F_THETA_DRAFTER_TOKEN_KV};
+    const tiny_policy from_tokens = {"restored", KAKEYA_ATTENTION_RESTORED,   KAKEYA_RESTORE_SLIDING, 3,
+                                     16,         RESTORATION_DRAFTER_TOKEN_KV};
     d.f_theta->config.input = from_tokens.input;
     backend_cache_options options = tiny_options(&d, &from_tokens, KV_FORMAT_F32);
     backend_cache *cache = NULL;
     kakeya_error error = {0};
     assert_int_equal(d.ops->cache_create(d.backend, &options, &cache, &error), KAKEYA_UNSUPPORTED);
-    assert_string_equal(error.message, "backend mlx does not restore from f_theta's input drafter_kv");
+    assert_string_equal(error.message, "backend mlx does not restore from input drafter_kv");
     tiny_close(&d);
 }
 
@@ -626,8 +627,8 @@ static void what_it_does_not_do_is_refused(void **state) {
 static void open_made(tiny *d, weight_format format, bool outline, tensor_memory *memory) {
     static const float zeros[64];
     tiny_open_weights(d, "gemma4-tiny-dense", NULL);
-    gemma4_config *c = &d->verifier->config;
-    gemma4_weights *w = &d->verifier->weights;
+    model_config *c = &d->verifier->config;
+    model_weights *w = &d->verifier->weights;
     c->checkpoint_format = format;
     for (int i = 0; i < c->layers; i++) c->layer[i].intermediate = 192; /* whole groups */
     REQUIRE_OK((outline ? tensors_outline : tensors_synthesize)(gemma4_walk, c, w, format, &d->account, memory, error));
@@ -667,7 +668,7 @@ static void made_weights(void **state) {
     refuse_model(&d, KAKEYA_PRECISION_F32, NULL,
                  "backend mlx cannot make weights of type Q8_0, only of affine4 and affine8");
     tensor_memory_release(&memory);
-    gemma4_model_close(d.verifier);
+    language_model_close(d.verifier);
     assert_int_equal(mem_total(&d.account), 0);
 }
 
@@ -675,7 +676,7 @@ static void made_weights(void **state) {
 
 /* All that a forward shows, one behind the other. */
 typedef struct shown {
-    const gemma4_config *config;
+    const model_config *config;
     float *values;
     size_t n;
 } shown;
@@ -690,7 +691,7 @@ static void show(shown *s, const float *x, size_t rows, size_t width) {
 
 static void tap(void *user, const train_layer *l) {
     shown *s = user;
-    const gemma4_layer_config *c = &s->config->layer[l->layer];
+    const layer_config *c = &s->config->layer[l->layer];
     size_t rows = (size_t)l->rows, kv = (size_t)(c->kv_heads * c->head_dim),
            q = (size_t)(s->config->heads * c->head_dim), hidden = (size_t)s->config->hidden,
            positions = (size_t)l->position + rows;

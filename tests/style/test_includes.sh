@@ -59,6 +59,10 @@ awk -v order="$order" '
 ' "$WORK/files" >"$WORK/out"
 check "includes point downwards in the order of the folders" test ! -s "$WORK/out"
 
+# A machine executes what it is given: which model, drafter or restoration that is, the folders above it know.
+grep -r -n -o -i -E 'gemma|dflash|f_theta' src/backend/cpu src/backend/cuda src/backend/mlx >"$WORK/out" || true
+check "no file of a machine names a model" test ! -s "$WORK/out"
+
 printf '%s\n' 'a b' 'b c' 'c c' 'd a' 'b e' >"$WORK/tree"
 { cat "$WORK/tree" && echo 'e d'; } >"$WORK/circle"
 circles "$WORK/tree"

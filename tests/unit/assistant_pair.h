@@ -21,9 +21,9 @@ static const struct {
 /* A verifier with its assistant, its vectors, and a model of both. */
 typedef struct pair {
     mem_account account;
-    gemma4_model *verifier;
+    language_model *verifier;
     assistant_model *assistant;
-    f_theta_model *f_theta;
+    restoration_model *f_theta;
     safetensors *vectors;
     const backend_ops *ops;
     backend_model *backend;
@@ -46,7 +46,7 @@ static inline const char *assistant_path(int which) {
 static inline void complete(pair *p, kakeya_precision precision, int threads) {
     backend_model_options options = {.verifier = p->verifier,
                                      .assistant = p->assistant,
-                                     .f_theta = p->f_theta,
+                                     .restoration = p->f_theta,
                                      .precision = precision,
                                      .threads = threads,
                                      .account = &p->account};
@@ -57,7 +57,8 @@ static inline void open_models(pair *p, int which) {
     memset(p, 0, sizeof *p);
     mem_account_init(&p->account, NULL, 0);
     p->ops = backend_find("cpu", NULL);
-    REQUIRE_OK(gemma4_model_open(unpacked_folder(data_path(pairs[which].verifier)), &p->account, &p->verifier, error));
+    REQUIRE_OK(
+        language_model_open(unpacked_folder(data_path(pairs[which].verifier)), &p->account, &p->verifier, error));
     const char *folder = assistant_path(which);
     REQUIRE_OK(assistant_model_open(folder, &p->verifier->config, &p->account, &p->assistant, error));
     char path[512];
@@ -67,15 +68,15 @@ static inline void open_models(pair *p, int which) {
 
 static inline void open_pair(pair *p, int which, kakeya_precision precision, int threads) {
     open_models(p, which);
-    REQUIRE_OK(f_theta_model_synthesize(&p->verifier->config, NULL, 8, 8, false, &p->account, &p->f_theta, error));
+    REQUIRE_OK(restoration_model_synthesize(&p->verifier->config, NULL, 8, 8, false, &p->account, &p->f_theta, error));
     complete(p, precision, threads);
 }
 
 static inline void close_pair(pair *p) {
     p->ops->model_destroy(p->backend);
-    f_theta_model_close(p->f_theta);
+    restoration_model_close(p->f_theta);
     assistant_model_close(p->assistant);
-    gemma4_model_close(p->verifier);
+    language_model_close(p->verifier);
     safetensors_close(p->vectors);
     assert_int_equal(mem_total(&p->account), 0);
 }

@@ -175,7 +175,7 @@ static void fake_row(const backend_cache *cache, int position, float *logits) {
 
 static void fake_argmax(const backend_segment *segment) {
     const backend_cache *cache = segment->cache;
-    const gemma4_config *config = &cache->model->options.verifier->config;
+    const model_config *config = &cache->model->options.verifier->config;
     float *row = malloc((size_t)cache->model->vocab * sizeof *row);
     for (int i = segment->first_logit_row; row && i < segment->n; i++) {
         const uint32_t *allowed = segment->allowed;
@@ -199,7 +199,7 @@ static void fake_argmax(const backend_segment *segment) {
 static void fake_leaders(const backend_segment *segment) {
     enum { LISTED = 5 };
     const backend_cache *cache = segment->cache;
-    const gemma4_config *config = &cache->model->options.verifier->config;
+    const model_config *config = &cache->model->options.verifier->config;
     int vocab = cache->model->vocab;
     float *row = malloc((size_t)vocab * sizeof *row);
     for (int i = segment->first_logit_row; row && i < segment->n; i++) {

@@ -28,14 +28,14 @@ static inline kakeya_engine *fake_engine(fake_script *script, fake_engine_option
     parts.verifier = calloc(1, sizeof *parts.verifier);
     if (!options.no_drafter) parts.drafter = calloc(1, sizeof *parts.drafter);
     if (options.f_theta) parts.f_theta = calloc(1, sizeof *parts.f_theta);
-    parts.verifier->config = (gemma4_config){.layers = 2,
-                                             .hidden = 3,
-                                             .vocab = options.vocab ? options.vocab : FAKE_VOCAB,
-                                             .max_context = FAKE_CONTEXT,
-                                             .stop_tokens = {FAKE_STOP},
-                                             .n_stop_tokens = 1,
-                                             .suppress_tokens = {options.suppress},
-                                             .n_suppress_tokens = options.suppress > 0};
+    parts.verifier->config = (model_config){.layers = 2,
+                                            .hidden = 3,
+                                            .vocab = options.vocab ? options.vocab : FAKE_VOCAB,
+                                            .max_context = FAKE_CONTEXT,
+                                            .stop_tokens = {FAKE_STOP},
+                                            .n_stop_tokens = 1,
+                                            .suppress_tokens = {options.suppress},
+                                            .n_suppress_tokens = options.suppress > 0};
     if (parts.drafter) parts.drafter->config.block_size = FAKE_BLOCK;
     if (options.tokenizer && tokenizer_open(options.tokenizer, &parts.text.tokens, &error) != KAKEYA_OK)
         fail_msg("%s", error.message);

@@ -17,15 +17,15 @@ typedef struct gguf_form {
 } gguf_form;
 
 /* heads: of each layer, or NULL for one number. */
-static inline void gw_config_of(gguf_writer *w, const gemma4_config *c, const int *heads) {
-    int kv_heads[GEMMA4_MAX_LAYERS], widths[GEMMA4_MAX_LAYERS];
-    bool sliding[GEMMA4_MAX_LAYERS];
+static inline void gw_config_of(gguf_writer *w, const model_config *c, const int *heads) {
+    int kv_heads[MODEL_MAX_LAYERS], widths[MODEL_MAX_LAYERS];
+    bool sliding[MODEL_MAX_LAYERS];
     int dims[2] = {16, 16};
     uint64_t n = (uint64_t)c->layers;
     for (int i = 0; i < c->layers; i++) {
         kv_heads[i] = c->layer[i].kv_heads;
         widths[i] = c->layer[i].intermediate;
-        sliding[i] = c->layer[i].type == GEMMA4_SLIDING;
+        sliding[i] = c->layer[i].type == LAYER_SLIDING;
         dims[c->layer[i].type] = c->layer[i].head_dim;
     }
     gw_key_text(w, "general.architecture", "gemma4");
@@ -38,16 +38,16 @@ static inline void gw_config_of(gguf_writer *w, const gemma4_config *c, const in
     else
         gw_key_u32(w, "gemma4.attention.head_count", (uint32_t)c->heads);
     gw_key_array(w, "gemma4.attention.head_count_kv", GGUF_I32, kv_heads, n, 4);
-    gw_key_u32(w, "gemma4.attention.key_length", (uint32_t)dims[GEMMA4_FULL]);
-    gw_key_u32(w, "gemma4.attention.value_length", (uint32_t)dims[GEMMA4_FULL]);
-    gw_key_u32(w, "gemma4.attention.key_length_swa", (uint32_t)dims[GEMMA4_SLIDING]);
-    gw_key_u32(w, "gemma4.attention.value_length_swa", (uint32_t)dims[GEMMA4_SLIDING]);
+    gw_key_u32(w, "gemma4.attention.key_length", (uint32_t)dims[LAYER_FULL]);
+    gw_key_u32(w, "gemma4.attention.value_length", (uint32_t)dims[LAYER_FULL]);
+    gw_key_u32(w, "gemma4.attention.key_length_swa", (uint32_t)dims[LAYER_SLIDING]);
+    gw_key_u32(w, "gemma4.attention.value_length_swa", (uint32_t)dims[LAYER_SLIDING]);
     gw_key_u32(w, "gemma4.attention.sliding_window", (uint32_t)c->sliding_window);
     gw_key_array(w, "gemma4.attention.sliding_window_pattern", GGUF_BOOL, sliding, n, 1);
     gw_key_u32(w, "gemma4.attention.shared_kv_layers", (uint32_t)c->shared_kv_layers);
     gw_key_f32(w, "gemma4.attention.layer_norm_rms_epsilon", c->rms_eps);
-    gw_key_f32(w, "gemma4.rope.freq_base", c->rope[GEMMA4_FULL].theta);
-    gw_key_f32(w, "gemma4.rope.freq_base_swa", c->rope[GEMMA4_SLIDING].theta);
+    gw_key_f32(w, "gemma4.rope.freq_base", c->rope[LAYER_FULL].theta);
+    gw_key_f32(w, "gemma4.rope.freq_base_swa", c->rope[LAYER_SLIDING].theta);
     gw_key_u32(w, "gemma4.embedding_length_per_layer_input", (uint32_t)c->ple_width);
     if (c->logit_softcap > 0) gw_key_f32(w, "gemma4.final_logit_softcapping", c->logit_softcap);
     if (c->moe) {
@@ -58,13 +58,13 @@ static inline void gw_config_of(gguf_writer *w, const gemma4_config *c, const in
     gw_key_text(w, "tokenizer.ggml.model", "none");
     gw_key_u32(w, "tokenizer.ggml.eos_token_id", 1);
     float divisors[2048];
-    for (int i = 0; i < dims[GEMMA4_FULL] / 2; i++)
-        divisors[i] = i < c->rope[GEMMA4_FULL].rotated_pairs ? c->rope[GEMMA4_FULL].factor : 1e30f;
-    gw_tensor(w, "rope_freqs.weight", GGUF_TENSOR_F32, 1, (const int64_t[]){dims[GEMMA4_FULL] / 2}, divisors,
-              (size_t)dims[GEMMA4_FULL] / 2 * sizeof(float));
+    for (int i = 0; i < dims[LAYER_FULL] / 2; i++)
+        divisors[i] = i < c->rope[LAYER_FULL].rotated_pairs ? c->rope[LAYER_FULL].factor : 1e30f;
+    gw_tensor(w, "rope_freqs.weight", GGUF_TENSOR_F32, 1, (const int64_t[]){dims[LAYER_FULL] / 2}, divisors,
+              (size_t)dims[LAYER_FULL] / 2 * sizeof(float));
 }
 
-static inline void gw_config(gguf_writer *w, const gemma4_config *c) { gw_config_of(w, c, NULL); }
+static inline void gw_config(gguf_writer *w, const model_config *c) { gw_config_of(w, c, NULL); }
 
 /* n values as F32 or BF16, behind what is there. */
 static inline void gw_values(gguf_bytes *out, const float *values, size_t n, bool bf16) {
@@ -145,7 +145,7 @@ static inline void gw_model_tensor(gguf_writer *w, const tensor *t, const char *
     free(bytes.data);
 }
 
-static inline void gw_fused(gguf_writer *w, const safetensors *source, const gemma4_config *c, int layer, bool bf16) {
+static inline void gw_fused(gguf_writer *w, const safetensors *source, const model_config *c, int layer, bool bf16) {
     static const char *const parts[] = {"q", "k", "v"};
     gguf_bytes bytes = {0};
     int64_t ne[2] = {c->hidden, 0};
@@ -163,8 +163,8 @@ static inline void gw_fused(gguf_writer *w, const safetensors *source, const gem
 }
 
 /* All tensors of a float32 checkpoint with the prefix "model.". */
-static inline void gw_model(gguf_writer *w, const safetensors *source, const gemma4_config *c, const gguf_form *form) {
-    int heads[GEMMA4_MAX_LAYERS];
+static inline void gw_model(gguf_writer *w, const safetensors *source, const model_config *c, const gguf_form *form) {
+    int heads[MODEL_MAX_LAYERS];
     for (int i = 0; i < c->layers; i++) heads[i] = c->heads;
     gw_config_of(w, c, form->heads_listed ? heads : NULL);
     if (form->vocab_size) gw_key_u32(w, "gemma4.vocab_size", (uint32_t)form->vocab_size);

@@ -11,7 +11,7 @@
 
 /* Keys and values of the vectors ([heads][position][d]) in the place of those that the verifier has made. */
 static void put_rows(backend_cache *c, int layer, const float *keys, const float *values) {
-    const gemma4_layer_config *l = &c->t.models.verifier->layer[layer];
+    const layer_config *l = &c->t.models.verifier->layer[layer];
     size_t d = (size_t)l->head_dim;
     position_range held = timeline_layer_held(&c->t, layer);
     for (int position = 0; position < PROMPT; position++) {
@@ -29,9 +29,9 @@ static void put_rows(backend_cache *c, int layer, const float *keys, const float
 }
 
 static void put_vectors(pair *p, backend_cache *cache) {
-    const gemma4_config *c = &p->verifier->config;
-    put_rows(cache, assistant_source(c, GEMMA4_SLIDING), floats(p, "sliding_k"), floats(p, "sliding_v"));
-    put_rows(cache, assistant_source(c, GEMMA4_FULL), floats(p, "full_k"), floats(p, "full_v"));
+    const model_config *c = &p->verifier->config;
+    put_rows(cache, assistant_source(c, LAYER_SLIDING), floats(p, "sliding_k"), floats(p, "sliding_v"));
+    put_rows(cache, assistant_source(c, LAYER_FULL), floats(p, "full_k"), floats(p, "full_v"));
     memcpy(cache->state, floats(p, "target_hidden"), (size_t)c->hidden * sizeof(float));
 }
 

@@ -149,7 +149,7 @@ static void begins_with_the_models_head(void **state) {
     assistant_values_bind(&c, start, &w);
     size_t hidden = (size_t)c.stack.hidden;
     const float *head = (const float *)(const void *)w.weights.stack.head.stream[0];
-    const gemma4_weights *v = &engine->verifier->weights;
+    const model_weights *v = &engine->verifier->weights;
     float row[2][512];
     assert_true(hidden <= 512);
     for (int i = 0; i < 8; i++) {

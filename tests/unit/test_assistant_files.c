@@ -55,7 +55,7 @@ static void others_are_refused(void **state) {
         free(changed);
         free(text);
         assistant_model_close(p.assistant);
-        gemma4_model_close(p.verifier);
+        language_model_close(p.verifier);
         safetensors_close(p.vectors);
         assert_int_equal(mem_total(&p.account), 0);
     }
@@ -90,7 +90,7 @@ static void orderings_are_permutations(void **state) {
     free(file);
     free(config);
     assistant_model_close(p.assistant);
-    gemma4_model_close(p.verifier);
+    language_model_close(p.verifier);
     safetensors_close(p.vectors);
     assert_int_equal(mem_total(&p.account), 0);
 }
@@ -199,7 +199,7 @@ static kakeya_status write_slot(void *context, const tensor_slot *slot, kakeya_e
 static const char *write_file(const assistant_model *model, weight_format format, bool clusters,
                               const char *architecture) {
     const assistant_config *c = &model->config;
-    const gemma4_config *s = &c->stack;
+    const model_config *s = &c->stack;
     gguf_writer w = gw_begin();
     gw_key_text(&w, "general.architecture", architecture);
     const struct {
@@ -230,17 +230,17 @@ static const char *write_file(const assistant_model *model, weight_format format
     unsigned char slides[8];
     for (int i = 0; i < s->layers; i++) {
         kv[i] = (uint32_t)s->layer[i].kv_heads;
-        slides[i] = s->layer[i].type == GEMMA4_SLIDING;
+        slides[i] = s->layer[i].type == LAYER_SLIDING;
     }
     gw_key_array(&w, "gemma4-assistant.attention.head_count_kv", GGUF_U32, kv, (uint64_t)s->layers, 4);
     gw_key_array(&w, "gemma4-assistant.attention.sliding_window_pattern", GGUF_BOOL, slides, (uint64_t)s->layers, 1);
     gw_key_f32(&w, "gemma4-assistant.attention.layer_norm_rms_epsilon", s->rms_eps);
-    gw_key_f32(&w, "gemma4-assistant.rope.freq_base", s->rope[GEMMA4_FULL].theta);
-    gw_key_f32(&w, "gemma4-assistant.rope.freq_base_swa", s->rope[GEMMA4_SLIDING].theta);
+    gw_key_f32(&w, "gemma4-assistant.rope.freq_base", s->rope[LAYER_FULL].theta);
+    gw_key_f32(&w, "gemma4-assistant.rope.freq_base_swa", s->rope[LAYER_SLIDING].theta);
     if (clusters) gw_key_u32(&w, "gemma4-assistant.centroid_top_k", (uint32_t)c->chosen_clusters);
     int half = s->layer[s->layers - 1].head_dim / 2;
     float divisors[64];
-    for (int i = 0; i < half; i++) divisors[i] = i < s->rope[GEMMA4_FULL].rotated_pairs ? 1.0f : 1e30f;
+    for (int i = 0; i < half; i++) divisors[i] = i < s->rope[LAYER_FULL].rotated_pairs ? 1.0f : 1e30f;
     gw_tensor(&w, "rope_freqs.weight", GGUF_TENSOR_F32, 1, (int64_t[]){half}, divisors, (size_t)half * sizeof(float));
     if (clusters)
         gw_tensor(&w, "masked_embd_ordering", 26, 1, (int64_t[]){s->vocab}, model->weights.token_of,
@@ -305,7 +305,7 @@ static void gguf_files_are_the_same_assistant(void **state) {
                          KAKEYA_UNSUPPORTED);
         assert_non_null(strstr(message.message, "older dialect"));
         assistant_model_close(directory);
-        gemma4_model_close(p.verifier);
+        language_model_close(p.verifier);
         safetensors_close(p.vectors);
         assert_int_equal(mem_total(&p.account), 0);
     }
@@ -324,9 +324,9 @@ static void published_shapes(void **state) {
                   {"26b-a4b", 419711236, 28, 29},
                   {"31b", 469518596, 58, 59}};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        gemma4_config verifier;
+        model_config verifier;
         assistant_config c;
-        REQUIRE_OK(gemma4_config_variant(shapes[i].variant, &verifier, error));
+        REQUIRE_OK(model_config_variant(shapes[i].variant, &verifier, error));
         assistant_config_published(&verifier, &c);
         REQUIRE_OK(assistant_config_fits(shapes[i].variant, &c, &verifier, error));
         if (assistant_parameters(&c) != shapes[i].parameters)

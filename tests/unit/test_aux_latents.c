@@ -17,36 +17,37 @@ typedef struct form {
     const char *name, *verifier, *drafter;
     int rank_k, rank_v, taps;
     bool shared;
-    f_theta_latents latents;
+    restoration_latents latents;
 } form;
 
 static const form forms[] = {
-    {"shared, as K/V, no drafter", "gemma4-tiny-dense", NULL, 24, 24, 2, true, F_THETA_LATENTS_KV},
-    {"shared q8, no drafter, per-layer embeddings", "gemma4-tiny-ple", NULL, 20, 20, 3, true, F_THETA_LATENTS_Q8},
-    {"separate q4 beside a drafter", "gemma4-tiny-dense", "dflash-tiny", 6, 37, 3, false, F_THETA_LATENTS_Q4},
-    {"separate bf16, experts", "gemma4-tiny-moe", NULL, 10, 16, 1, false, F_THETA_LATENTS_BF16},
-    {"shared q4 beside a drafter", "gemma4-tiny-dense", "dflash-tiny", 40, 40, 4, true, F_THETA_LATENTS_Q4},
+    {"shared, as K/V, no drafter", "gemma4-tiny-dense", NULL, 24, 24, 2, true, RESTORATION_LATENTS_KV},
+    {"shared q8, no drafter, per-layer embeddings", "gemma4-tiny-ple", NULL, 20, 20, 3, true, RESTORATION_LATENTS_Q8},
+    {"separate q4 beside a drafter", "gemma4-tiny-dense", "dflash-tiny", 6, 37, 3, false, RESTORATION_LATENTS_Q4},
+    {"separate bf16, experts", "gemma4-tiny-moe", NULL, 10, 16, 1, false, RESTORATION_LATENTS_BF16},
+    {"shared q4 beside a drafter", "gemma4-tiny-dense", "dflash-tiny", 40, 40, 4, true, RESTORATION_LATENTS_Q4},
 };
 enum { FORMS = sizeof forms / sizeof forms[0] };
 
-static f_theta_config config_of(const tiny *d, const form *f) {
-    f_theta_config c = {.input = F_THETA_AUX_HIDDEN, .latents = f->latents, .hidden = d->verifier->config.hidden};
-    f_theta_config_fit(&c, &d->verifier->config, f->rank_k, f->rank_v, f->shared);
-    c.aux_layers = f_theta_default_taps(&d->verifier->config, f->taps, c.aux_layer);
+static restoration_config config_of(const tiny *d, const form *f) {
+    restoration_config c = {
+        .input = RESTORATION_AUX_HIDDEN, .latents = f->latents, .hidden = d->verifier->config.hidden};
+    restoration_config_fit(&c, &d->verifier->config, f->rank_k, f->rank_v, f->shared);
+    c.aux_layers = restoration_default_taps(&d->verifier->config, f->taps, c.aux_layer);
     return c;
 }
 
 static void open_form(tiny *d, const form *f, kakeya_precision precision) {
     tiny_open_weights(d, f->verifier, f->drafter);
-    f_theta_config c = config_of(d, f);
-    REQUIRE_OK(f_theta_model_synthesize_as(&c, WEIGHT_F32, false, &d->account, &d->f_theta, error));
+    restoration_config c = config_of(d, f);
+    REQUIRE_OK(restoration_model_synthesize_as(&c, WEIGHT_F32, false, &d->account, &d->f_theta, error));
     tiny_complete(d, precision, NULL, 2);
 }
 
 static const tiny_policy policies[] = {
-    {"restored 16", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 2, 16, F_THETA_AUX_HIDDEN},
-    {"restored all 9", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 4, 9, F_THETA_AUX_HIDDEN},
-    {"sink-window 5", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 0, 5, F_THETA_AUX_HIDDEN},
+    {"restored 16", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 2, 16, RESTORATION_AUX_HIDDEN},
+    {"restored all 9", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 4, 9, RESTORATION_AUX_HIDDEN},
+    {"sink-window 5", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 0, 5, RESTORATION_AUX_HIDDEN},
 };
 enum { POLICIES = sizeof policies / sizeof policies[0] };
 
@@ -61,7 +62,7 @@ static void latents_of_prompt(void **state) {
     (void)state;
     if (strcmp(TINY_BACKEND, "cpu") != 0) skip(); /* it looks inside */
     enum { ROWS = 37 };
-    const form f = {"separate, as K/V", "gemma4-tiny-dense", "dflash-tiny", 6, 10, 3, false, F_THETA_LATENTS_KV};
+    const form f = {"separate, as K/V", "gemma4-tiny-dense", "dflash-tiny", 6, 10, 3, false, RESTORATION_LATENTS_KV};
     tiny d;
     open_form(&d, &f, KAKEYA_PRECISION_F32);
     size_t hidden = (size_t)d.verifier->config.hidden, layers = (size_t)d.verifier->config.layers;
@@ -73,7 +74,7 @@ static void latents_of_prompt(void **state) {
     segment.hidden_states = states;
     REQUIRE_OK(d.ops->forward(d.backend, &segment, 1, error));
     REQUIRE_OK(d.ops->cache_commit(cache, ROWS, error));
-    const f_theta_config *c = &d.f_theta->config;
+    const restoration_config *c = &d.f_theta->config;
     for (int t = 0; t < ROWS; t++) {
         for (int half = 0; half < 2; half++) {
             const weight *encoder = half ? &d.f_theta->encoder_v : &d.f_theta->encoder_k;
@@ -120,9 +121,9 @@ static float *values_of(const weight *w) { return (float *)(uintptr_t)w->stream[
 static void forms_agree(void **state) {
     (void)state;
     if (strcmp(TINY_BACKEND, "cpu") != 0) skip(); /* it changes weights that others have copied */
-    static const form shared = {"", "gemma4-tiny-dense", NULL, 24, 24, 2, true, F_THETA_LATENTS_KV},
-                      twice = {"", "gemma4-tiny-dense", NULL, 24, 24, 2, false, F_THETA_LATENTS_KV},
-                      fewer = {"", "gemma4-tiny-dense", NULL, 7, 24, 2, false, F_THETA_LATENTS_KV};
+    static const form shared = {"", "gemma4-tiny-dense", NULL, 24, 24, 2, true, RESTORATION_LATENTS_KV},
+                      twice = {"", "gemma4-tiny-dense", NULL, 24, 24, 2, false, RESTORATION_LATENTS_KV},
+                      fewer = {"", "gemma4-tiny-dense", NULL, 7, 24, 2, false, RESTORATION_LATENTS_KV};
     tiny one, two, three;
     open_form(&one, &shared, KAKEYA_PRECISION_F32);
     open_form(&two, &twice, KAKEYA_PRECISION_F32);
@@ -215,10 +216,10 @@ static void codes(void **state) {
 /* Eight bits are near, four are farther, and neither is the same. */
 static void fewer_bits_cost_little(void **state) {
     (void)state;
-    double off[F_THETA_LATENTS_COUNT] = {0};
+    double off[RESTORATION_LATENTS_COUNT] = {0};
     float *first = NULL;
-    for (int latents = 0; latents < F_THETA_LATENTS_COUNT; latents++) {
-        const form f = {"", "gemma4-tiny-dense", NULL, 32, 32, 2, true, (f_theta_latents)latents};
+    for (int latents = 0; latents < RESTORATION_LATENTS_COUNT; latents++) {
+        const form f = {"", "gemma4-tiny-dense", NULL, 32, 32, 2, true, (restoration_latents)latents};
         tiny d;
         open_form(&d, &f, KAKEYA_PRECISION_F32);
         size_t n = (size_t)TOTAL * (size_t)d.verifier->config.vocab;
@@ -230,9 +231,9 @@ static void fewer_bits_cost_little(void **state) {
         tiny_close(&d);
     }
     free(first);
-    assert_true(off[F_THETA_LATENTS_BF16] > 0 && off[F_THETA_LATENTS_BF16] < off[F_THETA_LATENTS_Q8]);
-    assert_true(off[F_THETA_LATENTS_Q8] < off[F_THETA_LATENTS_Q4]);
-    assert_true(off[F_THETA_LATENTS_Q4] < 0.2);
+    assert_true(off[RESTORATION_LATENTS_BF16] > 0 && off[RESTORATION_LATENTS_BF16] < off[RESTORATION_LATENTS_Q8]);
+    assert_true(off[RESTORATION_LATENTS_Q8] < off[RESTORATION_LATENTS_Q4]);
+    assert_true(off[RESTORATION_LATENTS_Q4] < 0.2);
 }
 
 /* --------------------------------------------------------------------------------------------------- properties */
@@ -345,7 +346,7 @@ static void together(void **state) {
     (void)state;
     enum { CACHES = 4, STEPS = 14 };
     static const tiny_policy native = {"native", KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, 0,
-                                       0,        F_THETA_AUX_HIDDEN};
+                                       0,        RESTORATION_AUX_HIDDEN};
     const tiny_policy *const kinds[CACHES] = {&policies[0], &native, &policies[1], &policies[0]};
     for (int f = 0; f < FORMS; f++) {
         tiny d;
@@ -419,12 +420,12 @@ static void refuse(tiny *d, const tiny_policy *p, memory_stream *stream, const c
 /* Caches without the new forms go on writing version 2; what differs between forms is named. */
 static void snapshots_know_their_form(void **state) {
     (void)state;
-    static const form shared = {"", "gemma4-tiny-dense", "dflash-tiny", 24, 24, 2, true, F_THETA_LATENTS_Q8},
-                      four = {"", "gemma4-tiny-dense", "dflash-tiny", 24, 24, 2, true, F_THETA_LATENTS_Q4},
-                      taps = {"", "gemma4-tiny-dense", "dflash-tiny", 24, 24, 3, true, F_THETA_LATENTS_Q8},
-                      apart = {"", "gemma4-tiny-dense", "dflash-tiny", 24, 12, 2, false, F_THETA_LATENTS_Q8};
+    static const form shared = {"", "gemma4-tiny-dense", "dflash-tiny", 24, 24, 2, true, RESTORATION_LATENTS_Q8},
+                      four = {"", "gemma4-tiny-dense", "dflash-tiny", 24, 24, 2, true, RESTORATION_LATENTS_Q4},
+                      taps = {"", "gemma4-tiny-dense", "dflash-tiny", 24, 24, 3, true, RESTORATION_LATENTS_Q8},
+                      apart = {"", "gemma4-tiny-dense", "dflash-tiny", 24, 12, 2, false, RESTORATION_LATENTS_Q8};
     static const tiny_policy context = {
-        "restored 16", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 2, 16, F_THETA_DRAFTER_CONTEXT_KV};
+        "restored 16", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 2, 16, RESTORATION_DRAFTER_CONTEXT_KV};
     tiny d, old;
     memory_stream mine = {0}, before = {0}, native = {0};
     open_form(&d, &shared, KAKEYA_PRECISION_F32);
@@ -511,7 +512,7 @@ static void described_ranks(void **state) {
     static const struct {
         const char *description;
         int rank_k, rank_v; /* 0: refused */
-    } cases[] = {{"synthetic", F_THETA_PUBLISHED_RANK, F_THETA_PUBLISHED_RANK},
+    } cases[] = {{"synthetic", RESTORATION_PUBLISHED_RANK, RESTORATION_PUBLISHED_RANK},
                  {"synthetic:128,256", 128, 256},
                  {"synthetic:8,8", 8, 8},
                  {"synthetic:", 0, 0},
@@ -526,7 +527,7 @@ static void described_ranks(void **state) {
     tiny_open_weights(&d, "gemma4-tiny-dense", "dflash-tiny");
     tiny_complete(&d, KAKEYA_PRECISION_F32, NULL, 1);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        f_theta_model *f = NULL;
+        restoration_model *f = NULL;
         assert_true(synthetic_is_f_theta(cases[i].description));
         kakeya_status status =
             synthetic_f_theta(d.ops, cases[i].description, &d.verifier->config, &d.drafter->config, &d.account, &f, &e);
@@ -537,7 +538,7 @@ static void described_ranks(void **state) {
         }
         assert_int_equal(f->config.rank_k, cases[i].rank_k);
         assert_int_equal(f->config.rank_v, cases[i].rank_v);
-        f_theta_model_close(f);
+        restoration_model_close(f);
     }
     assert_false(synthetic_is_f_theta("synthetics"));
     assert_false(synthetic_is_f_theta("models/synthetic"));

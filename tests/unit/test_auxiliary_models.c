@@ -8,12 +8,12 @@
 #include <cmocka.h>
 
 #include "copies.h"
-#include "model/f_theta.h"
+#include "model/restoration.h"
 #include "scratch.h"
 
 static kakeya_error error;
 static mem_account account;
-static gemma4_model *demo;
+static language_model *demo;
 
 #define DRAFTER KAKEYA_MODELS "/demo-dflash"
 #define F_THETA KAKEYA_TEST_DATA "/golden/demo-f-theta-regression"
@@ -23,9 +23,9 @@ static gemma4_model *demo;
 static void test_drafter(void **state) {
     (void)state;
     size_t before = mem_total(&account);
-    dflash_model *d;
-    assert_ok(dflash_model_open(DRAFTER, &demo->config, &account, &d, &error));
-    const dflash_config *c = &d->config;
+    block_drafter_model *d;
+    assert_ok(block_drafter_model_open(DRAFTER, &demo->config, &account, &d, &error));
+    const block_drafter_config *c = &d->config;
     assert_int_equal(c->layers, 3);
     assert_int_equal(c->block_size, 8);
     assert_int_equal(c->mask_token, 4);
@@ -37,14 +37,14 @@ static void test_drafter(void **state) {
     assert_int_equal(d->fc.out, 256);
     assert_int_equal(d->fc.in, 768);
     for (int i = 0; i < 3; i++) {
-        const dflash_layer_weights *l = &d->layer[i];
+        const block_drafter_layer_weights *l = &d->layer[i];
         assert_non_null(l->q_norm);
         assert_non_null(l->post_attention_norm);
         assert_int_equal(l->k_proj.out, 128);
         assert_int_equal(l->down_proj.in, 512);
     }
-    dflash_model_close(d);
-    dflash_model_close(NULL);
+    block_drafter_model_close(d);
+    block_drafter_model_close(NULL);
     assert_int_equal(mem_total(&account), before);
 }
 
@@ -55,13 +55,13 @@ static const char drafter_json[] =
     "\"layer_types\": [\"sliding_attention\", \"full_attention\", \"sliding_attention\"], \"sliding_window\": 128,"
     "\"block_size\": 8, \"dflash_config\": {\"target_layer_ids\": [1, 5, 9], \"mask_token_id\": 4}}";
 
-static kakeya_status parse_drafter(const char *json, dflash_config *c) {
-    return dflash_config_parse("config.json", json, strlen(json), c, &error);
+static kakeya_status parse_drafter(const char *json, block_drafter_config *c) {
+    return block_drafter_config_parse("config.json", json, strlen(json), c, &error);
 }
 
 static void test_drafter_config(void **state) {
     (void)state;
-    dflash_config c;
+    block_drafter_config c;
     assert_ok(parse_drafter(drafter_json, &c));
     assert_int_equal(c.block_size, 8); /* from the top level */
     assert_int_equal(c.sliding_window[0], 128);
@@ -69,7 +69,7 @@ static void test_drafter_config(void **state) {
     assert_true(c.logit_softcap == 0 && c.rope_theta == 1e6f && c.rms_eps == 1e-6f);
     char *json = scratch_replace(drafter_json, "\"mask_token_id\": 4", "\"mask_token_id\": 4, \"block_size\": 16");
     assert_ok(parse_drafter(json, &c));
-    assert_int_equal(c.block_size, 16); /* dflash_config goes first */
+    assert_int_equal(c.block_size, 16); /* block_drafter_config goes first */
     free(json);
 
     static const struct {
@@ -110,10 +110,10 @@ static void test_drafter_config(void **state) {
     }
 }
 
-static kakeya_status open_drafter_for(gemma4_config verifier) {
-    dflash_model *d;
-    kakeya_status status = dflash_model_open(DRAFTER, &verifier, &account, &d, &error);
-    dflash_model_close(d);
+static kakeya_status open_drafter_for(model_config verifier) {
+    block_drafter_model *d;
+    kakeya_status status = block_drafter_model_open(DRAFTER, &verifier, &account, &d, &error);
+    block_drafter_model_close(d);
     return status;
 }
 
@@ -121,9 +121,9 @@ static kakeya_status open_changed_drafter(copy_change change) {
     scratch_folder("d");
     copy_file(DRAFTER "/config.json", "d/config.json");
     copy_safetensors(DRAFTER "/model.safetensors", scratch_path("d/model.safetensors"), &change);
-    dflash_model *d;
-    kakeya_status status = dflash_model_open(scratch_path("d"), &demo->config, &account, &d, &error);
-    dflash_model_close(d);
+    block_drafter_model *d;
+    kakeya_status status = block_drafter_model_open(scratch_path("d"), &demo->config, &account, &d, &error);
+    block_drafter_model_close(d);
     return status;
 }
 
@@ -131,7 +131,7 @@ static kakeya_status open_changed_drafter(copy_change change) {
 
 static void test_drafter_refusals(void **state) {
     (void)state;
-    gemma4_config verifier = demo->config;
+    model_config verifier = demo->config;
     verifier.hidden = 512;
     assert_refused(open_drafter_for(verifier), KAKEYA_FORMAT, "hidden_size is 256", "512");
     verifier = demo->config;
@@ -150,10 +150,10 @@ static void test_drafter_refusals(void **state) {
     assert_refused(open_changed_drafter(CHANGE(.reshape = "layers.1.mlp.up_proj.weight")), KAKEYA_FORMAT,
                    "[1, 256, 512]", "[512, 256]");
 
-    dflash_model *d;
-    assert_refused(dflash_model_open(KAKEYA_MODELS "/demo", &demo->config, &account, &d, &error), KAKEYA_FORMAT,
+    block_drafter_model *d;
+    assert_refused(block_drafter_model_open(KAKEYA_MODELS "/demo", &demo->config, &account, &d, &error), KAKEYA_FORMAT,
                    "does not look like a DFlash drafter checkpoint");
-    assert_refused(dflash_model_open(scratch_path("none"), &demo->config, &account, &d, &error), KAKEYA_IO,
+    assert_refused(block_drafter_model_open(scratch_path("none"), &demo->config, &account, &d, &error), KAKEYA_IO,
                    "no such directory");
     assert_null(d);
 }
@@ -161,7 +161,7 @@ static void test_drafter_refusals(void **state) {
 /* The published drafters' shapes, and a usable one for every prefix. */
 static void test_synthetic_drafter(void **state) {
     (void)state;
-    gemma4_config verifier;
+    model_config verifier;
     static const struct {
         const char *verifier;
         int heads, intermediate, targets, target[6];
@@ -170,9 +170,9 @@ static void test_synthetic_drafter(void **state) {
                  {"26b-a4b:layers=1", 32, 5632, 1, {0}}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         size_t before = mem_total(&account);
-        assert_ok(gemma4_config_variant(cases[i].verifier, &verifier, &error));
-        dflash_model *d;
-        assert_ok(dflash_model_synthesize(&verifier, &account, &d, &error));
+        assert_ok(model_config_variant(cases[i].verifier, &verifier, &error));
+        block_drafter_model *d;
+        assert_ok(block_drafter_model_synthesize(&verifier, &account, &d, &error));
         assert_int_equal(d->config.heads, cases[i].heads);
         assert_int_equal(d->config.intermediate, cases[i].intermediate);
         assert_int_equal(d->config.targets, cases[i].targets);
@@ -182,25 +182,25 @@ static void test_synthetic_drafter(void **state) {
         assert_int_equal(d->config.sliding_window[4], 0);
         assert_int_equal(d->fc.in, cases[i].targets * 2816);
         assert_int_equal(d->layer[4].gate_proj.format, WEIGHT_BF16);
-        dflash_model_close(d);
+        block_drafter_model_close(d);
         assert_int_equal(mem_total(&account), before);
     }
 }
 
 /* ------------------------------------------------------------------------------------------------ f_theta */
 
-static dflash_config drafter_config;
+static block_drafter_config drafter_config;
 
-static kakeya_status open_f_theta(const char *directory, const gemma4_config *verifier, const dflash_config *drafter,
-                                  f_theta_model **out) {
-    return f_theta_model_open(directory, verifier, drafter, &account, out, &error);
+static kakeya_status open_f_theta(const char *directory, const model_config *verifier,
+                                  const block_drafter_config *drafter, restoration_model **out) {
+    return restoration_model_open(directory, verifier, drafter, &account, out, &error);
 }
 
 static void test_f_theta(void **state) {
     (void)state;
-    f_theta_model *f;
+    restoration_model *f;
     assert_ok(open_f_theta(F_THETA, &demo->config, &drafter_config, &f));
-    assert_int_equal(f->config.input, F_THETA_DRAFTER_CONTEXT_KV);
+    assert_int_equal(f->config.input, RESTORATION_DRAFTER_CONTEXT_KV);
     assert_int_equal(f->config.rank, 128);
     assert_int_equal(f->encoder_in, 384);
     assert_int_equal(f->encoder_k.out, 128);
@@ -211,8 +211,8 @@ static void test_f_theta(void **state) {
         assert_non_null(f->decoder_k[i].stream[0]);
         if (i) assert_ptr_not_equal(f->decoder_k[i].stream[0], f->decoder_k[i - 1].stream[0]);
     }
-    f_theta_model_close(f);
-    f_theta_model_close(NULL);
+    restoration_model_close(f);
+    restoration_model_close(NULL);
 }
 
 static const char f_theta_json[] =
@@ -220,15 +220,15 @@ static const char f_theta_json[] =
     "\"verifier_num_kv_heads\": 2, \"verifier_head_dim\": 64, \"rank\": 16, \"verifier_layer_kv_heads\": [2, 2, 2, 1],"
     "\"verifier_layer_head_dims\": null}";
 
-static kakeya_status parse_f_theta(const char *json, f_theta_config *c) {
-    return f_theta_config_parse("f_theta_config.json", json, strlen(json), c, &error);
+static kakeya_status parse_f_theta(const char *json, restoration_config *c) {
+    return restoration_config_parse("f_theta_config.json", json, strlen(json), c, &error);
 }
 
 static void test_f_theta_config(void **state) {
     (void)state;
-    f_theta_config c;
+    restoration_config c;
     assert_ok(parse_f_theta(f_theta_json, &c));
-    assert_int_equal(c.input, F_THETA_DRAFTER_TOKEN_KV); /* the reference writes no "input" */
+    assert_int_equal(c.input, RESTORATION_DRAFTER_TOKEN_KV); /* the reference writes no "input" */
     assert_int_equal(c.kv_heads[3], 1);
     assert_int_equal(c.head_dim[3], 64); /* null: uniform */
     static const struct {
@@ -262,15 +262,16 @@ static const char aux_json[] =
 
 static void test_aux_config(void **state) {
     (void)state;
-    f_theta_config c;
+    restoration_config c;
     assert_ok(parse_f_theta(aux_json, &c));
-    assert_int_equal(c.input, F_THETA_AUX_HIDDEN);
-    assert_int_equal(c.latents, F_THETA_LATENTS_KV);
+    assert_int_equal(c.input, RESTORATION_AUX_HIDDEN);
+    assert_int_equal(c.latents, RESTORATION_LATENTS_KV);
     assert_true(c.shared_latent && c.rank == 16 && c.rank_k == 16 && c.rank_v == 16);
-    assert_int_equal(f_theta_encoder_in(&c), 128);
+    assert_int_equal(restoration_encoder_in(&c), 128);
     char *json = scratch_replace(aux_json, "\"rank\": 16", "\"rank_k\": 8, \"rank_v\": 24, \"latent_format\": \"q4\"");
     assert_ok(parse_f_theta(json, &c));
-    assert_true(!c.shared_latent && c.rank == 24 && c.rank_k == 8 && c.rank_v == 24 && c.latents == F_THETA_LATENTS_Q4);
+    assert_true(!c.shared_latent && c.rank == 24 && c.rank_k == 8 && c.rank_v == 24 &&
+                c.latents == RESTORATION_LATENTS_Q4);
     free(json);
     static const struct {
         const char *from, *to;
@@ -299,15 +300,15 @@ static void test_aux_config(void **state) {
 /* One that reads a drafter says so where there is none. */
 static void test_f_theta_without_drafter(void **state) {
     (void)state;
-    f_theta_model *f;
+    restoration_model *f;
     assert_refused(open_f_theta(F_THETA, &demo->config, NULL, &f), KAKEYA_INVALID_ARGUMENT, "demo-f-theta-regression",
                    "needs a drafter");
 }
 
-static kakeya_status refuse_f_theta(const gemma4_config *verifier, const dflash_config *drafter) {
-    f_theta_model *f;
+static kakeya_status refuse_f_theta(const model_config *verifier, const block_drafter_config *drafter) {
+    restoration_model *f;
     kakeya_status status = open_f_theta(F_THETA, verifier, drafter, &f);
-    f_theta_model_close(f);
+    restoration_model_close(f);
     return status;
 }
 
@@ -317,16 +318,16 @@ static kakeya_status open_changed_f_theta(const char *file, copy_change change) 
     copy_file(F_THETA "/f_theta_config.json", "f/f_theta_config.json");
     snprintf(target, sizeof target, "f/%s", file);
     copy_safetensors(F_THETA "/f_theta_weights.safetensors", scratch_path(target), &change);
-    f_theta_model *f;
+    restoration_model *f;
     kakeya_status status = open_f_theta(scratch_path("f"), &demo->config, &drafter_config, &f);
-    f_theta_model_close(f);
+    restoration_model_close(f);
     remove(scratch_path(target));
     return status;
 }
 
 static void test_f_theta_refusals(void **state) {
     (void)state;
-    dflash_config drafter = drafter_config;
+    block_drafter_config drafter = drafter_config;
     drafter.layers = 5;
     assert_refused(refuse_f_theta(&demo->config, &drafter), KAKEYA_FORMAT, "drafter_num_layers is 3", "drafter has 5");
     drafter = drafter_config;
@@ -336,7 +337,7 @@ static void test_f_theta_refusals(void **state) {
     drafter = drafter_config;
     drafter.head_dim = 128;
     assert_refused(refuse_f_theta(&demo->config, &drafter), KAKEYA_FORMAT, "drafter_head_dim is 64", "drafter has 128");
-    gemma4_config verifier = demo->config;
+    model_config verifier = demo->config;
     verifier.layers = 10;
     assert_refused(refuse_f_theta(&verifier, &drafter_config), KAKEYA_FORMAT, "verifier_num_layers is 12",
                    "verifier has 10");
@@ -358,7 +359,7 @@ static void test_f_theta_refusals(void **state) {
     assert_refused(open_changed_f_theta(weights, CHANGE(.reshape = "encoder_k.weight")), KAKEYA_FORMAT, "[1, 384, 128]",
                    "[128, 384]");
 
-    f_theta_model *f;
+    restoration_model *f;
     assert_refused(open_f_theta(scratch_path("f"), &demo->config, &drafter_config, &f), KAKEYA_IO,
                    "neither f_theta_weights.safetensors nor model.safetensors");
     scratch_text("f/f_theta_weights.pt", "pickle");
@@ -373,14 +374,14 @@ static int setup(void **state) {
     mem_account_init(&account, NULL, 0);
     size_t bytes;
     char *json = scratch_read(DRAFTER "/config.json", &bytes);
-    int failed = dflash_config_parse("config.json", json, bytes, &drafter_config, &error) != KAKEYA_OK;
+    int failed = block_drafter_config_parse("config.json", json, bytes, &drafter_config, &error) != KAKEYA_OK;
     free(json);
-    return failed || gemma4_model_open(KAKEYA_MODELS "/demo", &account, &demo, &error) != KAKEYA_OK ||
+    return failed || language_model_open(KAKEYA_MODELS "/demo", &account, &demo, &error) != KAKEYA_OK ||
            scratch_setup(state);
 }
 
 static int teardown(void **state) {
-    gemma4_model_close(demo);
+    language_model_close(demo);
     return mem_total(&account) != 0 || scratch_teardown(state);
 }
 

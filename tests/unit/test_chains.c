@@ -141,7 +141,7 @@ static kakeya_status check_slot(void *context, const tensor_slot *slot, kakeya_e
     for (size_t i = at; i < at + n; i++) square += (double)s->gradient[i] * (double)s->gradient[i];
     double length = sqrt(square);
     size_t last =
-        offsetof(assistant_weights, stack.layer) + (size_t)(s->config.stack.layers - 1) * sizeof(gemma4_layer_weights);
+        offsetof(assistant_weights, stack.layer) + (size_t)(s->config.stack.layers - 1) * sizeof(layer_weights);
     if (slot->kind == SLOT_SCALAR && slot->offset > last)
         return KAKEYA_OK; /* the final norm takes the last one's size away */
     if (!(length > 1e-5)) fail_msg("%s: gradient of length %g", slot->name, length);

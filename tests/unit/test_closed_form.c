@@ -228,10 +228,10 @@ enum { INPUTS = 144, TOKENS = 400, RANK = 24, RICH = 20, POOR = 3 };
 /* Sums over made-up text: inputs of which some hardly vary, targets that they tell half of, metrics that see so many
  * directions of a head. */
 typedef struct made_up {
-    gemma4_config config;
+    model_config config;
     closed_form_sums sums;
-    float *gram[GEMMA4_MAX_LAYERS];
-    f_theta_config form;
+    float *gram[MODEL_MAX_LAYERS];
+    restoration_config form;
 } made_up;
 
 static void add_psd(double *a, float *b, int d, int directions, uint64_t *random) {
@@ -249,14 +249,14 @@ static void make_up(made_up *m, bool shared, int directions) {
     m->config.layers = 3;
     m->config.heads = 4;
     for (int l = 0; l < 3; l++) {
-        m->config.layer[l] = (gemma4_layer_config){.type = l == 1 ? GEMMA4_FULL : GEMMA4_SLIDING,
-                                                   .kv_heads = l == 1 ? 1 : 2,
-                                                   .head_dim = l == 1 ? 32 : 16,
-                                                   .kv_source = l};
+        m->config.layer[l] = (layer_config){.type = l == 1 ? LAYER_FULL : LAYER_SLIDING,
+                                            .kv_heads = l == 1 ? 1 : 2,
+                                            .head_dim = l == 1 ? 32 : 16,
+                                            .kv_source = l};
     }
     REQUIRE_OK(closed_form_sums_create(&m->config, INPUTS, &m->sums, error));
-    m->form = (f_theta_config){.input = F_THETA_AUX_HIDDEN, .hidden = INPUTS, .aux_layers = 1};
-    f_theta_config_fit(&m->form, &m->config, RANK, RANK, shared);
+    m->form = (restoration_config){.input = RESTORATION_AUX_HIDDEN, .hidden = INPUTS, .aux_layers = 1};
+    restoration_config_fit(&m->form, &m->config, RANK, RANK, shared);
     closed_form_sums *s = &m->sums;
     uint64_t random = 11;
     double *map = random_matrix((size_t)s->targets * INPUTS, 12), x[INPUTS];
@@ -286,7 +286,7 @@ static void make_up(made_up *m, bool shared, int directions) {
 
 static void unmake(made_up *m) {
     closed_form_sums_destroy(&m->sums);
-    for (int l = 0; l < GEMMA4_MAX_LAYERS; l++) free(m->gram[l]);
+    for (int l = 0; l < MODEL_MAX_LAYERS; l++) free(m->gram[l]);
 }
 
 static closed_form_weights solve_as(const made_up *m, closed_form_form form, closed_form_solver solver, int threads,

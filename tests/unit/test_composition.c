@@ -258,14 +258,15 @@ static void demo_model(void **state) {
     (void)state;
     tiny d = {0};
     mem_account_init(&d.account, NULL, 0);
-    REQUIRE_OK(gemma4_model_open(KAKEYA_MODELS "/demo", &d.account, &d.verifier, error));
-    REQUIRE_OK(dflash_model_open(KAKEYA_MODELS "/demo-dflash", &d.verifier->config, &d.account, &d.drafter, error));
-    REQUIRE_OK(f_theta_model_open(KAKEYA_TEST_DATA "/golden/demo-f-theta-regression", &d.verifier->config,
-                                  &d.drafter->config, &d.account, &d.f_theta, error));
+    REQUIRE_OK(language_model_open(KAKEYA_MODELS "/demo", &d.account, &d.verifier, error));
+    REQUIRE_OK(
+        block_drafter_model_open(KAKEYA_MODELS "/demo-dflash", &d.verifier->config, &d.account, &d.drafter, error));
+    REQUIRE_OK(restoration_model_open(KAKEYA_TEST_DATA "/golden/demo-f-theta-regression", &d.verifier->config,
+                                      &d.drafter->config, &d.account, &d.f_theta, error));
     d.ops = backend_find("cpu", NULL);
     backend_model_options options = {.verifier = d.verifier,
                                      .drafter = d.drafter,
-                                     .f_theta = d.f_theta,
+                                     .restoration = d.f_theta,
                                      .precision = KAKEYA_PRECISION_BF16,
                                      .threads = 3,
                                      .account = &d.account};

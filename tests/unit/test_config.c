@@ -7,15 +7,15 @@
 
 #include <cmocka.h>
 
-#include "model/gemma4.h"
+#include "model/language_model.h"
 #include "scratch.h"
 
 static kakeya_error error;
-static gemma4_config config;
+static model_config config;
 
 static kakeya_status parse(const char *json, const char *generation) {
-    return gemma4_config_parse("config.json", json, strlen(json), generation, generation ? strlen(generation) : 0,
-                               &config, &error);
+    return model_config_parse("config.json", json, strlen(json), generation, generation ? strlen(generation) : 0,
+                              &config, &error);
 }
 
 /* A published-style dense configuration; tests change single keys of it. */
@@ -47,19 +47,19 @@ static void test_nested(void **state) {
     assert_int_equal(config.checkpoint_format, WEIGHT_BF16);
     assert_string_equal(config.variant, "gemma4");
     for (int i = 0; i < 12; i++) {
-        const gemma4_layer_config *l = &config.layer[i];
+        const layer_config *l = &config.layer[i];
         bool full = i == 5 || i == 11; /* the default pattern */
-        assert_int_equal(l->type, full ? GEMMA4_FULL : GEMMA4_SLIDING);
+        assert_int_equal(l->type, full ? LAYER_FULL : LAYER_SLIDING);
         assert_int_equal(l->head_dim, full ? 32 : 16);
         assert_int_equal(l->kv_heads, full ? 2 : 4);
         assert_int_equal(l->k_eq_v, full);
         assert_int_equal(l->kv_source, i);
         assert_int_equal(l->intermediate, 96);
     }
-    assert_int_equal(config.rope[GEMMA4_SLIDING].rotated_pairs, 8);
-    assert_int_equal(config.rope[GEMMA4_FULL].rotated_pairs, 4);
-    assert_true(config.rope[GEMMA4_SLIDING].theta == 1e4f && config.rope[GEMMA4_FULL].theta == 1e6f);
-    assert_true(config.rope[GEMMA4_FULL].factor == 1.0f);
+    assert_int_equal(config.rope[LAYER_SLIDING].rotated_pairs, 8);
+    assert_int_equal(config.rope[LAYER_FULL].rotated_pairs, 4);
+    assert_true(config.rope[LAYER_SLIDING].theta == 1e4f && config.rope[LAYER_FULL].theta == 1e6f);
+    assert_true(config.rope[LAYER_FULL].factor == 1.0f);
     assert_int_equal(config.n_stop_tokens, 3);
     assert_int_equal(config.stop_tokens[0], 1);
     assert_int_equal(config.stop_tokens[1], 106);
@@ -81,15 +81,15 @@ static void test_flat_defaults(void **state) {
     assert_int_equal(config.ple_width, 256);
     assert_int_equal(config.ple_vocab, 262144);
     assert_true(config.logit_softcap == 0);
-    assert_int_equal(config.layer[5].type, GEMMA4_FULL);
-    assert_int_equal(config.layer[6].type, GEMMA4_FULL); /* the last one is forced */
-    assert_int_equal(config.layer[4].type, GEMMA4_SLIDING);
+    assert_int_equal(config.layer[5].type, LAYER_FULL);
+    assert_int_equal(config.layer[6].type, LAYER_FULL); /* the last one is forced */
+    assert_int_equal(config.layer[4].type, LAYER_SLIDING);
     assert_int_equal(config.layer[0].head_dim, 256);
     assert_int_equal(config.layer[5].head_dim, 512);
     assert_int_equal(config.layer[5].kv_heads, 2);
     assert_false(config.layer[5].k_eq_v);
-    assert_int_equal(config.rope[GEMMA4_FULL].rotated_pairs, 64);
-    assert_int_equal(config.rope[GEMMA4_SLIDING].rotated_pairs, 128);
+    assert_int_equal(config.rope[LAYER_FULL].rotated_pairs, 64);
+    assert_int_equal(config.rope[LAYER_SLIDING].rotated_pairs, 128);
     assert_int_equal(config.n_stop_tokens, 1);
     assert_int_equal(config.stop_tokens[0], 1);
     assert_int_equal(config.checkpoint_format, WEIGHT_FORMAT_COUNT);
@@ -105,8 +105,8 @@ static void test_flat_defaults(void **state) {
     assert_ok(parse("{\"model_type\": \"gemma4\", \"text_config\": {\"num_hidden_layers\": 2, \"layer_types\": "
                     "[\"sliding_attention\", \"sliding_attention\"]}}",
                     NULL));
-    assert_int_equal(config.layer[0].type, GEMMA4_SLIDING);
-    assert_int_equal(config.layer[1].type, GEMMA4_FULL);
+    assert_int_equal(config.layer[0].type, LAYER_SLIDING);
+    assert_int_equal(config.layer[1].type, LAYER_FULL);
     assert_int_equal(config.layer[1].head_dim, 512);
 }
 
@@ -114,7 +114,7 @@ static void test_flat_defaults(void **state) {
 static void test_resaved(void **state) {
     (void)state;
     assert_ok(parse(dense, NULL));
-    gemma4_config published = config;
+    model_config published = config;
     char *step = scratch_replace(dense, "\"global_head_dim\": 32,", "");
     char *resaved = scratch_replace(step, "\"num_global_key_value_heads\": 2,",
                                     "\"per_layer_config\": {\"05\": {\"head_dim\": 32, \"num_key_value_heads\": 2},"
@@ -194,12 +194,12 @@ static void test_values(void **state) {
     free(json);
     json = scratch_replace(dense, "\"partial_rotary_factor\": 0.25", "\"partial_rotary_factor\": 0.3, \"factor\": 8.0");
     assert_ok(parse(json, NULL));
-    assert_int_equal(config.rope[GEMMA4_FULL].rotated_pairs, 4); /* int(0.3 * 32 / 2) */
-    assert_true(config.rope[GEMMA4_FULL].factor == 8.0f);
+    assert_int_equal(config.rope[LAYER_FULL].rotated_pairs, 4); /* int(0.3 * 32 / 2) */
+    assert_true(config.rope[LAYER_FULL].factor == 8.0f);
     free(json);
     json = scratch_replace(dense, "\"proportional\"", "\"default\""); /* its partial_rotary_factor is not looked at */
     assert_ok(parse(json, NULL));
-    assert_int_equal(config.rope[GEMMA4_FULL].rotated_pairs, 16);
+    assert_int_equal(config.rope[LAYER_FULL].rotated_pairs, 16);
     free(json);
     json = scratch_replace(dense, "\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false");
     assert_ok(parse(json, NULL));
@@ -269,9 +269,9 @@ static void test_suppressed_tokens(void **state) {
     assert_ok(parse(dense, suppressing(100, 187)));
     assert_int_equal(config.n_suppress_tokens, 88);
     assert_int_equal(config.suppress_tokens[87], 187);
-    assert_ok(parse(dense, suppressing(100, 99 + GEMMA4_MAX_SUPPRESS_TOKENS)));
-    assert_int_equal(config.n_suppress_tokens, GEMMA4_MAX_SUPPRESS_TOKENS);
-    assert_refused(parse(dense, suppressing(100, 100 + GEMMA4_MAX_SUPPRESS_TOKENS)), KAKEYA_UNSUPPORTED,
+    assert_ok(parse(dense, suppressing(100, 99 + MODEL_MAX_SUPPRESS_TOKENS)));
+    assert_int_equal(config.n_suppress_tokens, MODEL_MAX_SUPPRESS_TOKENS);
+    assert_refused(parse(dense, suppressing(100, 100 + MODEL_MAX_SUPPRESS_TOKENS)), KAKEYA_UNSUPPORTED,
                    "generation_config.json: suppress_tokens: more than 256 different tokens");
     char *json = scratch_replace(dense, "\"vocab_size\": 512", "\"vocab_size\": 40");
     assert_refused(parse(json, suppressing(0, 60)), KAKEYA_FORMAT, "suppress_tokens leaves none of the 40 tokens");
@@ -329,7 +329,7 @@ static kakeya_status parse_rope(const char *keys) {
 static void test_rope_spellings(void **state) {
     (void)state;
     assert_ok(parse(dense, NULL));
-    gemma4_config published = config;
+    model_config published = config;
     static const char *const same[] = {
         "\"rope_parameters\": {" SLIDING_ROPE ", " FULL_ROPE "}",
         /* `type` where there is no rope_type, which wins where there are both */
@@ -361,13 +361,13 @@ static void test_rope_spellings(void **state) {
     /* without any factor all pairs turn */
     assert_ok(parse_rope("\"rope_parameters\": {" SLIDING_ROPE ", \"full_attention\": {\"type\": \"proportional\", "
                          "\"rope_theta\": 1e6, \"factor\": 4}}"));
-    assert_int_equal(config.rope[GEMMA4_FULL].rotated_pairs, 16);
-    assert_true(config.rope[GEMMA4_FULL].factor == 4.0f);
+    assert_int_equal(config.rope[LAYER_FULL].rotated_pairs, 16);
+    assert_true(config.rope[LAYER_FULL].factor == 4.0f);
     assert_ok(parse_rope("\"partial_rotary_factor\": 0.5, \"rope_parameters\": {" FULL_ROPE
                          ", \"sliding_attention\": {\"type\": \"proportional\", \"rope_theta\": 100}}"));
-    assert_int_equal(config.rope[GEMMA4_SLIDING].rotated_pairs, 4);
-    assert_int_equal(config.rope[GEMMA4_FULL].rotated_pairs, 4);
-    assert_true(config.rope[GEMMA4_SLIDING].theta == 100.0f);
+    assert_int_equal(config.rope[LAYER_SLIDING].rotated_pairs, 4);
+    assert_int_equal(config.rope[LAYER_FULL].rotated_pairs, 4);
+    assert_true(config.rope[LAYER_SLIDING].theta == 100.0f);
 }
 
 static void test_rope_refusals(void **state) {
@@ -421,7 +421,7 @@ static void test_rope_refusals(void **state) {
         "{\"model_type\": \"gemma4_text\", \"num_hidden_layers\": 2, \"layer_types\": [\"full_attention\", "
         "\"full_attention\"], \"rope_parameters\": {" FULL_ROPE "}}";
     assert_ok(parse(only_full, NULL));
-    assert_int_equal(config.rope[GEMMA4_FULL].rotated_pairs, 64);
+    assert_int_equal(config.rope[LAYER_FULL].rotated_pairs, 64);
 }
 
 static void test_refusals(void **state) {
@@ -509,7 +509,7 @@ static void test_bundled(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         size_t bytes;
         char *json = scratch_read(cases[i].path, &bytes);
-        assert_ok(gemma4_config_parse(cases[i].path, json, bytes, NULL, 0, &config, &error));
+        assert_ok(model_config_parse(cases[i].path, json, bytes, NULL, 0, &config, &error));
         assert_int_equal(config.layers, cases[i].layers);
         assert_int_equal(config.shared_kv_layers, cases[i].shared);
         assert_int_equal(config.ple_width, cases[i].ple);
@@ -520,19 +520,19 @@ static void test_bundled(void **state) {
 
 static void test_variants(void **state) {
     (void)state;
-    assert_ok(gemma4_config_variant("26b-a4b", &config, &error));
+    assert_ok(model_config_variant("26b-a4b", &config, &error));
     assert_int_equal(config.layers, 30);
-    for (int i = 0; i < 30; i++) assert_int_equal(config.layer[i].type, i % 6 == 5 ? GEMMA4_FULL : GEMMA4_SLIDING);
+    for (int i = 0; i < 30; i++) assert_int_equal(config.layer[i].type, i % 6 == 5 ? LAYER_FULL : LAYER_SLIDING);
     assert_int_equal(config.layer[5].kv_heads, 2);
-    assert_int_equal(config.rope[GEMMA4_FULL].rotated_pairs, 64);
+    assert_int_equal(config.rope[LAYER_FULL].rotated_pairs, 64);
     assert_string_equal(config.variant, "26b-a4b");
 
-    assert_ok(gemma4_config_variant("e2b", &config, &error));
+    assert_ok(model_config_variant("e2b", &config, &error));
     assert_int_equal(config.layer[34].kv_source, 14);
     assert_int_equal(config.layer[33].kv_source, 13);
     assert_int_equal(config.layer[15].intermediate, 12288);
     assert_int_equal(config.layer[14].intermediate, 6144);
-    assert_ok(gemma4_config_variant("e4b", &config, &error));
+    assert_ok(model_config_variant("e4b", &config, &error));
     assert_int_equal(config.layer[41].kv_source, 23);
     assert_int_equal(config.layer[40].kv_source, 22);
 
@@ -541,7 +541,7 @@ static void test_variants(void **state) {
     for (size_t v = 0; v < 5; v++) {
         char description[64];
         for (int layers = 1;
-             gemma4_config_variant(
+             model_config_variant(
                  (snprintf(description, sizeof description, "%s:layers=%d", names[v], layers), description), &config,
                  NULL) == KAKEYA_OK;
              layers++) {
@@ -553,14 +553,14 @@ static void test_variants(void **state) {
                 assert_int_equal(source != i, i >= layers - config.shared_kv_layers);
             }
         }
-        assert_refused(gemma4_config_variant(description, &config, &error), KAKEYA_INVALID_ARGUMENT, description,
+        assert_refused(model_config_variant(description, &config, &error), KAKEYA_INVALID_ARGUMENT, description,
                        "layers=1 to layers=");
     }
-    assert_ok(gemma4_config_variant("31b:dtype=f32:layers=2", &config, &error));
+    assert_ok(model_config_variant("31b:dtype=f32:layers=2", &config, &error));
     assert_int_equal(config.checkpoint_format, WEIGHT_F32);
     assert_int_equal(config.layers, 2);
 
-    assert_ok(gemma4_config_variant("31b:layers=2:q4_k_m", &config, &error));
+    assert_ok(model_config_variant("31b:layers=2:q4_k_m", &config, &error));
     assert_int_equal(config.checkpoint_format, WEIGHT_Q4_K);
 
     static const char *const bad[] = {"",
@@ -577,7 +577,7 @@ static void test_variants(void **state) {
                                       "26b-a4b:q4_k",
                                       "e2b:layers=99999999999999999999"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
-        assert_refused(gemma4_config_variant(bad[i], &config, &error), KAKEYA_INVALID_ARGUMENT, "synthetic model",
+        assert_refused(model_config_variant(bad[i], &config, &error), KAKEYA_INVALID_ARGUMENT, "synthetic model",
                        bad[i]);
 }
 

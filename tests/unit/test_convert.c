@@ -230,7 +230,7 @@ static void expected_row(const weight *w, const float *x, float *out) {
 }
 
 typedef struct comparison {
-    gemma4_model *from, *to;
+    language_model *from, *to;
     const char *what;
     int matrices, quantised;
 } comparison;
@@ -240,7 +240,7 @@ static void load(const weight *w, int row, float *out) {
 }
 
 /* Row `row` of a slot's matrix; experts' gate and up may be apart. */
-static const weight *matrix_of(const gemma4_model *m, const tensor_slot *slot, int *row) {
+static const weight *matrix_of(const language_model *m, const tensor_slot *slot, int *row) {
     const weight *w = (const weight *)(const void *)((const char *)&m->weights + slot->offset);
     int layer;
     if (weight_present(w) || sscanf(slot->name, "layers.%d.", &layer) != 1) return w;
@@ -273,9 +273,9 @@ static void check_model(const char *from, const char *to, const char *what) {
     mem_account account;
     comparison c = {.what = what};
     mem_account_init(&account, NULL, 0);
-    assert_ok(gemma4_model_open(from, &account, &c.from, &error));
-    assert_ok(gemma4_model_open(to, &account, &c.to, &error));
-    const gemma4_config *a = &c.from->config, *b = &c.to->config;
+    assert_ok(language_model_open(from, &account, &c.from, &error));
+    assert_ok(language_model_open(to, &account, &c.to, &error));
+    const model_config *a = &c.from->config, *b = &c.to->config;
     assert_int_equal(a->layers, b->layers);
     assert_int_equal(a->vocab, b->vocab);
     assert_int_equal(a->sliding_window, b->sliding_window);
@@ -289,8 +289,8 @@ static void check_model(const char *from, const char *to, const char *what) {
         assert_true(c.from->weights.layer[1].input_norm[i] == c.to->weights.layer[1].input_norm[i]);
     }
     assert_true(c.from->weights.layer[1].layer_scalar == c.to->weights.layer[1].layer_scalar);
-    gemma4_model_close(c.from);
-    gemma4_model_close(c.to);
+    language_model_close(c.from);
+    language_model_close(c.to);
     assert_int_equal(mem_total(&account), 0);
 }
 
@@ -333,10 +333,10 @@ static void test_threads(void **state) {
 static void test_gguf(void **state) {
     (void)state;
     mem_account account;
-    gemma4_model *model;
+    language_model *model;
     safetensors *source;
     mem_account_init(&account, NULL, 0);
-    assert_ok(gemma4_model_open(tiny("gemma4-tiny-moe"), &account, &model, &error));
+    assert_ok(language_model_open(tiny("gemma4-tiny-moe"), &account, &model, &error));
     assert_ok(safetensors_open(KAKEYA_TEST_DATA "/golden/gemma4-tiny-moe/model.safetensors", &source, &error));
     const gguf_form form = {.split_experts = true, .vocab_size = 320};
     gguf_writer w = gw_begin();
@@ -346,7 +346,7 @@ static void test_gguf(void **state) {
     scratch_write("source.gguf", data, bytes);
     free(data);
     safetensors_close(source);
-    gemma4_model_close(model);
+    language_model_close(model);
     convert(scratch_path("source.gguf"), "out", CONVERT_Q5_K, 2);
     check_model(tiny("gemma4-tiny-moe"), scratch_path("out"), "from GGUF");
     /* What is quantised already is not quantised again. */
@@ -421,7 +421,7 @@ static void check_important(const weight *from, const weight *to, int experts, b
 static void test_importance_files(void **state) {
     (void)state;
     mem_account account;
-    gemma4_model *a, *b;
+    language_model *a, *b;
     convert_report report;
     write_importances("imatrix", "imatrix.chunk_count", HIDDEN, 0);
     /* The same file twice says what it says once. */
@@ -432,15 +432,15 @@ static void test_importance_files(void **state) {
     assert_ok(convert_model(tiny("gemma4-tiny-moe"), scratch_path("out"), &with, &report, &error));
     assert_int_equal(report.important, 2);
     mem_account_init(&account, NULL, 0);
-    assert_ok(gemma4_model_open(tiny("gemma4-tiny-moe"), &account, &a, &error));
-    assert_ok(gemma4_model_open(scratch_path("out"), &account, &b, &error));
+    assert_ok(language_model_open(tiny("gemma4-tiny-moe"), &account, &a, &error));
+    assert_ok(language_model_open(scratch_path("out"), &account, &b, &error));
     check_important(&a->weights.layer[0].q_proj, &b->weights.layer[0].q_proj, 1, true);
     check_important(&a->weights.layer[1].experts_gate_up, &b->weights.layer[1].experts_gate_up, EXPERTS, true);
     check_important(&a->weights.layer[1].q_proj, &b->weights.layer[1].q_proj, 1, false);
     assert_int_equal(b->weights.layer[0].down_proj.format, WEIGHT_Q4_1); /* the first eighth of the layers, then */
     assert_int_equal(b->weights.layer[1].down_proj.format, WEIGHT_Q4_0);
-    gemma4_model_close(a);
-    gemma4_model_close(b);
+    language_model_close(a);
+    language_model_close(b);
 
     static const struct {
         const char *key, *says;
@@ -470,7 +470,7 @@ static void test_importance_files(void **state) {
 static void test_single_tensors(void **state) {
     (void)state;
     mem_account account;
-    gemma4_model *m;
+    language_model *m;
     convert_report report;
     static const char *const keep[] = {"^blk\\.[02]\\..*_gate\\.=q8_0", "blk.2.ffn_gate=bf16"};
     const convert_options options = {
@@ -478,14 +478,14 @@ static void test_single_tensors(void **state) {
     remove_output("out");
     assert_ok(convert_model(tiny("gemma4-tiny-dense"), scratch_path("out"), &options, &report, &error));
     mem_account_init(&account, NULL, 0);
-    assert_ok(gemma4_model_open(scratch_path("out"), &account, &m, &error));
+    assert_ok(language_model_open(scratch_path("out"), &account, &m, &error));
     assert_int_equal(m->weights.embed.format, WEIGHT_Q8_0);
     assert_int_equal(m->weights.layer[3].q_proj.format, WEIGHT_Q5_1);
     assert_int_equal(m->weights.layer[0].gate_proj.format, WEIGHT_Q8_0);
     assert_int_equal(m->weights.layer[1].gate_proj.format, WEIGHT_Q4_0);
     assert_int_equal(m->weights.layer[2].gate_proj.format, WEIGHT_BF16);
     assert_int_equal(m->weights.layer[2].up_proj.format, WEIGHT_Q4_0);
-    gemma4_model_close(m);
+    language_model_close(m);
     static const char *const wrong[][2] = {{"q9", "--head"},
                                            {"=q8_0", "REGEX=FORMAT"},
                                            {"(=q8_0", "regular expression"},

@@ -28,19 +28,19 @@ static void convert(const char *from, const char *to, convert_target target, boo
 }
 
 typedef struct comparison {
-    gemma4_model *from, *to;
+    language_model *from, *to;
     const char *what;
     double most; /* of a matrix's values: relative to the row's largest */
     double norms;
     int compared;
 } comparison;
 
-static const void *binding(const gemma4_model *m, const tensor_slot *slot) {
+static const void *binding(const language_model *m, const tensor_slot *slot) {
     return (const char *)&m->weights + slot->offset;
 }
 
 /* Row `row` of a slot's matrix; experts' gate and up may be apart. */
-static const weight *matrix_of(const gemma4_model *m, const tensor_slot *slot, int *row) {
+static const weight *matrix_of(const language_model *m, const tensor_slot *slot, int *row) {
     const weight *w = binding(m, slot);
     int layer;
     if (weight_present(w) || sscanf(slot->name, "layers.%d.", &layer) != 1) return w;
@@ -89,10 +89,10 @@ static void check_same(const char *from, const char *to, const char *what, doubl
     comparison c = {.what = what, .most = most, .norms = norms};
     mem_account_init(&account, NULL, 0);
     char *first = strdup(from);
-    assert_ok(gemma4_model_open(first, &account, &c.from, &error));
+    assert_ok(language_model_open(first, &account, &c.from, &error));
     free(first);
-    if (gemma4_model_open(to, &account, &c.to, &error)) fail_msg("%s: %s", what, error.message);
-    const gemma4_config *a = &c.from->config, *b = &c.to->config;
+    if (language_model_open(to, &account, &c.to, &error)) fail_msg("%s: %s", what, error.message);
+    const model_config *a = &c.from->config, *b = &c.to->config;
     assert_int_equal(b->generation, a->generation);
     assert_int_equal(a->layers, b->layers);
     assert_int_equal(a->vocab, b->vocab);
@@ -107,8 +107,8 @@ static void check_same(const char *from, const char *to, const char *what, doubl
     assert_int_equal(a->pad_token, b->pad_token);
     assert_ok(gemma4_walk(a, compare_slot, &c, NULL));
     assert_true(c.compared > 13 * a->layers);
-    gemma4_model_close(c.from);
-    gemma4_model_close(c.to);
+    language_model_close(c.from);
+    language_model_close(c.to);
     assert_int_equal(mem_total(&account), 0);
 }
 

@@ -253,7 +253,7 @@ static void predict(simulation *s, double q, int n, int32_t *tokens) {
     }
 }
 
-static const int dflash_alone[BACKEND_DRAFTERS] = {[BACKEND_DFLASH] = LONGEST};
+static const int dflash_alone[BACKEND_DRAFTERS] = {[BACKEND_BLOCK_DRAFTER] = LONGEST};
 
 static double drafting_cost(backend_drafter drafter, int drafts) {
     return drafter == BACKEND_ASSISTANT ? chain_cost * drafts : draft_cost;
@@ -271,7 +271,7 @@ static void simulate(simulation *s, draft_control *control, long tokens) {
                              .ngram_match = plan.source == DRAFT_NGRAM ? 3 : 0};
         if (plan.source == DRAFT_DFLASH && s->more_q > 0) {
             block.ngram_match = NGRAM_MAX_MATCH;
-            block.looked_up = draft_control_extend(control, BACKEND_DFLASH, plan.length,
+            block.looked_up = draft_control_extend(control, BACKEND_BLOCK_DRAFTER, plan.length,
                                                    BACKEND_MAX_DRAFT - plan.length, NGRAM_MAX_MATCH)
                                   .more;
             block.drafted += block.looked_up;
@@ -421,16 +421,16 @@ static void test_control_extends_drafts(void **state) {
     draft_control_init(&control, NULL, dflash_alone, NULL);
     for (int m = 0; m <= NGRAM_MAX_MATCH; m++) {
         for (int i = 0; i < BACKEND_MAX_DRAFT; i++)
-            control.extension[m].rate[i] = control.drafter[BACKEND_DFLASH].acceptance.rate[i] = 1;
+            control.extension[m].rate[i] = control.drafter[BACKEND_BLOCK_DRAFTER].acceptance.rate[i] = 1;
     }
-    assert_int_equal(draft_control_extend(&control, BACKEND_DFLASH, LONGEST, 5, NGRAM_MAX_MATCH).more, 5);
+    assert_int_equal(draft_control_extend(&control, BACKEND_BLOCK_DRAFTER, LONGEST, 5, NGRAM_MAX_MATCH).more, 5);
     /* drafts that do not hold from the fourth on: what followed the first three is worth more than all seven */
-    for (int i = 3; i < BACKEND_MAX_DRAFT; i++) control.drafter[BACKEND_DFLASH].acceptance.rate[i] = 0.1f;
-    draft_extension all = draft_control_extend(&control, BACKEND_DFLASH, LONGEST, 9, NGRAM_MAX_MATCH);
-    draft_extension begun = draft_control_extend(&control, BACKEND_DFLASH, 3, 9, NGRAM_MAX_MATCH);
+    for (int i = 3; i < BACKEND_MAX_DRAFT; i++) control.drafter[BACKEND_BLOCK_DRAFTER].acceptance.rate[i] = 0.1f;
+    draft_extension all = draft_control_extend(&control, BACKEND_BLOCK_DRAFTER, LONGEST, 9, NGRAM_MAX_MATCH);
+    draft_extension begun = draft_control_extend(&control, BACKEND_BLOCK_DRAFTER, 3, 9, NGRAM_MAX_MATCH);
     assert_true(begun.value > all.value && begun.more == 9);
     control.probing = true;
-    assert_int_equal(draft_control_extend(&control, BACKEND_DFLASH, LONGEST, 5, NGRAM_MAX_MATCH).more, 0);
+    assert_int_equal(draft_control_extend(&control, BACKEND_BLOCK_DRAFTER, LONGEST, 5, NGRAM_MAX_MATCH).more, 0);
 }
 
 /* Seconds per token of the best fixed number of an assistant's drafts. */
@@ -509,31 +509,31 @@ static void test_control_compares_prices(void **state) {
     draft_control control;
     draft_control_init(&control, NULL, both, NULL);
     for (int i = 0; i < BACKEND_MAX_DRAFT; i++) {
-        control.drafter[BACKEND_DFLASH].acceptance.rate[i] = control.drafter[BACKEND_ASSISTANT].acceptance.rate[i] =
-            0.8f;
+        control.drafter[BACKEND_BLOCK_DRAFTER].acceptance.rate[i] =
+            control.drafter[BACKEND_ASSISTANT].acceptance.rate[i] = 0.8f;
         control.ngram[3].rate[i] = 0.4f;
     }
-    const draft_prices dear_block = {.row = 0.1, .drafts = {[BACKEND_DFLASH] = 2, [BACKEND_ASSISTANT] = 0.05}};
+    const draft_prices dear_block = {.row = 0.1, .drafts = {[BACKEND_BLOCK_DRAFTER] = 2, [BACKEND_ASSISTANT] = 0.05}};
     draft_plan plan = draft_control_plan_at(&control, LONGEST, LONGEST, 3, &dear_block);
     assert_int_equal(plan.source, DRAFT_ASSISTANT);
     assert_int_equal(plan.length, LONGEST); /* 0.8^7 is more than 0.15 */
-    const draft_prices dear_drafts = {.row = 0.1, .drafts = {[BACKEND_DFLASH] = 0.5, [BACKEND_ASSISTANT] = 0.5}};
+    const draft_prices dear_drafts = {.row = 0.1, .drafts = {[BACKEND_BLOCK_DRAFTER] = 0.5, [BACKEND_ASSISTANT] = 0.5}};
     plan = draft_control_plan_at(&control, LONGEST, LONGEST, 3, &dear_drafts);
     assert_int_equal(plan.source, DRAFT_DFLASH);
-    const draft_prices dear_both = {.row = 0.1, .drafts = {[BACKEND_DFLASH] = 9, [BACKEND_ASSISTANT] = 0.9}};
+    const draft_prices dear_both = {.row = 0.1, .drafts = {[BACKEND_BLOCK_DRAFTER] = 9, [BACKEND_ASSISTANT] = 0.9}};
     plan = draft_control_plan_at(&control, LONGEST, LONGEST, 3, &dear_both);
     assert_int_equal(plan.source, DRAFT_NGRAM);
     assert_int_equal(plan.length, 2); /* 0.4^3 is less than 0.1 */
     control.drafter[BACKEND_ASSISTANT].unready = true;
     assert_int_equal(draft_control_plan_at(&control, LONGEST, 0, 0, &dear_block).source, DRAFT_DFLASH);
-    control.drafter[BACKEND_DFLASH].longest = 0;
+    control.drafter[BACKEND_BLOCK_DRAFTER].longest = 0;
     assert_int_equal(draft_control_plan_at(&control, LONGEST, 0, 0, &dear_block).source, DRAFT_NONE);
 }
 
 static void test_control_obeys_limits_and_learns_costs_once(void **state) {
     (void)state;
     draft_control control;
-    draft_control_init(&control, NULL, (const int[BACKEND_DRAFTERS]){[BACKEND_DFLASH] = 16}, NULL);
+    draft_control_init(&control, NULL, (const int[BACKEND_DRAFTERS]){[BACKEND_BLOCK_DRAFTER] = 16}, NULL);
     for (int limit = 0; limit <= 16; limit++) {
         draft_plan plan = draft_control_plan(&control, limit, 0, 0);
         assert_true(plan.length <= limit && plan.watch_length <= limit);

@@ -9,7 +9,7 @@
 
 enum { TOKENS = 24 };
 
-static float *logits_of(const gemma4_model *model, mem_account *account) {
+static float *logits_of(const language_model *model, mem_account *account) {
     const backend_ops *ops = backend_find("cpu", NULL);
     size_t vocab = (size_t)model->config.vocab;
     backend_model *backend = NULL;
@@ -30,8 +30,8 @@ static float *logits_of(const gemma4_model *model, mem_account *account) {
 }
 
 typedef struct dequantising {
-    gemma4_weights *weights;
-    float *made[GEMMA4_MAX_LAYERS * 16];
+    model_weights *weights;
+    float *made[MODEL_MAX_LAYERS * 16];
     int n, quantised, widened;
 } dequantising;
 
@@ -60,8 +60,8 @@ static void same_bits(convert_target target) {
     mem_account account;
     mem_account_init(&account, NULL, 0);
     REQUIRE_OK(convert_model(KAKEYA_MODELS "/demo", file, &options, &report, error));
-    gemma4_model *model = NULL;
-    REQUIRE_OK(gemma4_model_open(file, &account, &model, error));
+    language_model *model = NULL;
+    REQUIRE_OK(language_model_open(file, &account, &model, error));
     size_t vocab = (size_t)model->config.vocab;
     float *found = logits_of(model, &account);
     static dequantising d;
@@ -75,7 +75,7 @@ static void same_bits(convert_target target) {
     for (int i = 0; i < d.n; i++) free(d.made[i]);
     free(found);
     free(expected);
-    gemma4_model_close(model);
+    language_model_close(model);
     remove(file);
 }
 

@@ -10,7 +10,7 @@
 #define DRAFTER KAKEYA_MODELS "/demo-dflash"
 
 static mem_account account;
-static gemma4_model *demo;
+static language_model *demo;
 
 typedef struct file_options {
     const char *without;  /* a key or a tensor */
@@ -24,7 +24,7 @@ typedef struct file_options {
 
 typedef struct writing {
     const file_options *options;
-    const dflash_model *model;
+    const block_drafter_model *model;
     gguf_writer *to;
 } writing;
 
@@ -78,9 +78,9 @@ static bool wanted(const file_options *o, const char *key) {
 }
 
 /* The bundled drafter as a file. */
-static const char *write_file(const dflash_model *model, const file_options *o) {
+static const char *write_file(const block_drafter_model *model, const file_options *o) {
     gguf_writer w = gw_begin();
-    const dflash_config *c = &model->config;
+    const block_drafter_config *c = &model->config;
     const struct {
         const char *key;
         int value;
@@ -100,7 +100,7 @@ static const char *write_file(const dflash_model *model, const file_options *o) 
     gw_key_f32(&w, "dflash.attention.layer_norm_rms_epsilon", c->rms_eps);
     gw_key_f32(&w, "dflash.rope.freq_base", c->rope_theta);
     gw_key_f32(&w, "dflash.final_logit_softcapping", c->logit_softcap);
-    int32_t targets[DFLASH_MAX_TARGETS]; /* the input of the layer behind */
+    int32_t targets[BLOCK_DRAFTER_MAX_TARGETS]; /* the input of the layer behind */
     for (int i = 0; i < c->targets; i++) targets[i] = c->target_layer[i] + 1;
     if (wanted(o, "dflash.target_layers"))
         gw_key_array(&w, "dflash.target_layers", GGUF_I32, targets, (uint64_t)c->targets, sizeof *targets);
@@ -122,15 +122,15 @@ static const char *write_file(const dflash_model *model, const file_options *o) 
     return path;
 }
 
-static dflash_model *of_directory(void) {
-    dflash_model *d;
-    REQUIRE_OK(dflash_model_open(DRAFTER, &demo->config, &account, &d, error));
+static block_drafter_model *of_directory(void) {
+    block_drafter_model *d;
+    REQUIRE_OK(block_drafter_model_open(DRAFTER, &demo->config, &account, &d, error));
     return d;
 }
 
 static kakeya_status same_slot(void *context, const tensor_slot *slot, kakeya_error *unused) {
     (void)unused;
-    const dflash_model *const *both = context;
+    const block_drafter_model *const *both = context;
     const char *a = (const char *)both[0] + slot->offset, *b = (const char *)both[1] + slot->offset;
     if (slot->kind == SLOT_VECTOR) {
         assert_same_bits(slot->name, *(const float *const *)(const void *)a, *(const float *const *)(const void *)b,
@@ -146,31 +146,31 @@ static kakeya_status same_slot(void *context, const tensor_slot *slot, kakeya_er
 static void test_same_drafter(void **state) {
     (void)state;
     for (int sliding = 0; sliding < 2; sliding++) {
-        dflash_model *a = of_directory(), *b;
-        REQUIRE_OK(
-            dflash_model_open(write_file(a, &(file_options){.sliding = sliding}), &demo->config, &account, &b, error));
+        block_drafter_model *a = of_directory(), *b;
+        REQUIRE_OK(block_drafter_model_open(write_file(a, &(file_options){.sliding = sliding}), &demo->config, &account,
+                                            &b, error));
         if (sliding) a->config.sliding_window[0] = 77;
         a->config.target_layers_total = 0; /* files do not say */
         assert_memory_equal(&a->config, &b->config, sizeof a->config);
-        const dflash_model *both[] = {a, b};
+        const block_drafter_model *both[] = {a, b};
         REQUIRE_OK(dflash_walk(&a->config, same_slot, both, error));
-        assert_true(dflash_is_plain(b) && !b->scaled_embedding);
-        dflash_model_close(a);
-        dflash_model_close(b);
+        assert_true(block_drafter_is_plain(b) && !b->scaled_embedding);
+        block_drafter_model_close(a);
+        block_drafter_model_close(b);
     }
 }
 
 static void test_quantised(void **state) {
     (void)state;
-    dflash_model *a = of_directory(), *b;
+    block_drafter_model *a = of_directory(), *b;
     const file_options options = {
         .quantised = true, .key = "dflash.embedding_scale", .type = GGUF_F32, .number = sqrt(a->config.hidden)};
-    REQUIRE_OK(dflash_model_open(write_file(a, &options), &demo->config, &account, &b, error));
+    REQUIRE_OK(block_drafter_model_open(write_file(a, &options), &demo->config, &account, &b, error));
     assert_int_equal(b->layer[1].o_proj.format, WEIGHT_Q8_0);
-    assert_false(dflash_is_plain(b));
+    assert_false(block_drafter_is_plain(b));
     assert_true(b->scaled_embedding);
-    dflash_model_close(a);
-    dflash_model_close(b);
+    block_drafter_model_close(a);
+    block_drafter_model_close(b);
 }
 
 static void test_refusals(void **state) {
@@ -213,19 +213,19 @@ static void test_refusals(void **state) {
         {{.key = "dflash.rope.scaling.type", .type = GGUF_STRING, .text = "yarn"}, KAKEYA_UNSUPPORTED, "scaling", ""},
     };
     kakeya_error error;
-    dflash_model *a = of_directory(), *b;
+    block_drafter_model *a = of_directory(), *b;
     size_t before = mem_total(&account);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const char *path = write_file(a, &cases[i].options);
-        assert_refused(dflash_model_open(path, &demo->config, &account, &b, &error), cases[i].status,
+        assert_refused(block_drafter_model_open(path, &demo->config, &account, &b, &error), cases[i].status,
                        "drafter.gguf: ", cases[i].first, cases[i].second);
         assert_null(b);
         assert_int_equal(mem_total(&account), before);
     }
-    gemma4_model *verifier;
-    assert_refused(gemma4_model_open(write_file(a, &(file_options){0}), &account, &verifier, &error),
+    language_model *verifier;
+    assert_refused(language_model_open(write_file(a, &(file_options){0}), &account, &verifier, &error),
                    KAKEYA_UNSUPPORTED, "dflash", "--drafter");
-    dflash_model_close(a);
+    block_drafter_model_close(a);
 }
 
 typedef struct answer {
@@ -270,7 +270,7 @@ static kakeya_stats generate(const char *drafter, answer *a) {
 /* The same drafts as the directory's; with a matrix of zeros others, and the same tokens. */
 static void test_drafts(void **state) {
     (void)state;
-    dflash_model *d = of_directory();
+    block_drafter_model *d = of_directory();
     answer of[3] = {0};
     kakeya_stats directory = generate(DRAFTER, &of[0]);
     kakeya_stats file = generate(write_file(d, &(file_options){0}), &of[1]);
@@ -278,17 +278,17 @@ static void test_drafts(void **state) {
     assert_int_equal(directory.drafted_tokens, file.drafted_tokens);
     (void)generate(write_file(d, &(file_options){.quantised = true}), &of[2]);
     for (int i = 1; i < 3; i++) assert_memory_equal(&of[i], &of[0], sizeof of[0]);
-    dflash_model_close(d);
+    block_drafter_model_close(d);
 }
 
 static int setup(void **state) {
     kakeya_error error;
     mem_account_init(&account, NULL, 0);
-    return gemma4_model_open(KAKEYA_MODELS "/demo", &account, &demo, &error) != KAKEYA_OK || scratch_setup(state);
+    return language_model_open(KAKEYA_MODELS "/demo", &account, &demo, &error) != KAKEYA_OK || scratch_setup(state);
 }
 
 static int teardown(void **state) {
-    gemma4_model_close(demo);
+    language_model_close(demo);
     return mem_total(&account) != 0 || scratch_teardown(state);
 }
 

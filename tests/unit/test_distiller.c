@@ -34,12 +34,13 @@ static kakeya_engine *open_engine(const char *name, int threads) {
 }
 
 static distiller_options options_of(const kakeya_engine *engine, int threads) {
-    const gemma4_config *c = &engine->verifier->config;
+    const model_config *c = &engine->verifier->config;
     distiller_options o;
     distiller_options_init(&o, c);
-    o.config = (f_theta_config){.input = F_THETA_AUX_HIDDEN, .hidden = c->hidden, .latents = F_THETA_LATENTS_Q8};
-    o.config.aux_layers = f_theta_default_taps(c, 2, o.config.aux_layer);
-    f_theta_config_fit(&o.config, c, RANK, RANK, true);
+    o.config =
+        (restoration_config){.input = RESTORATION_AUX_HIDDEN, .hidden = c->hidden, .latents = RESTORATION_LATENTS_Q8};
+    o.config.aux_layers = restoration_default_taps(c, 2, o.config.aux_layer);
+    restoration_config_fit(&o.config, c, RANK, RANK, true);
     o.trainer.sequence = LENGTH;
     o.trainer.rows = 4;
     o.trainer.sink = SINK;
@@ -65,9 +66,9 @@ static corpus corpus_of(int length) {
 
 static void start_of(const distiller_options *o, closed_form_weights *out) {
     uint64_t random = 9;
-    const f_theta_config *f = &o->config;
+    const restoration_config *f = &o->config;
     assert_true(closed_form_weights_create(f, out));
-    for (int i = 0; i < RANK * f_theta_encoder_in(f); i++) out->encoder[0][i] = (float)(0.2 * draw(&random));
+    for (int i = 0; i < RANK * restoration_encoder_in(f); i++) out->encoder[0][i] = (float)(0.2 * draw(&random));
     for (int l = 0; l < f->layers; l++) {
         for (int half = 0; half < 2; half++) {
             for (int i = 0; i < f->kv_heads[l] * f->head_dim[l] * RANK; i++)
@@ -91,11 +92,11 @@ static double go_on(distiller *d, int steps) {
     return r.lost.loss;
 }
 
-static void same_weights(const char *what, const distiller *a, const distiller *b, const f_theta_config *f) {
+static void same_weights(const char *what, const distiller *a, const distiller *b, const restoration_config *f) {
     closed_form_weights x, y;
     REQUIRE_OK(distiller_weights(a, &x, error));
     REQUIRE_OK(distiller_weights(b, &y, error));
-    assert_same_bits(what, x.encoder[0], y.encoder[0], (size_t)(RANK * f_theta_encoder_in(f)));
+    assert_same_bits(what, x.encoder[0], y.encoder[0], (size_t)(RANK * restoration_encoder_in(f)));
     for (int l = 0; l < f->layers; l++) {
         for (int half = 0; half < 2; half++)
             assert_same_bits(what, x.decoder[half][l], y.decoder[half][l],
@@ -157,9 +158,9 @@ static void losses_fall(void **state) {
     (void)state;
     kakeya_engine *engine = open_engine("gemma4-tiny-dense", 1);
     corpus data = corpus_of(LENGTH);
-    for (int loss = 0; loss < F_THETA_LOSSES; loss++) {
+    for (int loss = 0; loss < RESTORATION_LOSSES; loss++) {
         distiller_options o = options_of(engine, 1);
-        o.trainer.loss = (f_theta_loss)loss;
+        o.trainer.loss = (restoration_loss)loss;
         for (int i = 0; i < 4; i++) o.trainer.lambda[i] = 0.5f;
         o.batch = SEQUENCES; /* each step sees all of them */
         o.constant = true;
@@ -180,12 +181,12 @@ static void units(void **state) {
     distiller_options o = options_of(engine, 1);
     o.warm_up = 0;
     o.constant = true;
-    const f_theta_config *f = &o.config;
+    const restoration_config *f = &o.config;
     closed_form_weights start, after, read;
-    f_theta_config found;
+    restoration_config found;
     start_of(&o, &start);
     assert_true(closed_form_weights_create_sizes(f, &start));
-    int inputs = f_theta_encoder_in(f), differ = 0;
+    int inputs = restoration_encoder_in(f), differ = 0;
     for (int i = 0; i < inputs; i++) start.input_size[i] = i % 2 ? 4 : 0.5f;
     for (int l = 0; l < f->layers; l++) start.value_size[l] = 1 + (float)l;
     distiller *d = NULL;

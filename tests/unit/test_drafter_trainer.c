@@ -6,7 +6,7 @@
 
 #include "backend/backend_train.h"
 #include "backend/cpu/backward.h"
-#include "model/dflash_values.h"
+#include "model/block_drafter_values.h"
 #include "model/tensors.h"
 #include "tiny.h"
 
@@ -96,7 +96,7 @@ typedef struct school {
     tiny t;
     const backend_train_ops *ops;
     backend_drafter_trainer *trainer;
-    dflash_config config;
+    block_drafter_config config;
     size_t n;
     float *weights, *gradient;
     int32_t tokens[LENGTH];
@@ -114,14 +114,14 @@ static void read_vector(const float *v, const float *to, int n) {
 
 /* The drafter's weights as one array. */
 static void read_weights(school *s) {
-    const dflash_model *d = s->t.drafter;
-    dflash_model to;
-    dflash_values_bind(&s->config, s->weights, &to);
+    const block_drafter_model *d = s->t.drafter;
+    block_drafter_model to;
+    block_drafter_values_bind(&s->config, s->weights, &to);
     read_tensor(s, &d->fc, &to.fc);
     read_vector(d->hidden_norm, to.hidden_norm, s->config.hidden);
     read_vector(d->norm, to.norm, s->config.hidden);
     for (int i = 0; i < s->config.layers; i++) {
-        const dflash_layer_weights *w = &d->layer[i], *t = &to.layer[i];
+        const block_drafter_layer_weights *w = &d->layer[i], *t = &to.layer[i];
         read_vector(w->input_norm, t->input_norm, s->config.hidden);
         read_vector(w->post_attention_norm, t->post_attention_norm, s->config.hidden);
         read_vector(w->q_norm, t->q_norm, s->config.head_dim);
@@ -142,7 +142,7 @@ static void open_on(school *s, const char *drafter, int threads, bool inside) {
     tiny_complete(&s->t, KAKEYA_PRECISION_F32, threads == 1 ? "scalar" : NULL, threads);
     s->ops = backend_train_find(s->t.ops);
     s->config = s->t.drafter->config;
-    s->n = dflash_values_count(&s->config);
+    s->n = block_drafter_values_count(&s->config);
     s->weights = calloc(s->n, sizeof *s->weights);
     s->gradient = calloc(s->n, sizeof *s->gradient);
     assert_true(s->config.targets * s->config.hidden <= MOST_AUX);
@@ -213,7 +213,7 @@ static kakeya_status check_slot(void *context, const tensor_slot *slot, kakeya_e
     double square = 0, change[2];
     for (size_t i = at; i < at + n; i++) square += (double)s->gradient[i] * (double)s->gradient[i];
     double length = sqrt(square);
-    bool outside = slot->offset < offsetof(dflash_model, layer);
+    bool outside = slot->offset < offsetof(block_drafter_model, layer);
     if (!outside && !c->inside) {
         if (length > 0) fail_msg("%s: has a gradient", slot->name);
         return KAKEYA_OK;

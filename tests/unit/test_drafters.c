@@ -249,9 +249,9 @@ static void prices_follow_the_batch(void **state) {
     assert_true(fabs(unknown.row * token - 0.25e-3) < 1e-6);
     for (int d = 0; d < BACKEND_DRAFTERS; d++) /* as dear as a row, until it was asked */
         assert_true(fabs(unknown.drafts[d] - unknown.row) < 1e-9);
-    step_costs_add_drafts(&costs, BACKEND_DFLASH, 4, 28, 4e-3);      /* 1 ms for a session's block */
-    step_costs_add_drafts(&costs, BACKEND_ASSISTANT, 4, 8, 4e-3);    /* 0.5 ms for a draft */
-    step_costs_add_drafts(&costs, BACKEND_ASSISTANT, 64, 128, 8e-3); /* and less where many draft together */
+    step_costs_add_drafts(&costs, BACKEND_BLOCK_DRAFTER, 4, 28, 4e-3); /* 1 ms for a session's block */
+    step_costs_add_drafts(&costs, BACKEND_ASSISTANT, 4, 8, 4e-3);      /* 0.5 ms for a draft */
+    step_costs_add_drafts(&costs, BACKEND_ASSISTANT, 64, 128, 8e-3);   /* and less where many draft together */
     static const struct {
         int sessions;
         double dflash, assistant;
@@ -259,7 +259,7 @@ static void prices_follow_the_batch(void **state) {
         {4, 1e-3, 0.5e-3}, {5, 1e-3, 0.5e-3}, {2, 1e-3, 0.5e-3}, {64, 1e-3, 0.0625e-3}, {40, 1e-3, 0.0625e-3}};
     for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
         const draft_prices prices = step_costs_prices(&costs, expected[i].sessions);
-        const double dflash = prices.drafts[BACKEND_DFLASH] * token;
+        const double dflash = prices.drafts[BACKEND_BLOCK_DRAFTER] * token;
         const double assistant = prices.drafts[BACKEND_ASSISTANT] * token;
         if (fabs(dflash - expected[i].dflash) > 1e-9 || fabs(assistant - expected[i].assistant) > 1e-9)
             fail_msg("%d sessions: %g s a block and %g s a draft", expected[i].sessions, dflash, assistant);

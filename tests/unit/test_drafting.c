@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 
 #include "golden.h"
-#include "model/dflash_values.h"
+#include "model/block_drafter_values.h"
 #include "scratch.h"
 #include "train/drafter_files.h"
 #include "train/drafting.h"
@@ -27,7 +27,7 @@ static kakeya_engine *open_engine(const char *drafter, int threads) {
 
 static drafting_options options_of(const kakeya_engine *engine, int threads) {
     drafting_options o;
-    dflash_config_fit(&engine->verifier->config, 2, 5, 2, &o.config);
+    block_drafter_config_fit(&engine->verifier->config, 2, 5, 2, &o.config);
     drafting_options_init(&o);
     o.trainer.sequence = LENGTH;
     o.trainer.blocks = 6;
@@ -51,8 +51,8 @@ static corpus corpus_of(int length) {
 }
 
 static drafting *make(kakeya_engine *engine, const drafting_options *o, const corpus *data) {
-    float *start = malloc(dflash_values_count(&o->config) * sizeof *start);
-    dflash_values_begin(&o->config, &engine->verifier->weights, 7, start);
+    float *start = malloc(block_drafter_values_count(&o->config) * sizeof *start);
+    block_drafter_values_begin(&o->config, &engine->verifier->weights, 7, start);
     drafting *d = NULL;
     REQUIRE_OK(drafting_create(engine, o, data, start, &d, error));
     free(start);
@@ -94,7 +94,7 @@ static void one_result(void **state) {
     assert_int_equal(drafting_done(rest), 3);
     go_on(rest, STEPS);
     assert_same_bits("interrupted and gone on", drafting_weights(whole), drafting_weights(rest),
-                     dflash_values_count(&o.config));
+                     block_drafter_values_count(&o.config));
     FILE *file = fopen(path, "r+b");
     assert_non_null(file);
     fseek(file, 300, SEEK_SET);
@@ -124,13 +124,13 @@ static void another_backend(void **state) {
     go_on(a, 2);
     go_on(b, 2);
     assert_same_bits("hidden states of forwards", drafting_weights(a), drafting_weights(b),
-                     dflash_values_count(&o.config));
+                     block_drafter_values_count(&o.config));
     drafting_destroy(a);
     drafting_destroy(b);
     o.config.target_layer[1] = engine->verifier->config.layers - 1;
     drafting *d = NULL;
     kakeya_error problem = {0};
-    float *start = calloc(dflash_values_count(&o.config), sizeof *start);
+    float *start = calloc(block_drafter_values_count(&o.config), sizeof *start);
     assert_int_equal(drafting_create(other, &o, &data, start, &d, &problem), KAKEYA_UNSUPPORTED);
     assert_non_null(strstr(problem.message, "does not expose the last layer's output"));
     free(start);
@@ -151,7 +151,7 @@ static void loss_falls(void **state) {
         o.batch = SEQUENCES;
         o.constant = true;
         drafting *d = make(engine, &o, &data);
-        size_t n = dflash_values_count(&o.config), outside = dflash_values_outside_layers(&o.config);
+        size_t n = block_drafter_values_count(&o.config), outside = block_drafter_values_outside_layers(&o.config);
         float *start = malloc(n * sizeof *start);
         memcpy(start, drafting_weights(d), n * sizeof *start);
         double first = go_on(d, 1), last = go_on(d, 10);
@@ -171,9 +171,9 @@ static void files(void **state) {
     kakeya_engine *engine = open_engine("none", 1);
     drafting_options o = options_of(engine, 1);
     o.config.sliding_window[0] = 9;
-    size_t n = dflash_values_count(&o.config);
+    size_t n = block_drafter_values_count(&o.config);
     float *values = malloc(n * sizeof *values), *again = malloc(n * sizeof *again);
-    dflash_values_begin(&o.config, &engine->verifier->weights, 7, values);
+    block_drafter_values_begin(&o.config, &engine->verifier->weights, 7, values);
     for (int bf16 = 0; bf16 < 2; bf16++) {
         const char *directory = scratch_path(bf16 ? "drafter-bf16" : "drafter-f32");
         mkdir(directory, 0777);
@@ -198,8 +198,8 @@ static void what_does_not_fit(void **state) {
     kakeya_engine *engine = open_engine("none", 1);
     drafting_options o = options_of(engine, 1);
     corpus data = corpus_of(8); /* answers of one token */
-    float *start = malloc(dflash_values_count(&o.config) * sizeof *start);
-    dflash_values_begin(&o.config, &engine->verifier->weights, 7, start);
+    float *start = malloc(block_drafter_values_count(&o.config) * sizeof *start);
+    block_drafter_values_begin(&o.config, &engine->verifier->weights, 7, start);
     drafting *d = NULL;
     kakeya_error problem = {0};
     assert_int_equal(drafting_create(engine, &o, &data, start, &d, &problem), KAKEYA_INVALID_ARGUMENT);

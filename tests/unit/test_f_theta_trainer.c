@@ -6,7 +6,7 @@
 
 #include "backend/backend_train.h"
 #include "backend/cpu/backward.h"
-#include "backend/f_theta_layout.h"
+#include "backend/restoration_layout.h"
 #include "tiny.h"
 
 static double draw(uint64_t *state) {
@@ -183,59 +183,59 @@ enum { LENGTH = 40, ROWS = 6, SINK = 1, WINDOW = 4, FIRST = 30 };
 typedef struct fixture {
     tiny t;
     const backend_train_ops *ops;
-    backend_f_theta_trainer *trainer;
-    f_theta_config config;
-    f_theta_layout layout;
+    backend_restoration_trainer *trainer;
+    restoration_config config;
+    restoration_layout layout;
     float *weights;
     int32_t tokens[LENGTH];
 } fixture;
 
-static void open_layers(fixture *l, const char *verifier, const char *drafter, int layers, f_theta_latents latents,
-                        bool shared, f_theta_loss loss, int rows, int threads) {
+static void open_layers(fixture *l, const char *verifier, const char *drafter, int layers, restoration_latents latents,
+                        bool shared, restoration_loss loss, int rows, int threads) {
     memset(l, 0, sizeof *l);
     tiny_open_weights(&l->t, verifier, drafter);
     l->t.verifier->config.sliding_window = 12;
     if (layers) l->t.verifier->config.layers = layers;
-    const gemma4_config *c = &l->t.verifier->config;
-    l->config = (f_theta_config){.input = F_THETA_AUX_HIDDEN, .hidden = c->hidden, .latents = latents};
-    l->config.aux_layers = f_theta_default_taps(c, 2, l->config.aux_layer);
+    const model_config *c = &l->t.verifier->config;
+    l->config = (restoration_config){.input = RESTORATION_AUX_HIDDEN, .hidden = c->hidden, .latents = latents};
+    l->config.aux_layers = restoration_default_taps(c, 2, l->config.aux_layer);
     if (drafter) {
-        const dflash_config *d = &l->t.drafter->config;
-        l->config = (f_theta_config){.input = F_THETA_DRAFTER_CONTEXT_KV,
-                                     .drafter_layers = d->layers,
-                                     .drafter_kv_heads = d->kv_heads,
-                                     .drafter_head_dim = d->head_dim,
-                                     .latents = latents};
+        const block_drafter_config *d = &l->t.drafter->config;
+        l->config = (restoration_config){.input = RESTORATION_DRAFTER_CONTEXT_KV,
+                                         .drafter_layers = d->layers,
+                                         .drafter_kv_heads = d->kv_heads,
+                                         .drafter_head_dim = d->head_dim,
+                                         .latents = latents};
     }
-    f_theta_config_fit(&l->config, c, 10, shared ? 10 : 7, shared);
-    REQUIRE_OK(f_theta_model_synthesize_as(&l->config, WEIGHT_F32, false, &l->t.account, &l->t.f_theta, error));
+    restoration_config_fit(&l->config, c, 10, shared ? 10 : 7, shared);
+    REQUIRE_OK(restoration_model_synthesize_as(&l->config, WEIGHT_F32, false, &l->t.account, &l->t.f_theta, error));
     tiny_complete(&l->t, KAKEYA_PRECISION_F32, threads == 1 ? "scalar" : NULL, threads);
     l->ops = backend_train_find(l->t.ops);
-    l->layout = f_theta_layout_of(&l->config, c);
+    l->layout = restoration_layout_of(&l->config, c);
     l->weights = malloc(l->layout.n * sizeof *l->weights);
     uint64_t random = 11;
     for (size_t i = 0; i < l->layout.n; i++) l->weights[i] = (float)(0.3 * draw(&random));
-    const f_theta_trainer_options o = {.f_theta = &l->config,
-                                       .sequence = LENGTH,
-                                       .rows = rows,
-                                       .sink = SINK,
-                                       .window = WINDOW,
-                                       .loss = loss,
-                                       .kl = 1,
-                                       .hidden = 0.7f,
-                                       .attention = 0.6f,
-                                       .kv = 0.5f,
-                                       .lambda = {1, 0.8f, 0.1f, 0.2f}};
-    size_t before = mem_total(&l->t.account), bytes = l->ops->f_theta_trainer_bytes(l->t.backend, &o);
-    REQUIRE_OK(l->ops->f_theta_trainer_create(l->t.backend, &o, &l->trainer, error));
+    const restoration_trainer_options o = {.restoration = &l->config,
+                                           .sequence = LENGTH,
+                                           .rows = rows,
+                                           .sink = SINK,
+                                           .window = WINDOW,
+                                           .loss = loss,
+                                           .kl = 1,
+                                           .hidden = 0.7f,
+                                           .attention = 0.6f,
+                                           .kv = 0.5f,
+                                           .lambda = {1, 0.8f, 0.1f, 0.2f}};
+    size_t before = mem_total(&l->t.account), bytes = l->ops->restoration_trainer_bytes(l->t.backend, &o);
+    REQUIRE_OK(l->ops->restoration_trainer_create(l->t.backend, &o, &l->trainer, error));
     assert_in_range(mem_total(&l->t.account) - before, bytes, bytes + 256); /* the allocator rounds */
-    l->ops->f_theta_trainer_weights(l->trainer, l->weights);
+    l->ops->restoration_trainer_weights(l->trainer, l->weights);
     tiny_tokens(l->tokens, LENGTH, 3);
     for (int i = 0; i < LENGTH; i++) l->tokens[i] %= l->t.verifier->config.vocab;
 }
 
-static void open_on(fixture *l, const char *verifier, const char *drafter, f_theta_latents latents, bool shared,
-                    f_theta_loss loss, int rows, int threads) {
+static void open_on(fixture *l, const char *verifier, const char *drafter, restoration_latents latents, bool shared,
+                    restoration_loss loss, int rows, int threads) {
     open_layers(l, verifier, drafter, 0, latents, shared, loss, rows, threads);
 }
 
@@ -246,26 +246,27 @@ static void teach(fixture *l) {
                                            .account = &l->t.account};
     backend_cache *cache = NULL;
     REQUIRE_OK(l->t.ops->cache_create(l->t.backend, &options, &cache, error));
-    REQUIRE_OK(l->ops->f_theta_trainer_teach(l->trainer, cache, l->tokens, LENGTH, error));
+    REQUIRE_OK(l->ops->restoration_trainer_teach(l->trainer, cache, l->tokens, LENGTH, error));
     l->t.ops->cache_destroy(cache);
 }
 
 static void close_fixture(fixture *l) {
-    l->ops->f_theta_trainer_destroy(l->trainer);
+    l->ops->restoration_trainer_destroy(l->trainer);
     free(l->weights);
     tiny_close(&l->t);
 }
 
-static f_theta_trainer_result learn_rows(fixture *l, bool all_layers, bool prompt, float *gradient) {
-    const f_theta_trainer_segment segment = {.first = FIRST, .all_layers = all_layers, .prompt = prompt, .scale = 1};
-    f_theta_trainer_result r;
+static restoration_trainer_result learn_rows(fixture *l, bool all_layers, bool prompt, float *gradient) {
+    const restoration_trainer_segment segment = {
+        .first = FIRST, .all_layers = all_layers, .prompt = prompt, .scale = 1};
+    restoration_trainer_result r;
     if (gradient) memset(gradient, 0, l->layout.n * sizeof *gradient);
-    l->ops->f_theta_trainer_weights(l->trainer, l->weights);
-    l->ops->f_theta_trainer_learn(l->trainer, &segment, gradient, &r);
+    l->ops->restoration_trainer_weights(l->trainer, l->weights);
+    l->ops->restoration_trainer_learn(l->trainer, &segment, gradient, &r);
     return r;
 }
 
-static f_theta_trainer_result learn(fixture *l, bool all_layers, float *gradient) {
+static restoration_trainer_result learn(fixture *l, bool all_layers, float *gradient) {
     return learn_rows(l, all_layers, false, gradient);
 }
 
@@ -296,13 +297,13 @@ static void check_matrix(fixture *l, const char *what, bool all_layers, double l
         fail_msg("%s: gradient %g, differentiated %g", what, length, found);
 }
 
-static void check_gradients(const char *model, const char *drafter, bool shared, f_theta_loss loss) {
+static void check_gradients(const char *model, const char *drafter, bool shared, restoration_loss loss) {
     fixture l;
-    open_on(&l, model, drafter, F_THETA_LATENTS_KV, shared, loss, ROWS, 1);
+    open_on(&l, model, drafter, RESTORATION_LATENTS_KV, shared, loss, ROWS, 1);
     teach(&l);
     float *gradient = malloc(l.layout.n * sizeof *gradient);
     for (int all_layers = 0; all_layers < 2; all_layers++) {
-        f_theta_trainer_result r = learn(&l, all_layers, gradient);
+        restoration_trainer_result r = learn(&l, all_layers, gradient);
         if (!(r.loss > 1e-3)) fail_msg("%s, loss %d: nothing is lost", model, loss);
         double whole = 0;
         for (size_t i = 0; i < l.layout.n; i++) whole += (double)gradient[i] * (double)gradient[i];
@@ -313,7 +314,7 @@ static void check_gradients(const char *model, const char *drafter, bool shared,
             snprintf(what, sizeof what, "%s, loss %d, all layers %d, encoder %d", model, loss, all_layers, half);
             if (l.layout.encoder_there[half])
                 check_matrix(&l, what, all_layers, r.loss, gradient, l.layout.encoder[half],
-                             rank * (size_t)f_theta_encoder_in(&l.config));
+                             rank * (size_t)restoration_encoder_in(&l.config));
             for (int i = 0; i < l.config.layers; i++) {
                 if (!l.layout.decoder_there[i]) continue;
                 snprintf(what, sizeof what, "%s, loss %d, all layers %d, decoder %d of layer %d", model, loss,
@@ -329,19 +330,19 @@ static void check_gradients(const char *model, const char *drafter, bool shared,
 
 static void students_gradients(void **state) {
     (void)state;
-    check_gradients("gemma4-tiny-dense", NULL, true, F_THETA_LOSS_DISTIL);
-    check_gradients("gemma4-tiny-dense", "dflash-tiny", false, F_THETA_LOSS_DISTIL);
-    check_gradients("gemma4-tiny-ple", NULL, false, F_THETA_LOSS_DISTIL);
-    check_gradients("gemma4-tiny-moe", NULL, true, F_THETA_LOSS_DISTIL);
-    check_gradients("forms/gemma3-nested", NULL, true, F_THETA_LOSS_DISTIL); /* values that pass no norm */
-    for (int loss = F_THETA_LOSS_MSE; loss < F_THETA_LOSSES; loss++)
-        check_gradients("gemma4-tiny-dense", NULL, false, (f_theta_loss)loss);
-    check_gradients("gemma4-tiny-ple", NULL, true, F_THETA_LOSS_ATTN_DISTIL_HYBRID);
+    check_gradients("gemma4-tiny-dense", NULL, true, RESTORATION_LOSS_DISTIL);
+    check_gradients("gemma4-tiny-dense", "dflash-tiny", false, RESTORATION_LOSS_DISTIL);
+    check_gradients("gemma4-tiny-ple", NULL, false, RESTORATION_LOSS_DISTIL);
+    check_gradients("gemma4-tiny-moe", NULL, true, RESTORATION_LOSS_DISTIL);
+    check_gradients("forms/gemma3-nested", NULL, true, RESTORATION_LOSS_DISTIL); /* values that pass no norm */
+    for (int loss = RESTORATION_LOSS_MSE; loss < RESTORATION_LOSSES; loss++)
+        check_gradients("gemma4-tiny-dense", NULL, false, (restoration_loss)loss);
+    check_gradients("gemma4-tiny-ple", NULL, true, RESTORATION_LOSS_ATTN_DISTIL_HYBRID);
 }
 
 /* For tools/check_f_theta_trainer.py, which computes the same with PyTorch. */
 static void write_case(const fixture *l, const char *directory, const char *model, bool shared, bool all_layers,
-                       const f_theta_trainer_result *r, const float *gradient) {
+                       const restoration_trainer_result *r, const float *gradient) {
     static const char *const bits[] = {"false", "true"};
     char path[512];
     snprintf(path, sizeof path, "%s/%s-%d-%d.json", directory, model, shared, all_layers);
@@ -372,11 +373,11 @@ static void writes_cases(void **state) {
     if (!directory) return;
     for (int i = 0; i < 4; i++) {
         fixture l;
-        open_on(&l, models[i / 2], NULL, F_THETA_LATENTS_KV, i % 2, F_THETA_LOSS_DISTIL, ROWS, 1);
+        open_on(&l, models[i / 2], NULL, RESTORATION_LATENTS_KV, i % 2, RESTORATION_LOSS_DISTIL, ROWS, 1);
         teach(&l);
         float *gradient = malloc(l.layout.n * sizeof *gradient);
         for (int all_layers = 0; all_layers < 2; all_layers++) {
-            f_theta_trainer_result r = learn(&l, all_layers, gradient);
+            restoration_trainer_result r = learn(&l, all_layers, gradient);
             write_case(&l, directory, models[i / 2], i % 2, all_layers, &r, gradient);
         }
         free(gradient);
@@ -388,11 +389,11 @@ static void writes_cases(void **state) {
 static void threads_change_nothing(void **state) {
     (void)state;
     float *gradient[2];
-    f_theta_trainer_result result[2];
+    restoration_trainer_result result[2];
     size_t n = 0;
     for (int i = 0; i < 2; i++) {
         fixture l;
-        open_on(&l, "gemma4-tiny-moe", NULL, F_THETA_LATENTS_Q8, true, F_THETA_LOSS_DISTIL, ROWS, i ? 3 : 2);
+        open_on(&l, "gemma4-tiny-moe", NULL, RESTORATION_LATENTS_Q8, true, RESTORATION_LOSS_DISTIL, ROWS, i ? 3 : 2);
         teach(&l);
         n = l.layout.n;
         gradient[i] = malloc(n * sizeof *gradient[i]);
@@ -409,12 +410,12 @@ static void threads_change_nothing(void **state) {
 static void nothing_evicted(void **state) {
     (void)state;
     fixture l;
-    open_on(&l, "gemma4-tiny-dense", NULL, F_THETA_LATENTS_KV, true, F_THETA_LOSS_DISTIL, 3, 1);
+    open_on(&l, "gemma4-tiny-dense", NULL, RESTORATION_LATENTS_KV, true, RESTORATION_LOSS_DISTIL, 3, 1);
     teach(&l);
     float *gradient = calloc(l.layout.n, sizeof *gradient);
-    const f_theta_trainer_segment segment = {.first = SINK, .all_layers = true, .scale = 1};
-    f_theta_trainer_result r;
-    l.ops->f_theta_trainer_learn(l.trainer, &segment, gradient, &r);
+    const restoration_trainer_segment segment = {.first = SINK, .all_layers = true, .scale = 1};
+    restoration_trainer_result r;
+    l.ops->restoration_trainer_learn(l.trainer, &segment, gradient, &r);
     if (!(r.loss < 1e-9)) fail_msg("without eviction %g is lost", r.loss);
     for (size_t i = 0; i < l.layout.n; i++) assert_true(gradient[i] == 0);
     free(gradient);
@@ -430,10 +431,10 @@ static void check_as_session(bool prompt, int layers) {
     for (int m = 0; m < (layers ? 2 : 4); m++) { /* per-layer inputs are made for all layers */
         for (int all_layers = 0; all_layers < 2; all_layers++) {
             fixture l;
-            open_layers(&l, models[m], NULL, layers, m == 1 ? F_THETA_LATENTS_Q8 : F_THETA_LATENTS_KV, m == 0,
-                        F_THETA_LOSS_DISTIL, WINDOW, 1);
+            open_layers(&l, models[m], NULL, layers, m == 1 ? RESTORATION_LATENTS_Q8 : RESTORATION_LATENTS_KV, m == 0,
+                        RESTORATION_LOSS_DISTIL, WINDOW, 1);
             teach(&l);
-            const f_theta_model *f = l.t.f_theta;
+            const restoration_model *f = l.t.f_theta;
             for (int half = 0; half < 2; half++) {
                 const weight *encoder = half ? &f->encoder_v : &f->encoder_k;
                 for (int r = 0; r < encoder->out && l.layout.encoder_there[half]; r++)

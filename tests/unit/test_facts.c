@@ -64,7 +64,7 @@ static const struct {
 };
 
 /* The configuration with `text` in the place of a dotted key's value; NULL: without the key. */
-static kakeya_status read_json(const char *key, const char *text, const char *generation, gemma4_config *out) {
+static kakeya_status read_json(const char *key, const char *text, const char *generation, model_config *out) {
     cJSON *top = cJSON_Parse(base_json), *object = top;
     const char *dot;
     assert_non_null(top);
@@ -78,8 +78,8 @@ static kakeya_status read_json(const char *key, const char *text, const char *ge
     if (key) cJSON_DeleteItemFromObjectCaseSensitive(object, key);
     if (key && text) cJSON_AddItemToObject(object, key, cJSON_CreateRaw(text));
     char *json = cJSON_PrintUnformatted(top);
-    kakeya_status status = gemma4_config_parse("config.json", json, strlen(json), generation,
-                                               generation ? strlen(generation) : 0, out, &error);
+    kakeya_status status = model_config_parse("config.json", json, strlen(json), generation,
+                                              generation ? strlen(generation) : 0, out, &error);
     cJSON_free(json);
     cJSON_Delete(top);
     return status;
@@ -147,7 +147,7 @@ static bool holds(gguf_value_type type, double value) {
 }
 
 /* A file without the key `left_out`, and with what `w` holds already. */
-static kakeya_status read_gguf_with(gguf_writer *w, const char *left_out, gemma4_config *out) {
+static kakeya_status read_gguf_with(gguf_writer *w, const char *left_out, model_config *out) {
     static float nothing[64 * 40], freqs[16];
     gw_key_text(w, "general.architecture", "gemma4");
     gw_key_text(w, "tokenizer.ggml.model", "none");
@@ -171,25 +171,25 @@ static kakeya_status read_gguf_with(gguf_writer *w, const char *left_out, gemma4
     return status;
 }
 
-static kakeya_status read_gguf(const char *key, gguf_value_type type, double value, gemma4_config *out) {
+static kakeya_status read_gguf(const char *key, gguf_value_type type, double value, model_config *out) {
     gguf_writer w = gw_begin();
     if (key) put_number(&w, key, type, value);
     return read_gguf_with(&w, key, out);
 }
 
-static bool same(gemma4_config *a, gemma4_config *b) {
+static bool same(model_config *a, model_config *b) {
     a->checkpoint_format = b->checkpoint_format = WEIGHT_F32; /* which tensors say */
     return memcmp(a, b, sizeof *a) == 0;
 }
 
-static gemma4_config from_json, from_gguf;
+static model_config from_json, from_gguf;
 
 static void test_base(void **state) {
     (void)state;
     assert_ok(read_json(NULL, NULL, NULL, &from_json));
     assert_ok(read_gguf(NULL, GGUF_U32, 0, &from_gguf));
     assert_true(same(&from_json, &from_gguf));
-    assert_int_equal(from_json.layer[5].type, GEMMA4_FULL);
+    assert_int_equal(from_json.layer[5].type, LAYER_FULL);
     assert_int_equal(from_json.experts, 4);
 }
 
@@ -374,7 +374,7 @@ static void test_layer_patterns(void **state) {
         sprintf(json + strlen(json), "%s\"%s\"", i ? ", " : "", flags[i] ? "sliding_attention" : "full_attention");
     strcat(json, "]");
     assert_ok(read_json("layer_types", json, NULL, &from_json));
-    assert_int_equal(from_json.layer[11].type, GEMMA4_FULL);
+    assert_int_equal(from_json.layer[11].type, LAYER_FULL);
     int32_t i32[12], bad[12];
     uint64_t u64[12];
     for (int i = 0; i < 12; i++) {
@@ -411,7 +411,7 @@ static void test_rope(void **state) {
     (void)state;
     static const char *const scales[] = {"gemma4.rope.scaling.factor", "gemma4.rope.scale_linear"};
     assert_ok(read_json("rope_parameters.full_attention.factor", "8", NULL, &from_json));
-    assert_true(from_json.rope[GEMMA4_FULL].factor == 8);
+    assert_true(from_json.rope[LAYER_FULL].factor == 8);
     gguf_writer w = gw_begin();
     for (int i = 0; i < 2; i++) {
         for (int typed = 0; typed < 2; typed++) {
@@ -501,8 +501,7 @@ static void test_unified(void **state) {
          256},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        assert_ok(
-            gemma4_config_parse("config.json", cases[i].json, strlen(cases[i].json), NULL, 0, &from_json, &error));
+        assert_ok(model_config_parse("config.json", cases[i].json, strlen(cases[i].json), NULL, 0, &from_json, &error));
         if (from_json.ple_width != cases[i].width) fail_msg("%s: %d", cases[i].json, from_json.ple_width);
         assert_int_equal(from_json.ple_vocab, cases[i].width ? 262144 : 0);
     }

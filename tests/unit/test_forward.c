@@ -5,7 +5,7 @@
 
 typedef struct loaded {
     mem_account account;
-    gemma4_model *model;
+    language_model *model;
     backend_model *backend;
     const backend_ops *ops;
     safetensors *vectors;
@@ -16,7 +16,7 @@ static void load(loaded *l, const char *name, const char *isa, int threads) {
     memset(l, 0, sizeof *l);
     mem_account_init(&l->account, NULL, 0);
     snprintf(path, sizeof path, "%s/golden/%s", KAKEYA_TEST_DATA, name);
-    REQUIRE_OK(gemma4_model_open(unpacked_folder(path), &l->account, &l->model, error));
+    REQUIRE_OK(language_model_open(unpacked_folder(path), &l->account, &l->model, error));
     snprintf(path, sizeof path, "%s/golden/%s/golden.safetensors", KAKEYA_TEST_DATA, name);
     REQUIRE_OK(safetensors_open(unpacked_file(path), &l->vectors, error));
     l->ops = backend_find("cpu", NULL);
@@ -30,7 +30,7 @@ static void load(loaded *l, const char *name, const char *isa, int threads) {
 
 static void unload(loaded *l) {
     l->ops->model_destroy(l->backend);
-    gemma4_model_close(l->model);
+    language_model_close(l->model);
     safetensors_close(l->vectors);
     assert_int_equal(mem_total(&l->account), 0);
 }
@@ -72,7 +72,7 @@ static void forward_one(loaded *l, backend_cache *cache, const int32_t *tokens, 
 static void check_model(const char *name, const char *isa) {
     loaded l;
     load(&l, name, isa, 2);
-    const gemma4_config *c = &l.model->config;
+    const model_config *c = &l.model->config;
     size_t vocab = (size_t)c->vocab, hidden = (size_t)c->hidden, layers = (size_t)c->layers;
     int n, steps;
     const int32_t *ids = integers(&l, "input_ids", &n), *greedy = integers(&l, "greedy", &steps);
@@ -153,7 +153,7 @@ static void odd_forms(void **state) {
     }
 }
 
-static int32_t largest_logit(const gemma4_config *c, const float *logits, int32_t excluded) {
+static int32_t largest_logit(const model_config *c, const float *logits, int32_t excluded) {
     int32_t best = -1;
     for (int32_t v = 0; v < c->vocab; v++) {
         bool suppressed = v == excluded;
@@ -168,7 +168,7 @@ static void check_greedy(const char *name, float scale) {
     enum { ROWS = 9 };
     loaded l;
     load(&l, name, NULL, 2);
-    const gemma4_config *c = &l.model->config;
+    const model_config *c = &l.model->config;
     float *norm = (float *)(uintptr_t)l.model->weights.final_norm;
     for (int i = 0; i < c->hidden; i++) norm[i] *= scale;
     int n;

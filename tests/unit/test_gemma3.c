@@ -9,30 +9,30 @@
 #include "scratch.h"
 
 #include "convert/vocabulary.h"
-#include "model/gemma4.h"
 #include "model/gemma4_gguf.h"
+#include "model/language_model.h"
 #include "text/chat_gemma3.h"
 #include "text/tokenizer_gguf.h"
 
 static kakeya_error error;
-static gemma4_config config;
+static model_config config;
 
 static kakeya_status parse(const char *json) {
-    return gemma4_config_parse("config.json", json, strlen(json), NULL, 0, &config, &error);
+    return model_config_parse("config.json", json, strlen(json), NULL, 0, &config, &error);
 }
 
 static void assert_layers(const char *types) {
     assert_int_equal(config.layers, strlen(types));
     for (int i = 0; i < config.layers; i++) {
-        const gemma4_layer_config *l = &config.layer[i];
-        assert_int_equal(l->type, types[i] == 'f' ? GEMMA4_FULL : GEMMA4_SLIDING);
+        const layer_config *l = &config.layer[i];
+        assert_int_equal(l->type, types[i] == 'f' ? LAYER_FULL : LAYER_SLIDING);
         assert_false(l->k_eq_v);
         assert_int_equal(l->head_dim, config.layer[0].head_dim);
         assert_int_equal(l->kv_heads, config.layer[0].kv_heads);
     }
     for (int type = 0; type < 2; type++)
-        assert_int_equal(config.rope[type].rotated_pairs, type == GEMMA4_FULL && !strchr(types, 'f') ? 0
-                                                          : type == GEMMA4_SLIDING && !strchr(types, 's')
+        assert_int_equal(config.rope[type].rotated_pairs, type == LAYER_FULL && !strchr(types, 'f') ? 0
+                                                          : type == LAYER_SLIDING && !strchr(types, 's')
                                                               ? 0
                                                               : config.layer[0].head_dim / 2);
 }
@@ -60,8 +60,8 @@ static void test_sparse(void **state) {
     assert_int_equal(config.max_context, 131072);
     assert_int_equal(config.ple_width, 0);
     assert_true(config.raw_values && config.query_scale == 1.0f / 16 && config.logit_softcap == 0);
-    assert_true(config.rope[GEMMA4_FULL].theta == 1e6f && config.rope[GEMMA4_FULL].factor == 8);
-    assert_true(config.rope[GEMMA4_SLIDING].theta == 1e4f && config.rope[GEMMA4_SLIDING].factor == 1);
+    assert_true(config.rope[LAYER_FULL].theta == 1e6f && config.rope[LAYER_FULL].factor == 8);
+    assert_true(config.rope[LAYER_SLIDING].theta == 1e4f && config.rope[LAYER_SLIDING].factor == 1);
     assert_int_equal(config.n_stop_tokens, 2);
 }
 
@@ -85,8 +85,8 @@ static void test_dialects(void **state) {
         snprintf(json, sizeof json, "%s%s", dialects[i], common);
         assert_ok(parse(json));
         assert_layers("sfsf");
-        assert_true(config.rope[GEMMA4_FULL].theta == 5000 && config.rope[GEMMA4_FULL].factor == 4);
-        assert_true(config.rope[GEMMA4_SLIDING].theta == 700 && config.rope[GEMMA4_SLIDING].factor == 1);
+        assert_true(config.rope[LAYER_FULL].theta == 5000 && config.rope[LAYER_FULL].factor == 4);
+        assert_true(config.rope[LAYER_SLIDING].theta == 700 && config.rope[LAYER_SLIDING].factor == 1);
         assert_true(config.query_scale == (float)(1 / sqrt(168)));
         assert_string_equal(config.variant, "gemma3");
     }
@@ -162,7 +162,7 @@ static void test_gguf_keys(void **state) {
     read_made(&w);
     assert_layers("sssssfs");
     assert_true(config.layer[0].kv_heads == 4 && config.rms_eps == 1e-6f && config.sliding_window == 32);
-    assert_true(config.rope[GEMMA4_FULL].theta == 1e6f && config.rope[GEMMA4_SLIDING].theta == 1e4f);
+    assert_true(config.rope[LAYER_FULL].theta == 1e6f && config.rope[LAYER_SLIDING].theta == 1e4f);
     assert_true(config.query_scale == (float)(1 / sqrt(32)) && config.raw_values && config.logit_softcap == 0);
 
     w = begin_file(4, 64, 4, 32); /* newer ones, and the names of Ollama's */
@@ -175,8 +175,8 @@ static void test_gguf_keys(void **state) {
     gw_key_f32(&w, "gemma3.rope.local.freq_base", 700);
     read_made(&w);
     assert_layers("sfsf");
-    assert_true(config.rope[GEMMA4_FULL].theta == 5000 && config.rope[GEMMA4_FULL].factor == 8);
-    assert_true(config.rope[GEMMA4_SLIDING].theta == 700 && config.rope[GEMMA4_SLIDING].factor == 1);
+    assert_true(config.rope[LAYER_FULL].theta == 5000 && config.rope[LAYER_FULL].factor == 8);
+    assert_true(config.rope[LAYER_SLIDING].theta == 700 && config.rope[LAYER_SLIDING].factor == 1);
 
     w = begin_file(3, 64, 4, 32); /* no window: nothing slides */
     read_made(&w);

@@ -14,7 +14,7 @@ static kakeya_error error;
 
 typedef struct subject {
     mem_account account;
-    gemma4_model *model;
+    language_model *model;
     backend_model *backend;
     const backend_ops *ops;
 } subject;
@@ -22,7 +22,7 @@ typedef struct subject {
 static void subject_open(subject *s, const char *path, kakeya_precision precision, const char *isa, int threads) {
     memset(s, 0, sizeof *s);
     mem_account_init(&s->account, NULL, 0);
-    assert_ok(gemma4_model_open(path, &s->account, &s->model, &error));
+    assert_ok(language_model_open(path, &s->account, &s->model, &error));
     s->ops = backend_find("cpu", NULL);
     backend_model_options options = {
         .verifier = s->model, .precision = precision, .isa = isa, .threads = threads, .account = &s->account};
@@ -31,7 +31,7 @@ static void subject_open(subject *s, const char *path, kakeya_precision precisio
 
 static void subject_close(subject *s) {
     s->ops->model_destroy(s->backend);
-    gemma4_model_close(s->model);
+    language_model_close(s->model);
     assert_int_equal(mem_total(&s->account), 0);
 }
 
@@ -140,7 +140,7 @@ static void test_repacking(void **state) {
     size_t others = mem_total(&packed.account) - tiles;
 
     mem_account_init(&rows.account, NULL, others + tiles + tiles / 2); /* half of the room is theirs */
-    assert_ok(gemma4_model_open(QUANT "micro.gguf", &rows.account, &rows.model, &error));
+    assert_ok(language_model_open(QUANT "micro.gguf", &rows.account, &rows.model, &error));
     int calls = 0;
     backend_model_options options = {.verifier = rows.model,
                                      .precision = KAKEYA_PRECISION_INT8,
@@ -160,7 +160,7 @@ static void test_repacking(void **state) {
     rows.ops->model_destroy(rows.backend);
     assert_int_equal(rows.ops->model_create(&options, &rows.backend, &error), KAKEYA_CANCELLED);
     assert_int_equal(calls, 3);
-    gemma4_model_close(rows.model);
+    language_model_close(rows.model);
     assert_int_equal(mem_total(&rows.account), 0);
     subject_close(&packed);
     subject_close(&exact);
@@ -175,7 +175,7 @@ static void test_synthetic_blocks(void **state) {
     for (int i = 0; i < TOKENS; i++) tokens[i] = 3 + i * 41 % 290;
     subject micro;
     subject_open(&micro, QUANT "micro.gguf", KAKEYA_PRECISION_INT8, NULL, 1);
-    gemma4_model made = {.config = micro.model->config};
+    language_model made = {.config = micro.model->config};
     made.config.checkpoint_format = WEIGHT_Q8_0;
     tensor_memory memory = {0};
     mem_account account;
@@ -277,10 +277,10 @@ static const char *converted_file(const char *name, const gguf_form *form) {
     char path[512];
     snprintf(path, sizeof path, KAKEYA_TEST_DATA "/golden/%s", name);
     mem_account account;
-    gemma4_model *model;
+    language_model *model;
     safetensors *source;
     mem_account_init(&account, NULL, 0);
-    assert_ok(gemma4_model_open(path, &account, &model, &error));
+    assert_ok(language_model_open(path, &account, &model, &error));
     snprintf(path, sizeof path, KAKEYA_TEST_DATA "/golden/%s/model.safetensors", name);
     assert_ok(safetensors_open(path, &source, &error));
     gguf_writer w = gw_begin();
@@ -290,7 +290,7 @@ static const char *converted_file(const char *name, const gguf_form *form) {
     const char *written = scratch_write("converted.gguf", data, bytes);
     free(data);
     safetensors_close(source);
-    gemma4_model_close(model);
+    language_model_close(model);
     return written;
 }
 
@@ -340,10 +340,10 @@ static void test_factors(void **state) {
     mem_account account;
     mem_account_init(&account, NULL, 0);
     gguf_writer w = gw_begin();
-    gemma4_config *c = calloc(1, sizeof *c);
+    model_config *c = calloc(1, sizeof *c);
     safetensors *source;
-    gemma4_model *model;
-    assert_ok(gemma4_model_open(KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense", &account, &model, &error));
+    language_model *model;
+    assert_ok(language_model_open(KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense", &account, &model, &error));
     *c = model->config;
     assert_ok(safetensors_open(KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense/model.safetensors", &source, &error));
     gw_config(&w, c);
@@ -367,10 +367,10 @@ static void test_factors(void **state) {
     scratch_write("nvfp4.gguf", data, bytes);
     free(data);
     safetensors_close(source);
-    gemma4_model_close(model);
+    language_model_close(model);
     free(c);
 
-    assert_ok(gemma4_model_open(scratch_path("nvfp4.gguf"), &account, &model, &error));
+    assert_ok(language_model_open(scratch_path("nvfp4.gguf"), &account, &model, &error));
     const weight *k = &model->weights.layer[0].k_proj;
     float row[IN], plain[IN];
     weight unscaled = *k;
@@ -384,7 +384,7 @@ static void test_factors(void **state) {
         for (int i = 0; i < IN; i++) assert_true(row[i] == factor * plain[i]);
     }
     free(ones);
-    gemma4_model_close(model);
+    language_model_close(model);
     assert_int_equal(mem_total(&account), 0);
 }
 
@@ -393,10 +393,10 @@ static void test_factors(void **state) {
 static kakeya_status open_both(const char *path) {
     mem_account account;
     mem_account_init(&account, NULL, 0);
-    gemma4_model *model = NULL;
-    kakeya_status status = gemma4_model_open(path, &account, &model, &error);
+    language_model *model = NULL;
+    kakeya_status status = language_model_open(path, &account, &model, &error);
     assert_int_equal(status == KAKEYA_OK, model != NULL);
-    gemma4_model_close(model);
+    language_model_close(model);
     assert_int_equal(mem_total(&account), 0);
     gguf *file;
     if (status != KAKEYA_OK || gguf_open(path, &file, &error) != KAKEYA_OK) return status;
@@ -495,12 +495,12 @@ static void test_refusals(void **state) {
 
     /* a type without kernels: IQ2_XS in the place of F32 norms would be smaller, so the model is made of it alone */
     static const unsigned char nothing[74 * 8];
-    gemma4_config *c = calloc(1, sizeof *c);
-    *c = (gemma4_config){
+    model_config *c = calloc(1, sizeof *c);
+    *c = (model_config){
         .layers = 2, .hidden = 256, .heads = 1, .max_context = 64, .sliding_window = 8, .rms_eps = 1e-6f};
-    c->layer[0] = (gemma4_layer_config){.type = GEMMA4_FULL, .head_dim = 16, .kv_heads = 1, .intermediate = 32};
+    c->layer[0] = (layer_config){.type = LAYER_FULL, .head_dim = 16, .kv_heads = 1, .intermediate = 32};
     c->layer[1] = c->layer[0];
-    c->rope[0] = c->rope[1] = (gemma4_rope){.theta = 1e4f, .factor = 1, .rotated_pairs = 2};
+    c->rope[0] = c->rope[1] = (rope_config){.theta = 1e4f, .factor = 1, .rotated_pairs = 2};
     gw_config_of(&w, c, (const int[]){1, 2});
     assert_refused(open_made(&w), KAKEYA_UNSUPPORTED, "gemma4.attention.head_count", "layer 1 2 heads", "layer 0 1");
     gw_config(&w, c);
@@ -588,29 +588,29 @@ static void test_stop_and_suppressed_tokens(void **state) {
     (void)state;
     mem_account account;
     mem_account_init(&account, NULL, 0);
-    gemma4_model *model;
-    assert_ok(gemma4_model_open(QUANT "micro.gguf", &account, &model, &error));
+    language_model *model;
+    assert_ok(language_model_open(QUANT "micro.gguf", &account, &model, &error));
     assert_int_equal(model->config.n_stop_tokens, 1);
     assert_int_equal(model->config.stop_tokens[0], 1); /* <eos>; ends of turns come with the engine */
     assert_int_equal(model->config.bos_token, 2);
     assert_int_equal(model->config.n_suppress_tokens, 0);
-    gemma4_model_close(model);
+    language_model_close(model);
     gguf_writer w = gw_begin();
-    gemma4_config *c = calloc(1, sizeof *c);
-    gemma4_model *tiny;
+    model_config *c = calloc(1, sizeof *c);
+    language_model *tiny;
     safetensors *source;
-    assert_ok(gemma4_model_open(KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense", &account, &tiny, &error));
+    assert_ok(language_model_open(KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense", &account, &tiny, &error));
     assert_ok(safetensors_open(KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense/model.safetensors", &source, &error));
     gw_model(&w, source, &tiny->config, &(gguf_form){0});
     static const int32_t suppressed[] = {7, 1000, -1, 9, 7};
     gw_key_array(&w, "tokenizer.ggml.suppress_tokens", GGUF_I32, suppressed, 5, 4);
     assert_ok(open_made(&w));
-    assert_ok(gemma4_model_open(scratch_path("made.gguf"), &account, &model, &error));
+    assert_ok(language_model_open(scratch_path("made.gguf"), &account, &model, &error));
     assert_int_equal(model->config.n_suppress_tokens, 2);
     assert_int_equal(model->config.suppress_tokens[0], 7);
     assert_int_equal(model->config.suppress_tokens[1], 9);
-    gemma4_model_close(model);
-    gemma4_model_close(tiny);
+    language_model_close(model);
+    language_model_close(tiny);
     safetensors_close(source);
     free(c);
 }

@@ -6,9 +6,9 @@
 
 typedef struct demo {
     mem_account account;
-    gemma4_model *verifier;
-    dflash_model *drafter;
-    f_theta_model *f_theta;
+    language_model *verifier;
+    block_drafter_model *drafter;
+    restoration_model *f_theta;
     const backend_ops *ops;
     backend_model *backend;
 } demo;
@@ -88,14 +88,15 @@ static void test_policies(void **state) {
 static int setup(void **state) {
     static demo d;
     mem_account_init(&d.account, NULL, 0);
-    REQUIRE_OK(gemma4_model_open(KAKEYA_MODELS "/demo", &d.account, &d.verifier, error));
-    REQUIRE_OK(dflash_model_open(KAKEYA_MODELS "/demo-dflash", &d.verifier->config, &d.account, &d.drafter, error));
-    REQUIRE_OK(f_theta_model_open(KAKEYA_TEST_DATA "/golden/demo-f-theta-regression", &d.verifier->config,
-                                  &d.drafter->config, &d.account, &d.f_theta, error));
+    REQUIRE_OK(language_model_open(KAKEYA_MODELS "/demo", &d.account, &d.verifier, error));
+    REQUIRE_OK(
+        block_drafter_model_open(KAKEYA_MODELS "/demo-dflash", &d.verifier->config, &d.account, &d.drafter, error));
+    REQUIRE_OK(restoration_model_open(KAKEYA_TEST_DATA "/golden/demo-f-theta-regression", &d.verifier->config,
+                                      &d.drafter->config, &d.account, &d.f_theta, error));
     d.ops = backend_find("cpu", NULL);
     backend_model_options options = {.verifier = d.verifier,
                                      .drafter = d.drafter,
-                                     .f_theta = d.f_theta,
+                                     .restoration = d.f_theta,
                                      .precision = KAKEYA_PRECISION_BF16,
                                      .threads = 1,
                                      .account = &d.account};
@@ -107,9 +108,9 @@ static int setup(void **state) {
 static int teardown(void **state) {
     demo *d = *state;
     d->ops->model_destroy(d->backend);
-    f_theta_model_close(d->f_theta);
-    dflash_model_close(d->drafter);
-    gemma4_model_close(d->verifier);
+    restoration_model_close(d->f_theta);
+    block_drafter_model_close(d->drafter);
+    language_model_close(d->verifier);
     return mem_total(&d->account) != 0;
 }
 

@@ -122,16 +122,17 @@ static uint64_t hash_model(const model_case *c, kakeya_precision precision, cons
     mem_account account;
     mem_account_init(&account, NULL, 0);
     char path[512];
-    gemma4_model *verifier = NULL;
-    dflash_model *drafter = NULL;
-    f_theta_model *f_theta = NULL;
+    language_model *verifier = NULL;
+    block_drafter_model *drafter = NULL;
+    restoration_model *f_theta = NULL;
     safetensors *vectors = NULL;
     snprintf(path, sizeof path, "%s%s%s", demo ? KAKEYA_MODELS : KAKEYA_TEST_DATA, demo ? "/" : "/golden/", c->name);
-    REQUIRE_OK(gemma4_model_open(unpacked_folder(path), &account, &verifier, error));
+    REQUIRE_OK(language_model_open(unpacked_folder(path), &account, &verifier, error));
     if (demo) {
-        REQUIRE_OK(dflash_model_open(KAKEYA_MODELS "/demo-dflash", &verifier->config, &account, &drafter, error));
-        REQUIRE_OK(f_theta_model_open(KAKEYA_TEST_DATA "/golden/demo-f-theta-regression", &verifier->config,
-                                      &drafter->config, &account, &f_theta, error));
+        REQUIRE_OK(
+            block_drafter_model_open(KAKEYA_MODELS "/demo-dflash", &verifier->config, &account, &drafter, error));
+        REQUIRE_OK(restoration_model_open(KAKEYA_TEST_DATA "/golden/demo-f-theta-regression", &verifier->config,
+                                          &drafter->config, &account, &f_theta, error));
         REQUIRE_OK(
             safetensors_open(unpacked_file(KAKEYA_TEST_DATA "/golden/demo_hidden.safetensors"), &vectors, error));
     } else {
@@ -145,7 +146,7 @@ static uint64_t hash_model(const model_case *c, kakeya_precision precision, cons
     run r = {.ops = backend_find("cpu", NULL), .hash = HASH_FNV1A_START};
     backend_model_options model_options = {.verifier = verifier,
                                            .drafter = drafter,
-                                           .f_theta = f_theta,
+                                           .restoration = f_theta,
                                            .precision = precision,
                                            .isa = isa,
                                            .threads = 2,
@@ -185,9 +186,9 @@ static uint64_t hash_model(const model_case *c, kakeya_precision precision, cons
     free(r.states);
     r.ops->cache_destroy(r.cache);
     r.ops->model_destroy(r.model);
-    f_theta_model_close(f_theta);
-    dflash_model_close(drafter);
-    gemma4_model_close(verifier);
+    restoration_model_close(f_theta);
+    block_drafter_model_close(drafter);
+    language_model_close(verifier);
     safetensors_close(vectors);
     assert_int_equal(mem_total(&account), 0);
     return r.hash;
@@ -292,7 +293,7 @@ static uint64_t hash_form(const char *isa) {
     tiny d = {.ops = backend_find("cpu", NULL)};
     uint64_t hash = HASH_FNV1A_START;
     mem_account_init(&d.account, NULL, 0);
-    REQUIRE_OK(gemma4_model_open(scratch_path("quantised"), &d.account, &d.verifier, error));
+    REQUIRE_OK(language_model_open(scratch_path("quantised"), &d.account, &d.verifier, error));
     tiny_complete(&d, KAKEYA_PRECISION_INT8, isa, 2);
     hash_schedule(&d, &tiny_policies[0], KV_FORMAT_BF16, &hash);
     tiny_close(&d);

@@ -111,10 +111,10 @@ static kakeya_status list_slot(void *context, const tensor_slot *slot, kakeya_er
 
 /* A checkpoint of random float32 weights for `wide_config`. */
 static const char *write_wide_model(void) {
-    gemma4_config config;
+    model_config config;
     static slot_list list;
     list.n = 0;
-    assert_ok(gemma4_config_parse("config.json", wide_config, strlen(wide_config), NULL, 0, &config, &error));
+    assert_ok(model_config_parse("config.json", wide_config, strlen(wide_config), NULL, 0, &config, &error));
     assert_ok(gemma4_walk(&config, list_slot, &list, &error));
     const char *folder = scratch_folder("wide");
     scratch_text("wide/config.json", wide_config);

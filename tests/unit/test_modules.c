@@ -5,7 +5,7 @@
 
 #include "backend/cpu/int8.h"
 #include "block_operands.h"
-#include "model/gemma4.h"
+#include "model/language_model.h"
 #include "model/modules.h"
 #include "packed.h"
 #include "sweep.h"
@@ -205,11 +205,11 @@ static void test_products(void **state) {
 static float *logits_of(const char *path, kakeya_precision precision, const int32_t *tokens, int n, int chunk,
                         size_t *vocab) {
     mem_account account;
-    gemma4_model *model;
+    language_model *model;
     backend_model *backend;
     backend_cache *cache;
     mem_account_init(&account, NULL, 0);
-    assert_ok(gemma4_model_open(path, &account, &model, &error));
+    assert_ok(language_model_open(path, &account, &model, &error));
     const backend_ops *ops = backend_find("cpu", NULL);
     backend_model_options options = {.verifier = model, .precision = precision, .threads = 2, .account = &account};
     assert_ok(ops->model_create(&options, &backend, &error));
@@ -229,7 +229,7 @@ static float *logits_of(const char *path, kakeya_precision precision, const int3
     }
     ops->cache_destroy(cache);
     ops->model_destroy(backend);
-    gemma4_model_close(model);
+    language_model_close(model);
     assert_int_equal(mem_total(&account), 0);
     return logits;
 }
@@ -293,9 +293,9 @@ static void test_models(void **state) {
 
 static void check_refused(const char *path, const char *first, const char *second) {
     mem_account account;
-    gemma4_model *model;
+    language_model *model;
     mem_account_init(&account, NULL, 0);
-    kakeya_status status = gemma4_model_open(path, &account, &model, &error);
+    kakeya_status status = language_model_open(path, &account, &model, &error);
     if (status == KAKEYA_OK) fail_msg("accepted, expected a message with \"%s\" and \"%s\"", first, second);
     if (!strstr(error.message, first) || !strstr(error.message, second) || strchr(error.message, '\n'))
         fail_msg("\"%s\", expected \"%s\" and \"%s\"", error.message, first, second);
@@ -382,13 +382,13 @@ static void test_configurations_that_agree(void **state) {
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         mem_account account;
-        gemma4_model *model;
+        language_model *model;
         mem_account_init(&account, NULL, 0);
         made_model("gemma4-tiny-dense", STORED_INT4);
         replace_in_configuration(cases[i].from, cases[i].to);
-        if (gemma4_model_open(scratch_path("quantised"), &account, &model, &error))
+        if (language_model_open(scratch_path("quantised"), &account, &model, &error))
             fail_msg("%s: %s", cases[i].to, error.message);
-        gemma4_model_close(model);
+        language_model_close(model);
     }
 }
 

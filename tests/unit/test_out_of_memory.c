@@ -53,12 +53,12 @@ static char *tokenizer_text(void) {
 static void write_f_theta(void) {
     kakeya_error error;
     static writer w;
-    static f_theta_config c;
+    static restoration_config c;
     mem_account account;
-    gemma4_model *verifier;
+    language_model *verifier;
     mem_account_init(&account, NULL, 0);
-    assert_ok(gemma4_model_open(GOLDEN "gemma4-tiny-dense", &account, &verifier, &error));
-    c = (f_theta_config){.drafter_layers = 3, .drafter_kv_heads = 2, .drafter_head_dim = 32};
+    assert_ok(language_model_open(GOLDEN "gemma4-tiny-dense", &account, &verifier, &error));
+    c = (restoration_config){.drafter_layers = 3, .drafter_kv_heads = 2, .drafter_head_dim = 32};
     c.rank = c.rank_k = c.rank_v = RANK;
     c.layers = verifier->config.layers;
     char heads[256] = "", dims[256] = "", json[1024];
@@ -68,7 +68,7 @@ static void write_f_theta(void) {
         snprintf(heads + strlen(heads), sizeof heads - strlen(heads), "%s%d", i ? ", " : "", c.kv_heads[i]);
         snprintf(dims + strlen(dims), sizeof dims - strlen(dims), "%s%d", i ? ", " : "", c.head_dim[i]);
     }
-    gemma4_model_close(verifier);
+    language_model_close(verifier);
     snprintf(
         json, sizeof json,
         "{\"drafter_num_layers\": 3, \"drafter_num_kv_heads\": 2, \"drafter_head_dim\": 32, \"rank\": %d, "
@@ -76,7 +76,7 @@ static void write_f_theta(void) {
         "\"verifier_layer_kv_heads\": [%s], \"verifier_layer_head_dims\": [%s], \"input\": \"drafter_context_kv\"}",
         RANK, c.layers, heads, dims);
     w.n = 0;
-    assert_ok(f_theta_walk(&c, list_slot, &w, &error));
+    assert_ok(restoration_walk(&c, list_slot, &w, &error));
     scratch_folder("family-f-theta");
     scratch_text("family-f-theta/f_theta_config.json", json);
     safetensors_writer *file;

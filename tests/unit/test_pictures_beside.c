@@ -10,7 +10,7 @@
 
 #include "backend/backend.h"
 #include "base/random.h"
-#include "model/gemma4_vision.h"
+#include "model/vision_model.h"
 #include "session/prompt_media.h"
 #include "session/session.h"
 
@@ -26,9 +26,9 @@ typedef struct reading {
 } reading;
 
 static reading begin_reading(const fixture *f, uint64_t seed) {
-    const gemma4_vision *v = f->engine->verifier->vision;
+    const vision_model *v = f->engine->verifier->vision;
     const int side = v->tower ? 1 : 3; /* the embedder's patches are larger */
-    const size_t values = (size_t)(ACROSS / side * DOWN / side * gemma4_vision_patch_values(v));
+    const size_t values = (size_t)(ACROSS / side * DOWN / side * vision_model_patch_values(v));
     reading r = {.patches = malloc(values * sizeof(float))};
     for (size_t i = 0; i < values; i++) r.patches[i] = (float)random_uniform_at(seed, i);
     r.image = (backend_image){.vision = v, .across = ACROSS / side, .down = DOWN / side, .patches = r.patches};

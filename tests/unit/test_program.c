@@ -19,7 +19,7 @@ enum { MODELS = sizeof models / sizeof models[0] };
 
 typedef struct list {
     const char *model;
-    gemma4_config config;
+    model_config config;
     program_shape shape;
     program_op *ops;
     int n;
@@ -29,7 +29,7 @@ static void list_make(list *l, const char *model, uint64_t wants, model_shard sh
     kakeya_error error;
     memset(l, 0, sizeof *l);
     l->model = model;
-    if (gemma4_config_variant(model, &l->config, &error)) fail_msg("%s", error.message);
+    if (model_config_variant(model, &l->config, &error)) fail_msg("%s", error.message);
     l->shape = (program_shape){.wants = wants, .shard = shard};
     layer_add(&l->shape.aux, 0);
     layer_add(&l->shape.aux, 3);
@@ -123,7 +123,7 @@ static int uses(const list *l, uint16_t slot) {
 }
 
 /* Weights of a synthetic model say which roles there are. */
-static void check_slots(const list *l, const gemma4_weights *w) {
+static void check_slots(const list *l, const model_weights *w) {
     for (int role = 1; role < SLOT_ROLES; role++) {
         bool of_model = role < ROLE_INPUT_NORM;
         for (int layer = 0; layer < (of_model ? 1 : l->config.layers); layer++) {
@@ -157,7 +157,7 @@ static void check_stores(const list *l) {
             continue;
         }
         assert_true(before >= 0 && before < first);
-        assert_true(behind > (l->config.layer[layer].type == GEMMA4_SLIDING ? last : first));
+        assert_true(behind > (l->config.layer[layer].type == LAYER_SLIDING ? last : first));
     }
 }
 
@@ -194,14 +194,14 @@ static void every_weight_is_used(void **state) {
     for (int m = 0; m < MODELS; m++) {
         mem_account account;
         mem_account_init(&account, NULL, 0);
-        gemma4_model *model;
+        language_model *model;
         kakeya_error error;
-        if (gemma4_model_outline(outlines[m], &account, &model, &error)) fail_msg("%s", error.message);
+        if (language_model_outline(outlines[m], &account, &model, &error)) fail_msg("%s", error.message);
         list l;
         list_make(&l, outlines[m], 0, (model_shard){0, 1});
         check_slots(&l, &model->weights);
         list_free(&l);
-        gemma4_model_close(model);
+        language_model_close(model);
     }
 }
 

@@ -12,9 +12,9 @@
 
 typedef struct demo {
     mem_account account;
-    gemma4_model *verifier;
-    dflash_model *drafter;
-    f_theta_model *f_theta;
+    language_model *verifier;
+    block_drafter_model *drafter;
+    restoration_model *f_theta;
     backend_model *backend;
     const backend_ops *ops;
 } demo;
@@ -25,13 +25,15 @@ typedef struct demo {
 static void demo_open_with(demo *d, kakeya_precision precision, const char *isa, const char *f_theta) {
     memset(d, 0, sizeof *d);
     mem_account_init(&d->account, NULL, 0);
-    REQUIRE_OK(gemma4_model_open(KAKEYA_MODELS "/demo", &d->account, &d->verifier, error));
-    REQUIRE_OK(dflash_model_open(KAKEYA_MODELS "/demo-dflash", &d->verifier->config, &d->account, &d->drafter, error));
-    REQUIRE_OK(f_theta_model_open(f_theta, &d->verifier->config, &d->drafter->config, &d->account, &d->f_theta, error));
+    REQUIRE_OK(language_model_open(KAKEYA_MODELS "/demo", &d->account, &d->verifier, error));
+    REQUIRE_OK(
+        block_drafter_model_open(KAKEYA_MODELS "/demo-dflash", &d->verifier->config, &d->account, &d->drafter, error));
+    REQUIRE_OK(
+        restoration_model_open(f_theta, &d->verifier->config, &d->drafter->config, &d->account, &d->f_theta, error));
     d->ops = backend_find("cpu", NULL);
     backend_model_options options = {.verifier = d->verifier,
                                      .drafter = d->drafter,
-                                     .f_theta = d->f_theta,
+                                     .restoration = d->f_theta,
                                      .precision = precision,
                                      .isa = isa,
                                      .threads = 1,
@@ -45,9 +47,9 @@ static void demo_open(demo *d, kakeya_precision precision, const char *isa) {
 
 static void demo_close(demo *d) {
     d->ops->model_destroy(d->backend);
-    f_theta_model_close(d->f_theta);
-    dflash_model_close(d->drafter);
-    gemma4_model_close(d->verifier);
+    restoration_model_close(d->f_theta);
+    block_drafter_model_close(d->drafter);
+    language_model_close(d->verifier);
     assert_int_equal(mem_total(&d->account), 0);
 }
 
@@ -108,7 +110,7 @@ static void check_drafter(demo *d, const char *vectors, const char *hidden_name,
                           int block) {
     safetensors *file = NULL;
     REQUIRE_OK(safetensors_open(unpacked_file(vectors), &file, error));
-    const dflash_config *c = &d->drafter->config;
+    const block_drafter_config *c = &d->drafter->config;
     size_t hidden = (size_t)c->hidden, vocab = (size_t)d->verifier->config.vocab;
     const float *aux = floats(file, "aux", (size_t)(context * c->targets) * (size_t)d->verifier->config.hidden);
     const int32_t *ids = (const int32_t *)(const void *)safetensors_find(file, "block_ids")->data;
@@ -165,12 +167,12 @@ static void drafter_tiny(void **state) {
     mem_account_init(&d.account, NULL, 0);
     safetensors *file = NULL;
     REQUIRE_OK(safetensors_open(KAKEYA_TEST_DATA "/golden/dflash-tiny/golden.safetensors", &file, error));
-    REQUIRE_OK(gemma4_model_open(KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense", &d.account, &d.verifier, error));
+    REQUIRE_OK(language_model_open(KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense", &d.account, &d.verifier, error));
     /* The vectors bring their own embedding. */
     d.verifier->weights.embed.stream[0] = safetensors_find(file, "embed")->data;
     d.verifier->weights.head = d.verifier->weights.embed;
-    REQUIRE_OK(
-        dflash_model_open(KAKEYA_TEST_DATA "/golden/dflash-tiny", &d.verifier->config, &d.account, &d.drafter, error));
+    REQUIRE_OK(block_drafter_model_open(KAKEYA_TEST_DATA "/golden/dflash-tiny", &d.verifier->config, &d.account,
+                                        &d.drafter, error));
     d.ops = backend_find("cpu", NULL);
     backend_model_options options = {.verifier = d.verifier,
                                      .drafter = d.drafter,
@@ -193,9 +195,9 @@ static void drafter_sliding(void **state) {
         demo d;
         memset(&d, 0, sizeof d);
         mem_account_init(&d.account, NULL, 0);
-        REQUIRE_OK(gemma4_model_open(KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense", &d.account, &d.verifier, error));
-        REQUIRE_OK(dflash_model_open(unpacked_folder(KAKEYA_TEST_DATA "/golden/dflash-sliding"), &d.verifier->config,
-                                     &d.account, &d.drafter, error));
+        REQUIRE_OK(language_model_open(KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense", &d.account, &d.verifier, error));
+        REQUIRE_OK(block_drafter_model_open(unpacked_folder(KAKEYA_TEST_DATA "/golden/dflash-sliding"),
+                                            &d.verifier->config, &d.account, &d.drafter, error));
         d.ops = backend_find("cpu", NULL);
         backend_model_options options = {.verifier = d.verifier,
                                          .drafter = d.drafter,
@@ -224,7 +226,7 @@ static void f_theta_map(void **state) {
     demo_open_with(&d, KAKEYA_PRECISION_F32, NULL, REFERENCE_F_THETA);
     safetensors *file = NULL;
     REQUIRE_OK(safetensors_open(unpacked_file(KAKEYA_TEST_DATA "/golden/restored_golden.safetensors"), &file, error));
-    const f_theta_model *f = d.f_theta;
+    const restoration_model *f = d.f_theta;
     enum { ROWS = 4 };
     for (const char *const *isa = cpu_kernels_supported(); *isa; isa++) {
         const cpu_kernels *k = cpu_kernels_find(*isa);
@@ -339,19 +341,19 @@ typedef struct policy_case {
     kakeya_attention attention;
     kakeya_restore_layers layers;
     int window;
-    f_theta_input input;
+    restoration_input input;
 } policy_case;
 
 static const policy_case policies[] = {
-    {"native", KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, 64, F_THETA_DRAFTER_CONTEXT_KV},
-    {"sink-window 64", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 64, F_THETA_DRAFTER_CONTEXT_KV},
-    {"sink-window 20", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 20, F_THETA_DRAFTER_CONTEXT_KV},
-    {"restored 64", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 64, F_THETA_DRAFTER_CONTEXT_KV},
-    {"restored 24", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 24, F_THETA_DRAFTER_CONTEXT_KV},
-    {"restored all 64", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 64, F_THETA_DRAFTER_CONTEXT_KV},
-    {"restored all 17", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 17, F_THETA_DRAFTER_CONTEXT_KV},
-    {"restored 24 from tokens", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 24, F_THETA_DRAFTER_TOKEN_KV},
-    {"restored all 40 from tokens", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 40, F_THETA_DRAFTER_TOKEN_KV},
+    {"native", KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, 64, RESTORATION_DRAFTER_CONTEXT_KV},
+    {"sink-window 64", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 64, RESTORATION_DRAFTER_CONTEXT_KV},
+    {"sink-window 20", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 20, RESTORATION_DRAFTER_CONTEXT_KV},
+    {"restored 64", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 64, RESTORATION_DRAFTER_CONTEXT_KV},
+    {"restored 24", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 24, RESTORATION_DRAFTER_CONTEXT_KV},
+    {"restored all 64", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 64, RESTORATION_DRAFTER_CONTEXT_KV},
+    {"restored all 17", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 17, RESTORATION_DRAFTER_CONTEXT_KV},
+    {"restored 24 from tokens", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 24, RESTORATION_DRAFTER_TOKEN_KV},
+    {"restored all 40 from tokens", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 40, RESTORATION_DRAFTER_TOKEN_KV},
 };
 enum { POLICIES = sizeof policies / sizeof policies[0] };
 

@@ -15,18 +15,20 @@ typedef struct schedule_policy {
     kakeya_attention attention;
     kakeya_restore_layers layers;
     int sink, window;
-    f_theta_input input;
+    restoration_input input;
     int cost; /* schedules of it are so many times rarer */
 } schedule_policy;
 
 static const schedule_policy policies[] = {
-    {"native", KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, 4, 16, F_THETA_DRAFTER_CONTEXT_KV, 2},
-    {"sink-window 16", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 4, 16, F_THETA_DRAFTER_CONTEXT_KV, 1},
-    {"sink-window 5", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 0, 5, F_THETA_DRAFTER_CONTEXT_KV, 1},
-    {"restored 16", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 2, 16, F_THETA_DRAFTER_CONTEXT_KV, 1},
-    {"restored all 9", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 7, 9, F_THETA_DRAFTER_CONTEXT_KV, 1},
-    {"restored 16 from tokens", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 3, 16, F_THETA_DRAFTER_TOKEN_KV, 1},
-    {"restored all 20 from tokens", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 0, 20, F_THETA_DRAFTER_TOKEN_KV, 1},
+    {"native", KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, 4, 16, RESTORATION_DRAFTER_CONTEXT_KV, 2},
+    {"sink-window 16", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 4, 16, RESTORATION_DRAFTER_CONTEXT_KV, 1},
+    {"sink-window 5", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 0, 5, RESTORATION_DRAFTER_CONTEXT_KV, 1},
+    {"restored 16", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 2, 16, RESTORATION_DRAFTER_CONTEXT_KV, 1},
+    {"restored all 9", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 7, 9, RESTORATION_DRAFTER_CONTEXT_KV, 1},
+    {"restored 16 from tokens", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 3, 16, RESTORATION_DRAFTER_TOKEN_KV,
+     1},
+    {"restored all 20 from tokens", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 0, 20, RESTORATION_DRAFTER_TOKEN_KV,
+     1},
 };
 enum { POLICIES = sizeof policies / sizeof *policies };
 
@@ -36,16 +38,16 @@ static kakeya_engine *open_engine(const schedule_policy *p) {
     REQUIRE_OK(engine_create(0, &engine, error));
     mem_account *account = &engine->account;
     engine_parts parts = {.ops = backend_find("cpu", NULL), .precision = KAKEYA_PRECISION_F32, .threads = 1};
-    REQUIRE_OK(gemma4_model_open(KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense", account, &parts.verifier, error));
-    gemma4_config *verifier = &parts.verifier->config;
+    REQUIRE_OK(language_model_open(KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense", account, &parts.verifier, error));
+    model_config *verifier = &parts.verifier->config;
     if ((p - policies) % 2 == 0)
         REQUIRE_OK(assistant_model_open(unpacked_folder(KAKEYA_TEST_DATA "/golden/mtp/dense"), verifier, account,
                                         &parts.assistant, error));
     verifier->sliding_window = 40;
-    REQUIRE_OK(dflash_model_open(unpacked_folder(KAKEYA_TEST_DATA "/golden/dflash-tiny"), verifier, account,
-                                 &parts.drafter, error));
+    REQUIRE_OK(block_drafter_model_open(unpacked_folder(KAKEYA_TEST_DATA "/golden/dflash-tiny"), verifier, account,
+                                        &parts.drafter, error));
     REQUIRE_OK(
-        f_theta_model_synthesize(verifier, &parts.drafter->config, 24, 24, false, account, &parts.f_theta, error));
+        restoration_model_synthesize(verifier, &parts.drafter->config, 24, 24, false, account, &parts.f_theta, error));
     parts.f_theta->config.input = p->input;
     REQUIRE_OK(engine_complete(engine, &parts, error));
     return engine;

@@ -24,8 +24,8 @@ enum { ROW_COUNTS = sizeof row_counts / sizeof row_counts[0] };
 
 typedef struct fixture {
     backend_model *m;
-    gemma4_config config;
-    gemma4_weights weights;
+    model_config config;
+    model_weights weights;
     mem_account account;
     packed_rows packed;
     void *allocation;
@@ -38,7 +38,7 @@ static void make_head(fixture *f, const cpu_kernels *kernels, weight_format form
     memset(f, 0, sizeof *f);
     mem_account_init(&f->account, NULL, 0);
     backend_model *m = f->m = calloc(1, sizeof *m);
-    f->config = (gemma4_config){.vocab = vocab, .hidden = k, .logit_softcap = cap};
+    f->config = (model_config){.vocab = vocab, .hidden = k, .logit_softcap = cap};
     void *w = random_weights(format, (size_t)vocab * (size_t)k, seed, &f->allocation);
     f->weights.head = weight_matrix(format, w, vocab, k);
     f->x = random_floats((size_t)MAX_ROWS * (size_t)k, seed + 1, 1.0f);

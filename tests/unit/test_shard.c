@@ -15,24 +15,24 @@
 
 enum { LAYERS = 3, HEADS = 8, HEAD_DIM = 16, HIDDEN = 24, EXPERTS = 5, WIDTH = 64, INTERMEDIATE = 96, VOCAB = 1000 };
 
-static gemma4_config routed(void) {
-    gemma4_config c = {.layers = LAYERS,
-                       .hidden = HIDDEN,
-                       .heads = HEADS,
-                       .vocab = VOCAB,
-                       .moe = true,
-                       .experts = EXPERTS,
-                       .experts_per_token = 2,
-                       .expert_intermediate = WIDTH};
+static model_config routed(void) {
+    model_config c = {.layers = LAYERS,
+                      .hidden = HIDDEN,
+                      .heads = HEADS,
+                      .vocab = VOCAB,
+                      .moe = true,
+                      .experts = EXPERTS,
+                      .experts_per_token = 2,
+                      .expert_intermediate = WIDTH};
     static const int kv_heads[LAYERS] = {4, 2, 1};
     for (int i = 0; i < LAYERS; i++)
-        c.layer[i] = (gemma4_layer_config){.head_dim = HEAD_DIM, .kv_heads = kv_heads[i], .intermediate = INTERMEDIATE};
+        c.layer[i] = (layer_config){.head_dim = HEAD_DIM, .kv_heads = kv_heads[i], .intermediate = INTERMEDIATE};
     return c;
 }
 
 static void configurations(void **state) {
     (void)state;
-    gemma4_config whole = routed(), shard;
+    model_config whole = routed(), shard;
     kakeya_error error = {0};
     assert_int_equal(model_shard_config(&whole, (model_shard){0, 1}, &shard, &error), KAKEYA_OK);
     assert_memory_equal(&shard, &whole, sizeof shard);
@@ -52,8 +52,8 @@ static void configurations(void **state) {
     }
 }
 
-static void expect_refusal(const gemma4_config *whole, int count, const char *words) {
-    gemma4_config shard;
+static void expect_refusal(const model_config *whole, int count, const char *words) {
+    model_config shard;
     kakeya_error error = {0};
     assert_int_equal(model_shard_config(whole, (model_shard){0, count}, &shard, &error), KAKEYA_UNSUPPORTED);
     if (!strstr(error.message, words)) fail_msg("'%s' is not in '%s'", words, error.message);
@@ -62,7 +62,7 @@ static void expect_refusal(const gemma4_config *whole, int count, const char *wo
 
 static void what_cannot_be_dealt(void **state) {
     (void)state;
-    gemma4_config c = routed();
+    model_config c = routed();
     expect_refusal(&c, 3, "8 query heads");
     c = routed();
     c.heads = 12;
@@ -80,7 +80,7 @@ static void what_cannot_be_dealt(void **state) {
 /* 24 columns are three eights: two devices have one and two of them, and never the half of one. */
 static void widths_in_eights(void **state) {
     (void)state;
-    gemma4_config whole = routed(), shard;
+    model_config whole = routed(), shard;
     kakeya_error error = {0};
     static const int expected[2][2] = {{0, 8}, {8, 16}};
     whole.expert_intermediate = 24;

@@ -92,7 +92,7 @@ static void forks_share_and_part(void **state) {
         assert_true(b.shared_full > 0 && b.shared_full < b.full);
         assert_int_equal(mem_bytes(&d.account, MEM_KV_FULL), sum + b.full - b.shared_full);
         assert_int_equal(mem_bytes(&d.account, MEM_KV_LATENT), latent + b.latent - b.shared_latent);
-        if (policy->layers == KAKEYA_RESTORE_ALL && policy->input == F_THETA_DRAFTER_CONTEXT_KV)
+        if (policy->layers == KAKEYA_RESTORE_ALL && policy->input == RESTORATION_DRAFTER_CONTEXT_KV)
             assert_int_equal(b.shared_latent, b.latent / all * pages);
         fork_holder(&d, &second, &third);
         check_bytes(&d, &first);

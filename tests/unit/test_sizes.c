@@ -10,10 +10,10 @@
 #include "model/sizes.h"
 #include "scratch.h"
 
-static gemma4_config variant(const char *name) {
-    static gemma4_config config;
+static model_config variant(const char *name) {
+    static model_config config;
     kakeya_error error = {0};
-    assert_ok(gemma4_config_variant(name, &config, &error));
+    assert_ok(model_config_variant(name, &config, &error));
     return config;
 }
 
@@ -28,7 +28,7 @@ static void test_parameters(void **state) {
                      {"e4b", 7463013418, 2818572288},
                      {"e2b", 4628569379, 2348810240}};
     for (size_t i = 0; i < 5; i++) {
-        gemma4_config c = variant(published[i].name);
+        model_config c = variant(published[i].name);
         parameter_counts p = gemma4_parameters(&c);
         int64_t sum = 0;
         for (int g = 0; g < PARAMETERS_GROUPS; g++) sum += p.group[g];
@@ -37,7 +37,7 @@ static void test_parameters(void **state) {
         assert_int_equal(p.group[PARAMETERS_PLE_TABLE], published[i].ple_table);
         if (!c.moe && !c.ple_width) assert_int_equal(p.active, p.total);
     }
-    gemma4_config c = variant("26b-a4b");
+    model_config c = variant("26b-a4b");
     parameter_counts p = gemma4_parameters(&c);
     assert_int_equal(p.group[PARAMETERS_EMBEDDING], 738197504);
     assert_int_equal(p.group[PARAMETERS_HEAD], 0);
@@ -56,11 +56,11 @@ static void test_parameters(void **state) {
 
 static void test_auxiliary_models(void **state) {
     (void)state;
-    gemma4_config c = variant("26b-a4b");
-    dflash_config drafter = {
+    model_config c = variant("26b-a4b");
+    block_drafter_config drafter = {
         .layers = 5, .hidden = 2816, .heads = 32, .kv_heads = 8, .head_dim = 128, .intermediate = 5632, .targets = 6};
     assert_int_equal(dflash_parameters(&drafter), 429689088);
-    f_theta_config f = {.drafter_layers = 5, .drafter_kv_heads = 8, .drafter_head_dim = 128, .layers = 30};
+    restoration_config f = {.drafter_layers = 5, .drafter_kv_heads = 8, .drafter_head_dim = 128, .layers = 30};
     f.rank = f.rank_k = f.rank_v = 768;
     for (int i = 0; i < 30; i++) {
         f.kv_heads[i] = c.layer[i].kv_heads;
@@ -95,13 +95,13 @@ static void test_sessions(void **state) {
     (void)state;
     size_t bytes;
     kakeya_error error = {0};
-    gemma4_config c;
+    model_config c;
     char *json = scratch_read(KAKEYA_MODELS "/demo/config.json", &bytes);
-    assert_ok(gemma4_config_parse("config.json", json, bytes, NULL, 0, &c, &error));
+    assert_ok(model_config_parse("config.json", json, bytes, NULL, 0, &c, &error));
     free(json);
-    dflash_config drafter = {.layers = 3, .kv_heads = 2, .head_dim = 64};
+    block_drafter_config drafter = {.layers = 3, .kv_heads = 2, .head_dim = 64};
 
-    f_theta_config f_theta = {.rank = 128, .rank_k = 128, .rank_v = 128};
+    restoration_config f_theta = {.rank = 128, .rank_k = 128, .rank_v = 128};
     session_options policy = {{&c, NULL, &f_theta, NULL},
                               {.attention = KAKEYA_ATTENTION_NATIVE,
                                .sink = 4,
@@ -162,7 +162,7 @@ static void test_references(void **state) {
                      {"e4b", 40960, 16384, 8256, 4672},
                      {"e2b", 12288, 6144, 3096, 1752}};
     for (size_t i = 0; i < 5; i++) {
-        gemma4_config c = variant(published[i].name);
+        model_config c = variant(published[i].name);
         assert_int_equal(kv_reference_bytes(&c, KV_FORMAT_BF16, 1, false), published[i].sliding + published[i].full);
         assert_int_equal(kv_reference_bytes(&c, KV_FORMAT_BF16, 100000, true),
                          published[i].sliding * (size_t)c.sliding_window + published[i].full * 100000);

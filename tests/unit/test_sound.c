@@ -14,7 +14,7 @@
 #include "kakeya_study.h"
 #include "media/log_mel.h"
 #include "media/sound_decode.h"
-#include "model/gemma4_audio.h"
+#include "model/audio_model.h"
 #include "model/gemma4_vision_bind.h"
 #include "session/engine.h"
 #include "session/session.h"
@@ -248,7 +248,7 @@ static void project(const weight *w, const float *bias, const float *x, float *o
     for (int i = 0; i < w->out; i++) out[i] /= (float)sqrt(squares / w->out + 1e-6);
 }
 
-static void compute(const backend_ops *ops, backend_model *model, const gemma4_audio *audio, const kakeya_sound *s,
+static void compute(const backend_ops *ops, backend_model *model, const audio_model *audio, const kakeya_sound *s,
                     double seconds, float *rows) {
     const backend_sound given = {.audio = audio, .samples = s->samples.sample, .n = s->samples.n};
     backend_hearing *hearing;
@@ -263,16 +263,16 @@ static void test_layers_are_those_of_the_reference(void **state) {
     fixture f = open_model("tiny-e");
     mem_account account;
     mem_account_init(&account, NULL, 0);
-    gemma4_model *verifier;
+    language_model *verifier;
     backend_model *model;
-    ok(gemma4_model_open(VISION "/tiny-e", &account, &verifier, &failure));
+    ok(language_model_open(VISION "/tiny-e", &account, &verifier, &failure));
     const backend_ops *ops = backend_find("cpu", NULL);
     const backend_model_options options = {.verifier = verifier, .threads = 2, .account = &account};
     ok(ops->model_create(&options, &model, &failure));
     kakeya_sound *s = open_sound("chirp.wav");
-    gemma4_audio some = *verifier->sound;
+    audio_model some = *verifier->sound;
     const int layers = some.layers, width = some.text_hidden;
-    const size_t rows = gemma4_audio_rows(&some, s->samples.n), before = mem_total(&account);
+    const size_t rows = audio_model_rows(&some, s->samples.n), before = mem_total(&account);
     float *got = malloc(rows * (size_t)width * sizeof *got), *again = malloc(rows * (size_t)width * sizeof *got);
     float *out = malloc((size_t)some.output * sizeof *out), wanted;
     size_t n;
@@ -303,7 +303,7 @@ static void test_layers_are_those_of_the_reference(void **state) {
     free(out);
     kakeya_sound_close(s);
     ops->model_destroy(model);
-    gemma4_model_close(verifier);
+    language_model_close(verifier);
     assert_int_equal(mem_total(&account), 0);
     close_model(&f);
 }
@@ -314,17 +314,17 @@ static void test_its_memory_is_told(void **state) {
     for (int m = 0; m < HEARING_MODELS; m++) {
         mem_account account;
         mem_account_init(&account, NULL, 0);
-        gemma4_model *verifier;
+        language_model *verifier;
         backend_model *model;
         char path[512];
         snprintf(path, sizeof path, "%s/%s", VISION, hearing_models[m]);
-        ok(gemma4_model_open(path, &account, &verifier, &failure));
+        ok(language_model_open(path, &account, &verifier, &failure));
         const backend_ops *ops = backend_find("cpu", NULL);
         const backend_model_options options = {.verifier = verifier, .threads = 2, .account = &account};
         ok(ops->model_create(&options, &model, &failure));
-        const gemma4_audio *audio = verifier->sound;
+        const audio_model *audio = verifier->sound;
         kakeya_sound *s = open_sound("chirp.wav");
-        float *rows = calloc(gemma4_audio_rows(audio, s->samples.n) * (size_t)audio->text_hidden, sizeof *rows);
+        float *rows = calloc(audio_model_rows(audio, s->samples.n) * (size_t)audio->text_hidden, sizeof *rows);
         const size_t before = mem_total(&account);
         atomic_store(&account.peak_bytes, before);
         compute(ops, model, audio, s, INFINITY, rows);
@@ -337,7 +337,7 @@ static void test_its_memory_is_told(void **state) {
         described.model = path;
         ok(kakeya_describe(&described, &description, &failure));
         const kakeya_facts facts = kakeya_description_facts(description);
-        const vision_sizes sizes = gemma4_audio_sizes(audio, WEIGHT_Q4_0 /* it has weights, which say their own */);
+        const vision_sizes sizes = audio_model_sizes(audio, WEIGHT_Q4_0 /* it has weights, which say their own */);
         assert_int_equal(facts.audio_parameters, sizes.parameters);
         assert_int_equal(facts.audio_bytes, sizes.bytes);
         assert_int_equal(facts.audio_layers, audio->layers);
@@ -345,7 +345,7 @@ static void test_its_memory_is_told(void **state) {
         free(rows);
         kakeya_sound_close(s);
         ops->model_destroy(model);
-        gemma4_model_close(verifier);
+        language_model_close(verifier);
         assert_int_equal(mem_total(&account), 0);
     }
 }
@@ -353,23 +353,23 @@ static void test_its_memory_is_told(void **state) {
 /* Those of E2B and E4B, as transformers counts them. */
 static void test_sizes_of_a_published_conformer(void **state) {
     (void)state;
-    const gemma4_audio audio = {.conformer = true,
-                                .layers = 12,
-                                .hidden = 1024,
-                                .heads = 8,
-                                .head_dim = 128,
-                                .intermediate = 4096,
-                                .output = 1536,
-                                .channels = {128, 32},
-                                .kernel = 5,
-                                .text_hidden = 1536};
-    const vision_sizes sizes = gemma4_audio_sizes(&audio, WEIGHT_BF16);
+    const audio_model audio = {.conformer = true,
+                               .layers = 12,
+                               .hidden = 1024,
+                               .heads = 8,
+                               .head_dim = 128,
+                               .intermediate = 4096,
+                               .output = 1536,
+                               .channels = {128, 32},
+                               .kernel = 5,
+                               .text_hidden = 1536};
+    const vision_sizes sizes = audio_model_sizes(&audio, WEIGHT_BF16);
     assert_int_equal(sizes.parameters, 304824608 + 1536 * 1536);
-    assert_int_equal(gemma4_audio_rows(&audio, 16000), 25);
-    assert_int_equal(gemma4_audio_rows(&audio, 14400), 23);
-    assert_int_equal(gemma4_audio_rows(&audio, 480000), 750);
-    assert_int_equal(gemma4_audio_rows(&audio, 161), 1);
-    assert_int_equal(gemma4_audio_rows(&audio, 160), 0);
+    assert_int_equal(audio_model_rows(&audio, 16000), 25);
+    assert_int_equal(audio_model_rows(&audio, 14400), 23);
+    assert_int_equal(audio_model_rows(&audio, 480000), 750);
+    assert_int_equal(audio_model_rows(&audio, 161), 1);
+    assert_int_equal(audio_model_rows(&audio, 160), 0);
 }
 
 /* --------------------------------------------------------------------------------------------------------- prompts */

@@ -25,11 +25,11 @@ static loaded load(const char *path, const char *isa, int threads) {
     loaded out = {0};
     mem_account account;
     mem_account_init(&account, NULL, 0);
-    gemma4_model *model;
+    language_model *model;
     backend_model *backend;
     backend_cache *cache;
     const backend_ops *ops = backend_find("cpu", NULL);
-    assert_ok(gemma4_model_open(path, &account, &model, &error));
+    assert_ok(language_model_open(path, &account, &model, &error));
     size_t vocab = (size_t)model->config.vocab;
     backend_model_options options = {
         .verifier = model, .precision = KAKEYA_PRECISION_INT8, .isa = isa, .threads = threads, .account = &account};
@@ -47,7 +47,7 @@ static loaded load(const char *path, const char *isa, int threads) {
         ops->cache_destroy(cache);
         ops->model_destroy(backend);
     }
-    gemma4_model_close(model);
+    language_model_close(model);
     assert_int_equal(mem_total(&account), 0);
     return out;
 }
@@ -55,10 +55,10 @@ static loaded load(const char *path, const char *isa, int threads) {
 static size_t vocabulary(const char *path) {
     mem_account account;
     mem_account_init(&account, NULL, 0);
-    gemma4_model *model;
-    assert_ok(gemma4_model_open(path, &account, &model, &error));
+    language_model *model;
+    assert_ok(language_model_open(path, &account, &model, &error));
     size_t vocab = (size_t)model->config.vocab;
-    gemma4_model_close(model);
+    language_model_close(model);
     return vocab;
 }
 

@@ -37,9 +37,9 @@ typedef struct stores {
 
 typedef struct run {
     uint64_t seed, random;
-    gemma4_config verifier;
-    dflash_config drafter;
-    f_theta_config f_theta;
+    model_config verifier;
+    block_drafter_config drafter;
+    restoration_config f_theta;
     backend_cache_options options;
     timeline t;
     stores *s;
@@ -76,31 +76,32 @@ static void check_ok(run *r, kakeya_status status, const kakeya_error *error, co
 
 /* Two sliding layers, two full-attention layers (one K = V), one that shares the K/V of the first. */
 static void make_models(run *r) {
-    r->verifier = (gemma4_config){.layers = LAYERS,
-                                  .hidden = 8,
-                                  .heads = 4,
-                                  .vocab = 64,
-                                  .max_context = CONTEXT,
-                                  .sliding_window = draw_within(r, 1, draw(r, 2) ? 20 : 90)};
-    for (int i = 0; i < LAYERS; i++) {
-        r->verifier.layer[i] = (gemma4_layer_config){.type = i % 2 ? GEMMA4_FULL : GEMMA4_SLIDING,
-                                                     .head_dim = 4,
-                                                     .kv_heads = 2,
-                                                     .k_eq_v = i == 3,
-                                                     .kv_source = i == 4 ? 0 : i};
-    }
-    r->drafter = (dflash_config){.layers = DRAFT_LAYERS,
+    r->verifier = (model_config){.layers = LAYERS,
                                  .hidden = 8,
-                                 .heads = 2,
-                                 .kv_heads = 1,
-                                 .head_dim = 4,
-                                 .targets = 2,
-                                 .sliding_window = {0, draw(r, 2) ? draw_within(r, 1, 40) : 0}};
-    r->f_theta = (f_theta_config){.layers = LAYERS,
-                                  .rank = 4,
-                                  .rank_k = 4,
-                                  .rank_v = 4,
-                                  .input = draw(r, 2) ? F_THETA_DRAFTER_TOKEN_KV : F_THETA_DRAFTER_CONTEXT_KV};
+                                 .heads = 4,
+                                 .vocab = 64,
+                                 .max_context = CONTEXT,
+                                 .sliding_window = draw_within(r, 1, draw(r, 2) ? 20 : 90)};
+    for (int i = 0; i < LAYERS; i++) {
+        r->verifier.layer[i] = (layer_config){.type = i % 2 ? LAYER_FULL : LAYER_SLIDING,
+                                              .head_dim = 4,
+                                              .kv_heads = 2,
+                                              .k_eq_v = i == 3,
+                                              .kv_source = i == 4 ? 0 : i};
+    }
+    r->drafter = (block_drafter_config){.layers = DRAFT_LAYERS,
+                                        .hidden = 8,
+                                        .heads = 2,
+                                        .kv_heads = 1,
+                                        .head_dim = 4,
+                                        .targets = 2,
+                                        .sliding_window = {0, draw(r, 2) ? draw_within(r, 1, 40) : 0}};
+    r->f_theta =
+        (restoration_config){.layers = LAYERS,
+                             .rank = 4,
+                             .rank_k = 4,
+                             .rank_v = 4,
+                             .input = draw(r, 2) ? RESTORATION_DRAFTER_TOKEN_KV : RESTORATION_DRAFTER_CONTEXT_KV};
     r->options = (backend_cache_options){.context_tokens = draw(r, 4) ? CONTEXT : draw_within(r, 1, CONTEXT),
                                          .attention = (kakeya_attention)draw(r, 3),
                                          .restore_layers = (kakeya_restore_layers)draw(r, 2),
@@ -148,7 +149,7 @@ static uint32_t names_of(const run *r, int begin, int end) {
  * pass over all rows of its turn's prompt. */
 static cell expected_latent(const run *r, int j) {
     cell c = {.name = r->name[j], .position = j, .pass_begin = j, .pass_end = j + 1};
-    if (r->f_theta.input == F_THETA_DRAFTER_TOKEN_KV && r->kind[j] == SEGMENT_PROMPT) {
+    if (r->f_theta.input == RESTORATION_DRAFTER_TOKEN_KV && r->kind[j] == SEGMENT_PROMPT) {
         while (c.pass_begin > 0 && r->kind[c.pass_begin - 1] == SEGMENT_PROMPT) c.pass_begin--;
         while (c.pass_end < r->length && r->kind[c.pass_end] == SEGMENT_PROMPT) c.pass_end++;
     }
@@ -503,7 +504,7 @@ static void damaged_states_are_refused(void **state) {
                                          .sink = 4,
                                          .window = 16,
                                          .draft_window = 20};
-    r->f_theta.input = F_THETA_DRAFTER_CONTEXT_KV;
+    r->f_theta.input = RESTORATION_DRAFTER_CONTEXT_KV;
     timeline_models models = models_of(r);
     timeline t;
     kakeya_error error = {0};

@@ -37,9 +37,9 @@ static void rotate(double *x, int dim, int position, double theta) {
 }
 
 /* Latents [n][2 * rank] of tokens at positions first.. in one non-causal pass. */
-static void reference(const gemma4_model *g, const dflash_model *d, const f_theta_model *f, const int32_t *tokens,
-                      int n, int first, double *latents) {
-    const dflash_config *c = &d->config;
+static void reference(const language_model *g, const block_drafter_model *d, const restoration_model *f,
+                      const int32_t *tokens, int n, int first, double *latents) {
+    const block_drafter_config *c = &d->config;
     int hidden = c->hidden, kv = c->kv_heads * c->head_dim, q_dim = c->heads * c->head_dim,
         group = c->heads / c->kv_heads;
     size_t all = (size_t)(c->layers * kv);
@@ -52,7 +52,7 @@ static void reference(const gemma4_model *g, const dflash_model *d, const f_thet
         for (int i = 0; i < hidden; i++) h[t * hidden + i] = weight_at(&g->weights.embed, (size_t)tokens[t], (size_t)i);
     }
     for (int l = 0; l < c->layers; l++) {
-        const dflash_layer_weights *w = &d->layer[l];
+        const block_drafter_layer_weights *w = &d->layer[l];
         for (int t = 0; t < n; t++) {
             norm(h + t * hidden, w->input_norm, hidden, c->rms_eps, x + t * hidden);
             multiply(&w->q_proj, x + t * hidden, q + t * q_dim);
@@ -108,18 +108,18 @@ static void latents_of_prompt_and_answer(void **state) {
     (void)state;
     mem_account account;
     mem_account_init(&account, NULL, 0);
-    gemma4_model *g = NULL;
-    dflash_model *d = NULL;
-    f_theta_model *f = NULL;
-    REQUIRE_OK(gemma4_model_open(KAKEYA_MODELS "/demo", &account, &g, error));
-    REQUIRE_OK(dflash_model_open(KAKEYA_MODELS "/demo-dflash", &g->config, &account, &d, error));
-    REQUIRE_OK(f_theta_model_open(KAKEYA_TEST_DATA "/golden/demo-f-theta-regression", &g->config, &d->config, &account,
-                                  &f, error));
-    f->config.input = F_THETA_DRAFTER_TOKEN_KV;
+    language_model *g = NULL;
+    block_drafter_model *d = NULL;
+    restoration_model *f = NULL;
+    REQUIRE_OK(language_model_open(KAKEYA_MODELS "/demo", &account, &g, error));
+    REQUIRE_OK(block_drafter_model_open(KAKEYA_MODELS "/demo-dflash", &g->config, &account, &d, error));
+    REQUIRE_OK(restoration_model_open(KAKEYA_TEST_DATA "/golden/demo-f-theta-regression", &g->config, &d->config,
+                                      &account, &f, error));
+    f->config.input = RESTORATION_DRAFTER_TOKEN_KV;
     const backend_ops *ops = backend_find("cpu", NULL);
     backend_model_options options = {.verifier = g,
                                      .drafter = d,
-                                     .f_theta = f,
+                                     .restoration = f,
                                      .precision = KAKEYA_PRECISION_F32,
                                      .threads = 2,
                                      .account = &account};
@@ -162,9 +162,9 @@ static void latents_of_prompt_and_answer(void **state) {
     free(expected);
     ops->cache_destroy(cache);
     ops->model_destroy(m);
-    f_theta_model_close(f);
-    dflash_model_close(d);
-    gemma4_model_close(g);
+    restoration_model_close(f);
+    block_drafter_model_close(d);
+    language_model_close(g);
     assert_int_equal(mem_total(&account), 0);
 }
 

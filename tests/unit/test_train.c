@@ -91,19 +91,19 @@ static kakeya_engine *open_engine(const char *name, int threads) { return open_p
 
 /* Where the engine has a drafter, its context is read. */
 static trainer *make(kakeya_engine *engine, int rank_k, int rank_v, bool shared, int threads) {
-    const gemma4_config *c = &engine->verifier->config;
+    const model_config *c = &engine->verifier->config;
     trainer_options o = {
         .sequence = LENGTH, .sink = SINK, .window = WINDOW, .metric_tokens = 1 << 20, .threads = threads};
-    o.config = (f_theta_config){.input = F_THETA_AUX_HIDDEN, .hidden = c->hidden};
-    o.config.aux_layers = f_theta_default_taps(c, 2, o.config.aux_layer);
+    o.config = (restoration_config){.input = RESTORATION_AUX_HIDDEN, .hidden = c->hidden};
+    o.config.aux_layers = restoration_default_taps(c, 2, o.config.aux_layer);
     if (engine->drafter) {
-        const dflash_config *d = &engine->drafter->config;
-        o.config = (f_theta_config){.input = F_THETA_DRAFTER_CONTEXT_KV,
-                                    .drafter_layers = d->layers,
-                                    .drafter_kv_heads = d->kv_heads,
-                                    .drafter_head_dim = d->head_dim};
+        const block_drafter_config *d = &engine->drafter->config;
+        o.config = (restoration_config){.input = RESTORATION_DRAFTER_CONTEXT_KV,
+                                        .drafter_layers = d->layers,
+                                        .drafter_kv_heads = d->kv_heads,
+                                        .drafter_head_dim = d->head_dim};
     }
-    f_theta_config_fit(&o.config, c, rank_k, rank_v, shared);
+    restoration_config_fit(&o.config, c, rank_k, rank_v, shared);
     trainer *t = NULL;
     REQUIRE_OK(trainer_create(engine, &o, &t, error));
     return t;
@@ -123,7 +123,7 @@ static void feed(trainer *t, int from, int to) {
 }
 
 static void same_weights(const char *what, const closed_form_weights *a, int stride_a, const closed_form_weights *b,
-                         int stride_b, int rank, int inputs, const gemma4_config *c) {
+                         int stride_b, int rank, int inputs, const model_config *c) {
     for (int half = 0; half < 2; half++) {
         if (b->encoder[half]) assert_same_bits(what, a->encoder[half], b->encoder[half], (size_t)(rank * inputs));
         for (int i = 0; i < c->layers; i++) {
@@ -142,7 +142,7 @@ static void one_solution(void **state) {
     for (int m = 0; m < 4; m++) {
         const char *drafter = m == 3 ? "dflash-tiny" : NULL;
         kakeya_engine *engine = open_pair(models[m], drafter, 1), *wide = open_pair(models[m], drafter, 3);
-        const gemma4_config *c = &engine->verifier->config;
+        const model_config *c = &engine->verifier->config;
         for (int shared = 0; shared < (drafter ? 1 : 2); shared++) {
             const closed_form_form form = {.by_input = m % 2 == 1, .temper = m == 1 ? 0.5 : 0};
             trainer *whole = make(engine, 12, 12, shared, 1), *less = make(wide, 5, 5, shared, 3),
@@ -164,7 +164,7 @@ static void one_solution(void **state) {
             REQUIRE_OK(trainer_solve(whole, &form, &a, error));
             REQUIRE_OK(trainer_solve(less, &form, &b, error));
             REQUIRE_OK(trainer_solve(second, &form, &d, error));
-            const dflash_config *read = drafter ? &engine->drafter->config : NULL;
+            const block_drafter_config *read = drafter ? &engine->drafter->config : NULL;
             int inputs = read ? read->layers * read->kv_heads * read->head_dim : trainer_sums(whole)->inputs;
             same_weights("a smaller rank", &a, 12, &b, 5, 5, inputs, c);
             same_weights("saved sums", &a, 12, &d, 12, 12, inputs, c);
@@ -202,7 +202,7 @@ typedef struct seen_layer {
     int half, pairs;
 } seen_layer;
 
-static seen_layer seen[GEMMA4_MAX_LAYERS];
+static seen_layer seen[MODEL_MAX_LAYERS];
 
 static float *copy(const float *from, size_t n) {
     float *to = malloc(n * sizeof *to);
@@ -211,7 +211,7 @@ static float *copy(const float *from, size_t n) {
 }
 
 static void keep(void *user, const train_layer *l) {
-    const gemma4_config *c = user;
+    const model_config *c = user;
     size_t d = (size_t)c->layer[l->layer].head_dim, kv = (size_t)c->layer[l->layer].kv_heads * d;
     seen[l->layer] = (seen_layer){.k = copy(l->raw_k, LENGTH * kv),
                                   .v = copy(l->raw_v, LENGTH * kv),
@@ -230,13 +230,13 @@ static void unit(const float *raw, int d, double eps, double *y) {
 }
 
 /* What one head gets at position t where `step` times a direction is added to y of the keys (values) at position p. */
-static void attend(const gemma4_model *g, int layer, int head, int t, int p, bool values, const double *direction,
+static void attend(const language_model *g, int layer, int head, int t, int p, bool values, const double *direction,
                    double step, double *o) {
-    const gemma4_config *c = &g->config;
-    const gemma4_layer_config *lc = &c->layer[layer];
+    const model_config *c = &g->config;
+    const layer_config *lc = &c->layer[layer];
     const seen_layer *s = &seen[layer];
     int d = lc->head_dim, kv_head = head / (c->heads / lc->kv_heads), width = lc->kv_heads * d;
-    int oldest = lc->type == GEMMA4_SLIDING && t >= c->sliding_window ? t - c->sliding_window + 1 : 0;
+    int oldest = lc->type == LAYER_SLIDING && t >= c->sliding_window ? t - c->sliding_window + 1 : 0;
     double sum = 0, y[256], k[256];
     for (int i = 0; i < d; i++) o[i] = 0;
     for (int j = oldest; j <= t; j++) {
@@ -261,10 +261,10 @@ static void attend(const gemma4_model *g, int layer, int head, int t, int p, boo
 }
 
 /* Sum over query heads, rows and evicted positions of |W_a (change of o_a)|^2 / r(t), by central differences. */
-static double numeric(const gemma4_model *g, int layer, int kv_head, bool values, const double *direction) {
-    const gemma4_config *c = &g->config;
-    const gemma4_layer_config *lc = &c->layer[layer];
-    const gemma4_layer_weights *w = &g->weights.layer[layer];
+static double numeric(const language_model *g, int layer, int kv_head, bool values, const double *direction) {
+    const model_config *c = &g->config;
+    const layer_config *lc = &c->layer[layer];
+    const layer_weights *w = &g->weights.layer[layer];
     int d = lc->head_dim, group = c->heads / lc->kv_heads;
     const double step = 1e-4;
     double total = 0, up[256], down[256];
@@ -296,8 +296,8 @@ static double numeric(const gemma4_model *g, int layer, int kv_head, bool values
 static void metric_is_a_derivative(void **state) {
     (void)state;
     kakeya_engine *engine = open_engine("gemma4-tiny-dense", 1);
-    const gemma4_model *g = engine->verifier;
-    const gemma4_config *c = &g->config;
+    const language_model *g = engine->verifier;
+    const model_config *c = &g->config;
     assert_int_equal(g->weights.layer[0].o_proj.format, WEIGHT_F32);
     trainer *t = make(engine, 8, 8, true, 1);
     feed(t, 0, 1);
@@ -314,7 +314,7 @@ static void metric_is_a_derivative(void **state) {
     const closed_form_sums *s = trainer_sums(t);
     uint64_t random = 3;
     for (int layer = 0; layer < c->layers; layer += c->layers - 1) { /* one that slides, one that does not */
-        const gemma4_layer_config *lc = &c->layer[layer];
+        const layer_config *lc = &c->layer[layer];
         int d = lc->head_dim, group = c->heads / lc->kv_heads;
         for (int round = 0; round < 2; round++) {
             int head = round % lc->kv_heads;

@@ -15,7 +15,7 @@
 #include "backend/measure.h"
 #include "formats/checkpoint.h"
 #include "kakeya_study.h"
-#include "model/gemma4_vision.h"
+#include "model/vision_model.h"
 #include "session/engine.h"
 #include "session/session.h"
 #include "sweep.h"
@@ -234,18 +234,18 @@ static void test_its_memory_is_told(void **state) {
         enum { ACROSS = 21, DOWN = 27, THREADS = 2 };
         mem_account account;
         mem_account_init(&account, NULL, 0);
-        gemma4_model *verifier;
+        language_model *verifier;
         backend_model *model;
         char path[512];
         snprintf(path, sizeof path, "%s/%s", VISION, model_names[i]);
-        ok(gemma4_model_open(path, &account, &verifier, &failure));
+        ok(language_model_open(path, &account, &verifier, &failure));
         const backend_ops *ops = backend_find(TINY_BACKEND, NULL);
         const backend_model_options options = {
             .verifier = verifier, .precision = KAKEYA_PRECISION_F32, .threads = THREADS, .account = &account};
         ok(ops->model_create(&options, &model, &failure));
-        const gemma4_vision *v = verifier->vision;
+        const vision_model *v = verifier->vision;
         const int across = ACROSS / (v->tower ? 1 : 3), down = DOWN / (v->tower ? 1 : 3), patches = across * down;
-        float *values = calloc((size_t)(patches * gemma4_vision_patch_values(v)), sizeof *values);
+        float *values = calloc((size_t)(patches * vision_model_patch_values(v)), sizeof *values);
         float *rows = calloc((size_t)(patches / (v->pooling * v->pooling) * v->text_hidden), sizeof *rows);
         const backend_image picture = {.vision = v, .across = across, .down = down, .patches = values};
         if (ops->load_vision) ok(ops->load_vision(model, v, &failure));
@@ -261,7 +261,7 @@ static void test_its_memory_is_told(void **state) {
         described.model = path;
         ok(kakeya_describe(&described, &description, &failure));
         const kakeya_facts facts = kakeya_description_facts(description);
-        const vision_sizes sizes = gemma4_vision_sizes(v, WEIGHT_Q4_0 /* it has weights, which say their own */);
+        const vision_sizes sizes = vision_model_sizes(v, WEIGHT_Q4_0 /* it has weights, which say their own */);
         assert_int_equal(facts.vision_parameters, sizes.parameters);
         assert_int_equal(facts.vision_bytes, sizes.bytes);
         assert_int_equal(facts.vision_layers, v->layers);
@@ -270,7 +270,7 @@ static void test_its_memory_is_told(void **state) {
         free(values);
         free(rows);
         ops->model_destroy(model);
-        gemma4_model_close(verifier);
+        language_model_close(verifier);
         assert_int_equal(mem_total(&account), 0);
     }
 }
@@ -279,18 +279,18 @@ static void test_its_memory_is_told(void **state) {
  * these, and the projection. */
 static void test_sizes_of_a_published_tower(void **state) {
     (void)state;
-    const gemma4_vision v = {.tower = true,
-                             .patch = 16,
-                             .pooling = 3,
-                             .layers = 27,
-                             .hidden = 1152,
-                             .heads = 16,
-                             .head_dim = 72,
-                             .intermediate = 4304,
-                             .positions = 10240,
-                             .text_hidden = 2816,
-                             .standardize = true};
-    const vision_sizes sizes = gemma4_vision_sizes(&v, WEIGHT_BF16);
+    const vision_model v = {.tower = true,
+                            .patch = 16,
+                            .pooling = 3,
+                            .layers = 27,
+                            .hidden = 1152,
+                            .heads = 16,
+                            .head_dim = 72,
+                            .intermediate = 4304,
+                            .positions = 10240,
+                            .text_hidden = 2816,
+                            .standardize = true};
+    const vision_sizes sizes = vision_model_sizes(&v, WEIGHT_BF16);
     assert_int_equal(sizes.parameters, 569548080 + 2304 + 2816 * 1152);
     assert_in_range(sizes.bytes, 2 * sizes.parameters, 2 * sizes.parameters + (1 << 20));
 }
@@ -359,7 +359,7 @@ static void test_the_workspace_grows_for_a_long_picture(void **state) {
 
 typedef struct machine {
     mem_account account;
-    gemma4_model *verifier;
+    language_model *verifier;
     const backend_ops *ops;
     backend_model *model;
     backend_cache *cache;
@@ -369,7 +369,7 @@ static machine *open_machine(void) {
     machine *m = calloc(1, sizeof *m);
     mem_account_init(&m->account, NULL, 0);
     m->ops = backend_find(TINY_BACKEND, NULL);
-    ok(gemma4_model_open(VISION "/tiny-tower", &m->account, &m->verifier, &failure));
+    ok(language_model_open(VISION "/tiny-tower", &m->account, &m->verifier, &failure));
     const backend_model_options options = {
         .verifier = m->verifier, .precision = KAKEYA_PRECISION_F32, .threads = 1, .account = &m->account};
     ok(m->ops->model_create(&options, &m->model, &failure));
@@ -382,7 +382,7 @@ static machine *open_machine(void) {
 static void close_machine(machine *m) {
     m->ops->cache_destroy(m->cache);
     m->ops->model_destroy(m->model);
-    gemma4_model_close(m->verifier);
+    language_model_close(m->verifier);
     assert_int_equal(mem_total(&m->account), 0);
     free(m);
 }
@@ -504,7 +504,7 @@ static void test_what_does_not_fit_is_refused(void **state) {
 
 /* Visits the whole pages of the matrices that pictures are read with. False where the system does not tell of them. */
 typedef bool (*visit_pages)(void *user, uintptr_t first, size_t bytes);
-static bool each_matrix(const gemma4_vision *v, visit_pages visit, void *user) {
+static bool each_matrix(const vision_model *v, visit_pages visit, void *user) {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     for (int layer = 0; layer <= v->layers; layer++) {
         for (int role = 0; role < VISION_ROLES; role++) {
@@ -547,11 +547,11 @@ static void test_reading_ahead(void **state) {
     (void)state;
     fixture f = open_model("tiny-tower");
     page_counts before = {.map = fopen("/proc/self/pagemap", "rb")}, after = before;
-    const gemma4_vision *v = f.engine->verifier->vision;
+    const vision_model *v = f.engine->verifier->vision;
     if (before.map) setvbuf(before.map, NULL, _IONBF, 0); /* each entry is read anew */
     bool told = before.map && f.engine->verifier->checkpoint->n_copies == 0;
     told = told && each_matrix(v, drop_pages, NULL) && each_matrix(v, count_pages, &before);
-    gemma4_vision_read(v);
+    vision_model_read(v);
     told = told && each_matrix(v, count_pages, &after);
     if (told) {
         assert_true(before.missing > 0);
@@ -585,9 +585,9 @@ static void test_the_switch(void **state) {
     for (kakeya_vision vision = KAKEYA_VISION_AUTO; kakeya_vision_name(vision); vision++) {
         kakeya_engine *engine;
         ok(open_switched(VISION "/tiny-tower", vision, &engine));
-        const gemma4_vision *v = engine->verifier->vision;
+        const vision_model *v = engine->verifier->vision;
         assert_int_equal(v == NULL, vision == KAKEYA_VISION_OFF);
-        const gemma4_config *c = &engine->verifier->config, *wanted = &f.engine->verifier->config;
+        const model_config *c = &engine->verifier->config, *wanted = &f.engine->verifier->config;
         assert_int_equal(c->n_suppress_tokens, wanted->n_suppress_tokens);
         assert_memory_equal(c->suppress_tokens, wanted->suppress_tokens,
                             (size_t)c->n_suppress_tokens * sizeof *c->suppress_tokens);

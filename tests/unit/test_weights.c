@@ -11,7 +11,7 @@
 #include "backend/weight_values.h"
 #include "base/float16.h"
 #include "copies.h"
-#include "model/f_theta.h"
+#include "model/restoration.h"
 #include "model/synthetic_rows.h"
 #include "model/tensors.h"
 #include "scratch.h"
@@ -21,14 +21,14 @@ static mem_account account;
 
 #define GOLDEN KAKEYA_TEST_DATA "/golden/"
 
-static gemma4_model *open_model(const char *directory) {
-    gemma4_model *model;
-    assert_ok(gemma4_model_open(directory, &account, &model, &error));
+static language_model *open_model(const char *directory) {
+    language_model *model;
+    assert_ok(language_model_open(directory, &account, &model, &error));
     return model;
 }
 
-static void close_model(gemma4_model *model) {
-    gemma4_model_close(model);
+static void close_model(language_model *model) {
+    language_model_close(model);
     assert_int_equal(mem_total(&account), 0);
 }
 
@@ -42,14 +42,14 @@ static void assert_weight(const weight *w, int out, int in, weight_format format
 
 static void test_demo(void **state) {
     (void)state;
-    gemma4_model *m = open_model(KAKEYA_MODELS "/demo");
-    const gemma4_weights *w = &m->weights;
+    language_model *m = open_model(KAKEYA_MODELS "/demo");
+    const model_weights *w = &m->weights;
     assert_weight(&w->embed, 8192, 256, WEIGHT_BF16);
     assert_ptr_equal(w->head.stream[0], w->embed.stream[0]);
     assert_null(w->ple_embed.stream[0]);
     assert_string_equal(m->note, "");
     for (int i = 0; i < 12; i++) {
-        const gemma4_layer_weights *l = &w->layer[i];
+        const layer_weights *l = &w->layer[i];
         bool full = i == 5 || i == 11;
         assert_weight(&l->q_proj, full ? 512 : 256, 256, WEIGHT_BF16);
         assert_weight(&l->k_proj, 128, 256, WEIGHT_BF16);
@@ -88,8 +88,8 @@ static float stored(const char *directory, const char *name, size_t i) {
 
 static void test_tiny(void **state) {
     (void)state;
-    gemma4_model *m = open_model(GOLDEN "gemma4-tiny-moe"); /* nested configuration and prefix */
-    const gemma4_layer_weights *l = &m->weights.layer[7];
+    language_model *m = open_model(GOLDEN "gemma4-tiny-moe"); /* nested configuration and prefix */
+    const layer_weights *l = &m->weights.layer[7];
 #define MOE(name, i) stored(GOLDEN "gemma4-tiny-moe", "model.language_model.layers.7." name, i)
     assert_weight(&l->experts_gate_up, 12 * 48, 64, WEIGHT_F32);
     assert_true(((const float *)l->experts_gate_up.stream[0])[5000] == MOE("experts.gate_up_proj", 5000));
@@ -128,22 +128,22 @@ static void test_tiny(void **state) {
 }
 
 /* A changed copy of a tiny model in the scratch directory "c". */
-static kakeya_status open_changed(const char *name, copy_change change, gemma4_model **out) {
+static kakeya_status open_changed(const char *name, copy_change change, language_model **out) {
     char source[512];
     scratch_folder("c");
     snprintf(source, sizeof source, GOLDEN "%s/config.json", name);
     copy_file(source, "c/config.json");
     snprintf(source, sizeof source, GOLDEN "%s/model.safetensors", name);
     copy_safetensors(source, scratch_path("c/model.safetensors"), &change);
-    kakeya_status status = gemma4_model_open(scratch_path("c"), &account, out, &error);
+    kakeya_status status = language_model_open(scratch_path("c"), &account, out, &error);
     if (status != KAKEYA_OK) assert_int_equal(mem_total(&account), 0);
     return status;
 }
 
 static kakeya_status refuse_changed(const char *name, copy_change change) {
-    gemma4_model *model;
+    language_model *model;
     kakeya_status status = open_changed(name, change, &model);
-    gemma4_model_close(model);
+    language_model_close(model);
     return status;
 }
 
@@ -174,20 +174,20 @@ static void test_refusals(void **state) {
     assert_refused(refuse_changed(dense, CHANGE(.from_prefix = "model.", .to_prefix = "net.")), KAKEYA_FORMAT,
                    "missing", "model.embed_tokens.weight", "net.");
 
-    gemma4_model *model;
-    assert_refused(gemma4_model_open(GOLDEN "dflash-tiny", &account, &model, &error), KAKEYA_UNSUPPORTED,
+    language_model *model;
+    assert_refused(language_model_open(GOLDEN "dflash-tiny", &account, &model, &error), KAKEYA_UNSUPPORTED,
                    "DFlashDraftModel");
     assert_null(model);
     mem_account small;
     mem_account_init(&small, NULL, 1000);
-    assert_refused(gemma4_model_open(GOLDEN "gemma4-tiny-dense", &small, &model, &error), KAKEYA_OUT_OF_MEMORY,
+    assert_refused(language_model_open(GOLDEN "gemma4-tiny-dense", &small, &model, &error), KAKEYA_OUT_OF_MEMORY,
                    "no memory");
     assert_int_equal(mem_total(&small), 0);
 }
 
 static void test_accepted_extras(void **state) {
     (void)state;
-    gemma4_model *m;
+    language_model *m;
     assert_ok(open_changed("gemma4-tiny-moe",
                            CHANGE(.add = {"model.vision_tower.encoder.w", "model.embed_vision.p",
                                           "model.audio_tower.x.input_max", "model.language_model.rotary_emb.inv_freq"}),
@@ -235,8 +235,8 @@ static void test_untied(void **state) {
     copy_change none = {0};
     copy_safetensors(GOLDEN "gemma4-tiny-dense/model.safetensors", scratch_path("c/model.safetensors"), &none);
     scratch_text("c/config.json", untied);
-    gemma4_model *m;
-    assert_refused(gemma4_model_open(scratch_path("c"), &account, &m, &error), KAKEYA_FORMAT, "missing",
+    language_model *m;
+    assert_refused(language_model_open(scratch_path("c"), &account, &m, &error), KAKEYA_FORMAT, "missing",
                    "lm_head.weight [320, 64]");
     free(untied);
     free(json);
@@ -252,8 +252,8 @@ static void test_dtype_from_tensors(void **state) {
     copy_change none = {0};
     copy_safetensors(GOLDEN "gemma4-tiny-dense/model.safetensors", scratch_path("c/model.safetensors"), &none);
     scratch_text("c/config.json", changed);
-    gemma4_model *m;
-    assert_ok(gemma4_model_open(scratch_path("c"), &account, &m, &error));
+    language_model *m;
+    assert_ok(language_model_open(scratch_path("c"), &account, &m, &error));
     assert_int_equal(m->config.checkpoint_format, WEIGHT_F32);
     close_model(m);
     free(changed);
@@ -270,17 +270,17 @@ static void test_synthetic_values(void **state) {
     (void)state;
     size_t bytes;
     char *json = scratch_read(GOLDEN "gemma4-tiny-moe/config.json", &bytes);
-    gemma4_config config;
-    assert_ok(gemma4_config_parse("config.json", json, bytes, NULL, 0, &config, &error));
+    model_config config;
+    assert_ok(model_config_parse("config.json", json, bytes, NULL, 0, &config, &error));
     free(json);
-    gemma4_weights *weights[3];
+    model_weights *weights[3];
     tensor_memory memory[3] = {0};
     const weight_format types[3] = {WEIGHT_BF16, WEIGHT_F32, WEIGHT_BF16};
     for (int k = 0; k < 3; k++) {
         weights[k] = calloc(1, sizeof *weights[k]);
         assert_ok(tensors_synthesize(gemma4_walk, &config, weights[k], types[k], &account, &memory[k], &error));
     }
-    const gemma4_layer_weights *l = &weights[0]->layer[0];
+    const layer_weights *l = &weights[0]->layer[0];
     assert_weight(&l->experts_gate_up, 12 * 48, 64, WEIGHT_BF16);
     assert_weight(&weights[1]->layer[0].experts_gate_up, 12 * 48, 64, WEIGHT_F32);
     assert_true(l->input_norm[63] == 1 && l->layer_scalar == 1 && l->router_expert_scale[11] == 1);
@@ -319,9 +319,9 @@ static void test_synthetic_blocks(void **state) {
         {"26b-a4b:q4_k_m:layers=9", WEIGHT_Q6_K, WEIGHT_Q4_K, WEIGHT_Q5_0, WEIGHT_Q5_0, WEIGHT_Q8_0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        gemma4_model *m;
-        assert_ok(gemma4_model_synthesize(cases[i].shape, &account, &m, &error));
-        const gemma4_layer_weights *l = &m->weights.layer[1], *last = &m->weights.layer[8];
+        language_model *m;
+        assert_ok(language_model_synthesize(cases[i].shape, &account, &m, &error));
+        const layer_weights *l = &m->weights.layer[1], *last = &m->weights.layer[8];
         assert_int_equal(m->weights.head.format, cases[i].head);
         assert_int_equal(l->gate_proj.format, cases[i].gate);
         assert_int_equal(l->down_proj.format, cases[i].down);
@@ -337,16 +337,16 @@ static void test_synthetic_blocks(void **state) {
 /* FP8 has its data at once: codes that are numbers, and one scale for each output. The head stays plain. */
 static void test_synthetic_fp8(void **state) {
     (void)state;
-    gemma4_model *m;
-    assert_ok(gemma4_model_outline("26b-a4b:layers=1:fp8", &account, &m, &error));
-    const gemma4_layer_weights *l = &m->weights.layer[0];
+    language_model *m;
+    assert_ok(language_model_outline("26b-a4b:layers=1:fp8", &account, &m, &error));
+    const layer_weights *l = &m->weights.layer[0];
     assert_int_equal(l->router_proj.format, WEIGHT_BF16);
     assert_int_equal(m->weights.head.format, WEIGHT_BF16);
     assert_int_equal(l->experts_down.format, WEIGHT_FP8);
     assert_int_equal(l->experts_down.group, 704);
     assert_null(l->experts_down.stream[0]);
     close_model(m);
-    assert_ok(gemma4_model_synthesize("e2b:layers=1:fp8", &account, &m, &error));
+    assert_ok(language_model_synthesize("e2b:layers=1:fp8", &account, &m, &error));
     const weight *down = &m->weights.layer[0].down_proj;
     assert_int_equal(down->format, WEIGHT_FP8);
     assert_int_equal(down->group, 6144);
@@ -363,9 +363,9 @@ static void test_synthetic_fp8(void **state) {
  * for. */
 static void test_synthetic_affine(void **state) {
     (void)state;
-    gemma4_model *m;
-    assert_ok(gemma4_model_outline("26b-a4b:layers=1:affine4", &account, &m, &error));
-    const gemma4_layer_weights *l = &m->weights.layer[0];
+    language_model *m;
+    assert_ok(language_model_outline("26b-a4b:layers=1:affine4", &account, &m, &error));
+    const layer_weights *l = &m->weights.layer[0];
     assert_int_equal(l->router_proj.format, WEIGHT_AFFINE_8);
     assert_int_equal(m->weights.head.format, WEIGHT_AFFINE_4);
     assert_int_equal(l->experts_down.format, WEIGHT_AFFINE_4);
@@ -406,8 +406,8 @@ static void test_synthetic_affine(void **state) {
 
 static void test_synthetic(void **state) {
     (void)state;
-    gemma4_model *m;
-    assert_ok(gemma4_model_synthesize("e2b:layers=1", &account, &m, &error));
+    language_model *m;
+    assert_ok(language_model_synthesize("e2b:layers=1", &account, &m, &error));
     assert_weight(&m->weights.embed, 262144, 1536, WEIGHT_BF16);
     assert_weight(&m->weights.layer[0].down_proj, 1536, 6144, WEIGHT_BF16);
     assert_weight(&m->weights.ple_embed, 262144, 256, WEIGHT_BF16);
@@ -418,10 +418,10 @@ static void test_synthetic(void **state) {
 
     mem_account small;
     mem_account_init(&small, NULL, (size_t)100 << 20);
-    assert_refused(gemma4_model_synthesize("e2b:layers=1", &small, &m, &error), KAKEYA_OUT_OF_MEMORY, "no memory",
+    assert_refused(language_model_synthesize("e2b:layers=1", &small, &m, &error), KAKEYA_OUT_OF_MEMORY, "no memory",
                    "embed_tokens");
     assert_int_equal(mem_total(&small), 0);
-    assert_refused(gemma4_model_synthesize("7b", &account, &m, &error), KAKEYA_INVALID_ARGUMENT, "7b");
+    assert_refused(language_model_synthesize("7b", &account, &m, &error), KAKEYA_INVALID_ARGUMENT, "7b");
 }
 
 int main(void) {

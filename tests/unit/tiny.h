@@ -16,9 +16,9 @@
 
 typedef struct tiny {
     mem_account account;
-    gemma4_model *verifier;
-    dflash_model *drafter;
-    f_theta_model *f_theta;
+    language_model *verifier;
+    block_drafter_model *drafter;
+    restoration_model *f_theta;
     backend_model *backend;
     const backend_ops *ops;
 } tiny;
@@ -29,11 +29,12 @@ static inline void tiny_open_weights(tiny *d, const char *verifier, const char *
     mem_account_init(&d->account, NULL, 0);
     char path[512];
     snprintf(path, sizeof path, "%s/golden/%s", KAKEYA_TEST_DATA, verifier);
-    REQUIRE_OK(gemma4_model_open(unpacked_folder(path), &d->account, &d->verifier, error));
+    REQUIRE_OK(language_model_open(unpacked_folder(path), &d->account, &d->verifier, error));
     d->verifier->config.sliding_window = 40; /* wider than the policies' windows, so that there is something to evict */
     if (drafter) {
         snprintf(path, sizeof path, "%s/golden/%s", KAKEYA_TEST_DATA, drafter);
-        REQUIRE_OK(dflash_model_open(unpacked_folder(path), &d->verifier->config, &d->account, &d->drafter, error));
+        REQUIRE_OK(
+            block_drafter_model_open(unpacked_folder(path), &d->verifier->config, &d->account, &d->drafter, error));
     }
     d->ops = backend_find(TINY_BACKEND, NULL);
 }
@@ -42,7 +43,7 @@ static inline void tiny_open_weights(tiny *d, const char *verifier, const char *
 static inline void tiny_complete(tiny *d, kakeya_precision precision, const char *isa, int threads) {
     backend_model_options options = {.verifier = d->verifier,
                                      .drafter = d->drafter,
-                                     .f_theta = d->f_theta,
+                                     .restoration = d->f_theta,
                                      .precision = precision,
                                      .isa = isa,
                                      .threads = threads,
@@ -55,8 +56,8 @@ static inline void tiny_open_on(tiny *d, const char *verifier, const char *draft
                                 const char *isa, int threads) {
     tiny_open_weights(d, verifier, drafter);
     if (drafter)
-        REQUIRE_OK(f_theta_model_synthesize(&d->verifier->config, &d->drafter->config, F_THETA_PUBLISHED_RANK,
-                                            F_THETA_PUBLISHED_RANK, false, &d->account, &d->f_theta, error));
+        REQUIRE_OK(restoration_model_synthesize(&d->verifier->config, &d->drafter->config, RESTORATION_PUBLISHED_RANK,
+                                                RESTORATION_PUBLISHED_RANK, false, &d->account, &d->f_theta, error));
     tiny_complete(d, precision, isa, threads);
 }
 
@@ -66,9 +67,9 @@ static inline void tiny_open(tiny *d, const char *verifier, const char *drafter,
 
 static inline void tiny_close(tiny *d) {
     d->ops->model_destroy(d->backend);
-    if (d->f_theta) f_theta_model_close(d->f_theta);
-    if (d->drafter) dflash_model_close(d->drafter);
-    gemma4_model_close(d->verifier);
+    if (d->f_theta) restoration_model_close(d->f_theta);
+    if (d->drafter) block_drafter_model_close(d->drafter);
+    language_model_close(d->verifier);
     assert_int_equal(mem_total(&d->account), 0);
 }
 
@@ -77,19 +78,19 @@ typedef struct tiny_policy {
     kakeya_attention attention;
     kakeya_restore_layers layers;
     int sink, window;
-    f_theta_input input;
+    restoration_input input;
 } tiny_policy;
 
 static const tiny_policy tiny_policies[] = {
-    {"native", KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, 0, 0, F_THETA_DRAFTER_CONTEXT_KV},
-    {"sink-window 16", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 4, 16, F_THETA_DRAFTER_CONTEXT_KV},
-    {"sink-window 5", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 0, 5, F_THETA_DRAFTER_CONTEXT_KV},
-    {"restored 16", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 2, 16, F_THETA_DRAFTER_CONTEXT_KV},
-    {"restored 7", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 90, 7, F_THETA_DRAFTER_CONTEXT_KV},
-    {"restored all 32", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 4, 32, F_THETA_DRAFTER_CONTEXT_KV},
-    {"restored all 9", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 70, 9, F_THETA_DRAFTER_CONTEXT_KV},
-    {"restored 16 from tokens", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 3, 16, F_THETA_DRAFTER_TOKEN_KV},
-    {"restored all 20 from tokens", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 0, 20, F_THETA_DRAFTER_TOKEN_KV},
+    {"native", KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, 0, 0, RESTORATION_DRAFTER_CONTEXT_KV},
+    {"sink-window 16", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 4, 16, RESTORATION_DRAFTER_CONTEXT_KV},
+    {"sink-window 5", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 0, 5, RESTORATION_DRAFTER_CONTEXT_KV},
+    {"restored 16", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 2, 16, RESTORATION_DRAFTER_CONTEXT_KV},
+    {"restored 7", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 90, 7, RESTORATION_DRAFTER_CONTEXT_KV},
+    {"restored all 32", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 4, 32, RESTORATION_DRAFTER_CONTEXT_KV},
+    {"restored all 9", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 70, 9, RESTORATION_DRAFTER_CONTEXT_KV},
+    {"restored 16 from tokens", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 3, 16, RESTORATION_DRAFTER_TOKEN_KV},
+    {"restored all 20 from tokens", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 0, 20, RESTORATION_DRAFTER_TOKEN_KV},
 };
 enum {
     TINY_POLICIES = (int)(sizeof tiny_policies / sizeof tiny_policies[0]) - TINY_MISSING_POLICIES,

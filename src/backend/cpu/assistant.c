@@ -75,7 +75,7 @@ static void packings_of(const backend_model *m, packing_set *in, packing_set *ac
           packing_of(m, &w->stack.head);
     *act = 0;
     for (int i = 0; i < m->options.assistant->config.stack.layers; i++) {
-        const gemma4_layer_weights *l = &w->stack.layer[i];
+        const layer_weights *l = &w->stack.layer[i];
         *in |= packing_of(m, &l->q_proj) | packing_of(m, &l->o_proj) | packing_of(m, &l->gate_proj) |
                packing_of(m, &l->up_proj);
         *act |= packing_of(m, &l->down_proj);

@@ -32,7 +32,7 @@ typedef struct attention_tile {
     const attention_queries *of;
     const backend_cache *cache;
     const timeline_layer *kept;
-    const gemma4_layer_config *config;
+    const layer_config *config;
     int layer;  /* whose queries */
     int source; /* whose K/V */
     int head, group, tokens, queries;
@@ -49,8 +49,8 @@ typedef struct attention_tile {
 
 typedef enum attention_pass { PASS_SINK, PASS_RESTORED, PASS_EXACT } attention_pass;
 
-static int group_of(const gemma4_config *c, const gemma4_layer_config *l) { return c->heads / l->kv_heads; }
-static int group_in(const attention_queries *q, const gemma4_layer_config *l) { return q->heads / l->kv_heads; }
+static int group_of(const model_config *c, const layer_config *l) { return c->heads / l->kv_heads; }
+static int group_in(const attention_queries *q, const layer_config *l) { return q->heads / l->kv_heads; }
 
 int attention_max_queries(const backend_model *m) {
     int largest = CPU_TILE_QUERIES;
@@ -71,7 +71,7 @@ int attention_max_queries(const backend_model *m) {
 }
 
 static int state_dim(const backend_model *m) {
-    int dim = m->options.f_theta ? m->options.f_theta->config.rank : 0;
+    int dim = m->options.restoration ? m->options.restoration->config.rank : 0;
     for (int i = 0; i < m->config->layers; i++) {
         if (m->config->layer[i].head_dim > dim) dim = m->config->layer[i].head_dim;
     }
@@ -96,7 +96,7 @@ size_t attention_partial_floats(const backend_model *m, int context) {
     return heads * states_floats(m, BACKEND_MAX_DECODE_ROWS) + 2 * states_floats(m, attention_max_queries(m));
 }
 
-/* memory NULL: a model without f_theta has no states of restored keys. */
+/* memory NULL: a model without restoration has no states of restored keys. */
 static flash_state state_at(float *memory, int queries, int dim) {
     if (!memory) return (flash_state){.dim = dim};
     return (flash_state){memory, memory + queries, memory + 2 * (size_t)queries, dim};
@@ -149,7 +149,7 @@ static position_range pass_range(const attention_tile *tile, attention_pass pass
         return pass == PASS_SINK ? view.sink : pass == PASS_RESTORED ? view.evicted : view.exact;
     }
     timeline_view view = timeline_sees(&tile->cache->t, tile->source, tile->kind, t);
-    if (tile->config->type == GEMMA4_SLIDING) view.exact.end = end_of_sight(tile->segment, t, view.exact.end);
+    if (tile->config->type == LAYER_SLIDING) view.exact.end = end_of_sight(tile->segment, t, view.exact.end);
     return pass == PASS_SINK ? view.sink : pass == PASS_RESTORED ? view.evicted : view.exact;
 }
 
@@ -281,7 +281,7 @@ static void exact_block(const attention_tile *tile, int base, position_range wan
 
 /* The latents of positions [base, base + 16), as float32 into scratch.latent_block; 0 where none is wanted. */
 static void load_latents(const attention_tile *tile, int base, position_range wanted, bool is_k) {
-    const f_theta_config *f = &tile->model->options.f_theta->config;
+    const restoration_config *f = &tile->model->options.restoration->config;
     size_t rank = (size_t)(is_k ? f->rank_k : f->rank_v);
     memset(tile->scratch->latent_block, 0, ATTENTION_BLOCK * rank * sizeof(float));
     for (int p = base; p < base + ATTENTION_BLOCK; p++) {
@@ -294,7 +294,7 @@ static void load_latents(const attention_tile *tile, int base, position_range wa
  * where none is wanted. */
 static void decode_latents(const attention_tile *tile, int base, position_range wanted, bool is_k, float *out) {
     const backend_model *m = tile->model;
-    const f_theta_model *f = m->options.f_theta;
+    const restoration_model *f = m->options.restoration;
     int d = tile->config->head_dim;
     size_t rank = (size_t)(is_k ? f->config.rank_k : f->config.rank_v);
     weight decoder = weight_rows(is_k ? &f->decoder_k[tile->source] : &f->decoder_v[tile->source], tile->head * d, d);
@@ -482,7 +482,7 @@ static void finish_tile(const attention_tile *tile, flash_state exact, flash_sta
     float *decoded = restored.o;
     size_t decoded_stride = (size_t)restored.dim;
     if (tile->restored && !tile->cache->own_raw) {
-        const f_theta_model *f = m->options.f_theta;
+        const restoration_model *f = m->options.restoration;
         weight decoder = weight_rows(&f->decoder_v[tile->source], tile->head * d, d);
         decoded = tile->scratch->state[0]; /* free by now, and as large as any state */
         decoded_stride = (size_t)d;
@@ -508,18 +508,18 @@ static void finish_tile(const attention_tile *tile, flash_state exact, flash_sta
 }
 
 static int partitions_of(const attention_tile *tile) {
-    if (tile->config->type == GEMMA4_SLIDING) return 1;
+    if (tile->config->type == LAYER_SLIDING) return 1;
     return (tile->position + tile->tokens - 1) / CPU_PARTITION_FULL + 1;
 }
 
 static position_range partition_at(const attention_tile *tile, int index) {
-    if (tile->config->type == GEMMA4_SLIDING) return (position_range){0, INT_MAX};
+    if (tile->config->type == LAYER_SLIDING) return (position_range){0, INT_MAX};
     return (position_range){index * CPU_PARTITION_FULL, (index + 1) * CPU_PARTITION_FULL};
 }
 
 static int restored_dim(const attention_tile *tile) {
     if (!tile->restored) return 0;
-    return tile->cache->own_raw ? tile->config->head_dim : tile->model->options.f_theta->config.rank_v;
+    return tile->cache->own_raw ? tile->config->head_dim : tile->model->options.restoration->config.rank_v;
 }
 
 static void attend_partition(const attention_tile *tile, int index, flash_state exact, flash_state restored) {
@@ -589,7 +589,7 @@ typedef struct attention_context {
 static attention_tile make_tile(const attention_context *a, const attention_segment *s, int head, int first, int tokens,
                                 int thread) {
     backend_model *m = a->model;
-    const gemma4_layer_config *lc = &m->config->layer[a->layer];
+    const layer_config *lc = &m->config->layer[a->layer];
     int source = lc->kv_source, group = group_in(a->of, lc);
     attention_tile tile = {
         .model = m,
@@ -729,7 +729,7 @@ static void run_split(attention_context *a) {
 
 void attention_run(backend_model *m, const attention_queries *queries, const attention_segment *segments,
                    int n_segments, bool burst) {
-    const gemma4_layer_config *lc = &m->config->layer[queries->layer];
+    const layer_config *lc = &m->config->layer[queries->layer];
     attention_context context;
     context.model = m;
     context.of = queries;
@@ -743,7 +743,7 @@ void attention_run(backend_model *m, const attention_queries *queries, const att
     for (int i = 0; i < n_segments; i++) {
         const attention_segment *s = &segments[i];
         int tokens = tile_tokens(&context, s);
-        context.split[i] = !burst && s->rows <= BACKEND_MAX_DECODE_ROWS && lc->type == GEMMA4_FULL &&
+        context.split[i] = !burst && s->rows <= BACKEND_MAX_DECODE_ROWS && lc->type == LAYER_FULL &&
                            partitions_at(s) > 1 && m->threads > 1;
         any_split |= context.split[i];
         context.first_item[i] = items;

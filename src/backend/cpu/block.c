@@ -10,7 +10,7 @@
 #include "backend/cpu/rope.h"
 #include "backend/segments.h"
 
-static size_t kv_width(const dflash_config *d) { return (size_t)(d->kv_heads * d->head_dim); }
+static size_t kv_width(const block_drafter_config *d) { return (size_t)(d->kv_heads * d->head_dim); }
 
 /* A block of one cache among those in work. */
 typedef struct block_part {
@@ -28,8 +28,8 @@ static int padded_rows(int rows) { return (rows + ATTENTION_BLOCK - 1) / ATTENTI
 
 static void head_row(const block_step *s, const block_part *part, int row) {
     backend_model *m = s->step.model;
-    const dflash_config *d = s->step.config;
-    const dflash_layer_weights *w = &m->options.drafter->layer[s->step.layer];
+    const block_drafter_config *d = s->step.config;
+    const block_drafter_layer_weights *w = &m->options.drafter->layer[s->step.layer];
     const cpu_kv_kernels *stored = kv_draft_kernels(part->rows.cache);
     size_t kv = kv_width(d), angle = (size_t)(part->rows.position + row) * (size_t)m->draft_rope.pairs;
     size_t from = (size_t)(part->rows.first_row + row),
@@ -109,7 +109,7 @@ static void block_attend_head(const block_step *s, const block_part *part, int h
     backend_model *m = s->step.model;
     const draft_part *own = &part->rows;
     const backend_cache *c = own->cache;
-    const dflash_config *d = s->step.config;
+    const block_drafter_config *d = s->step.config;
     int group = d->heads / d->kv_heads, rows = own->rows, queries = rows * group;
     size_t dim = (size_t)d->head_dim, head_bytes = kv_format_row_bytes(c->t.draft_format, 1, (size_t)d->head_dim),
            head_offset = (size_t)head * head_bytes;
@@ -175,8 +175,8 @@ static void block_attend(void *context, size_t begin, size_t end, int thread) {
 /* Norm, q, k, v, head norms and RoPE of the step's rows; K/V also in the stored type in m->d_block_k/v. */
 static void block_inputs(block_step *s) {
     backend_model *m = s->step.model;
-    const dflash_config *d = s->step.config;
-    const dflash_layer_weights *w = &m->options.drafter->layer[s->step.layer];
+    const block_drafter_config *d = s->step.config;
+    const block_drafter_layer_weights *w = &m->options.drafter->layer[s->step.layer];
     int rows = s->step.rows;
     draft_norm(&s->step, w->input_norm);
     pack(m, &m->d_packed, m->d_x, (size_t)d->hidden, rows, d->hidden,
@@ -191,7 +191,7 @@ static void block_inputs(block_step *s) {
 /* As many of the requests' blocks as the workspace takes; how many they are is returned. Leaves the normed hidden
  * states of all rows in m->d_x, one block behind the other. */
 static int run_blocks(backend_model *m, const backend_draft_request *requests, int n) {
-    const dflash_model *drafter = m->options.drafter;
+    const block_drafter_model *drafter = m->options.drafter;
     block_step s = {.step = {.model = m, .config = &drafter->config}};
     for (; s.n_parts < n; s.n_parts++) {
         const backend_draft_request *r = &requests[s.n_parts];
@@ -229,7 +229,7 @@ static kakeya_status check(backend_model *m, backend_draft_request *requests, in
     return status;
 }
 
-/* What blocks of DFlash need beside their caches. */
+/* What block drafters need beside their caches. */
 static kakeya_status prepare(backend_model *m, backend_draft_request *requests, int n, kakeya_error *error) {
     backend_cache *caches[BACKEND_MAX_SEGMENTS];
     int furthest = 0;
@@ -257,7 +257,7 @@ kakeya_status draft_block_hidden(backend_cache *c, int32_t bonus, int n, float *
 
 /* The drafts of blocks whose hidden states lie in m->d_x. */
 static void choose_drafts(backend_model *m, const backend_draft_request *requests, int n) {
-    const dflash_config *d = &m->options.drafter->config;
+    const block_drafter_config *d = &m->options.drafter->config;
     size_t hidden = (size_t)d->hidden, from = 0, to = 0;
     int32_t choice[CPU_MAX_ROWS];
     for (int i = 0; i < n; i++) { /* the first row of a block is the bonus token's */
@@ -286,7 +286,7 @@ static kakeya_status draft_blocks(backend_model *m, backend_draft_request *reque
 
 kakeya_status cpu_draft(backend_model *m, backend_draft_request *requests, int n_requests, kakeya_error *error) {
     static const backend_draft_fn drafts_of[BACKEND_DRAFTERS] = {
-        [BACKEND_DFLASH] = draft_blocks, [BACKEND_ASSISTANT] = assistant_draft};
+        [BACKEND_BLOCK_DRAFTER] = draft_blocks, [BACKEND_ASSISTANT] = assistant_draft};
     kakeya_status status = check(m, requests, n_requests, error);
     return status ? status : backend_draft_each(drafts_of, m, requests, n_requests, error);
 }

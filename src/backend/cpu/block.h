@@ -1,5 +1,5 @@
-/* A block of the DFlash drafter: one non-causal forward over [context ; bonus, mask, mask, ...]. Formulas: the DFlash
- * authors' reference model. */
+/* What the block drafter drafts at once: one non-causal forward over [context ; bonus, mask, mask, ...]. Formulas: as
+ * model/block_drafter.h says. */
 #ifndef KAKEYA_BACKEND_CPU_BLOCK_H
 #define KAKEYA_BACKEND_CPU_BLOCK_H
 

@@ -30,24 +30,24 @@ typedef struct resident_stream {
     size_t same; /* index of an earlier one with the same bytes, or its own */
 } resident_stream;
 
-enum { MOST_RESIDENT = (MODEL_DENSE + GEMMA4_MAX_LAYERS * LAYER_DENSE) * WEIGHT_STREAMS };
+enum { MOST_RESIDENT = (MODEL_DENSE + MODEL_MAX_LAYERS * LAYER_DENSE) * WEIGHT_STREAMS };
 
 typedef struct bounding {
     backend_model *m;
     struct bounded_weights *b;
-    expert_layer layers[GEMMA4_MAX_LAYERS];
+    expert_layer layers[MODEL_MAX_LAYERS];
     resident_stream list[MOST_RESIDENT];
     size_t n;
     size_t room;  /* that copies take */
     bool unknown; /* not all experts have a checksum that is known */
 } bounding;
 
-static void experts_of_layer(gemma4_layer_weights *l, weight *out[EXPERT_MATRICES]) {
+static void experts_of_layer(layer_weights *l, weight *out[EXPERT_MATRICES]) {
     weight *const all[EXPERT_MATRICES] = {&l->experts_gate_up, &l->experts_gate, &l->experts_up, &l->experts_down};
     memcpy(out, all, sizeof all);
 }
 
-static void dense_of_layer(gemma4_layer_weights *l, weight *out[LAYER_DENSE]) {
+static void dense_of_layer(layer_weights *l, weight *out[LAYER_DENSE]) {
     weight *const all[LAYER_DENSE] = {&l->q_proj,    &l->k_proj,   &l->v_proj,    &l->o_proj,
                                       &l->gate_proj, &l->up_proj,  &l->down_proj, &l->router_proj,
                                       &l->ple_gate,  &l->ple_proj, NULL};
@@ -79,7 +79,7 @@ static kakeya_status locate(const bounding *x, const void *data, size_t bytes, i
                             kakeya_error *error) {
     const char *path = x->m->tile_path;
     *found = (path && file_map_offset(&x->m->tile_map, data, bytes, offset)) ||
-             gemma4_model_locate(x->m->options.verifier, data, bytes, &path, offset);
+             language_model_locate(x->m->options.verifier, data, bytes, &path, offset);
     return *found ? block_reader_file(x->b->reader, path, file, error) : KAKEYA_OK;
 }
 
@@ -145,7 +145,7 @@ static kakeya_status list_resident(bounding *x, weight *w, kakeya_error *error) 
 }
 
 static kakeya_status list_all(bounding *x, kakeya_error *error) {
-    gemma4_weights *w = x->m->own_weights;
+    model_weights *w = x->m->own_weights;
     weight *const model[MODEL_DENSE] = {&w->embed, &w->head, &w->ple_embed, &w->ple_model_proj};
     kakeya_status status = KAKEYA_OK;
     for (int i = 0; !status && i < MODEL_DENSE; i++) status = list_resident(x, model[i], error);
@@ -259,7 +259,7 @@ kakeya_status bounded_create(backend_model *m, kakeya_error *error) {
     if (!status && !x->unknown) status = block_reader_file(m->bounded->reader, m->tile_path, &tiles, error);
     if (!status && !x->unknown) block_reader_file_hashed(m->bounded->reader, tiles);
     if (!status) {
-        gemma4_model_release(m->options.verifier);
+        language_model_release(m->options.verifier);
         file_map_unneeded(&m->tile_map, m->tile_map.data, m->tile_map.bytes);
     }
     free(x);

@@ -8,7 +8,7 @@ static timeline_models models_of(const backend_model *m) {
     return (timeline_models){
         .verifier = m->config,
         .drafter = m->options.drafter ? &m->options.drafter->config : NULL,
-        .f_theta = m->options.f_theta ? &m->options.f_theta->config : NULL,
+        .restoration = m->options.restoration ? &m->options.restoration->config : NULL,
         .assistant = m->options.assistant ? &m->options.assistant->config : NULL,
     };
 }

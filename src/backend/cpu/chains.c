@@ -13,7 +13,7 @@ typedef struct sizes {
 } sizes;
 
 static sizes sizes_of(const chain_trainer *l) {
-    const gemma4_config *c = &l->c.stack;
+    const model_config *c = &l->c.stack;
     size_t sequences = (size_t)(l->o.sequences > 1 ? l->o.sequences : 1);
     sizes s = {.sequences = sequences,
                .chains = sequences * (size_t)l->o.blocks,
@@ -31,7 +31,7 @@ static sizes sizes_of(const chain_trainer *l) {
 }
 
 static void lay_out_weights(chain_trainer *l, train_arena *a) {
-    const gemma4_config *c = &l->c.stack;
+    const model_config *c = &l->c.stack;
     l->turned.state = train_take_turned(a, c->hidden, l->c.backbone);
     l->turned.post = train_take_turned(a, l->c.backbone, c->hidden);
     l->turned.head = train_take_turned(a, c->vocab, c->hidden);
@@ -175,7 +175,7 @@ void chain_trainer_weights(chain_trainer *l, const float *weights) {
     train_turn_matrix(&l->products, &w->stack.head, &l->turned.head);
     if (l->c.clusters) train_turn_matrix(&l->products, &w->centroids, &l->turned.centroids);
     for (int i = 0; i < l->c.stack.layers; i++) {
-        const gemma4_layer_weights *of = &w->stack.layer[i];
+        const layer_weights *of = &w->stack.layer[i];
         train_turn_matrix(&l->products, &of->q_proj, &l->turned.layer[i].q);
         train_turn_matrix(&l->products, &of->o_proj, &l->turned.layer[i].o);
         train_turn_matrix(&l->products, &of->gate_proj, &l->turned.layer[i].gate);

@@ -59,7 +59,7 @@ typedef struct chain_trainer {
     int *scored, n_scored;         /* rows that have a target */
     float scale;
 
-    chain_kv kv[2];         /* by gemma4_layer_type */
+    chain_kv kv[2];         /* by layer_type */
     float *pair;            /* [R][2H] */
     float *stream;          /* [layers + 1][R][h]: inputs of layers, and the output of the last one */
     float *normed;          /* [R][h] behind the final norm */

@@ -14,13 +14,13 @@ typedef struct attention_work {
 } attention_work;
 
 static attention_work work_of(chain_trainer *l, int pass, int layer) {
-    const gemma4_layer_config *c = &l->c.stack.layer[layer];
+    const layer_config *c = &l->c.stack.layer[layer];
     return (attention_work){.l = l,
                             .kv = &l->kv[c->type],
                             .pass = pass,
                             .layer = layer,
                             .group = l->c.stack.heads / c->kv_heads,
-                            .window = c->type == GEMMA4_SLIDING ? l->m->config->sliding_window : 0,
+                            .window = c->type == LAYER_SLIDING ? l->m->config->sliding_window : 0,
                             .d = (size_t)c->head_dim,
                             .q = (size_t)chain_q(l, layer),
                             .rows = (size_t)l->chains,
@@ -31,12 +31,12 @@ static attention_work work_of(chain_trainer *l, int pass, int layer) {
 
 typedef struct gather_work {
     chain_trainer *l;
-    gemma4_layer_type type;
+    layer_type type;
     size_t d;
 } gather_work;
 
 /* Where a sequence's K or V of a head lies. */
-static size_t kv_at(const chain_trainer *l, gemma4_layer_type type, size_t sequence, size_t head, size_t d) {
+static size_t kv_at(const chain_trainer *l, layer_type type, size_t sequence, size_t head, size_t d) {
     size_t room = (size_t)l->o.sequence * l->seen.kv[type];
     return sequence * room + head * (size_t)l->seen_positions[sequence] * d;
 }
@@ -63,8 +63,8 @@ static void gather_head(void *context, size_t begin, size_t end, int thread) {
 void chain_gather(chain_trainer *l) {
     for (int type = 0; type < 2; type++) {
         if (l->seen.source[type] < 0) continue;
-        const gemma4_layer_config *c = &l->m->config->layer[l->seen.source[type]];
-        gather_work work = {l, (gemma4_layer_type)type, (size_t)c->head_dim};
+        const layer_config *c = &l->m->config->layer[l->seen.source[type]];
+        gather_work work = {l, (layer_type)type, (size_t)c->head_dim};
         thread_pool_for(l->m->pool, (size_t)(l->n_sequences * c->kv_heads), 1, gather_head, &work);
     }
 }
@@ -105,7 +105,7 @@ static piece piece_of(const attention_work *w, size_t item) {
     int sequence = 0;
     for (; chunk >= chunks_of(l, sequence); sequence++) chunk -= chunks_of(l, sequence);
     size_t from = (size_t)l->begin[sequence] + chunk * CHAIN_CHUNK, left = (size_t)l->begin[sequence + 1] - from;
-    gemma4_layer_type type = l->c.stack.layer[w->layer].type;
+    layer_type type = l->c.stack.layer[w->layer].type;
     return (piece){head, from, left < CHAIN_CHUNK ? left : CHAIN_CHUNK, (size_t)l->seen_positions[sequence],
                    kv_at(l, type, (size_t)sequence, head / (size_t)w->group, w->d)};
 }

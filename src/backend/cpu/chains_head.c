@@ -98,7 +98,7 @@ static int place_of(const chain_trainer *l, int row) { return row / l->chains; }
 
 static double counts(const chain_trainer *l, int place) { return l->o.decay > 0 ? exp(-place / l->o.decay) : 1; }
 
-static bool is_suppressed(const gemma4_config *c, int token) {
+static bool is_suppressed(const model_config *c, int token) {
     for (int i = 0; i < c->n_suppress_tokens; i++) {
         if (c->suppress_tokens[i] == token) return true;
     }

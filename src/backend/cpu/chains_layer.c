@@ -12,8 +12,8 @@ static train_norms norms_of(const chain_trainer *l) {
 /* A pass's queries; all passes of a chain stand at one position. */
 static train_heads heads_of(const chain_trainer *l, int pass, int layer, float *out) {
     size_t at = chain_row(l, pass) * (size_t)chain_q(l, layer);
-    const gemma4_config *s = &l->c.stack;
-    const gemma4_layer_config *c = &s->layer[layer];
+    const model_config *s = &l->c.stack;
+    const layer_config *c = &s->layer[layer];
     const float *raw = l->layer[layer].q_raw + at, *gain = l->w.weights.stack.layer[layer].q_norm;
     const rope_table *rope = &l->m->rope[c->type];
     return (train_heads){l->m, raw, gain, out + at, rope, l->first, s->heads, c->head_dim, s->rms_eps, 1};
@@ -51,7 +51,7 @@ static float *stream_of(const chain_trainer *l, int layer, int pass) {
 }
 
 static void run_layer(chain_trainer *l, int pass, int index) {
-    const gemma4_layer_weights *w = &l->w.weights.stack.layer[index];
+    const layer_weights *w = &l->w.weights.stack.layer[index];
     const train_products *p = &l->products;
     chain_layer *x = &l->layer[index];
     int n = l->chains;
@@ -94,7 +94,7 @@ void chain_pass(chain_trainer *l, int pass) {
 
 /* d_stream: of the layer's output, then of the stream behind attention. */
 static void feed_forward_back(chain_trainer *l, int pass, int index) {
-    const gemma4_layer_weights *w = &l->w.weights.stack.layer[index], *g = &l->gradient.weights.stack.layer[index];
+    const layer_weights *w = &l->w.weights.stack.layer[index], *g = &l->gradient.weights.stack.layer[index];
     const train_products *p = &l->products;
     chain_layer *x = &l->layer[index];
     int n = l->chains;
@@ -117,7 +117,7 @@ static void feed_forward_back(chain_trainer *l, int pass, int index) {
 }
 
 static void layer_back(chain_trainer *l, int pass, int index) {
-    const gemma4_layer_weights *w = &l->w.weights.stack.layer[index], *g = &l->gradient.weights.stack.layer[index];
+    const layer_weights *w = &l->w.weights.stack.layer[index], *g = &l->gradient.weights.stack.layer[index];
     const train_products *p = &l->products;
     chain_layer *x = &l->layer[index];
     int n = l->chains;
@@ -160,7 +160,7 @@ void chain_sums(chain_trainer *l) {
     train_outer_add(p, l->d_state, (size_t)backbone, backbone, l->normed, h, hidden, rows - l->chains,
                     train_values(&g->post_projection));
     for (int i = 0; i < l->c.stack.layers; i++) {
-        const gemma4_layer_weights *of = &g->stack.layer[i];
+        const layer_weights *of = &g->stack.layer[i];
         const chain_layer *x = &l->layer[i];
         int q = chain_q(l, i), width = l->c.stack.layer[i].intermediate;
         size_t wide = 2 * (size_t)width;

@@ -1,4 +1,4 @@
-/* Order of operations: transformers 5.23, Gemma4AudioModel and Gemma4MultimodalEmbedder. A row sees no later one, so
+/* Order of operations: as model/audio_model.h says. A row sees no later one, so
  * rows go through a layer a chunk at a time: what later chunks see of a layer (keys, values, the input of its
  * convolution) is kept for all rows, everything else for a chunk. Everything is float32 and no input is rounded,
  * whatever the model's precision. */
@@ -11,7 +11,7 @@
 #include "backend/cpu/matrix.h"
 #include "base/clock.h"
 #include "media/log_mel.h"
-#include "model/gemma4_audio.h"
+#include "model/audio_model.h"
 
 enum {
     CHUNK = 128, /* rows of a piece */
@@ -26,7 +26,7 @@ typedef enum conformer_block { BLOCK_FF_1 = 0, BLOCK_ATTENTION, BLOCK_CONVOLUTIO
 
 typedef struct backend_hearing {
     backend_model *m;
-    const gemma4_audio *a;
+    const audio_model *a;
     int frames, rows;
     float *input;          /* conformer: [frames][bands]; else [rows][samples of a frame] */
     float *h;              /* [rows][hidden] */
@@ -146,7 +146,7 @@ static void finish_second(void *context, size_t begin, size_t end, int thread) {
 }
 
 static void subsample(sound_run *t) {
-    const gemma4_audio *a = t->a;
+    const audio_model *a = t->a;
     const int rows = chunk_rows(t);
     for (t->group = t->first; t->group < t->first + rows; t->group += GROUP) {
         const int left = t->first + rows - t->group, n = left < GROUP ? left : GROUP;
@@ -369,7 +369,7 @@ static void norm_output(void *context, size_t begin, size_t end, int thread) {
 }
 
 static void project(sound_run *t) {
-    const gemma4_audio *a = t->a;
+    const audio_model *a = t->a;
     const int rows = chunk_rows(t);
     const size_t values = (size_t)rows * (size_t)a->output;
     if (a->conformer)
@@ -427,7 +427,7 @@ typedef struct room {
 enum { ROOMS = 15 };
 
 static void list_rooms(sound_run *t, room out[ROOMS]) {
-    const gemma4_audio *a = t->a;
+    const audio_model *a = t->a;
     const size_t rows = (size_t)t->rows, hidden = (size_t)a->hidden, chunk = CHUNK, one = a->conformer ? 1 : 0;
     const size_t kept = one * rows * hidden, some = one * chunk * hidden, wide = one * chunk * (size_t)a->intermediate;
     const size_t taps = GROUP * BANDS_2 * TAPS * (size_t)a->channels[0], sines = (size_t)a->reach * hidden;
@@ -452,11 +452,11 @@ static void list_rooms(sound_run *t, room out[ROOMS]) {
 }
 
 /* Values of the widest input of a product, and rows of the tallest. */
-static int widest_of(const gemma4_audio *a) {
+static int widest_of(const audio_model *a) {
     const int conv = max_int(TAPS * a->channels[0], BANDS_2 * a->channels[1]);
     return max_int(max_int(conv, a->output), a->intermediate);
 }
-static int tallest_of(const gemma4_audio *a) { return max_int(max_int(CHUNK, GROUP * BANDS_2), a->reach); }
+static int tallest_of(const audio_model *a) { return max_int(max_int(CHUNK, GROUP * BANDS_2), a->reach); }
 
 static packing_set packings_of(const sound_run *t) {
     packing_set packings = 0;
@@ -479,10 +479,10 @@ static kakeya_status allocate(sound_run *t, kakeya_error *error) {
     return packed_rows_create(t->m, &t->packed, tallest_of(t->a), widest_of(t->a), packings_of(t), error);
 }
 
-static int rows_of(const gemma4_audio *a, size_t samples) { return (int)gemma4_audio_rows(a, samples); }
+static int rows_of(const audio_model *a, size_t samples) { return (int)audio_model_rows(a, samples); }
 
 /* Convolutions' matrices are float32, whatever the others are. */
-size_t cpu_sound_bytes(const gemma4_audio *a, weight_format format, size_t samples) {
+size_t cpu_sound_bytes(const audio_model *a, weight_format format, size_t samples) {
     const cpu_kernels *kernels = cpu_kernels_find(NULL);
     sound_run t = {.a = a, .rows = rows_of(a, samples), .frames = (int)log_mel_frames(samples)};
     const cpu_packing packing[] = {kernels->weight[format].product[INPUT_EXACT].packing,
@@ -508,7 +508,7 @@ void cpu_sound_end(backend_hearing *t) {
 
 kakeya_status cpu_sound_begin(backend_model *m, const backend_sound *sound, float *rows, backend_hearing **out,
                               kakeya_error *error) {
-    const gemma4_audio *a = sound->audio;
+    const audio_model *a = sound->audio;
     *out = NULL;
     sound_run *t = calloc(1, sizeof *t);
     if (!t) return error_set(error, KAKEYA_OUT_OF_MEMORY, "a sound: out of memory");

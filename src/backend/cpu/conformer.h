@@ -10,6 +10,6 @@ kakeya_status cpu_sound_begin(backend_model *m, const backend_sound *sound, floa
 kakeya_status cpu_sound_step(backend_hearing *hearing, double seconds, bool *done, kakeya_error *error);
 void cpu_sound_end(backend_hearing *hearing);
 /* backend_measure_ops.sound_bytes */
-size_t cpu_sound_bytes(const struct gemma4_audio *audio, weight_format format, size_t samples);
+size_t cpu_sound_bytes(const struct audio_model *audio, weight_format format, size_t samples);
 
 #endif

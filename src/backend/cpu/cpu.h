@@ -7,12 +7,12 @@
  *   stores.h        kernels of stored rows                  cache.h         a cache and what follows its rows
  *   draft.h         rows and context of the drafter         block.h         drafting a block
  *   assistant.h     drafts of an MTP assistant
- *   latents.h       what f_theta's encoders give            token_latents.h their oldest source
+ *   latents.h       what the restoration's encoders give            token_latents.h their oldest source
  *   repack.h        weights in tiles, tile_file.h from a file  measure.c    benchmarks and diagnostics
  *   fine_layers.h   layers whose products round less
  *   bounded.h       weights under a limit
  *   train.c         the table of training                   train_taps.h    forwards with taps
- *   f_theta_trainer.h distillation of an f_theta            drafter_trainer.h training of a drafter
+ *   restoration_trainer.h distillation of a restoration            drafter_trainer.h training of a drafter
  *   backward.h      gradients of rows                       train_products.h exact products
  *   train_rows.h    rows of both kinds of drafters' trainers
  *   kernels.h       the inner loops, a table per instruction set */
@@ -88,12 +88,12 @@ typedef struct head_screen {
 
 struct backend_model {
     backend_model_options options;
-    const gemma4_config *config;
-    const gemma4_weights *weights; /* the file's, or own_weights */
-    gemma4_weights *own_weights;   /* with precision int8: fine_layers.h marks some, repack.h points them to tiles */
-    unsigned char *tiles;          /* MEM_WEIGHTS: theirs, one behind the other, so that huge pages hold all of them */
-    file_map tile_map;             /* what holds them instead (tile_file.h) */
-    char *tile_path;               /* its file; NULL: there is none */
+    const model_config *config;
+    const model_weights *weights; /* the file's, or own_weights */
+    model_weights *own_weights;   /* with precision int8: fine_layers.h marks some, repack.h points them to tiles */
+    unsigned char *tiles;         /* MEM_WEIGHTS: theirs, one behind the other, so that huge pages hold all of them */
+    file_map tile_map;            /* what holds them instead (tile_file.h) */
+    char *tile_path;              /* its file; NULL: there is none */
     struct bounded_weights *bounded; /* bounded.h; NULL: all weights are there */
     char note[256];                  /* "" or where the tiles are from */
     const cpu_kernels *kernels;
@@ -104,7 +104,7 @@ struct backend_model {
 
     int max_rows;       /* rows of one forward that the workspace has room for */
     int most_rows;      /* to which it can grow */
-    rope_table rope[2]; /* by gemma4_layer_type */
+    rope_table rope[2]; /* by layer_type */
     rope_table draft_rope;
     float embed_scale;
 
@@ -135,7 +135,7 @@ struct backend_model {
     int shared_sliding;        /* sliding layer whose K/V later layers attend too, -1: none; layers in between ... */
     void *shared_k, *shared_v; /* ... use chunk_k/v, so its new rows lie here until the forward ends */
     float *aux;                /* [max_rows][max_taps * hidden] */
-    int max_taps;              /* layers that the drafter and f_theta read */
+    int max_taps;              /* layers that the drafter and the restoration read */
     float *partial;            /* flash states of partitions when one step is split over threads */
     size_t partial_floats;
     thread_scratch *scratch;                 /* [threads] */
@@ -156,14 +156,14 @@ struct backend_model {
     void *d_block_k, *d_block_v;
     packed_rows d_packed, d_packed_aux, d_packed_act;
 
-    /* f_theta workspace, rows x ... */
+    /* restoration workspace, rows x ... */
     float *latent_in, *latent_out; /* inputs of the encoders (aux hidden states); codes, then values of a layer */
     packed_rows packed_latent_in;
     struct assistant_space *assistant;           /* assistant.c; NULL: there is no assistant */
     struct restored_keys *_Atomic restored_keys; /* restored_keys.h; since the first cache that restores */
 };
 
-/* V of one head as attention sees it: the norm of values has no weight, and Gemma 3 has none. out may be v. */
+/* V of one head as attention sees it: the norm of values has no weight, and some models have none. out may be v. */
 static inline void norm_values(const backend_model *m, const float *v, int head_dim, float *out) {
     if (!m->config->raw_values)
         m->kernels->rms_norm(v, NULL, head_dim, m->config->rms_eps, out);

@@ -3,14 +3,14 @@
 #include "backend/cpu/latents.h"
 #include "backend/cpu/matrix.h"
 
-static size_t kv_width(const dflash_config *d) { return (size_t)(d->kv_heads * d->head_dim); }
+static size_t kv_width(const block_drafter_config *d) { return (size_t)(d->kv_heads * d->head_dim); }
 
 /* ------------------------------------------------------------------------------------------------ context */
 
 /* The rows of parts that enter the context together. */
 typedef struct context_step {
     backend_model *model;
-    const dflash_config *config;
+    const block_drafter_config *config;
     draft_part parts[BACKEND_MAX_FORWARD];
     int n_parts, rows;
 } context_step;
@@ -30,7 +30,7 @@ static void context_norm_rows(void *context, size_t begin, size_t end, int threa
 static void store_context_row(const context_step *s, const draft_part *part, int row) {
     backend_model *m = s->model;
     const cpu_kernels *kernels = m->kernels;
-    const dflash_config *d = s->config;
+    const block_drafter_config *d = s->config;
     const cpu_kv_kernels *stored = kv_draft_kernels(part->cache);
     size_t kv = kv_width(d), all = (size_t)d->layers * kv;
     int position = part->position + row - part->first_row;
@@ -77,13 +77,13 @@ static void extend_latents(const context_step *s) {
 /* Their aux rows are packed. */
 static void extend_parts(context_step *s) {
     backend_model *m = s->model;
-    const dflash_model *drafter = m->options.drafter;
-    const dflash_config *d = s->config;
+    const block_drafter_model *drafter = m->options.drafter;
+    const block_drafter_config *d = s->config;
     size_t hidden = (size_t)d->hidden, kv = kv_width(d), all = (size_t)d->layers * kv;
     matrix_job fc = matrix_product(&m->d_packed_aux, s->rows, &drafter->fc, m->d_x, hidden);
     matrix_run(m, &fc, 1);
     rows_run(m, s->rows, d->hidden, context_norm_rows, s);
-    matrix_job jobs[2 * DFLASH_MAX_LAYERS];
+    matrix_job jobs[2 * BLOCK_DRAFTER_MAX_LAYERS];
     packing_set packings = 0;
     for (int l = 0; l < d->layers; l++) {
         float *k = m->d_context + (size_t)l * kv;
@@ -99,7 +99,7 @@ static void extend_parts(context_step *s) {
 
 void draft_extend(backend_model *m, const draft_rows *entries, int n) {
     if (n == 0) return;
-    const dflash_model *drafter = m->options.drafter;
+    const block_drafter_model *drafter = m->options.drafter;
     int width = drafter->config.targets * m->config->hidden;
     context_step s = {.model = m, .config = &drafter->config};
     for (int i = 0; i < n; i++) {
@@ -172,8 +172,8 @@ void draft_norm(draft_step *s, const float *norm) {
 
 void draft_layer_rest(draft_step *s) {
     backend_model *m = s->model;
-    const dflash_config *d = s->config;
-    const dflash_layer_weights *w = &m->options.drafter->layer[s->layer];
+    const block_drafter_config *d = s->config;
+    const block_drafter_layer_weights *w = &m->options.drafter->layer[s->layer];
     size_t hidden = (size_t)d->hidden, q = (size_t)(d->heads * d->head_dim), width = (size_t)d->intermediate;
     row_context rows = {.step = s};
     pack(m, &m->d_packed, m->d_q, q, s->rows, (int)q, packing_of(m, &w->o_proj));

@@ -1,6 +1,6 @@
 /* Rows of the drafter, and its context: for every committed position x = hidden_norm(fc(aux)), and per drafter layer
  * raw K = k_proj x, V = v_proj x. k_norm and RoPE make the context K/V out of them; the raw values of all layers are
- * f_theta's input. Formulas: the DFlash authors' reference model. */
+ * the restoration's input. Formulas: as model/block_drafter.h says. */
 #ifndef KAKEYA_BACKEND_CPU_DRAFT_H
 #define KAKEYA_BACKEND_CPU_DRAFT_H
 
@@ -9,7 +9,7 @@
 /* Rows of the drafter in work: m->d_state [rows][hidden] is their residual stream, m->d_x their normed input. */
 typedef struct draft_step {
     backend_model *model;
-    const dflash_config *config;
+    const block_drafter_config *config;
     int rows;
     int layer;
 } draft_step;

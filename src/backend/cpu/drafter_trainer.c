@@ -9,10 +9,10 @@
 /* -------------------------------------------------------------------------------------------------------- memory */
 
 static void lay_out_weights(backend_drafter_trainer *l, train_arena *a) {
-    const dflash_config *c = &l->c;
+    const block_drafter_config *c = &l->c;
     int q = (int)drafter_trainer_q(c), kv = (int)drafter_trainer_kv(c);
     for (int i = 0; i < c->layers; i++) {
-        dflash_layer_weights *t = &l->turned.layer[i];
+        block_drafter_layer_weights *t = &l->turned.layer[i];
         t->q_proj = train_take_turned(a, q, c->hidden);
         t->k_proj = train_take_turned(a, kv, c->hidden);
         t->v_proj = train_take_turned(a, kv, c->hidden);
@@ -27,7 +27,7 @@ static void lay_out_weights(backend_drafter_trainer *l, train_arena *a) {
 
 /* Largest inputs and outputs of products. */
 static void lay_out_products(backend_drafter_trainer *l, train_arena *a) {
-    const dflash_config *c = &l->c;
+    const block_drafter_config *c = &l->c;
     size_t rows = (size_t)(l->o.blocks * c->block_size), all = (size_t)l->o.sequence, hidden = (size_t)c->hidden,
            q = drafter_trainer_q(c), kv = drafter_trainer_kv(c), width = (size_t)c->intermediate,
            aux = (size_t)c->targets * hidden, widest = train_most(train_most(hidden, q), train_most(kv, width));
@@ -46,7 +46,7 @@ static void lay_out_products(backend_drafter_trainer *l, train_arena *a) {
 }
 
 static void lay_out(backend_drafter_trainer *l, train_arena *a) {
-    const dflash_config *c = &l->c;
+    const block_drafter_config *c = &l->c;
     size_t rows = (size_t)(l->o.blocks * c->block_size), all = (size_t)l->o.sequence, hidden = (size_t)c->hidden,
            q = drafter_trainer_q(c), kv = drafter_trainer_kv(c), width = (size_t)c->intermediate,
            heads = (size_t)c->heads, columns = all + (size_t)c->block_size;
@@ -167,9 +167,9 @@ void cpu_drafter_trainer_weights(backend_drafter_trainer *l, const float *weight
         chain_trainer_weights(l->chains, weights);
         return;
     }
-    dflash_values_bind(&l->c, train_vector(weights), &l->w);
+    block_drafter_values_bind(&l->c, train_vector(weights), &l->w);
     for (int i = 0; i < l->c.layers; i++) {
-        const dflash_layer_weights *w = &l->w.layer[i], *t = &l->turned.layer[i];
+        const block_drafter_layer_weights *w = &l->w.layer[i], *t = &l->turned.layer[i];
         train_turn_matrix(&l->products, &w->q_proj, &t->q_proj);
         train_turn_matrix(&l->products, &w->k_proj, &t->k_proj);
         train_turn_matrix(&l->products, &w->v_proj, &t->v_proj);
@@ -222,7 +222,7 @@ kakeya_status cpu_drafter_trainer_learn(backend_drafter_trainer *l, const drafte
     }
     l->scale = scale;
     l->backward = gradient != NULL;
-    if (gradient) dflash_values_bind(&l->c, gradient, &l->gradient);
+    if (gradient) block_drafter_values_bind(&l->c, gradient, &l->gradient);
     for (int i = 0; i < n; i++) learn(l, &sequences[i], gradient != NULL);
     return KAKEYA_OK;
 }

@@ -15,7 +15,7 @@
 #include "backend/backend_train.h"
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/train_rows.h"
-#include "model/dflash_values.h"
+#include "model/block_drafter_values.h"
 
 typedef struct drafter_trainer_layer {
     float *context[2], *context_raw_k; /* [T][kv]: K and V of the context; K before its norm and RoPE */
@@ -33,14 +33,14 @@ struct backend_drafter_trainer {
     struct chain_trainer *chains; /* of an assistant, which then is all that there is; else NULL */
     backend_model *m;
     drafter_trainer_options o;
-    dflash_config c;
-    dflash_model w, turned; /* the weights; its matrices transposed, [in][out] */
-    dflash_model gradient;  /* bound during a call that wants one */
+    block_drafter_config c;
+    block_drafter_model w, turned; /* the weights; its matrices transposed, [in][out] */
+    block_drafter_model gradient;  /* bound during a call that wants one */
     bool backward;
     weight head, head_t; /* float32: [vocab][H] and [H][vocab] */
     rope_table rope;
     float *memory;
-    drafter_trainer_layer layer[DFLASH_MAX_LAYERS];
+    drafter_trainer_layer layer[BLOCK_DRAFTER_MAX_LAYERS];
 
     /* the sequence */
     const int32_t *tokens;
@@ -69,8 +69,8 @@ struct backend_drafter_trainer {
 
 enum { DRAFTER_TRAINER_HEAD_ROWS = 128, DRAFTER_TRAINER_CHUNK = 32 /* rows or columns of a piece of attention */ };
 
-static inline size_t drafter_trainer_kv(const dflash_config *c) { return (size_t)(c->kv_heads * c->head_dim); }
-static inline size_t drafter_trainer_q(const dflash_config *c) { return (size_t)(c->heads * c->head_dim); }
+static inline size_t drafter_trainer_kv(const block_drafter_config *c) { return (size_t)(c->kv_heads * c->head_dim); }
+static inline size_t drafter_trainer_q(const block_drafter_config *c) { return (size_t)(c->heads * c->head_dim); }
 
 /* --- drafter_trainer_attention.c: from q, own and context to o; from d_o to d_q, d_own and d_columns, which are set.
  */

@@ -15,7 +15,7 @@ typedef struct attention_work {
 } attention_work;
 
 static attention_work work_of(backend_drafter_trainer *l, int layer) {
-    const dflash_config *c = &l->c;
+    const block_drafter_config *c = &l->c;
     return (attention_work){.l = l,
                             .layer = &l->layer[layer],
                             .sliding = c->sliding_window[layer],

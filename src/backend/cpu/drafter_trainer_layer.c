@@ -27,14 +27,14 @@ static train_gates gates_of(const backend_drafter_trainer *l, int layer) {
 /* ------------------------------------------------------------------------------------------------------- context */
 
 void drafter_trainer_context(backend_drafter_trainer *l) {
-    const dflash_config *c = &l->c;
+    const block_drafter_config *c = &l->c;
     size_t hidden = (size_t)c->hidden, kv = drafter_trainer_kv(c), width = (size_t)l->w.fc.in;
     int n = l->context_rows;
     train_product(&l->products, l->aux, width, n, &l->w.fc, l->fused, hidden);
     train_norm(drafter_trainer_norms(l, n), l->fused, l->w.hidden_norm, NULL, l->context);
     for (int i = 0; i < c->layers; i++) {
         drafter_trainer_layer *layer = &l->layer[i];
-        const dflash_layer_weights *w = &l->w.layer[i];
+        const block_drafter_layer_weights *w = &l->w.layer[i];
         train_product(&l->products, l->context, hidden, n, &w->k_proj, layer->context_raw_k, kv);
         train_product(&l->products, l->context, hidden, n, &w->v_proj, layer->context[1], kv);
         train_turn_heads(context_keys(l, i, layer->context[0]), n);
@@ -43,8 +43,8 @@ void drafter_trainer_context(backend_drafter_trainer *l) {
 
 /* What a layer's context K and V, d_columns, say of the context. */
 static void layer_context_back(backend_drafter_trainer *l, int layer) {
-    const dflash_config *c = &l->c;
-    const dflash_layer_weights *t = &l->turned.layer[layer], *g = &l->gradient.layer[layer];
+    const block_drafter_config *c = &l->c;
+    const block_drafter_layer_weights *t = &l->turned.layer[layer], *g = &l->gradient.layer[layer];
     size_t hidden = (size_t)c->hidden, kv = drafter_trainer_kv(c);
     int n = l->context_rows;
     train_turn_heads_back(context_keys(l, layer, l->d_columns[0]), n, l->o.inside_layers ? g->k_norm : NULL);
@@ -86,8 +86,8 @@ static void add_rows(const backend_drafter_trainer *l, const float *x, const flo
 }
 
 void drafter_trainer_forward(backend_drafter_trainer *l, int index, float *out) {
-    const dflash_config *c = &l->c;
-    const dflash_layer_weights *w = &l->w.layer[index];
+    const block_drafter_config *c = &l->c;
+    const block_drafter_layer_weights *w = &l->w.layer[index];
     drafter_trainer_layer *layer = &l->layer[index];
     const train_products *p = &l->products;
     size_t hidden = (size_t)c->hidden, q = drafter_trainer_q(c), kv = drafter_trainer_kv(c),
@@ -114,8 +114,9 @@ void drafter_trainer_forward(backend_drafter_trainer *l, int index, float *out) 
 
 /* From d_h, of the layer's output, to that of the stream behind attention. */
 static void feed_forward_back(backend_drafter_trainer *l, int index) {
-    const dflash_config *c = &l->c;
-    const dflash_layer_weights *w = &l->w.layer[index], *t = &l->turned.layer[index], *g = &l->gradient.layer[index];
+    const block_drafter_config *c = &l->c;
+    const block_drafter_layer_weights *w = &l->w.layer[index], *t = &l->turned.layer[index],
+                                      *g = &l->gradient.layer[index];
     drafter_trainer_layer *layer = &l->layer[index];
     const train_products *p = &l->products;
     size_t hidden = (size_t)c->hidden, width = (size_t)c->intermediate;
@@ -136,8 +137,9 @@ static void feed_forward_back(backend_drafter_trainer *l, int index) {
 }
 
 void drafter_trainer_back(backend_drafter_trainer *l, int index) {
-    const dflash_config *c = &l->c;
-    const dflash_layer_weights *w = &l->w.layer[index], *t = &l->turned.layer[index], *g = &l->gradient.layer[index];
+    const block_drafter_config *c = &l->c;
+    const block_drafter_layer_weights *w = &l->w.layer[index], *t = &l->turned.layer[index],
+                                      *g = &l->gradient.layer[index];
     drafter_trainer_layer *layer = &l->layer[index];
     const train_products *p = &l->products;
     size_t hidden = (size_t)c->hidden, q = drafter_trainer_q(c), kv = drafter_trainer_kv(c);

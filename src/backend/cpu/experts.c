@@ -61,7 +61,7 @@ void experts_route(backend_model *m, const float *expert_scale, int rows) {
     m->expert_begin[0] = 0;
 }
 
-packing_set experts_packings(const backend_model *m, const gemma4_layer_weights *w) {
+packing_set experts_packings(const backend_model *m, const layer_weights *w) {
     return packing_of(m, &w->experts_gate_up) | packing_of(m, &w->experts_gate) | packing_of(m, &w->experts_up);
 }
 

@@ -6,7 +6,7 @@
 #include "backend/program/program.h"
 
 /* The packings that the first products of a layer's experts want. */
-packing_set experts_packings(const backend_model *m, const gemma4_layer_weights *w);
+packing_set experts_packings(const backend_model *m, const layer_weights *w);
 /* Each row's experts by the router's logits, and the rows of each expert. */
 void experts_route(backend_model *m, const float *expert_scale, int rows);
 /* Experts of a layer; those of a model that is bounded (bounded.h) are in memory where products are made of them. */

@@ -191,7 +191,7 @@ static void head_rows(void *context, size_t begin, size_t end, int thread) {
     backend_model *m = f->model;
     const cpu_kernels *kernels = m->kernels;
     const program_op *o = f->op;
-    const gemma4_layer_config *lc = &m->config->layer[o->layer];
+    const layer_config *lc = &m->config->layer[o->layer];
     const rope_table *rope = &m->rope[lc->type];
     int d = o->width;
     for (size_t row = begin; row < end; row++) {
@@ -215,7 +215,7 @@ static void head_rows(void *context, size_t begin, size_t end, int thread) {
 }
 
 static void run_heads(forward_step *f, const program_op *o) {
-    const gemma4_layer_config *lc = &f->model->config->layer[o->layer];
+    const layer_config *lc = &f->model->config->layer[o->layer];
     rows_run(f->model, f->rows, (f->model->config->heads + 2 * lc->kv_heads) * o->width, head_rows, f);
 }
 
@@ -241,7 +241,7 @@ static void recode_rows(const forward_step *f) {
 /* Diagnostics caches keep every position's raw K and V. */
 static void keep_own_raw(const forward_step *f) {
     backend_model *m = f->model;
-    const gemma4_layer_config *lc = &m->config->layer[f->op->layer];
+    const layer_config *lc = &m->config->layer[f->op->layer];
     size_t kv_dim = (size_t)(lc->kv_heads * lc->head_dim);
     for (int s = 0; s < f->n_segments; s++) {
         const attention_segment *a = &f->segments[s];
@@ -358,7 +358,7 @@ static void show_layer(const forward_step *f) {
 static void tap_layer(const forward_step *f) {
     const backend_model *m = f->model;
     const forward_taps *taps = m->taps;
-    const gemma4_layer_config *lc = &m->config->layer[f->op->layer];
+    const layer_config *lc = &m->config->layer[f->op->layer];
     program_item item = (program_item)f->op->in[0];
     int q_dim = m->config->heads * lc->head_dim, kv_dim = lc->kv_heads * lc->head_dim;
     float *to = item == DATA_Q          ? taps->q
@@ -544,7 +544,7 @@ static kakeya_status check_segments(backend_model *m, backend_segment *segments,
 
 /* Rows in the place of embeddings; per-layer inputs are those of the token that pads. */
 static void take_given(forward_step *f, const backend_segment *r) {
-    const gemma4_config *c = f->model->config;
+    const model_config *c = f->model->config;
     for (int i = 0; i < r->n_given; i++) {
         const backend_given *g = &r->given[i];
         for (int row = 0; row < g->n; row++) {

@@ -3,18 +3,18 @@
 #include "backend/cpu/matrix.h"
 #include "backend/cpu/restored_keys.h"
 
-static const f_theta_config *form_of(const backend_model *m) { return &m->options.f_theta->config; }
+static const restoration_config *form_of(const backend_model *m) { return &m->options.restoration->config; }
 
 /* Values of a row's latents side by side. */
-static int code_values(const f_theta_config *f) { return f->shared_latent ? f->rank_k : f->rank_k + f->rank_v; }
+static int code_values(const restoration_config *f) { return f->shared_latent ? f->rank_k : f->rank_k + f->rank_v; }
 
 size_t latents_in_floats(const backend_model *m) {
-    const f_theta_model *f = m->options.f_theta;
-    return f && f->config.input == F_THETA_AUX_HIDDEN ? (size_t)f->encoder_in : 0;
+    const restoration_model *f = m->options.restoration;
+    return f && f->config.input == RESTORATION_AUX_HIDDEN ? (size_t)f->encoder_in : 0;
 }
 
 size_t latents_out_floats(const backend_model *m) {
-    if (!m->options.f_theta) return 0;
+    if (!m->options.restoration) return 0;
     size_t widest = 0;
     for (int i = 0; i < m->config->layers; i++) {
         size_t width = (size_t)(m->config->layer[i].kv_heads * m->config->layer[i].head_dim);
@@ -67,13 +67,13 @@ static void store_rows(const draft_part *part, int code_row, float *codes) {
 /* The scalar of v_norm of every restored layer and head, computed from the stored (rounded) latent that attention will
  * read; 1 where values pass no norm. */
 static void store_scales(backend_model *m, const draft_part *parts, int n_parts, int rows) {
-    const f_theta_config *f = form_of(m);
+    const restoration_config *f = form_of(m);
     size_t code_row = (size_t)code_values(f);
     const float *codes = m->latent_out + (f->shared_latent ? 0 : f->rank_k);
     float *values = m->latent_out + (size_t)rows * code_row;
     for (int layer = 0; layer < m->config->layers; layer++) {
-        const gemma4_layer_config *lc = &m->config->layer[layer];
-        const weight *decoder = &m->options.f_theta->decoder_v[layer];
+        const layer_config *lc = &m->config->layer[layer];
+        const weight *decoder = &m->options.restoration->decoder_v[layer];
         bool restored = false;
         for (int i = 0; i < n_parts; i++) restored |= parts[i].cache->t.layer[layer].latent_head >= 0;
         if (!restored) continue;
@@ -110,7 +110,7 @@ static void store_codes(backend_model *m, const draft_part *parts, int n_parts, 
 /* --------------------------------------------------------------------------------------- from the drafter's K/V */
 
 void latents_of_context(backend_model *m, const draft_part *parts, int n_parts) {
-    const f_theta_model *f = m->options.f_theta;
+    const restoration_model *f = m->options.restoration;
     int in = f->encoder_in, rows = 0;
     size_t all = (size_t)in, code_row = (size_t)code_values(&f->config);
     for (int i = 0; i < n_parts; i++) rows += parts[i].rows;
@@ -145,7 +145,7 @@ static void norm_row(const aux_step *s, int part, int row, float *x) {
     const float *aux = s->entries[part].aux + (size_t)row * (kv_aux_row_bytes(s->parts[part].cache) / sizeof(float));
     int hidden = m->config->hidden;
     for (int i = 0; i < form_of(m)->aux_layers; i++) {
-        m->kernels->rms_norm(aux + (size_t)t->f_theta_tap[i] * (size_t)hidden, NULL, hidden, m->config->rms_eps,
+        m->kernels->rms_norm(aux + (size_t)t->restoration_tap[i] * (size_t)hidden, NULL, hidden, m->config->rms_eps,
                              x + (size_t)i * (size_t)hidden);
     }
 }
@@ -153,7 +153,7 @@ static void norm_row(const aux_step *s, int part, int row, float *x) {
 static void norm_rows(void *context, size_t begin, size_t end, int thread) {
     (void)thread;
     const aux_step *s = context;
-    size_t in = (size_t)s->model->options.f_theta->encoder_in;
+    size_t in = (size_t)s->model->options.restoration->encoder_in;
     for (int i = 0; i < s->n_parts; i++) {
         int first = s->parts[i].first_row;
         for (int row = 0; row < s->parts[i].rows; row++) {
@@ -165,7 +165,7 @@ static void norm_rows(void *context, size_t begin, size_t end, int thread) {
 
 static void encode_step(aux_step *s) {
     backend_model *m = s->model;
-    const f_theta_model *f = m->options.f_theta;
+    const restoration_model *f = m->options.restoration;
     if (!s->rows) return;
     rows_run(m, s->rows, f->encoder_in, norm_rows, s);
     matrix_job jobs[2];

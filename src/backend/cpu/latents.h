@@ -1,4 +1,4 @@
-/* Latents: what f_theta's encoders give of a position, and the scalars of v_norm beside it. */
+/* Latents: what the restoration's encoders give of a position, and the scalars of v_norm beside it. */
 #ifndef KAKEYA_BACKEND_CPU_LATENTS_H
 #define KAKEYA_BACKEND_CPU_LATENTS_H
 

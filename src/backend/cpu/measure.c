@@ -151,14 +151,14 @@ static kakeya_status mix_own(backend_cache *c, float alpha, kakeya_error *error)
 static kakeya_status restoration_error(const backend_cache *c, double relative_mse[2], kakeya_error *error) {
     backend_model *m = c->model;
     if (!c->own_raw) return error_set(error, KAKEYA_INVALID_ARGUMENT, "this cache keeps no own K/V to compare with");
-    const f_theta_model *f = m->options.f_theta;
+    const restoration_model *f = m->options.restoration;
     double difference[2] = {0, 0}, energy[2] = {0, 0};
     position_range held = timeline_latents_held(&c->t);
     int evicted = c->t.length - c->t.options.window, end = evicted < held.end ? evicted : held.end;
     int begin = c->t.options.sink > held.begin ? c->t.options.sink : held.begin;
     float *latent = m->scratch[0].row;
     for (int layer = 0; layer < m->config->layers; layer++) {
-        const gemma4_layer_config *lc = &m->config->layer[layer];
+        const layer_config *lc = &m->config->layer[layer];
         if (lc->kv_source != layer || !c->own_raw[layer]) continue;
         int width = lc->kv_heads * lc->head_dim;
         for (int p = begin; p < end; p++) {

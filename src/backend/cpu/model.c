@@ -23,8 +23,8 @@ static void cpu_model_destroy(backend_model *m) {
     workspace_destroy(m);
     assistant_destroy(m);
     head_destroy(m);
-    rope_table_destroy(&m->rope[GEMMA4_SLIDING]);
-    rope_table_destroy(&m->rope[GEMMA4_FULL]);
+    rope_table_destroy(&m->rope[LAYER_SLIDING]);
+    rope_table_destroy(&m->rope[LAYER_FULL]);
     rope_table_destroy(&m->draft_rope);
     bounded_destroy(m);
     repack_destroy(m);
@@ -36,7 +36,7 @@ static void cpu_model_destroy(backend_model *m) {
 static kakeya_status create_rope_tables(backend_model *m, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
     if (m->options.drafter) {
-        const dflash_config *d = &m->options.drafter->config;
+        const block_drafter_config *d = &m->options.drafter->config;
         status = rope_table_create(m, &m->draft_rope, d->rope_theta, 1.0f, d->head_dim, d->head_dim / 2, error);
     }
     for (int type = 0; !status && type < 2; type++) {
@@ -45,7 +45,7 @@ static kakeya_status create_rope_tables(backend_model *m, kakeya_error *error) {
             if ((int)m->config->layer[i].type == type) head_dim = m->config->layer[i].head_dim;
         }
         if (!head_dim) continue;
-        const gemma4_rope *r = &m->config->rope[type];
+        const rope_config *r = &m->config->rope[type];
         status = rope_table_create(m, &m->rope[type], r->theta, r->factor, head_dim, r->rotated_pairs, error);
     }
     return status;

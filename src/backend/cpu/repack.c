@@ -20,7 +20,7 @@ enum { PARTS_OF_LIMIT = 1, LIMIT_PARTS = 2, PARTS_OF_MACHINE = 7, MACHINE_PARTS 
 enum { PIECE_TILES = 8, STEP_TILES = 4096 };
 enum { LAYER_MATRICES = 12 };
 
-static void matrices_of_layer(gemma4_layer_weights *l, weight *out[LAYER_MATRICES]) {
+static void matrices_of_layer(layer_weights *l, weight *out[LAYER_MATRICES]) {
     weight *const all[LAYER_MATRICES] = {&l->q_proj,       &l->k_proj,     &l->v_proj,       &l->o_proj,
                                          &l->gate_proj,    &l->up_proj,    &l->down_proj,    &l->experts_gate_up,
                                          &l->experts_gate, &l->experts_up, &l->experts_down, &l->ple_gate};
@@ -28,7 +28,7 @@ static void matrices_of_layer(gemma4_layer_weights *l, weight *out[LAYER_MATRICE
 }
 
 /* The router chooses experts by exact products; tables of which single rows are read stay where they are. */
-static size_t list_matrices(gemma4_weights *w, int layers, weight **out) {
+static size_t list_matrices(model_weights *w, int layers, weight **out) {
     size_t n = 0;
     out[n++] = &w->head;
     out[n++] = &w->ple_model_proj;
@@ -112,8 +112,8 @@ static kakeya_status repack(repack_state *s, weight *w, kakeya_error *error) {
         thread_pool_for(m->pool, n, PIECE_TILES, make_tile_rows, &c);
         size_t source = weight_row_bytes(w, 0), from = first * TILE_OUTPUTS, left = (size_t)w->out - from;
         if (!outline)
-            gemma4_model_unneeded(m->options.verifier, weight_row(w, 0, (int)from),
-                                  source * (left < n * TILE_OUTPUTS ? left : n * TILE_OUTPUTS));
+            language_model_unneeded(m->options.verifier, weight_row(w, 0, (int)from),
+                                    source * (left < n * TILE_OUTPUTS ? left : n * TILE_OUTPUTS));
         s->done += n * row;
         status = tell(s, error);
     }
@@ -138,9 +138,9 @@ typedef struct tile_list {
     uint64_t bytes; /* of their tiles */
 } tile_list;
 
-static bool is_of_experts(const gemma4_weights *weights, int layers, const weight *w) {
+static bool is_of_experts(const model_weights *weights, int layers, const weight *w) {
     for (int i = 0; i < layers; i++) {
-        const gemma4_layer_weights *l = &weights->layer[i];
+        const layer_weights *l = &weights->layer[i];
         if (w == &l->experts_gate_up || w == &l->experts_gate || w == &l->experts_up || w == &l->experts_down)
             return true;
     }
@@ -148,13 +148,13 @@ static bool is_of_experts(const gemma4_weights *weights, int layers, const weigh
 }
 
 /* Experts whose rows end where tiles do have checksums of their own. */
-static int parts_of(const gemma4_weights *weights, const gemma4_config *config, const weight *w) {
+static int parts_of(const model_weights *weights, const model_config *config, const weight *w) {
     if (!is_of_experts(weights, config->layers, w) || w->out / config->experts % TILE_OUTPUTS) return 1;
     return config->experts;
 }
 
 /* `weights`: the copy whose matrices are listed. */
-static bool list_tiles(gemma4_weights *weights, const gemma4_config *config, tile_list *out) {
+static bool list_tiles(model_weights *weights, const model_config *config, tile_list *out) {
     const size_t most = 2 + (size_t)config->layers * (LAYER_MATRICES + 1);
     weight **all = malloc(most * sizeof *all);
     *out = (tile_list){.matrix = malloc(most * sizeof *out->matrix)};
@@ -174,7 +174,7 @@ static kakeya_status no_list(kakeya_error *error) {
 
 /* *found: a file of tiles lies beside the model, and now holds its matrices. */
 static kakeya_status map_tiles(backend_model *m, const tile_list *list, bool *found, kakeya_error *error) {
-    char *path = gemma4_model_beside(m->options.verifier, BACKEND_ARRANGED);
+    char *path = language_model_beside(m->options.verifier, BACKEND_ARRANGED);
     *found = false;
     kakeya_status status = path && list->n > 0 ? file_find(path, found, error) : KAKEYA_OK;
     const unsigned char **tiles = *found && !status ? malloc(list->n * sizeof *tiles) : NULL;
@@ -208,7 +208,7 @@ kakeya_status repack_weights(backend_model *m, kakeya_error *error) {
         return error_set(error, KAKEYA_UNSUPPORTED, "synthetic weights of %s need --precision int8",
                          weight_format_name(m->weights->head.format));
     if (m->input != INPUT_INT8) return KAKEYA_OK;
-    gemma4_weights *w = m->own_weights;
+    model_weights *w = m->own_weights;
     tile_list list;
     bool tied = m->config->tied_head, tiled = false;
     if (!list_tiles(w, m->config, &list)) return no_list(error);
@@ -271,7 +271,7 @@ static kakeya_status write_tiles(tile_output *t, const tile_matrix *matrix, XXH3
         t->state.done += n * row;
         if (!status) status = tell(&t->state, error);
     }
-    gemma4_model_unneeded(t->state.options->verifier, weight_row(w, 0, 0), weight_row_bytes(w, 0) * (size_t)w->out);
+    language_model_unneeded(t->state.options->verifier, weight_row(w, 0, 0), weight_row_bytes(w, 0) * (size_t)w->out);
     free(c.tiles);
     return status;
 }
@@ -289,7 +289,7 @@ static kakeya_status write_matrix(tile_output *t, const tile_matrix *matrix, kak
 }
 
 kakeya_status repack_to_file(const backend_model_options *options, const char *path, kakeya_error *error) {
-    gemma4_weights *w = malloc(sizeof *w);
+    model_weights *w = malloc(sizeof *w);
     tile_list list = {NULL, 0, 0};
     tile_output t = {.state = {.options = options}};
     if (!w) return no_list(error);

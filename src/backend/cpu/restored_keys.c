@@ -5,22 +5,22 @@
 struct restored_keys {
     uint64_t owner; /* backend_cache.id; 0: nobody */
     int blocks;     /* of a head */
-    int first[GEMMA4_MAX_LAYERS + 1];
+    int first[MODEL_MAX_LAYERS + 1];
     restored_key_block *block; /* [first[layer] .. first[layer + 1]): [head][blocks] */
     float *keys;
 };
 
-static bool is_kept(const gemma4_config *c, int layer) {
-    return c->layer[layer].type == GEMMA4_SLIDING && c->layer[layer].kv_source == layer;
+static bool is_kept(const model_config *c, int layer) {
+    return c->layer[layer].type == LAYER_SLIDING && c->layer[layer].kv_source == layer;
 }
 
 /* Of a head. */
-static int blocks_of(const gemma4_config *c) {
+static int blocks_of(const model_config *c) {
     return (c->sliding_window + BACKEND_MAX_DECODE_ROWS) / ATTENTION_BLOCK + 2;
 }
 
 /* Blocks of all heads, and the floats of their keys. */
-static size_t count_blocks(const gemma4_config *c, size_t *floats) {
+static size_t count_blocks(const model_config *c, size_t *floats) {
     size_t all = 0;
     *floats = 0;
     for (int i = 0; i < c->layers; i++) {
@@ -32,7 +32,7 @@ static size_t count_blocks(const gemma4_config *c, size_t *floats) {
     return all;
 }
 
-size_t restored_keys_bytes(const gemma4_config *config) {
+size_t restored_keys_bytes(const model_config *config) {
     size_t floats, all = count_blocks(config, &floats);
     return all ? sizeof(restored_keys) + all * sizeof(restored_key_block) + floats * sizeof(float) : 0;
 }
@@ -45,7 +45,7 @@ static void free_keys(restored_keys *r) {
 }
 
 kakeya_status restored_keys_create(backend_model *m, kakeya_error *error) {
-    const gemma4_config *c = m->config;
+    const model_config *c = m->config;
     const int blocks = blocks_of(c);
     size_t floats, all = count_blocks(c, &floats);
     if (all == 0 || m->restored_keys) return KAKEYA_OK;

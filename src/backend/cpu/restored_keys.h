@@ -20,7 +20,7 @@ typedef struct restored_key_block {
 } restored_key_block;
 
 /* What they take. */
-size_t restored_keys_bytes(const gemma4_config *config);
+size_t restored_keys_bytes(const model_config *config);
 /* m->restored_keys, if there are none yet and the model has sliding layers. Any thread; called for each cache that
  * restores, so that others pay nothing. */
 kakeya_status restored_keys_create(backend_model *m, kakeya_error *error);

@@ -11,7 +11,7 @@ float *cpu_item(const backend_model *m, program_item item);
 /* Whose list it is: where items lie, whose weights slots name. */
 typedef struct row_place {
     float *(*item)(const backend_model *m, program_item item);
-    const gemma4_weights *weights;
+    const model_weights *weights;
     float rms_eps;
 } row_place;
 

@@ -2,9 +2,9 @@
  * one segment, exact float32, every value that the way back needs kept. Between layers it keeps their inputs alone; the
  * way back computes a layer again before it goes through it. The rooms:
  *
- *   f_theta_trainer.c    memory, the teacher, the order of a segment       student_layer.c      a layer, there and back
- *   student_attention.c  masked attention over columns                     student_experts.c    router and experts
- *   student_restore.c    latents, decoders: f_theta there and back         student_loss.c       what is compared
+ *   restoration_trainer.c    memory, the teacher, the order of a segment       student_layer.c      a layer, there and
+ * back student_attention.c  masked attention over columns                     student_experts.c    router and experts
+ *   student_restore.c    latents, decoders: restoration there and back         student_loss.c       what is compared
  *   student_weights.c    transposed weights, products                      backward.h           gradients of rows
  *
  * Shapes: N rows of a segment, T tokens of the sequence, R restored positions, H hidden. */
@@ -15,7 +15,7 @@
 #include "backend/cpu/backward.h"
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/train_products.h"
-#include "backend/f_theta_layout.h"
+#include "backend/restoration_layout.h"
 
 enum { STUDENT_MAX_ROWS = 512, STUDENT_MAX_CHOSEN = 64 /* experts of a row */ };
 
@@ -45,7 +45,7 @@ typedef struct student_layer {
     /* The segment's. */
     bool restored;
     int first, rows; /* of the positions that this layer has restored: index of the first, how many */
-    float *raw[2], *seen[2], *d_seen[2];   /* [rows][kv_dim]: K, V of f_theta before and after norms and RoPE */
+    float *raw[2], *seen[2], *d_seen[2];   /* [rows][kv_dim]: K, V as restored before and after norms and RoPE */
     float *own_raw[2], *own[2], *d_own[2]; /* [N][kv_dim]: the same of the segment's own rows */
     float *input;                          /* [N][H] */
 } student_layer;
@@ -59,14 +59,14 @@ typedef struct student_tape {
     float *h2, *ple_gate, *ple_act, *ple_out;
 } student_tape;
 
-struct backend_f_theta_trainer {
+struct backend_restoration_trainer {
     backend_model *m;
-    f_theta_trainer_options o;
-    f_theta_config f;
-    f_theta_layout layout;
+    restoration_trainer_options o;
+    restoration_config f;
+    restoration_layout layout;
     const float *weights;
     float *decoders_t; /* laid out as the weights: [rank][kv_dim] */
-    student_layer layer[GEMMA4_MAX_LAYERS];
+    student_layer layer[MODEL_MAX_LAYERS];
     weight head_t;
     float *memory;
     size_t floats;
@@ -74,15 +74,15 @@ struct backend_f_theta_trainer {
     /* the teacher's sequence */
     int length;
     int32_t *tokens;
-    float *inputs[2]; /* [T][f_theta_encoder_in]: what the encoders read; one where they read the same */
+    float *inputs[2]; /* [T][restoration_encoder_in]: what the encoders read; one where they read the same */
     float *aux;       /* [T][drafter's targets * H] where a drafter is read */
     float *context;   /* [T][drafter's hidden] */
 
     /* the segment */
-    f_theta_trainer_segment segment;
+    restoration_trainer_segment segment;
     int *position; /* [R], ascending */
     int n_positions;
-    float *gathered;                /* [R][f_theta_encoder_in] */
+    float *gathered;                /* [R][restoration_encoder_in] */
     float *latent[2], *d_latent[2]; /* [R][rank] as a session would keep them; one where it is shared */
     unsigned char *code;            /* of a latent in 8 or 4 bits */
     student_tape tape;
@@ -109,84 +109,87 @@ struct backend_f_theta_trainer {
 
 /* --- student_weights.c ------------------------------------------------------------------------------------------- */
 
-void student_weights_lay_out(backend_f_theta_trainer *s, train_arena *a);
-void student_weights_fill(backend_f_theta_trainer *s);
+void student_weights_lay_out(backend_restoration_trainer *s, train_arena *a);
+void student_weights_fill(backend_restoration_trainer *s);
 weight student_matrix(const float *values, int out, int in);
 /* y [rows][w->out] = w x, exact float32, on the pool. */
-void student_product(backend_f_theta_trainer *s, const float *x, size_t ldx, int rows, const weight *w, float *y,
+void student_product(backend_restoration_trainer *s, const float *x, size_t ldx, int rows, const weight *w, float *y,
                      size_t ldy);
 /* The same, added to y; `scratch` [rows][w->out]. */
-void student_product_add(backend_f_theta_trainer *s, const float *x, size_t ldx, int rows, const weight *w, float *y,
-                         float *scratch);
+void student_product_add(backend_restoration_trainer *s, const float *x, size_t ldx, int rows, const weight *w,
+                         float *y, float *scratch);
 /* sum [nb][na] += b' a over rows. */
-void student_outer(backend_f_theta_trainer *s, const float *b, int nb, const float *a, int na, int rows, float *sum);
+void student_outer(backend_restoration_trainer *s, const float *b, int nb, const float *a, int na, int rows,
+                   float *sum);
 /* x [rows][n] to [n][rows] on the calling thread. */
 void student_turn(const float *x, size_t ldx, int rows, int n, float *out);
 /* task(context, row) for each of n rows on the pool. */
-typedef void (*student_row_task)(backend_f_theta_trainer *s, void *context, int row);
-void student_rows(backend_f_theta_trainer *s, int n, student_row_task task, void *context);
+typedef void (*student_row_task)(backend_restoration_trainer *s, void *context, int row);
+void student_rows(backend_restoration_trainer *s, int n, student_row_task task, void *context);
 
-static inline size_t student_kv_dim(const backend_f_theta_trainer *s, int layer) {
-    const gemma4_layer_config *l = &s->m->config->layer[layer];
+static inline size_t student_kv_dim(const backend_restoration_trainer *s, int layer) {
+    const layer_config *l = &s->m->config->layer[layer];
     return (size_t)(l->kv_heads * l->head_dim);
 }
-static inline size_t student_q_dim(const backend_f_theta_trainer *s, int layer) {
+static inline size_t student_q_dim(const backend_restoration_trainer *s, int layer) {
     return (size_t)(s->m->config->heads * s->m->config->layer[layer].head_dim);
 }
-static inline int student_rank(const backend_f_theta_trainer *s, int half) { return half ? s->f.rank_v : s->f.rank_k; }
+static inline int student_rank(const backend_restoration_trainer *s, int half) {
+    return half ? s->f.rank_v : s->f.rank_k;
+}
 /* Which latent decoders of K (0) or V (1) read. */
-static inline int student_code(const backend_f_theta_trainer *s, int half) { return s->f.shared_latent ? 0 : half; }
+static inline int student_code(const backend_restoration_trainer *s, int half) { return s->f.shared_latent ? 0 : half; }
 
 /* --- student_attention.c ----------------------------------------------------------------------------------------- */
 
 /* The columns of a layer's rows. `forced`: every position is restored, whatever the rule says. */
-void student_columns(backend_f_theta_trainer *s, int layer, bool forced);
+void student_columns(backend_restoration_trainer *s, int layer, bool forced);
 /* tape.q -> tape.o */
-void student_attend(backend_f_theta_trainer *s, int layer, bool forced);
+void student_attend(backend_restoration_trainer *s, int layer, bool forced);
 /* d_o -> d_q, and added to d_own and d_seen of the layer whose K/V are attended. */
-void student_attend_back(backend_f_theta_trainer *s, int layer);
+void student_attend_back(backend_restoration_trainer *s, int layer);
 
 /* --- student_restore.c ------------------------------------------------------------------------------------------- */
 
-void student_encode(backend_f_theta_trainer *s);
-void student_encode_back(backend_f_theta_trainer *s, float *gradient);
+void student_encode(backend_restoration_trainer *s);
+void student_encode_back(backend_restoration_trainer *s, float *gradient);
 /* raw and seen of a layer from the latents. */
-void student_decode(backend_f_theta_trainer *s, int layer);
+void student_decode(backend_restoration_trainer *s, int layer);
 /* d_seen, and what losses of raw K and V add, to the decoders' gradients and d_latent (gradient NULL: to nothing).
  * Returns what is lost in raw K and V. */
-double student_decode_back(backend_f_theta_trainer *s, int layer, float *gradient);
+double student_decode_back(backend_restoration_trainer *s, int layer, float *gradient);
 
 /* --- student_experts.c ------------------------------------------------------------------------------------------- */
 
 /* tape.h1 -> tape.mixed, the experts' weighted sum. */
-void student_experts(backend_f_theta_trainer *s, int layer);
+void student_experts(backend_restoration_trainer *s, int layer);
 /* d_mixed [N][H]; the gradient of tape.h1 is added to d_h1. */
-void student_experts_back(backend_f_theta_trainer *s, int layer, const float *d_mixed, float *d_h1);
+void student_experts_back(backend_restoration_trainer *s, int layer, const float *d_mixed, float *d_h1);
 
 /* --- student_layer.c --------------------------------------------------------------------------------------------- */
 
-void student_embed(backend_f_theta_trainer *s);
+void student_embed(backend_restoration_trainer *s);
 /* `out` [N][H] from the layer's input. */
-void student_layer_forward(backend_f_theta_trainer *s, int layer, float *out);
+void student_layer_forward(backend_restoration_trainer *s, int layer, float *out);
 /* d_h of the output becomes that of the input, by way of the layer computed again. d_own and d_seen of the layer whose
  * K/V are attended are added to. */
-void student_layer_back(backend_f_theta_trainer *s, int layer);
+void student_layer_back(backend_restoration_trainer *s, int layer);
 
 /* --- student_loss.c ---------------------------------------------------------------------------------------------- */
 
 /* KL of the segment's logits, mean over its rows, from the last layer's output. With `scale`, d_h is set to the
  * gradient times it. */
-double student_head(backend_f_theta_trainer *s, const float *h, float scale);
+double student_head(backend_restoration_trainer *s, const float *h, float scale);
 /* Squared error of x [N][H] as a share of the teacher's squares; scale times its gradient is added to d. */
-double student_share(const backend_f_theta_trainer *s, const float *x, const float *native, float scale, float *d);
+double student_share(const backend_restoration_trainer *s, const float *x, const float *native, float scale, float *d);
 /* The same of a layer's restored K and V: added to d_seen. */
-double student_share_kv(backend_f_theta_trainer *s, int layer, float scale);
+double student_share_kv(backend_restoration_trainer *s, int layer, float scale);
 /* Directions of K and V as attention sees them, for the loss that has them: added to d_seen. */
-double student_directions(backend_f_theta_trainer *s, int layer, float scale);
+double student_directions(backend_restoration_trainer *s, int layer, float scale);
 /* Raw K or V [rows][kv_dim], for losses that look at them: added to d_raw. */
-double student_raw(backend_f_theta_trainer *s, int layer, int half, float scale, float *d_raw);
+double student_raw(backend_restoration_trainer *s, int layer, int half, float scale, float *d_raw);
 /* Layers whose losses the mean is taken over. */
-int student_counted(const backend_f_theta_trainer *s);
+int student_counted(const backend_restoration_trainer *s);
 
 /* The gradient of norm_values, added to d_v. */
 static inline void norm_values_back(const backend_model *m, const float *v, const float *d_out, int head_dim,

@@ -8,28 +8,28 @@
 #include "backend/cpu/student.h"
 
 typedef struct attention_work {
-    backend_f_theta_trainer *s;
+    backend_restoration_trainer *s;
     int layer, source, d, group;
     bool forced;
 } attention_work;
 
 /* --------------------------------------------------------------------------------------------------------- mask */
 
-static int oldest_seen(const backend_f_theta_trainer *s, int layer, int position) {
-    const gemma4_config *c = s->m->config;
+static int oldest_seen(const backend_restoration_trainer *s, int layer, int position) {
+    const model_config *c = s->m->config;
     int oldest = position - c->sliding_window + 1;
-    return c->layer[layer].type == GEMMA4_SLIDING && oldest > 0 ? oldest : 0;
+    return c->layer[layer].type == LAYER_SLIDING && oldest > 0 ? oldest : 0;
 }
 
 /* The rule of docs/design/restoration.md. */
-static bool sees(const backend_f_theta_trainer *s, int layer, bool forced, int t, const student_column *column) {
+static bool sees(const backend_restoration_trainer *s, int layer, bool forced, int t, const student_column *column) {
     int p = column->position, row = s->segment.prompt ? s->segment.first - 1 : t; /* that has evicted */
     if (p > t || p < oldest_seen(s, layer, t)) return false;
     bool exact = !forced && (!s->layer[layer].restored || p < s->o.sink || p > row - s->o.window);
     return exact == (column->kind != COLUMN_RESTORED);
 }
 
-void student_columns(backend_f_theta_trainer *s, int layer, bool forced) {
+void student_columns(backend_restoration_trainer *s, int layer, bool forced) {
     const student_layer *l = &s->layer[s->m->config->layer[layer].kv_source];
     int first = s->segment.first, oldest = oldest_seen(s, layer, first), row = first - s->segment.prompt;
     s->columns = 0;
@@ -43,7 +43,7 @@ void student_columns(backend_f_theta_trainer *s, int layer, bool forced) {
 }
 
 /* Where a column's K or V lies, all heads. `gradient`: where its gradient goes, NULL for the teacher's. */
-static float *column_row(const backend_f_theta_trainer *s, const student_layer *l, int column, int half, size_t kv,
+static float *column_row(const backend_restoration_trainer *s, const student_layer *l, int column, int half, size_t kv,
                          bool gradient) {
     const student_column *c = &s->column[column];
     switch (c->kind) {
@@ -64,7 +64,7 @@ static float *column_row(const backend_f_theta_trainer *s, const student_layer *
 static void gather_head(void *context, size_t begin, size_t end, int thread) {
     (void)thread;
     const attention_work *w = context;
-    backend_f_theta_trainer *s = w->s;
+    backend_restoration_trainer *s = w->s;
     const student_layer *l = &s->layer[w->source];
     size_t d = (size_t)w->d, n = (size_t)s->columns, kv = student_kv_dim(s, w->source);
     for (size_t head = begin; head < end; head++) {
@@ -80,7 +80,7 @@ static void gather_head(void *context, size_t begin, size_t end, int thread) {
 /* Items are query heads. */
 static void attend_head(void *context, size_t begin, size_t end, int thread) {
     const attention_work *w = context;
-    backend_f_theta_trainer *s = w->s;
+    backend_restoration_trainer *s = w->s;
     size_t d = (size_t)w->d, n = (size_t)s->columns, q_dim = student_q_dim(s, w->layer);
     for (size_t a = begin; a < end; a++) {
         size_t head = a / (size_t)w->group;
@@ -105,8 +105,8 @@ static void attend_head(void *context, size_t begin, size_t end, int thread) {
     }
 }
 
-static attention_work work_of(backend_f_theta_trainer *s, int layer, bool forced) {
-    const gemma4_config *c = s->m->config;
+static attention_work work_of(backend_restoration_trainer *s, int layer, bool forced) {
+    const model_config *c = s->m->config;
     return (attention_work){.s = s,
                             .layer = layer,
                             .source = c->layer[layer].kv_source,
@@ -115,7 +115,7 @@ static attention_work work_of(backend_f_theta_trainer *s, int layer, bool forced
                             .forced = forced};
 }
 
-void student_attend(backend_f_theta_trainer *s, int layer, bool forced) {
+void student_attend(backend_restoration_trainer *s, int layer, bool forced) {
     attention_work work = work_of(s, layer, forced);
     student_columns(s, layer, forced);
     thread_pool_for(s->m->pool, (size_t)s->m->config->layer[layer].kv_heads, 1, gather_head, &work);
@@ -126,7 +126,7 @@ void student_attend(backend_f_theta_trainer *s, int layer, bool forced) {
 
 static void attend_head_back(void *context, size_t begin, size_t end, int thread) {
     const attention_work *w = context;
-    backend_f_theta_trainer *s = w->s;
+    backend_restoration_trainer *s = w->s;
     size_t d = (size_t)w->d, n = (size_t)s->columns, q_dim = student_q_dim(s, w->layer), rows = (size_t)s->o.rows;
     void *packed = s->thread_packed[thread];
     float *turned = s->thread[thread], *small = turned + n * rows;
@@ -153,7 +153,7 @@ static void attend_head_back(void *context, size_t begin, size_t end, int thread
 static void scatter_columns(void *context, size_t begin, size_t end, int thread) {
     (void)thread;
     const attention_work *w = context;
-    backend_f_theta_trainer *s = w->s;
+    backend_restoration_trainer *s = w->s;
     const student_layer *l = &s->layer[w->source];
     size_t d = (size_t)w->d, n = (size_t)s->columns, kv = student_kv_dim(s, w->source);
     for (size_t column = begin; column < end; column++) {
@@ -168,7 +168,7 @@ static void scatter_columns(void *context, size_t begin, size_t end, int thread)
     }
 }
 
-void student_attend_back(backend_f_theta_trainer *s, int layer) {
+void student_attend_back(backend_restoration_trainer *s, int layer) {
     attention_work work = work_of(s, layer, false);
     thread_pool_for(s->m->pool, (size_t)s->m->config->heads, 1, attend_head_back, &work);
     thread_pool_for(s->m->pool, (size_t)s->columns, 64, scatter_columns, &work);

@@ -8,9 +8,9 @@
 #include "backend/cpu/student.h"
 
 /* The k largest logits, lowest id first on ties; their softmax, times the experts' own scales (experts.c). */
-static void choose_row(backend_f_theta_trainer *s, void *context, int row) {
+static void choose_row(backend_restoration_trainer *s, void *context, int row) {
     int layer = *(const int *)context;
-    const gemma4_config *c = s->m->config;
+    const model_config *c = s->m->config;
     const float *z = s->tape.router_z + (size_t)row * (size_t)c->experts;
     int k = c->experts_per_token, *chosen = s->tape.chosen + (size_t)row * (size_t)k;
     float *share = s->tape.share + (size_t)row * (size_t)k, sum = 0;
@@ -29,8 +29,8 @@ static void choose_row(backend_f_theta_trainer *s, void *context, int row) {
         share[rank] = share[rank] / sum * s->m->weights->layer[layer].router_expert_scale[chosen[rank]];
 }
 
-static void sort_slots(backend_f_theta_trainer *s) {
-    const gemma4_config *c = s->m->config;
+static void sort_slots(backend_restoration_trainer *s) {
+    const model_config *c = s->m->config;
     student_tape *t = &s->tape;
     int slots = s->o.rows * c->experts_per_token;
     memset(t->begin, 0, (size_t)(c->experts + 1) * sizeof *t->begin);
@@ -46,7 +46,7 @@ static void sort_slots(backend_f_theta_trainer *s) {
 }
 
 /* y [slots][out of an expert] from x [slots][in]: the experts' parts of a stacked matrix of out rows each. */
-static void expert_products(backend_f_theta_trainer *s, const float *x, const weight *stacked, int out, float *y,
+static void expert_products(backend_restoration_trainer *s, const float *x, const weight *stacked, int out, float *y,
                             size_t ldy) {
     for (int e = 0; e < s->m->config->experts; e++) {
         size_t first = (size_t)s->tape.begin[e];
@@ -56,16 +56,16 @@ static void expert_products(backend_f_theta_trainer *s, const float *x, const we
     }
 }
 
-static void activate_slot(backend_f_theta_trainer *s, void *context, int slot) {
+static void activate_slot(backend_restoration_trainer *s, void *context, int slot) {
     (void)context;
     size_t width = (size_t)s->m->config->expert_intermediate;
     const float *gate = s->tape.slot_gate_up + (size_t)slot * 2 * width;
     s->m->kernels->gated(0, gate, gate + width, (int)width, s->tape.slot_act + (size_t)slot * width);
 }
 
-static void mix_row(backend_f_theta_trainer *s, void *context, int row) {
+static void mix_row(backend_restoration_trainer *s, void *context, int row) {
     (void)context;
-    const gemma4_config *c = s->m->config;
+    const model_config *c = s->m->config;
     size_t hidden = (size_t)c->hidden, k = (size_t)c->experts_per_token;
     float *out = s->tape.mixed + (size_t)row * hidden;
     memset(out, 0, hidden * sizeof *out);
@@ -73,9 +73,9 @@ static void mix_row(backend_f_theta_trainer *s, void *context, int row) {
         s->m->kernels->axpy(s->tape.share[i], s->tape.slot_out + (size_t)s->tape.slot_of[i] * hidden, c->hidden, out);
 }
 
-void student_experts(backend_f_theta_trainer *s, int layer) {
-    const gemma4_config *c = s->m->config;
-    const gemma4_layer_weights *w = &s->m->weights->layer[layer];
+void student_experts(backend_restoration_trainer *s, int layer) {
+    const model_config *c = s->m->config;
+    const layer_weights *w = &s->m->weights->layer[layer];
     student_tape *t = &s->tape;
     size_t hidden = (size_t)c->hidden, width = (size_t)c->expert_intermediate;
     int n = s->o.rows, slots = n * c->experts_per_token;
@@ -108,9 +108,9 @@ typedef struct back_work {
 } back_work;
 
 /* d_slot = share * d_mixed, and the gradients of the row's logits. */
-static void unmix_row(backend_f_theta_trainer *s, void *context, int row) {
+static void unmix_row(backend_restoration_trainer *s, void *context, int row) {
     const back_work *w = context;
-    const gemma4_config *c = s->m->config;
+    const model_config *c = s->m->config;
     const float *scales = s->m->weights->layer[w->layer].router_expert_scale;
     size_t hidden = (size_t)c->hidden, first = (size_t)row * (size_t)c->experts_per_token;
     float d_share[STUDENT_MAX_CHOSEN], d_z[STUDENT_MAX_CHOSEN], scale[STUDENT_MAX_CHOSEN];
@@ -134,17 +134,17 @@ static void unmix_row(backend_f_theta_trainer *s, void *context, int row) {
     for (int i = 0; i < k; i++) z[s->tape.chosen[first + (size_t)i]] = d_z[i];
 }
 
-static void deactivate_slot(backend_f_theta_trainer *s, void *context, int slot) {
+static void deactivate_slot(backend_restoration_trainer *s, void *context, int slot) {
     (void)context;
     size_t width = (size_t)s->m->config->expert_intermediate, at = (size_t)slot * 2 * width;
     backward_gated(s->tape.slot_gate_up + at, s->tape.slot_gate_up + at + width, s->d_slot_act + (size_t)slot * width,
                    (int)width, s->d_slot_gate_up + at, s->d_slot_gate_up + at + width);
 }
 
-static void back_row(backend_f_theta_trainer *s, void *context, int row) {
+static void back_row(backend_restoration_trainer *s, void *context, int row) {
     const back_work *w = context;
-    const gemma4_config *c = s->m->config;
-    const gemma4_layer_weights *weights = &s->m->weights->layer[w->layer];
+    const model_config *c = s->m->config;
+    const layer_weights *weights = &s->m->weights->layer[w->layer];
     size_t hidden = (size_t)c->hidden, k = (size_t)c->experts_per_token, at = (size_t)row * hidden;
     float *d_x = s->d_x + at; /* of router_x, then of expert_x */
     backward_rms_norm(s->tape.h1 + at, s->layer[w->layer].router_norm, d_x, c->hidden, c->rms_eps, w->d_h1 + at);
@@ -154,8 +154,8 @@ static void back_row(backend_f_theta_trainer *s, void *context, int row) {
     backward_rms_norm(s->tape.h1 + at, weights->pre_ffn_norm_2, d_x, c->hidden, c->rms_eps, w->d_h1 + at);
 }
 
-void student_experts_back(backend_f_theta_trainer *s, int layer, const float *d_mixed, float *d_h1) {
-    const gemma4_config *c = s->m->config;
+void student_experts_back(backend_restoration_trainer *s, int layer, const float *d_mixed, float *d_h1) {
+    const model_config *c = s->m->config;
     const student_layer *l = &s->layer[layer];
     size_t hidden = (size_t)c->hidden, width = (size_t)c->expert_intermediate;
     int n = s->o.rows, slots = n * c->experts_per_token;

@@ -14,7 +14,7 @@ typedef struct norm_work {
     bool set;           /* the gradient is set, not added to */
 } norm_work;
 
-static void norm_row(backend_f_theta_trainer *s, void *context, int row) {
+static void norm_row(backend_restoration_trainer *s, void *context, int row) {
     const norm_work *w = context;
     int hidden = s->m->config->hidden;
     float eps = s->m->config->rms_eps;
@@ -27,36 +27,36 @@ static void norm_row(backend_f_theta_trainer *s, void *context, int row) {
     backward_rms_norm(w->x + at, w->gain, w->d_out + at, hidden, eps, w->out + at);
 }
 
-static void norm(backend_f_theta_trainer *s, const float *x, const float *gain, float *out) {
+static void norm(backend_restoration_trainer *s, const float *x, const float *gain, float *out) {
     norm_work work = {x, gain, out, NULL, false};
     student_rows(s, s->o.rows, norm_row, &work);
 }
 
-static void norm_back(backend_f_theta_trainer *s, const float *x, const float *gain, const float *d_out, float *d_x,
+static void norm_back(backend_restoration_trainer *s, const float *x, const float *gain, const float *d_out, float *d_x,
                       bool set) {
     norm_work work = {x, gain, d_x, d_out, set};
     student_rows(s, s->o.rows, norm_row, &work);
 }
 
-static void add_rows(const backend_f_theta_trainer *s, const float *x, float *to) {
+static void add_rows(const backend_restoration_trainer *s, const float *x, float *to) {
     size_t n = (size_t)s->o.rows * (size_t)s->m->config->hidden;
     for (size_t i = 0; i < n; i++) to[i] += x[i];
 }
 
 /* -------------------------------------------------------------------------------------------------------- input */
 
-static void embed_row(backend_f_theta_trainer *s, void *context, int row) {
+static void embed_row(backend_restoration_trainer *s, void *context, int row) {
     (void)context;
-    const gemma4_config *c = s->m->config;
+    const model_config *c = s->m->config;
     float *h = s->embedded + (size_t)row * (size_t)c->hidden;
     load_row(s->m, &s->m->weights->embed, s->tokens[s->segment.first + row], 0, c->hidden, h);
     s->m->kernels->scale(s->m->embed_scale, c->hidden, h);
 }
 
-static void ple_row(backend_f_theta_trainer *s, void *context, int row) {
+static void ple_row(backend_restoration_trainer *s, void *context, int row) {
     (void)context;
     const backend_model *m = s->m;
-    const gemma4_config *c = m->config;
+    const model_config *c = m->config;
     int width = c->ple_width;
     float *out = s->ple + (size_t)row * (size_t)c->layers * (size_t)width;
     float *table = s->sink + (size_t)row * (size_t)width;
@@ -68,8 +68,8 @@ static void ple_row(backend_f_theta_trainer *s, void *context, int row) {
     }
 }
 
-void student_embed(backend_f_theta_trainer *s) {
-    const gemma4_config *c = s->m->config;
+void student_embed(backend_restoration_trainer *s) {
+    const model_config *c = s->m->config;
     student_rows(s, s->o.rows, embed_row, NULL);
     if (!c->ple_width) return;
     student_product(s, s->embedded, (size_t)c->hidden, s->o.rows, &s->m->weights->ple_model_proj, s->ple,
@@ -80,11 +80,11 @@ void student_embed(backend_f_theta_trainer *s) {
 /* ---------------------------------------------------------------------------------------------------- attention */
 
 /* Head norms and RoPE of the rows' queries and own K/V. */
-static void head_row(backend_f_theta_trainer *s, void *context, int row) {
+static void head_row(backend_restoration_trainer *s, void *context, int row) {
     int layer = *(const int *)context;
     const backend_model *m = s->m;
-    const gemma4_layer_config *c = &m->config->layer[layer];
-    const gemma4_layer_weights *w = &m->weights->layer[layer];
+    const layer_config *c = &m->config->layer[layer];
+    const layer_weights *w = &m->weights->layer[layer];
     const rope_table *rope = &m->rope[c->type];
     const student_layer *l = &s->layer[layer];
     size_t d = (size_t)c->head_dim, q_dim = student_q_dim(s, layer), kv = student_kv_dim(s, layer),
@@ -102,9 +102,9 @@ static void head_row(backend_f_theta_trainer *s, void *context, int row) {
     }
 }
 
-static void attention_forward(backend_f_theta_trainer *s, int layer) {
-    const gemma4_config *c = s->m->config;
-    const gemma4_layer_weights *w = &s->m->weights->layer[layer];
+static void attention_forward(backend_restoration_trainer *s, int layer) {
+    const model_config *c = s->m->config;
+    const layer_weights *w = &s->m->weights->layer[layer];
     student_layer *l = &s->layer[layer];
     student_tape *t = &s->tape;
     size_t hidden = (size_t)c->hidden, q_dim = student_q_dim(s, layer), kv = student_kv_dim(s, layer);
@@ -124,11 +124,11 @@ static void attention_forward(backend_f_theta_trainer *s, int layer) {
 }
 
 /* Gradients of queries and own K/V to those of the raw ones. */
-static void head_row_back(backend_f_theta_trainer *s, void *context, int row) {
+static void head_row_back(backend_restoration_trainer *s, void *context, int row) {
     int layer = *(const int *)context;
     const backend_model *m = s->m;
-    const gemma4_layer_config *c = &m->config->layer[layer];
-    const gemma4_layer_weights *w = &m->weights->layer[layer];
+    const layer_config *c = &m->config->layer[layer];
+    const layer_weights *w = &m->weights->layer[layer];
     const rope_table *rope = &m->rope[c->type];
     const student_layer *l = &s->layer[layer];
     size_t d = (size_t)c->head_dim, q_dim = student_q_dim(s, layer), kv = student_kv_dim(s, layer),
@@ -153,9 +153,9 @@ static void head_row_back(backend_f_theta_trainer *s, void *context, int row) {
 }
 
 /* From d_h, the gradient of h1, to that of the layer's input. */
-static void attention_back(backend_f_theta_trainer *s, int layer) {
-    const gemma4_config *c = s->m->config;
-    const gemma4_layer_weights *w = &s->m->weights->layer[layer];
+static void attention_back(backend_restoration_trainer *s, int layer) {
+    const model_config *c = s->m->config;
+    const layer_weights *w = &s->m->weights->layer[layer];
     student_layer *l = &s->layer[layer];
     student_tape *t = &s->tape;
     size_t hidden = (size_t)c->hidden, q_dim = student_q_dim(s, layer), kv = student_kv_dim(s, layer);
@@ -179,15 +179,15 @@ static void attention_back(backend_f_theta_trainer *s, int layer) {
 
 /* -------------------------------------------------------------------------------------------------- feed forward */
 
-static void activate_row(backend_f_theta_trainer *s, void *context, int row) {
+static void activate_row(backend_restoration_trainer *s, void *context, int row) {
     size_t width = (size_t)s->m->config->layer[*(const int *)context].intermediate;
     const float *gate = s->tape.gate_up + (size_t)row * 2 * width;
     s->m->kernels->gated(0, gate, gate + width, (int)width, s->tape.act + (size_t)row * width);
 }
 
-static void feed_forward(backend_f_theta_trainer *s, int layer) {
-    const gemma4_config *c = s->m->config;
-    const gemma4_layer_weights *w = &s->m->weights->layer[layer];
+static void feed_forward(backend_restoration_trainer *s, int layer) {
+    const model_config *c = s->m->config;
+    const layer_weights *w = &s->m->weights->layer[layer];
     student_tape *t = &s->tape;
     size_t hidden = (size_t)c->hidden, width = (size_t)c->layer[layer].intermediate;
     int n = s->o.rows;
@@ -208,16 +208,16 @@ static void feed_forward(backend_f_theta_trainer *s, int layer) {
     add_rows(s, t->h1, t->h2);
 }
 
-static void deactivate_row(backend_f_theta_trainer *s, void *context, int row) {
+static void deactivate_row(backend_restoration_trainer *s, void *context, int row) {
     size_t width = (size_t)s->m->config->layer[*(const int *)context].intermediate, at = (size_t)row * 2 * width;
     backward_gated(s->tape.gate_up + at, s->tape.gate_up + at + width, s->d_act + (size_t)row * width, (int)width,
                    s->d_gate_up + at, s->d_gate_up + at + width);
 }
 
 /* From d_h, the gradient of h2, to that of h1. */
-static void feed_forward_back(backend_f_theta_trainer *s, int layer) {
-    const gemma4_config *c = s->m->config;
-    const gemma4_layer_weights *w = &s->m->weights->layer[layer];
+static void feed_forward_back(backend_restoration_trainer *s, int layer) {
+    const model_config *c = s->m->config;
+    const layer_weights *w = &s->m->weights->layer[layer];
     student_layer *l = &s->layer[layer];
     student_tape *t = &s->tape;
     size_t hidden = (size_t)c->hidden, width = (size_t)c->layer[layer].intermediate;
@@ -245,9 +245,9 @@ typedef struct ple_work {
     bool back;
 } ple_work;
 
-static void ple_gate_row(backend_f_theta_trainer *s, void *context, int row) {
+static void ple_gate_row(backend_restoration_trainer *s, void *context, int row) {
     const ple_work *w = context;
-    const gemma4_config *c = s->m->config;
+    const model_config *c = s->m->config;
     size_t width = (size_t)c->ple_width, at = (size_t)row * width;
     const float *input = s->ple + ((size_t)row * (size_t)c->layers + (size_t)w->layer) * width;
     if (w->back)
@@ -257,9 +257,9 @@ static void ple_gate_row(backend_f_theta_trainer *s, void *context, int row) {
 }
 
 /* `out` = h2 and what the layer's own inputs add. */
-static void ple_forward(backend_f_theta_trainer *s, int layer, float *out) {
-    const gemma4_config *c = s->m->config;
-    const gemma4_layer_weights *w = &s->m->weights->layer[layer];
+static void ple_forward(backend_restoration_trainer *s, int layer, float *out) {
+    const model_config *c = s->m->config;
+    const layer_weights *w = &s->m->weights->layer[layer];
     student_tape *t = &s->tape;
     size_t hidden = (size_t)c->hidden, width = (size_t)c->ple_width;
     ple_work work = {layer, false};
@@ -270,8 +270,8 @@ static void ple_forward(backend_f_theta_trainer *s, int layer, float *out) {
     add_rows(s, t->h2, out);
 }
 
-static void ple_back(backend_f_theta_trainer *s, int layer) {
-    const gemma4_config *c = s->m->config;
+static void ple_back(backend_restoration_trainer *s, int layer) {
+    const model_config *c = s->m->config;
     student_layer *l = &s->layer[layer];
     size_t hidden = (size_t)c->hidden, width = (size_t)c->ple_width;
     ple_work work = {layer, true};
@@ -283,8 +283,8 @@ static void ple_back(backend_f_theta_trainer *s, int layer) {
 
 /* --------------------------------------------------------------------------------------------------------- layer */
 
-void student_layer_forward(backend_f_theta_trainer *s, int layer, float *out) {
-    const gemma4_config *c = s->m->config;
+void student_layer_forward(backend_restoration_trainer *s, int layer, float *out) {
+    const model_config *c = s->m->config;
     size_t all = (size_t)s->o.rows * (size_t)c->hidden;
     attention_forward(s, layer);
     feed_forward(s, layer);
@@ -296,8 +296,8 @@ void student_layer_forward(backend_f_theta_trainer *s, int layer, float *out) {
     for (size_t i = 0; i < all; i++) out[i] *= scalar;
 }
 
-void student_layer_back(backend_f_theta_trainer *s, int layer) {
-    const gemma4_config *c = s->m->config;
+void student_layer_back(backend_restoration_trainer *s, int layer) {
+    const model_config *c = s->m->config;
     size_t all = (size_t)s->o.rows * (size_t)c->hidden;
     student_layer_forward(s, layer, s->sink);
     float scalar = s->m->weights->layer[layer].layer_scalar;

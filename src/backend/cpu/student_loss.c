@@ -9,18 +9,18 @@ static const double least_size = 1e-6;     /* what a mean square or a variance i
 static const double combined_square = 0.1; /* of the squared error, beside directions and magnitudes */
 static const float full_share = 0.3f;      /* what K and V of a full-attention layer count */
 
-static bool is_attention(f_theta_loss loss) {
-    return loss == F_THETA_LOSS_ATTN_DISTIL || loss == F_THETA_LOSS_ATTN_DISTIL_HYBRID;
+static bool is_attention(restoration_loss loss) {
+    return loss == RESTORATION_LOSS_ATTN_DISTIL || loss == RESTORATION_LOSS_ATTN_DISTIL_HYBRID;
 }
 
-int student_counted(const backend_f_theta_trainer *s) {
-    const gemma4_config *c = s->m->config;
+int student_counted(const backend_restoration_trainer *s) {
+    const model_config *c = s->m->config;
     int n = 0;
     for (int i = 0; i < c->layers; i++) {
         if (is_attention(s->o.loss))
             n += s->layer[i].restored;
         else
-            n += s->o.loss == F_THETA_LOSS_DISTIL || c->layer[i].kv_source == i;
+            n += s->o.loss == RESTORATION_LOSS_DISTIL || c->layer[i].kv_source == i;
     }
     return n > 0 ? n : 1;
 }
@@ -32,18 +32,18 @@ typedef struct head_work {
     float scale;
 } head_work;
 
-static void head_row(backend_f_theta_trainer *s, void *context, int row) {
+static void head_row(backend_restoration_trainer *s, void *context, int row) {
     const head_work *w = context;
-    const gemma4_config *c = s->m->config;
+    const model_config *c = s->m->config;
     size_t at = (size_t)row * (size_t)c->vocab;
     for (int which = 0; which < 2 && c->logit_softcap > 0; which++)
         s->m->kernels->soft_cap(c->logit_softcap, c->vocab, s->logits[which] + at);
     w->kl[row] = backward_kl(s->logits[0] + at, s->logits[1] + at, c->vocab, c->logit_softcap, w->scale);
 }
 
-double student_head(backend_f_theta_trainer *s, const float *h, float scale) {
+double student_head(backend_restoration_trainer *s, const float *h, float scale) {
     const backend_model *m = s->m;
-    const gemma4_config *c = m->config;
+    const model_config *c = m->config;
     size_t hidden = (size_t)c->hidden, n = (size_t)s->o.rows;
     const float *from[2] = {s->layer[c->layers - 1].native_h + (size_t)s->segment.first * hidden, h};
     double kl[STUDENT_MAX_ROWS], sum = 0;
@@ -73,7 +73,7 @@ static double squares(const float *x, size_t n) {
     return sum;
 }
 
-double student_share(const backend_f_theta_trainer *s, const float *x, const float *native, float scale, float *d) {
+double student_share(const backend_restoration_trainer *s, const float *x, const float *native, float scale, float *d) {
     size_t hidden = (size_t)s->m->config->hidden, n = (size_t)s->o.rows * hidden;
     const float *target = native + (size_t)s->segment.first * hidden;
     double size = fmax(squares(target, n), least_size);
@@ -81,15 +81,16 @@ double student_share(const backend_f_theta_trainer *s, const float *x, const flo
 }
 
 /* The teacher's row of a restored one. */
-static const float *native_row(const backend_f_theta_trainer *s, float *const *native, int layer, int half, int row) {
+static const float *native_row(const backend_restoration_trainer *s, float *const *native, int layer, int half,
+                               int row) {
     const student_layer *l = &s->layer[layer];
     return native[half] + (size_t)s->position[l->first + row] * student_kv_dim(s, layer);
 }
 
-double student_share_kv(backend_f_theta_trainer *s, int layer, float scale) {
+double student_share_kv(backend_restoration_trainer *s, int layer, float scale) {
     const student_layer *l = &s->layer[layer];
     size_t kv = student_kv_dim(s, layer);
-    float counts = s->m->config->layer[layer].type == GEMMA4_FULL ? full_share : 1;
+    float counts = s->m->config->layer[layer].type == LAYER_FULL ? full_share : 1;
     double lost = 0;
     for (int half = 0; half < 2; half++) {
         double size = least_size, sum = 0;
@@ -106,8 +107,8 @@ double student_share_kv(backend_f_theta_trainer *s, int layer, float scale) {
 
 /* -------------------------------------------------------------------------------------------------- K and V alone */
 
-double student_directions(backend_f_theta_trainer *s, int layer, float scale) {
-    if (s->o.loss != F_THETA_LOSS_ATTN_DISTIL_HYBRID) return 0;
+double student_directions(backend_restoration_trainer *s, int layer, float scale) {
+    if (s->o.loss != RESTORATION_LOSS_ATTN_DISTIL_HYBRID) return 0;
     const student_layer *l = &s->layer[layer];
     size_t kv = student_kv_dim(s, layer), d = (size_t)s->m->config->layer[layer].head_dim;
     double lost = 0, vectors = (double)l->rows * (double)(kv / d);
@@ -130,23 +131,23 @@ typedef struct raw_parts {
     double square, direction, magnitude;
 } raw_parts;
 
-static raw_parts parts_of(const backend_f_theta_trainer *s, int half) {
+static raw_parts parts_of(const backend_restoration_trainer *s, int half) {
     double n = student_counted(s);
     switch (s->o.loss) {
-    case F_THETA_LOSS_MSE:
+    case RESTORATION_LOSS_MSE:
         return (raw_parts){.square = 1 / (2 * n)};
-    case F_THETA_LOSS_COS_MAG:
+    case RESTORATION_LOSS_COS_MAG:
         return (raw_parts){.direction = 1 / (2 * n), .magnitude = 1 / (2 * n)};
-    case F_THETA_LOSS_COMBINED:
+    case RESTORATION_LOSS_COMBINED:
         return (raw_parts){combined_square / (2 * n), 1 / (2 * n), 1 / (2 * n)};
-    case F_THETA_LOSS_ATTN_DISTIL_HYBRID:
+    case RESTORATION_LOSS_ATTN_DISTIL_HYBRID:
         return (raw_parts){.magnitude = (double)s->o.lambda[2 + half] / n};
     default:
         return (raw_parts){0};
     }
 }
 
-double student_raw(backend_f_theta_trainer *s, int layer, int half, float scale, float *d_raw) {
+double student_raw(backend_restoration_trainer *s, int layer, int half, float scale, float *d_raw) {
     raw_parts parts = parts_of(s, half);
     if (parts.square == 0 && parts.direction == 0 && parts.magnitude == 0) return 0;
     const student_layer *l = &s->layer[layer];
@@ -158,7 +159,7 @@ double student_raw(backend_f_theta_trainer *s, int layer, int half, float scale,
         size += squares(t, kv);
     }
     double mean_square = fmax(size / vectors, least_size), variance = 1;
-    if (s->o.loss == F_THETA_LOSS_COMBINED)
+    if (s->o.loss == RESTORATION_LOSS_COMBINED)
         variance = fmax((size - sum * sum / values) / fmax(values - 1, 1), least_size);
     double square = parts.square / (values * variance), direction = parts.direction / vectors,
            magnitude = parts.magnitude / (vectors * mean_square);

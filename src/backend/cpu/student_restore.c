@@ -1,59 +1,60 @@
-/* f_theta in training: latents of the positions that a segment may see restored, their K and V, and the way back. */
+/* Restoration in training: latents of the positions that a segment may see restored, their K and V, and the way back.
+ */
 #include <string.h>
 
 #include "backend/cpu/backward.h"
 #include "backend/cpu/student.h"
 #include "backend/latent_row.h"
 
-static weight encoder_of(const backend_f_theta_trainer *s, int half) {
-    return student_matrix(s->weights + s->layout.encoder[half], student_rank(s, half), f_theta_encoder_in(&s->f));
+static weight encoder_of(const backend_restoration_trainer *s, int half) {
+    return student_matrix(s->weights + s->layout.encoder[half], student_rank(s, half), restoration_encoder_in(&s->f));
 }
 
 /* Rows of what an encoder reads, side by side. */
-static void gather(backend_f_theta_trainer *s, int half) {
-    size_t n = (size_t)f_theta_encoder_in(&s->f);
+static void gather(backend_restoration_trainer *s, int half) {
+    size_t n = (size_t)restoration_encoder_in(&s->f);
     for (int i = 0; i < s->n_positions; i++)
         memcpy(s->gathered + (size_t)i * n, s->inputs[half] + (size_t)s->position[i] * n, n * sizeof *s->gathered);
 }
 
 /* A latent becomes what a session would read back; gradients pass as if it had stayed. */
-static void store_latent(backend_f_theta_trainer *s, void *context, int row) {
+static void store_latent(backend_restoration_trainer *s, void *context, int row) {
     int half = *(const int *)context, rank = student_rank(s, half);
     float *e = s->latent[half] + (size_t)row * (size_t)rank;
     unsigned char *code = s->code + (size_t)row * (size_t)s->f.rank * sizeof(float) * 2;
-    latent_format format = s->f.latents == F_THETA_LATENTS_Q8 ? LATENT_Q8 : LATENT_Q4;
+    latent_format format = s->f.latents == RESTORATION_LATENTS_Q8 ? LATENT_Q8 : LATENT_Q4;
     latent_encode(format, e, rank, code);
     latent_decode(format, code, rank, e);
 }
 
-void student_encode(backend_f_theta_trainer *s) {
-    size_t n = (size_t)f_theta_encoder_in(&s->f);
+void student_encode(backend_restoration_trainer *s) {
+    size_t n = (size_t)restoration_encoder_in(&s->f);
     for (int half = 0; half < 2; half++) {
         if (!s->layout.encoder_there[half]) continue;
         weight encoder = encoder_of(s, half);
         size_t rank = (size_t)student_rank(s, half);
         gather(s, half);
         student_product(s, s->gathered, n, s->n_positions, &encoder, s->latent[half], rank);
-        if (s->f.latents == F_THETA_LATENTS_Q8 || s->f.latents == F_THETA_LATENTS_Q4)
+        if (s->f.latents == RESTORATION_LATENTS_Q8 || s->f.latents == RESTORATION_LATENTS_Q4)
             student_rows(s, s->n_positions, store_latent, &half);
         memset(s->d_latent[half], 0, (size_t)s->n_positions * rank * sizeof *s->d_latent[half]);
     }
 }
 
-void student_encode_back(backend_f_theta_trainer *s, float *gradient) {
+void student_encode_back(backend_restoration_trainer *s, float *gradient) {
     for (int half = 0; half < 2; half++) {
         if (!s->layout.encoder_there[half]) continue;
         gather(s, half);
-        student_outer(s, s->d_latent[half], student_rank(s, half), s->gathered, f_theta_encoder_in(&s->f),
+        student_outer(s, s->d_latent[half], student_rank(s, half), s->gathered, restoration_encoder_in(&s->f),
                       s->n_positions, gradient + s->layout.encoder[half]);
     }
 }
 
 /* The norms and rotation of a restored row. */
-static void see_row(backend_f_theta_trainer *s, void *context, int row) {
+static void see_row(backend_restoration_trainer *s, void *context, int row) {
     int layer = *(const int *)context;
     const backend_model *m = s->m;
-    const gemma4_layer_config *c = &m->config->layer[layer];
+    const layer_config *c = &m->config->layer[layer];
     const rope_table *rope = &m->rope[c->type];
     const student_layer *l = &s->layer[layer];
     size_t kv = student_kv_dim(s, layer), at = (size_t)row * kv,
@@ -66,7 +67,7 @@ static void see_row(backend_f_theta_trainer *s, void *context, int row) {
     }
 }
 
-void student_decode(backend_f_theta_trainer *s, int layer) {
+void student_decode(backend_restoration_trainer *s, int layer) {
     student_layer *l = &s->layer[layer];
     size_t kv = student_kv_dim(s, layer);
     for (int half = 0; half < 2; half++) {
@@ -84,10 +85,10 @@ typedef struct unsee_work {
     int layer, half;
 } unsee_work;
 
-static void unsee_row(backend_f_theta_trainer *s, void *context, int row) {
+static void unsee_row(backend_restoration_trainer *s, void *context, int row) {
     const unsee_work *w = context;
     const backend_model *m = s->m;
-    const gemma4_layer_config *c = &m->config->layer[w->layer];
+    const layer_config *c = &m->config->layer[w->layer];
     const rope_table *rope = &m->rope[c->type];
     const student_layer *l = &s->layer[w->layer];
     size_t kv = student_kv_dim(s, w->layer), at = (size_t)row * kv,
@@ -106,7 +107,7 @@ static void unsee_row(backend_f_theta_trainer *s, void *context, int row) {
     }
 }
 
-double student_decode_back(backend_f_theta_trainer *s, int layer, float *gradient) {
+double student_decode_back(backend_restoration_trainer *s, int layer, float *gradient) {
     const student_layer *l = &s->layer[layer];
     size_t kv = student_kv_dim(s, layer);
     double lost = 0;

@@ -13,10 +13,10 @@ static weight take_turned(train_arena *a, const weight *w) {
     return student_matrix(train_take(a, (size_t)w->out * (size_t)w->in), w->in, w->out);
 }
 
-void student_weights_lay_out(backend_f_theta_trainer *s, train_arena *a) {
-    const gemma4_config *c = s->m->config;
+void student_weights_lay_out(backend_restoration_trainer *s, train_arena *a) {
+    const model_config *c = s->m->config;
     for (int i = 0; i < c->layers; i++) {
-        const gemma4_layer_weights *w = &s->m->weights->layer[i];
+        const layer_weights *w = &s->m->weights->layer[i];
         student_layer *l = &s->layer[i];
         l->q_t = take_turned(a, &w->q_proj);
         if (c->layer[i].kv_source == i) {
@@ -42,8 +42,8 @@ void student_weights_lay_out(backend_f_theta_trainer *s, train_arena *a) {
 }
 
 /* Rows [first, first + n) of w as columns [column, column + n) of out, whose rows are `width` long. */
-static void fill_turned(const backend_f_theta_trainer *s, const weight *w, int first, int n, float *out, size_t width,
-                        size_t column, float *row) {
+static void fill_turned(const backend_restoration_trainer *s, const weight *w, int first, int n, float *out,
+                        size_t width, size_t column, float *row) {
     if (!weight_present(w)) return;
     for (int r = 0; r < n; r++) {
         load_row(s->m, w, first + r, 0, w->in, row);
@@ -51,15 +51,15 @@ static void fill_turned(const backend_f_theta_trainer *s, const weight *w, int f
     }
 }
 
-static void fill(const backend_f_theta_trainer *s, const weight *w, const weight *turned, float *row) {
+static void fill(const backend_restoration_trainer *s, const weight *w, const weight *turned, float *row) {
     fill_turned(s, w, 0, turned->in, (float *)(uintptr_t)turned->stream[0], (size_t)turned->in, 0, row);
 }
 
-void student_weights_fill(backend_f_theta_trainer *s) {
-    const gemma4_config *c = s->m->config;
+void student_weights_fill(backend_restoration_trainer *s) {
+    const model_config *c = s->m->config;
     float *row = s->product; /* longer than any row of a matrix */
     for (int i = 0; i < c->layers; i++) {
-        const gemma4_layer_weights *w = &s->m->weights->layer[i];
+        const layer_weights *w = &s->m->weights->layer[i];
         student_layer *l = &s->layer[i];
         fill(s, &w->q_proj, &l->q_t, row);
         fill(s, &w->k_proj, &l->k_t, row);
@@ -90,25 +90,26 @@ void student_weights_fill(backend_f_theta_trainer *s) {
 
 /* ----------------------------------------------------------------------------------------------------- products */
 
-static train_products products_of(const backend_f_theta_trainer *s, float *product) {
+static train_products products_of(const backend_restoration_trainer *s, float *product) {
     return (train_products){.m = s->m, .packed = s->packed, .turned = s->turned, .product = product};
 }
 
-void student_product(backend_f_theta_trainer *s, const float *x, size_t ldx, int rows, const weight *w, float *y,
+void student_product(backend_restoration_trainer *s, const float *x, size_t ldx, int rows, const weight *w, float *y,
                      size_t ldy) {
     train_products products = products_of(s, NULL);
     train_product(&products, x, ldx, rows, w, y, ldy);
 }
 
-void student_product_add(backend_f_theta_trainer *s, const float *x, size_t ldx, int rows, const weight *w, float *y,
-                         float *scratch) {
+void student_product_add(backend_restoration_trainer *s, const float *x, size_t ldx, int rows, const weight *w,
+                         float *y, float *scratch) {
     train_products products = products_of(s, scratch);
     train_product_add(&products, x, ldx, rows, w, y);
 }
 
 void student_turn(const float *x, size_t ldx, int rows, int n, float *out) { train_turn(x, ldx, rows, n, out); }
 
-void student_outer(backend_f_theta_trainer *s, const float *b, int nb, const float *a, int na, int rows, float *sum) {
+void student_outer(backend_restoration_trainer *s, const float *b, int nb, const float *a, int na, int rows,
+                   float *sum) {
     train_products products = products_of(s, s->product);
     train_outer_add(&products, b, (size_t)nb, nb, a, (size_t)na, na, rows, sum);
 }
@@ -116,7 +117,7 @@ void student_outer(backend_f_theta_trainer *s, const float *b, int nb, const flo
 /* --------------------------------------------------------------------------------------------------------- rows */
 
 typedef struct rows_work {
-    backend_f_theta_trainer *s;
+    backend_restoration_trainer *s;
     student_row_task task;
     void *context;
 } rows_work;
@@ -127,7 +128,7 @@ static void rows_range(void *context, size_t begin, size_t end, int thread) {
     for (size_t row = begin; row < end; row++) w->task(w->s, w->context, (int)row);
 }
 
-void student_rows(backend_f_theta_trainer *s, int n, student_row_task task, void *context) {
+void student_rows(backend_restoration_trainer *s, int n, student_row_task task, void *context) {
     rows_work work = {s, task, context};
     thread_pool_for(s->m->pool, (size_t)n, 4, rows_range, &work);
 }

@@ -15,7 +15,7 @@
 #define KAKEYA_BACKEND_CPU_TILE_FILE_H
 
 #include "base/files.h"
-#include "model/gemma4.h"
+#include "model/language_model.h"
 
 enum { TILE_FILE_VERSION = 2 };
 

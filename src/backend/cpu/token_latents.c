@@ -30,7 +30,7 @@ static void begin_chunk(token_pass *p, int chunk) {
 /* Raw K and V of the chunk's rows in the current layer. */
 static void project_chunk(token_pass *p) {
     backend_model *m = p->step.model;
-    const dflash_layer_weights *w = &m->options.drafter->layer[p->step.layer];
+    const block_drafter_layer_weights *w = &m->options.drafter->layer[p->step.layer];
     float *k = p->raw + (size_t)p->chunk * 2 * p->all + (size_t)p->step.layer * p->kv;
     draft_norm(&p->step, w->input_norm);
     pack(m, &m->d_packed, m->d_x, hidden_of(p), p->step.rows, p->step.config->hidden,
@@ -42,7 +42,7 @@ static void project_chunk(token_pass *p) {
 
 static void rotate_heads(const token_pass *p, float *x, int heads, const float *norm, int position) {
     const backend_model *m = p->step.model;
-    const dflash_config *d = p->step.config;
+    const block_drafter_config *d = p->step.config;
     size_t angle = (size_t)position * (size_t)m->draft_rope.pairs;
     for (int h = 0; h < heads; h++) {
         float *head = x + (size_t)(h * d->head_dim);
@@ -66,7 +66,7 @@ static void rotate_keys(void *context, size_t begin, size_t end, int thread) {
 
 static void project_queries(token_pass *p) {
     backend_model *m = p->step.model;
-    const dflash_layer_weights *w = &m->options.drafter->layer[p->step.layer];
+    const block_drafter_layer_weights *w = &m->options.drafter->layer[p->step.layer];
     draft_norm(&p->step, w->input_norm);
     pack(m, &m->d_packed, m->d_x, hidden_of(p), p->step.rows, p->step.config->hidden, packing_of(m, &w->q_proj));
     matrix_job job = matrix_product(&m->d_packed, p->step.rows, &w->q_proj, m->d_q, (size_t)w->q_proj.out);
@@ -77,7 +77,7 @@ static void project_queries(token_pass *p) {
 static void attend_rows(void *context, size_t begin, size_t end, int thread) {
     token_pass *p = context;
     backend_model *m = p->step.model;
-    const dflash_config *d = p->step.config;
+    const block_drafter_config *d = p->step.config;
     thread_scratch *x = &m->scratch[thread];
     int group = d->heads / d->kv_heads;
     size_t dim = (size_t)d->head_dim;
@@ -122,7 +122,7 @@ static void store_latents(token_pass *p) {
 }
 
 /* Floats of a pass over n rows: token_pass.state, raw, keys, values, one behind the other. */
-static size_t pass_floats(const dflash_config *d, size_t n) {
+static size_t pass_floats(const block_drafter_config *d, size_t n) {
     size_t kv = (size_t)(d->kv_heads * d->head_dim), padded = n + ATTENTION_BLOCK;
     return n * (size_t)d->hidden + n * 2 * (size_t)d->layers * kv + 2 * padded * kv;
 }
@@ -138,7 +138,7 @@ kakeya_status token_latents_reserve(backend_cache *c, position_range rows, kakey
 
 void token_latents_prompt(backend_cache *c, position_range rows) {
     backend_model *m = c->model;
-    const dflash_config *d = &m->options.drafter->config;
+    const block_drafter_config *d = &m->options.drafter->config;
     token_pass p = {.cache = c,
                     .step = {.model = m, .config = d},
                     .first = rows.begin,
@@ -178,7 +178,7 @@ void token_latents_prompt(backend_cache *c, position_range rows) {
 
 /* The rows of parts that fit into the workspace together. */
 static void alone_together(backend_model *m, const draft_part *parts, int n_parts, int n) {
-    const dflash_config *d = &m->options.drafter->config;
+    const block_drafter_config *d = &m->options.drafter->config;
     draft_step s = {.model = m, .config = d, .rows = n};
     size_t kv = (size_t)(d->kv_heads * d->head_dim), all = (size_t)d->layers * kv, dim = (size_t)d->head_dim;
     size_t group = (size_t)(d->heads / d->kv_heads);
@@ -187,7 +187,7 @@ static void alone_together(backend_model *m, const draft_part *parts, int n_part
         for (int row = 0; row < parts[i].rows; row++) draft_embed(&s, parts[i].first_row + row, tokens[row]);
     }
     for (s.layer = 0; s.layer < d->layers; s.layer++) {
-        const dflash_layer_weights *w = &m->options.drafter->layer[s.layer];
+        const block_drafter_layer_weights *w = &m->options.drafter->layer[s.layer];
         float *k = m->d_context + (size_t)s.layer * kv;
         draft_norm(&s, w->input_norm);
         pack(m, &m->d_packed, m->d_x, (size_t)d->hidden, n, d->hidden,

@@ -1,5 +1,5 @@
-/* f_theta's input "drafter_kv": raw k_proj/v_proj outputs of a drafter pass over the token embeddings, without context
- * (the reference implementation's form; kept so that its checkpoints can be used).
+/* The restoration's input "drafter_kv": raw k_proj/v_proj outputs of a drafter pass over the token embeddings, without
+ * context (the reference implementation's form; kept so that its checkpoints can be used).
  *
  * The reference ran that pass over the whole sequence, non-causally, and only ever for a prompt. Here each turn's
  * prompt is one such pass, made when the turn's first decode step evicts, so it does not depend on how the prompt was

@@ -23,7 +23,7 @@ static const double layer_norm_eps = 1e-5;
 
 typedef struct backend_reading {
     backend_model *m;
-    const gemma4_vision *v;
+    const vision_model *v;
     int patches, across, pooled; /* pooled: rows that come out */
     int all;                     /* rows of the part of the list in work: patches, then pooled */
     float *patch;                /* [patches][values of a patch] */
@@ -49,10 +49,10 @@ static int max_int(int a, int b) { return a > b ? a : b; }
 
 /* Values of a row of an item. */
 static int width_of(const tower_run *t, program_item item) {
-    const gemma4_vision *v = t->v;
+    const vision_model *v = t->v;
     switch (item) {
     case DATA_PATCHES:
-        return gemma4_vision_patch_values(v);
+        return vision_model_patch_values(v);
     case DATA_Q:
     case DATA_K:
     case DATA_V:
@@ -318,8 +318,8 @@ static packing_set packings_of(const tower_run *t) {
 }
 
 /* Values of the widest input of a product. */
-static int widest_of(const gemma4_vision *v) {
-    const int patch = gemma4_vision_patch_values(v), heads = v->tower ? v->heads * v->head_dim : 0;
+static int widest_of(const vision_model *v) {
+    const int patch = vision_model_patch_values(v), heads = v->tower ? v->heads * v->head_dim : 0;
     return max_int(max_int(patch, v->hidden), max_int(heads, v->tower ? v->intermediate : 0));
 }
 
@@ -332,14 +332,14 @@ enum { ROOMS = 11 };
 
 /* What is held while the run's patches are computed, beside the list, packed rows and the table of RoPE. */
 static void list_rooms(tower_run *t, int threads, room out[ROOMS]) {
-    const gemma4_vision *v = t->v;
+    const vision_model *v = t->v;
     const size_t rows = (size_t)t->patches, hidden = (size_t)v->hidden, chunk = CHUNK;
     const size_t heads = v->tower ? rows * (size_t)(v->heads * v->head_dim) : 0;
     const size_t tile = attend_all_floats(TILE, v->head_dim);
-    const size_t registers = ROW_REGISTERS * (size_t)max_int(gemma4_vision_patch_values(v), v->hidden);
+    const size_t registers = ROW_REGISTERS * (size_t)max_int(vision_model_patch_values(v), v->hidden);
     t->scratch_floats = ((tile > registers ? tile : registers) + 31) / 16 * 16;
     const room rooms[ROOMS] = {
-        {&t->patch, rows * (size_t)gemma4_vision_patch_values(v)},
+        {&t->patch, rows * (size_t)vision_model_patch_values(v)},
         {&t->h, rows * hidden},
         {&t->q, heads},
         {&t->k, heads},
@@ -355,7 +355,7 @@ static void list_rooms(tower_run *t, int threads, room out[ROOMS]) {
 }
 
 static kakeya_status allocate(tower_run *t, kakeya_error *error) {
-    const gemma4_vision *v = t->v;
+    const vision_model *v = t->v;
     backend_model *m = t->m;
     room rooms[ROOMS];
     list_rooms(t, m->threads, rooms);
@@ -371,7 +371,7 @@ static kakeya_status allocate(tower_run *t, kakeya_error *error) {
     return status ? status : rope_table_reserve(m, &t->rope, max_int(t->across, t->patches / t->across), error);
 }
 
-size_t cpu_image_bytes(const gemma4_vision *v, weight_format format, int patches, int side, int threads) {
+size_t cpu_image_bytes(const vision_model *v, weight_format format, int patches, int side, int threads) {
     const cpu_kernels *kernels = cpu_kernels_find(NULL);
     const cpu_packing packing = kernels->weight[format].product[INPUT_EXACT].packing;
     const size_t pairs = v->tower ? (size_t)v->head_dim / 4 : 0;
@@ -399,7 +399,7 @@ void cpu_image_end(backend_reading *t) {
 
 kakeya_status cpu_image_begin(backend_model *m, const backend_image *image, float *rows, backend_reading **out,
                               kakeya_error *error) {
-    const gemma4_vision *v = image->vision;
+    const vision_model *v = image->vision;
     *out = NULL;
     if (image->across > v->positions || image->down > v->positions)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
@@ -418,7 +418,7 @@ kakeya_status cpu_image_begin(backend_model *m, const backend_image *image, floa
         cpu_image_end(t);
         return status;
     }
-    const size_t values = (size_t)t->patches * (size_t)gemma4_vision_patch_values(v);
+    const size_t values = (size_t)t->patches * (size_t)vision_model_patch_values(v);
     memcpy(t->patch, image->patches, values * sizeof *image->patches);
     *out = t;
     return KAKEYA_OK;

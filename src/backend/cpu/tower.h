@@ -12,6 +12,6 @@ kakeya_status cpu_image_begin(backend_model *m, const backend_image *image, floa
 kakeya_status cpu_image_step(backend_reading *reading, double seconds, bool *made, kakeya_error *error);
 void cpu_image_end(backend_reading *reading);
 /* backend_measure_ops.image_bytes */
-size_t cpu_image_bytes(const struct gemma4_vision *vision, weight_format format, int patches, int side, int threads);
+size_t cpu_image_bytes(const struct vision_model *vision, weight_format format, int patches, int side, int threads);
 
 #endif

@@ -3,8 +3,8 @@
 
 #include "backend/backend_train.h"
 #include "backend/cpu/drafter_trainer.h"
-#include "backend/cpu/f_theta_trainer.h"
 #include "backend/cpu/matrix.h"
+#include "backend/cpu/restoration_trainer.h"
 #include "backend/cpu/train_products.h"
 #include "backend/cpu/train_taps.h"
 
@@ -45,12 +45,12 @@ const backend_train_ops *cpu_train(void) {
     static const backend_train_ops ops = {.forward = tapped_forward,
                                           .outer = train_outer,
                                           .weight_row = train_weight_row,
-                                          .f_theta_trainer_bytes = cpu_f_theta_trainer_bytes,
-                                          .f_theta_trainer_create = cpu_f_theta_trainer_create,
-                                          .f_theta_trainer_destroy = cpu_f_theta_trainer_destroy,
-                                          .f_theta_trainer_weights = cpu_f_theta_trainer_weights,
-                                          .f_theta_trainer_teach = cpu_f_theta_trainer_teach,
-                                          .f_theta_trainer_learn = cpu_f_theta_trainer_learn,
+                                          .restoration_trainer_bytes = cpu_restoration_trainer_bytes,
+                                          .restoration_trainer_create = cpu_restoration_trainer_create,
+                                          .restoration_trainer_destroy = cpu_restoration_trainer_destroy,
+                                          .restoration_trainer_weights = cpu_restoration_trainer_weights,
+                                          .restoration_trainer_teach = cpu_restoration_trainer_teach,
+                                          .restoration_trainer_learn = cpu_restoration_trainer_learn,
                                           .trains_assistants = true,
                                           .drafter_trainer_bytes = cpu_drafter_trainer_bytes,
                                           .drafter_trainer_create = cpu_drafter_trainer_create,

@@ -8,7 +8,7 @@ kakeya_status tapped_forward(backend_model *m, backend_cache *cache, const int32
                              void *user, kakeya_error *error) {
     size_t rows = (size_t)n, q = 0, kv = 0, hidden = (size_t)m->config->hidden;
     for (int i = 0; i < m->config->layers; i++) {
-        const gemma4_layer_config *l = &m->config->layer[i];
+        const layer_config *l = &m->config->layer[i];
         size_t layer_q = (size_t)(m->config->heads * l->head_dim), layer_kv = (size_t)(l->kv_heads * l->head_dim);
         if (layer_q > q) q = layer_q;
         if (layer_kv > kv) kv = layer_kv;

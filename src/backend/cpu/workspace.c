@@ -17,10 +17,10 @@ typedef struct shape_limits {
 } shape_limits;
 
 static shape_limits model_limits(const backend_model *m) {
-    const gemma4_config *c = m->config;
+    const model_config *c = m->config;
     shape_limits s = {0};
     for (int i = 0; i < c->layers; i++) {
-        const gemma4_layer_config *l = &c->layer[i];
+        const layer_config *l = &c->layer[i];
         s.q = max_int(s.q, c->heads * l->head_dim);
         s.kv = max_int(s.kv, l->kv_heads * l->head_dim);
         s.intermediate = max_int(s.intermediate, l->intermediate);
@@ -28,7 +28,7 @@ static shape_limits model_limits(const backend_model *m) {
     }
     if (m->options.drafter) s.head_dim = max_int(s.head_dim, m->options.drafter->config.head_dim);
     s.row = max_int(max_int(s.q, s.kv), c->hidden);
-    if (m->options.f_theta) s.row = max_int(s.row, m->options.f_theta->encoder_in);
+    if (m->options.restoration) s.row = max_int(s.row, m->options.restoration->encoder_in);
     return s;
 }
 
@@ -36,14 +36,14 @@ static shape_limits model_limits(const backend_model *m) {
 
 typedef struct input_packings {
     packing_set model, experts_in, down, experts_down; /* of the verifier's matrices, by what they read */
-    packing_set draft, draft_aux, draft_down, latent;  /* of the drafter's and of f_theta's */
+    packing_set draft, draft_aux, draft_down, latent;  /* of the drafter's and of the restoration's */
 } input_packings;
 
 static void verifier_packings(const backend_model *m, input_packings *p) {
-    const gemma4_weights *w = m->weights;
+    const model_weights *w = m->weights;
     p->model = packing_of(m, &w->head) | packing_of(m, &w->ple_model_proj);
     for (int i = 0; i < m->config->layers; i++) {
-        const gemma4_layer_weights *l = &w->layer[i];
+        const layer_weights *l = &w->layer[i];
         const weight *const readers[] = {&l->q_proj,    &l->k_proj,  &l->v_proj,   &l->o_proj,
                                          &l->gate_proj, &l->up_proj, &l->ple_gate, &l->ple_proj};
         for (int r = 0; r < COUNT(readers); r++) p->model |= packing_of(m, readers[r]);
@@ -55,19 +55,19 @@ static void verifier_packings(const backend_model *m, input_packings *p) {
 }
 
 static void drafter_packings(const backend_model *m, input_packings *p) {
-    const dflash_model *d = m->options.drafter;
+    const block_drafter_model *d = m->options.drafter;
     p->draft = packing_of(m, &m->weights->head);
     p->draft_aux = packing_of(m, &d->fc);
     for (int i = 0; i < d->config.layers; i++) {
-        const dflash_layer_weights *l = &d->layer[i];
+        const block_drafter_layer_weights *l = &d->layer[i];
         const weight *const readers[] = {&l->q_proj, &l->k_proj, &l->v_proj, &l->o_proj, &l->gate_proj, &l->up_proj};
         for (int r = 0; r < COUNT(readers); r++) p->draft |= packing_of(m, readers[r]);
         p->draft_down |= packing_of(m, &l->down_proj);
     }
 }
 
-static void f_theta_packings(const backend_model *m, input_packings *p) {
-    const f_theta_model *f = m->options.f_theta;
+static void restoration_packings(const backend_model *m, input_packings *p) {
+    const restoration_model *f = m->options.restoration;
     p->latent = packing_of(m, &f->encoder_k) | packing_of(m, &f->encoder_v);
     for (int i = 0; i < f->config.layers; i++) {
         p->latent |= packing_exact(m, &f->decoder_k[i]) | packing_exact(m, &f->decoder_v[i]);
@@ -76,7 +76,7 @@ static void f_theta_packings(const backend_model *m, input_packings *p) {
 
 /* Bytes of a row of latents as a decoder wants it. */
 static size_t packed_latent_bytes(const backend_model *m) {
-    const f_theta_model *f = m->options.f_theta;
+    const restoration_model *f = m->options.restoration;
     size_t most = 0;
     for (int i = 0; f && i < f->config.layers; i++) {
         const weight *const decoders[] = {&f->decoder_k[i], &f->decoder_v[i]};
@@ -112,17 +112,17 @@ static kakeya_status allocate_all(backend_model *m, const buffer_request *reques
     { (void **)(void *)&m->field, (size_t)(count) * sizeof(float) }
 #define INTS(field, count)                                                                                             \
     { (void **)(void *)&m->field, (size_t)(count) * sizeof(int) }
-static int shared_sliding_layer(const gemma4_config *c) {
+static int shared_sliding_layer(const model_config *c) {
     for (int i = 0; i < c->layers; i++) {
         int source = c->layer[i].kv_source;
-        if (source != i && c->layer[source].type == GEMMA4_SLIDING) return source;
+        if (source != i && c->layer[source].type == LAYER_SLIDING) return source;
     }
     return -1;
 }
 
 static kakeya_status allocate_verifier(backend_model *m, const shape_limits *s, const input_packings *p,
                                        kakeya_error *error) {
-    const gemma4_config *c = m->config;
+    const model_config *c = m->config;
     size_t rows = (size_t)m->max_rows, hidden = (size_t)c->hidden;
     size_t slots = c->moe ? rows * (size_t)c->experts_per_token : 0;
     size_t ple = (size_t)c->layers * (size_t)c->ple_width;
@@ -131,7 +131,7 @@ static kakeya_status allocate_verifier(backend_model *m, const shape_limits *s, 
     m->head_stride = (c->vocab + SCREEN_OUTPUTS - 1) / SCREEN_OUTPUTS * SCREEN_OUTPUTS;
     size_t shared = m->shared_sliding >= 0 ? chunk : 0;
     m->max_taps = (m->options.drafter ? m->options.drafter->config.targets : 0) +
-                  (m->options.f_theta ? m->options.f_theta->config.aux_layers : 0);
+                  (m->options.restoration ? m->options.restoration->config.aux_layers : 0);
     m->max_jobs = 2 + (c->moe ? 2 * c->experts : 0); /* gate and up of an expert may be apart */
     if (m->max_jobs < 4) m->max_jobs = 4;
     m->partial_floats = attention_partial_floats(m, c->max_context);
@@ -180,7 +180,7 @@ static kakeya_status allocate_verifier(backend_model *m, const shape_limits *s, 
 
 static kakeya_status allocate_scratch(backend_model *m, const shape_limits *s, kakeya_error *error) {
     size_t queries = (size_t)attention_max_queries(m),
-           rank = m->options.f_theta ? (size_t)m->options.f_theta->config.rank : 0;
+           rank = m->options.restoration ? (size_t)m->options.restoration->config.rank : 0;
     size_t latent_bytes = packed_latent_bytes(m);
     size_t q_bytes = latent_bytes; /* of a packed query, and of a packed sum of latents */
     for (int f = 0; f < KV_FORMAT_COUNT; f++) {
@@ -215,7 +215,7 @@ static kakeya_status allocate_scratch(backend_model *m, const shape_limits *s, k
 }
 
 static kakeya_status allocate_drafter(backend_model *m, const input_packings *p, kakeya_error *error) {
-    const dflash_config *d = &m->options.drafter->config;
+    const block_drafter_config *d = &m->options.drafter->config;
     size_t rows = (size_t)m->max_rows;
     size_t kv = (size_t)(d->kv_heads * d->head_dim), q = (size_t)(d->heads * d->head_dim);
     size_t all_kv = (size_t)d->layers * kv;
@@ -239,8 +239,8 @@ static kakeya_status allocate_drafter(backend_model *m, const input_packings *p,
     return status;
 }
 
-static kakeya_status allocate_f_theta(backend_model *m, const input_packings *p, kakeya_error *error) {
-    const f_theta_model *f = m->options.f_theta;
+static kakeya_status allocate_restoration(backend_model *m, const input_packings *p, kakeya_error *error) {
+    const restoration_model *f = m->options.restoration;
     const buffer_request requests[] = {
         FLOATS(latent_in, (size_t)m->max_rows * latents_in_floats(m)),
         FLOATS(latent_out, (size_t)m->max_rows * latents_out_floats(m)),
@@ -256,10 +256,10 @@ kakeya_status workspace_create(backend_model *m, kakeya_error *error) {
     input_packings packings = {0};
     verifier_packings(m, &packings);
     if (m->options.drafter) drafter_packings(m, &packings);
-    if (m->options.f_theta) f_theta_packings(m, &packings);
+    if (m->options.restoration) restoration_packings(m, &packings);
     kakeya_status status = allocate_verifier(m, &limits, &packings, error);
     if (!status && m->options.drafter) status = allocate_drafter(m, &packings, error);
-    if (!status && m->options.f_theta) status = allocate_f_theta(m, &packings, error);
+    if (!status && m->options.restoration) status = allocate_restoration(m, &packings, error);
     if (!status) status = allocate_scratch(m, &limits, error);
     return status;
 }

@@ -21,7 +21,7 @@ typedef struct chain_pass {
 
 static const assistant_config *config_of(const backend_model *m) { return &m->options.assistant->config; }
 
-static int source_of(const backend_model *m, gemma4_layer_type type) { return assistant_source(m->config, type); }
+static int source_of(const backend_model *m, layer_type type) { return assistant_source(m->config, type); }
 
 /* ------------------------------------------------------------------------------------------------------ operations */
 
@@ -47,11 +47,11 @@ static void make_pair(const chain_pass *p, int draft) {
 static void attention(const chain_pass *p, int layer) {
     backend_model *m = p->model;
     cuda_workspace *s = &m->space;
-    const gemma4_config *c = &config_of(m)->stack;
+    const model_config *c = &config_of(m)->stack;
     const cuda_layer *w = &m->weights.assistant.layer[layer];
-    gemma4_layer_type type = c->layer[layer].type;
-    int source = source_of(m, type), window = type == GEMMA4_SLIDING ? m->config->sliding_window - 1 : 0;
-    const gemma4_layer_config *of = &m->config->layer[source];
+    layer_type type = c->layer[layer].type;
+    int source = source_of(m, type), window = type == LAYER_SLIDING ? m->config->sliding_window - 1 : 0;
+    const layer_config *of = &m->config->layer[source];
     matrix_product q = {&w->q, s->a_q, w->q.out};
     matrix_products(&m->launch, &q, 1, s->a_in, w->q.ld, p->key.rows, 0);
     const cuda_heads heads = {
@@ -97,7 +97,7 @@ static void attention(const chain_pass *p, int layer) {
 static void feed_forward(const chain_pass *p, int layer) {
     backend_model *m = p->model;
     cuda_workspace *s = &m->space;
-    const gemma4_config *c = &config_of(m)->stack;
+    const model_config *c = &config_of(m)->stack;
     const cuda_assistant *a = &m->weights.assistant;
     const cuda_layer *w = &a->layer[layer];
     const cuda_after_attention before = {.branch = s->a_branch,
@@ -180,7 +180,7 @@ static void copy_to_trace(chain_pass *p, float *to, const float *from, size_t n,
 static cudaError_t enqueue_chains(void *context) {
     chain_pass *p = context;
     backend_model *m = p->model;
-    const gemma4_config *c = &config_of(m)->stack;
+    const model_config *c = &config_of(m)->stack;
     for (int type = 0; type < 2; type++)
         cuda_turns(&m->launch, m->space.draft_batch, false, m->weights.inverse_frequency[type],
                    m->config->rope[type].rotated_pairs, m->space.turns[type], p->key.rows);
@@ -202,7 +202,7 @@ static cudaError_t enqueue_chains(void *context) {
 static int partitions_of(const backend_cache *c) { return cuda_attention_partitions(0, 1, c->t.length); }
 
 /* The largest values of a partition of all heads, of layers of a type. */
-static size_t partition_floats(const backend_model *m, gemma4_layer_type type) {
+static size_t partition_floats(const backend_model *m, layer_type type) {
     int source = source_of(m, type);
     return source < 0 ? 0 : (size_t)config_of(m)->stack.heads * (size_t)m->config->layer[source].head_dim;
 }
@@ -212,7 +212,7 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 /* The first chain that is left, and those that fit beside it: K/V in one format, and room for flash states. */
 static void gather(chain_pass *p, backend_draft_request *requests, int n, bool *taken) {
     static const size_t most_partial_bytes = (size_t)1 << 30;
-    size_t floats = partition_floats(p->model, GEMMA4_FULL) * sizeof(float), bytes = 0;
+    size_t floats = partition_floats(p->model, LAYER_FULL) * sizeof(float), bytes = 0;
     p->n = 0;
     for (int i = 0; i < n; i++) {
         const backend_cache *c = requests[i].cache;
@@ -220,7 +220,7 @@ static void gather(chain_pass *p, backend_draft_request *requests, int n, bool *
         if (taken[i] || (p->n && bytes + own > most_partial_bytes)) continue;
         bool alike = true;
         for (int type = 0; type < 2 && p->n; type++) {
-            int source = source_of(p->model, (gemma4_layer_type)type);
+            int source = source_of(p->model, (layer_type)type);
             if (source >= 0) alike &= p->request[0]->cache->t.layer[source].format == c->t.layer[source].format;
         }
         if (!alike) continue;
@@ -239,7 +239,7 @@ static kakeya_status prepare(chain_pass *p, kakeya_error *error) {
         if (own > most) most = own;
         if (p->request[i]->n > chain) chain = p->request[i]->n;
     }
-    int full = source_of(m, GEMMA4_FULL);
+    int full = source_of(m, LAYER_FULL);
     p->key = (graph_key){
         .rows = cuda_graph_rows(p->n),
         .segments = cuda_graph_segments(p->n),
@@ -251,7 +251,7 @@ static kakeya_status prepare(chain_pass *p, kakeya_error *error) {
     size_t sliding = (size_t)p->key.rows * (size_t)cuda_attention_partitions(m->config->sliding_window - 1, 1, 0),
            whole = (size_t)(p->n == 1 ? p->key.partitions : all),
            cells = larger(sliding, whole) * (size_t)config_of(m)->stack.heads,
-           floats = larger(sliding * partition_floats(m, GEMMA4_SLIDING), whole * partition_floats(m, GEMMA4_FULL));
+           floats = larger(sliding * partition_floats(m, LAYER_SLIDING), whole * partition_floats(m, LAYER_FULL));
     kakeya_status status = model_grow(m, &m->space.partial, floats * sizeof(float), "attention states", error);
     if (!status) status = model_grow(m, &m->space.partial_state, cells * sizeof(float2), "attention states", error);
     return status ? status : model_grow_logits(m, p->key.rows, error);

@@ -15,9 +15,9 @@ struct cuda_bounded {
     const cuda_device *device;
     cuda_expert_cache *cache; /* [caches] */
     int caches, layers, experts;
-    cuda_bounded_layer layer[GEMMA4_MAX_LAYERS];
-    int cache_of[GEMMA4_MAX_LAYERS];                                  /* by layer */
-    const void *gate_up[GEMMA4_MAX_LAYERS], *down[GEMMA4_MAX_LAYERS]; /* the layer's experts in `host` */
+    cuda_bounded_layer layer[MODEL_MAX_LAYERS];
+    int cache_of[MODEL_MAX_LAYERS];                                 /* by layer */
+    const void *gate_up[MODEL_MAX_LAYERS], *down[MODEL_MAX_LAYERS]; /* the layer's experts in `host` */
     cuda_buffer arena, tables;
     unsigned char *host; /* page-locked */
     size_t host_bytes;
@@ -148,7 +148,7 @@ static kakeya_status make_memory(cuda_bounded *b, const backend_model_options *o
 kakeya_status cuda_bounded_create(cuda_bounded **out, const cuda_device *device, const cuda_launch *launch,
                                   const backend_model_options *options, const cuda_bounded_layer *layers, size_t held,
                                   size_t host_bytes, kakeya_error *error) {
-    const gemma4_config *c = &options->verifier->config;
+    const model_config *c = &options->verifier->config;
     *out = NULL;
     if (!c->moe)
         return error_set(error, KAKEYA_UNSUPPORTED,

@@ -24,22 +24,22 @@ typedef struct context_pass {
     cuda_context_source latent;  /* rows that have latents; made of the drafter's K/V: those behind first_latent */
     int first_latent;            /* counted in `context` */
     cuda_taps taps;              /* of latents from aux hidden states */
-    int latent_heads[GEMMA4_MAX_LAYERS]; /* timeline_layer.latent_head */
+    int latent_heads[MODEL_MAX_LAYERS]; /* timeline_layer.latent_head */
 } context_pass;
 
 /* What the pass has to know of a cache with latents: like the others in what they restore. */
 static void take_latents(context_pass *p, const backend_cache *c) {
     for (int i = 0; i < p->model->config->layers; i++) p->latent_heads[i] = c->t.layer[i].latent_head;
     if (!c->t.latents_from_aux) return;
-    p->taps.n = c->t.models.f_theta->aux_layers;
-    for (int i = 0; i < p->taps.n; i++) p->taps.at[cuda_aux_form(c)][i] = (uint8_t)c->t.f_theta_tap[i];
+    p->taps.n = c->t.models.restoration->aux_layers;
+    for (int i = 0; i < p->taps.n; i++) p->taps.at[cuda_aux_form(c)][i] = (uint8_t)c->t.restoration_tap[i];
 }
 
 /* e = encoder * raw context K (V) */
 static cudaError_t encode_context(const context_pass *p) {
     backend_model *m = p->model;
-    const f_theta_config *f = &m->options.f_theta->config;
-    size_t all = (size_t)m->options.f_theta->encoder_in, ld = (size_t)m->weights.encoder_k.ld,
+    const restoration_config *f = &m->options.restoration->config;
+    size_t all = (size_t)m->options.restoration->encoder_in, ld = (size_t)m->weights.encoder_k.ld,
            first = (size_t)p->first_latent;
     cudaError_t status = cudaSuccess;
     for (int half = 0; half < 2 && status == cudaSuccess; half++) {
@@ -77,7 +77,7 @@ static cudaError_t store_latents(const context_pass *p) {
     for (int layer = 0; layer < m->config->layers && status == cudaSuccess; layer++) {
         int head = p->latent_heads[layer];
         if (head < 0) continue;
-        const gemma4_layer_config *lc = &m->config->layer[layer];
+        const layer_config *lc = &m->config->layer[layer];
         const cuda_matrix *decoder = &m->weights.decoder_v[layer];
         const float *decoded = m->config->raw_values ? NULL : m->space.latent_values;
         matrix_product values = {.w = decoder, .y = m->space.latent_values, .ldy = decoder->out};
@@ -103,14 +103,14 @@ static cudaError_t extend_context(const context_pass *p) {
     backend_model *m = p->model;
     cuda_workspace *s = &m->space;
     const cuda_weights *w = &m->weights;
-    const dflash_config *d = &m->options.drafter->config;
+    const block_drafter_config *d = &m->options.drafter->config;
     int rows = p->context.rows, kv = d->kv_heads * d->head_dim, all = d->layers * kv;
     cuda_round_aux(&m->launch, &p->context, d->targets * m->config->hidden, s->d_aux, w->fc.ld);
     matrix_product fc = {.w = &w->fc, .y = s->d_x, .ldy = d->hidden};
     cudaError_t status = products(m, &fc, 1, s->d_aux, w->fc.ld, rows, p->prompt);
     cuda_norm_rows(&m->launch, s->d_x, d->hidden, w->hidden_norm, d->rms_eps, s->d_in, w->draft[0].k.ld, d->hidden,
                    rows);
-    matrix_product raw[2 * DFLASH_MAX_LAYERS];
+    matrix_product raw[2 * BLOCK_DRAFTER_MAX_LAYERS];
     for (int l = 0; l < d->layers; l++) {
         float *k = s->d_raw + (size_t)(l * kv);
         raw[2 * l] = (matrix_product){.w = &w->draft[l].k, .y = k, .ldy = 2 * all};

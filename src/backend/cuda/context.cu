@@ -1,4 +1,4 @@
-/* What follows committed rows: the drafter's context, and the latents of f_theta, encoded as backend/latent_row.c
+/* What follows committed rows: the drafter's context, and latents, encoded as backend/latent_row.c
  * encodes them, to the bit. */
 #include "backend/cuda/latent_values.cuh"
 

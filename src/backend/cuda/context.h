@@ -1,4 +1,4 @@
-/* What follows a cache's committed rows: the drafter's context K/V and the f_theta latents. */
+/* What follows a cache's committed rows: the drafter's context K/V and the latents. */
 #ifndef KAKEYA_BACKEND_CUDA_CONTEXT_H
 #define KAKEYA_BACKEND_CUDA_CONTEXT_H
 

@@ -26,7 +26,7 @@ typedef struct row_span {
 } row_span;
 
 typedef struct row_layout {
-    row_span span[GEMMA4_MAX_LAYERS];
+    row_span span[MODEL_MAX_LAYERS];
     int n;
     size_t part_bytes; /* of a device's row */
 } row_layout;

@@ -11,7 +11,7 @@
 
 static void block_layer(backend_model *m, const graph_key *key, int layer) {
     int rows = key->rows;
-    const dflash_config *d = &m->options.drafter->config;
+    const block_drafter_config *d = &m->options.drafter->config;
     const cuda_draft_layer *w = &m->weights.draft[layer];
     const cuda_launch *l = &m->launch;
     int q = d->heads * d->head_dim, kv = d->kv_heads * d->head_dim;
@@ -95,7 +95,7 @@ typedef struct draft_pass {
 static cudaError_t enqueue_blocks(void *context) {
     const draft_pass *p = context;
     backend_model *m = p->model;
-    const dflash_config *d = &m->options.drafter->config;
+    const block_drafter_config *d = &m->options.drafter->config;
     int rows = p->key.rows, first = p->key.segments == 1, n = rows - first; /* of one block its drafts alone */
     float scale = m->options.drafter_scaled_embedding ? m->embed_scale : 1.0f;
     cuda_turns(&m->launch, m->space.draft_batch, false, m->weights.draft_inverse_frequency, d->head_dim / 2,
@@ -145,7 +145,7 @@ static int blocks_of_pass(const backend_draft_request *requests, int n) {
 
 static kakeya_status prepare_blocks(draft_pass *p, const backend_draft_request *requests, int n, kakeya_error *error) {
     backend_model *m = p->model;
-    const dflash_config *d = &m->options.drafter->config;
+    const block_drafter_config *d = &m->options.drafter->config;
     int rows = 0, most_rows = 0;
     for (int i = 0; i < n; i++) {
         int window = widest_window(requests[i].cache), of_block = requests[i].n + 1;
@@ -200,14 +200,14 @@ kakeya_status cuda_draft_begin(backend_model *m, backend_draft_request *requests
     backend_cache *caches[BACKEND_MAX_SEGMENTS];
     int n = 0;
     for (int i = 0; i < n_requests && !status; i++) {
-        if (requests[i].drafter != BACKEND_DFLASH) continue;
+        if (requests[i].drafter != BACKEND_BLOCK_DRAFTER) continue;
         caches[n++] = requests[i].cache;
         status = requests[i].status = cuda_stores_own(requests[i].cache, error);
     }
     return status || !n ? status : cuda_caches_flush(caches, n, error);
 }
 
-/* Of DFlash, all in as few passes as they fit into. */
+/* Of the block drafter, all in as few passes as they fit into. */
 static kakeya_status draft_passes(backend_model *m, backend_draft_request *requests, int n_requests,
                                   kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
@@ -222,7 +222,7 @@ static kakeya_status draft_passes(backend_model *m, backend_draft_request *reque
 
 kakeya_status cuda_draft(backend_model *m, backend_draft_request *requests, int n_requests, kakeya_error *error) {
     static const backend_draft_fn drafts_of[BACKEND_DRAFTERS] = {
-        [BACKEND_DFLASH] = draft_passes, [BACKEND_ASSISTANT] = cuda_assistant_draft};
+        [BACKEND_BLOCK_DRAFTER] = draft_passes, [BACKEND_ASSISTANT] = cuda_assistant_draft};
     kakeya_status status = cuda_draft_begin(m, requests, n_requests, error);
     return status ? status : backend_draft_each(drafts_of, m, requests, n_requests, error);
 }

@@ -1,4 +1,4 @@
-/* Blocks of the DFlash drafter, and of any. */
+/* Blocks of the block drafter, and of any. */
 #ifndef KAKEYA_BACKEND_CUDA_DRAFT_H
 #define KAKEYA_BACKEND_CUDA_DRAFT_H
 

@@ -7,7 +7,7 @@
 #include "backend/cuda/drafter_trainer_kernels.h"
 #include "backend/cuda/model.h"
 #include "backend/weight_values.h"
-#include "model/dflash_values.h"
+#include "model/block_drafter_values.h"
 
 typedef struct drafter_trainer_layer {
     float *raw_k, *context[2];      /* [X][kv] */
@@ -26,20 +26,20 @@ typedef struct drafter_trainer_tables {
 struct backend_drafter_trainer {
     backend_model *m;
     drafter_trainer_options o;
-    dflash_config c;
+    block_drafter_config c;
     int sequences, rows, context, head_rows; /* S, N, T; rows whose logits are made together */
     cuda_launch launch;
     cuda_buffer memory;
     const float *given; /* the weights, on the host */
     size_t n;
-    float *weights, *sum; /* [n] */
-    dflash_model w, g;    /* bound to them */
-    float *embed, *head;  /* [vocab][H] */
-    float *cosine, *sine; /* [T + block][pairs] */
+    float *weights, *sum;     /* [n] */
+    block_drafter_model w, g; /* bound to them */
+    float *embed, *head;      /* [vocab][H] */
+    float *cosine, *sine;     /* [T + block][pairs] */
     drafter_trainer_tables host, device;
     char *tables, *device_tables;
     size_t tables_bytes;
-    drafter_trainer_layer layer[DFLASH_MAX_LAYERS];
+    drafter_trainer_layer layer[BLOCK_DRAFTER_MAX_LAYERS];
     float *aux, *fused, *hidden, *d_hidden,
         *d_fused; /* [X][targets * H], [X][H]: the context, behind fc and its norm */
     float *last, *final_x, *branch, *d_h, *d_x, *d_q, *d_o, *d_act, *d_gate_up, *logits;
@@ -81,7 +81,7 @@ static size_t lay_out_tables(const backend_drafter_trainer *l, drafter_trainer_t
 }
 
 static void lay_out_layers(backend_drafter_trainer *l, arena *a, size_t rows, size_t all, size_t columns) {
-    const dflash_config *c = &l->c;
+    const block_drafter_config *c = &l->c;
     size_t hidden = (size_t)c->hidden, q = (size_t)(c->heads * c->head_dim), kv = (size_t)(c->kv_heads * c->head_dim),
            width = (size_t)c->intermediate;
     for (int i = 0; i < c->layers; i++) {
@@ -102,7 +102,7 @@ static void lay_out_layers(backend_drafter_trainer *l, arena *a, size_t rows, si
 }
 
 static size_t lay_out(backend_drafter_trainer *l, char *base) {
-    const dflash_config *c = &l->c;
+    const block_drafter_config *c = &l->c;
     arena a = {.base = base};
     size_t rows = (size_t)l->sequences * (size_t)l->rows, all = (size_t)l->sequences * (size_t)l->context,
            columns = (size_t)(l->context + l->rows), hidden = (size_t)c->hidden, q = (size_t)(c->heads * c->head_dim),
@@ -157,7 +157,7 @@ static void prepare(backend_drafter_trainer *l, backend_model *m, const drafter_
     l->rows = o->blocks * l->c.block_size;
     l->context = (o->sequence + 3) / 4 * 4; /* four values are loaded at once */
     l->rows = (l->rows + 3) / 4 * 4;
-    l->n = dflash_values_count(&l->c);
+    l->n = block_drafter_values_count(&l->c);
     size_t rows = (size_t)l->sequences * (size_t)l->rows, most = LOGIT_FLOATS / (size_t)l->c.vocab;
     l->head_rows = (int)(rows < most ? rows : most > 0 ? most : 1);
     l->tables_bytes = lay_out_tables(l, &l->host, NULL);
@@ -196,7 +196,7 @@ static kakeya_status upload(backend_drafter_trainer *l, const weight *w, float *
 }
 
 static kakeya_status fill(backend_drafter_trainer *l, kakeya_error *error) {
-    const gemma4_weights *v = &l->m->options.verifier->weights;
+    const model_weights *v = &l->m->options.verifier->weights;
     int pairs = l->c.head_dim / 2, positions = l->context + l->c.block_size;
     size_t turns = (size_t)positions * (size_t)pairs;
     float *table = malloc(2 * turns * sizeof *table);
@@ -239,8 +239,8 @@ kakeya_status cuda_drafter_trainer_create(backend_model *m, const drafter_traine
         lay_out(l, l->memory.data);
         lay_out_tables(l, &l->host, l->tables);
         lay_out_tables(l, &l->device, l->device_tables);
-        dflash_values_bind(&l->c, l->weights, &l->w);
-        dflash_values_bind(&l->c, l->sum, &l->g);
+        block_drafter_values_bind(&l->c, l->weights, &l->w);
+        block_drafter_values_bind(&l->c, l->sum, &l->g);
         status = fill(l, error);
     }
     if (status) {
@@ -340,7 +340,7 @@ static void context_forward(backend_drafter_trainer *l) {
     norm(l, l->fused, l->w.hidden_norm, rows, l->hidden);
     for (int i = 0; i < l->c.layers; i++) {
         drafter_trainer_layer *layer = &l->layer[i];
-        const dflash_layer_weights *w = &l->w.layer[i];
+        const block_drafter_layer_weights *w = &l->w.layer[i];
         forward(l, l->hidden, rows, &w->k_proj, layer->raw_k, kv_dim(l));
         forward(l, l->hidden, rows, &w->v_proj, layer->context[1], kv_dim(l));
         cuda_train_heads(&l->launch, layer->raw_k, w->k_norm, layer->context[0], rows, l->c.kv_heads, l->c.head_dim,
@@ -391,7 +391,7 @@ static void add_branch(backend_drafter_trainer *l, const float *x, float *out) {
 }
 
 static void layer_forward(backend_drafter_trainer *l, int index, float *out) {
-    const dflash_layer_weights *w = &l->w.layer[index];
+    const block_drafter_layer_weights *w = &l->w.layer[index];
     drafter_trainer_layer *layer = &l->layer[index];
     int rows = all_rows(l), d = l->c.head_dim;
     size_t hidden = (size_t)l->c.hidden, width = (size_t)l->c.intermediate;
@@ -470,7 +470,7 @@ static void attend_back(backend_drafter_trainer *l, int index) {
 }
 
 static void feed_forward_back(backend_drafter_trainer *l, int index) {
-    const dflash_layer_weights *w = &l->w.layer[index], *g = &l->g.layer[index];
+    const block_drafter_layer_weights *w = &l->w.layer[index], *g = &l->g.layer[index];
     drafter_trainer_layer *layer = &l->layer[index];
     int rows = all_rows(l);
     size_t hidden = (size_t)l->c.hidden, width = (size_t)l->c.intermediate;
@@ -495,7 +495,7 @@ static void project_back(backend_drafter_trainer *l, const float *d, const weigh
 }
 
 static void layer_back(backend_drafter_trainer *l, int index) {
-    const dflash_layer_weights *w = &l->w.layer[index], *g = &l->g.layer[index];
+    const block_drafter_layer_weights *w = &l->w.layer[index], *g = &l->g.layer[index];
     drafter_trainer_layer *layer = &l->layer[index];
     int rows = all_rows(l), all = all_context(l);
     size_t hidden = (size_t)l->c.hidden;

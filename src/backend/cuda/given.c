@@ -7,7 +7,7 @@ static int32_t *staged_sight(const cuda_pass *p) { return p->model->space.staged
 
 static void stage_segment(cuda_pass *p, int index) {
     const backend_segment *r = &p->segments[p->group->segment[index]];
-    const gemma4_config *c = p->model->config;
+    const model_config *c = p->model->config;
     int32_t *tokens = p->model->space.staged_ids + p->first_row[index], *sight = staged_sight(p) + p->first_row[index];
     const int length = r->cache->t.length;
     memcpy(tokens, r->tokens, (size_t)r->n * sizeof *tokens);

@@ -20,8 +20,8 @@ extern "C" {
 typedef uint16_t cuda_bf16; /* the bits */
 
 enum {
-    CUDA_MAX_LAYERS = 128,      /* GEMMA4_MAX_LAYERS */
-    CUDA_MAX_DRAFT_LAYERS = 16, /* DFLASH_MAX_LAYERS */
+    CUDA_MAX_LAYERS = 128,      /* MODEL_MAX_LAYERS */
+    CUDA_MAX_DRAFT_LAYERS = 16, /* BLOCK_DRAFTER_MAX_LAYERS */
     CUDA_K_STEP = 32,           /* weights and activations are padded to whole steps of the reduction */
     CUDA_MAX_PRODUCTS = 32,     /* matrices that share one input and one launch */
     CUDA_DECODE_ROWS = 17,      /* BACKEND_MAX_DECODE_ROWS */
@@ -497,7 +497,7 @@ typedef struct cuda_context_source {
     int rows;
 } cuda_context_source;
 
-/* Where the layers that f_theta reads lie in rows of aux hidden states. */
+/* Where the layers that the restoration reads lie in rows of aux hidden states. */
 typedef struct cuda_taps {
     int n;
     uint8_t at[CUDA_AUX_FORMS][CUDA_MAX_LAYERS];

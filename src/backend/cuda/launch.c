@@ -1,4 +1,4 @@
-/* Order of operations: transformers 5.17, Gemma4TextDecoderLayer. Decode rows take the kernels whose bits do not depend
+/* Order of operations: the list's (program/verifier.c). Decode rows take the kernels whose bits do not depend
  * on the number of rows; prompt rows always take the prompt kernels. */
 #include "backend/cuda/launch.h"
 
@@ -112,7 +112,7 @@ static void run_ple_project(cuda_pass *p, const step_op *op) {
 static void run_ple_combine(cuda_pass *p, const step_op *op) {
     (void)op;
     backend_model *m = p->model;
-    const gemma4_config *c = m->config;
+    const model_config *c = m->config;
     cuda_ple_inputs(&m->launch, m->space.ple, &m->weights.ple_embed, p->tokens, m->weights.ple_proj_norm, c->rms_eps,
                     c->layers, c->ple_width, c->hidden, p->rows);
 }
@@ -132,8 +132,8 @@ static cuda_kv_codes codes_of(const cuda_pass *p, int source) {
 static cuda_heads heads_of(const cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
     cuda_workspace *s = &m->space;
-    const gemma4_config *c = m->config;
-    const gemma4_layer_config *lc = &c->layer[op->layer];
+    const model_config *c = m->config;
+    const layer_config *lc = &c->layer[op->layer];
     const cuda_layer *w = &m->weights.layer[op->layer];
     bool own = op->source == op->layer, chunk = op->index != 0;
     return (cuda_heads){
@@ -159,10 +159,10 @@ static cuda_heads heads_of(const cuda_pass *p, const step_op *op) {
 }
 
 /* Partitions of a decode step's attention; those of restored keys have places of their own. */
-static void partition(const cuda_pass *p, const gemma4_layer_config *lc, bool restored, cuda_attention *a) {
+static void partition(const cuda_pass *p, const layer_config *lc, bool restored, cuda_attention *a) {
     const backend_cache_options *o = &p->cache->t.options;
-    a->partitions = lc->type == GEMMA4_FULL ? p->key.partitions
-                                            : cuda_attention_partitions(a->sliding_window, p->key.segment_rows, 0);
+    a->partitions = lc->type == LAYER_FULL ? p->key.partitions
+                                           : cuda_attention_partitions(a->sliding_window, p->key.segment_rows, 0);
     if (!restored) return;
     if (!a->sliding_window) {
         a->partitions *= 2;
@@ -187,8 +187,8 @@ static int most_rows(const cuda_pass *p, int rows) {
 static cuda_attention attention_of(const cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
     cuda_workspace *s = &m->space;
-    const gemma4_config *c = m->config;
-    const gemma4_layer_config *lc = &c->layer[op->layer];
+    const model_config *c = m->config;
+    const layer_config *lc = &c->layer[op->layer];
     bool restored = op->index >= 0, chunk = p->prompt && p->cache->t.layer[op->source].kind == STORE_RING;
     cuda_attention a = {
         .q = s->q_heads,
@@ -205,7 +205,7 @@ static cuda_attention attention_of(const cuda_pass *p, const step_op *op) {
         .heads = c->heads,
         .kv_heads = lc->kv_heads,
         .head_dim = lc->head_dim,
-        .sliding_window = lc->type == GEMMA4_SLIDING ? c->sliding_window : 0,
+        .sliding_window = lc->type == LAYER_SLIDING ? c->sliding_window : 0,
         .layer = op->source,
         .codes = codes_of(p, op->source),
         .partial = s->partial.data,
@@ -271,7 +271,7 @@ typedef struct prompt_part {
 
 /* A layer's rows up to the part's last one, of codes as bf16. */
 static const cuda_bf16 *expanded(const cuda_pass *p, const prompt_part *part, cuda_kv_codes codes,
-                                 const gemma4_layer_config *lc, const uint16_t *rows, const cuda_buffer *to) {
+                                 const layer_config *lc, const uint16_t *rows, const cuda_buffer *to) {
     cuda_launch l = p->model->launch;
     cuda_bf16 *out = (cuda_bf16 *)to->data + part->scratch * (size_t)(lc->kv_heads * lc->head_dim);
     l.stream = part->stream;
@@ -283,7 +283,7 @@ static const cuda_bf16 *expanded(const cuda_pass *p, const prompt_part *part, cu
 static void attend_prompt(cuda_pass *p, const step_op *op, const prompt_part *part) {
     backend_model *m = p->model;
     cuda_workspace *s = &m->space;
-    const gemma4_layer_config *lc = &m->config->layer[op->layer];
+    const layer_config *lc = &m->config->layer[op->layer];
     const layer_store *store = &part->cache->layer[op->source];
     const timeline_layer *kept = &part->cache->t.layer[op->source];
     size_t row = (size_t)(m->config->heads * lc->head_dim), first = (size_t)part->first;
@@ -297,7 +297,7 @@ static void attend_prompt(cuda_pass *p, const step_op *op, const prompt_part *pa
         .heads = m->config->heads,
         .kv_heads = lc->kv_heads,
         .head_dim = lc->head_dim,
-        .window = lc->type == GEMMA4_SLIDING ? m->config->sliding_window : 0,
+        .window = lc->type == LAYER_SLIDING ? m->config->sliding_window : 0,
         .evicted_end = kept->bounded ? p->evicted_end : 0,
         .both_ways = part->both_ways,
         .out = s->attended + first * (size_t)ld,
@@ -362,7 +362,7 @@ static void join_streams(cuda_pass *p, int streams) {
 /* The operation's rows: of one segment some, of several all. Short prompts do not fill the device one by one. */
 static void run_prompt_attend(cuda_pass *p, const step_op *op) {
     int streams = !p->side_by_side ? 0 : p->group->n < CUDA_SIDE_STREAMS ? p->group->n : CUDA_SIDE_STREAMS;
-    const bool sliding = p->model->config->layer[op->layer].type == GEMMA4_SLIDING;
+    const bool sliding = p->model->config->layer[op->layer].type == LAYER_SLIDING;
     size_t scratch = 0;
     if (streams) part_streams(p, streams);
     for (int i = 0; i < p->group->n; i++) {
@@ -407,7 +407,7 @@ static float *middle(const cuda_pass *p) {
 static void run_after_attention(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
     cuda_workspace *s = &m->space;
-    const gemma4_config *c = m->config;
+    const model_config *c = m->config;
     const cuda_layer *w = &m->weights.layer[op->layer];
     cuda_after_attention before = {
         .branch = s->branch,
@@ -518,7 +518,7 @@ static void run_experts_down(cuda_pass *p, const step_op *op) {
 static void run_after_ffn(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
     cuda_workspace *s = &m->space;
-    const gemma4_config *c = m->config;
+    const model_config *c = m->config;
     const cuda_layer *w = &m->weights.layer[op->layer];
     bool last = op->layer + 1 == c->layers;
     cuda_after_ffn after = {
@@ -558,7 +558,7 @@ static void run_ple_gate(cuda_pass *p, const step_op *op) {
 
 static void run_ple_activate(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
-    const gemma4_config *c = m->config;
+    const model_config *c = m->config;
     cuda_ple_gate(&m->launch, m->space.ple_gate, m->space.ple, op->layer, c->layers, c->ple_width, m->space.act,
                   m->weights.layer[op->layer].ple_proj.ld, p->rows);
 }
@@ -569,7 +569,7 @@ static void run_ple_out(cuda_pass *p, const step_op *op) {
 
 static void run_ple_add(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
-    const gemma4_config *c = m->config;
+    const model_config *c = m->config;
     const cuda_layer *w = &m->weights.layer[op->layer];
     bool last = op->layer + 1 == c->layers;
     cuda_add_norm(&m->launch, m->space.branch, w->post_ple_norm, w->layer_scalar, m->space.h,
@@ -580,7 +580,7 @@ static void run_ple_add(cuda_pass *p, const step_op *op) {
 /* -------------------------------------------------------------------------------------------------------- head */
 
 static cuda_excluded suppressed(const cuda_pass *p) {
-    const gemma4_config *c = p->model->config;
+    const model_config *c = p->model->config;
     cuda_excluded excluded = {.row = p->prompt ? NULL : p->model->space.batch->row, .n = c->n_suppress_tokens};
     for (int i = 0; i < excluded.n; i++) excluded.id[i] = c->suppress_tokens[i];
     return excluded;

@@ -109,7 +109,7 @@ void cuda_launch_restore(cuda_pass *p, const step_op *op) {
     }
     if (op->kind == STEP_RESTORE_GATHER) {
         cuda_gathered to = cuda_restoration_gathered(p->cache, p->key.restored, p->attends_latents);
-        cuda_gather_latents(&l, w->batch, &to, m->weights.inverse_frequency[GEMMA4_SLIDING], p->key.restored);
+        cuda_gather_latents(&l, w->batch, &to, m->weights.inverse_frequency[LAYER_SLIDING], p->key.restored);
         return;
     }
     if (op->kind == STEP_RESTORE && p->attends_latents) {

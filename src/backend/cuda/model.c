@@ -9,9 +9,9 @@
 #include "backend/cuda/prompt_gemm.h"
 #include "base/float16.h"
 
-_Static_assert((int)CUDA_MAX_LAYERS == (int)GEMMA4_MAX_LAYERS, "kernels.h repeats the model's limits");
-_Static_assert((int)CUDA_MAX_EXCLUDED >= (int)GEMMA4_MAX_SUPPRESS_TOKENS, "kernels.h repeats the model's limits");
-_Static_assert((int)CUDA_MAX_DRAFT_LAYERS == (int)DFLASH_MAX_LAYERS, "kernels.h repeats the model's limits");
+_Static_assert((int)CUDA_MAX_LAYERS == (int)MODEL_MAX_LAYERS, "kernels.h repeats the model's limits");
+_Static_assert((int)CUDA_MAX_EXCLUDED >= (int)MODEL_MAX_SUPPRESS_TOKENS, "kernels.h repeats the model's limits");
+_Static_assert((int)CUDA_MAX_DRAFT_LAYERS == (int)BLOCK_DRAFTER_MAX_LAYERS, "kernels.h repeats the model's limits");
 _Static_assert((int)CUDA_LEADERS == (int)BACKEND_LEADERS && sizeof(cuda_leaders) == sizeof(backend_leaders),
                "kernels.h repeats the backend's leaders");
 _Static_assert((int)CUDA_DECODE_ROWS == (int)BACKEND_MAX_DECODE_ROWS, "kernels.h repeats the backend's limits");
@@ -54,7 +54,7 @@ kakeya_status model_grow_logits(backend_model *m, int rows, kakeya_error *error)
 }
 
 static kakeya_status check_model(const backend_model *m, kakeya_error *error) {
-    const gemma4_config *c = m->config;
+    const model_config *c = m->config;
     if (m->options.precision != KAKEYA_PRECISION_BF16 && m->options.precision != KAKEYA_PRECISION_FP8)
         return error_set(error, KAKEYA_UNSUPPORTED,
                          "precision %s is not supported by backend cuda, which computes in bf16",
@@ -78,20 +78,21 @@ static kakeya_status check_model(const backend_model *m, kakeya_error *error) {
         return error_set(error, KAKEYA_UNSUPPORTED,
                          "width %d of per-layer embeddings is not a multiple of %d, as backend cuda needs",
                          c->ple_width, (int)PROMPT_GEMM_UNIT);
-    const f_theta_model *f = m->options.f_theta;
-    if (f && f->config.input == F_THETA_DRAFTER_TOKEN_KV)
+    const restoration_model *f = m->options.restoration;
+    if (f && f->config.input == RESTORATION_DRAFTER_TOKEN_KV)
         return error_set(
             error, KAKEYA_UNSUPPORTED,
-            "f_theta with input \"%s\" is not supported by backend cuda: take --backend cpu, or an f_theta "
+            "restoration weights with input \"%s\" are not supported by backend cuda: take --backend cpu, or weights "
             "with input \"drafter_context_kv\" or \"aux_hidden\"",
-            f_theta_input_name(f->config.input));
+            restoration_input_name(f->config.input));
     if (f && (f->config.rank_k % 8 || f->config.rank_v % 8))
-        return error_set(error, KAKEYA_UNSUPPORTED, "f_theta rank %d is not a multiple of 8, as backend cuda needs",
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "rank %d of the restoration weights is not a multiple of 8, as backend cuda needs",
                          f->config.rank_k % 8 ? f->config.rank_k : f->config.rank_v);
     if (m->options.drafter && m->options.drafter->config.hidden != c->hidden)
         return error_set(error, KAKEYA_UNSUPPORTED, "drafter hidden size %d differs from the verifier's %d",
                          m->options.drafter->config.hidden, c->hidden);
-    if (m->options.drafter && !dflash_is_plain(m->options.drafter))
+    if (m->options.drafter && !block_drafter_is_plain(m->options.drafter))
         return error_set(error, KAKEYA_UNSUPPORTED,
                          "drafters with quantised weights are not supported by backend cuda: take one in BF16, F16 or "
                          "F32, or --drafter none");
@@ -121,7 +122,7 @@ static kakeya_status check_assistant(const backend_model *m, kakeya_error *error
 }
 
 static kakeya_status prepare_kernels(const backend_model *m, kakeya_error *error) {
-    const gemma4_config *c = m->config;
+    const model_config *c = m->config;
     int largest = 0;
     for (int i = 0; i <= c->layers; i++) {
         int d = i < c->layers ? c->layer[i].head_dim : m->options.drafter ? m->options.drafter->config.head_dim : 0;
@@ -136,7 +137,7 @@ static kakeya_status prepare_kernels(const backend_model *m, kakeya_error *error
         if (i < c->layers && d > largest) largest = d;
     }
     kakeya_status status = cuda_check(cuda_products_wide_prepare(), "preparing the products", error);
-    if (status || !m->options.f_theta) return status;
+    if (status || !m->options.restoration) return status;
     return cuda_check(cuda_restore_prepare(largest), "preparing the restoration kernels", error);
 }
 

@@ -21,9 +21,9 @@ typedef struct cuda_tower cuda_tower;
 
 struct backend_model {
     backend_model_options options;
-    const gemma4_config *config; /* of what this device computes: the verifier's, or shard_config */
+    const model_config *config; /* of what this device computes: the verifier's, or shard_config */
     model_shard shard;
-    gemma4_config shard_config;
+    model_config shard_config;
     struct cuda_tp_group *tp_group; /* of several devices (tp_group.h); NULL: alone */
     cuda_exchange exchange;         /* what all exchanges of several devices have in common */
     unsigned passes;                /* of several devices; wraps */

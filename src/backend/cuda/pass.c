@@ -11,13 +11,13 @@ static kakeya_status prepare_rope_tables(backend_model *m, int end, kakeya_error
     enum { LEAST_POSITIONS = 4096 };
     cuda_workspace *w = &m->space;
     if (!w->derived_k || w->rope_positions >= end) return KAKEYA_OK;
-    int positions = cuda_graph_doubled(LEAST_POSITIONS, end), pairs = m->config->rope[GEMMA4_FULL].rotated_pairs;
+    int positions = cuda_graph_doubled(LEAST_POSITIONS, end), pairs = m->config->rope[LAYER_FULL].rotated_pairs;
     size_t table = (size_t)positions * (size_t)pairs * sizeof(float);
     w->rope_positions = 0;
     kakeya_status status = model_grow(m, &w->cosine, table, "RoPE tables", error);
     if (!status) status = model_grow(m, &w->sine, table, "RoPE tables", error);
     if (status) return status;
-    cuda_rope_tables(&m->launch, m->weights.inverse_frequency[GEMMA4_FULL], pairs, 0, positions, w->cosine.data,
+    cuda_rope_tables(&m->launch, m->weights.inverse_frequency[LAYER_FULL], pairs, 0, positions, w->cosine.data,
                      w->sine.data);
     w->rope_positions = positions;
     return KAKEYA_OK;
@@ -40,11 +40,11 @@ typedef struct partial_size {
     size_t cells, floats;
 } partial_size;
 
-static partial_size row_partial(const gemma4_config *config, int full, bool restored) {
+static partial_size row_partial(const model_config *config, int full, bool restored) {
     partial_size most = {0};
     for (int i = 0; i < config->layers; i++) {
-        const gemma4_layer_config *lc = &config->layer[i];
-        int partitions = lc->type == GEMMA4_FULL
+        const layer_config *lc = &config->layer[i];
+        int partitions = lc->type == LAYER_FULL
                              ? full
                              : cuda_attention_partitions(config->sliding_window, BACKEND_MAX_DECODE_ROWS, 0);
         if (restored) partitions *= 2;
@@ -73,7 +73,7 @@ static restored_ranges restored_by(const backend_model *m, const backend_segment
         end = r->kind == SEGMENT_PROMPT ? evicted_end : c->t.length + r->n - c->t.options.window;
     bool all = c->t.options.restore_layers == KAKEYA_RESTORE_ALL;
     return (restored_ranges){
-        .of = {[GEMMA4_SLIDING] = {sliding > sink ? sliding : sink, end}, [GEMMA4_FULL] = {sink, all ? end : sink}}};
+        .of = {[LAYER_SLIDING] = {sliding > sink ? sliding : sink, end}, [LAYER_FULL] = {sink, all ? end : sink}}};
 }
 
 static int count_of(position_range range) { return range_is_empty(range) ? 0 : range.end - range.begin; }
@@ -89,8 +89,8 @@ static position_range whole_groups(position_range range) {
 static int restored_rows(const backend_model *m, const backend_segment *r) {
     if (!is_restored(r->cache)) return 0;
     restored_ranges ranges = restored_by(m, r, 0);
-    if (r->cache->attends_latents) return count_of(whole_groups(ranges.of[GEMMA4_SLIDING]));
-    int sliding = count_of(ranges.of[GEMMA4_SLIDING]), full = count_of(ranges.of[GEMMA4_FULL]);
+    if (r->cache->attends_latents) return count_of(whole_groups(ranges.of[LAYER_SLIDING]));
+    int sliding = count_of(ranges.of[LAYER_SLIDING]), full = count_of(ranges.of[LAYER_FULL]);
     return sliding > full ? sliding : full;
 }
 
@@ -351,7 +351,7 @@ static void fill_step(const cuda_pass *p, const backend_segment *r, cuda_step *s
 /* The segment's rows of the restore buffers are the next ones. */
 static void fill_restored(const cuda_pass *p, const backend_segment *r, cuda_step *step, cuda_batch *batch) {
     restored_ranges ranges = restored_by(p->model, r, p->evicted_end);
-    if (p->attends_latents) ranges.of[GEMMA4_SLIDING] = whole_groups(ranges.of[GEMMA4_SLIDING]);
+    if (p->attends_latents) ranges.of[LAYER_SLIDING] = whole_groups(ranges.of[LAYER_SLIDING]);
     for (int type = 0; type < 2; type++) {
         step->restored_begin[type] = ranges.of[type].begin;
         step->restored_first[type] = batch->restored_rows[type];
@@ -429,10 +429,10 @@ void cuda_pass_fill(const cuda_pass *p, cuda_batch *batch) {
  * behind the sink (evicted positions are gone) or behind all that is evicted (they are restored). */
 static int plain_from(const cuda_pass *p, int layer) {
     enum { LEAST_HEAD_DIM = 64, MOST_GROUPED = 16 };
-    const gemma4_layer_config *lc = &p->model->config->layer[layer];
+    const layer_config *lc = &p->model->config->layer[layer];
     if (lc->head_dim < LEAST_HEAD_DIM || p->model->config->heads / lc->kv_heads > MOST_GROUPED) return INT_MAX;
     if (p->evicted_end == 0 || !p->cache->t.layer[lc->kv_source].bounded) return 0;
-    if (lc->type == GEMMA4_FULL) return INT_MAX;
+    if (lc->type == LAYER_FULL) return INT_MAX;
     bool restored = p->cache->t.layer[lc->kv_source].restored;
     return (restored ? p->evicted_end : p->cache->t.options.sink) + p->model->config->sliding_window - 1;
 }
@@ -466,9 +466,9 @@ static void fill_shape(const cuda_pass *p, step_shape *s) {
     if (!p->key.restored) return;
     for (int i = 0; i < p->group->n; i++)
         s->restored_positions +=
-            count_of(restored_by(m, &p->segments[p->group->segment[i]], p->evicted_end).of[GEMMA4_SLIDING]);
-    s->rank_k = m->options.f_theta->config.rank_k;
-    s->rank_v = m->options.f_theta->config.rank_v;
+            count_of(restored_by(m, &p->segments[p->group->segment[i]], p->evicted_end).of[LAYER_SLIDING]);
+    s->rank_k = m->options.restoration->config.rank_k;
+    s->rank_v = m->options.restoration->config.rank_v;
 }
 
 int cuda_pass_list(const cuda_pass *p) {

@@ -10,7 +10,7 @@ cuda_bf16 *cuda_restoration_set(const cuda_buffer *buffer, int set) {
 cuda_latent_row cuda_restoration_latents(const backend_model *m) {
     static const cuda_latent_form forms[] = {
         [LATENT_BF16] = CUDA_LATENT_BF16, [LATENT_Q8] = CUDA_LATENT_Q8, [LATENT_Q4] = CUDA_LATENT_Q4};
-    latent_row row = latent_row_of(&m->options.f_theta->config, KV_FORMAT_BF16);
+    latent_row row = latent_row_of(&m->options.restoration->config, KV_FORMAT_BF16);
     return (cuda_latent_row){
         .form = forms[row.format],
         .rank_k = row.rank_k,
@@ -24,7 +24,7 @@ cuda_latent_row cuda_restoration_latents(const backend_model *m) {
 
 /* What is the same for all caches of the model. */
 static cuda_restore restore_of(const backend_model *m, int layer) {
-    const gemma4_layer_config *lc = &m->config->layer[layer];
+    const layer_config *lc = &m->config->layer[layer];
     const cuda_weights *w = &m->weights;
     int type = (int)lc->type;
     return (cuda_restore){
@@ -35,9 +35,9 @@ static cuda_restore restore_of(const backend_model *m, int layer) {
         .pairs = m->config->rope[type].rotated_pairs,
         .kv_heads = lc->kv_heads,
         .head_dim = lc->head_dim,
-        .rank_k = m->options.f_theta->config.rank_k,
-        .rank_v = m->options.f_theta->config.rank_v,
-        .full = lc->type == GEMMA4_FULL,
+        .rank_k = m->options.restoration->config.rank_k,
+        .rank_v = m->options.restoration->config.rank_v,
+        .full = lc->type == LAYER_FULL,
         .latent = cuda_restoration_latents(m),
         .eps = m->config->rms_eps,
     };
@@ -94,7 +94,7 @@ static size_t place(size_t *end, size_t bytes) {
 
 /* The product that finishes keys itself reads the turns of their positions. */
 static int gathered_pairs(const backend_cache *c) {
-    return has_form(c, RESTORE_PRODUCT) ? c->model->config->rope[GEMMA4_SLIDING].rotated_pairs : 0;
+    return has_form(c, RESTORE_PRODUCT) ? c->model->config->rope[LAYER_SLIDING].rotated_pairs : 0;
 }
 
 static gathered_layout layout_of(const backend_cache *c, int rows, bool attended) {
@@ -128,7 +128,7 @@ cuda_gathered cuda_restoration_gathered(const backend_cache *c, int rows, bool a
     };
 }
 
-static size_t widest_row(const gemma4_config *config) {
+static size_t widest_row(const model_config *config) {
     size_t widest = 0;
     for (int i = 0; i < config->layers; i++) {
         size_t row = (size_t)(config->layer[i].kv_heads * config->layer[i].head_dim) * sizeof(cuda_bf16);
@@ -137,7 +137,7 @@ static size_t widest_row(const gemma4_config *config) {
     return widest;
 }
 
-size_t cuda_restoration_row_bytes(const gemma4_config *config) { return 2 * widest_row(config); }
+size_t cuda_restoration_row_bytes(const model_config *config) { return 2 * widest_row(config); }
 
 kakeya_status cuda_restoration_prepare(backend_cache *c, int rows, bool prompt, kakeya_error *error) {
     backend_model *m = c->model;
@@ -162,7 +162,7 @@ kakeya_status cuda_restoration_prepare_latents(backend_cache *c, int latents, in
     size_t queries = (size_t)rows * (size_t)m->config->heads,
            stride = (size_t)latent_attention_stride(sliding, window, BACKEND_MAX_DECODE_ROWS),
            cells = queries * (size_t)latent_attention_partitions(sliding, window, BACKEND_MAX_DECODE_ROWS),
-           rank = (size_t)m->options.f_theta->config.rank_v, row = widest_row(m->config),
+           rank = (size_t)m->options.restoration->config.rank_v, row = widest_row(m->config),
            heads = row / sizeof(cuda_bf16) / LATENT_HEAD_DIM + 1;
     kakeya_status status =
         model_grow(m, &w->gathered, layout_of(c, latents, true).bytes, "latents of evicted positions", error);

@@ -9,10 +9,10 @@
 restore_form cuda_restoration_form(const backend_model *m, int layer, bool ring);
 /* Whether decode rows of this cache attend latents, in all layers that restore. */
 bool cuda_restoration_attends_latents(const backend_cache *c);
-/* How rows of latents lie in the caches of a model, which has an f_theta. */
+/* How rows of latents lie in the caches of a model, which restores. */
 cuda_latent_row cuda_restoration_latents(const backend_model *m);
 /* Bytes of the restore buffers' rows: of one, keys and values. */
-size_t cuda_restoration_row_bytes(const gemma4_config *config);
+size_t cuda_restoration_row_bytes(const model_config *config);
 /* Grows the buffers of a pass over such caches to so many rows, for two layers in turns where they are decoded beside
  * the step. */
 kakeya_status cuda_restoration_prepare(backend_cache *c, int rows, bool prompt, kakeya_error *error);

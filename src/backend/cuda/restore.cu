@@ -1,4 +1,4 @@
-/* What evicted positions get back from the latents of f_theta.
+/* What evicted positions get back from latents.
  *
  * cuda_restore_rows decodes keys and values of evicted positions for one layer: raw = decoder * latent on tensor cores,
  * then k_norm and RoPE on keys; values need only their stored v_norm scalar. It depends on committed positions alone,

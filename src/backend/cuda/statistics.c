@@ -12,7 +12,7 @@
 enum { OUTER = 4096 /* values of y whose products with x are made together */, PARTIAL_FLOATS = 1 << 21 };
 
 static size_t kv_dim(const backend_statistics *s, int layer) {
-    const gemma4_layer_config *l = &s->m->config->layer[layer];
+    const layer_config *l = &s->m->config->layer[layer];
     return (size_t)(l->kv_heads * l->head_dim);
 }
 
@@ -46,7 +46,7 @@ static void lay_out_context(backend_statistics *s, arena *a) {
 }
 
 static size_t lay_out(backend_statistics *s, char *base) {
-    const gemma4_config *c = s->m->config;
+    const model_config *c = s->m->config;
     arena a = {.base = base};
     size_t sequence = (size_t)s->o.sequence, heads = (size_t)c->heads, dim = 0, seen = s->chunk * (size_t)s->o.offsets;
     s->sums = take_bytes(&a, s->o.n * sizeof *s->sums);
@@ -102,7 +102,7 @@ static kakeya_status give_ones(backend_statistics *s, kakeya_error *error) {
 
 /* RoPE's tables, positions and the layers' G. */
 static kakeya_status fill(backend_statistics *s, kakeya_error *error) {
-    const gemma4_config *c = s->m->config;
+    const model_config *c = s->m->config;
     size_t sequence = (size_t)s->o.sequence, pairs = 1;
     for (int type = 0; type < 2; type++) {
         if ((size_t)c->rope[type].rotated_pairs > pairs) pairs = (size_t)c->rope[type].rotated_pairs;
@@ -116,7 +116,7 @@ static kakeya_status fill(backend_statistics *s, kakeya_error *error) {
     if (!status) status = give(s, s->positions, positions, sequence * sizeof *positions, error);
     for (int i = 0; i < c->layers && !status; i++) {
         size_t d = (size_t)c->layer[i].head_dim;
-        const gemma4_rope *rope = &c->rope[c->layer[i].type];
+        const rope_config *rope = &c->rope[c->layer[i].type];
         size_t n = (size_t)rope->rotated_pairs, all = sequence * n;
         status = give(s, s->gram[i], s->o.gram[i], (size_t)c->heads * d * d * sizeof(float), error);
         /* inverse frequency j = theta^(-2j / head_dim) / factor, as cpu/rope.c has it */
@@ -251,7 +251,7 @@ static void turn_raw(backend_statistics *s, const float *from, int columns, cuda
 
 /* A layer's raw vectors into y, each divided by its rms, and the sums of that. */
 static void take_normed(backend_statistics *s, int layer, const float *raw, size_t first) {
-    const gemma4_layer_config *l = &s->m->config->layer[layer];
+    const layer_config *l = &s->m->config->layer[layer];
     turn(s, raw, (int)kv_dim(s, layer), l->head_dim, s->y + first * s->ld);
     cuda_statistics_sizes(&s->launch, s->rms, s->ld, l->kv_heads, s->rows, false, s->sums + s->o.size + first,
                           (size_t)l->head_dim);
@@ -259,7 +259,7 @@ static void take_normed(backend_statistics *s, int layer, const float *raw, size
 
 /* The same of vectors that pass no norm: what they are divided by is 1, and their mean squares are summed. */
 static void take_raw(backend_statistics *s, int layer, const float *raw, size_t first) {
-    const gemma4_layer_config *l = &s->m->config->layer[layer];
+    const layer_config *l = &s->m->config->layer[layer];
     size_t d = (size_t)l->head_dim;
     double *size = s->sums + s->o.size + first;
     turn_raw(s, raw, (int)kv_dim(s, layer), s->y + first * s->ld);
@@ -271,8 +271,8 @@ static void take_raw(backend_statistics *s, int layer, const float *raw, size_t 
 
 /* K and V of rows as attention sees them, behind those of the positions before. */
 static void keep_seen(backend_statistics *s, int layer, const float *raw_k, const float *raw_v) {
-    const gemma4_config *c = s->m->config;
-    const gemma4_layer_config *l = &c->layer[layer];
+    const model_config *c = s->m->config;
+    const layer_config *l = &c->layer[layer];
     size_t kv = kv_dim(s, layer), at = (size_t)s->position * kv;
     float *keys = s->keys[layer] + at, *values = s->values[layer] + at;
     train_turn still = {.half = l->head_dim / 2}, turned = {.cosine = s->cosine[l->type],
@@ -311,8 +311,8 @@ void cuda_statistics_output(backend_statistics *s, int layer, const float *h) {
 
 /* What one query head has seen, into the sums of its K/V head. */
 static void take_head(backend_statistics *s, const statistics_metric *metric, int layer, int head) {
-    const gemma4_config *c = s->m->config;
-    const gemma4_layer_config *l = &c->layer[layer];
+    const model_config *c = s->m->config;
+    const layer_config *l = &c->layer[layer];
     int source = l->kv_source, d = l->head_dim, seen = s->rows * s->o.offsets,
         kv_head = head / (c->heads / l->kv_heads);
     size_t dims = (size_t)(d * d);
@@ -341,8 +341,8 @@ static void take_head(backend_statistics *s, const statistics_metric *metric, in
 
 void cuda_statistics_attended(backend_statistics *s, int layer, const cuda_bf16 *q, const cuda_bf16 *o, size_t ldo,
                               const float *out) {
-    const gemma4_config *c = s->m->config;
-    const gemma4_layer_config *l = &c->layer[layer];
+    const model_config *c = s->m->config;
+    const layer_config *l = &c->layer[layer];
     int width = c->heads * l->head_dim, columns = s->position + s->rows;
     size_t d = (size_t)l->head_dim, kv = kv_dim(s, l->kv_source);
     cuda_statistics_squares(&s->launch, out, s->m->weights.layer[layer].post_attention_norm, s->rows, c->hidden,
@@ -362,7 +362,7 @@ void cuda_statistics_attended(backend_statistics *s, int layer, const cuda_bf16 
                                 .position = s->position,
                                 .columns = columns,
                                 .heads = c->heads,
-                                .sliding = l->type == GEMMA4_SLIDING ? c->sliding_window : 0,
+                                .sliding = l->type == LAYER_SLIDING ? c->sliding_window : 0,
                                 .sink = s->o.sink,
                                 .negligible = s->o.negligible};
     memcpy(metric.offset, s->o.offset, (size_t)s->o.offsets * sizeof *metric.offset);
@@ -418,7 +418,7 @@ kakeya_status cuda_statistics_end(backend_statistics *s, kakeya_error *error) {
 static void tap(void *user, const cuda_pass *p, const step_op *op) {
     backend_statistics *s = user;
     const cuda_workspace *w = &s->m->space;
-    const gemma4_config *c = s->m->config;
+    const model_config *c = s->m->config;
     bool own = op->layer >= 0 && c->layer[op->layer].kv_source == op->layer;
     if (!p->prompt) return;
     if (op->kind == STEP_QKV && own) cuda_statistics_kv(s, op->layer, w->k, c->layer[op->layer].k_eq_v ? w->k : w->v);

@@ -17,15 +17,15 @@
 struct backend_statistics {
     backend_model *m;
     statistics_options o;
-    int tap[GEMMA4_MAX_LAYERS], target[GEMMA4_MAX_LAYERS];
+    int tap[MODEL_MAX_LAYERS], target[MODEL_MAX_LAYERS];
     cuda_launch launch;
     cuda_buffer memory;
     size_t chunk, ld; /* rows of a forward at most; of turned rows, from one value to the next */
     double *sums;     /* [o.n] */
-    float *gram[GEMMA4_MAX_LAYERS], *keys[GEMMA4_MAX_LAYERS], *values[GEMMA4_MAX_LAYERS]; /* [sequence][kv_dim] */
-    float *cosine[2], *sine[2];                                                           /* [sequence][pairs] */
-    int *positions;                                                                       /* [sequence] */
-    cuda_bf16 *x, *y;                           /* [inputs][ld], [targets][ld] */
+    float *gram[MODEL_MAX_LAYERS], *keys[MODEL_MAX_LAYERS], *values[MODEL_MAX_LAYERS]; /* [sequence][kv_dim] */
+    float *cosine[2], *sine[2];                                                        /* [sequence][pairs] */
+    int *positions;                                                                    /* [sequence] */
+    cuda_bf16 *x, *y;                                                                  /* [inputs][ld], [targets][ld] */
     float *rms, *outer;                         /* [heads][ld]; [STATISTICS_OUTER][inputs] */
     float *q, *o_heads, *scores, *weight;       /* [chunk][heads * d] twice, [heads][chunk][sequence], [..][offsets] */
     float *square, *u, *gu, *product, *partial; /* [chunk], [chunk * offsets][d] twice, [d][d] */

@@ -71,7 +71,7 @@ static void add_rows(backend_statistics *s, const double *y, int rows, double sc
 
 kakeya_status cuda_statistics_seen(backend_statistics *s, int first, int count, const double *metric, double scale,
                                    kakeya_error *error) {
-    const gemma4_config *c = s->m->config;
+    const model_config *c = s->m->config;
     kakeya_status status = prepare(s, error);
     if (status) return status;
     size_t n = (size_t)s->o.inputs, deepest = deepest_rows(s), rows = 0;
@@ -79,7 +79,7 @@ kakeya_status cuda_statistics_seen(backend_statistics *s, int first, int count, 
     int halves = count == s->o.targets ? 2 : 1;
     status = cuda_check(cudaMemsetAsync(s->matrix, 0, n * n * sizeof *s->matrix, s->launch.stream), doing, error);
     for (int item = 0; item < halves * c->layers && !status; item++) {
-        const gemma4_layer_config *l = &c->layer[item % c->layers];
+        const layer_config *l = &c->layer[item % c->layers];
         size_t d = (size_t)l->head_dim;
         if (s->target[item % c->layers] < 0) continue;
         for (int h = 0; h < l->kv_heads && !status; h++, metric += d * d, y += d * n, rows += d) {

@@ -47,8 +47,8 @@ static step_op *add_product(builder *b, step_kind kind, int layer, const char *p
     return op;
 }
 
-static step_items turns_item(gemma4_layer_type type) {
-    return STEP_ITEM(type == GEMMA4_FULL ? ITEM_TURNS_FULL : ITEM_TURNS_SLIDING);
+static step_items turns_item(layer_type type) {
+    return STEP_ITEM(type == LAYER_FULL ? ITEM_TURNS_FULL : ITEM_TURNS_SLIDING);
 }
 
 static step_items restored_item(int set) { return STEP_ITEM(set ? ITEM_RESTORED_1 : ITEM_RESTORED_0); }
@@ -117,7 +117,7 @@ static void add_restore(builder *b, int source, int set, bool alone) {
 /* Asks for the next layer that restores, into the buffers that the layer before the last one has left. Layers whose K/V
  * are shared come again with their own queries: then the same positions are decoded again. */
 static void restore_next(builder *b) {
-    const gemma4_config *c = b->shape->config;
+    const model_config *c = b->shape->config;
     while (b->next < c->layers && !restores(b->shape, b->next)) b->next++;
     if (b->next == c->layers) return;
     add_restore(b, c->layer[b->next++].kv_source, b->restored++ % 2, false);
@@ -127,7 +127,7 @@ static void restore_next(builder *b) {
  * It begins while the layer's last products and norms leave multiprocessors idle. The buffers' last readers are long
  * done, as a product lies between, and so will be the decoding when it is read. */
 static void restore_in_chain(builder *b, int layer) {
-    const gemma4_config *c = b->shape->config;
+    const model_config *c = b->shape->config;
     if (b->latents && !b->keys) return;
     int next = layer + 1;
     while (next < c->layers && !restores(b->shape, next)) next++;
@@ -167,10 +167,10 @@ static void start_restoring(builder *b) {
 
 /* What the attention of one decode row reads: the K/V that it sees, once. */
 static void count_attention(const step_shape *s, int layer, bool restored, step_op *op) {
-    const gemma4_layer_config *lc = &s->config->layer[layer];
+    const layer_config *lc = &s->config->layer[layer];
     double row = (double)lc->kv_heads * lc->head_dim, copies = s->config->layer[lc->kv_source].k_eq_v ? 1 : 2;
     int visible = s->position + 1;
-    if (lc->type == GEMMA4_SLIDING && visible > s->config->sliding_window) visible = s->config->sliding_window;
+    if (lc->type == LAYER_SLIDING && visible > s->config->sliding_window) visible = s->config->sliding_window;
     int exact = visible;
     if (s->bounded[lc->kv_source] && s->exact_positions < visible) exact = s->exact_positions;
     op->bytes = row * (copies * exact + (restored ? 2.0 * (visible - exact) : 0)) * sizeof(cuda_bf16);
@@ -179,7 +179,7 @@ static void count_attention(const step_shape *s, int layer, bool restored, step_
 
 /* The same of a layer whose evicted positions are latents, from which one product makes keys. */
 static void count_latents(const step_shape *s, int layer, step_op *op) {
-    const gemma4_layer_config *lc = &s->config->layer[layer];
+    const layer_config *lc = &s->config->layer[layer];
     const cuda_matrix *k = &s->weights->decoder_k[lc->kv_source], *v = &s->weights->decoder_v[lc->kv_source];
     count_attention(s, layer, false, op);
     op->bytes += matrix_read_bytes(v) + sizeof(cuda_bf16) * (double)s->restored_positions * s->rank_v;
@@ -208,7 +208,7 @@ static void store_chunk(builder *b, int source) {
 
 static bool stays_in_chunk(const step_shape *s, int source) { return s->prompt && s->ring[source]; }
 
-static bool is_shared(const gemma4_config *c, int source) {
+static bool is_shared(const model_config *c, int source) {
     for (int i = source + 1; i < c->layers; i++) {
         if (c->layer[i].kv_source == source) return true;
     }
@@ -217,10 +217,10 @@ static bool is_shared(const gemma4_config *c, int source) {
 
 static void attention(builder *b, int layer) {
     const step_shape *s = b->shape;
-    const gemma4_layer_config *lc = &s->config->layer[layer];
+    const layer_config *lc = &s->config->layer[layer];
     const cuda_layer *w = &s->weights->layer[layer];
     int source = lc->kv_source, mixed = mixed_rows(s, layer);
-    bool full = lc->type == GEMMA4_FULL, own = source == layer, chunk = stays_in_chunk(s, source),
+    bool full = lc->type == LAYER_FULL, own = source == layer, chunk = stays_in_chunk(s, source),
          restored = restores(s, layer);
 
     step_op *op = add_product(b, STEP_QKV, layer, full ? "q/k/v, full" : "q/k/v, sliding", &w->q, STEP_ITEM(ITEM_X),
@@ -330,7 +330,7 @@ static void prompt_feed_forward(builder *b, int layer) {
 
 static void feed_forward(builder *b, int layer) {
     const step_shape *s = b->shape;
-    const gemma4_config *c = s->config;
+    const model_config *c = s->config;
     const cuda_layer *w = &s->weights->layer[layer];
     bool routed = c->moe && !s->prompt, last = layer + 1 == c->layers;
     /* Decode rows of routed models keep the residual stream between attention and experts in a buffer of its own. */
@@ -422,16 +422,16 @@ static void head(builder *b) {
         add(b, STEP_LEADERS, -1, "head", STEP_ITEM(ITEM_LOGITS) | STEP_ITEM(ITEM_CHOICE), STEP_ITEM(ITEM_LEADERS));
 }
 
-int step_most_ops(const gemma4_config *config) {
+int step_most_ops(const model_config *config) {
     enum { OF_A_LAYER = 29, OTHERS = 32 };
     return config->layers * OF_A_LAYER + TIMELINE_MAX_TAPS + OTHERS;
 }
 
 int step_build(const step_shape *s, step_op *ops) {
-    const gemma4_config *c = s->config;
+    const model_config *c = s->config;
     builder b = {.shape = s, .ops = ops, .held = -1};
     for (int type = 0; type < 2; type++)
-        add(&b, STEP_TURNS, -1, "embedding", 0, turns_item((gemma4_layer_type)type))->index = type;
+        add(&b, STEP_TURNS, -1, "embedding", 0, turns_item((layer_type)type))->index = type;
     add(&b, STEP_EMBED, -1, "embedding", 0, STEP_ITEM(ITEM_H) | STEP_ITEM(ITEM_X));
     copy_hidden(&b, 0);
     start_restoring(&b);

@@ -12,7 +12,7 @@
 #include "backend/cuda/weights.h"
 
 typedef enum step_kind {
-    STEP_TURNS = 0,     /* cosines and sines of the rows' positions; index: gemma4_layer_type */
+    STEP_TURNS = 0,     /* cosines and sines of the rows' positions; index: layer_type */
     STEP_EMBED,         /* residual stream and first input */
     STEP_HIDDEN_STATES, /* copy for the caller; index: which of layers + 1 */
     STEP_PLE_ROUND,     /* per-layer embeddings: input, product, combination with the table */
@@ -139,7 +139,7 @@ typedef struct step_tap {
 
 /* What the list depends on. */
 typedef struct step_shape {
-    const gemma4_config *config;
+    const model_config *config;
     const cuda_weights *weights;
     const step_tap *tap; /* [taps] */
     int taps;
@@ -151,18 +151,18 @@ typedef struct step_shape {
     step_head head;     /* of decode rows */
     bool states;        /* some of the caches keep those that an assistant begins with */
     /* By layer, of layers with K/V of their own. */
-    bool ring[GEMMA4_MAX_LAYERS];    /* prompt rows wait in the chunk buffers */
-    bool bounded[GEMMA4_MAX_LAYERS]; /* evicts */
-    restore_form restore[GEMMA4_MAX_LAYERS];
+    bool ring[MODEL_MAX_LAYERS];    /* prompt rows wait in the chunk buffers */
+    bool bounded[MODEL_MAX_LAYERS]; /* evicts */
+    restore_form restore[MODEL_MAX_LAYERS];
     /* By layer: prompt rows from this position on see one run of exact positions and take the prompt kernel. */
-    int plain_from[GEMMA4_MAX_LAYERS];
+    int plain_from[MODEL_MAX_LAYERS];
     int exact_positions;    /* sink + window of bounded layers; for the profiler alone, like the next three */
     int restored_positions; /* evicted ones that the step sees of rings of latents */
     int rank_k, rank_v;
 } step_shape;
 
 /* Room that a list needs. */
-int step_most_ops(const gemma4_config *config);
+int step_most_ops(const model_config *config);
 /* Layers of the segments, and behind decode rows their head. Returns the number of operations. */
 int step_build(const step_shape *shape, step_op *ops);
 /* The head of some prompt rows, or of last rows of prompts that were kept: these are chosen from like decode rows. */

@@ -253,7 +253,7 @@ kakeya_status cuda_stores_create(backend_cache *c, const backend_cache *from, ka
 
 void cuda_stores_destroy(backend_cache *c) {
     (void)cudaStreamSynchronize(c->model->device.stream);
-    for (int i = 0; i < GEMMA4_MAX_LAYERS; i++) {
+    for (int i = 0; i < MODEL_MAX_LAYERS; i++) {
         layer_store *s = &c->layer[i];
         ring_free(&s->sink);
         cuda_extent_destroy(&s->pages_k);
@@ -266,7 +266,7 @@ void cuda_stores_destroy(backend_cache *c) {
     cuda_buffer_destroy(&c->latent.scales);
     cuda_extent_destroy(&c->latent.pages_codes);
     cuda_extent_destroy(&c->latent.pages_scales);
-    for (int i = 0; i < DFLASH_MAX_LAYERS; i++) ring_free(&c->draft[i]);
+    for (int i = 0; i < BLOCK_DRAFTER_MAX_LAYERS; i++) ring_free(&c->draft[i]);
     cuda_buffer_destroy(&c->backlog);
     cuda_buffer_destroy(&c->aside);
     cuda_buffer_destroy(&c->state);
@@ -391,7 +391,7 @@ kakeya_status cuda_stores_copy(backend_cache *to, const backend_cache *from, kak
     if (status == cudaSuccess) status = copy_buffer(from, &to->latent.scales, &latent->scales);
     if (status == cudaSuccess) status = cuda_extent_copy(&to->latent.pages_codes, &latent->pages_codes);
     if (status == cudaSuccess) status = cuda_extent_copy(&to->latent.pages_scales, &latent->pages_scales);
-    for (int i = 0; i < DFLASH_MAX_LAYERS && status == cudaSuccess; i++)
+    for (int i = 0; i < BLOCK_DRAFTER_MAX_LAYERS && status == cudaSuccess; i++)
         status = copy_ring(from, &to->draft[i], &from->draft[i]);
     if (status == cudaSuccess) status = copy_buffer(from, &to->backlog, &from->backlog);
     if (status == cudaSuccess) status = copy_buffer(from, &to->state, &from->state);

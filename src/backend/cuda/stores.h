@@ -43,11 +43,11 @@ struct backend_cache {
     mem_account *account;
     timeline t;
     timeline_step step; /* of the forward that is under way */
-    layer_store layer[GEMMA4_MAX_LAYERS];
+    layer_store layer[MODEL_MAX_LAYERS];
     cuda_buffer rings;       /* of all sliding layers, of timeline.ring_capacity */
     cuda_buffer grown, kept; /* reserved: for the rows of a forward, and for a commit that keeps some of them */
     latent_store latent;
-    ring_store draft[DFLASH_MAX_LAYERS]; /* keys after k_norm and RoPE */
+    ring_store draft[BLOCK_DRAFTER_MAX_LAYERS]; /* keys after k_norm and RoPE */
     cuda_buffer backlog; /* float [KV_BACKLOG][taps * hidden]: aux rows of [draft_length, length) and of pending rows */
     cuda_buffer aside;   /* ring rows set aside, layer by layer: V, K; empty until there is one */
     /* For an assistant: float [hidden] of the last committed position, [CUDA_DECODE_ROWS][hidden] of pending ones. */

@@ -3,8 +3,8 @@
  * for the rows of many sequences at once: a segment is short, and kernels over one at a time would wait for their
  * launches. The teacher goes the same way as the student, with whole sequences for segments. The rooms:
  *
- *   f_theta_trainer.c    memory, verbs, the order of a step     student_layer.c      a layer, there and back
- *   student_columns.c    what rows see: tables for the device   student_restore.c    f_theta there and back, losses
+ *   restoration_trainer.c    memory, verbs, the order of a step     student_layer.c      a layer, there and back
+ *   student_columns.c    what rows see: tables for the device   student_restore.c    restoration there and back, losses
  *   student_weights.c    the model's matrices, and products with them        train_*.cu           kernels
  *   student_times.c      what parts of a step take
  *
@@ -16,7 +16,7 @@
 #include "backend/cuda/model.h"
 #include "backend/cuda/split_products.h"
 #include "backend/cuda/train_kernels.h"
-#include "backend/f_theta_layout.h"
+#include "backend/restoration_layout.h"
 
 /* A matrix [out][in] of the device: the engine's, where that is exact, else a copy, in float32 or rounded to bf16. */
 typedef struct student_matrix {
@@ -55,7 +55,7 @@ typedef struct student_tape {
     train_routing routing;
 } student_tape;
 
-/* Positions that layers of one kind (gemma4_layer_type) have restored, segment after segment. */
+/* Positions that layers of one kind (layer_type) have restored, segment after segment. */
 typedef struct student_restored {
     int rows;
     int *index, *position, *native; /* [rows]: among all restored positions; in the text; the teacher's row */
@@ -83,23 +83,23 @@ enum { STUDENT_MARKS = 512 };
 typedef struct student_times {
     cudaEvent_t mark[STUDENT_MARKS];
     int part[STUDENT_MARKS], n;
-    double seconds[F_THETA_PARTS + 1];
+    double seconds[RESTORATION_PARTS + 1];
 } student_times;
 
-struct backend_f_theta_trainer {
+struct backend_restoration_trainer {
     backend_model *m;
-    f_theta_trainer_options o;
-    f_theta_config f;
-    f_theta_layout layout;
+    restoration_trainer_options o;
+    restoration_config f;
+    restoration_layout layout;
     cuda_launch launch;
     cuda_buffer memory;
     int together; /* sequences of a chunk */
     bool lacks;   /* a matrix that is nowhere */
     split_room split;
-    student_layer layer[GEMMA4_MAX_LAYERS];
+    student_layer layer[MODEL_MAX_LAYERS];
     student_matrix embed, head, ple_embed, ple_model_proj;
     float *final_norm, *ple_proj_norm;
-    student_matrix fc, draft_k[DFLASH_MAX_LAYERS], draft_v[DFLASH_MAX_LAYERS];
+    student_matrix fc, draft_k[BLOCK_DRAFTER_MAX_LAYERS], draft_v[BLOCK_DRAFTER_MAX_LAYERS];
     float *hidden_norm;
     float *cosine[2], *sine[2]; /* [T][pairs] by kind of layer */
     float *weights, *gradient;  /* [layout.n] */
@@ -114,7 +114,7 @@ struct backend_f_theta_trainer {
     float scale;
 
     student_tape tape; /* the layer's in work: a kept one, or the common one */
-    student_tape common, kept[GEMMA4_MAX_LAYERS];
+    student_tape common, kept[MODEL_MAX_LAYERS];
     bool keeps;                                /* the student's forward is kept: the way back computes no layer again */
     float *teacher_h[2];                       /* [B * T][H] of one layer and the next */
     float *inputs[2], *aux, *context;          /* [B * T][...] as the CPU's */
@@ -142,97 +142,99 @@ typedef struct student_arena {
 
 void *student_take(student_arena *a, size_t bytes);
 
-static inline int student_kv_dim(const backend_f_theta_trainer *s, int layer) {
-    const gemma4_layer_config *l = &s->m->config->layer[layer];
+static inline int student_kv_dim(const backend_restoration_trainer *s, int layer) {
+    const layer_config *l = &s->m->config->layer[layer];
     return l->kv_heads * l->head_dim;
 }
-static inline int student_q_dim(const backend_f_theta_trainer *s, int layer) {
+static inline int student_q_dim(const backend_restoration_trainer *s, int layer) {
     return s->m->config->heads * s->m->config->layer[layer].head_dim;
 }
-static inline int student_rank(const backend_f_theta_trainer *s, int half) { return half ? s->f.rank_v : s->f.rank_k; }
-static inline int student_code(const backend_f_theta_trainer *s, int half) { return s->f.shared_latent ? 0 : half; }
-static inline student_restored *student_restored_of(backend_f_theta_trainer *s, int layer) {
+static inline int student_rank(const backend_restoration_trainer *s, int half) {
+    return half ? s->f.rank_v : s->f.rank_k;
+}
+static inline int student_code(const backend_restoration_trainer *s, int half) { return s->f.shared_latent ? 0 : half; }
+static inline student_restored *student_restored_of(backend_restoration_trainer *s, int layer) {
     return &s->restored[s->m->config->layer[layer].type];
 }
-static inline bool student_compares_attention(f_theta_loss loss) {
-    return loss == F_THETA_LOSS_ATTN_DISTIL || loss == F_THETA_LOSS_ATTN_DISTIL_HYBRID;
+static inline bool student_compares_attention(restoration_loss loss) {
+    return loss == RESTORATION_LOSS_ATTN_DISTIL || loss == RESTORATION_LOSS_ATTN_DISTIL_HYBRID;
 }
-static inline bool student_compares_raw(f_theta_loss loss) {
-    return loss == F_THETA_LOSS_MSE || loss == F_THETA_LOSS_COS_MAG || loss == F_THETA_LOSS_COMBINED ||
-           loss == F_THETA_LOSS_ATTN_DISTIL_HYBRID;
+static inline bool student_compares_raw(restoration_loss loss) {
+    return loss == RESTORATION_LOSS_MSE || loss == RESTORATION_LOSS_COS_MAG || loss == RESTORATION_LOSS_COMBINED ||
+           loss == RESTORATION_LOSS_ATTN_DISTIL_HYBRID;
 }
-static inline void student_copy(const backend_f_theta_trainer *s, float *to, const float *from, size_t n) {
+static inline void student_copy(const backend_restoration_trainer *s, float *to, const float *from, size_t n) {
     (void)cudaMemcpyAsync(to, from, n * sizeof *to, cudaMemcpyDeviceToDevice, s->launch.stream);
 }
-static inline void student_zero(const backend_f_theta_trainer *s, float *x, size_t n) {
+static inline void student_zero(const backend_restoration_trainer *s, float *x, size_t n) {
     (void)cudaMemsetAsync(x, 0, n * sizeof *x, s->launch.stream);
 }
 
 /* --- student_weights.c ------------------------------------------------------------------------------------------- */
 
-void train_weights_lay_out(backend_f_theta_trainer *s, student_arena *a);
+void train_weights_lay_out(backend_restoration_trainer *s, student_arena *a);
 /* Values of the largest of the engine's matrices, turned. */
-size_t train_turned_values(const backend_f_theta_trainer *s);
-kakeya_status train_weights_fill(backend_f_theta_trainer *s, kakeya_error *error);
+size_t train_turned_values(const backend_restoration_trainer *s);
+kakeya_status train_weights_fill(backend_restoration_trainer *s, kakeya_error *error);
 /* y [rows][w.out] = w x; d_x [rows][w.in] = w' d_y, or added to it. */
-void train_forward(backend_f_theta_trainer *s, const float *x, size_t ldx, int rows, student_matrix w, float *y,
+void train_forward(backend_restoration_trainer *s, const float *x, size_t ldx, int rows, student_matrix w, float *y,
                    size_t ldy);
-void train_back(backend_f_theta_trainer *s, const float *d_y, size_t ldy, int rows, student_matrix w, float *d_x,
+void train_back(backend_restoration_trainer *s, const float *d_y, size_t ldy, int rows, student_matrix w, float *d_x,
                 bool add);
 /* From here on products are as exact as float32, or as exact as the options say. */
-void train_exactly(backend_f_theta_trainer *s, bool exactly);
+void train_exactly(backend_restoration_trainer *s, bool exactly);
 /* A product of float32 matrices. */
-void train_multiply(backend_f_theta_trainer *s, train_form form, const train_product *p);
+void train_multiply(backend_restoration_trainer *s, train_form form, const train_product *p);
 /* sum [nb][na] += b' a over rows. */
-void train_outer(backend_f_theta_trainer *s, const float *b, int nb, const float *a, int na, int rows, float *sum);
+void train_outer(backend_restoration_trainer *s, const float *b, int nb, const float *a, int na, int rows, float *sum);
 
 /* --- student_times.c --------------------------------------------------------------------------------------------- */
 
-/* What is launched from here on belongs to a part (f_theta_trainer_part), or to none. */
-void train_begin_part(backend_f_theta_trainer *s, int part);
-void train_end_parts(backend_f_theta_trainer *s);
-void train_read_times(backend_f_theta_trainer *s); /* once the device has finished */
-void train_forget_times(backend_f_theta_trainer *s);
+/* What is launched from here on belongs to a part (restoration_trainer_part), or to none. */
+void train_begin_part(backend_restoration_trainer *s, int part);
+void train_end_parts(backend_restoration_trainer *s);
+void train_read_times(backend_restoration_trainer *s); /* once the device has finished */
+void train_forget_times(backend_restoration_trainer *s);
 
 /* --- student_columns.c ------------------------------------------------------------------------------------------- */
 
-size_t train_table_ints(const backend_f_theta_trainer *s); /* at most */
-int train_most_columns(const backend_f_theta_trainer *s, int type);
-int train_most_restored(const backend_f_theta_trainer *s, int type); /* of a segment */
+size_t train_table_ints(const backend_restoration_trainer *s); /* at most */
+int train_most_columns(const backend_restoration_trainer *s, int type);
+int train_most_restored(const backend_restoration_trainer *s, int type); /* of a segment */
 /* Passes, columns and restored positions of a chunk: on the device behind the call. */
-kakeya_status train_lay_tables(backend_f_theta_trainer *s, const f_theta_trainer_sequence *sequences, int n,
+kakeya_status train_lay_tables(backend_restoration_trainer *s, const restoration_trainer_sequence *sequences, int n,
                                kakeya_error *error);
 
 /* --- student_values.c ------------------------------------------------------------------------------------------- */
 
 /* Raw V of a layer as attention sees it, and the way back: d_v is set, or added to. */
-void train_values(backend_f_theta_trainer *s, int layer, const float *raw, int rows, float *out);
-void train_values_back(backend_f_theta_trainer *s, int layer, const float *raw, const float *d_out, int rows, bool add,
-                       float *d_v);
+void train_values(backend_restoration_trainer *s, int layer, const float *raw, int rows, float *out);
+void train_values_back(backend_restoration_trainer *s, int layer, const float *raw, const float *d_out, int rows,
+                       bool add, float *d_v);
 
 /* --- student_layer.c --------------------------------------------------------------------------------------------- */
 
-void train_embed(backend_f_theta_trainer *s, const student_pass *p, float *out);
+void train_embed(backend_restoration_trainer *s, const student_pass *p, float *out);
 /* out [rows][H] from in. */
-void train_layer_forward(backend_f_theta_trainer *s, const student_pass *p, int layer, const float *in, float *out);
+void train_layer_forward(backend_restoration_trainer *s, const student_pass *p, int layer, const float *in, float *out);
 /* The student's: d_h of the output becomes that of the input, by way of the layer, which is computed again where it is
  * not kept. */
-void train_layer_back(backend_f_theta_trainer *s, int layer);
+void train_layer_back(backend_restoration_trainer *s, int layer);
 /* What a layer's attention gives by itself, with the teacher's queries and nothing but restored K/V. */
-void train_compare_attention(backend_f_theta_trainer *s, int layer, bool learns);
+void train_compare_attention(backend_restoration_trainer *s, int layer, bool learns);
 
 /* --- student_restore.c ------------------------------------------------------------------------------------------- */
 
-void train_encode(backend_f_theta_trainer *s);
-void train_encode_back(backend_f_theta_trainer *s);
-void train_decode(backend_f_theta_trainer *s, int layer);
-void train_decode_back(backend_f_theta_trainer *s, int layer, bool learns);
-void train_head(backend_f_theta_trainer *s, const float *h, bool learns);
+void train_encode(backend_restoration_trainer *s);
+void train_encode_back(backend_restoration_trainer *s);
+void train_decode(backend_restoration_trainer *s, int layer);
+void train_decode_back(backend_restoration_trainer *s, int layer, bool learns);
+void train_head(backend_restoration_trainer *s, const float *h, bool learns);
 /* Squared error of x [S * N][H] as a share of the teacher's; result < 0: the gradient alone. */
-void train_compare(backend_f_theta_trainer *s, const float *x, const float *native, int result, double by, float scale,
-                   float *d);
-void train_share_kv(backend_f_theta_trainer *s, int layer);
+void train_compare(backend_restoration_trainer *s, const float *x, const float *native, int result, double by,
+                   float scale, float *d);
+void train_share_kv(backend_restoration_trainer *s, int layer);
 /* Directions of K and V, for the loss that has them. */
-void train_directions(backend_f_theta_trainer *s, int layer);
+void train_directions(backend_restoration_trainer *s, int layer);
 
 #endif

@@ -11,17 +11,17 @@ static int later(int a, int b) { return a > b ? a : b; }
 /* Products on tensor cores take values in eights. */
 static int in_eights(int n) { return (n + 7) / 8 * 8; }
 
-int train_most_restored(const backend_f_theta_trainer *s, int type) {
+int train_most_restored(const backend_restoration_trainer *s, int type) {
     int window = s->m->config->sliding_window + s->o.rows;
-    return type == GEMMA4_SLIDING ? smaller(window, s->o.sequence) : s->o.sequence;
+    return type == LAYER_SLIDING ? smaller(window, s->o.sequence) : s->o.sequence;
 }
 
-int train_most_columns(const backend_f_theta_trainer *s, int type) {
-    int exact = type == GEMMA4_SLIDING ? smaller(s->m->config->sliding_window, s->o.sequence) : s->o.sequence;
+int train_most_columns(const backend_restoration_trainer *s, int type) {
+    int exact = type == LAYER_SLIDING ? smaller(s->m->config->sliding_window, s->o.sequence) : s->o.sequence;
     return in_eights(exact + train_most_restored(s, type) + s->o.rows);
 }
 
-size_t train_table_ints(const backend_f_theta_trainer *s) {
+size_t train_table_ints(const backend_restoration_trainer *s) {
     size_t b = (size_t)s->together, segments = b * (size_t)s->o.segments, t = (size_t)in_eights(s->o.sequence),
            rows = segments * (size_t)s->o.rows, restored = segments * t, n = 0;
     n += 2 * b * t + b + COLUMN_INTS * b * t; /* the teacher's tokens, positions, first rows, columns */
@@ -47,7 +47,8 @@ static train_column *take_columns(student_tables *t, size_t n, const train_colum
 }
 
 /* Sequences of one length: shorter ones are continued with a token that nobody sees. */
-static void lay_teacher(backend_f_theta_trainer *s, const f_theta_trainer_sequence *sequences, int n, int length) {
+static void lay_teacher(backend_restoration_trainer *s, const restoration_trainer_sequence *sequences, int n,
+                        int length) {
     student_pass *p = &s->teacher;
     *p = (student_pass){.teacher = true, .items = n, .per = length, .rows = n * length};
     size_t rows = (size_t)p->rows;
@@ -71,7 +72,7 @@ static void lay_teacher(backend_f_theta_trainer *s, const f_theta_trainer_sequen
                                      .items = n,
                                      .rows = length,
                                      .columns = length,
-                                     .sliding = type == GEMMA4_SLIDING ? s->m->config->sliding_window : 0};
+                                     .sliding = type == LAYER_SLIDING ? s->m->config->sliding_window : 0};
 }
 
 /* Positions that a layer of a kind has restored in a segment: [begin, end). */
@@ -79,22 +80,22 @@ typedef struct stretch {
     int begin, end;
 } stretch;
 
-static stretch restored_span(const backend_f_theta_trainer *s, const f_theta_trainer_segment *g, int type) {
+static stretch restored_span(const backend_restoration_trainer *s, const restoration_trainer_segment *g, int type) {
     bool forced = student_compares_attention(s->o.loss);
     int behind = forced ? 0 : s->o.sink, evicting = g->prompt ? 0 : s->o.rows,
         end = forced ? g->first + s->o.rows : g->first + evicting - s->o.window,
         slides = later(behind, g->first - s->m->config->sliding_window + 1);
-    stretch p = {type == GEMMA4_SLIDING ? slides : behind, end};
-    if (type == GEMMA4_FULL && !g->all_layers) p.begin = end;
+    stretch p = {type == LAYER_SLIDING ? slides : behind, end};
+    if (type == LAYER_FULL && !g->all_layers) p.begin = end;
     if (p.begin > p.end) p.begin = p.end;
     return p;
 }
 
 /* Columns of a segment. Returns their number. */
-static int lay_columns(const backend_f_theta_trainer *s, const f_theta_trainer_segment *g, int type, int native,
+static int lay_columns(const backend_restoration_trainer *s, const restoration_trainer_segment *g, int type, int native,
                        int restored, int own, train_column *out) {
-    bool forced = student_compares_attention(s->o.loss), rule = type == GEMMA4_SLIDING || g->all_layers;
-    int n = 0, oldest = type == GEMMA4_SLIDING ? later(0, g->first - s->m->config->sliding_window + 1) : 0;
+    bool forced = student_compares_attention(s->o.loss), rule = type == LAYER_SLIDING || g->all_layers;
+    int n = 0, oldest = type == LAYER_SLIDING ? later(0, g->first - s->m->config->sliding_window + 1) : 0;
     for (int p = oldest; p < g->first && !forced; p++) {
         bool exact = !rule || p < s->o.sink || p > g->first - g->prompt - s->o.window;
         if (exact) out[n++] = (train_column){p, TRAIN_EXACT, native + p};
@@ -107,12 +108,12 @@ static int lay_columns(const backend_f_theta_trainer *s, const f_theta_trainer_s
 
 /* A chunk's segments in order, each with the number of its sequence. */
 typedef struct numbered {
-    const f_theta_trainer_segment *segment;
+    const restoration_trainer_segment *segment;
     int sequence;
 } numbered;
 
-static void lay_student(backend_f_theta_trainer *s, const f_theta_trainer_sequence *sequences, const numbered *all,
-                        int segments, int length) {
+static void lay_student(backend_restoration_trainer *s, const restoration_trainer_sequence *sequences,
+                        const numbered *all, int segments, int length) {
     student_pass *p = &s->student;
     int per = s->o.rows;
     *p = (student_pass){.items = segments, .per = per, .rows = segments * per};
@@ -124,7 +125,7 @@ static void lay_student(backend_f_theta_trainer *s, const f_theta_trainer_sequen
         *flag = take(&s->tables, (size_t)segments, &flag_device),
         *prompt = take(&s->tables, (size_t)segments, &prompt_device);
     for (int i = 0; i < segments; i++) {
-        const f_theta_trainer_segment *g = all[i].segment;
+        const restoration_trainer_segment *g = all[i].segment;
         first[i] = g->first;
         flag[i] = g->all_layers;
         prompt[i] = g->prompt;
@@ -151,30 +152,32 @@ static void lay_student(backend_f_theta_trainer *s, const f_theta_trainer_sequen
         }
         p->mask[type] = (train_mask){.column = column_device,
                                      .first = first_device,
-                                     .restored = type == GEMMA4_SLIDING ? NULL : flag_device,
+                                     .restored = type == LAYER_SLIDING ? NULL : flag_device,
                                      .prompt = prompt_device,
                                      .items = segments,
                                      .rows = per,
                                      .columns = widest,
-                                     .sliding = type == GEMMA4_SLIDING ? s->m->config->sliding_window : 0,
+                                     .sliding = type == LAYER_SLIDING ? s->m->config->sliding_window : 0,
                                      .rule = student_compares_attention(s->o.loss) ? 2 : 1,
                                      .sink = s->o.sink,
                                      .window = s->o.window};
     }
 }
 
-static bool spreads(f_theta_loss loss) { return loss != F_THETA_LOSS_DISTIL && !student_compares_attention(loss); }
+static bool spreads(restoration_loss loss) {
+    return loss != RESTORATION_LOSS_DISTIL && !student_compares_attention(loss);
+}
 
 /* Position i of those that a segment has restored, and how many they are. */
-static int restored_position(const backend_f_theta_trainer *s, const f_theta_trainer_segment *g, int length,
+static int restored_position(const backend_restoration_trainer *s, const restoration_trainer_segment *g, int length,
                              stretch all, int i) {
     if (!spreads(s->o.loss)) return all.begin + i;
     int step = length / s->o.rows, offset = step > 0 ? g->first % step : 0;
     return step > 0 ? i * step + offset : i % length;
 }
 
-static void lay_restored(backend_f_theta_trainer *s, const f_theta_trainer_sequence *sequences, const numbered *all,
-                         int segments, int length) {
+static void lay_restored(backend_restoration_trainer *s, const restoration_trainer_sequence *sequences,
+                         const numbered *all, int segments, int length) {
     size_t most = (size_t)segments * (size_t)s->o.sequence;
     int *native = take(&s->tables, most, &s->restored_native), *index[2], *position[2], *of[2], *begin[2];
     s->n_restored = 0;
@@ -187,12 +190,12 @@ static void lay_restored(backend_f_theta_trainer *s, const f_theta_trainer_seque
         r->rows = 0;
     }
     for (int i = 0; i < segments; i++) {
-        const f_theta_trainer_segment *g = all[i].segment;
+        const restoration_trainer_segment *g = all[i].segment;
         int base = s->n_restored, first_native = all[i].sequence * length;
         stretch span[2];
         for (int type = 0; type < 2; type++) span[type] = restored_span(s, g, type);
-        stretch whole = span[GEMMA4_SLIDING];
-        if (span[GEMMA4_FULL].begin < whole.begin && g->all_layers) whole.begin = span[GEMMA4_FULL].begin;
+        stretch whole = span[LAYER_SLIDING];
+        if (span[LAYER_FULL].begin < whole.begin && g->all_layers) whole.begin = span[LAYER_FULL].begin;
         if (spreads(s->o.loss)) whole = span[0] = span[1] = (stretch){0, s->o.rows};
         for (int k = 0; k < whole.end - whole.begin; k++)
             native[s->n_restored++] = first_native + restored_position(s, g, sequences[all[i].sequence].n, whole, k);
@@ -210,8 +213,8 @@ static void lay_restored(backend_f_theta_trainer *s, const f_theta_trainer_seque
 }
 
 /* Of losses that look at each layer by itself: what a layer of a kind counts. */
-static void lay_factors(backend_f_theta_trainer *s, const numbered *all, int segments) {
-    const gemma4_config *c = s->m->config;
+static void lay_factors(backend_restoration_trainer *s, const numbered *all, int segments) {
+    const model_config *c = s->m->config;
     int layers[2] = {0, 0};
     for (int i = 0; i < c->layers; i++) layers[c->layer[i].type]++;
     for (int type = 0; type < 2; type++) {
@@ -220,13 +223,13 @@ static void lay_factors(backend_f_theta_trainer *s, const numbered *all, int seg
         s->factor[type] = (const float *)(const void *)device;
         for (int i = 0; i < segments; i++) {
             bool all_layers = all[i].segment->all_layers;
-            int counted = layers[GEMMA4_SLIDING] + (all_layers ? layers[GEMMA4_FULL] : 0);
-            factor[i] = type == GEMMA4_SLIDING || all_layers ? 1.0f / (float)(counted > 0 ? counted : 1) : 0;
+            int counted = layers[LAYER_SLIDING] + (all_layers ? layers[LAYER_FULL] : 0);
+            factor[i] = type == LAYER_SLIDING || all_layers ? 1.0f / (float)(counted > 0 ? counted : 1) : 0;
         }
     }
 }
 
-kakeya_status train_lay_tables(backend_f_theta_trainer *s, const f_theta_trainer_sequence *sequences, int n,
+kakeya_status train_lay_tables(backend_restoration_trainer *s, const restoration_trainer_sequence *sequences, int n,
                                kakeya_error *error) {
     enum { MOST = 4096 };
     numbered all[MOST];

@@ -5,13 +5,13 @@
 
 static size_t values(const student_pass *p, int n) { return (size_t)p->rows * (size_t)n; }
 
-static void norm(backend_f_theta_trainer *s, const student_pass *p, const float *x, const float *gain, const float *add,
-                 float *out) {
+static void norm(backend_restoration_trainer *s, const student_pass *p, const float *x, const float *gain,
+                 const float *add, float *out) {
     size_t hidden = (size_t)s->m->config->hidden;
     cuda_train_norm(&s->launch, x, hidden, gain, add, out, hidden, p->rows, (int)hidden, s->m->config->rms_eps);
 }
 
-static void norm_back(backend_f_theta_trainer *s, const float *x, const float *gain, const float *d_out, float *d_x,
+static void norm_back(backend_restoration_trainer *s, const float *x, const float *gain, const float *d_out, float *d_x,
                       bool set) {
     cuda_train_norm_back(&s->launch, x, gain, d_out, d_x, set, s->student.rows, s->m->config->hidden,
                          s->m->config->rms_eps);
@@ -19,8 +19,8 @@ static void norm_back(backend_f_theta_trainer *s, const float *x, const float *g
 
 /* -------------------------------------------------------------------------------------------------------- input */
 
-void train_embed(backend_f_theta_trainer *s, const student_pass *p, float *out) {
-    const gemma4_config *c = s->m->config;
+void train_embed(backend_restoration_trainer *s, const student_pass *p, float *out) {
+    const model_config *c = s->m->config;
     size_t hidden = (size_t)c->hidden;
     float root = sqrtf((float)hidden);
     if (s->embed.bits)
@@ -35,8 +35,8 @@ void train_embed(backend_f_theta_trainer *s, const student_pass *p, float *out) 
 
 /* ---------------------------------------------------------------------------------------------------- attention */
 
-static train_turn turn_of(const backend_f_theta_trainer *s, int layer, const int *position) {
-    gemma4_layer_type type = s->m->config->layer[layer].type;
+static train_turn turn_of(const backend_restoration_trainer *s, int layer, const int *position) {
+    layer_type type = s->m->config->layer[layer].type;
     return (train_turn){.cosine = s->cosine[type],
                         .sine = s->sine[type],
                         .position = position,
@@ -45,7 +45,7 @@ static train_turn turn_of(const backend_f_theta_trainer *s, int layer, const int
 }
 
 /* Sources of columns of a layer's rows; `back`: where gradients go. */
-static train_sources sources_of(backend_f_theta_trainer *s, int layer, bool back) {
+static train_sources sources_of(backend_restoration_trainer *s, int layer, bool back) {
     const student_layer *l = &s->layer[s->m->config->layer[layer].kv_source];
     train_sources from = {.n = student_kv_dim(s, layer)};
     for (int half = 0; half < 2; half++) {
@@ -57,15 +57,15 @@ static train_sources sources_of(backend_f_theta_trainer *s, int layer, bool back
 }
 
 /* Products of all heads of all items: rows of queries, columns, values of a head. */
-static train_product heads_product(const backend_f_theta_trainer *s, const train_mask *m, int layer) {
-    const gemma4_config *c = s->m->config;
+static train_product heads_product(const backend_restoration_trainer *s, const train_mask *m, int layer) {
+    const model_config *c = s->m->config;
     return (train_product){
         .items = m->items, .heads = c->heads, .group = c->heads / c->layer[layer].kv_heads, .m = m->rows};
 }
 
 /* tape.q -> tape.o. */
-static void attend(backend_f_theta_trainer *s, const student_pass *p, int layer) {
-    const gemma4_config *c = s->m->config;
+static void attend(backend_restoration_trainer *s, const student_pass *p, int layer) {
+    const model_config *c = s->m->config;
     const train_mask *m = &p->mask[c->layer[layer].type];
     const student_layer *source = &s->layer[c->layer[layer].kv_source];
     size_t d = (size_t)c->layer[layer].head_dim, kv = (size_t)student_kv_dim(s, layer), q_dim = (size_t)c->heads * d,
@@ -114,8 +114,8 @@ static void attend(backend_f_theta_trainer *s, const student_pass *p, int layer)
 }
 
 /* d_o -> d_q, d_own, d_seen of the layer whose K/V are attended. */
-static void attend_back(backend_f_theta_trainer *s, int layer) {
-    const gemma4_config *c = s->m->config;
+static void attend_back(backend_restoration_trainer *s, int layer) {
+    const model_config *c = s->m->config;
     const train_mask *m = &s->student.mask[c->layer[layer].type];
     size_t d = (size_t)c->layer[layer].head_dim, kv = (size_t)student_kv_dim(s, layer), q_dim = (size_t)c->heads * d,
            columns = (size_t)m->columns, rows = (size_t)m->rows, head = rows * columns, item = (size_t)c->heads * head;
@@ -177,10 +177,10 @@ static void attend_back(backend_f_theta_trainer *s, int layer) {
 }
 
 /* Raw K and V of rows, and where they go behind norms and RoPE. */
-static void own_kv(backend_f_theta_trainer *s, const student_pass *p, int layer) {
-    const gemma4_config *c = s->m->config;
+static void own_kv(backend_restoration_trainer *s, const student_pass *p, int layer) {
+    const model_config *c = s->m->config;
     student_layer *l = &s->layer[layer];
-    const gemma4_layer_config *lc = &c->layer[layer];
+    const layer_config *lc = &c->layer[layer];
     size_t kv = (size_t)student_kv_dim(s, layer);
     bool keeps = p->teacher && l->native_raw[0];
     float *raw[2], *out[2];
@@ -198,8 +198,8 @@ static void own_kv(backend_f_theta_trainer *s, const student_pass *p, int layer)
     train_values(s, layer, raw[lc->k_eq_v ? 0 : 1], p->rows, out[1]);
 }
 
-static void attention_forward(backend_f_theta_trainer *s, const student_pass *p, int layer, const float *in) {
-    const gemma4_config *c = s->m->config;
+static void attention_forward(backend_restoration_trainer *s, const student_pass *p, int layer, const float *in) {
+    const model_config *c = s->m->config;
     const student_layer *l = &s->layer[layer];
     student_tape *t = &s->tape;
     size_t hidden = (size_t)c->hidden, q_dim = (size_t)student_q_dim(s, layer);
@@ -216,9 +216,9 @@ static void attention_forward(backend_f_theta_trainer *s, const student_pass *p,
 }
 
 /* From d_h, the gradient of h1, to that of the layer's input. */
-static void attention_back(backend_f_theta_trainer *s, int layer) {
-    const gemma4_config *c = s->m->config;
-    const gemma4_layer_config *lc = &c->layer[layer];
+static void attention_back(backend_restoration_trainer *s, int layer) {
+    const model_config *c = s->m->config;
+    const layer_config *lc = &c->layer[layer];
     student_layer *l = &s->layer[layer];
     student_tape *t = &s->tape;
     const student_pass *p = &s->student;
@@ -248,9 +248,9 @@ static void attention_back(backend_f_theta_trainer *s, int layer) {
 /* -------------------------------------------------------------------------------------------------- feed forward */
 
 /* The experts' parts of stacked matrices of `out` rows each, by slots. */
-static void expert_products(backend_f_theta_trainer *s, int rows, train_form form, const float *x, student_matrix w,
+static void expert_products(backend_restoration_trainer *s, int rows, train_form form, const float *x, student_matrix w,
                             int out, float *y) {
-    const gemma4_config *c = s->m->config;
+    const model_config *c = s->m->config;
     bool back = form == TRAIN_NN;
     if (w.bits) {
         const split_matrix first = {.data = w.bits, .out = out, .in = w.in, .ld = w.ld};
@@ -273,8 +273,8 @@ static void expert_products(backend_f_theta_trainer *s, int rows, train_form for
     train_multiply(s, form, &p);
 }
 
-static void experts_forward(backend_f_theta_trainer *s, const student_pass *p, int layer) {
-    const gemma4_config *c = s->m->config;
+static void experts_forward(backend_restoration_trainer *s, const student_pass *p, int layer) {
+    const model_config *c = s->m->config;
     const student_layer *l = &s->layer[layer];
     student_tape *t = &s->tape;
     size_t hidden = (size_t)c->hidden, width = (size_t)c->expert_intermediate;
@@ -291,8 +291,8 @@ static void experts_forward(backend_f_theta_trainer *s, const student_pass *p, i
     cuda_train_mix(&s->launch, t->slot_out, &t->routing, 1, t->mixed, p->rows, c->hidden);
 }
 
-static void feed_forward(backend_f_theta_trainer *s, const student_pass *p, int layer) {
-    const gemma4_config *c = s->m->config;
+static void feed_forward(backend_restoration_trainer *s, const student_pass *p, int layer) {
+    const model_config *c = s->m->config;
     const student_layer *l = &s->layer[layer];
     student_tape *t = &s->tape;
     size_t hidden = (size_t)c->hidden, width = (size_t)c->layer[layer].intermediate;
@@ -311,8 +311,8 @@ static void feed_forward(backend_f_theta_trainer *s, const student_pass *p, int 
     norm(s, p, both, l->post_ffn_norm, t->h1, t->h2);
 }
 
-static void experts_back(backend_f_theta_trainer *s, int layer) {
-    const gemma4_config *c = s->m->config;
+static void experts_back(backend_restoration_trainer *s, int layer) {
+    const model_config *c = s->m->config;
     const student_layer *l = &s->layer[layer];
     const student_pass *p = &s->student;
     student_tape *t = &s->tape;
@@ -332,8 +332,8 @@ static void experts_back(backend_f_theta_trainer *s, int layer) {
 }
 
 /* From d_h, the gradient of h2, to that of h1. */
-static void feed_forward_back(backend_f_theta_trainer *s, int layer) {
-    const gemma4_config *c = s->m->config;
+static void feed_forward_back(backend_restoration_trainer *s, int layer) {
+    const model_config *c = s->m->config;
     const student_layer *l = &s->layer[layer];
     const student_pass *p = &s->student;
     student_tape *t = &s->tape;
@@ -355,13 +355,13 @@ static void feed_forward_back(backend_f_theta_trainer *s, int layer) {
 
 /* ------------------------------------------------------------------------------------------------ per-layer inputs */
 
-static const float *ple_of(const backend_f_theta_trainer *s, int layer) {
+static const float *ple_of(const backend_restoration_trainer *s, int layer) {
     return s->ple + (size_t)layer * (size_t)s->m->config->ple_width;
 }
 
 /* out = h2 and what the layer's own inputs add. */
-static void ple_forward(backend_f_theta_trainer *s, const student_pass *p, int layer, float *out) {
-    const gemma4_config *c = s->m->config;
+static void ple_forward(backend_restoration_trainer *s, const student_pass *p, int layer, float *out) {
+    const model_config *c = s->m->config;
     const student_layer *l = &s->layer[layer];
     student_tape *t = &s->tape;
     size_t hidden = (size_t)c->hidden, width = (size_t)c->ple_width;
@@ -372,8 +372,8 @@ static void ple_forward(backend_f_theta_trainer *s, const student_pass *p, int l
     norm(s, p, t->ple_out, l->post_ple_norm, t->h2, out);
 }
 
-static void ple_back(backend_f_theta_trainer *s, int layer) {
-    const gemma4_config *c = s->m->config;
+static void ple_back(backend_restoration_trainer *s, int layer) {
+    const model_config *c = s->m->config;
     const student_layer *l = &s->layer[layer];
     const student_pass *p = &s->student;
     size_t width = (size_t)c->ple_width;
@@ -386,8 +386,9 @@ static void ple_back(backend_f_theta_trainer *s, int layer) {
 
 /* --------------------------------------------------------------------------------------------------------- layer */
 
-void train_layer_forward(backend_f_theta_trainer *s, const student_pass *p, int layer, const float *in, float *out) {
-    const gemma4_config *c = s->m->config;
+void train_layer_forward(backend_restoration_trainer *s, const student_pass *p, int layer, const float *in,
+                         float *out) {
+    const model_config *c = s->m->config;
     s->tape = s->keeps && !p->teacher ? s->kept[layer] : s->common;
     attention_forward(s, p, layer, in);
     feed_forward(s, p, layer);
@@ -399,8 +400,8 @@ void train_layer_forward(backend_f_theta_trainer *s, const student_pass *p, int 
     if (scalar != 1) cuda_train_scale(&s->launch, out, scalar, values(p, c->hidden));
 }
 
-void train_layer_back(backend_f_theta_trainer *s, int layer) {
-    const gemma4_config *c = s->m->config;
+void train_layer_back(backend_restoration_trainer *s, int layer) {
+    const model_config *c = s->m->config;
     const student_pass *p = &s->student;
     if (s->keeps)
         s->tape = s->kept[layer];
@@ -413,7 +414,7 @@ void train_layer_back(backend_f_theta_trainer *s, int layer) {
     attention_back(s, layer);
 }
 
-void train_compare_attention(backend_f_theta_trainer *s, int layer, bool learns) {
+void train_compare_attention(backend_restoration_trainer *s, int layer, bool learns) {
     const student_layer *l = &s->layer[layer];
     const student_pass *p = &s->student;
     int hidden = s->m->config->hidden;

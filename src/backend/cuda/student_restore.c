@@ -1,5 +1,5 @@
-/* f_theta in training: latents of the positions that segments may see restored, their K and V, and the way back; and
- * what is compared. */
+/* Restoration in training: latents of the positions that segments may see restored, their K and V, and the way back;
+ * and what is compared. */
 #include <string.h>
 
 #include "backend/cuda/student.h"
@@ -8,28 +8,28 @@ static const double least_size = 1e-6;     /* what a mean square or a variance i
 static const double combined_square = 0.1; /* of the squared error, beside directions and magnitudes */
 static const float full_share = 0.3f;      /* what K and V of a full-attention layer count */
 
-static student_matrix encoder_of(const backend_f_theta_trainer *s, int half, float *weights) {
-    return student_copy_of(weights + s->layout.encoder[half], student_rank(s, half), f_theta_encoder_in(&s->f));
+static student_matrix encoder_of(const backend_restoration_trainer *s, int half, float *weights) {
+    return student_copy_of(weights + s->layout.encoder[half], student_rank(s, half), restoration_encoder_in(&s->f));
 }
 
-static student_matrix decoder_of(const backend_f_theta_trainer *s, int half, int layer, float *weights) {
+static student_matrix decoder_of(const backend_restoration_trainer *s, int half, int layer, float *weights) {
     return student_copy_of(weights + s->layout.decoder[half][layer], student_kv_dim(s, layer), student_rank(s, half));
 }
 
-static size_t restored_values(const backend_f_theta_trainer *s, int half) {
+static size_t restored_values(const backend_restoration_trainer *s, int half) {
     return (size_t)s->n_restored * (size_t)student_rank(s, half);
 }
 
 /* ------------------------------------------------------------------------------------------------------- latents */
 
-static void gather(backend_f_theta_trainer *s, int half) {
-    size_t n = (size_t)f_theta_encoder_in(&s->f);
+static void gather(backend_restoration_trainer *s, int half) {
+    size_t n = (size_t)restoration_encoder_in(&s->f);
     cuda_train_gather(&s->launch, s->inputs[half], n, s->restored_native, 1, s->gathered, n, s->n_restored, (int)n);
 }
 
-void train_encode(backend_f_theta_trainer *s) {
-    size_t n = (size_t)f_theta_encoder_in(&s->f);
-    int bits = s->f.latents == F_THETA_LATENTS_Q8 ? 8 : s->f.latents == F_THETA_LATENTS_Q4 ? 4 : 0;
+void train_encode(backend_restoration_trainer *s) {
+    size_t n = (size_t)restoration_encoder_in(&s->f);
+    int bits = s->f.latents == RESTORATION_LATENTS_Q8 ? 8 : s->f.latents == RESTORATION_LATENTS_Q4 ? 4 : 0;
     for (int half = 0; half < 2; half++) {
         if (!s->layout.encoder_there[half]) continue;
         size_t rank = (size_t)student_rank(s, half);
@@ -48,7 +48,7 @@ void train_encode(backend_f_theta_trainer *s) {
     }
 }
 
-void train_encode_back(backend_f_theta_trainer *s) {
+void train_encode_back(backend_restoration_trainer *s) {
     train_exactly(s, true);
     for (int half = 0; half < 2; half++) {
         if (!s->layout.encoder_there[half]) continue;
@@ -58,15 +58,15 @@ void train_encode_back(backend_f_theta_trainer *s) {
             cuda_train_scatter(&s->launch, r->d_latent[half], r->index, s->d_latent[half], r->rows, rank);
         }
         gather(s, half);
-        train_outer(s, s->d_latent[half], rank, s->gathered, f_theta_encoder_in(&s->f), s->n_restored,
+        train_outer(s, s->d_latent[half], rank, s->gathered, restoration_encoder_in(&s->f), s->n_restored,
                     s->gradient + s->layout.encoder[half]);
     }
 }
 
 /* --------------------------------------------------------------------------------------------------- K and V */
 
-static train_turn turn_of(backend_f_theta_trainer *s, int layer) {
-    gemma4_layer_type type = s->m->config->layer[layer].type;
+static train_turn turn_of(backend_restoration_trainer *s, int layer) {
+    layer_type type = s->m->config->layer[layer].type;
     return (train_turn){.cosine = s->cosine[type],
                         .sine = s->sine[type],
                         .position = s->restored[type].position,
@@ -74,8 +74,8 @@ static train_turn turn_of(backend_f_theta_trainer *s, int layer) {
                         .pairs = s->m->config->rope[type].rotated_pairs};
 }
 
-void train_decode(backend_f_theta_trainer *s, int layer) {
-    const gemma4_layer_config *c = &s->m->config->layer[layer];
+void train_decode(backend_restoration_trainer *s, int layer) {
+    const layer_config *c = &s->m->config->layer[layer];
     student_layer *l = &s->layer[layer];
     const student_restored *r = student_restored_of(s, layer);
     size_t kv = (size_t)student_kv_dim(s, layer);
@@ -91,24 +91,24 @@ void train_decode(backend_f_theta_trainer *s, int layer) {
     train_values(s, layer, l->raw[1], r->rows, l->seen[1]);
 }
 
-static int counted(const backend_f_theta_trainer *s) {
-    const gemma4_config *c = s->m->config;
+static int counted(const backend_restoration_trainer *s) {
+    const model_config *c = s->m->config;
     int n = 0;
-    for (int i = 0; i < c->layers; i++) n += s->o.loss == F_THETA_LOSS_DISTIL || c->layer[i].kv_source == i;
+    for (int i = 0; i < c->layers; i++) n += s->o.loss == RESTORATION_LOSS_DISTIL || c->layer[i].kv_source == i;
     return n > 0 ? n : 1;
 }
 
 /* Weights of the parts of a loss of raw vectors (student_loss.c of the CPU). */
-static train_parts parts_of(const backend_f_theta_trainer *s, int half, int d) {
+static train_parts parts_of(const backend_restoration_trainer *s, int half, int d) {
     double n = counted(s);
     switch (s->o.loss) {
-    case F_THETA_LOSS_MSE:
+    case RESTORATION_LOSS_MSE:
         return (train_parts){.square = 1 / (2 * n), .d = d};
-    case F_THETA_LOSS_COS_MAG:
+    case RESTORATION_LOSS_COS_MAG:
         return (train_parts){.direction = 1 / (2 * n), .magnitude = 1 / (2 * n), .d = d};
-    case F_THETA_LOSS_COMBINED:
+    case RESTORATION_LOSS_COMBINED:
         return (train_parts){combined_square / (2 * n), 1 / (2 * n), 1 / (2 * n), 1, d};
-    case F_THETA_LOSS_ATTN_DISTIL_HYBRID:
+    case RESTORATION_LOSS_ATTN_DISTIL_HYBRID:
         return (train_parts){.magnitude = (double)s->o.lambda[2 + half], .d = d};
     default:
         return (train_parts){.d = d};
@@ -116,7 +116,7 @@ static train_parts parts_of(const backend_f_theta_trainer *s, int half, int d) {
 }
 
 /* Restored vectors with the teacher's. */
-static void compare_vectors(backend_f_theta_trainer *s, int layer, const float *x, const float *native, float *d,
+static void compare_vectors(backend_restoration_trainer *s, int layer, const float *x, const float *native, float *d,
                             train_parts parts) {
     const student_restored *r = student_restored_of(s, layer);
     const train_share share = {
@@ -137,17 +137,17 @@ static void compare_vectors(backend_f_theta_trainer *s, int layer, const float *
     cuda_train_raw(&s->launch, &share, parts);
 }
 
-void train_directions(backend_f_theta_trainer *s, int layer) {
+void train_directions(backend_restoration_trainer *s, int layer) {
     const student_layer *l = &s->layer[layer];
-    if (s->o.loss != F_THETA_LOSS_ATTN_DISTIL_HYBRID) return;
+    if (s->o.loss != RESTORATION_LOSS_ATTN_DISTIL_HYBRID) return;
     for (int half = 0; half < 2; half++)
         compare_vectors(
             s, layer, l->seen[half], l->native[half], l->d_seen[half],
             (train_parts){.direction = (double)s->o.lambda[half], .d = s->m->config->layer[layer].head_dim});
 }
 
-void train_decode_back(backend_f_theta_trainer *s, int layer, bool learns) {
-    const gemma4_layer_config *c = &s->m->config->layer[layer];
+void train_decode_back(backend_restoration_trainer *s, int layer, bool learns) {
+    const layer_config *c = &s->m->config->layer[layer];
     const student_layer *l = &s->layer[layer];
     const student_restored *r = student_restored_of(s, layer);
     size_t kv = (size_t)student_kv_dim(s, layer);
@@ -172,8 +172,9 @@ void train_decode_back(backend_f_theta_trainer *s, int layer, bool learns) {
 /* -------------------------------------------------------------------------------------------------- comparisons */
 
 /* Of rows from `first` on: their KL, and, where it learns, d_x. */
-static void compare_logits(backend_f_theta_trainer *s, const float *const from[2], int first, int rows, bool learns) {
-    const gemma4_config *c = s->m->config;
+static void compare_logits(backend_restoration_trainer *s, const float *const from[2], int first, int rows,
+                           bool learns) {
+    const model_config *c = s->m->config;
     size_t hidden = (size_t)c->hidden, at = (size_t)first * hidden;
     for (int which = 0; which < 2; which++) {
         cuda_train_norm(&s->launch, from[which] + at, hidden, s->final_norm, NULL, s->final_x, hidden, rows, c->hidden,
@@ -185,8 +186,8 @@ static void compare_logits(backend_f_theta_trainer *s, const float *const from[2
     if (learns) train_back(s, s->logits[1], (size_t)c->vocab, rows, s->head, s->d_x + at, false);
 }
 
-void train_head(backend_f_theta_trainer *s, const float *h, bool learns) {
-    const gemma4_config *c = s->m->config;
+void train_head(backend_restoration_trainer *s, const float *h, bool learns) {
+    const model_config *c = s->m->config;
     const float *const from[2] = {s->layer[c->layers - 1].native_h, h};
     int rows = s->student.rows;
     for (int first = 0; first < rows; first += STUDENT_HEAD_ROWS)
@@ -196,8 +197,8 @@ void train_head(backend_f_theta_trainer *s, const float *h, bool learns) {
     if (learns) cuda_train_norm_back(&s->launch, h, s->final_norm, s->d_x, s->d_h, 1, rows, c->hidden, c->rms_eps);
 }
 
-void train_compare(backend_f_theta_trainer *s, const float *x, const float *native, int result, double by, float scale,
-                   float *d) {
+void train_compare(backend_restoration_trainer *s, const float *x, const float *native, int result, double by,
+                   float scale, float *d) {
     const train_share share = {.x = x,
                                .target = native,
                                .d = d,
@@ -213,10 +214,10 @@ void train_compare(backend_f_theta_trainer *s, const float *x, const float *nati
     cuda_train_square_share(&s->launch, &share);
 }
 
-void train_share_kv(backend_f_theta_trainer *s, int layer) {
+void train_share_kv(backend_restoration_trainer *s, int layer) {
     const student_layer *l = &s->layer[layer];
     const student_restored *r = student_restored_of(s, layer);
-    double counts = s->m->config->layer[layer].type == GEMMA4_FULL ? (double)full_share : 1,
+    double counts = s->m->config->layer[layer].type == LAYER_FULL ? (double)full_share : 1,
            by = counts / s->m->config->layers;
     for (int half = 0; half < 2 && r->rows; half++) {
         const train_share share = {.x = l->seen[half],

@@ -1,7 +1,7 @@
 /* Where the time of a step goes: events between its parts, read when the device has finished. */
 #include "backend/cuda/student.h"
 
-void train_begin_part(backend_f_theta_trainer *s, int part) {
+void train_begin_part(backend_restoration_trainer *s, int part) {
     student_times *t = &s->times;
     if (t->n == STUDENT_MARKS || (t->n && t->part[t->n - 1] == part)) return;
     if (!t->mark[t->n] && cudaEventCreate(&t->mark[t->n]) != cudaSuccess) return;
@@ -9,9 +9,9 @@ void train_begin_part(backend_f_theta_trainer *s, int part) {
     t->part[t->n++] = part;
 }
 
-void train_end_parts(backend_f_theta_trainer *s) { train_begin_part(s, F_THETA_PARTS); }
+void train_end_parts(backend_restoration_trainer *s) { train_begin_part(s, RESTORATION_PARTS); }
 
-void train_read_times(backend_f_theta_trainer *s) {
+void train_read_times(backend_restoration_trainer *s) {
     student_times *t = &s->times;
     for (int i = 0; i + 1 < t->n; i++) {
         float milliseconds = 0;
@@ -21,7 +21,7 @@ void train_read_times(backend_f_theta_trainer *s) {
     t->n = 0;
 }
 
-void train_forget_times(backend_f_theta_trainer *s) {
+void train_forget_times(backend_restoration_trainer *s) {
     for (int i = 0; i < STUDENT_MARKS; i++) {
         if (s->times.mark[i]) (void)cudaEventDestroy(s->times.mark[i]);
     }

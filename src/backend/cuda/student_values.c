@@ -1,19 +1,19 @@
 /* Values on their way to attention: models of one generation norm them, those of the other leave them as they are. */
 #include "backend/cuda/student.h"
 
-void train_values(backend_f_theta_trainer *s, int layer, const float *raw, int rows, float *out) {
-    const gemma4_config *c = s->m->config;
-    const gemma4_layer_config *lc = &c->layer[layer];
+void train_values(backend_restoration_trainer *s, int layer, const float *raw, int rows, float *out) {
+    const model_config *c = s->m->config;
+    const layer_config *lc = &c->layer[layer];
     if (c->raw_values)
         student_copy(s, out, raw, (size_t)rows * (size_t)student_kv_dim(s, layer));
     else
         cuda_train_heads(&s->launch, raw, NULL, out, rows, lc->kv_heads, lc->head_dim, c->rms_eps, (train_turn){0});
 }
 
-void train_values_back(backend_f_theta_trainer *s, int layer, const float *raw, const float *d_out, int rows, bool add,
-                       float *d_v) {
-    const gemma4_config *c = s->m->config;
-    const gemma4_layer_config *lc = &c->layer[layer];
+void train_values_back(backend_restoration_trainer *s, int layer, const float *raw, const float *d_out, int rows,
+                       bool add, float *d_v) {
+    const model_config *c = s->m->config;
+    const layer_config *lc = &c->layer[layer];
     size_t n = (size_t)rows * (size_t)student_kv_dim(s, layer);
     if (!c->raw_values)
         cuda_train_heads_back(&s->launch, raw, NULL, d_out, d_v, add, rows, lc->kv_heads, lc->head_dim, c->rms_eps,

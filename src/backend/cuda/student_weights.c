@@ -22,7 +22,7 @@ static bool is_exact(const cuda_matrix *m, const weight *first, const weight *se
 /* What a copy is for. */
 typedef enum copy_use { COPY_EXACT, COPY_ROWS, COPY_PRODUCTS } copy_use;
 
-static student_matrix take_where(backend_f_theta_trainer *s, student_arena *a, const cuda_matrix *m, bool exact,
+static student_matrix take_where(backend_restoration_trainer *s, student_arena *a, const cuda_matrix *m, bool exact,
                                  bool present, copy_use use) {
     student_matrix w = {.out = m->out, .in = m->in, .ld = (size_t)cuda_padded(m->in)};
     if (exact) {
@@ -38,19 +38,19 @@ static student_matrix take_where(backend_f_theta_trainer *s, student_arena *a, c
     return w;
 }
 
-static student_matrix take_for(backend_f_theta_trainer *s, student_arena *a, const weight *w, const cuda_matrix *m,
+static student_matrix take_for(backend_restoration_trainer *s, student_arena *a, const weight *w, const cuda_matrix *m,
                                copy_use use) {
     if (!w->out) return (student_matrix){0};
     return take_where(s, a, m, is_exact(m, w, NULL, w->out), weight_present(w), use);
 }
 
-static student_matrix take(backend_f_theta_trainer *s, student_arena *a, const weight *w, const cuda_matrix *m) {
+static student_matrix take(backend_restoration_trainer *s, student_arena *a, const weight *w, const cuda_matrix *m) {
     return take_for(s, a, w, m, COPY_PRODUCTS);
 }
 
 /* Experts of `out` rows each, in one matrix or in two. */
-static student_matrix take_experts(backend_f_theta_trainer *s, student_arena *a, const weight *w, const weight *second,
-                                   const cuda_matrix *m, int out) {
+static student_matrix take_experts(backend_restoration_trainer *s, student_arena *a, const weight *w,
+                                   const weight *second, const cuda_matrix *m, int out) {
     bool exact = is_exact(m, w, second, out) && s->m->config->experts <= SPLIT_GROUPS;
     return take_where(s, a, m, exact, weight_present(w), COPY_EXACT);
 }
@@ -68,9 +68,9 @@ typedef struct layer_vector {
 
 enum { LAYER_VECTORS = 11 };
 
-static void vectors_of(backend_f_theta_trainer *s, int layer, layer_vector out[LAYER_VECTORS]) {
-    const gemma4_config *c = s->m->config;
-    const gemma4_layer_weights *w = &s->m->options.verifier->weights.layer[layer];
+static void vectors_of(backend_restoration_trainer *s, int layer, layer_vector out[LAYER_VECTORS]) {
+    const model_config *c = s->m->config;
+    const layer_weights *w = &s->m->options.verifier->weights.layer[layer];
     student_layer *l = &s->layer[layer];
     const layer_vector all[LAYER_VECTORS] = {{w->q_norm, &l->q_norm, c->layer[layer].head_dim},
                                              {w->k_norm, &l->k_norm, c->layer[layer].head_dim},
@@ -86,9 +86,9 @@ static void vectors_of(backend_f_theta_trainer *s, int layer, layer_vector out[L
     for (int i = 0; i < LAYER_VECTORS; i++) out[i] = all[i];
 }
 
-void train_weights_lay_out(backend_f_theta_trainer *s, student_arena *a) {
-    const gemma4_config *c = s->m->config;
-    const gemma4_weights *w = &s->m->options.verifier->weights;
+void train_weights_lay_out(backend_restoration_trainer *s, student_arena *a) {
+    const model_config *c = s->m->config;
+    const model_weights *w = &s->m->options.verifier->weights;
     const cuda_weights *there = &s->m->weights;
     s->embed = take_for(s, a, &w->embed, &there->embed, c->tied_head ? COPY_PRODUCTS : COPY_ROWS);
     s->head = c->tied_head ? s->embed : take(s, a, &w->head, &there->head);
@@ -97,7 +97,7 @@ void train_weights_lay_out(backend_f_theta_trainer *s, student_arena *a) {
     s->final_norm = take_vector(a, w->final_norm, c->hidden);
     s->ple_proj_norm = take_vector(a, w->ple_proj_norm, c->ple_width);
     for (int i = 0; i < c->layers; i++) {
-        const gemma4_layer_weights *from = &w->layer[i];
+        const layer_weights *from = &w->layer[i];
         const cuda_layer *engine = &there->layer[i];
         student_layer *l = &s->layer[i];
         l->q = take(s, a, &from->q_proj, &engine->q);
@@ -120,8 +120,8 @@ void train_weights_lay_out(backend_f_theta_trainer *s, student_arena *a) {
                                           &engine->experts_gate_up, 2 * c->expert_intermediate);
         l->experts_down = take_experts(s, a, &from->experts_down, NULL, &engine->experts_down, c->hidden);
     }
-    if (!f_theta_needs_drafter(&s->f)) return;
-    const dflash_model *d = s->m->options.drafter;
+    if (!restoration_needs_drafter(&s->f)) return;
+    const block_drafter_model *d = s->m->options.drafter;
     s->fc = take(s, a, &d->fc, &there->fc);
     s->hidden_norm = take_vector(a, d->hidden_norm, d->config.hidden);
     for (int i = 0; i < d->config.layers; i++) {
@@ -135,7 +135,7 @@ static size_t turned(size_t most, student_matrix w, int times) {
     return values > most ? values : most;
 }
 
-size_t train_turned_values(const backend_f_theta_trainer *s) {
+size_t train_turned_values(const backend_restoration_trainer *s) {
     size_t most = turned(0, s->head, 1);
     for (int i = 0; i < s->m->config->layers; i++) {
         const student_layer *l = &s->layer[i];
@@ -150,7 +150,7 @@ size_t train_turned_values(const backend_f_theta_trainer *s) {
 
 /* Rows on their way to the device. */
 typedef struct upload {
-    const backend_f_theta_trainer *s;
+    const backend_restoration_trainer *s;
     float *rows;
     size_t most;
     kakeya_status status;
@@ -179,7 +179,7 @@ static void fill_rows(upload *u, const weight *w, int first, int n, float *to) {
 
 /* The rows on the device round them. */
 static void fill_copy(upload *u, const weight *w, student_matrix to) {
-    const backend_f_theta_trainer *s = u->s;
+    const backend_restoration_trainer *s = u->s;
     int each = (int)(u->most / (size_t)w->in > 0 ? u->most / (size_t)w->in : 1);
     for (int done = 0, rows; done < w->out && !u->status; done += rows) {
         rows = w->out - done < each ? w->out - done : each;
@@ -195,9 +195,9 @@ static void fill(upload *u, const weight *w, student_matrix to) {
     if (to.copy) fill_copy(u, w, to);
 }
 
-static void fill_experts(upload *u, const backend_f_theta_trainer *s, int layer) {
-    const gemma4_config *c = s->m->config;
-    const gemma4_layer_weights *w = &s->m->options.verifier->weights.layer[layer];
+static void fill_experts(upload *u, const backend_restoration_trainer *s, int layer) {
+    const model_config *c = s->m->config;
+    const layer_weights *w = &s->m->options.verifier->weights.layer[layer];
     const student_layer *l = &s->layer[layer];
     int width = c->expert_intermediate;
     size_t half = (size_t)width * (size_t)c->hidden;
@@ -214,10 +214,10 @@ static void fill_experts(upload *u, const backend_f_theta_trainer *s, int layer)
 }
 
 /* inverse frequency j = theta^(-2j / head_dim) / factor, as cpu/rope.c has it */
-static void fill_turns(upload *u, const backend_f_theta_trainer *s, int layer) {
-    const gemma4_config *c = s->m->config;
-    gemma4_layer_type type = c->layer[layer].type;
-    const gemma4_rope *rope = &c->rope[type];
+static void fill_turns(upload *u, const backend_restoration_trainer *s, int layer) {
+    const model_config *c = s->m->config;
+    layer_type type = c->layer[layer].type;
+    const rope_config *rope = &c->rope[type];
     int pairs = rope->rotated_pairs, each = (int)u->most / (pairs > 0 ? pairs : 1);
     for (int which = 0; which < 2; which++) {
         float *to = which ? s->sine[type] : s->cosine[type];
@@ -233,9 +233,9 @@ static void fill_turns(upload *u, const backend_f_theta_trainer *s, int layer) {
     }
 }
 
-kakeya_status train_weights_fill(backend_f_theta_trainer *s, kakeya_error *error) {
-    const gemma4_config *c = s->m->config;
-    const gemma4_weights *w = &s->m->options.verifier->weights;
+kakeya_status train_weights_fill(backend_restoration_trainer *s, kakeya_error *error) {
+    const model_config *c = s->m->config;
+    const model_weights *w = &s->m->options.verifier->weights;
     upload u = {.s = s, .most = UPLOAD_FLOATS, .error = error};
     u.rows = malloc(u.most * sizeof *u.rows);
     if (!u.rows) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
@@ -247,7 +247,7 @@ kakeya_status train_weights_fill(backend_f_theta_trainer *s, kakeya_error *error
     send(&u, s->final_norm, w->final_norm, (size_t)c->hidden);
     if (s->ple_proj_norm) send(&u, s->ple_proj_norm, w->ple_proj_norm, (size_t)c->ple_width);
     for (int i = 0; i < c->layers; i++) {
-        const gemma4_layer_weights *from = &w->layer[i];
+        const layer_weights *from = &w->layer[i];
         const student_layer *l = &s->layer[i];
         fill(&u, &from->q_proj, l->q);
         fill(&u, &from->k_proj, l->k);
@@ -267,8 +267,8 @@ kakeya_status train_weights_fill(backend_f_theta_trainer *s, kakeya_error *error
         if (!turned[c->layer[i].type]) fill_turns(&u, s, i);
         turned[c->layer[i].type] = true;
     }
-    if (f_theta_needs_drafter(&s->f)) {
-        const dflash_model *d = s->m->options.drafter;
+    if (restoration_needs_drafter(&s->f)) {
+        const block_drafter_model *d = s->m->options.drafter;
         fill(&u, &d->fc, s->fc);
         send(&u, s->hidden_norm, d->hidden_norm, (size_t)d->config.hidden);
         for (int i = 0; i < d->config.layers; i++) {
@@ -283,18 +283,18 @@ kakeya_status train_weights_fill(backend_f_theta_trainer *s, kakeya_error *error
 /* Multiplications from which on tensor cores are worth the parts. */
 static const double least_split = 1 << 28;
 
-void train_exactly(backend_f_theta_trainer *s, bool exactly) {
+void train_exactly(backend_restoration_trainer *s, bool exactly) {
     s->split.terms = s->o.terms && !exactly ? s->o.terms : SPLIT_MOST_TERMS;
     s->split.parts = s->o.terms == 1 && !exactly ? 1 : SPLIT_PARTS;
 }
 
-void train_multiply(backend_f_theta_trainer *s, train_form form, const train_product *p) {
+void train_multiply(backend_restoration_trainer *s, train_form form, const train_product *p) {
     if (!split_product(&s->launch, &s->split, form, p, least_split)) cuda_train_product(&s->launch, form, p);
 }
 
 static split_matrix bits_of(student_matrix w) { return (split_matrix){w.bits, w.out, w.in, w.ld, w.turned}; }
 
-void train_forward(backend_f_theta_trainer *s, const float *x, size_t ldx, int rows, student_matrix w, float *y,
+void train_forward(backend_restoration_trainer *s, const float *x, size_t ldx, int rows, student_matrix w, float *y,
                    size_t ldy) {
     if (w.bits) {
         split_forward(&s->launch, &s->split, x, ldx, rows, bits_of(w), y, ldy);
@@ -305,7 +305,7 @@ void train_forward(backend_f_theta_trainer *s, const float *x, size_t ldx, int r
     train_multiply(s, TRAIN_NT, &p);
 }
 
-void train_back(backend_f_theta_trainer *s, const float *d_y, size_t ldy, int rows, student_matrix w, float *d_x,
+void train_back(backend_restoration_trainer *s, const float *d_y, size_t ldy, int rows, student_matrix w, float *d_x,
                 bool add) {
     if (w.bits) {
         split_back(&s->launch, &s->split, d_y, ldy, rows, bits_of(w), d_x, (size_t)w.in, add);
@@ -324,7 +324,7 @@ void train_back(backend_f_theta_trainer *s, const float *d_y, size_t ldy, int ro
     train_multiply(s, TRAIN_NN, &p);
 }
 
-void train_outer(backend_f_theta_trainer *s, const float *b, int nb, const float *a, int na, int rows, float *sum) {
+void train_outer(backend_restoration_trainer *s, const float *b, int nb, const float *a, int na, int rows, float *sum) {
     const train_product p = {.a = b,
                              .lda = (size_t)nb,
                              .b = a,

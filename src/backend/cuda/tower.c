@@ -1,5 +1,4 @@
-/* Walks the list of program/tower.c. Order of operations: transformers 5.23, Gemma4VisionModel and
- * Gemma4UnifiedVisionEmbedder. */
+/* Walks the list of program/tower.c. */
 #include "backend/cuda/tower.h"
 
 #include <math.h>
@@ -27,7 +26,7 @@ typedef struct tower_space {
 } tower_space;
 
 struct cuda_tower {
-    const gemma4_vision *vision;
+    const vision_model *vision;
     tower_weights weights;
     program_op *ops;
     int n_ops;
@@ -38,7 +37,7 @@ struct cuda_tower {
 typedef struct backend_reading {
     const backend_model *m;
     cuda_tower *t;
-    const gemma4_vision *v;
+    const vision_model *v;
     cuda_buffer memory;
     tower_space s;
     float *out; /* the caller's rows */
@@ -52,7 +51,7 @@ static void note(tower_run *r, cudaError_t status) {
     if (r->failure == cudaSuccess) r->failure = status;
 }
 
-static int heads_width(const gemma4_vision *v) { return v->heads * v->head_dim; }
+static int heads_width(const vision_model *v) { return v->heads * v->head_dim; }
 static int larger(int a, int b) { return a > b ? a : b; }
 
 /* ----------------------------------------------------------------------------------------------------------- items */
@@ -64,10 +63,10 @@ typedef struct rounded_item {
 } rounded_item;
 
 static rounded_item rounded(const tower_run *r, int item) {
-    const gemma4_vision *v = r->v;
+    const vision_model *v = r->v;
     switch (item) {
     case DATA_PATCHES:
-        return (rounded_item){r->s.patch_in, cuda_padded(gemma4_vision_patch_values(v))};
+        return (rounded_item){r->s.patch_in, cuda_padded(vision_model_patch_values(v))};
     case DATA_X:
         return (rounded_item){r->s.x, cuda_padded(v->hidden)};
     case DATA_ATTENDED:
@@ -274,9 +273,9 @@ static void run_op(tower_run *r, const program_op *o) {
 /* ---------------------------------------------------------------------------------------------------------- memory */
 
 /* Gives every item its place from `memory` on, which may be NULL; returns the bytes of all. */
-static size_t place_items(const gemma4_vision *v, int patches, char *memory, tower_space *s) {
+static size_t place_items(const vision_model *v, int patches, char *memory, tower_space *s) {
     const size_t rows = (size_t)patches, pooled = rows / (size_t)(v->pooling * v->pooling);
-    const size_t patch = (size_t)gemma4_vision_patch_values(v), hidden = (size_t)v->hidden;
+    const size_t patch = (size_t)vision_model_patch_values(v), hidden = (size_t)v->hidden;
     const size_t heads = v->tower ? rows * (size_t)heads_width(v) : 0, wide = (size_t)cuda_padded(v->hidden);
     const size_t act = v->tower ? rows * (size_t)cuda_padded(v->intermediate) : 0;
     const size_t branch = v->tower ? rows * hidden : 0, raw = 3 * heads > branch ? 3 * heads : branch;
@@ -312,7 +311,7 @@ static size_t place_items(const gemma4_vision *v, int patches, char *memory, tow
     return total;
 }
 
-size_t cuda_image_bytes(const gemma4_vision *vision, weight_format format, int patches, int side, int threads) {
+size_t cuda_image_bytes(const vision_model *vision, weight_format format, int patches, int side, int threads) {
     (void)format, (void)side, (void)threads;
     tower_space space;
     return mem_rounded(place_items(vision, patches, NULL, &space));
@@ -327,7 +326,7 @@ void cuda_tower_destroy(cuda_tower *t) {
     free(t);
 }
 
-kakeya_status cuda_load_vision(backend_model *m, const gemma4_vision *vision, kakeya_error *error) {
+kakeya_status cuda_load_vision(backend_model *m, const vision_model *vision, kakeya_error *error) {
     if (m->tower && m->tower->vision == vision) return KAKEYA_OK;
     cuda_tower_destroy(m->tower);
     m->tower = NULL;
@@ -379,7 +378,7 @@ static void leave_memory(tower_run *r) {
 /* The picture's values on the device, and where everything goes. */
 static kakeya_status begin(tower_run *r, backend_model *m, const backend_image *image, float *rows,
                            kakeya_error *error) {
-    const gemma4_vision *v = image->vision;
+    const vision_model *v = image->vision;
     *r = (tower_run){.m = m, .v = v, .out = rows, .patches = image->across * image->down, .across = image->across};
     r->pooled = image->across / v->pooling * (image->down / v->pooling);
     r->rows = r->patches;
@@ -394,7 +393,7 @@ static kakeya_status begin(tower_run *r, backend_model *m, const backend_image *
     status = take_memory(r, place_items(v, r->patches, NULL, &r->s), error);
     if (status) return status;
     (void)place_items(v, r->patches, r->memory.data, &r->s);
-    const size_t values_in = (size_t)r->patches * (size_t)gemma4_vision_patch_values(v);
+    const size_t values_in = (size_t)r->patches * (size_t)vision_model_patch_values(v);
     note(r, cudaMemcpyAsync(r->s.patch, image->patches, values_in * sizeof(float), cudaMemcpyHostToDevice,
                             m->device.stream));
     return KAKEYA_OK;

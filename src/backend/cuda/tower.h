@@ -7,7 +7,7 @@
 #include "backend/program/tower.h"
 
 /* The verbs of backend.h. Of several devices the first one reads pictures. */
-kakeya_status cuda_load_vision(backend_model *m, const gemma4_vision *vision, kakeya_error *error);
+kakeya_status cuda_load_vision(backend_model *m, const vision_model *vision, kakeya_error *error);
 kakeya_status cuda_embed_image(backend_model *m, const backend_image *image, float *rows, kakeya_error *error);
 kakeya_status cuda_image_begin(backend_model *m, const backend_image *image, float *rows, backend_reading **out,
                                kakeya_error *error);
@@ -18,6 +18,6 @@ kakeya_status cuda_image_seconds(backend_model *m, const backend_image *image, d
 void cuda_tower_destroy(cuda_tower *tower); /* NULL is fine */
 
 /* Workspace that pictures of up to so many patches take, as it is counted. */
-size_t cuda_image_bytes(const gemma4_vision *vision, weight_format format, int patches, int side, int threads);
+size_t cuda_image_bytes(const vision_model *vision, weight_format format, int patches, int side, int threads);
 
 #endif

@@ -12,7 +12,7 @@ enum { PIECE_BYTES = 16 << 20, ALIGNMENT = 256 };
 
 /* A walk over the tensors: sizes first, then places, then copies. */
 typedef struct tower_upload {
-    const gemma4_vision *vision;
+    const vision_model *vision;
     tower_weights *w;
     const cuda_device *device;
     size_t matrix_bytes, vector_bytes;
@@ -72,12 +72,12 @@ static kakeya_status send_slot(void *context, const vision_slot *slot, kakeya_er
     return status;
 }
 
-static size_t turns_bytes(const gemma4_vision *v) {
+static size_t turns_bytes(const vision_model *v) {
     return v->tower ? (size_t)v->positions * (size_t)(v->head_dim / 4) * sizeof(float2) : 0;
 }
 
 static kakeya_status send_turns(tower_upload *u, char *to, kakeya_error *error) {
-    const gemma4_vision *v = u->vision;
+    const vision_model *v = u->vision;
     const int pairs = v->head_dim / 4, at_once = pairs ? PIECE_BYTES / pairs / (int)sizeof(float2) : 0;
     float2 *turn = (float2 *)(void *)u->staged;
     u->w->turns = (const float2 *)(const void *)to;
@@ -104,11 +104,11 @@ static kakeya_status check_width(const char *what, int n, int unit, kakeya_error
                      what, n, unit);
 }
 
-static kakeya_status check_sizes(const gemma4_vision *v, kakeya_error *error) {
+static kakeya_status check_sizes(const vision_model *v, kakeya_error *error) {
     enum {
         MOST_VALUES = 24 << 10
     }; /* of a row program's registers, in the memory that every device's blocks may have */
-    const int patch = gemma4_vision_patch_values(v);
+    const int patch = vision_model_patch_values(v);
     kakeya_status status = check_width("a patch", patch, PROMPT_GEMM_UNIT, error);
     if (!status) status = check_width("a hidden size", v->hidden, PROMPT_GEMM_UNIT, error);
     if (!status) status = check_width("a text width", v->text_hidden, PROMPT_GEMM_UNIT, error);
@@ -128,12 +128,12 @@ static kakeya_status check_sizes(const gemma4_vision *v, kakeya_error *error) {
 }
 
 kakeya_status tower_weights_create(tower_weights *w, const cuda_device *device, mem_account *account,
-                                   const gemma4_vision *vision, kakeya_error *error) {
+                                   const vision_model *vision, kakeya_error *error) {
     tower_upload u = {.vision = vision, .w = w, .device = device};
     *w = (tower_weights){0};
     kakeya_status status = check_sizes(vision, error);
     if (status) return status;
-    (void)gemma4_vision_walk(vision, add_sizes, &u, NULL);
+    (void)vision_model_walk(vision, add_sizes, &u, NULL);
     const size_t matrices = aligned(u.matrix_bytes), bytes = matrices + u.vector_bytes + turns_bytes(vision);
     w->layers = calloc((size_t)vision->layers + 1, sizeof *w->layers);
     if (!w->layers) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for what reads images");
@@ -145,7 +145,7 @@ kakeya_status tower_weights_create(tower_weights *w, const cuda_device *device, 
         u.vector_at = u.matrix_at + matrices;
         status = send_turns(&u, u.vector_at + u.vector_bytes, error);
     }
-    if (!status) status = gemma4_vision_walk(vision, send_slot, &u, error);
+    if (!status) status = vision_model_walk(vision, send_slot, &u, error);
     if (u.staged) (void)cudaFreeHost(u.staged);
     if (status) tower_weights_destroy(w);
     return status;

@@ -15,14 +15,14 @@ typedef struct tower_layer {
 
 typedef struct tower_weights {
     cuda_buffer memory;
-    tower_layer *layers; /* [1 + layers], as in gemma4_vision */
+    tower_layer *layers; /* [1 + layers], as in vision_model */
     const float2 *turns; /* [positions][head_dim / 4]: cosine and sine; of towers */
 } tower_weights;
 
 /* Uploads them through a pinned buffer, and waits until they are there. KAKEYA_UNSUPPORTED names a size that no kernel
  * computes. On failure nothing is held. */
 kakeya_status tower_weights_create(tower_weights *w, const cuda_device *device, mem_account *account,
-                                   const gemma4_vision *vision, kakeya_error *error);
+                                   const vision_model *vision, kakeya_error *error);
 void tower_weights_destroy(tower_weights *w);
 
 static inline const cuda_matrix *tower_weights_matrix(const tower_weights *w, uint16_t slot) {

@@ -3,7 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include "backend/cuda/drafter_trainer.h"
-#include "backend/cuda/f_theta_trainer.h"
+#include "backend/cuda/restoration_trainer.h"
 #include "backend/cuda/statistics.h"
 
 const backend_train_ops *cuda_train(void);
@@ -31,12 +31,12 @@ const backend_train_ops *cuda_train(void) {
                                           .chooses = true,
                                           .host_memory = pinned,
                                           .free_host_memory = unpin,
-                                          .f_theta_trainer_bytes = cuda_f_theta_trainer_bytes,
-                                          .f_theta_trainer_create = cuda_f_theta_trainer_create,
-                                          .f_theta_trainer_destroy = cuda_f_theta_trainer_destroy,
-                                          .f_theta_trainer_weights = cuda_f_theta_trainer_weights,
-                                          .f_theta_trainer_learn_many = cuda_f_theta_trainer_learn_many,
-                                          .f_theta_trainer_seconds = cuda_f_theta_trainer_seconds,
+                                          .restoration_trainer_bytes = cuda_restoration_trainer_bytes,
+                                          .restoration_trainer_create = cuda_restoration_trainer_create,
+                                          .restoration_trainer_destroy = cuda_restoration_trainer_destroy,
+                                          .restoration_trainer_weights = cuda_restoration_trainer_weights,
+                                          .restoration_trainer_learn_many = cuda_restoration_trainer_learn_many,
+                                          .restoration_trainer_seconds = cuda_restoration_trainer_seconds,
                                           .drafter_trainer_bytes = cuda_drafter_trainer_bytes,
                                           .drafter_trainer_create = cuda_drafter_trainer_create,
                                           .drafter_trainer_destroy = cuda_drafter_trainer_destroy,

@@ -127,8 +127,7 @@ static void plan_vector(weight_plan *plan, const float *vector, int n, const flo
     t->elements = (size_t)n;
 }
 
-static void plan_layer(weight_plan *plan, const gemma4_config *c, int index, const gemma4_layer_weights *w,
-                       cuda_layer *l) {
+static void plan_layer(weight_plan *plan, const model_config *c, int index, const layer_weights *w, cuda_layer *l) {
     int d = c->layer[index].head_dim, hidden = c->hidden, kv_heads = c->layer[index].kv_heads;
     model_shard shard = plan->shard;
     plan_cut(plan, &w->q_proj, model_cut_rows(&w->q_proj, shard, w->q_proj.out), &l->q);
@@ -161,13 +160,13 @@ static void plan_layer(weight_plan *plan, const gemma4_config *c, int index, con
     l->layer_scalar = w->layer_scalar;
 }
 
-static void plan_drafter(weight_plan *plan, const dflash_model *d, cuda_weights *m) {
-    const dflash_config *c = &d->config;
+static void plan_drafter(weight_plan *plan, const block_drafter_model *d, cuda_weights *m) {
+    const block_drafter_config *c = &d->config;
     plan_bf16(plan, &d->fc, &m->fc);
     plan_vector(plan, d->hidden_norm, c->hidden, &m->hidden_norm);
     plan_vector(plan, d->norm, c->hidden, &m->draft_norm);
     for (int i = 0; i < c->layers; i++) {
-        const dflash_layer_weights *w = &d->layer[i];
+        const block_drafter_layer_weights *w = &d->layer[i];
         cuda_draft_layer *l = &m->draft[i];
         plan_bf16(plan, &w->q_proj, &l->q);
         plan_bf16(plan, &w->k_proj, &l->k);
@@ -185,7 +184,7 @@ static void plan_drafter(weight_plan *plan, const dflash_model *d, cuda_weights 
 
 /* Rows of a head with clusters are read by a kernel of their own. */
 static void plan_assistant(weight_plan *plan, const assistant_model *a, cuda_assistant *m) {
-    const gemma4_config *c = &a->config.stack;
+    const model_config *c = &a->config.stack;
     const assistant_weights *w = &a->weights;
     plan_matrix(plan, &w->pre_projection, &m->pre_projection);
     plan_matrix(plan, &w->post_projection, &m->post_projection);
@@ -197,7 +196,7 @@ static void plan_assistant(weight_plan *plan, const assistant_model *a, cuda_ass
     for (int i = 0; i < c->layers; i++) plan_layer(plan, c, i, &w->stack.layer[i], &m->layer[i]);
 }
 
-static void plan_f_theta(weight_plan *plan, const gemma4_config *c, const f_theta_model *f, cuda_weights *m) {
+static void plan_restoration(weight_plan *plan, const model_config *c, const restoration_model *f, cuda_weights *m) {
     plan_bf16(plan, &f->encoder_k, &m->encoder_k);
     plan_bf16(plan, &f->encoder_v, &m->encoder_v); /* none of a shared latent */
     for (int i = 0; i < f->config.layers; i++) {
@@ -362,9 +361,9 @@ static kakeya_status upload(cuda_weights *w, const cuda_device *device, const cu
 enum { MAX_PAIRS = 512 };
 
 /* Values that are computed here and uploaded like weights: they must outlive the plan. */
-static float *plan_frequencies(weight_plan *plan, const gemma4_config *c, const dflash_model *drafter,
+static float *plan_frequencies(weight_plan *plan, const model_config *c, const block_drafter_model *drafter,
                                cuda_weights *w) {
-    size_t turned = (size_t)c->rope[GEMMA4_FULL].rotated_pairs;
+    size_t turned = (size_t)c->rope[LAYER_FULL].rotated_pairs;
     float *frequencies = calloc(3 * MAX_PAIRS + 2 * CUDA_ATTENTION_TILE * (turned ? turned : 1), sizeof *frequencies);
     if (!frequencies) {
         plan->failed = true;
@@ -380,21 +379,21 @@ static float *plan_frequencies(weight_plan *plan, const gemma4_config *c, const 
     if (turned) {
         float *turns = frequencies + 3 * MAX_PAIRS;
         for (size_t i = 0; i < CUDA_ATTENTION_TILE * turned; i++) {
-            float angle = (float)(i / turned) * frequencies[GEMMA4_FULL * MAX_PAIRS + i % turned];
+            float angle = (float)(i / turned) * frequencies[LAYER_FULL * MAX_PAIRS + i % turned];
             turns[2 * i] = cosf(angle);
             turns[2 * i + 1] = sinf(angle);
         }
         plan_vector(plan, turns, (int)(2 * CUDA_ATTENTION_TILE * turned), &w->key_turns);
     }
     if (drafter) {
-        const dflash_config *d = &drafter->config;
+        const block_drafter_config *d = &drafter->config;
         inverse_frequencies(d->rope_theta, 1.0f, d->head_dim, d->head_dim / 2, frequencies + 2 * MAX_PAIRS);
         plan_vector(plan, frequencies + 2 * MAX_PAIRS, MAX_PAIRS, &w->draft_inverse_frequency);
     }
     return frequencies;
 }
 
-static bool is_tied(const gemma4_config *c, const gemma4_weights *from) { return from->head.out == 0 || c->tied_head; }
+static bool is_tied(const model_config *c, const model_weights *from) { return from->head.out == 0 || c->tied_head; }
 
 /* The rows of the head that are the device's; the first of several devices keeps the whole for the drafter. */
 static matrix_cut head_cut(const backend_model_options *options, model_shard shard) {
@@ -408,7 +407,7 @@ static matrix_cut head_cut(const backend_model_options *options, model_shard sha
 
 /* Points `head` at the device's rows, of a head that is the embedding or has been placed as draft_head. */
 static void point_head(const backend_model_options *options, model_shard shard, cuda_weights *w) {
-    const gemma4_weights *from = &options->verifier->weights;
+    const model_weights *from = &options->verifier->weights;
     bool tied = is_tied(&options->verifier->config, from);
     if (tied) w->draft_head = w->embed;
     w->head = w->draft_head;
@@ -422,8 +421,8 @@ static void point_head(const backend_model_options *options, model_shard shard, 
 }
 
 static void plan_all(weight_plan *plan, const backend_model_options *options, cuda_weights *w) {
-    const gemma4_config *c = &options->verifier->config;
-    const gemma4_weights *from = &options->verifier->weights;
+    const model_config *c = &options->verifier->config;
+    const model_weights *from = &options->verifier->weights;
     plan_matrix(plan, &from->embed, &w->embed);
     if (!is_tied(c, from)) plan_cut(plan, &from->head, head_cut(options, plan->shard), &w->draft_head);
     plan_matrix(plan, &from->ple_embed, &w->ple_embed);
@@ -433,7 +432,7 @@ static void plan_all(weight_plan *plan, const backend_model_options *options, cu
     for (int i = 0; i < c->layers; i++) plan_layer(plan, c, i, &from->layer[i], &w->layer[i]);
     if (options->drafter) plan_drafter(plan, options->drafter, w);
     if (options->assistant) plan_assistant(plan, options->assistant, &w->assistant);
-    if (options->f_theta) plan_f_theta(plan, c, options->f_theta, w);
+    if (options->restoration) plan_restoration(plan, c, options->restoration, w);
 }
 
 static kakeya_status check_plan(const weight_plan *plan, kakeya_error *error) {
@@ -455,7 +454,7 @@ static size_t room_of(const cuda_matrix *w, bool fp8) {
 }
 
 /* What a prompt's products need at a time. Experts come a few at a time, where they are not multiplied as they lie. */
-static size_t expanded_bytes(const gemma4_config *c, const cuda_weights *w, bool fp8, bool codes) {
+static size_t expanded_bytes(const model_config *c, const cuda_weights *w, bool fp8, bool codes) {
     static const size_t most_experts = (size_t)512 << 20;
     size_t most = room_of(&w->ple_model_proj, fp8);
     for (int i = 0; i < c->layers; i++) {
@@ -503,14 +502,14 @@ kakeya_status cuda_weights_describe_shared(cuda_weights *w, const backend_model_
 kakeya_status cuda_weights_create(cuda_weights *w, const cuda_device *device, const cuda_launch *launch,
                                   const backend_model_options *options, model_shard shard, char *note,
                                   size_t note_bytes, kakeya_error *error) {
-    const gemma4_config *c = &options->verifier->config;
+    const model_config *c = &options->verifier->config;
     weight_plan plan = {
         .shard = shard, .fp8 = options->precision == KAKEYA_PRECISION_FP8, .limited = options->weights_limit != 0};
     plan_all(&plan, options, w);
     float *frequencies = plan_frequencies(&plan, c, options->drafter, w);
     kakeya_status status = check_plan(&plan, error);
     if (!status && plan.limited) {
-        cuda_bounded_layer layers[GEMMA4_MAX_LAYERS];
+        cuda_bounded_layer layers[MODEL_MAX_LAYERS];
         for (int i = 0; i < c->layers; i++)
             layers[i] = (cuda_bounded_layer){&w->layer[i].experts_gate_up, &w->layer[i].experts_down};
         status = cuda_bounded_create(&w->bounded, device, launch, options, layers, plan.bytes, plan.host_bytes, error);

@@ -39,16 +39,16 @@ typedef struct cuda_weights {
     cuda_matrix embed, head, draft_head, ple_embed, ple_model_proj;
     int head_first; /* token that is the first row of `head` */
     const float *final_norm, *ple_proj_norm;
-    cuda_layer layer[GEMMA4_MAX_LAYERS];
-    const float *inverse_frequency[2]; /* by gemma4_layer_type */
+    cuda_layer layer[MODEL_MAX_LAYERS];
+    const float *inverse_frequency[2]; /* by layer_type */
     const float *key_turns;            /* of full-attention layers: [CUDA_ATTENTION_TILE][pairs][2] */
     /* The drafter. */
     cuda_matrix fc;
     const float *hidden_norm, *draft_norm, *draft_inverse_frequency;
-    cuda_draft_layer draft[DFLASH_MAX_LAYERS];
+    cuda_draft_layer draft[BLOCK_DRAFTER_MAX_LAYERS];
     cuda_assistant assistant;
-    /* f_theta. */
-    cuda_matrix encoder_k, encoder_v, decoder_k[GEMMA4_MAX_LAYERS], decoder_v[GEMMA4_MAX_LAYERS];
+    /* Restoration. */
+    cuda_matrix encoder_k, encoder_v, decoder_k[MODEL_MAX_LAYERS], decoder_v[MODEL_MAX_LAYERS];
 } cuda_weights;
 
 /* Uploads the weights of `options`, or a device's shard of them, through two pinned buffers, or makes them on the

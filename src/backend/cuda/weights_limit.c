@@ -43,7 +43,7 @@ kakeya_status cuda_weights_limit_probe(backend_model *m, double *bytes_per_secon
     return status;
 }
 
-kakeya_status cuda_weights_limit_needs(const gemma4_model *verifier, mem_account *account, size_t *resident,
+kakeya_status cuda_weights_limit_needs(const language_model *verifier, mem_account *account, size_t *resident,
                                        size_t *expert, double *bytes_per_second, kakeya_error *error) {
     const backend_model_options options = {.verifier = verifier, .precision = KAKEYA_PRECISION_BF16};
     cuda_weights *w = malloc(sizeof *w);

@@ -8,7 +8,7 @@ void cuda_weights_limit_state(const backend_model *m, backend_weights *out);
 /* Bytes per second of the device's copies from the host, measured. */
 kakeya_status cuda_weights_limit_probe(backend_model *m, double *bytes_per_second, kakeya_error *error);
 /* As backend_measure_ops.bounded_needs. */
-kakeya_status cuda_weights_limit_needs(const gemma4_model *verifier, mem_account *account, size_t *resident,
+kakeya_status cuda_weights_limit_needs(const language_model *verifier, mem_account *account, size_t *resident,
                                        size_t *expert, double *bytes_per_second, kakeya_error *error);
 
 #endif

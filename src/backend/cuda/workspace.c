@@ -10,10 +10,10 @@ typedef struct shape_limits {
     int derived_kv; /* of K = V layers */
 } shape_limits;
 
-static shape_limits model_limits(const gemma4_config *c) {
+static shape_limits model_limits(const model_config *c) {
     shape_limits s = {0};
     for (int i = 0; i < c->layers; i++) {
-        const gemma4_layer_config *l = &c->layer[i];
+        const layer_config *l = &c->layer[i];
         s.q = max_int(s.q, c->heads * l->head_dim);
         s.kv = max_int(s.kv, l->kv_heads * l->head_dim);
         s.intermediate = max_int(s.intermediate, l->intermediate);
@@ -28,10 +28,10 @@ typedef struct carve_request {
     size_t bytes;
 } carve_request;
 
-/* Layers whose outputs a session may keep: the drafter's, and those that f_theta reads beside them. */
-static int most_taps(const dflash_config *d, const f_theta_config *f) {
+/* Layers whose outputs a session may keep: the drafter's, and those that the restoration reads beside them. */
+static int most_taps(const block_drafter_config *d, const restoration_config *f) {
     int taps = d ? d->targets : 0;
-    for (int i = 0; f && f->input == F_THETA_AUX_HIDDEN && i < f->aux_layers; i++) {
+    for (int i = 0; f && f->input == RESTORATION_AUX_HIDDEN && i < f->aux_layers; i++) {
         bool shared = false;
         for (int k = 0; d && k < d->targets; k++) shared |= d->target_layer[k] == f->aux_layer[i];
         taps += !shared;
@@ -62,8 +62,8 @@ static kakeya_status carve(cuda_workspace *w, const cuda_device *device, mem_acc
 }
 
 static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, const backend_model_options *options,
-                               const gemma4_config *c, model_shard shard, int max_rows, kakeya_error *error) {
-    const dflash_config *d = options->drafter ? &options->drafter->config : NULL;
+                               const model_config *c, model_shard shard, int max_rows, kakeya_error *error) {
+    const block_drafter_config *d = options->drafter ? &options->drafter->config : NULL;
     shape_limits s = model_limits(c);
     size_t rows = (size_t)max_rows, hidden = (size_t)c->hidden, wide = (size_t)cuda_padded(c->hidden);
     size_t slots = c->moe ? rows * (size_t)c->experts_per_token : 0, experts = (size_t)c->experts;
@@ -74,10 +74,10 @@ static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, con
     size_t targets = d ? (size_t)d->targets * hidden : 0, d_hidden = d ? (size_t)d->hidden : 0;
     size_t d_q = d ? (size_t)(d->heads * d->head_dim) : 0, d_kv = d ? (size_t)(d->kv_heads * d->head_dim) : 0;
     size_t d_all = d ? (size_t)d->layers * d_kv : 0, d_wide = d ? (size_t)d->intermediate : 0;
-    const f_theta_config *f = options->f_theta ? &options->f_theta->config : NULL;
+    const restoration_config *f = options->restoration ? &options->restoration->config : NULL;
     size_t rank_v = f ? (size_t)f->rank_v : 0, ranks = f ? (size_t)f->rank_k + rank_v : 0;
-    size_t encoded = f ? (size_t)cuda_padded(options->f_theta->encoder_in) : 0; /* of the drafter K and V, each */
-    if (f && f->input != F_THETA_AUX_HIDDEN) encoded *= 2;
+    size_t encoded = f ? (size_t)cuda_padded(options->restoration->encoder_in) : 0; /* of the drafter K and V, each */
+    if (f && f->input != RESTORATION_AUX_HIDDEN) encoded *= 2;
     size_t aux = (size_t)most_taps(d, f) * hidden;
     size_t mixed = c->moe && !model_shard_is_whole(shard) ? rows : 0;
     const assistant_config *a = options->assistant ? &options->assistant->config : NULL;
@@ -192,7 +192,7 @@ static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, con
     return status;
 }
 
-size_t cuda_workspace_logit_bytes(const gemma4_config *config, int rows) {
+size_t cuda_workspace_logit_bytes(const model_config *config, int rows) {
     return (size_t)rows * (size_t)cuda_head_tiles(config->vocab) * CUDA_HEAD_TILE * sizeof(float);
 }
 
@@ -241,19 +241,19 @@ static kakeya_status fill_mixed_route(cuda_workspace *w, const cuda_device *devi
 }
 
 kakeya_status cuda_workspace_create(cuda_workspace *w, const cuda_device *device, const backend_model_options *options,
-                                    const gemma4_config *config, model_shard shard, int rows, kakeya_error *error) {
+                                    const model_config *config, model_shard shard, int rows, kakeya_error *error) {
     kakeya_status status = carve_all(w, device, options, config, shard, rows, error);
     if (!status)
         status = cuda_buffer_create(&w->logit_memory, device, options->account, MEM_WORKSPACE,
                                     cuda_workspace_logit_bytes(config, CUDA_DECODE_ROWS), "logits", error);
     w->logits = w->logit_memory.data;
-    if (!status && options->f_theta) status = create_restore_stream(w, error);
+    if (!status && options->restoration) status = create_restore_stream(w, error);
     if (!status) status = create_side_streams(w, error);
     if (!status) status = cuda_pinned((void **)&w->staged, 2 * sizeof *w->staged, "a step", error);
     if (!status) status = cuda_pinned((void **)&w->staged_ids, 2 * (size_t)rows * sizeof(int32_t), "a step", error);
     if (!status)
         status = cuda_pinned((void **)&w->staged_leaders, CUDA_PASS_ROWS * sizeof *w->staged_leaders, "a step", error);
-    if (!status && (options->drafter || options->f_theta))
+    if (!status && (options->drafter || options->restoration))
         status = cuda_pinned((void **)&w->staged_context,
                              (CUDA_CONTEXT_ROWS + (size_t)rows) * sizeof *w->staged_context, "a step", error);
     if (!status && !model_shard_is_whole(shard))

@@ -24,7 +24,7 @@ typedef struct cuda_workspace {
     /* Several devices: [rows][hidden] sums of experts, and the route of rows that are their own expert. */
     float *mixed;
     cuda_route mixed_route;
-    float2 *turns[2]; /* [rows][pairs] by gemma4_layer_type */
+    float2 *turns[2]; /* [rows][pairs] by layer_type */
     cuda_route route;
     int32_t *tokens; /* prompts: [rows] */
     int32_t *sight;  /* the same: attention_ahead.h */
@@ -64,7 +64,7 @@ typedef struct cuda_workspace {
     cuda_buffer key_scales, latent_scores, latent_sums, latent_state; /* of rows that attend latents */
 
     /* Where evicted positions are not decoded between the kernels of a step they are beside it, on this stream. */
-    cudaStream_t restore_stream; /* NULL without f_theta */
+    cudaStream_t restore_stream; /* NULL without restoration */
     cudaEvent_t restore_start, restored[2], projected;
 
     cudaStream_t side_stream[CUDA_SIDE_STREAMS];
@@ -72,7 +72,7 @@ typedef struct cuda_workspace {
 
     cuda_batch *staged;                 /* pinned: batch, draft batch */
     int32_t *staged_ids;                /* pinned: [2][rows] */
-    cuda_context_row *staged_context;   /* pinned: [CUDA_CONTEXT_ROWS + rows]; with a drafter or f_theta */
+    cuda_context_row *staged_context;   /* pinned: [CUDA_CONTEXT_ROWS + rows]; with a drafter or restoration */
     cuda_leaders *staged_leaders;       /* pinned: [CUDA_PASS_ROWS] */
     uint32_t *staged_masks;             /* pinned: [CUDA_PASS_ROWS][words]; as masks */
     unsigned long long *staged_choices; /* pinned: [CUDA_DECODE_ROWS]; of several devices */
@@ -81,12 +81,12 @@ typedef struct cuda_workspace {
 /* Sizes everything for segments of up to `rows` rows of the verifier `config`, which is that of the options or a shard
  * of it. On failure cuda_workspace_destroy is still needed. */
 kakeya_status cuda_workspace_create(cuda_workspace *w, const cuda_device *device, const backend_model_options *options,
-                                    const gemma4_config *config, model_shard shard, int rows, kakeya_error *error);
+                                    const model_config *config, model_shard shard, int rows, kakeya_error *error);
 void cuda_workspace_destroy(cuda_workspace *w);
 /* Room for the masks of a pass, unless it is there. */
 kakeya_status cuda_workspace_reserve_masks(cuda_workspace *w, const cuda_device *device, mem_account *account,
                                            int vocab, kakeya_error *error);
 static inline size_t cuda_workspace_mask_words(int vocab) { return ((size_t)vocab + 31) / 32; }
-size_t cuda_workspace_logit_bytes(const gemma4_config *config, int rows);
+size_t cuda_workspace_logit_bytes(const model_config *config, int rows);
 
 #endif

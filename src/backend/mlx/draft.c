@@ -65,9 +65,9 @@ static void lay_out_layer(const backend_model *m, const backend_cache *c, int la
 /* The block of one request. embedded: [rows][hidden], to be used. */
 static kakeya_status run_block(backend_model *m, const backend_draft_request *r, float *embedded, kakeya_error *error) {
     enum { ROWS = BACKEND_MAX_DRAFT + 1 };
-    const dflash_config *d = &m->options.drafter->config;
+    const block_drafter_config *d = &m->options.drafter->config;
     const backend_cache *c = r->cache;
-    int32_t position[ROWS], begin[DFLASH_MAX_LAYERS][ROWS];
+    int32_t position[ROWS], begin[BLOCK_DRAFTER_MAX_LAYERS][ROWS];
     float scale = m->options.drafter_scaled_embedding ? m->embed_scale : 1;
     mlx_block block = {.rows = r->n + 1,
                        .embedded = embedded,

@@ -1,4 +1,4 @@
-// The drafter's context, its blocks, and f_theta's encoders, as graphs (formulas: backend/cpu/draft.c, block.c,
+// The drafter's context, its blocks, and the restoration's encoders, as graphs (formulas: backend/cpu/draft.c, block.c,
 // latents.c).
 #include "backend/mlx/device.hpp"
 

@@ -92,7 +92,7 @@ typedef struct follow_group {
 static size_t aux_stride(const follow_group *g) { return kv_aux_row_bytes(g->cache) / sizeof(float); }
 
 static void store_context(const follow_group *g, const float *k, const float *v) {
-    const dflash_config *d = &g->model->options.drafter->config;
+    const block_drafter_config *d = &g->model->options.drafter->config;
     backend_cache *c = g->cache;
     size_t values = (size_t)(d->kv_heads * d->head_dim);
     for (int layer = 0; layer < d->layers; layer++) {
@@ -107,7 +107,7 @@ static void store_context(const follow_group *g, const float *k, const float *v)
 /* The drafter's context of a group and, if wanted, the latents that are made of it. */
 static kakeya_status follow_context(const follow_group *g, bool latents, kakeya_error *error) {
     backend_model *m = g->model;
-    const dflash_config *d = &m->options.drafter->config;
+    const block_drafter_config *d = &m->options.drafter->config;
     size_t width = (size_t)d->targets * (size_t)m->config->hidden, rows = (size_t)m->follow_rows,
            kv = (size_t)d->layers * rows * (size_t)(d->kv_heads * d->head_dim),
            codes = latents ? rows * (size_t)(m->encoders.rank_k + m->encoders.rank_v) : 0;
@@ -133,7 +133,7 @@ static kakeya_status follow_context(const follow_group *g, bool latents, kakeya_
 static kakeya_status follow_aux(const follow_group *g, kakeya_error *error) {
     backend_model *m = g->model;
     const timeline *t = &g->cache->t;
-    int parts = m->options.f_theta->config.aux_layers;
+    int parts = m->options.restoration->config.aux_layers;
     size_t hidden = (size_t)m->config->hidden, width = (size_t)parts * hidden, rows = (size_t)m->follow_rows,
            codes = rows * (size_t)(m->encoders.rank_k + m->encoders.rank_v);
     float *aux = mem_alloc(m->account, MEM_WORKSPACE, (rows * width + codes) * sizeof *aux);
@@ -142,7 +142,7 @@ static kakeya_status follow_aux(const follow_group *g, kakeya_error *error) {
         const float *from = g->aux + (size_t)i * aux_stride(g);
         for (int p = 0; p < parts; p++)
             memcpy(aux + place_of(g->model, g->position + i) * width + (size_t)p * hidden,
-                   from + (size_t)t->f_theta_tap[p] * hidden, hidden * sizeof *aux);
+                   from + (size_t)t->restoration_tap[p] * hidden, hidden * sizeof *aux);
     }
     mlx_failure failure;
     kakeya_status status = mlx_check(mlx_encode_run(m->device, &m->encoders, m->follow_rows, parts, m->config->hidden,

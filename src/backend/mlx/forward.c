@@ -182,7 +182,7 @@ static const float *given_row(const backend_segment *r, int row, size_t hidden) 
  * the token that pads; padding is zero. */
 static void embed_tile(const backend_model *m, const tile_rows *tile, const backend_segment *r, float *embedded,
                        float *ple) {
-    const gemma4_config *c = m->config;
+    const model_config *c = m->config;
     const int begin = tile->first - tile->cache->t.length, pad = c->pad_token >= 0 ? c->pad_token : 0;
     size_t hidden = (size_t)c->hidden, width = (size_t)c->layers * (size_t)c->ple_width;
     float scale = sqrtf((float)c->ple_width);
@@ -318,7 +318,7 @@ static void copy_head(const backend_model *m, const mlx_segment *s, const tile_r
 
 /* Makes a tile's graph. known: its tokens are. */
 static kakeya_status prepare_tile(backend_model *m, mlx_work *w, bool known, kakeya_error *error) {
-    const gemma4_config *c = m->config;
+    const model_config *c = m->config;
     const tile_rows *tile = &w->rows;
     mlx_segment *s = w->segment;
     size_t rows = (size_t)tile->rows, hidden = rows * (size_t)c->hidden,

@@ -212,7 +212,7 @@ static void put_evicted(span_arrays *a, const mlx_span *s, const tile_rows *tile
 
 /* Bounds of every row; padding sees what the nearest row sees. */
 static void bound_rows(span_arrays *a, const tile_rows *tile, int layer) {
-    const bool sliding = tile->cache->model->config->layer[layer].type == GEMMA4_SLIDING;
+    const bool sliding = tile->cache->model->config->layer[layer].type == LAYER_SLIDING;
     for (int r = 0; r < tile->rows; r++) {
         int position = most(tile->first, least(tile->origin + r, tile->first + tile->n - 1));
         timeline_view v = timeline_sees(&tile->cache->t, layer, tile->kind, position);

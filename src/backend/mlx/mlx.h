@@ -56,8 +56,8 @@ typedef struct mlx_vision mlx_vision;
 
 struct backend_model {
     backend_model_options options;
-    const gemma4_config *config;
-    const gemma4_weights *weights;
+    const model_config *config;
+    const model_weights *weights;
     mem_account *account;
     mlx_device *device;
     char description[256];
@@ -89,7 +89,7 @@ struct backend_model {
 
     size_t workspace_bytes;              /* that graphs need, counted in the account before they are made */
     size_t foreseen_bytes, needed_bytes; /* the most that graphs were said to need, and that they were seen to need */
-    chunk_layer chunk_at[GEMMA4_MAX_LAYERS];
+    chunk_layer chunk_at[MODEL_MAX_LAYERS];
     int max_rows, most_rows; /* that there is room for, and to which it can grow */
     unsigned char *chunk; /* new K/V rows of a forward, as they will be stored: [max_rows] for K and V of each layer */
     float *hidden;        /* [max_rows][hidden] behind the final norm */
@@ -107,7 +107,7 @@ void mlx_weights_destroy(backend_model *m);
 kakeya_status mlx_excluding(backend_model *m, const int32_t *token, const mlx_array **out, kakeya_error *error);
 kakeya_status mlx_rope_reserve(backend_model *m, int positions, kakeya_error *error);
 /* Cosines or sines of a position's angles in layers of a type: [pairs]. */
-void mlx_rope_row(const backend_model *m, gemma4_layer_type type, int position, bool sine, float *to);
+void mlx_rope_row(const backend_model *m, layer_type type, int position, bool sine, float *to);
 /* A row of the embedding, times `scale`. */
 void mlx_embed(const backend_model *m, int32_t token, float scale, float *to);
 /* A row of the table of per-layer embeddings, of all layers. */
@@ -115,7 +115,7 @@ void mlx_ple_row(const backend_model *m, int32_t token, float *to);
 
 /* What reads pictures, by slot (backend/program/tower.h), and the table of RoPE of half a head. On failure nothing is
  * there. */
-kakeya_status mlx_tower_load(backend_model *m, const struct gemma4_vision *vision, mlx_tower_weight *slots,
+kakeya_status mlx_tower_load(backend_model *m, const struct vision_model *vision, mlx_tower_weight *slots,
                              mlx_rope *rope, kakeya_error *error);
 
 /* --- check.c */
@@ -159,14 +159,14 @@ void mlx_latent_load(const backend_cache *c, int position, bool is_k, float *out
 void mlx_store_values(kv_format format, const float *x, size_t n, void *to);
 
 /* --- tower.c: backend_ops' verbs of the same names, and backend_measure_ops.image_bytes */
-kakeya_status mlx_load_vision(backend_model *m, const struct gemma4_vision *vision, kakeya_error *error);
+kakeya_status mlx_load_vision(backend_model *m, const struct vision_model *vision, kakeya_error *error);
 void mlx_vision_destroy(backend_model *m);
 kakeya_status mlx_embed_image(backend_model *m, const backend_image *image, float *rows, kakeya_error *error);
 kakeya_status mlx_image_begin(backend_model *m, const backend_image *image, float *rows, backend_reading **out,
                               kakeya_error *error);
 kakeya_status mlx_image_step(backend_reading *reading, double seconds, bool *made, kakeya_error *error);
 void mlx_image_end(backend_reading *reading);
-size_t mlx_image_bytes(const struct gemma4_vision *vision, weight_format format, int patches, int side, int threads);
+size_t mlx_image_bytes(const struct vision_model *vision, weight_format format, int patches, int side, int threads);
 
 /* --- draft.c */
 kakeya_status mlx_draft(backend_model *m, backend_draft_request *requests, int n, kakeya_error *error);

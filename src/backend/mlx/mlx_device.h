@@ -151,7 +151,7 @@ typedef struct mlx_layer {
     const mlx_array *router_proj, *router_scale, *router_expert_scale;
     const mlx_array *experts_gate_up, *experts_gate, *experts_up, *experts_down; /* [experts][out][in] */
     const mlx_array *ple_gate, *ple_proj, *post_ple_norm;
-    const mlx_array *decoder_k, *decoder_v; /* f_theta: [kv_heads * head_dim][rank], or NULL */
+    const mlx_array *decoder_k, *decoder_v; /* restoration: [kv_heads * head_dim][rank], or NULL */
     float scalar;
 } mlx_layer;
 
@@ -281,7 +281,8 @@ void mlx_tile_result_free(mlx_device *device, mlx_tile_result *result);
 int mlx_head_run(mlx_device *device, const mlx_form *form, const float *hidden, int rows, const mlx_array *bias,
                  float *logits, int32_t *choice, mlx_failure *failure);
 
-/* ------------------------------------------------------------------------------------------- drafter and f_theta */
+/* ------------------------------------------------------------------------------------------- drafter and restoration
+ */
 
 typedef struct mlx_draft_layer {
     const mlx_array *input_norm, *post_attention_norm, *q_norm, *k_norm;

@@ -86,18 +86,18 @@ static timeline_models models_of(const backend_model *m) {
     return (timeline_models){
         .verifier = m->config,
         .drafter = m->options.drafter ? &m->options.drafter->config : NULL,
-        .f_theta = m->options.f_theta ? &m->options.f_theta->config : NULL,
+        .restoration = m->options.restoration ? &m->options.restoration->config : NULL,
     };
 }
 
 /* What this backend does not do is refused here, in one line. */
 static kakeya_status mlx_cache_check(const backend_model *m, const backend_cache_options *options,
                                      kakeya_error *error) {
-    const f_theta_model *f = m->options.f_theta;
+    const restoration_model *f = m->options.restoration;
     const timeline_models models = models_of(m);
-    if (options->attention == KAKEYA_ATTENTION_RESTORED && f && f->config.input == F_THETA_DRAFTER_TOKEN_KV)
-        return error_set(error, KAKEYA_UNSUPPORTED, "backend mlx does not restore from f_theta's input %s",
-                         f_theta_input_name(f->config.input));
+    if (options->attention == KAKEYA_ATTENTION_RESTORED && f && f->config.input == RESTORATION_DRAFTER_TOKEN_KV)
+        return error_set(error, KAKEYA_UNSUPPORTED, "backend mlx does not restore from input %s",
+                         restoration_input_name(f->config.input));
     return timeline_check(&models, options, error);
 }
 

@@ -16,7 +16,7 @@ struct backend_reading {
 };
 
 struct mlx_vision {
-    const gemma4_vision *vision;
+    const vision_model *vision;
     mlx_tower tower;
     mlx_tower_weight *weight; /* by slot */
     program_op *ops;
@@ -25,23 +25,23 @@ struct mlx_vision {
 /* ---------------------------------------------------------------------------------------------------------- memory */
 
 /* Numbers of a head where attention pads it to at most 128. */
-static size_t padded_heads(const gemma4_vision *v) {
+static size_t padded_heads(const vision_model *v) {
     const int d = v->head_dim;
     return (size_t)(v->heads * (d <= 64 ? 64 : d <= 80 ? 80 : d <= 128 ? 128 : d));
 }
 
 /* Between pieces: residual stream, queries, keys, values, what is attended, and what groups of rows make anew of them.
  */
-static size_t picture_bytes(const gemma4_vision *v, int patches) {
+static size_t picture_bytes(const vision_model *v, int patches) {
     const size_t heads = v->tower ? 6 * (size_t)(v->heads * v->head_dim) + 2 * padded_heads(v) : 0;
-    const size_t row = (size_t)gemma4_vision_patch_values(v) + 3 * (size_t)v->hidden + heads;
+    const size_t row = (size_t)vision_model_patch_values(v) + 3 * (size_t)v->hidden + heads;
     return (size_t)patches * row * sizeof(float);
 }
 
 /* Of a piece: the results of a layer's operations over a group of rows and its matrices in float32, or scores. */
-static size_t piece_bytes(const gemma4_vision *v, weight_format format, int patches) {
+static size_t piece_bytes(const vision_model *v, weight_format format, int patches) {
     const size_t rows = patches < MLX_PICTURE_ROWS ? (size_t)patches : (size_t)MLX_PICTURE_ROWS;
-    const size_t hidden = (size_t)v->hidden, patch = (size_t)gemma4_vision_patch_values(v);
+    const size_t hidden = (size_t)v->hidden, patch = (size_t)vision_model_patch_values(v);
     const size_t text = (size_t)v->text_hidden, heads = (size_t)(v->heads * v->head_dim),
                  inner = (size_t)v->intermediate;
     const size_t ends = hidden * (patch > text ? patch : text);
@@ -57,7 +57,7 @@ static size_t piece_bytes(const gemma4_vision *v, weight_format format, int patc
     return (group > scores ? group : scores) * sizeof(float);
 }
 
-size_t mlx_image_bytes(const gemma4_vision *v, weight_format format, int patches, int side, int threads) {
+size_t mlx_image_bytes(const vision_model *v, weight_format format, int patches, int side, int threads) {
     (void)side, (void)threads;
     return picture_bytes(v, patches) + piece_bytes(v, format, patches);
 }
@@ -72,7 +72,7 @@ void mlx_vision_destroy(backend_model *m) {
     m->vision = NULL;
 }
 
-kakeya_status mlx_load_vision(backend_model *m, const gemma4_vision *v, kakeya_error *error) {
+kakeya_status mlx_load_vision(backend_model *m, const vision_model *v, kakeya_error *error) {
     if (m->vision) return KAKEYA_OK;
     mlx_vision *made = m->vision = calloc(1, sizeof *made);
     if (!made) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for what reads images");
@@ -105,7 +105,7 @@ void mlx_image_end(backend_reading *r) {
 
 kakeya_status mlx_image_begin(backend_model *m, const backend_image *image, float *rows, backend_reading **out,
                               kakeya_error *error) {
-    const gemma4_vision *v = image->vision;
+    const vision_model *v = image->vision;
     const int patches = image->across * image->down;
     *out = NULL;
     if (image->across > v->positions || image->down > v->positions)
@@ -126,7 +126,7 @@ kakeya_status mlx_image_begin(backend_model *m, const backend_image *image, floa
     mlx_failure failure;
     if (!status)
         status = mlx_check(mlx_picture_begin(m->device, &m->vision->tower, image->across, image->down,
-                                             gemma4_vision_patch_values(v), image->patches, &r->picture, &failure),
+                                             vision_model_patch_values(v), image->patches, &r->picture, &failure),
                            &failure, error);
     if (status)
         mlx_image_end(r);

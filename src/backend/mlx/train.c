@@ -12,15 +12,15 @@
 struct mlx_tapped {
     size_t rows;
     float *values;
-    size_t at[GEMMA4_MAX_LAYERS]; /* where a layer's begin */
+    size_t at[MODEL_MAX_LAYERS]; /* where a layer's begin */
 };
 
 typedef struct layer_widths {
     size_t kv, q, hidden;
 } layer_widths;
 
-static layer_widths widths_of(const gemma4_config *c, int layer) {
-    const gemma4_layer_config *l = &c->layer[layer];
+static layer_widths widths_of(const model_config *c, int layer) {
+    const layer_config *l = &c->layer[layer];
     return (layer_widths){(size_t)(l->kv_heads * l->head_dim), (size_t)(c->heads * l->head_dim), (size_t)c->hidden};
 }
 
@@ -30,7 +30,7 @@ typedef struct tapped_layer {
     float *q, *o, *out, *h;
 } tapped_layer;
 
-static tapped_layer place_of(const mlx_tapped *w, const gemma4_config *c, int layer) {
+static tapped_layer place_of(const mlx_tapped *w, const model_config *c, int layer) {
     layer_widths n = widths_of(c, layer);
     float *at = w->values + w->at[layer], *q = at + w->rows * 2 * n.kv, *out = q + w->rows * 2 * n.q;
     bool own = c->layer[layer].kv_source == layer;
@@ -49,7 +49,7 @@ static void copy_rows(float *to, const float *from, size_t stride, size_t width,
 /* Keeps the values of a tile as rows of the tapped forward. */
 static void keep_rows(const backend_model *m, size_t in_tile, size_t in_forward, size_t n,
                       const mlx_tile_result *result) {
-    const gemma4_config *c = m->config;
+    const model_config *c = m->config;
     for (int i = 0; i < c->layers; i++) {
         layer_widths w = widths_of(c, i);
         const mlx_inner *inner = &result->inner[i];
@@ -70,7 +70,7 @@ static void keep_rows(const backend_model *m, size_t in_tile, size_t in_forward,
 }
 
 /* Angles of all positions up to `length`: cosines, then sines, [length][pairs], of a type of layers. */
-static void fill_angles(const backend_model *m, gemma4_layer_type type, int length, float *to) {
+static void fill_angles(const backend_model *m, layer_type type, int length, float *to) {
     int pairs = m->form.rope[type].pairs;
     for (int half = 0; half < 2; half++)
         for (int p = 0; p < length; p++, to += pairs) mlx_rope_row(m, type, p, half == 1, to);
@@ -78,9 +78,9 @@ static void fill_angles(const backend_model *m, gemma4_layer_type type, int leng
 
 static void tell_layers(const backend_model *m, int position, int length, const float *const angles[2],
                         train_tap_fn tap, void *user) {
-    const gemma4_config *c = m->config;
+    const model_config *c = m->config;
     for (int i = 0; i < c->layers; i++) {
-        gemma4_layer_type type = c->layer[i].type;
+        layer_type type = c->layer[i].type;
         tapped_layer values = place_of(m->tapped, c, i);
         int pairs = m->form.rope[type].pairs;
         train_layer layer = {.layer = i,
@@ -102,7 +102,7 @@ static void tell_layers(const backend_model *m, int position, int length, const 
 
 static kakeya_status tap_forward(backend_model *m, backend_cache *cache, const int32_t *tokens, int n, train_tap_fn tap,
                                  void *user, kakeya_error *error) {
-    const gemma4_config *c = m->config;
+    const model_config *c = m->config;
     int position = cache->t.length, length = position + n;
     mlx_tapped tapped = {.rows = (size_t)n};
     size_t floats = 0, turned[2];
@@ -125,7 +125,7 @@ static kakeya_status tap_forward(backend_model *m, backend_cache *cache, const i
     m->form.inner = false;
     if (!status) status = host_cache_commit(cache, n, error);
     if (!status) {
-        for (int type = 0; type < 2; type++) fill_angles(m, (gemma4_layer_type)type, length, angles[type]);
+        for (int type = 0; type < 2; type++) fill_angles(m, (layer_type)type, length, angles[type]);
         tell_layers(m, position, length, (const float *const[2]){angles[0], angles[1]}, tap, user);
     }
     m->tap = NULL;

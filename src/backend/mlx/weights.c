@@ -185,14 +185,14 @@ static const mlx_array *vector(loading *l, const float *x, int n) {
 
 static void load_layer(loading *l, int index) {
     backend_model *m = l->m;
-    const gemma4_config *c = m->config;
-    const gemma4_layer_config *lc = &c->layer[index];
-    const gemma4_layer_weights *w = &m->weights->layer[index];
-    const f_theta_model *f = m->options.f_theta;
+    const model_config *c = m->config;
+    const layer_config *lc = &c->layer[index];
+    const layer_weights *w = &m->weights->layer[index];
+    const restoration_model *f = m->options.restoration;
     int hidden = c->hidden;
     bool own = lc->kv_source == index;
     mlx_layer *to = &m->form.layer[index];
-    *to = (mlx_layer){.full = lc->type == GEMMA4_FULL,
+    *to = (mlx_layer){.full = lc->type == LAYER_FULL,
                       .k_eq_v = lc->k_eq_v,
                       .head_dim = lc->head_dim,
                       .kv_heads = lc->kv_heads,
@@ -236,8 +236,8 @@ static void load_layer(loading *l, int index) {
 
 static void load_verifier(loading *l) {
     backend_model *m = l->m;
-    const gemma4_config *c = m->config;
-    const gemma4_weights *w = m->weights;
+    const model_config *c = m->config;
+    const model_weights *w = m->weights;
     m->form = (mlx_form){.layers = c->layers,
                          .hidden = c->hidden,
                          .heads = c->heads,
@@ -257,8 +257,8 @@ static void load_verifier(loading *l) {
 
 static void load_drafter(loading *l) {
     backend_model *m = l->m;
-    const dflash_model *d = m->options.drafter;
-    const dflash_config *c = &d->config;
+    const block_drafter_model *d = m->options.drafter;
+    const block_drafter_config *c = &d->config;
     m->drafter = (mlx_drafter){.layers = c->layers,
                                .hidden = c->hidden,
                                .heads = c->heads,
@@ -269,7 +269,7 @@ static void load_drafter(loading *l) {
     m->drafter.hidden_norm = vector(l, d->hidden_norm, c->hidden);
     m->drafter.norm = vector(l, d->norm, c->hidden);
     for (int i = 0; i < c->layers; i++) {
-        const dflash_layer_weights *w = &d->layer[i];
+        const block_drafter_layer_weights *w = &d->layer[i];
         m->drafter.layer[i] = (mlx_draft_layer){
             .input_norm = vector(l, w->input_norm, c->hidden),
             .post_attention_norm = vector(l, w->post_attention_norm, c->hidden),
@@ -305,7 +305,7 @@ static uint64_t float_bytes(const weight *w) { return (uint64_t)w->out * (uint64
 static uint64_t total_bytes(const backend_model *m) {
     uint64_t total = float_bytes(&m->weights->head) + float_bytes(&m->weights->ple_model_proj);
     for (int i = 0; i < m->config->layers; i++) {
-        const gemma4_layer_weights *w = &m->weights->layer[i];
+        const layer_weights *w = &m->weights->layer[i];
         const weight *parts[] = {&w->q_proj,       &w->k_proj,     &w->v_proj,      &w->o_proj,
                                  &w->gate_proj,    &w->up_proj,    &w->down_proj,   &w->experts_gate_up,
                                  &w->experts_gate, &w->experts_up, &w->experts_down};
@@ -332,7 +332,7 @@ static void load_rope_row(const void *user, int position, float *to) {
     }
 }
 
-void mlx_rope_row(const backend_model *m, gemma4_layer_type type, int position, bool sine, float *to) {
+void mlx_rope_row(const backend_model *m, layer_type type, int position, bool sine, float *to) {
     const rope_rows rows = {&m->rope[type], m->form.rope[type].pairs, sine};
     load_rope_row(&rows, position, to);
 }
@@ -377,8 +377,8 @@ kakeya_status mlx_rope_reserve(backend_model *m, int positions, kakeya_error *er
 
 static void describe_ropes(backend_model *m) {
     for (int i = 0; i < m->config->layers; i++) {
-        gemma4_layer_type type = m->config->layer[i].type;
-        const gemma4_rope *r = &m->config->rope[type];
+        layer_type type = m->config->layer[i].type;
+        const rope_config *r = &m->config->rope[type];
         m->form.rope[type].pairs = r->rotated_pairs;
         m->rope[type] = (rope_source){
             .theta = r->theta,
@@ -388,7 +388,7 @@ static void describe_ropes(backend_model *m) {
         };
     }
     if (!m->options.drafter) return;
-    const dflash_config *d = &m->options.drafter->config;
+    const block_drafter_config *d = &m->options.drafter->config;
     m->drafter.rope.pairs = d->head_dim / 2;
     m->rope[2] = (rope_source){.theta = d->rope_theta, .factor = 1, .head_dim = d->head_dim, .table = &m->drafter.rope};
 }
@@ -413,7 +413,7 @@ static kakeya_status create_made_row(backend_model *m, kakeya_error *error) {
 
 kakeya_status mlx_weights_create(backend_model *m, kakeya_error *error) {
     loading l = {.m = m, .error = error, .total_bytes = total_bytes(m)};
-    const f_theta_model *f = m->options.f_theta;
+    const restoration_model *f = m->options.restoration;
     l.status = create_made_row(m, error);
     load_verifier(&l);
     if (m->options.drafter) {
@@ -434,7 +434,7 @@ kakeya_status mlx_weights_create(backend_model *m, kakeya_error *error) {
 
 typedef struct tower_loading {
     loading l;
-    const gemma4_vision *vision;
+    const vision_model *vision;
     mlx_tower_weight *weight;
 } tower_loading;
 
@@ -468,7 +468,7 @@ kakeya_status mlx_excluding(backend_model *m, const int32_t *token, const mlx_ar
     *out = m->suppress;
     if (!token || *token < 0 || *token >= m->config->vocab) return KAKEYA_OK;
     if (!m->excluding || m->excluded != *token) {
-        int all[GEMMA4_MAX_SUPPRESS_TOKENS + 1], n = m->config->n_suppress_tokens;
+        int all[MODEL_MAX_SUPPRESS_TOKENS + 1], n = m->config->n_suppress_tokens;
         const kakeya_progress_fn progress = m->options.progress;
         loading l = {.m = m, .error = error};
         for (int i = 0; i < n; i++) all[i] = m->config->suppress_tokens[i];
@@ -485,7 +485,7 @@ kakeya_status mlx_excluding(backend_model *m, const int32_t *token, const mlx_ar
     return KAKEYA_OK;
 }
 
-kakeya_status mlx_tower_load(backend_model *m, const gemma4_vision *v, mlx_tower_weight *slots, mlx_rope *rope,
+kakeya_status mlx_tower_load(backend_model *m, const vision_model *v, mlx_tower_weight *slots, mlx_rope *rope,
                              kakeya_error *error) {
     tower_loading t = {.l = {.m = m, .error = error}, .vision = v, .weight = slots};
     const kakeya_progress_fn progress = m->options.progress;
@@ -493,7 +493,7 @@ kakeya_status mlx_tower_load(backend_model *m, const gemma4_vision *v, mlx_tower
     const size_t bytes = m->weight_bytes;
     const int arrays = m->n_arrays;
     m->options.progress = no_progress;
-    (void)gemma4_vision_walk(v, load_tower_slot, &t, error);
+    (void)vision_model_walk(v, load_tower_slot, &t, error);
     rope->pairs = v->tower ? v->head_dim / 4 : 0;
     for (int sine = 0; sine < 2 && rope->pairs; sine++) {
         const rope_rows rows = {&half, rope->pairs, sine};

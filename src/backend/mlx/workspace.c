@@ -50,8 +50,8 @@ static size_t gathered(const tile_need *n, int layer, bool derived) {
 }
 
 static size_t attention(const tile_need *n, int index) {
-    const gemma4_config *c = n->m->config;
-    const gemma4_layer_config *lc = &c->layer[index];
+    const model_config *c = n->m->config;
+    const layer_config *lc = &c->layer[index];
     const timeline_layer *l = &n->cache->t.layer[lc->kv_source];
     size_t rows = (size_t)n->sizes.rows, heads = (size_t)c->heads, dim = (size_t)lc->head_dim,
            slots = (size_t)n->sizes.slots[lc->type], restored = (size_t)n->sizes.restored[lc->type],
@@ -70,8 +70,8 @@ static size_t attention(const tile_need *n, int index) {
 
 /* What a layer makes, but for what it gives. */
 static size_t layer_need(const tile_need *n, int index) {
-    const gemma4_config *c = n->m->config;
-    const gemma4_layer_config *lc = &c->layer[index];
+    const model_config *c = n->m->config;
+    const layer_config *lc = &c->layer[index];
     const mlx_layer *w = &n->m->form.layer[index];
     size_t rows = (size_t)n->sizes.rows, hidden = (size_t)c->hidden,
            columns = (size_t)((c->heads + 2 * lc->kv_heads) * lc->head_dim);
@@ -95,7 +95,7 @@ static size_t head_need(const backend_model *m, size_t rows) {
 
 /* Inputs of a tile, and what is read of it or attended by later ones. */
 static size_t tile_ends(const tile_need *n, const backend_segment *r) {
-    const gemma4_config *c = n->m->config;
+    const model_config *c = n->m->config;
     size_t rows = (size_t)n->sizes.rows, hidden = (size_t)c->hidden, values = 0, outputs = 2 * hidden;
     for (int i = 0; i < c->layers; i++) {
         const timeline_layer *l = &n->cache->t.layer[i];
@@ -115,7 +115,7 @@ static size_t tile_ends(const tile_need *n, const backend_segment *r) {
 
 /* What one tile makes in between; of several, one is computed. */
 static size_t tile_work(const tile_need *n, const backend_segment *r) {
-    const gemma4_config *c = n->m->config;
+    const model_config *c = n->m->config;
     size_t most = 0, kept = 0;
     for (int i = 0; i < c->layers; i++) most = larger(most, layer_need(n, i));
     for (int type = 0; type < 2 && c->shared_kv_layers; type++) { /* K/V that later layers attend, too */
@@ -179,7 +179,7 @@ static segment_need need_of(const backend_model *m, const backend_segment *r, bo
 /* ----------------------------------------------------------------------------------- what follows rows, and drafts */
 
 static size_t follow_bytes(const backend_model *m) {
-    const dflash_model *d = m->options.drafter;
+    const block_drafter_model *d = m->options.drafter;
     const mlx_drafter *f = &m->drafter;
     size_t rows = MLX_FOLLOW_ROWS, ranks = (size_t)(m->encoders.rank_k + m->encoders.rank_v), per_row = 4 * ranks,
            bytes = 0, scales = 0;
@@ -191,7 +191,7 @@ static size_t follow_bytes(const backend_model *m) {
         for (int i = 0; i < f->layers; i++) bytes += WIDENED(f->layer[i].k_proj, f->layer[i].v_proj);
     }
     for (int i = 0; i < m->config->layers && m->encoders.k; i++) {
-        const gemma4_layer_config *lc = &m->config->layer[i];
+        const layer_config *lc = &m->config->layer[i];
         if (!m->form.layer[i].decoder_v) continue;
         scales += WIDENED(m->form.layer[i].decoder_v) + rows * (size_t)(lc->kv_heads * lc->head_dim) * 3 * FLOAT;
     }
@@ -248,22 +248,23 @@ size_t mlx_draft_bytes(const backend_model *m, const backend_draft_request *requ
 
 /* ------------------------------------------------------------------------------------------------ rows of a forward */
 
-/* Layers whose outputs any cache may want: the drafter's and f_theta's. */
+/* Layers whose outputs any cache may want: the drafter's and the restoration's. */
 static int max_taps(const backend_model_options *o) {
     int taps = o->drafter ? o->drafter->config.targets : 0;
-    if (o->f_theta && o->f_theta->config.input == F_THETA_AUX_HIDDEN) taps += o->f_theta->config.aux_layers;
+    if (o->restoration && o->restoration->config.input == RESTORATION_AUX_HIDDEN)
+        taps += o->restoration->config.aux_layers;
     return taps;
 }
 
 kakeya_status mlx_rows_reserve(backend_model *m, int rows, kakeya_error *error) {
     enum { STEP = 128 };
-    const gemma4_config *c = m->config;
+    const model_config *c = m->config;
     if (rows <= m->max_rows) return KAKEYA_OK;
     rows = (rows + STEP - 1) / STEP * STEP;
     if (rows > m->most_rows) rows = m->most_rows;
     size_t n = (size_t)rows, chunk = 0, hidden = (size_t)c->hidden * sizeof(float);
     for (int i = 0; i < c->layers; i++) {
-        const gemma4_layer_config *lc = &c->layer[i];
+        const layer_config *lc = &c->layer[i];
         size_t row = (size_t)(lc->kv_heads * lc->head_dim) * sizeof(float);
         if (lc->kv_source != i) continue;
         m->chunk_at[i].v = chunk;

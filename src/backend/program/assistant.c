@@ -6,7 +6,7 @@
 
 typedef struct builder {
     const assistant_config *config;
-    const gemma4_config *verifier;
+    const model_config *verifier;
     program_list list;
 } builder;
 
@@ -27,7 +27,7 @@ static void next_norm(builder *b, program_op *o, int layer, int from) {
 
 /* All rows of a type attend the verifier's last layer of that type that has K/V. */
 static void attention(builder *b, int layer) {
-    const gemma4_layer_config *l = &b->config->stack.layer[layer];
+    const layer_config *l = &b->config->stack.layer[layer];
     int source = assistant_source(b->verifier, l->type);
     products(b, layer, DATA_X, DATA_Q, ROLE_Q);
     program_op *o = op_add(&b->list, OP_HEADS, layer, DATA_Q, DATA_Q);
@@ -39,7 +39,7 @@ static void attention(builder *b, int layer) {
     o->in[1] = DATA_KV;
     o->source = (int16_t)source;
     o->width = l->head_dim;
-    o->window = l->type == GEMMA4_SLIDING ? b->verifier->sliding_window : 0;
+    o->window = l->type == LAYER_SLIDING ? b->verifier->sliding_window : 0;
     o->before = true;
     products(b, layer, DATA_ATTENDED, DATA_BRANCH, ROLE_O);
 }
@@ -69,7 +69,7 @@ int program_most_assistant_ops(const assistant_config *config) {
     return config->stack.layers * OF_A_LAYER + OTHERS;
 }
 
-int program_assistant(const assistant_config *c, const gemma4_config *verifier, program_op *out) {
+int program_assistant(const assistant_config *c, const model_config *verifier, program_op *out) {
     builder b = {.config = c, .verifier = verifier, .list = {.ops = out}};
     program_op *o = op_add(&b.list, OP_EMBED, -1, DATA_TOKENS, DATA_PAIR);
     o->slot[0] = program_slot(0, ROLE_EMBED);

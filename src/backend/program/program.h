@@ -20,7 +20,7 @@ typedef enum program_rows { ROWS_ALL = 0, ROWS_DECODE, ROWS_PROMPT } program_row
 
 /* Layers as bits. */
 typedef struct layer_set {
-    uint64_t bits[GEMMA4_MAX_LAYERS / 64];
+    uint64_t bits[MODEL_MAX_LAYERS / 64];
 } layer_set;
 static inline void layer_add(layer_set *set, int layer) { set->bits[layer / 64] |= UINT64_C(1) << layer % 64; }
 static inline bool layer_in(const layer_set *set, int layer) { return set->bits[layer / 64] >> layer % 64 & 1; }
@@ -36,16 +36,16 @@ typedef struct program_shape {
 } program_shape;
 
 /* Room that a list needs. */
-int program_most_ops(const gemma4_config *config);
+int program_most_ops(const model_config *config);
 /* The verifier's forward. Returns the number of operations. */
-int program_verifier(const gemma4_config *config, const program_shape *shape, program_op *out);
+int program_verifier(const model_config *config, const program_shape *shape, program_op *out);
 
 /* One draft of an assistant for rows of one session each, all of whose drafts stand at one position. Tokens come with
  * their states, and leave with a choice and the next state. The embedding is the verifier's, other slots are of
  * assistant_weights (program_assistant_matrix); an ATTEND's source is a layer of the verifier, a HEADS' layer one of
  * the assistant. Returns the number of operations, at most program_most_assistant_ops. */
 int program_most_assistant_ops(const assistant_config *config);
-int program_assistant(const assistant_config *config, const gemma4_config *verifier, program_op *out);
+int program_assistant(const assistant_config *config, const model_config *verifier, program_op *out);
 
 /* An exact pattern that one kernel does: operations that follow each other, compared by kind, epilogue and verbs. */
 enum { FUSION_MAX_OPS = 4 };

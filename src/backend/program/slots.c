@@ -12,9 +12,9 @@ typedef struct slot_place {
 } slot_place;
 
 #define OF_MODEL(kind, field)                                                                                          \
-    { #field, kind, false, false, offsetof(gemma4_weights, field) }
+    { #field, kind, false, false, offsetof(model_weights, field) }
 #define OF_LAYER(kind, field)                                                                                          \
-    { #field, kind, true, false, offsetof(gemma4_layer_weights, field) }
+    { #field, kind, true, false, offsetof(layer_weights, field) }
 #define OF_ASSISTANT(kind, field)                                                                                      \
     { #field, kind, false, true, offsetof(assistant_weights, field) }
 
@@ -57,13 +57,13 @@ static const slot_place places[SLOT_ROLES] = {
     [ROLE_LAYER_SCALAR] = OF_LAYER(SLOT_NUMBER, layer_scalar),
 };
 
-static const void *place_of(const gemma4_weights *weights, uint16_t slot) {
+static const void *place_of(const model_weights *weights, uint16_t slot) {
     const slot_place *place = &places[program_slot_role(slot)];
     const char *from = place->of_layer ? (const char *)&weights->layer[slot / SLOT_ROLES] : (const char *)weights;
     return from + place->offset;
 }
 
-const weight *program_matrix(const gemma4_weights *weights, uint16_t slot) { return place_of(weights, slot); }
+const weight *program_matrix(const model_weights *weights, uint16_t slot) { return place_of(weights, slot); }
 
 const weight *program_assistant_matrix(const assistant_weights *weights, uint16_t slot) {
     const slot_place *place = &places[program_slot_role(slot)];
@@ -71,7 +71,7 @@ const weight *program_assistant_matrix(const assistant_weights *weights, uint16_
     return (const weight *)(const void *)((const char *)weights + place->offset);
 }
 
-const float *program_vector(const gemma4_weights *weights, uint16_t slot) {
+const float *program_vector(const model_weights *weights, uint16_t slot) {
     if (!slot) return NULL;
     const void *place = place_of(weights, slot);
     return places[program_slot_role(slot)].kind == SLOT_NUMBER ? (const float *)place : *(const float *const *)place;

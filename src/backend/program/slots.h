@@ -56,8 +56,8 @@ static inline slot_role program_slot_role(uint16_t slot) { return (slot_role)(sl
 
 /* Where a slot's weights lie: a matrix, or float32 values. A role that the model has not: a matrix that is not present,
  * or NULL. */
-const weight *program_matrix(const gemma4_weights *weights, uint16_t slot);
-const float *program_vector(const gemma4_weights *weights, uint16_t slot);
+const weight *program_matrix(const model_weights *weights, uint16_t slot);
+const float *program_vector(const model_weights *weights, uint16_t slot);
 /* The same of an assistant's matrices; its vectors are those of its stack. */
 const weight *program_assistant_matrix(const assistant_weights *weights, uint16_t slot);
 /* As the file calls it, without its layer: "q_proj". */

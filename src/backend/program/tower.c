@@ -9,11 +9,11 @@
 enum { LAYER_OPS = 8, OTHER_OPS = 8 };
 
 typedef struct builder {
-    const gemma4_vision *v;
+    const vision_model *v;
     program_list list;
 } builder;
 
-int tower_most_ops(const gemma4_vision *v) { return LAYER_OPS * v->layers + OTHER_OPS; }
+int tower_most_ops(const vision_model *v) { return LAYER_OPS * v->layers + OTHER_OPS; }
 
 static program_op *products(builder *b, int layer, program_item in, program_item out, vision_role role) {
     program_op *o = op_add(&b->list, OP_PRODUCTS, layer, in, out);
@@ -39,7 +39,7 @@ static void add_place(program_op *o, int into, program_item item) {
 }
 
 static void attention(builder *b, int layer) {
-    const gemma4_vision *v = b->v;
+    const vision_model *v = b->v;
     program_op *o = products(b, layer, DATA_X, DATA_Q, VISION_Q);
     o->slot[1] = tower_slot(layer, VISION_K);
     o->slot[2] = tower_slot(layer, VISION_V);
@@ -79,8 +79,8 @@ static void feed_forward(builder *b, int layer) {
 }
 
 static void tower(builder *b) {
-    const gemma4_vision *v = b->v;
-    program_op *o = op_add_rows(&b->list, -1, gemma4_vision_patch_values(v));
+    const vision_model *v = b->v;
+    program_op *o = op_add_rows(&b->list, -1, vision_model_patch_values(v));
     load(o, 0, DATA_PATCHES);
     op_add_step(o, ROW_SHIFT, 0, 0, 0, DATA_NONE)->scalar = -0.5f;
     op_add_step(o, ROW_SCALE, 0, 0, 0, DATA_PATCHES)->scalar = 2;
@@ -108,8 +108,8 @@ static void tower(builder *b) {
 }
 
 static void embedder(builder *b) {
-    const gemma4_vision *v = b->v;
-    program_op *o = op_add_rows(&b->list, -1, gemma4_vision_patch_values(v));
+    const vision_model *v = b->v;
+    program_op *o = op_add_rows(&b->list, -1, vision_model_patch_values(v));
     load(o, 0, DATA_PATCHES);
     centre(o, 0, VISION_PATCH_NORM, VISION_PATCH_NORM_BIAS, DATA_PATCHES);
     products(b, -1, DATA_PATCHES, DATA_H, VISION_PATCH);
@@ -122,7 +122,7 @@ static void embedder(builder *b) {
     op_add_step(o, ROW_NORM, 0, 0, 0, DATA_POOLED);
 }
 
-int program_tower(const gemma4_vision *v, program_op *out) {
+int program_tower(const vision_model *v, program_op *out) {
     builder b = {.v = v, .list = {.ops = out}};
     if (v->tower)
         tower(&b);

@@ -5,7 +5,7 @@
 #include "backend/program/build.h"
 
 typedef struct builder {
-    const gemma4_config *config;
+    const model_config *config;
     const program_shape *shape;
     program_list list;
     int layer; /* in work; 0 before the first, so that a slot of the model is one of it */
@@ -56,7 +56,7 @@ static program_op *agree(builder *b, int layer, program_item item) {
 
 /* (norm(W h0 / sqrt(hidden)) + sqrt(width) * table[token]) / sqrt(2), of all layers at once. */
 static void per_layer_inputs(builder *b) {
-    const gemma4_config *c = b->config;
+    const model_config *c = b->config;
     products(b, -1, DATA_H, DATA_PLE, ROLE_PLE_MODEL);
     program_op *o = op_add_rows(&b->list, -1, c->ple_width);
     o->parts = (int16_t)c->layers;
@@ -81,7 +81,7 @@ static void per_layer_block(builder *b, int layer) {
 
 /* ---------------------------------------------------------------------------------------------------- attention */
 
-static bool is_shared(const gemma4_config *c, int source) {
+static bool is_shared(const model_config *c, int source) {
     for (int i = source + 1; i < c->layers; i++) {
         if (c->layer[i].kv_source == source) return true;
     }
@@ -97,7 +97,7 @@ static bool stores(const builder *b, int layer, store_time time) {
 /* K/V that later layers share are stored behind the last of these. Of full-attention layers this holds where their rows
  * are a list of their own. */
 static bool waits_for_all(const builder *b, int layer) {
-    bool ring = b->config->layer[layer].type == GEMMA4_SLIDING || b->shape->rows != ROWS_ALL;
+    bool ring = b->config->layer[layer].type == LAYER_SLIDING || b->shape->rows != ROWS_ALL;
     return ring && is_shared(b->config, layer);
 }
 
@@ -108,7 +108,7 @@ static void store(builder *b, int layer, store_time time) {
 }
 
 static void heads(builder *b, int layer) {
-    const gemma4_layer_config *lc = &b->config->layer[layer];
+    const layer_config *lc = &b->config->layer[layer];
     program_op *o = op_add(&b->list, OP_HEADS, layer, DATA_Q, DATA_Q);
     o->source = (int16_t)lc->kv_source;
     o->width = lc->head_dim;
@@ -127,8 +127,8 @@ static void heads(builder *b, int layer) {
 }
 
 static void attention(builder *b, int layer) {
-    const gemma4_layer_config *lc = &b->config->layer[layer];
-    bool own = lc->kv_source == layer, sliding = lc->type == GEMMA4_SLIDING;
+    const layer_config *lc = &b->config->layer[layer];
+    bool own = lc->kv_source == layer, sliding = lc->type == LAYER_SLIDING;
     program_op *o = products(b, layer, DATA_X, DATA_Q, ROLE_Q);
     if (own) {
         o->slot[1] = slot(b, ROLE_K);
@@ -165,7 +165,7 @@ static void attention(builder *b, int layer) {
 /* ------------------------------------------------------------------------------------------------- feed forward */
 
 static void after_attention(builder *b, int layer) {
-    const gemma4_config *c = b->config;
+    const model_config *c = b->config;
     program_op *o = op_add_rows(&b->list, layer, c->hidden);
     load(o, 0, DATA_BRANCH);
     norm(o, 0, 0, slot(b, ROLE_POST_ATTENTION_NORM), DATA_NONE);
@@ -230,7 +230,7 @@ static void next_norm(builder *b, program_op *o, int layer, int from) {
 }
 
 static void after_feed_forward(builder *b, int layer) {
-    const gemma4_config *c = b->config;
+    const model_config *c = b->config;
     program_op *o = op_add_rows(&b->list, layer, c->hidden);
     load(o, 0, DATA_BRANCH);
     if (c->moe) {
@@ -261,12 +261,12 @@ static void after_feed_forward(builder *b, int layer) {
 
 /* ------------------------------------------------------------------------------------------------------ the whole */
 
-int program_most_ops(const gemma4_config *config) {
+int program_most_ops(const model_config *config) {
     enum { OF_A_LAYER = 32, OTHERS = 16 };
     return config->layers * OF_A_LAYER + OTHERS;
 }
 
-int program_verifier(const gemma4_config *c, const program_shape *shape, program_op *out) {
+int program_verifier(const model_config *c, const program_shape *shape, program_op *out) {
     builder b = {.config = c, .shape = shape, .list = {.ops = out}};
     program_op *o = op_add(&b.list, OP_EMBED, -1, DATA_TOKENS, DATA_H);
     o->slot[0] = slot(&b, ROLE_EMBED);

@@ -1,4 +1,4 @@
-#include "model/dflash_values.h"
+#include "model/block_drafter_values.h"
 
 #include <math.h>
 #include <string.h>
@@ -8,15 +8,15 @@
 
 /* A walk over an array: `n` values lie before the slot that is visited. */
 typedef struct values_walk {
-    const dflash_config *config;
+    const block_drafter_config *config;
     float *values;
-    dflash_model *out; /* NULL: values are counted */
-    const gemma4_weights *verifier;
+    block_drafter_model *out; /* NULL: values are counted */
+    const model_weights *verifier;
     uint64_t seed;
     size_t n, outside;
 } values_walk;
 
-static bool in_layer(const tensor_slot *slot) { return slot->offset >= offsetof(dflash_model, layer); }
+static bool in_layer(const tensor_slot *slot) { return slot->offset >= offsetof(block_drafter_model, layer); }
 
 static kakeya_status bind(void *context, const tensor_slot *slot, kakeya_error *error) {
     (void)error;
@@ -36,16 +36,16 @@ static kakeya_status bind(void *context, const tensor_slot *slot, kakeya_error *
     return KAKEYA_OK;
 }
 
-static values_walk walk(const dflash_config *c, float *values, dflash_model *out) {
+static values_walk walk(const block_drafter_config *c, float *values, block_drafter_model *out) {
     values_walk w = {.config = c, .values = values, .out = out};
     dflash_walk(c, bind, &w, NULL); /* a visit that never fails */
     return w;
 }
 
-size_t dflash_values_count(const dflash_config *c) { return walk(c, NULL, NULL).n; }
-size_t dflash_values_outside_layers(const dflash_config *c) { return walk(c, NULL, NULL).outside; }
+size_t block_drafter_values_count(const block_drafter_config *c) { return walk(c, NULL, NULL).n; }
+size_t block_drafter_values_outside_layers(const block_drafter_config *c) { return walk(c, NULL, NULL).outside; }
 
-void dflash_values_bind(const dflash_config *c, float *values, dflash_model *out) {
+void block_drafter_values_bind(const block_drafter_config *c, float *values, block_drafter_model *out) {
     memset(out, 0, sizeof *out);
     out->config = *c;
     walk(c, values, out);
@@ -67,12 +67,13 @@ static kakeya_status begin(void *context, const tensor_slot *slot, kakeya_error 
     }
     for (size_t i = 0; i < n; i++)
         at[i] = slot->kind == SLOT_MATRIX ? (float)(deviation * random_normal_at(w->seed, w->n + i)) : 1;
-    if (slot->offset == offsetof(dflash_model, norm)) memcpy(at, w->verifier->final_norm, n * sizeof *at);
+    if (slot->offset == offsetof(block_drafter_model, norm)) memcpy(at, w->verifier->final_norm, n * sizeof *at);
     w->n += n;
     return KAKEYA_OK;
 }
 
-void dflash_values_begin(const dflash_config *c, const gemma4_weights *verifier, uint64_t seed, float *values) {
+void block_drafter_values_begin(const block_drafter_config *c, const model_weights *verifier, uint64_t seed,
+                                float *values) {
     values_walk w = {.config = c, .values = values, .verifier = verifier, .seed = seed};
     dflash_walk(c, begin, &w, NULL);
 }

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cuda/f_theta_trainer.h"
+#include "backend/cuda/restoration_trainer.h"
 
 /* -------------------------------------------------------------------------------------------------------- memory */
 
@@ -18,13 +18,13 @@ static size_t most(size_t a, size_t b) { return a > b ? a : b; }
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 static float *take(student_arena *a, size_t n) { return student_take(a, n * sizeof(float)); }
 
-/* The widest of what layers and f_theta have. */
+/* The widest of what layers and the restoration have. */
 typedef struct widths {
     size_t q, kv, d, dense, sequence, teacher, rows, segments, either, hidden;
 } widths;
 
-static widths widths_of(const backend_f_theta_trainer *s) {
-    const gemma4_config *c = s->m->config;
+static widths widths_of(const backend_restoration_trainer *s) {
+    const model_config *c = s->m->config;
     size_t sequence = (size_t)s->o.sequence, b = (size_t)s->together;
     widths w = {.sequence = sequence,
                 .teacher = b * sequence,
@@ -42,9 +42,9 @@ static widths widths_of(const backend_f_theta_trainer *s) {
     return w;
 }
 
-static void lay_out_layer(backend_f_theta_trainer *s, student_arena *a, const widths *w, int layer) {
+static void lay_out_layer(backend_restoration_trainer *s, student_arena *a, const widths *w, int layer) {
     student_layer *l = &s->layer[layer];
-    const gemma4_layer_config *c = &s->m->config->layer[layer];
+    const layer_config *c = &s->m->config->layer[layer];
     size_t kv = (size_t)student_kv_dim(s, layer), restored = w->segments * (size_t)train_most_restored(s, (int)c->type);
     l->native_h = take(a, w->rows * w->hidden);
     l->native_added = take(a, w->rows * w->hidden);
@@ -66,8 +66,8 @@ static void lay_out_layer(backend_f_theta_trainer *s, student_arena *a, const wi
 }
 
 /* Of n rows. */
-static void lay_out_tape(backend_f_theta_trainer *s, student_arena *a, const widths *w, student_tape *t, size_t n) {
-    const gemma4_config *c = s->m->config;
+static void lay_out_tape(backend_restoration_trainer *s, student_arena *a, const widths *w, student_tape *t, size_t n) {
+    const model_config *c = s->m->config;
     float **hidden[] = {&t->x, &t->out, &t->added, &t->h1, &t->x2, &t->dense, &t->both, &t->h2};
     for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++) *hidden[i] = take(a, n * w->hidden);
     float **query[] = {&t->q_raw, &t->q, &t->o};
@@ -99,8 +99,8 @@ static void lay_out_tape(backend_f_theta_trainer *s, student_arena *a, const wid
     t->routing.counts = student_take(a, experts * sizeof(int));
 }
 
-static void lay_out_experts(backend_f_theta_trainer *s, student_arena *a, const widths *w) {
-    const gemma4_config *c = s->m->config;
+static void lay_out_experts(backend_restoration_trainer *s, student_arena *a, const widths *w) {
+    const model_config *c = s->m->config;
     size_t slots = w->rows * (size_t)c->experts_per_token, width = (size_t)c->expert_intermediate;
     s->d_router_z = take(a, w->rows * (size_t)c->experts);
     s->d_slot = take(a, slots * w->hidden);
@@ -110,7 +110,8 @@ static void lay_out_experts(backend_f_theta_trainer *s, student_arena *a, const 
 }
 
 /* Columns of all items of a pass, times what one has. */
-static size_t columns_room(const backend_f_theta_trainer *s, const widths *w, size_t of_teacher, size_t of_student) {
+static size_t columns_room(const backend_restoration_trainer *s, const widths *w, size_t of_teacher,
+                           size_t of_student) {
     size_t teacher = (size_t)s->together * w->sequence * of_teacher, student = 0;
     for (int type = 0; type < 2; type++)
         student = most(student, w->segments * (size_t)train_most_columns(s, type) * of_student);
@@ -118,8 +119,8 @@ static size_t columns_room(const backend_f_theta_trainer *s, const widths *w, si
 }
 
 /* What layers compute and the way back through them reads. */
-static void lay_out_tapes(backend_f_theta_trainer *s, student_arena *a, const widths *w) {
-    const gemma4_config *c = s->m->config;
+static void lay_out_tapes(backend_restoration_trainer *s, student_arena *a, const widths *w) {
+    const model_config *c = s->m->config;
     size_t heads = (size_t)c->heads;
     lay_out_tape(s, a, w, &s->common, w->either);
     s->common.keys = take(a, columns_room(s, w, 0, w->kv));
@@ -138,9 +139,9 @@ static void lay_out_tapes(backend_f_theta_trainer *s, student_arena *a, const wi
     if (c->moe) lay_out_experts(s, a, w);
 }
 
-static void lay_out_rest(backend_f_theta_trainer *s, student_arena *a, const widths *w) {
-    const gemma4_config *c = s->m->config;
-    size_t heads = (size_t)c->heads, inputs = (size_t)f_theta_encoder_in(&s->f), n = w->rows,
+static void lay_out_rest(backend_restoration_trainer *s, student_arena *a, const widths *w) {
+    const model_config *c = s->m->config;
+    size_t heads = (size_t)c->heads, inputs = (size_t)restoration_encoder_in(&s->f), n = w->rows,
            restored = w->segments * (size_t)s->o.sequence;
     s->weights = take(a, s->layout.n);
     s->gradient = take(a, s->layout.n);
@@ -151,8 +152,8 @@ static void lay_out_rest(backend_f_theta_trainer *s, student_arena *a, const wid
     }
     for (int i = 0; i < 2; i++) s->teacher_h[i] = take(a, w->teacher * w->hidden);
     s->inputs[0] = s->inputs[1] = take(a, w->teacher * inputs);
-    if (f_theta_needs_drafter(&s->f)) {
-        const dflash_config *d = &s->m->options.drafter->config;
+    if (restoration_needs_drafter(&s->f)) {
+        const block_drafter_config *d = &s->m->options.drafter->config;
         s->inputs[1] = take(a, w->teacher * inputs);
         s->aux = take(a, w->teacher * (size_t)(d->targets * c->hidden));
         s->context = take(a, w->teacher * (size_t)d->hidden);
@@ -192,14 +193,14 @@ static void lay_out_rest(backend_f_theta_trainer *s, student_arena *a, const wid
 }
 
 /* Experts are multiplied all at once, other products in as many pieces as it takes. */
-static void lay_out_split(backend_f_theta_trainer *s, student_arena *a, const widths *w) {
-    const gemma4_config *c = s->m->config;
+static void lay_out_split(backend_restoration_trainer *s, student_arena *a, const widths *w) {
+    const model_config *c = s->m->config;
     size_t terms = s->o.terms ? (size_t)s->o.terms : SPLIT_MOST_TERMS,
            widest = (size_t)cuda_padded((int)most(most(w->hidden, w->q), most(w->dense, w->kv))),
            vocab = (size_t)cuda_padded(c->vocab), slots = c->moe ? w->either * (size_t)c->experts_per_token : 0,
            slot = (size_t)cuda_padded((int)most(w->hidden, 2 * (size_t)c->expert_intermediate)),
            rows = most(w->either * widest, least(w->rows, STUDENT_HEAD_ROWS) * vocab),
-           encoded = w->segments * (size_t)s->o.sequence * (size_t)f_theta_encoder_in(&s->f),
+           encoded = w->segments * (size_t)s->o.sequence * (size_t)restoration_encoder_in(&s->f),
            encoding = least(SPLIT_PARTS * encoded, most_split_values), sums = most_split_values / 2;
     split_room *room = &s->split;
     room->a_values = most(least(terms * rows, most_split_values), encoding);
@@ -213,12 +214,12 @@ static void lay_out_split(backend_f_theta_trainer *s, student_arena *a, const wi
     room->counter = student_take(a, sizeof *room->counter);
 }
 
-static size_t chunk_bytes(const backend_f_theta_trainer *s) {
+static size_t chunk_bytes(const backend_restoration_trainer *s) {
     size_t all = s->m->device.total_bytes, weights = s->m->weights.memory.bytes;
     return most(least(all > weights ? (all - weights) / 2 : 0, most_chunk_bytes), least_chunk_bytes);
 }
 
-static size_t lay_out(backend_f_theta_trainer *s, char *base) {
+static size_t lay_out(backend_restoration_trainer *s, char *base) {
     student_arena arena = {.base = base};
     train_weights_lay_out(s, &arena);
     size_t weights = arena.bytes;
@@ -235,23 +236,23 @@ static size_t lay_out(backend_f_theta_trainer *s, char *base) {
     return lay_out(s, NULL);
 }
 
-static void prepare(backend_f_theta_trainer *s, backend_model *m, const f_theta_trainer_options *o) {
+static void prepare(backend_restoration_trainer *s, backend_model *m, const restoration_trainer_options *o) {
     memset(s, 0, sizeof *s);
     s->m = m;
     s->o = *o;
-    s->f = *o->f_theta;
-    s->o.f_theta = &s->f;
-    s->layout = f_theta_layout_of(&s->f, m->config);
+    s->f = *o->restoration;
+    s->o.restoration = &s->f;
+    s->layout = restoration_layout_of(&s->f, m->config);
     s->launch = m->launch;
     s->launch.programmatic = 0;
     s->together = o->sequences > 0 ? o->sequences : 1;
-    s->keeps = o->loss == F_THETA_LOSS_DISTIL && !o->spares_memory;
+    s->keeps = o->loss == RESTORATION_LOSS_DISTIL && !o->spares_memory;
     if (s->o.segments < 1) s->o.segments = 1;
     s->o.sequence = (o->sequence + 7) / 8 * 8; /* as products on tensor cores take them */
 }
 
-size_t cuda_f_theta_trainer_bytes(backend_model *m, const f_theta_trainer_options *options) {
-    backend_f_theta_trainer *s = malloc(sizeof *s);
+size_t cuda_restoration_trainer_bytes(backend_model *m, const restoration_trainer_options *options) {
+    backend_restoration_trainer *s = malloc(sizeof *s);
     if (!s) return 0;
     prepare(s, m, options);
     size_t bytes = lay_out(s, NULL);
@@ -272,12 +273,12 @@ static kakeya_status check(const backend_model *m, kakeya_error *error) {
     return KAKEYA_OK;
 }
 
-kakeya_status cuda_f_theta_trainer_create(backend_model *m, const f_theta_trainer_options *o,
-                                          backend_f_theta_trainer **out, kakeya_error *error) {
+kakeya_status cuda_restoration_trainer_create(backend_model *m, const restoration_trainer_options *o,
+                                              backend_restoration_trainer **out, kakeya_error *error) {
     *out = NULL;
     kakeya_status status = check(m, error);
     if (status) return status;
-    backend_f_theta_trainer *s = malloc(sizeof *s);
+    backend_restoration_trainer *s = malloc(sizeof *s);
     if (!s) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
     prepare(s, m, o);
     size_t bytes = lay_out(s, NULL);
@@ -294,14 +295,14 @@ kakeya_status cuda_f_theta_trainer_create(backend_model *m, const f_theta_traine
         status = train_weights_fill(s, error);
     }
     if (status) {
-        cuda_f_theta_trainer_destroy(s);
+        cuda_restoration_trainer_destroy(s);
         return status;
     }
     *out = s;
     return KAKEYA_OK;
 }
 
-void cuda_f_theta_trainer_destroy(backend_f_theta_trainer *s) {
+void cuda_restoration_trainer_destroy(backend_restoration_trainer *s) {
     if (!s) return;
     if (s->memory.data) (void)cudaSetDevice(s->m->device.index);
     cuda_buffer_destroy(&s->memory);
@@ -310,18 +311,18 @@ void cuda_f_theta_trainer_destroy(backend_f_theta_trainer *s) {
     free(s);
 }
 
-void cuda_f_theta_trainer_weights(backend_f_theta_trainer *s, const float *weights) { s->given = weights; }
+void cuda_restoration_trainer_weights(backend_restoration_trainer *s, const float *weights) { s->given = weights; }
 
-void cuda_f_theta_trainer_seconds(const backend_f_theta_trainer *s, double seconds[F_THETA_PARTS]) {
-    memcpy(seconds, s->times.seconds, F_THETA_PARTS * sizeof *seconds);
+void cuda_restoration_trainer_seconds(const backend_restoration_trainer *s, double seconds[RESTORATION_PARTS]) {
+    memcpy(seconds, s->times.seconds, RESTORATION_PARTS * sizeof *seconds);
 }
 
 /* ------------------------------------------------------------------------------------------------------- teacher */
 
 /* What the encoders read of a layer's output. */
-static void tap(backend_f_theta_trainer *s, int layer, const float *h) {
-    const gemma4_config *c = s->m->config;
-    const dflash_config *d = s->aux ? &s->m->options.drafter->config : NULL;
+static void tap(backend_restoration_trainer *s, int layer, const float *h) {
+    const model_config *c = s->m->config;
+    const block_drafter_config *d = s->aux ? &s->m->options.drafter->config : NULL;
     size_t hidden = (size_t)c->hidden;
     for (int i = 0; i < (d ? d->targets : s->f.aux_layers); i++) {
         if ((d ? d->target_layer[i] : s->f.aux_layer[i]) != layer) continue;
@@ -330,14 +331,14 @@ static void tap(backend_f_theta_trainer *s, int layer, const float *h) {
             cuda_train_gather(&s->launch, h, hidden, NULL, 1, s->aux + at, (size_t)d->targets * hidden, s->teacher.rows,
                               c->hidden);
         else
-            cuda_train_norm(&s->launch, h, hidden, NULL, NULL, s->inputs[0] + at, (size_t)f_theta_encoder_in(&s->f),
+            cuda_train_norm(&s->launch, h, hidden, NULL, NULL, s->inputs[0] + at, (size_t)restoration_encoder_in(&s->f),
                             s->teacher.rows, c->hidden, c->rms_eps);
     }
 }
 
 /* What a drafter keeps of each position: raw K and V of its context, all layers. */
-static void read_drafter(backend_f_theta_trainer *s) {
-    const dflash_config *d = &s->m->options.drafter->config;
+static void read_drafter(backend_restoration_trainer *s) {
+    const block_drafter_config *d = &s->m->options.drafter->config;
     size_t width = (size_t)(d->targets * s->m->config->hidden), hidden = (size_t)d->hidden,
            kv = (size_t)(d->kv_heads * d->head_dim), all = (size_t)d->layers * kv;
     int rows = s->teacher.rows;
@@ -350,8 +351,8 @@ static void read_drafter(backend_f_theta_trainer *s) {
     }
 }
 
-static void teach(backend_f_theta_trainer *s) {
-    const gemma4_config *c = s->m->config;
+static void teach(backend_restoration_trainer *s) {
+    const model_config *c = s->m->config;
     const student_pass *p = &s->teacher;
     size_t hidden = (size_t)c->hidden;
     int rows = s->student.rows;
@@ -376,12 +377,12 @@ static void teach(backend_f_theta_trainer *s) {
 
 /* ------------------------------------------------------------------------------------------------------ segments */
 
-static float *output_of(const backend_f_theta_trainer *s, int layer) {
+static float *output_of(const backend_restoration_trainer *s, int layer) {
     return layer + 1 < s->m->config->layers ? s->layer[layer + 1].input : s->last;
 }
 
-static void distil(backend_f_theta_trainer *s, bool learns) {
-    const gemma4_config *c = s->m->config;
+static void distil(backend_restoration_trainer *s, bool learns) {
+    const model_config *c = s->m->config;
     const student_pass *p = &s->student;
     double share = 1.0 / c->layers;
     float by = s->scale / (float)c->layers;
@@ -391,28 +392,28 @@ static void distil(backend_f_theta_trainer *s, bool learns) {
         if (c->layer[i].kv_source == i) {
             for (int half = 0; half < 2; half++)
                 student_zero(s, l->d_own[half], (size_t)p->rows * (size_t)student_kv_dim(s, i));
-            train_begin_part(s, F_THETA_PART_RESTORED);
+            train_begin_part(s, RESTORATION_PART_RESTORED);
             train_decode(s, i);
             train_share_kv(s, i);
         }
-        train_begin_part(s, F_THETA_PART_FORWARD);
+        train_begin_part(s, RESTORATION_PART_FORWARD);
         train_layer_forward(s, p, i, l->input, output_of(s, i));
         train_compare(s, output_of(s, i), l->native_h, RESULT_HIDDEN, share, 0, NULL);
         train_compare(s, s->tape.added, l->native_added, RESULT_ATTENTION, share, 0, NULL);
     }
-    train_begin_part(s, F_THETA_PART_HEAD);
+    train_begin_part(s, RESTORATION_PART_HEAD);
     train_head(s, s->last, learns);
     for (int i = c->layers - 1; i >= 0 && learns; i--) {
-        train_begin_part(s, F_THETA_PART_BACK);
+        train_begin_part(s, RESTORATION_PART_BACK);
         train_compare(s, output_of(s, i), s->layer[i].native_h, -1, 0, by * s->o.hidden, s->d_h);
         train_layer_back(s, i);
-        train_begin_part(s, F_THETA_PART_GRADIENT);
+        train_begin_part(s, RESTORATION_PART_GRADIENT);
         if (c->layer[i].kv_source == i) train_decode_back(s, i, true);
     }
 }
 
-static void regress(backend_f_theta_trainer *s, bool learns) {
-    const gemma4_config *c = s->m->config;
+static void regress(backend_restoration_trainer *s, bool learns) {
+    const model_config *c = s->m->config;
     for (int i = 0; i < c->layers; i++) {
         if (c->layer[i].kv_source != i) continue;
         train_decode(s, i);
@@ -425,33 +426,33 @@ static void regress(backend_f_theta_trainer *s, bool learns) {
 }
 
 /* Sums of a segment as the caller wants them. */
-static void tell(const backend_f_theta_trainer *s, const double *from, f_theta_trainer_result *out) {
-    *out = (f_theta_trainer_result){.loss = from[RESULT_LOSS],
-                                    .kl = from[RESULT_KL],
-                                    .hidden = from[RESULT_HIDDEN],
-                                    .attention = from[RESULT_ATTENTION],
-                                    .kv = from[RESULT_KV]};
-    if (s->o.loss == F_THETA_LOSS_DISTIL)
+static void tell(const backend_restoration_trainer *s, const double *from, restoration_trainer_result *out) {
+    *out = (restoration_trainer_result){.loss = from[RESULT_LOSS],
+                                        .kl = from[RESULT_KL],
+                                        .hidden = from[RESULT_HIDDEN],
+                                        .attention = from[RESULT_ATTENTION],
+                                        .kv = from[RESULT_KV]};
+    if (s->o.loss == RESTORATION_LOSS_DISTIL)
         out->loss = (double)s->o.kl * out->kl + (double)s->o.hidden * out->hidden +
                     (double)s->o.attention * out->attention + (double)s->o.kv * out->kv;
 }
 
-static kakeya_status learn_chunk(backend_f_theta_trainer *s, const f_theta_trainer_sequence *sequences, int n,
+static kakeya_status learn_chunk(backend_restoration_trainer *s, const restoration_trainer_sequence *sequences, int n,
                                  bool learns, kakeya_error *error) {
     kakeya_status status = train_lay_tables(s, sequences, n, error);
     if (status) return status;
     size_t results = (size_t)s->student.items * STUDENT_RESULTS;
     (void)cudaMemsetAsync(s->results, 0, results * sizeof(double), s->launch.stream);
     train_exactly(s, false);
-    train_begin_part(s, F_THETA_PART_TEACHER);
+    train_begin_part(s, RESTORATION_PART_TEACHER);
     teach(s);
-    train_begin_part(s, F_THETA_PART_RESTORED);
+    train_begin_part(s, RESTORATION_PART_RESTORED);
     train_encode(s);
-    if (s->o.loss == F_THETA_LOSS_DISTIL)
+    if (s->o.loss == RESTORATION_LOSS_DISTIL)
         distil(s, learns);
     else
         regress(s, learns);
-    train_begin_part(s, F_THETA_PART_GRADIENT);
+    train_begin_part(s, RESTORATION_PART_GRADIENT);
     if (learns) train_encode_back(s);
     train_end_parts(s);
     double *told = malloc(results * sizeof *told);
@@ -472,13 +473,14 @@ static kakeya_status learn_chunk(backend_f_theta_trainer *s, const f_theta_train
     return status;
 }
 
-kakeya_status cuda_f_theta_trainer_learn_many(backend_f_theta_trainer *s, const f_theta_trainer_sequence *sequences,
-                                              int n, float *gradient, kakeya_error *error) {
+kakeya_status cuda_restoration_trainer_learn_many(backend_restoration_trainer *s,
+                                                  const restoration_trainer_sequence *sequences, int n, float *gradient,
+                                                  kakeya_error *error) {
     size_t bytes = s->layout.n * sizeof(float);
     kakeya_status status = cuda_device_use(&s->m->device, error);
     if (!status)
         status = cuda_check(cudaMemcpyAsync(s->weights, s->given, bytes, cudaMemcpyHostToDevice, s->launch.stream),
-                            "copying the weights of f_theta", error);
+                            "copying the weights of the restoration", error);
     student_zero(s, s->gradient, s->layout.n);
     for (int done = 0, some; done < n && !status; done += some) {
         some = n - done < s->together ? n - done : s->together;

@@ -1,11 +1,11 @@
 /* What makes rows for a text model out of pictures: the towers of 26B, 31B, E2B and E4B, and the 12B's embedder.
  * What it consists of; no arithmetic. Source of every rule: published configuration keys and transformers
  * 5.23 (modeling_gemma4.py, modeling_gemma4_unified.py). */
-#ifndef KAKEYA_MODEL_GEMMA4_VISION_H
-#define KAKEYA_MODEL_GEMMA4_VISION_H
+#ifndef KAKEYA_MODEL_VISION_MODEL_H
+#define KAKEYA_MODEL_VISION_MODEL_H
 
 #include "base/alloc.h"
-#include "model/gemma4.h"
+#include "model/language_model.h"
 
 /* A weight's place: of the model, or of a layer. */
 typedef enum vision_role {
@@ -51,7 +51,7 @@ typedef struct vision_weights {
     vision_bounds bounds[VISION_ROLES]; /* infinite where a linear has none */
 } vision_weights;
 
-typedef struct gemma4_vision {
+typedef struct vision_model {
     bool tower;     /* false: the embedder of the 12B */
     bool both_ways; /* rows of one image see each other in sliding layers */
     int patch;      /* pixels of a patch's side, as the model reads it: 16; of the embedder 48 */
@@ -66,7 +66,7 @@ typedef struct gemma4_vision {
     vision_weights *weights;                 /* [1 + layers]: the model's, then each layer's */
     void **owned;                            /* MEM_WEIGHTS blocks */
     size_t n_owned;
-} gemma4_vision;
+} vision_model;
 
 /* How the order of a tensor's values in GGUF files differs. */
 typedef enum vision_order {
@@ -92,11 +92,11 @@ typedef struct vision_slot {
 
 typedef kakeya_status (*vision_visit)(void *context, const vision_slot *slot, kakeya_error *error);
 /* Every tensor that a vision part of these sizes has. Stops at the first failure and returns it. */
-kakeya_status gemma4_vision_walk(const gemma4_vision *v, vision_visit visit, void *context, kakeya_error *error);
+kakeya_status vision_model_walk(const vision_model *v, vision_visit visit, void *context, kakeya_error *error);
 /* The name of bound `i` (input_min, input_max, output_min, output_max) beside slot->name, or beside slot->gguf. */
 void vision_bound_name(const vision_slot *slot, int i, bool in_gguf, char out[VISION_NAME_BYTES]);
 /* Where GGUF files have value `column` of row `row`: an index into the whole tensor. */
-size_t vision_gguf_index(const gemma4_vision *v, const vision_slot *slot, int64_t row, int64_t column);
+size_t vision_gguf_index(const vision_model *v, const vision_slot *slot, int64_t row, int64_t column);
 
 /* Also of what reads sound. */
 typedef struct vision_sizes {
@@ -104,14 +104,14 @@ typedef struct vision_sizes {
     size_t bytes; /* of weights as an engine has them: matrices as their files do, vectors in float32 */
 } vision_sizes;
 /* `format`: of matrices, where v knows its sizes alone and has no weights. */
-vision_sizes gemma4_vision_sizes(const gemma4_vision *v, weight_format format);
+vision_sizes vision_model_sizes(const vision_model *v, weight_format format);
 
 /* Reads all matrices from their files into memory, which the first picture would do. */
-void gemma4_vision_read(const gemma4_vision *vision);
+void vision_model_read(const vision_model *vision);
 
-void gemma4_vision_close(gemma4_vision *vision); /* NULL is fine */
+void vision_model_close(vision_model *vision); /* NULL is fine */
 
 /* The number of values of a patch. */
-static inline int gemma4_vision_patch_values(const gemma4_vision *v) { return 3 * v->patch * v->patch; }
+static inline int vision_model_patch_values(const vision_model *v) { return 3 * v->patch * v->patch; }
 
 #endif

@@ -4,32 +4,32 @@
 #include <string.h>
 
 #include "backend/cpu/backward.h"
-#include "backend/cpu/f_theta_trainer.h"
 #include "backend/cpu/matrix.h"
+#include "backend/cpu/restoration_trainer.h"
 #include "backend/cpu/train_products.h"
 #include "backend/cpu/train_taps.h"
 
 /* -------------------------------------------------------------------------------------------------------- memory */
 
-static bool compares_raw(f_theta_loss loss) {
-    return loss == F_THETA_LOSS_MSE || loss == F_THETA_LOSS_COS_MAG || loss == F_THETA_LOSS_COMBINED ||
-           loss == F_THETA_LOSS_ATTN_DISTIL_HYBRID;
+static bool compares_raw(restoration_loss loss) {
+    return loss == RESTORATION_LOSS_MSE || loss == RESTORATION_LOSS_COS_MAG || loss == RESTORATION_LOSS_COMBINED ||
+           loss == RESTORATION_LOSS_ATTN_DISTIL_HYBRID;
 }
 
-static bool compares_attention(f_theta_loss loss) {
-    return loss == F_THETA_LOSS_ATTN_DISTIL || loss == F_THETA_LOSS_ATTN_DISTIL_HYBRID;
+static bool compares_attention(restoration_loss loss) {
+    return loss == RESTORATION_LOSS_ATTN_DISTIL || loss == RESTORATION_LOSS_ATTN_DISTIL_HYBRID;
 }
 
 static size_t most(size_t a, size_t b) { return a > b ? a : b; }
 
-/* The widest of what layers and f_theta have. */
+/* The widest of what layers and the restoration have. */
 typedef struct student_widths {
     size_t q, kv, d, dense, restored, inputs, rank, rows, longest;
 } student_widths;
 
-static student_widths widths_of(const backend_f_theta_trainer *s) {
-    const gemma4_config *c = s->m->config;
-    student_widths w = {.inputs = (size_t)f_theta_encoder_in(&s->f),
+static student_widths widths_of(const backend_restoration_trainer *s) {
+    const model_config *c = s->m->config;
+    student_widths w = {.inputs = (size_t)restoration_encoder_in(&s->f),
                         .rank = (size_t)s->f.rank,
                         .rows = (size_t)s->o.rows,
                         .dense = (size_t)c->ple_width};
@@ -44,18 +44,18 @@ static student_widths widths_of(const backend_f_theta_trainer *s) {
 }
 
 /* Positions that a layer may have restored. */
-static size_t restored_rows(const backend_f_theta_trainer *s, int layer) {
+static size_t restored_rows(const backend_restoration_trainer *s, int layer) {
     size_t seen = (size_t)(s->m->config->sliding_window + s->o.rows), all = (size_t)s->o.sequence;
-    return s->m->config->layer[layer].type == GEMMA4_SLIDING && seen < all ? seen : all;
+    return s->m->config->layer[layer].type == LAYER_SLIDING && seen < all ? seen : all;
 }
 
-static size_t packed_floats(const backend_f_theta_trainer *s, size_t rows, size_t k) {
+static size_t packed_floats(const backend_restoration_trainer *s, size_t rows, size_t k) {
     return train_packed_floats(s->m, rows, k);
 }
 
 /* The input of the largest product. */
-static size_t packed_most(const backend_f_theta_trainer *s, const student_widths *w) {
-    const gemma4_config *c = s->m->config;
+static size_t packed_most(const backend_restoration_trainer *s, const student_widths *w) {
+    const model_config *c = s->m->config;
     size_t all = (size_t)s->o.sequence, slots = w->rows * (size_t)(c->moe ? c->experts_per_token : 0);
     size_t n = packed_floats(s, w->rows, (size_t)c->vocab);
     n = most(n, packed_floats(s, w->rows, most(w->longest, most(w->kv, 2 * w->dense))));
@@ -63,8 +63,8 @@ static size_t packed_most(const backend_f_theta_trainer *s, const student_widths
     n = most(n, packed_floats(s, w->rows, (size_t)(c->moe ? c->experts : 0)));
     n = most(n, packed_floats(s, all, most(w->inputs, most(w->rank, w->kv))));
     n = most(n, packed_floats(s, most(w->kv, w->rank), all));
-    if (f_theta_needs_drafter(&s->f)) {
-        const dflash_config *d = &s->m->options.drafter->config;
+    if (restoration_needs_drafter(&s->f)) {
+        const block_drafter_config *d = &s->m->options.drafter->config;
         n = most(n, packed_floats(s, all, most((size_t)(d->targets * c->hidden), (size_t)d->hidden)));
     }
     return n;
@@ -72,9 +72,9 @@ static size_t packed_most(const backend_f_theta_trainer *s, const student_widths
 
 static int *take_ints(train_arena *a, size_t n) { return (int *)(void *)train_take(a, n); }
 
-static void lay_out_teacher(backend_f_theta_trainer *s, train_arena *a) {
-    const gemma4_config *c = s->m->config;
-    size_t all = (size_t)s->o.sequence, hidden = (size_t)c->hidden, inputs = (size_t)f_theta_encoder_in(&s->f);
+static void lay_out_teacher(backend_restoration_trainer *s, train_arena *a) {
+    const model_config *c = s->m->config;
+    size_t all = (size_t)s->o.sequence, hidden = (size_t)c->hidden, inputs = (size_t)restoration_encoder_in(&s->f);
     for (int i = 0; i < c->layers; i++) {
         student_layer *l = &s->layer[i];
         size_t kv = all * student_kv_dim(s, i);
@@ -91,16 +91,16 @@ static void lay_out_teacher(backend_f_theta_trainer *s, train_arena *a) {
     }
     s->tokens = take_ints(a, all);
     s->inputs[0] = s->inputs[1] = train_take(a, all * inputs);
-    if (f_theta_needs_drafter(&s->f)) {
-        const dflash_config *d = &s->m->options.drafter->config;
+    if (restoration_needs_drafter(&s->f)) {
+        const block_drafter_config *d = &s->m->options.drafter->config;
         s->inputs[1] = train_take(a, all * inputs);
         s->aux = train_take(a, all * (size_t)(d->targets * c->hidden));
         s->context = train_take(a, all * (size_t)d->hidden);
     }
 }
 
-static void lay_out_tape(backend_f_theta_trainer *s, train_arena *a, const student_widths *w) {
-    const gemma4_config *c = s->m->config;
+static void lay_out_tape(backend_restoration_trainer *s, train_arena *a, const student_widths *w) {
+    const model_config *c = s->m->config;
     student_tape *t = &s->tape;
     size_t n = w->rows, h = n * (size_t)c->hidden;
     float **hidden[] = {&t->x, &t->out, &t->added, &t->h1, &t->x2, &t->dense, &t->both, &t->h2, &t->ple_out};
@@ -138,8 +138,8 @@ static void lay_out_tape(backend_f_theta_trainer *s, train_arena *a, const stude
     s->d_slot_act = train_take(a, slots * width);
 }
 
-static void lay_out_segment(backend_f_theta_trainer *s, train_arena *a, const student_widths *w) {
-    const gemma4_config *c = s->m->config;
+static void lay_out_segment(backend_restoration_trainer *s, train_arena *a, const student_widths *w) {
+    const model_config *c = s->m->config;
     size_t all = (size_t)s->o.sequence, n = w->rows, heads = (size_t)c->heads;
     for (int i = 0; i < c->layers; i++) {
         student_layer *l = &s->layer[i];
@@ -187,7 +187,7 @@ static void lay_out_segment(backend_f_theta_trainer *s, train_arena *a, const st
     }
 }
 
-static void lay_out(backend_f_theta_trainer *s, train_arena *a) {
+static void lay_out(backend_restoration_trainer *s, train_arena *a) {
     student_widths w = widths_of(s);
     student_weights_lay_out(s, a);
     s->decoders_t = train_take(a, s->layout.n);
@@ -197,17 +197,17 @@ static void lay_out(backend_f_theta_trainer *s, train_arena *a) {
     s->layer[0].input = s->embedded;
 }
 
-static void prepare(backend_f_theta_trainer *s, backend_model *m, const f_theta_trainer_options *o) {
+static void prepare(backend_restoration_trainer *s, backend_model *m, const restoration_trainer_options *o) {
     memset(s, 0, sizeof *s);
     s->m = m;
     s->o = *o;
-    s->f = *o->f_theta;
-    s->o.f_theta = &s->f;
-    s->layout = f_theta_layout_of(&s->f, m->config);
+    s->f = *o->restoration;
+    s->o.restoration = &s->f;
+    s->layout = restoration_layout_of(&s->f, m->config);
 }
 
-size_t cpu_f_theta_trainer_bytes(backend_model *m, const f_theta_trainer_options *options) {
-    backend_f_theta_trainer *s = mem_alloc(m->account, MEM_WORKSPACE, sizeof *s);
+size_t cpu_restoration_trainer_bytes(backend_model *m, const restoration_trainer_options *options) {
+    backend_restoration_trainer *s = mem_alloc(m->account, MEM_WORKSPACE, sizeof *s);
     train_arena arena = {0};
     if (!s) return 0;
     prepare(s, m, options);
@@ -216,15 +216,15 @@ size_t cpu_f_theta_trainer_bytes(backend_model *m, const f_theta_trainer_options
     return arena.floats * sizeof(float) + sizeof *s;
 }
 
-kakeya_status cpu_f_theta_trainer_create(backend_model *m, const f_theta_trainer_options *o,
-                                         backend_f_theta_trainer **out, kakeya_error *error) {
+kakeya_status cpu_restoration_trainer_create(backend_model *m, const restoration_trainer_options *o,
+                                             backend_restoration_trainer **out, kakeya_error *error) {
     *out = NULL;
     if (o->rows > STUDENT_MAX_ROWS || (m->config->moe && m->config->experts_per_token > STUDENT_MAX_CHOSEN))
         return error_set(error, KAKEYA_UNSUPPORTED, "distillation supports at most %d rows and %d experts per row",
                          STUDENT_MAX_ROWS, STUDENT_MAX_CHOSEN);
     if (m->input != INPUT_EXACT)
         return error_set(error, KAKEYA_UNSUPPORTED, "distillation computes in float32: use --precision f32");
-    backend_f_theta_trainer *s = mem_alloc(m->account, MEM_WORKSPACE, sizeof *s);
+    backend_restoration_trainer *s = mem_alloc(m->account, MEM_WORKSPACE, sizeof *s);
     if (!s) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
     prepare(s, m, o);
     train_arena arena = {0};
@@ -243,13 +243,13 @@ kakeya_status cpu_f_theta_trainer_create(backend_model *m, const f_theta_trainer
     return KAKEYA_OK;
 }
 
-void cpu_f_theta_trainer_destroy(backend_f_theta_trainer *s) {
+void cpu_restoration_trainer_destroy(backend_restoration_trainer *s) {
     if (!s) return;
     mem_free(s->memory);
     mem_free(s);
 }
 
-void cpu_f_theta_trainer_weights(backend_f_theta_trainer *s, const float *weights) {
+void cpu_restoration_trainer_weights(backend_restoration_trainer *s, const float *weights) {
     s->weights = weights;
     for (int i = 0; i < s->m->config->layers; i++) {
         for (int half = 0; half < 2 && s->layout.decoder_there[i]; half++) {
@@ -262,9 +262,9 @@ void cpu_f_theta_trainer_weights(backend_f_theta_trainer *s, const float *weight
 /* ------------------------------------------------------------------------------------------------------- teacher */
 
 /* K and V as attention sees them. */
-static void see_native(backend_f_theta_trainer *s, const train_layer *t, int row) {
+static void see_native(backend_restoration_trainer *s, const train_layer *t, int row) {
     const backend_model *m = s->m;
-    const gemma4_layer_config *c = &m->config->layer[t->layer];
+    const layer_config *c = &m->config->layer[t->layer];
     student_layer *l = &s->layer[t->layer];
     size_t kv = student_kv_dim(s, t->layer), from = (size_t)row * kv, to = (size_t)(t->position + row) * kv,
            angle = (size_t)(t->position + row) * (size_t)t->pairs;
@@ -279,12 +279,12 @@ static void see_native(backend_f_theta_trainer *s, const train_layer *t, int row
     memcpy(l->native_raw[1] + to, t->raw_v + from, kv * sizeof(float));
 }
 
-static void take_row(backend_f_theta_trainer *s, void *context, int row) {
+static void take_row(backend_restoration_trainer *s, void *context, int row) {
     const train_layer *t = context;
     const backend_model *m = s->m;
-    const gemma4_config *c = m->config;
-    const f_theta_config *f = &s->f;
-    const dflash_config *d = s->aux ? &m->options.drafter->config : NULL;
+    const model_config *c = m->config;
+    const restoration_config *f = &s->f;
+    const block_drafter_config *d = s->aux ? &m->options.drafter->config : NULL;
     student_layer *l = &s->layer[t->layer];
     size_t hidden = (size_t)c->hidden, q_dim = student_q_dim(s, t->layer), from = (size_t)row * hidden,
            position = (size_t)(t->position + row), to = position * hidden;
@@ -303,7 +303,7 @@ static void take_row(backend_f_theta_trainer *s, void *context, int row) {
             memcpy(s->aux + position * (size_t)d->targets * hidden + at, t->h + from, hidden * sizeof(float));
         else
             m->kernels->rms_norm(t->h + from, NULL, c->hidden, c->rms_eps,
-                                 s->inputs[0] + position * (size_t)f_theta_encoder_in(f) + at);
+                                 s->inputs[0] + position * (size_t)restoration_encoder_in(f) + at);
     }
 }
 
@@ -311,17 +311,17 @@ static void tap(void *user, const train_layer *layer) {
     student_rows(user, layer->rows, take_row, (void *)(uintptr_t)layer);
 }
 
-static void norm_context(backend_f_theta_trainer *s, void *context, int row) {
+static void norm_context(backend_restoration_trainer *s, void *context, int row) {
     (void)context;
-    const dflash_model *drafter = s->m->options.drafter;
+    const block_drafter_model *drafter = s->m->options.drafter;
     float *x = s->context + (size_t)row * (size_t)drafter->config.hidden;
     s->m->kernels->rms_norm(x, drafter->hidden_norm, drafter->config.hidden, drafter->config.rms_eps, x);
 }
 
 /* What a drafter keeps of each position: raw K and V of its context, all layers. */
-static void read_drafter(backend_f_theta_trainer *s) {
-    const dflash_model *drafter = s->m->options.drafter;
-    const dflash_config *d = &drafter->config;
+static void read_drafter(backend_restoration_trainer *s) {
+    const block_drafter_model *drafter = s->m->options.drafter;
+    const block_drafter_config *d = &drafter->config;
     size_t width = (size_t)d->targets * (size_t)s->m->config->hidden, hidden = (size_t)d->hidden,
            kv = (size_t)(d->kv_heads * d->head_dim), all = (size_t)d->layers * kv;
     student_product(s, s->aux, width, s->length, &drafter->fc, s->context, hidden);
@@ -334,8 +334,8 @@ static void read_drafter(backend_f_theta_trainer *s) {
     }
 }
 
-kakeya_status cpu_f_theta_trainer_teach(backend_f_theta_trainer *s, backend_cache *cache, const int32_t *tokens, int n,
-                                        kakeya_error *error) {
+kakeya_status cpu_restoration_trainer_teach(backend_restoration_trainer *s, backend_cache *cache, const int32_t *tokens,
+                                            int n, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
     s->length = n;
     memcpy(s->tokens, tokens, (size_t)n * sizeof *tokens);
@@ -352,8 +352,8 @@ kakeya_status cpu_f_theta_trainer_teach(backend_f_theta_trainer *s, backend_cach
 static int later(int a, int b) { return a > b ? a : b; }
 
 /* Restored positions: those that some row does not see as they are. `forced`: all that any row sees. */
-static void choose_positions(backend_f_theta_trainer *s, bool forced) {
-    const gemma4_config *c = s->m->config;
+static void choose_positions(backend_restoration_trainer *s, bool forced) {
+    const model_config *c = s->m->config;
     int first = s->segment.first, behind = forced ? 0 : s->o.sink, evicting = s->segment.prompt ? 0 : s->o.rows,
         end = forced ? first + s->o.rows : first + evicting - s->o.window,
         slides = later(behind, first - c->sliding_window + 1);
@@ -361,7 +361,7 @@ static void choose_positions(backend_f_theta_trainer *s, bool forced) {
     for (int p = s->segment.all_layers ? behind : slides; p < end; p++) s->position[s->n_positions++] = p;
     for (int i = 0; i < c->layers; i++) {
         student_layer *l = &s->layer[i];
-        bool full = c->layer[i].type == GEMMA4_FULL;
+        bool full = c->layer[i].type == LAYER_FULL;
         l->restored = !full || s->segment.all_layers;
         l->first = full || !s->segment.all_layers ? 0 : slides - behind;
         if (l->first > s->n_positions) l->first = s->n_positions;
@@ -370,7 +370,7 @@ static void choose_positions(backend_f_theta_trainer *s, bool forced) {
 }
 
 /* As many positions as the segment has rows, evenly over the sequence. */
-static void spread_positions(backend_f_theta_trainer *s) {
+static void spread_positions(backend_restoration_trainer *s) {
     int step = s->length / s->o.rows, offset = step > 0 ? s->segment.first % step : 0;
     for (int i = 0; i < s->o.rows; i++) s->position[i] = step > 0 ? i * step + offset : i % s->length;
     s->n_positions = s->o.rows;
@@ -381,17 +381,17 @@ static void spread_positions(backend_f_theta_trainer *s) {
     }
 }
 
-static void clear_own(backend_f_theta_trainer *s, int layer) {
+static void clear_own(backend_restoration_trainer *s, int layer) {
     size_t bytes = (size_t)s->o.rows * student_kv_dim(s, layer) * sizeof(float);
     for (int half = 0; half < 2; half++) memset(s->layer[layer].d_own[half], 0, bytes);
 }
 
-static float *output_of(const backend_f_theta_trainer *s, int layer) {
+static float *output_of(const backend_restoration_trainer *s, int layer) {
     return layer + 1 < s->m->config->layers ? s->layer[layer + 1].input : s->last;
 }
 
-static void distil(backend_f_theta_trainer *s, float *gradient, f_theta_trainer_result *r) {
-    const gemma4_config *c = s->m->config;
+static void distil(backend_restoration_trainer *s, float *gradient, restoration_trainer_result *r) {
+    const model_config *c = s->m->config;
     float scale = s->segment.scale, layers = (float)c->layers;
     student_embed(s);
     for (int i = 0; i < c->layers; i++) {
@@ -415,8 +415,8 @@ static void distil(backend_f_theta_trainer *s, float *gradient, f_theta_trainer_
 }
 
 /* What each layer's attention gives by itself, with the teacher's queries and nothing but restored K/V. */
-static double compare_attention(backend_f_theta_trainer *s, int layer) {
-    const gemma4_config *c = s->m->config;
+static double compare_attention(backend_restoration_trainer *s, int layer) {
+    const model_config *c = s->m->config;
     student_layer *l = &s->layer[layer];
     size_t hidden = (size_t)c->hidden, q_dim = student_q_dim(s, layer), n = (size_t)s->o.rows,
            first = (size_t)s->segment.first;
@@ -432,8 +432,8 @@ static double compare_attention(backend_f_theta_trainer *s, int layer) {
     return lost;
 }
 
-static void regress(backend_f_theta_trainer *s, float *gradient, f_theta_trainer_result *r) {
-    const gemma4_config *c = s->m->config;
+static void regress(backend_restoration_trainer *s, float *gradient, restoration_trainer_result *r) {
+    const model_config *c = s->m->config;
     for (int i = 0; i < c->layers; i++) {
         if (c->layer[i].kv_source != i || !s->layer[i].restored) continue;
         student_decode(s, i);
@@ -447,16 +447,16 @@ static void regress(backend_f_theta_trainer *s, float *gradient, f_theta_trainer
     }
 }
 
-void cpu_f_theta_trainer_learn(backend_f_theta_trainer *s, const f_theta_trainer_segment *segment, float *gradient,
-                               f_theta_trainer_result *out) {
-    *out = (f_theta_trainer_result){0};
+void cpu_restoration_trainer_learn(backend_restoration_trainer *s, const restoration_trainer_segment *segment,
+                                   float *gradient, restoration_trainer_result *out) {
+    *out = (restoration_trainer_result){0};
     s->segment = *segment;
-    if (s->o.loss == F_THETA_LOSS_DISTIL || compares_attention(s->o.loss))
-        choose_positions(s, s->o.loss != F_THETA_LOSS_DISTIL);
+    if (s->o.loss == RESTORATION_LOSS_DISTIL || compares_attention(s->o.loss))
+        choose_positions(s, s->o.loss != RESTORATION_LOSS_DISTIL);
     else
         spread_positions(s);
     student_encode(s);
-    if (s->o.loss == F_THETA_LOSS_DISTIL)
+    if (s->o.loss == RESTORATION_LOSS_DISTIL)
         distil(s, gradient, out);
     else
         regress(s, gradient, out);

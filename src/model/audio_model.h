@@ -1,12 +1,13 @@
 /* What makes rows for a text model out of sound: the conformer of E2B and E4B, and the 12B's frames, which one matrix
  * projects. What it consists of; no arithmetic. Source of every rule: published configuration keys and transformers
- * 5.23 (modeling_gemma4.py, modeling_gemma4_unified.py). */
-#ifndef KAKEYA_MODEL_GEMMA4_AUDIO_H
-#define KAKEYA_MODEL_GEMMA4_AUDIO_H
+ * 5.23 (modeling_gemma4.py, modeling_gemma4_unified.py; order of operations: Gemma4AudioModel,
+ * Gemma4MultimodalEmbedder). */
+#ifndef KAKEYA_MODEL_AUDIO_MODEL_H
+#define KAKEYA_MODEL_AUDIO_MODEL_H
 
 #include "base/alloc.h"
-#include "model/gemma4.h"
-#include "model/gemma4_vision.h"
+#include "model/language_model.h"
+#include "model/vision_model.h"
 
 /* A weight's place: of the model, or of a layer. */
 typedef enum audio_role {
@@ -52,7 +53,7 @@ typedef struct audio_weights {
     vision_bounds bounds[AUDIO_ROLES]; /* infinite where a linear has none */
 } audio_weights;
 
-typedef struct gemma4_audio {
+typedef struct audio_model {
     bool conformer; /* false: the frames of the 12B */
     int frame;      /* samples of a frame */
     int layers, hidden, heads, head_dim, intermediate, output;
@@ -67,7 +68,7 @@ typedef struct gemma4_audio {
     audio_weights *weights;                  /* [1 + layers]: the model's, then each layer's */
     void **owned;                            /* MEM_WEIGHTS blocks */
     size_t n_owned;
-} gemma4_audio;
+} audio_model;
 
 enum { AUDIO_NAME_BYTES = 112, AUDIO_BOUNDS = VISION_BOUNDS };
 
@@ -84,19 +85,19 @@ typedef struct audio_slot {
 
 typedef kakeya_status (*audio_visit)(void *context, const audio_slot *slot, kakeya_error *error);
 /* Every tensor that an audio part of these sizes has. Stops at the first failure and returns it. */
-kakeya_status gemma4_audio_walk(const gemma4_audio *a, audio_visit visit, void *context, kakeya_error *error);
+kakeya_status audio_model_walk(const audio_model *a, audio_visit visit, void *context, kakeya_error *error);
 /* The name of bound `i` (input_min, input_max, output_min, output_max) beside slot->name, or beside slot->gguf. */
 void audio_bound_name(const audio_slot *slot, int i, bool in_gguf, char out[AUDIO_NAME_BYTES]);
 /* Where published directories and GGUF files have value i of AUDIO_CONV_1, whose channels are last here and in MLX's:
  * an index into the whole tensor. */
-size_t audio_channels_first(const gemma4_audio *a, size_t i);
+size_t audio_channels_first(const audio_model *a, size_t i);
 
 /* `format`: of matrices, where `a` knows its sizes alone and has no weights. */
-vision_sizes gemma4_audio_sizes(const gemma4_audio *a, weight_format format);
+vision_sizes audio_model_sizes(const audio_model *a, weight_format format);
 
 /* Rows of n samples of 16 kHz; 0: too few. */
-size_t gemma4_audio_rows(const gemma4_audio *a, size_t n);
+size_t audio_model_rows(const audio_model *a, size_t n);
 
-void gemma4_audio_close(gemma4_audio *audio); /* NULL is fine */
+void audio_model_close(audio_model *audio); /* NULL is fine */
 
 #endif
