@@ -3,7 +3,8 @@
 
 Makes a file of the 26B-A4B's shape in Q4_0 with random numbers (14.2 GB, unless it is there), so that routing is uniform, and has
 `kakeya bench` measure it under each limit. The plot has the measured medians with the lowest and the highest beside the bound: the
-slowest of the bytes that were read at the disk's rate, of weights at memory's, and of the kernels.
+slowest of the bytes that were missed at the disk's rate, of weights at memory's, of the kernels, and of the step without its waits
+for reads.
 
 With --rows, requests are sent to `kakeya serve` under the first limit, one at a time and then so many together, and what they read is
 taken from /metrics.

@@ -39,8 +39,22 @@ typedef struct read_file {
     struct stat about; /* when it was opened */
 } read_file;
 
-/* Reads [first, first + n) as one. */
+/* What is wanted now, and what is read ahead: while there is room, and behind the others. */
+enum { WANTED_CALL, AHEAD_CALL, CALLS };
+/* Of the reads that are under way at a time, those ahead are at most so many: a read that is wanted waits for them. */
+enum { AHEAD_DEPTH = 24 };
+
+/* What one call of block_reader_begin began. */
+typedef struct read_call {
+    block_read *reads;
+    size_t n, next, left; /* left: reads that have not ended */
+    int failed;           /* a value of errno, or one of the below; 0: none */
+    size_t failed_at;
+} read_call;
+
+/* Reads [first, first + n) of a call as one. */
 typedef struct joined_read {
+    int call;
     size_t first;
     int n, pieces;
     size_t bytes;
@@ -54,16 +68,13 @@ struct block_reader {
     int depth;
     joined_read under_way[RING_READS];
     int idle[RING_READS], n_idle;  /* of under_way */
+    int under_way_of[CALLS];       /* joined reads */
     pthread_t thread[READERS - 1]; /* beside the caller */
     int threads;
     pthread_mutex_t lock;
     pthread_cond_t work, done;
     bool ending;
-    /* of the call under way; protected by the lock where threads read */
-    block_read *reads;
-    size_t n, next, left; /* left: reads that have not ended */
-    int failed;           /* a value of errno, or one of the below; 0: none */
-    size_t failed_at;
+    read_call call[CALLS]; /* protected by the lock where threads read */
 };
 
 /* In the place of errno. */
@@ -92,28 +103,30 @@ static bool follows(const block_read *a, const block_read *b) {
 
 static bool shares_block(const block_read *a, const block_read *b) { return b->offset < a->offset + a->bytes; }
 
-/* The next reads as one. Needs the lock where threads read. */
-static void take_joined(block_reader *reader, joined_read *j) {
-    const block_read *reads = reader->reads;
-    j->first = reader->next;
+/* The next reads of a call as one. Needs the lock where threads read. */
+static void take_joined(block_reader *reader, int call, joined_read *j) {
+    read_call *c = &reader->call[call];
+    const block_read *reads = c->reads;
+    j->call = call;
+    j->first = c->next;
     j->n = j->pieces = 0;
     j->bytes = 0;
     do {
-        const block_read *r = &reads[reader->next];
+        const block_read *r = &reads[c->next];
         const size_t skip = j->n > 0 && shares_block(r - 1, r) ? BLOCK_BYTES : 0;
         j->to[j->pieces++] = (struct iovec){(char *)r->to + skip, r->bytes - skip};
         j->bytes += r->bytes - skip;
         j->n++;
-        reader->next++;
-    } while (reader->next < reader->n && j->pieces < JOINED &&
-             follows(&reads[reader->next - 1], &reads[reader->next]) &&
-             j->bytes + reads[reader->next].bytes <= JOINED_BYTES);
+        c->next++;
+    } while (c->next < c->n && j->pieces < JOINED && follows(&reads[c->next - 1], &reads[c->next]) &&
+             j->bytes + reads[c->next].bytes <= JOINED_BYTES);
+    reader->under_way_of[call]++;
 }
 
 /* What was read is what is wanted; gives every read its copy of a block that two have. got: bytes of them all, or a
  * negative value of errno. *at: of a failure. */
 static int finish_joined(const block_reader *reader, const joined_read *j, long got, size_t *at) {
-    block_read *r = reader->reads + j->first;
+    block_read *r = reader->call[j->call].reads + j->first;
     const block_read *last = r + j->n - 1;
     const bool whole = got >= 0 && (size_t)got >= j->bytes - last->bytes + last->needed;
     for (int i = 0; i < j->n; i++, r++) {
@@ -132,22 +145,48 @@ static int finish_joined(const block_reader *reader, const joined_read *j, long 
 }
 
 static void note_end(block_reader *reader, const joined_read *j, int failed, size_t at) {
-    if (failed && !reader->failed) {
-        reader->failed = failed;
-        reader->failed_at = at;
+    read_call *c = &reader->call[j->call];
+    if (failed && !c->failed) {
+        c->failed = failed;
+        c->failed_at = at;
     }
-    reader->left -= (size_t)j->n;
+    c->left -= (size_t)j->n;
+    for (int i = 0; i < j->n; i++) c->reads[j->first + (size_t)i].ended = true;
+    reader->under_way_of[j->call]--;
+}
+
+/* Whether the first reads of a call have ended. */
+static bool have_ended(const read_call *c, size_t first) {
+    if (c->left == 0) return true;
+    for (size_t i = 0; i < first; i++)
+        if (!c->reads[i].ended) return false;
+    return true;
+}
+
+/* Whose read comes next; CALLS: nobody's. After a failure no read of a call begins any more. */
+static int next_call(const block_reader *reader) {
+    int call = WANTED_CALL;
+    while (call < CALLS && (reader->call[call].next >= reader->call[call].n || reader->call[call].failed)) call++;
+    return call;
+}
+
+/* Some of a call's reads are under way, or will be. */
+static bool call_goes_on(const block_reader *reader, int call) {
+    const read_call *c = &reader->call[call];
+    return reader->under_way_of[call] > 0 || (c->next < c->n && !c->failed);
 }
 
 /* -------------------------------------------------------------------------------------------------- without threads */
 
 static void put_reads(block_reader *reader) {
-    while (reader->next < reader->n && RING_READS - reader->n_idle < reader->depth && !reader->failed) {
+    for (int call; (call = next_call(reader)) < CALLS && reader->n_idle > 0;) {
+        const read_call *c = &reader->call[call];
+        if (reader->under_way_of[call] >= (call == AHEAD_CALL ? AHEAD_DEPTH : reader->depth)) break;
         const int which = reader->idle[--reader->n_idle];
         joined_read *j = &reader->under_way[which];
-        take_joined(reader, j);
-        read_ring_put(reader->ring, reader->files[reader->reads[j->first].file].fd, j->to, j->pieces,
-                      reader->reads[j->first].offset, (size_t)which);
+        take_joined(reader, call, j);
+        read_ring_put(reader->ring, reader->files[c->reads[j->first].file].fd, j->to, j->pieces,
+                      c->reads[j->first].offset, (size_t)which);
     }
     read_ring_begin(reader->ring);
 }
@@ -155,63 +194,83 @@ static void put_reads(block_reader *reader) {
 static void make_idle(block_reader *reader) {
     for (reader->n_idle = 0; reader->n_idle < RING_READS; reader->n_idle++)
         reader->idle[reader->n_idle] = reader->n_idle;
+    for (int i = 0; i < CALLS; i++) reader->under_way_of[i] = 0;
 }
 
-/* After a failure the reads that are under way end, and no other begins. */
-static void wait_for_ring(block_reader *reader) {
-    while (reader->n_idle < RING_READS) {
-        size_t which, at = 0;
-        int got;
-        if (!read_ring_take(reader->ring, &which, &got)) {
-            read_ring_destroy(reader->ring);
-            reader->ring = NULL;
-            make_idle(reader);
-            reader->next = 0; /* all again, by the caller alone */
-            reader->left = reader->n;
-            return;
+/* Takes a read that has ended, and begins others. wait: for one. False: there is none, or no ring any more. */
+static bool take_one(block_reader *reader, bool wait) {
+    size_t which, at = 0;
+    int got;
+    if (!wait && !read_ring_has(reader->ring)) return false;
+    if (!read_ring_take(reader->ring, &which, &got)) {
+        read_ring_destroy(reader->ring);
+        reader->ring = NULL;
+        make_idle(reader);
+        for (int i = 0; i < CALLS; i++) { /* all again, by the caller alone */
+            reader->call[i].next = 0;
+            reader->call[i].left = reader->call[i].n;
         }
-        const joined_read *j = &reader->under_way[which];
-        int failed = reader->failed ? 0 : finish_joined(reader, j, got, &at);
-        note_end(reader, j, failed, at);
-        reader->idle[reader->n_idle++] = (int)which;
-        put_reads(reader);
+        return false;
     }
+    const joined_read *j = &reader->under_way[which];
+    int failed = reader->call[j->call].failed ? 0 : finish_joined(reader, j, got, &at);
+    note_end(reader, j, failed, at);
+    reader->idle[reader->n_idle++] = (int)which;
+    put_reads(reader);
+    return true;
+}
+
+static void wait_for_ring(block_reader *reader, int call, size_t first) {
+    const read_call *c = &reader->call[call];
+    while (reader->ring && call_goes_on(reader, call) && (c->failed || !have_ended(c, first)))
+        (void)take_one(reader, true);
 }
 
 /* ------------------------------------------------------------------------------------------------------ with threads
  */
 
-/* Needs the lock, which it gives up while it reads. */
-static void take_reads(block_reader *reader) {
-    while (reader->next < reader->n) {
-        joined_read j;
-        size_t at = 0;
-        take_joined(reader, &j);
-        const block_read *r = &reader->reads[j.first];
-        const int fd = reader->files[r->file].fd;
-        bool skip = reader->failed != 0;
-        pthread_mutex_unlock(&reader->lock);
-        int failed = 0;
-        if (!skip) {
-            long got = j.n > 1 ? preadv(fd, j.to, j.pieces, (off_t)r->offset) : -1;
-            failed = finish_joined(reader, &j, got, &at);
-        }
-        pthread_mutex_lock(&reader->lock);
-        note_end(reader, &j, failed, at);
-        if (reader->left == 0) pthread_cond_signal(&reader->done);
+/* Reads one of the next. Needs the lock, which it gives up while it reads. */
+static void take_next(block_reader *reader, int call) {
+    joined_read j;
+    size_t at = 0;
+    read_call *c = &reader->call[call];
+    take_joined(reader, call, &j);
+    const block_read *r = &c->reads[j.first];
+    const int fd = reader->files[r->file].fd;
+    bool skip = c->failed != 0;
+    pthread_mutex_unlock(&reader->lock);
+    int failed = 0;
+    if (!skip) {
+        long got = j.n > 1 ? preadv(fd, j.to, j.pieces, (off_t)r->offset) : -1;
+        failed = finish_joined(reader, &j, got, &at);
     }
+    pthread_mutex_lock(&reader->lock);
+    note_end(reader, &j, failed, at);
+    pthread_cond_broadcast(&reader->done);
 }
 
 static void *run_reader(void *user) {
     block_reader *reader = user;
     pthread_mutex_lock(&reader->lock);
     for (;;) {
-        while (!reader->ending && reader->next >= reader->n) pthread_cond_wait(&reader->work, &reader->lock);
+        int call = CALLS;
+        while (!reader->ending && (call = next_call(reader)) == CALLS) pthread_cond_wait(&reader->work, &reader->lock);
         if (reader->ending) break;
-        take_reads(reader);
+        take_next(reader, call);
     }
     pthread_mutex_unlock(&reader->lock);
     return NULL;
+}
+
+/* The caller reads, too. Needs the lock. */
+static void wait_for_threads(block_reader *reader, int call, size_t first) {
+    read_call *c = &reader->call[call];
+    while (c->failed ? c->left > 0 : !have_ended(c, first)) {
+        if (c->next < c->n)
+            take_next(reader, call);
+        else
+            pthread_cond_wait(&reader->done, &reader->lock);
+    }
 }
 
 kakeya_status block_reader_create(block_reader **out, kakeya_error *error) {
@@ -334,14 +393,14 @@ static void find_lost(block_reader *reader) {
     }
 }
 
-static kakeya_status tell_failure(const block_reader *reader, kakeya_error *error) {
-    const block_read *r = &reader->reads[reader->failed_at];
+static kakeya_status tell_failure(const block_reader *reader, const read_call *c, kakeya_error *error) {
+    const block_read *r = &c->reads[c->failed_at];
     const read_file *f = &reader->files[r->file];
-    if (reader->failed == FILE_LOST)
+    if (c->failed == FILE_LOST)
         return error_set(error, KAKEYA_IO, "%s: the file is gone, or is not the one that was opened", f->path);
-    const char *reason = reader->failed == CUT_SHORT     ? "the file ends before them"
-                         : reader->failed == OTHER_BYTES ? "their checksum is not the one that is known"
-                                                         : strerror(reader->failed);
+    const char *reason = c->failed == CUT_SHORT     ? "the file ends before them"
+                         : c->failed == OTHER_BYTES ? "their checksum is not the one that is known"
+                                                    : strerror(c->failed);
     return error_set(error, KAKEYA_IO, "%s: reading %zu bytes at %llu fails: %s", f->path, r->needed,
                      (unsigned long long)r->offset, reason);
 }
@@ -349,17 +408,18 @@ static kakeya_status tell_failure(const block_reader *reader, kakeya_error *erro
 /* ------------------------------------------------------------------------------------------------------------- reads
  */
 
-void block_reader_begin(block_reader *reader, block_read *reads, size_t n) {
-    find_lost(reader);
+static void begin(block_reader *reader, int call, block_read *reads, size_t n) {
     pthread_mutex_lock(&reader->lock);
-    reader->reads = reads;
-    reader->n = reader->left = n;
-    reader->next = 0;
-    reader->failed = 0;
-    for (size_t i = 0; i < n && !reader->failed; i++) {
-        if (!reader->files[reads[i].file].lost) continue;
-        reader->failed = FILE_LOST;
-        reader->failed_at = i;
+    bool idle = true; /* no read is under way that uses a file which is to be opened again */
+    for (int i = 0; i < CALLS; i++) idle &= !call_goes_on(reader, i);
+    if (idle) find_lost(reader);
+    read_call *c = &reader->call[call];
+    *c = (read_call){.reads = reads, .n = n, .left = n};
+    for (size_t i = 0; i < n; i++) {
+        reads[i].ended = false;
+        if (!reader->files[reads[i].file].lost || c->failed) continue;
+        c->failed = FILE_LOST;
+        c->failed_at = i;
     }
     if (reader->ring)
         put_reads(reader);
@@ -368,30 +428,71 @@ void block_reader_begin(block_reader *reader, block_read *reads, size_t n) {
     pthread_mutex_unlock(&reader->lock);
 }
 
-kakeya_status block_reader_wait(block_reader *reader, kakeya_error *error) {
-    const size_t n = reader->n;
-    if (n == 0) return KAKEYA_OK;
-    if (reader->ring) wait_for_ring(reader);
-    if (!reader->ring) {
-        pthread_mutex_lock(&reader->lock);
-        take_reads(reader);
-        while (reader->left > 0) pthread_cond_wait(&reader->done, &reader->lock);
-        pthread_mutex_unlock(&reader->lock);
-    }
+void block_reader_begin(block_reader *reader, block_read *reads, size_t n) { begin(reader, WANTED_CALL, reads, n); }
+void block_reader_begin_ahead(block_reader *reader, block_read *reads, size_t n) {
+    begin(reader, AHEAD_CALL, reads, n);
+}
+
+/* A call has ended, with or without success. */
+static void end_call(block_reader *reader, read_call *c) {
     pthread_mutex_lock(&reader->lock);
-    reader->n = reader->next = 0;
+    c->n = c->next = c->left = 0;
     pthread_mutex_unlock(&reader->lock);
-    if (reader->failed) {
-        reader->files[reader->reads[reader->failed_at].file].lost = true;
-        return tell_failure(reader, error);
+}
+
+static kakeya_status wait_for(block_reader *reader, int call, size_t first, kakeya_error *error) {
+    read_call *c = &reader->call[call];
+    if (c->n == 0) return KAKEYA_OK;
+    if (first > c->n) first = c->n;
+    const bool all = first == c->n;
+    if (reader->ring) wait_for_ring(reader, call, first);
+    pthread_mutex_lock(&reader->lock);
+    if (!reader->ring) wait_for_threads(reader, call, first);
+    const int failed = c->failed;
+    pthread_mutex_unlock(&reader->lock);
+    if (failed) {
+        reader->files[c->reads[c->failed_at].file].lost = true;
+        end_call(reader, c);
+        return tell_failure(reader, c, error);
     }
     const read_file *changed = changed_file(reader);
-    if (changed) return error_set(error, KAKEYA_IO, "%s: the file was changed while it is in use", changed->path);
-    for (size_t i = 0; i < n; i++) {
-        block_read *r = &reader->reads[i];
+    if (changed) {
+        kakeya_error again;
+        if (!all) (void)wait_for(reader, call, c->n, &again); /* which says the same */
+        end_call(reader, c);
+        return error_set(error, KAKEYA_IO, "%s: the file was changed while it is in use", changed->path);
+    }
+    if (!all) return KAKEYA_OK;
+    for (size_t i = 0; i < c->n; i++) {
+        block_read *r = &c->reads[i];
         if (r->hash) *r->hash = r->hashed;
     }
+    end_call(reader, c);
     return KAKEYA_OK;
+}
+
+kakeya_status block_reader_wait(block_reader *reader, kakeya_error *error) {
+    return wait_for(reader, WANTED_CALL, SIZE_MAX, error);
+}
+
+kakeya_status block_reader_wait_first(block_reader *reader, size_t first, kakeya_error *error) {
+    return wait_for(reader, WANTED_CALL, first, error);
+}
+
+kakeya_status block_reader_wait_ahead(block_reader *reader, kakeya_error *error) {
+    return wait_for(reader, AHEAD_CALL, SIZE_MAX, error);
+}
+
+bool block_reader_is_ahead(block_reader *reader) {
+    block_reader_poll(reader);
+    pthread_mutex_lock(&reader->lock);
+    const bool is = call_goes_on(reader, AHEAD_CALL);
+    pthread_mutex_unlock(&reader->lock);
+    return is;
+}
+
+void block_reader_poll(block_reader *reader) {
+    while (reader->ring && take_one(reader, false)) continue;
 }
 
 kakeya_status block_reader_run(block_reader *reader, block_read *reads, size_t n, kakeya_error *error) {

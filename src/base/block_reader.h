@@ -22,7 +22,8 @@ typedef struct block_read {
     size_t lead, needed; /* bytes [lead, needed) are wanted; the file may end after them */
     void *to;
     uint64_t *hash;  /* block_hash of what is wanted, which is checked; 0: not known, and learned; NULL: not checked */
-    uint64_t hashed; /* the reader's own */
+    uint64_t hashed; /* the reader's own, ... */
+    bool ended;      /* ... as this is */
 } block_read;
 
 kakeya_status block_reader_create(block_reader **out, kakeya_error *error);
@@ -45,9 +46,22 @@ void block_reader_begin(block_reader *reader, block_read *reads, size_t n);
 /* Waits until all of them are there. KAKEYA_IO: one could not be read, ended early, is not what its hash says, or its
  * file has changed: nothing of what was read may be used. */
 kakeya_status block_reader_wait(block_reader *reader, kakeya_error *error);
-/* Both. */
+/* Waits until the first of them are there, and may be used; the others are still to be waited for. A failure, of
+ * whatever read, ends them all. */
+kakeya_status block_reader_wait_first(block_reader *reader, size_t first, kakeya_error *error);
+/* Begin and wait. */
 kakeya_status block_reader_run(block_reader *reader, block_read *reads, size_t n, kakeya_error *error);
-/* The same. From then on as many reads are under way at a time as were the fastest, of those that were tried. */
+/* Reads ahead: beside those above, and after them where not all have room. The same holds of them, one call at a time.
+ */
+void block_reader_begin_ahead(block_reader *reader, block_read *reads, size_t n);
+kakeya_status block_reader_wait_ahead(block_reader *reader, kakeya_error *error);
+/* Some of them have not ended. */
+bool block_reader_is_ahead(block_reader *reader);
+/* Where the kernel reads by itself, it has no more reads to do than were under way when the last ones were waited for:
+ * this begins others in the place of those that have ended. */
+void block_reader_poll(block_reader *reader);
+/* As begin and wait together. From then on as many reads are under way at a time as were the fastest, of those that
+ * were tried. */
 kakeya_status block_reader_run_trying(block_reader *reader, block_read *reads, size_t n, kakeya_error *error);
 
 /* Bytes per second of reads of `bytes` at random places of [begin, end) of a file, as many at a time as the reader has

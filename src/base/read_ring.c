@@ -78,6 +78,8 @@ void read_ring_put(read_ring *ring, int fd, const struct iovec *to, int n, uint6
 
 void read_ring_begin(read_ring *ring) { (void)io_uring_submit(&ring->uring); }
 
+bool read_ring_has(read_ring *ring) { return io_uring_cq_ready(&ring->uring) > 0; }
+
 bool read_ring_take(read_ring *ring, size_t *which, int *result) {
     struct io_uring_cqe *cqe = NULL;
     while (io_uring_peek_cqe(&ring->uring, &cqe) != 0) {
@@ -112,6 +114,11 @@ void read_ring_put(read_ring *ring, int fd, const struct iovec *to, int n, uint6
 }
 
 void read_ring_begin(read_ring *ring) { (void)ring; }
+
+bool read_ring_has(read_ring *ring) {
+    (void)ring;
+    return false;
+}
 
 bool read_ring_take(read_ring *ring, size_t *which, int *result) {
     (void)ring;

@@ -26,6 +26,8 @@ void read_ring_memory(read_ring *ring, void *memory, size_t bytes, size_t unit);
 void read_ring_put(read_ring *ring, int fd, const struct iovec *to, int n, uint64_t offset, size_t which);
 /* Begins what was put, where the kernel takes it now; the rest begins with read_ring_take. */
 void read_ring_begin(read_ring *ring);
+/* Whether a read has ended that was not taken. */
+bool read_ring_has(read_ring *ring);
 /* Begins what was put, and waits for a read that ends. *which: as it was put. *result: the bytes that were read, or a
  * negative value of errno. false: the ring is broken, and is good for nothing but read_ring_destroy. */
 bool read_ring_take(read_ring *ring, size_t *which, int *result);

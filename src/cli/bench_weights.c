@@ -14,6 +14,7 @@ enum { MOST_LIMITS = 16, LIMIT_CHARACTERS = 32 };
 static const char *bound_name(const kakeya_weights *state, bench_weights_bound bound) {
     return bound == BOUND_MEMORY      ? "memory"
            : bound == BOUND_COMPUTING ? "FLOP/s"
+           : bound == BOUND_STEP      ? "the step"
            : state->host_bytes        ? "copies"
                                       : "disk";
 }
@@ -74,8 +75,9 @@ static void print_table(const weights_table *t, const bench_arguments *arguments
            first->state.host_bytes ? "the host gives" : "the disk reads", format_bytes(a, first->disk.median),
            first->state.read_method, format_bytes(b, (double)first->state.resident), first->state.experts,
            format_bytes(c, (double)first->state.slot_bytes));
-    printf("share: of the slower of bytes that were read / %s, bytes / memory, operations / FLOP/s\n",
-           first->state.host_bytes ? "copies" : "disk");
+    printf("share: of the slowest of bytes that were missed / %s, bytes / memory, operations / FLOP/s%s\n",
+           first->state.host_bytes ? "copies" : "disk",
+           first->state.host_bytes ? "" : ", and the step without its waits for reads");
     for (int i = 0; i < t->n; i++) {
         const bench_weights_row *r = &t->row[i];
         printf("%s: %zu of %zu experts in memory\n", t->limit[i], r->state.slots, r->state.experts);
@@ -96,6 +98,8 @@ static cJSON *case_json(const bench_weights_row *r, const bench_weights_case *c,
     bench_add_spread(json, "share_of_bound", &c->share);
     cJSON_AddNumberToObject(json, "hit_rate", c->hit_rate);
     cJSON_AddNumberToObject(json, "bytes_read", c->bytes_read);
+    cJSON_AddNumberToObject(json, "bytes_missed", c->missed);
+    bench_add_spread(json, "waited_seconds", &c->waited);
     return json;
 }
 

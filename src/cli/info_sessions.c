@@ -60,8 +60,8 @@ size_t info_picture_bytes(const info_subject *s, bool gpu, int threads, int budg
 size_t info_sound_bytes(const info_subject *s) { return room_of_sound(s->model, ROOM_CPU); }
 
 static room_engine engine_of(const info_subject *s, const info_room *room, int threads, int tokens) {
-    room_engine engine =
-        room_of_engine(s->model, room->device, room_default_rows(room->device, room->memory), threads, tokens);
+    const int rows = room_rows(s->model, room->device, room->memory, threads, room->weights_limit);
+    room_engine engine = room_of_engine(s->model, room->device, rows, threads, tokens);
     if (room->weights_limit && engine.weights > room->weights_limit) engine.weights = room->weights_limit;
     if (room->image_budget) engine.picture = room_of_picture(s->model, room->device, threads, room->image_budget);
     return engine;

@@ -15,9 +15,9 @@ typedef struct weights_run {
 } weights_run;
 
 typedef struct case_samples {
-    double seconds[BENCH_MAX_REPEATS], share[BENCH_MAX_REPEATS], bound[BENCH_MAX_REPEATS];
-    double wanted, found, bytes;
-    int by[BOUND_COMPUTING + 1];
+    double seconds[BENCH_MAX_REPEATS], share[BENCH_MAX_REPEATS], bound[BENCH_MAX_REPEATS], waited[BENCH_MAX_REPEATS];
+    double wanted, found, bytes, missed;
+    int by[BOUND_STEP + 1];
 } case_samples;
 
 typedef struct weights_samples {
@@ -42,9 +42,15 @@ static kakeya_status decode(weights_run *run, backend_cache *cache, int first, i
 static void add_sample(case_samples *s, int repeat, double seconds, double calls, const kakeya_weights *before,
                        const kakeya_weights *after, double memory, double computing, double disk) {
     const double bytes = (double)(after->bytes_read - before->bytes_read) / calls;
-    const double bounds[] = {[BOUND_DISK] = bytes / disk, [BOUND_MEMORY] = memory, [BOUND_COMPUTING] = computing};
+    const double missing = (double)(after->wanted - after->found) - (double)(before->wanted - before->found);
+    const double whole = missing * (double)after->slot_bytes / calls, missed = whole < bytes ? whole : bytes;
+    const double waited = (after->read_seconds - before->read_seconds) / calls;
+    const double bounds[] = {[BOUND_DISK] = missed / disk,
+                             [BOUND_MEMORY] = memory,
+                             [BOUND_COMPUTING] = computing,
+                             [BOUND_STEP] = waited > 0 ? seconds / calls - waited : 0};
     int by = BOUND_DISK;
-    for (int b = BOUND_MEMORY; b <= BOUND_COMPUTING; b++)
+    for (int b = BOUND_MEMORY; b <= BOUND_STEP; b++)
         if (bounds[b] > bounds[by]) by = b;
     s->seconds[repeat] = seconds / calls;
     s->bound[repeat] = bounds[by];
@@ -53,16 +59,20 @@ static void add_sample(case_samples *s, int repeat, double seconds, double calls
     s->wanted += (double)(after->wanted - before->wanted);
     s->found += (double)(after->found - before->found);
     s->bytes += bytes;
+    s->missed += missed;
+    s->waited[repeat] = waited;
 }
 
 static bench_weights_case case_of(case_samples *s, int repeats) {
     const size_t n = (size_t)repeats;
     bench_weights_case out = {.seconds = bench_spread_of(s->seconds, n), .share = bench_spread_of(s->share, n)};
     out.bound_seconds = bench_spread_of(s->bound, n).median;
-    for (int b = BOUND_MEMORY; b <= BOUND_COMPUTING; b++)
+    for (int b = BOUND_MEMORY; b <= BOUND_STEP; b++)
         if (s->by[b] > s->by[out.bound]) out.bound = (bench_weights_bound)b;
     out.hit_rate = s->wanted > 0 ? s->found / s->wanted : 1;
     out.bytes_read = s->bytes / repeats;
+    out.missed = s->missed / repeats;
+    out.waited = bench_spread_of(s->waited, n);
     return out;
 }
 

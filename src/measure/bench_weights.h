@@ -5,17 +5,19 @@
 
 #include "measure/bench.h"
 
-/* What takes the longest of what cannot be avoided: reading experts that are not there, reading weights and K/V from
- * memory, computing. */
-typedef enum bench_weights_bound { BOUND_DISK = 0, BOUND_MEMORY, BOUND_COMPUTING } bench_weights_bound;
+/* What takes the longest of what cannot be avoided: reading experts that are not there, once; reading weights and K/V
+ * from memory; computing; what was computed without the waits for reads, which is measured in the same calls. */
+typedef enum bench_weights_bound { BOUND_DISK = 0, BOUND_MEMORY, BOUND_COMPUTING, BOUND_STEP } bench_weights_bound;
 
 /* One of the two: all tokens of a prompt, or one decoded token. */
 typedef struct bench_weights_case {
     bench_spread seconds, share; /* share: of the bound, as in bench_row */
     double bound_seconds;        /* median */
     bench_weights_bound bound;
-    double hit_rate;   /* of experts that forwards wanted, those in memory */
-    double bytes_read; /* from files, by one call */
+    double hit_rate;     /* of experts that forwards wanted, those in memory */
+    double bytes_read;   /* from files, by one call */
+    double missed;       /* bytes of the experts that were not there, by one call: the fewest to read */
+    bench_spread waited; /* seconds that one call waited for reads; 0 of a device, which does not say */
 } bench_weights_case;
 
 typedef struct bench_weights_row {

@@ -1,5 +1,6 @@
 #include "measure/session_room.h"
 
+#include "backend/bounded_rows.h"
 #include "backend/kv_bytes.h"
 #include "backend/measure.h"
 #include "kakeya_study.h"
@@ -283,6 +284,12 @@ room_engine room_of_engine(const kakeya_description *d, room_device device, int 
                            gpu_assistant_bytes(&w);
     engine.workspace += rope_bytes(c, longest_tokens);
     return engine;
+}
+
+int room_rows(const kakeya_description *d, room_device device, size_t memory_bytes, int threads, size_t weights_limit) {
+    const int rows = room_default_rows(device, memory_bytes);
+    if (device != ROOM_CPU || weights_limit == 0) return rows;
+    return bounded_rows(weights_limit, room_of_engine(d, device, rows, threads, 1).workspace / (size_t)rows + 1, rows);
 }
 
 /* ------------------------------------------------------------------------------------------------------- sessions */

@@ -26,7 +26,7 @@ typedef struct room_engine {
     size_t picture;   /* beside it while a picture becomes rows; 0: the model, or the device, reads none */
 } room_engine;
 
-/* max_rows and threads of the backend: room_default_rows, and on a CPU the threads of its pool. */
+/* max_rows and threads of the backend: room_rows, and on a CPU the threads of its pool. */
 room_engine room_of_engine(const kakeya_description *description, room_device device, int max_rows, int threads,
                            int longest_tokens);
 /* `sound` of an engine. */
@@ -34,6 +34,9 @@ size_t room_of_sound(const kakeya_description *description, room_device device);
 /* `picture` of a picture of `budget` tokens. */
 size_t room_of_picture(const kakeya_description *description, room_device device, int threads, int budget);
 int room_default_rows(room_device device, size_t memory_bytes);
+/* The same with a limit on weights; 0: there is none. */
+int room_rows(const kakeya_description *description, room_device device, size_t memory_bytes, int threads,
+              size_t weights_limit);
 /* A session of `tokens` tokens, at least 1. options: resolved, a kv_format of AUTO follows the checkpoint. */
 room_session room_of_session(const kakeya_description *description, room_device device,
                              const kakeya_session_options *options, int tokens);

@@ -34,14 +34,26 @@ void expert_store_destroy(expert_store *store); /* NULL is fine */
 
 int expert_store_slots(const expert_store *store);
 
-/* Orders a layer's `experts` [n] so that those come first which are there already. Returns how many are. */
+/* Orders a layer's `experts` [n] so that those come first which are there already, and then those that are read ahead.
+ * Returns how many are there. */
 int expert_store_order(const expert_store *store, int layer, int *experts, int n);
 
 /* These experts [n] of a layer are wanted, n at most the number of slots. Those that are in slots stay there until the
  * next call; reads of the others begin. */
 void expert_store_begin(expert_store *store, int layer, const int *experts, int n);
-/* The others are there, too. KAKEYA_IO: one of them could not be read whole; none that was not is ever given out. */
-kakeya_status expert_store_wait(expert_store *store, kakeya_error *error);
+/* Reads of so many experts of a list are begun together, and end at about the same time. */
+enum { EXPERTS_TOGETHER = 16 };
+/* The first of them, in the order of the list, are there, all with n; the list was ordered by expert_store_order just
+ * before expert_store_begin. KAKEYA_IO: one of all of them could not be read whole; none that was not is ever given
+ * out. */
+kakeya_status expert_store_wait(expert_store *store, int first, kakeya_error *error);
+
+/* These experts [n] of a layer will probably be wanted by the next call of expert_store_begin: reads of those that are
+ * not there begin, after the reads of that call, unless earlier ones are still under way. They take no slot that the
+ * last call wanted. What is read ahead and not wanted then is the first to make room. */
+void expert_store_expect(expert_store *store, int layer, const int *experts, int n);
+/* Keeps reads going while others compute. */
+void expert_store_poll(expert_store *store);
 
 /* A piece of an expert that is there; NULL where the layer has no such piece. */
 const void *expert_store_piece(const expert_store *store, int layer, int expert, int piece);
@@ -51,8 +63,9 @@ const expert_piece *expert_store_largest(const expert_store *store);
 
 /* Counts since the store was made; may be read by any thread. */
 typedef struct expert_counts {
-    uint64_t wanted, found; /* experts that forwards wanted, and those of them that were there */
+    uint64_t wanted, found; /* experts that forwards wanted, and those of them that were there, not only read ahead */
     uint64_t bytes;         /* that were read */
+    uint64_t ahead, useful; /* experts that were read ahead, and those of them that were wanted next */
     uint64_t failures;      /* fetches that failed */
     bool failing;           /* the last fetch that read something failed */
     double seconds;         /* that were waited for reads */

@@ -57,7 +57,8 @@ check "bench prints a row for each limit" test "$(grep -c 'of 192 experts in mem
 run bench --model "$demo" --weights-limit "$needed,60M" --repeats 2 --prompt-tokens 24 --decode-tokens 4 \
     --context-frontiers 8 --json
 check "bench as JSON" jq -e '.weights_limits | length == 2 and .[0].decode.bytes_read > .[1].decode.bytes_read and
-    all(.[]; .decode.tokens_per_second > 0 and .prompt.share_of_bound.median > 0 and .disk_bytes_per_second.median > 0)' "$WORK/out"
+    all(.[]; .decode.tokens_per_second > 0 and .prompt.share_of_bound.median > 0 and .disk_bytes_per_second.median > 0 and
+    .decode.bytes_missed <= .decode.bytes_read) and .[0].decode.waited_seconds.median > 0 and .[0].decode.bytes_missed > 0' "$WORK/out"
 run bench --model "$demo" --weights-limit 60M --requests 4
 check "bench refuses it with --requests" test "$STATUS" -eq 2
 

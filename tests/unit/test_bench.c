@@ -384,19 +384,34 @@ static void test_memory_of_the_machine(void **state) {
 
     scratch_folder("machine/proc");
     scratch_text("machine/proc/meminfo", "MemTotal:       24000000 kB\nMemFree:  10 kB\nMemAvailable:    1000 kB\n");
-    const char *root = scratch_path("machine");
-    assert_int_equal(machine_memory_available_in(root), 1000 * 1024);
+    assert_int_equal(machine_memory_available_in(scratch_path("machine")), 1000 * 1024);
     /* a control group without a limit, then with one that leaves less, then with one that is used up */
     scratch_folder("machine/sys/fs/cgroup");
     scratch_text("machine/sys/fs/cgroup/memory.max", "max\n");
     scratch_text("machine/sys/fs/cgroup/memory.current", "5000\n");
-    assert_int_equal(machine_memory_available_in(root), 1000 * 1024);
+    assert_int_equal(machine_memory_available_in(scratch_path("machine")), 1000 * 1024);
     scratch_text("machine/sys/fs/cgroup/memory.max", "9000\n");
-    assert_int_equal(machine_memory_available_in(root), 4000);
+    assert_int_equal(machine_memory_available_in(scratch_path("machine")), 4000);
     scratch_text("machine/sys/fs/cgroup/memory.stat", "anon 4\nactive_file 7\ninactive_file 1500\n");
-    assert_int_equal(machine_memory_available_in(root), 5500);
+    assert_int_equal(machine_memory_available_in(scratch_path("machine")), 5500);
     scratch_text("machine/sys/fs/cgroup/memory.max", "3000\n");
-    assert_int_equal(machine_memory_available_in(root), 0);
+    assert_int_equal(machine_memory_available_in(scratch_path("machine")), 0);
+
+    /* a group below, as of a service or of systemd-run: its own limit counts, and those of the groups above it */
+    scratch_text("machine/sys/fs/cgroup/memory.max", "max\n");
+    scratch_folder("machine/proc/self");
+    scratch_folder("machine/sys/fs/cgroup/user.slice/run.scope");
+    scratch_text("machine/proc/self/cgroup", "1:name=systemd:/other\n0::/user.slice/run.scope\n");
+    assert_int_equal(machine_memory_available_in(scratch_path("machine")), 1000 * 1024);
+    scratch_text("machine/sys/fs/cgroup/user.slice/run.scope/memory.max", "7000\n");
+    scratch_text("machine/sys/fs/cgroup/user.slice/run.scope/memory.current", "2000\n");
+    assert_int_equal(machine_memory_available_in(scratch_path("machine")), 5000);
+    scratch_text("machine/sys/fs/cgroup/user.slice/memory.max", "8000\n");
+    scratch_text("machine/sys/fs/cgroup/user.slice/memory.current", "4400\n");
+    scratch_text("machine/sys/fs/cgroup/user.slice/memory.stat", "inactive_file 400\n");
+    assert_int_equal(machine_memory_available_in(scratch_path("machine")), 4000);
+    scratch_text("machine/proc/self/cgroup", "0::/../../elsewhere\n"); /* of which nothing is seen from here */
+    assert_int_equal(machine_memory_available_in(scratch_path("machine")), 1000 * 1024);
 
     scratch_folder("old/proc");
     scratch_folder("old/sys/fs/cgroup/memory");
@@ -406,6 +421,14 @@ static void test_memory_of_the_machine(void **state) {
     assert_int_equal(machine_memory_available_in(scratch_path("old")), 1000 * 1024);
     scratch_text("old/sys/fs/cgroup/memory/memory.limit_in_bytes", "8000\n");
     scratch_text("old/sys/fs/cgroup/memory/memory.stat", "inactive_file 9\ntotal_inactive_file 100\n");
+    assert_int_equal(machine_memory_available_in(scratch_path("old")), 3100);
+    scratch_folder("old/proc/self");
+    scratch_folder("old/sys/fs/cgroup/memory/one");
+    scratch_text("old/proc/self/cgroup", "4:memory:/one\n3:cpuset:/two\n0::/\n");
+    scratch_text("old/sys/fs/cgroup/memory/one/memory.limit_in_bytes", "6000\n");
+    scratch_text("old/sys/fs/cgroup/memory/one/memory.usage_in_bytes", "4500\n");
+    assert_int_equal(machine_memory_available_in(scratch_path("old")), 1500);
+    scratch_text("old/sys/fs/cgroup/memory/one/memory.limit_in_bytes", "9223372036854771712\n");
     assert_int_equal(machine_memory_available_in(scratch_path("old")), 3100);
 }
 

@@ -80,6 +80,25 @@ static size_t kv_held(const kakeya_session *session) {
     return held;
 }
 
+/* Under a limit on weights forwards of prompts are longer, where it is large. */
+static void test_bounded_weights(void **state) {
+    const kakeya_description *description = *state;
+    static const size_t limits[] = {(size_t)64 << 20, (size_t)700 << 20, (size_t)4 << 30};
+    static const int least[] = {512, 513, 2048}, most[] = {512, 2047, 2048};
+    for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
+        kakeya_engine *engine = NULL;
+        kakeya_error error = {0};
+        kakeya_engine_options options = demo_options(0);
+        options.weights_limit_bytes = limits[i];
+        assert_ok(kakeya_engine_open(&options, &engine, &error));
+        const int rows = engine->ops->model_prompt_chunk(engine->model);
+        assert_int_equal(room_rows(description, ROOM_CPU, 0, THREADS, limits[i]), rows);
+        if (rows < least[i] || rows > most[i]) fail_msg("a limit of %zu bytes: %d rows", limits[i], rows);
+        kakeya_engine_close(engine);
+    }
+    assert_int_equal(room_rows(description, ROOM_CPU, 0, THREADS, 0), 512);
+}
+
 static void test_an_engine(void **state) {
     kakeya_description *description = *state;
     kakeya_engine *engine = demo(0);
@@ -180,9 +199,8 @@ static int close_description(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_an_engine),
-        cmocka_unit_test(test_a_session),
-        cmocka_unit_test(test_sessions_that_fit),
+        cmocka_unit_test(test_an_engine), cmocka_unit_test(test_bounded_weights),
+        cmocka_unit_test(test_a_session), cmocka_unit_test(test_sessions_that_fit),
         cmocka_unit_test(test_edges),
     };
     return cmocka_run_group_tests(tests, describe, close_description);

@@ -317,6 +317,44 @@ static void test_shared_reads(void **state) {
     kakeya_engine_close(engine);
 }
 
+/* The largest forwards of a prompt, in which every expert is read once: with a limit of which their workspace is a
+ * small part. The last row's logits are those of shorter forwards of a model that is all there. */
+static void test_long_forwards(void **state) {
+    (void)state;
+    enum { LONG = 1500 };
+    int32_t *tokens = malloc(LONG * sizeof *tokens);
+    float *logits[2];
+    kakeya_weights weights = {0};
+    for (int bounded = 0; bounded < 2; bounded++) {
+        kakeya_engine *engine;
+        assert_ok(open_with(KAKEYA_MODELS "/demo", bounded ? (size_t)1 << 30 : 0, true, &engine));
+        const size_t vocab = (size_t)kakeya_engine_vocab_size(engine);
+        for (int i = 0; i < LONG; i++) tokens[i] = (int32_t)(5 + (size_t)i * 7919 % (vocab - 5));
+        kakeya_session *session = NULL;
+        kakeya_session_options options;
+        KAKEYA_INIT(&options);
+        options.context_tokens = LONG + 1;
+        assert_ok(kakeya_session_open(engine, &options, &session, &error));
+        const size_t workspace = kakeya_engine_memory(engine, KAKEYA_MEMORY_WORKSPACE);
+        kakeya_score_options score;
+        KAKEYA_INIT(&score);
+        score.prompt_length = LONG - 1;
+        logits[bounded] = score.logits = malloc(LONG * vocab * sizeof *score.logits);
+        assert_ok(kakeya_session_sync(session, tokens, LONG - 1, NULL, NULL, NULL, &error));
+        weights = kakeya_engine_weights(engine);
+        assert_int_equal(kakeya_engine_memory(engine, KAKEYA_MEMORY_WORKSPACE) > workspace / 2 * 3, bounded);
+        assert_ok(kakeya_session_truncate(session, 0, &error));
+        assert_ok(kakeya_session_score(session, tokens, LONG, &score, &error));
+        if (bounded) assert_memory_equal(logits[0], logits[1], LONG * vocab * sizeof **logits);
+        kakeya_session_close(session);
+        kakeya_engine_close(engine);
+    }
+    assert_true(weights.wanted > 0 && weights.wanted <= weights.experts);
+    free(logits[0]);
+    free(logits[1]);
+    free(tokens);
+}
+
 static kakeya_status answer(kakeya_session *session, const int32_t *tokens) {
     kakeya_generate_options options = answer_options(KAKEYA_MODE_AUTO);
     kakeya_status status = kakeya_session_sync(session, tokens, PROMPT, NULL, NULL, NULL, &error);
@@ -485,6 +523,7 @@ int main(void) {
         cmocka_unit_test(test_directory),     cmocka_unit_test(test_gguf),         cmocka_unit_test(test_groups),
         cmocka_unit_test(test_refusals),      cmocka_unit_test(test_faults),       cmocka_unit_test(test_changed_file),
         cmocka_unit_test(test_changed_tiles), cmocka_unit_test(test_shared_reads), cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_long_forwards),
     };
     return cmocka_run_group_tests_name("weights_limit", tests, scratch_setup, scratch_teardown);
 }

@@ -2,10 +2,10 @@
 
 #include <stdlib.h>
 
+#include "backend/bounded_rows.h"
 #include "backend/cpu/tile_file.h"
 #include "backend/cpu/tiles.h"
 #include "base/machine_memory.h"
-#include "model/expert_store.h"
 
 enum { EXPERT_MATRICES = 4, LAYER_DENSE = 11, MODEL_DENSE = 4 };
 _Static_assert(EXPERT_MATRICES *WEIGHT_STREAMS <= EXPERT_PIECES, "a layer's experts have a piece for every stream");
@@ -16,6 +16,7 @@ enum { AUTO_PARTS = 3, OF_PARTS = 4 };
 struct bounded_weights {
     block_reader *reader;
     expert_store *store;
+    int *list;      /* [experts] */
     void *resident; /* MEM_WEIGHTS: copies of what every token needs */
     size_t limit, held, slot_bytes;
 };
@@ -235,6 +236,17 @@ static kakeya_status own_list(backend_model *m, kakeya_error *error) {
     return KAKEYA_OK;
 }
 
+static void choose_prompt_rows(backend_model *m) {
+    const size_t each = mem_bytes(m->account, MEM_WORKSPACE) / (size_t)m->max_rows + 1;
+    m->prompt_rows = bounded_rows(m->bounded->limit, each, m->prompt_rows);
+    if (m->prompt_rows > m->most_rows) m->most_rows = m->prompt_rows;
+}
+
+static kakeya_status make_list(backend_model *m, kakeya_error *error) {
+    m->bounded->list = malloc((size_t)m->config->experts * sizeof(int));
+    return m->bounded->list ? KAKEYA_OK : error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for a list of experts");
+}
+
 kakeya_status bounded_create(backend_model *m, kakeya_error *error) {
     if (!m->config->moe)
         return error_set(error, KAKEYA_UNSUPPORTED,
@@ -255,12 +267,14 @@ kakeya_status bounded_create(backend_model *m, kakeya_error *error) {
     if (!status) status = list_all(x, error);
     if (!status) status = make_store(x, error);
     if (!status) status = copy_resident(x, error);
+    if (!status) status = make_list(m, error);
     int tiles = 0;
     if (!status && !x->unknown) status = block_reader_file(m->bounded->reader, m->tile_path, &tiles, error);
     if (!status && !x->unknown) block_reader_file_hashed(m->bounded->reader, tiles);
     if (!status) {
         language_model_release(m->options.verifier);
         file_map_unneeded(&m->tile_map, m->tile_map.data, m->tile_map.bytes);
+        choose_prompt_rows(m);
     }
     free(x);
     return status;
@@ -272,6 +286,7 @@ void bounded_destroy(backend_model *m) {
     expert_store_destroy(b->store);
     block_reader_destroy(b->reader);
     mem_free(b->resident);
+    free(b->list);
     free(b);
     m->bounded = NULL;
 }
@@ -305,8 +320,18 @@ void bounded_begin(backend_model *m, int layer, const int *experts, int n) {
     expert_store_begin(m->bounded->store, layer, experts, n);
 }
 
-kakeya_status bounded_wait(backend_model *m, kakeya_error *error) {
-    return expert_store_wait(m->bounded->store, error);
+kakeya_status bounded_wait(backend_model *m, int first, kakeya_error *error) {
+    return expert_store_wait(m->bounded->store, first, error);
+}
+
+void bounded_poll(backend_model *m) { expert_store_poll(m->bounded->store); }
+
+void bounded_expect_all(backend_model *m, int layer) {
+    const struct bounded_weights *b = m->bounded;
+    const int experts = m->config->experts;
+    if (layer + 1 == m->config->layers || expert_store_slots(b->store) < 2 * experts) return;
+    for (int e = 0; e < experts; e++) b->list[e] = e;
+    expert_store_expect(b->store, layer + 1, b->list, experts);
 }
 
 weight bounded_expert(const backend_model *m, int layer, const weight *stacked, int expert, int out) {

@@ -5,6 +5,7 @@
 #define KAKEYA_BACKEND_CPU_BOUNDED_H
 
 #include "backend/cpu/cpu.h"
+#include "model/expert_store.h"
 
 /* With weights_limit, behind repack_weights. KAKEYA_INVALID_ARGUMENT names what is needed where the limit is too small,
  * KAKEYA_UNSUPPORTED says why the model's weights cannot be bounded. */
@@ -14,12 +15,18 @@ void bounded_state(const backend_model *m, backend_weights *out);
 
 /* Experts that can be in memory at a time. */
 int bounded_slots(const backend_model *m);
-/* Orders a layer's `experts` [n] so that those come first which are in memory. Returns how many are. */
+/* Orders a layer's `experts` [n] so that those come first which are in memory, and then those that are read ahead.
+ * Returns how many are in memory. */
 int bounded_order(const backend_model *m, int layer, int *experts, int n);
-/* These experts of a layer are wanted, n at most bounded_slots: those in memory stay there until the next call, reads
- * of the others begin, and have ended when bounded_wait returns. */
+/* These experts of a layer are wanted, n at most bounded_slots, in the order of bounded_order: those in memory stay
+ * there until the next call, reads of the others begin, and those of the first so many have ended when bounded_wait
+ * returns, of all of them with n. EXPERTS_TOGETHER of the others come at about the same time. */
 void bounded_begin(backend_model *m, int layer, const int *experts, int n);
-kakeya_status bounded_wait(backend_model *m, kakeya_error *error);
+kakeya_status bounded_wait(backend_model *m, int first, kakeya_error *error);
+/* The next layer will want nearly all of its experts, as of many rows: they are read after what is wanted now. */
+void bounded_expect_all(backend_model *m, int layer);
+/* Keeps reads going while others compute. */
+void bounded_poll(backend_model *m);
 /* Rows of one expert, which is in memory, of one of the layer's stacked matrices, as a matrix of their own. */
 weight bounded_expert(const backend_model *m, int layer, const weight *stacked, int expert, int out);
 

@@ -25,6 +25,7 @@
 #include <stdbool.h>
 
 #include "backend/backend.h"
+#include "backend/bounded_rows.h"
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/screen.h"
 #include "backend/program/program.h"
@@ -32,10 +33,11 @@
 #include "base/threads.h"
 
 enum {
-    CPU_PROMPT_ROWS = 512,  /* rows of one forward: compute-bound on wide models, bounded by the workspace they cost */
-    CPU_MAX_ROWS = 1152,    /* the same with pictures and sounds: at most 1,120 rows, and never cut */
-    CPU_HEAD_ROWS = 64,     /* rows whose greedy choices are made in one go */
-    CPU_ROPE_GROWTH = 1024, /* positions by which RoPE tables grow */
+    CPU_PROMPT_ROWS = 512, /* rows of one forward: compute-bound on wide models, bounded by the workspace they cost */
+    CPU_MEDIA_ROWS = 1152, /* the same with pictures and sounds: at most 1,120 rows, and never cut */
+    CPU_MAX_ROWS = BOUNDED_ROWS_MOST,
+    CPU_HEAD_ROWS = 64,          /* rows whose greedy choices are made in one go */
+    CPU_ROPE_GROWTH = 1024,      /* positions by which RoPE tables grow */
     CPU_PARTITION_FULL = 256,    /* key positions of one independent flash state in full-attention layers */
     CPU_TILE_QUERIES = 64,       /* query rows (tokens x grouped heads) of one prompt attention tile, about */
     CPU_SERIAL_VALUES = 8192,    /* per-row work on so few values costs less than a fork and join */
@@ -104,6 +106,7 @@ struct backend_model {
 
     int max_rows;       /* rows of one forward that the workspace has room for */
     int most_rows;      /* to which it can grow */
+    int prompt_rows;    /* of a prompt's forward: at most most_rows */
     rope_table rope[2]; /* by layer_type */
     rope_table draft_rope;
     float embed_scale;

@@ -120,11 +120,15 @@ static void run_down(forward_step *f, const program_op *dense, int layer, expert
     if (dense) finish_products(f, dense);
 }
 
-/* Experts that are in memory are multiplied while the others are read. Where memory does not hold all that rows have
- * chosen, it has some after the others, for both products. */
+/* With so many rows for each expert a prompt's next layer chooses nearly all. */
+enum { ROWS_FOR_ALL = 4 };
+
+/* Experts that are in memory are multiplied while the others are read, and those that have been read while more are.
+ * Where memory does not hold all that rows have chosen, it has some after the others, for both products. */
 static void run_bounded(forward_step *f, const program_op *dense, const program_op *experts, expert_list list) {
     backend_model *m = f->model;
     const int layer = experts->layer, slots = bounded_slots(m), all = list.n;
+    const bool many = f->rows * m->config->experts_per_token >= ROWS_FOR_ALL * m->config->experts;
     int there = f->status ? 0 : bounded_order(m, layer, list.expert, all);
     f->in_parts = all > slots;
     for (int done = 0; done < all; done += list.n, list.expert += list.n) {
@@ -132,12 +136,16 @@ static void run_bounded(forward_step *f, const program_op *dense, const program_
         if (there > list.n) there = list.n;
         if (!f->status) bounded_begin(m, layer, list.expert, list.n);
         if (there || (dense && !done)) run_gate_up(f, done ? NULL : dense, experts, (expert_list){list.expert, there});
-        if (!f->status) f->status = bounded_wait(m, f->error);
+        for (int ready = there, next; ready < list.n && !f->status; ready = next) {
+            next = list.n - ready > EXPERTS_TOGETHER ? ready + EXPERTS_TOGETHER : list.n;
+            f->status = bounded_wait(m, next, f->error);
+            if (!f->status && next == list.n && many && !f->in_parts) bounded_expect_all(m, layer);
+            if (!f->status) run_gate_up(f, NULL, experts, (expert_list){list.expert + ready, next - ready});
+        }
         if (f->status) {
             f->in_parts = true;
             return;
         }
-        if (there < list.n) run_gate_up(f, NULL, experts, (expert_list){list.expert + there, list.n - there});
         if (f->in_parts) run_down(f, NULL, layer, list);
         there = 0;
     }
@@ -521,6 +529,7 @@ static void run_list(forward_step *f) {
     for (int i = 0; i < m->launches; i++) {
         const program_launch *l = &m->launch[i];
         f->op = &m->ops[l->first];
+        if (m->bounded) bounded_poll(m);
         (l->fusion < 0 ? kernels[f->op->kind] : fused[l->fusion])(f, f->op);
     }
 }

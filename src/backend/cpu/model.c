@@ -82,8 +82,8 @@ static kakeya_status cpu_model_create(const backend_model_options *options, back
         m->threads = thread_pool_size(m->pool);
         snprintf(m->description, sizeof m->description, "cpu/%s, %d thread%s", m->kernels->name, m->threads,
                  m->threads == 1 ? "" : "s");
-        m->max_rows = CPU_PROMPT_ROWS;
-        m->most_rows = options->verifier->vision || options->verifier->sound ? CPU_MAX_ROWS : CPU_PROMPT_ROWS;
+        m->max_rows = m->prompt_rows = CPU_PROMPT_ROWS;
+        m->most_rows = options->verifier->vision || options->verifier->sound ? CPU_MEDIA_ROWS : CPU_PROMPT_ROWS;
         /* sqrt(hidden), rounded to the weight type as the reference does when it computes in bf16 */
         m->embed_scale = sqrtf((float)m->config->hidden);
         if (m->input == INPUT_BF16) m->embed_scale = bf16_to_f32(f32_to_bf16(m->embed_scale));
@@ -107,10 +107,7 @@ static kakeya_status cpu_model_create(const backend_model_options *options, back
 
 static const char *cpu_description(const backend_model *m) { return m->description; }
 static const char *cpu_note(const backend_model *m) { return m->note; }
-static int cpu_prompt_chunk(const backend_model *m) {
-    (void)m;
-    return CPU_PROMPT_ROWS;
-}
+static int cpu_prompt_chunk(const backend_model *m) { return m->prompt_rows; }
 static int cpu_most_rows(const backend_model *m) { return m->most_rows; }
 
 const backend_ops *cpu_backend(void) {
