@@ -161,6 +161,8 @@ static kakeya_status list_all(bounding *x, kakeya_error *error) {
 
 /* What is read at a time of what every token needs: enough reads for the reader to see how many at a time are fast. */
 enum { RESIDENT_READ_BYTES = 4 << 20 };
+/* Pages that a thread touches at a time. */
+enum { PAGES_TOGETHER = 2048 };
 
 static size_t add_reads(const resident_stream *r, unsigned char *to, block_read *reads) {
     size_t n = 0;
@@ -174,6 +176,14 @@ static size_t add_reads(const resident_stream *r, unsigned char *to, block_read 
     return n;
 }
 
+/* Pages are cleared when they are first touched, which takes longer than reading where a virtual machine gets its
+ * memory page by page: all threads do it, and not only the one that begins reads. */
+static void touch_pages(void *context, size_t begin, size_t end, int thread) {
+    (void)thread;
+    volatile unsigned char *memory = context;
+    for (size_t i = begin; i < end; i++) memory[i * BLOCK_BYTES] = 0;
+}
+
 /* Copies, and points the matrices to them. */
 static kakeya_status copy_resident(bounding *x, kakeya_error *error) {
     struct bounded_weights *b = x->b;
@@ -184,6 +194,7 @@ static kakeya_status copy_resident(bounding *x, kakeya_error *error) {
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu bytes of weights that every token needs",
                          x->room);
     }
+    thread_pool_for(x->m->pool, x->room / BLOCK_BYTES, PAGES_TOGETHER, touch_pages, b->resident);
     unsigned char *to = (unsigned char *)(((uintptr_t)b->resident + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES);
     size_t n = 0;
     for (size_t i = 0; i < x->n; i++) {
