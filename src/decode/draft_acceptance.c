@@ -44,16 +44,16 @@ double draft_acceptance_tokens(const draft_acceptance *acceptance, int length) {
     return tokens;
 }
 
-bool draft_watch_begin(draft_watch *watch, int ngram_match, const int32_t *tokens, int n, int first, int skip) {
-    if (watch->at < watch->n) return false;
-    *watch = (draft_watch){.n = n, .match = ngram_match, .first = first, .skip = skip};
-    memcpy(watch->tokens, tokens, (size_t)n * sizeof *tokens);
+bool shadow_draft_begin(shadow_draft *shadow, int ngram_match, const int32_t *tokens, int n, int first, int skip) {
+    if (shadow->at < shadow->n) return false;
+    *shadow = (shadow_draft){.n = n, .match = ngram_match, .first = first, .skip = skip};
+    memcpy(shadow->tokens, tokens, (size_t)n * sizeof *tokens);
     return true;
 }
 
-void draft_watch_token(const draft_policy *policy, draft_watch *watch, draft_acceptance *acceptance, int32_t token) {
-    if (watch->at == watch->n) return;
-    bool right = watch->tokens[watch->at] == token;
-    if (watch->at >= watch->skip) draft_acceptance_add(policy, acceptance, watch->at - watch->first, right);
-    watch->at = right ? watch->at + 1 : watch->n;
+void shadow_draft_token(const draft_policy *policy, shadow_draft *shadow, draft_acceptance *acceptance, int32_t token) {
+    if (shadow->at == shadow->n) return;
+    bool right = shadow->tokens[shadow->at] == token;
+    if (shadow->at >= shadow->skip) draft_acceptance_add(policy, acceptance, shadow->at - shadow->first, right);
+    shadow->at = right ? shadow->at + 1 : shadow->n;
 }

@@ -1,5 +1,5 @@
-/* How often drafts hold: moving averages by draft position, fed by verified blocks and by predictions that are only
- * watched. */
+/* How often drafts hold: moving averages by draft position, fed by verified blocks and by shadow drafts, which are only
+ * compared with what comes. */
 #ifndef KAKEYA_DECODE_DRAFT_ACCEPTANCE_H
 #define KAKEYA_DECODE_DRAFT_ACCEPTANCE_H
 
@@ -25,17 +25,17 @@ void draft_acceptance_block(const draft_policy *policy, draft_acceptance *accept
 /* Tokens that a block of `length` drafts yields: 1 + q1 + q1 q2 + ... */
 double draft_acceptance_tokens(const draft_acceptance *acceptance, int length);
 
-/* A prediction that is compared with the tokens that follow. All zero: nothing is being watched. */
-typedef struct draft_watch {
+/* A shadow draft: a prediction that is only compared with the tokens that follow. All zero: none is under way. */
+typedef struct shadow_draft {
     int32_t tokens[BACKEND_MAX_DRAFT];
-    int n, at;       /* tokens[at] is compared with the next token; at == n: nothing is being watched */
+    int n, at;       /* tokens[at] is compared with the next token; at == n: none is under way */
     int match;       /* of an n-gram prediction */
     int first, skip; /* tokens before `first` are another source's, those before `skip` have been verified: neither is
                         learned from */
-} draft_watch;
+} shadow_draft;
 
-/* False where another prediction is still being watched: that one goes on. */
-bool draft_watch_begin(draft_watch *watch, int ngram_match, const int32_t *tokens, int n, int first, int skip);
-void draft_watch_token(const draft_policy *policy, draft_watch *watch, draft_acceptance *acceptance, int32_t token);
+/* False where another one is under way: that one goes on. */
+bool shadow_draft_begin(shadow_draft *shadow, int ngram_match, const int32_t *tokens, int n, int first, int skip);
+void shadow_draft_token(const draft_policy *policy, shadow_draft *shadow, draft_acceptance *acceptance, int32_t token);
 
 #endif

@@ -4,7 +4,7 @@
 
 const draft_policy draft_policy_default = {
     .probe_share = 0.005,
-    .watch_share = 0.006,
+    .shadow_share = 0.006,
     .passage_share = 0.5,
     .recent_blocks = 16,
     .advantage = 1.04,
@@ -50,7 +50,7 @@ void draft_control_init(draft_control *control, const draft_policy *policy, cons
     }
     draft_acceptance_assume(&control->forced, policy->assumed_forced_rate, policy->assumed_forced_rate,
                             policy->assumed_weight);
-    control->next_drafter = control->next_watched = drafter_after(control, BACKEND_DRAFTERS - 1); /* the first */
+    control->next_drafter = control->next_shadow = drafter_after(control, BACKEND_DRAFTERS - 1); /* the first */
     if (!experience || !experience->known) return;
     control->costs = experience->costs;
     control->budget = experience->budget;
@@ -192,21 +192,21 @@ static void consider_probe(draft_control *control, draft_plan *best, int limit) 
     }
 }
 
-/* Lets a drafter that does not draft in this block be watched, each in its turn. */
-static void consider_watch(draft_control *control, draft_plan *plan, int limit) {
+/* Lets a drafter that does not draft in this block make a shadow draft, each in its turn. */
+static void consider_shadow(draft_control *control, draft_plan *plan, int limit) {
     const draft_budget *budget = &control->budget;
-    for (int tried = 0, d = control->next_watched; tried < BACKEND_DRAFTERS; tried++) {
+    for (int tried = 0, d = control->next_shadow; tried < BACKEND_DRAFTERS; tried++) {
         const backend_drafter drafter = (backend_drafter)d;
-        const draft_watch *watch = &control->drafter[d].watch;
+        const shadow_draft *shadow = &control->drafter[d].shadow;
         const int longest = longest_of(control, drafter, limit);
         d = drafter_after(control, d);
-        if (plan->source == draft_source_of(drafter) || longest <= 0 || watch->at < watch->n) continue;
-        if (budget->watch_seconds + drafting(control, drafter, longest) >
-            control->policy->watch_share * budget->elapsed_seconds)
+        if (plan->source == draft_source_of(drafter) || longest <= 0 || shadow->at < shadow->n) continue;
+        if (budget->shadow_seconds + drafting(control, drafter, longest) >
+            control->policy->shadow_share * budget->elapsed_seconds)
             return;
-        plan->watch_length = longest;
-        plan->watched = drafter;
-        control->next_watched = d;
+        plan->shadow_length = longest;
+        plan->shadow = drafter;
+        control->next_shadow = d;
         return;
     }
 }
@@ -244,7 +244,7 @@ draft_plan draft_control_plan(draft_control *control, int limit, int ngram_avail
     consider(control, DRAFT_NGRAM, longest_ngram, ngram_match, &threshold, &best);
     control->drafting = best.source != DRAFT_NONE;
     if (best.source != DRAFT_NGRAM) consider_probe(control, &best, limit);
-    consider_watch(control, &best, limit);
+    consider_shadow(control, &best, limit);
     return best;
 }
 
@@ -292,7 +292,7 @@ bool draft_control_asks_forced(draft_control *control, const draft_prices *price
 int draft_control_forced_at(draft_control *control, const int32_t *tokens, int n, const draft_prices *prices) {
     double value = 0;
     const int worth = worth_drafting(control->forced.rate, n, prices->row, &value);
-    if (n) draft_watch_begin(&control->watch_forced, 0, tokens, n, 0, worth);
+    if (n) shadow_draft_begin(&control->shadow_forced, 0, tokens, n, 0, worth);
     return worth;
 }
 
@@ -326,25 +326,25 @@ draft_extension draft_control_extend(const draft_control *control, backend_draft
 
 /* ---------------------------------------------------------------------------------------------------- learning */
 
-void draft_control_watch(draft_control *control, draft_source source, int ngram_match, const int32_t *tokens,
-                         int verified, int n) {
-    draft_watch *watch =
-        draft_source_asks(source) ? &control->drafter[draft_source_drafter(source)].watch : &control->watch_ngram;
-    draft_watch_begin(watch, ngram_match, tokens, n, 0, verified);
+void draft_control_shadow(draft_control *control, draft_source source, int ngram_match, const int32_t *tokens,
+                          int verified, int n) {
+    shadow_draft *shadow =
+        draft_source_asks(source) ? &control->drafter[draft_source_drafter(source)].shadow : &control->shadow_ngram;
+    shadow_draft_begin(shadow, ngram_match, tokens, n, 0, verified);
 }
 
-void draft_control_watch_extension(draft_control *control, int ngram_match, const int32_t *tokens, int kept,
-                                   int verified, int n) {
-    draft_watch_begin(&control->watch_extension, ngram_match, tokens, n, kept, verified);
+void draft_control_shadow_extension(draft_control *control, int ngram_match, const int32_t *tokens, int kept,
+                                    int verified, int n) {
+    shadow_draft_begin(&control->shadow_extension, ngram_match, tokens, n, kept, verified);
 }
 
 void draft_control_token(draft_control *control, int32_t token) {
     for (int d = 0; d < BACKEND_DRAFTERS; d++)
-        draft_watch_token(control->policy, &control->drafter[d].watch, &control->drafter[d].acceptance, token);
-    draft_watch_token(control->policy, &control->watch_ngram, &control->ngram[control->watch_ngram.match], token);
-    draft_watch_token(control->policy, &control->watch_extension, &control->extension[control->watch_extension.match],
-                      token);
-    draft_watch_token(control->policy, &control->watch_forced, &control->forced, token);
+        shadow_draft_token(control->policy, &control->drafter[d].shadow, &control->drafter[d].acceptance, token);
+    shadow_draft_token(control->policy, &control->shadow_ngram, &control->ngram[control->shadow_ngram.match], token);
+    shadow_draft_token(control->policy, &control->shadow_extension,
+                       &control->extension[control->shadow_extension.match], token);
+    shadow_draft_token(control->policy, &control->shadow_forced, &control->forced, token);
 }
 
 void draft_control_record_accepted(draft_control *control, const draft_block *block) {
@@ -361,20 +361,20 @@ void draft_control_record_accepted(draft_control *control, const draft_block *bl
         draft_acceptance_block(policy, &control->ngram[block->ngram_match], block->drafted, block->accepted);
 }
 
-void draft_control_record(draft_control *control, const draft_block *block, const draft_watched *watched) {
+void draft_control_record(draft_control *control, const draft_block *block, const shadow_result *shadow) {
     const draft_policy *policy = control->policy;
     draft_costs_add(&control->costs.verify[block->drafted + 1], block->verify_seconds, block->read_seconds);
     if (draft_source_asks(block->source))
         draft_costs_add(&control->costs.draft[draft_source_drafter(block->source)][block->asked], block->draft_seconds,
                         0);
-    if (watched->drafts) draft_costs_add(&control->costs.draft[watched->drafter][watched->drafts], watched->seconds, 0);
+    if (shadow->drafts) draft_costs_add(&control->costs.draft[shadow->drafter][shadow->drafts], shadow->seconds, 0);
     draft_control_record_accepted(control, block);
 
     double seconds = block->draft_seconds + block->verify_seconds;
-    control->budget.elapsed_seconds += seconds + watched->seconds;
+    control->budget.elapsed_seconds += seconds + shadow->seconds;
     control->budget.recent_tokens += block->accepted + 1 - control->budget.recent_tokens / policy->recent_blocks;
     control->budget.recent_seconds += seconds - control->budget.recent_seconds / policy->recent_blocks;
-    control->budget.watch_seconds += watched->seconds;
+    control->budget.shadow_seconds += shadow->seconds;
     if (control->probing) {
         control->budget.probe_seconds += seconds - (block->accepted + 1) / control->best_rate;
         if (control->budget.probe_seconds < 0) control->budget.probe_seconds = 0; /* a lucky probe saves up nothing */

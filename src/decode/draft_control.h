@@ -42,7 +42,7 @@ static inline backend_drafter draft_source_drafter(draft_source source) {
 typedef struct draft_budget {
     double elapsed_seconds;               /* all blocks */
     double probe_seconds;                 /* what probe blocks have cost beyond the best choice */
-    double watch_seconds;                 /* what drafts have cost that were only watched */
+    double shadow_seconds;                /* what shadow drafts have cost */
     double recent_tokens, recent_seconds; /* of the last blocks: what time is worth */
 } draft_budget;
 
@@ -62,7 +62,7 @@ typedef struct draft_drafter {
     int longest;  /* its longest draft; 0: there is none */
     bool unready; /* it cannot draft in the block that is planned */
     draft_acceptance acceptance;
-    draft_watch watch;
+    shadow_draft shadow;
 } draft_drafter;
 
 typedef struct draft_control {
@@ -73,11 +73,11 @@ typedef struct draft_control {
     draft_acceptance ngram[NGRAM_MAX_MATCH + 1];     /* by length of the matched suffix */
     draft_acceptance extension[NGRAM_MAX_MATCH + 1]; /* of what continues drafts; it ends elsewhere in a text */
     draft_acceptance forced; /* of text that a grammar leaves no choice about, which can be cut in other tokens */
-    draft_watch watch_ngram, watch_extension, watch_forced;
+    shadow_draft shadow_ngram, shadow_extension, shadow_forced;
     unsigned forced_blocks; /* in which forced text was not worth its rows */
     int next_probe, next_length;
     int next_drafter; /* whom a probe is about */
-    int next_watched; /* who is asked for drafts that are only watched, if it is not the one that drafts */
+    int next_shadow;  /* who is asked for a shadow draft, if it is not the one that drafts */
     bool drafting;    /* the last choice, probes aside */
     bool probing;     /* the planned block is a probe */
     double best_rate; /* tokens per second that the best choice promised when the block was planned */
@@ -85,9 +85,9 @@ typedef struct draft_control {
 
 typedef struct draft_plan {
     draft_source source;
-    int length;       /* tokens to draft and verify */
-    int watch_length; /* > 0: also ask a drafter for this many, only to compare them with what comes */
-    backend_drafter watched;
+    int length;        /* tokens to draft and verify */
+    int shadow_length; /* > 0: also ask a drafter for this many, only to compare them with what comes */
+    backend_drafter shadow;
 } draft_plan;
 
 typedef struct draft_block {
@@ -143,22 +143,22 @@ draft_extension draft_control_extend(const draft_control *control, backend_draft
 
 /* A prediction to be compared with the tokens passed to draft_control_token from now on. The block verifies its first
  * `verified` tokens. */
-void draft_control_watch(draft_control *control, draft_source source, int ngram_match, const int32_t *tokens,
-                         int verified, int n);
+void draft_control_shadow(draft_control *control, draft_source source, int ngram_match, const int32_t *tokens,
+                          int verified, int n);
 /* The same for `kept` drafts of a drafter and what continues them, n in all. */
-void draft_control_watch_extension(draft_control *control, int ngram_match, const int32_t *tokens, int kept,
-                                   int verified, int n);
+void draft_control_shadow_extension(draft_control *control, int ngram_match, const int32_t *tokens, int kept,
+                                    int verified, int n);
 void draft_control_token(draft_control *control, int32_t token);
 
-/* Drafts that a drafter was asked for only to be watched, and the time that took. */
-typedef struct draft_watched {
+/* A shadow draft of a drafter, and the time it took. */
+typedef struct shadow_result {
     backend_drafter drafter;
     int drafts; /* 0: none */
     double seconds;
-} draft_watched;
+} shadow_result;
 
 /* Reports a finished block: `block.accepted` of the drafts were accepted, one more token was sampled. */
-void draft_control_record(draft_control *control, const draft_block *block, const draft_watched *watched);
+void draft_control_record(draft_control *control, const draft_block *block, const shadow_result *shadow);
 /* The same of a block that shared its forward with others: only what was accepted, for its time says nothing. */
 void draft_control_record_accepted(draft_control *control, const draft_block *block);
 

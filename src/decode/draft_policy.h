@@ -6,8 +6,8 @@
 #include "decode/ngram.h"
 
 typedef struct draft_policy {
-    /* Shares of the time that may go into probe blocks and into drafts that are only watched. */
-    double probe_share, watch_share;
+    /* Shares of the time that may go into probe blocks and into shadow drafts. */
+    double probe_share, shadow_share;
     /* What follows drafts in the text is verified as long as it brings this share of what the time is worth: the rest
      * of a passage that is cut short takes a block of its own. */
     double passage_share;

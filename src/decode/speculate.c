@@ -133,14 +133,14 @@ static void extend_drafts(decode_stream *b) {
         memcpy(best_more, more, (size_t)found * sizeof *more);
     }
     ngram_truncate(&w->ngram, t->tokens, t->n);
-    draft_control_watch(&w->control, b->block.source, 0, drafts, best.kept, n);
+    draft_control_shadow(&w->control, b->block.source, 0, drafts, best.kept, n);
     memcpy(drafts + best.kept, best_more, (size_t)best_found * sizeof *drafts);
     b->block.looked_up = best.more;
     b->block.ngram_match = best_match;
     b->block.drafted = best.kept + best.more;
     if (best_found)
-        draft_control_watch_extension(&w->control, best_match, drafts, best.kept, b->block.drafted,
-                                      best.kept + best_found);
+        draft_control_shadow_extension(&w->control, best_match, drafts, best.kept, b->block.drafted,
+                                       best.kept + best_found);
 }
 
 /* n drafts for the next positions, at most `most`, as a grammar corrects them, without those behind the first one that
@@ -204,9 +204,9 @@ bool decode_asks(decode_stream *s, backend_draft_request *request) {
         s->question = QUESTION_WATCH;
     }
     if (s->question == QUESTION_WATCH) {
-        request->n = s->options->mode == KAKEYA_MODE_AUTO ? s->plan.watch_length : 0;
-        request->drafter = s->plan.watched;
-        request->drafts = s->watched;
+        request->n = s->options->mode == KAKEYA_MODE_AUTO ? s->plan.shadow_length : 0;
+        request->drafter = s->plan.shadow;
+        request->drafts = s->shadow_tokens;
         if (request->n) return true;
         s->question = QUESTION_NONE;
     }
@@ -224,11 +224,11 @@ void decode_answered(decode_stream *s, double seconds) {
             extend_as_followed(s, followed(s));
         else if (s->block.drafted == s->plan.length && !s->priced)
             extend_drafts(s);
-        if (s->n_found) draft_control_watch(&w->control, DRAFT_NGRAM, s->match, s->found, 0, s->n_found);
+        if (s->n_found) draft_control_shadow(&w->control, DRAFT_NGRAM, s->match, s->found, 0, s->n_found);
         return;
     }
-    s->watch = (draft_watched){.drafter = s->plan.watched, .drafts = s->plan.watch_length, .seconds = seconds};
-    draft_control_watch(&w->control, draft_source_of(s->plan.watched), 0, s->watched, 0, s->plan.watch_length);
+    s->shadow = (shadow_result){.drafter = s->plan.shadow, .drafts = s->plan.shadow_length, .seconds = seconds};
+    draft_control_shadow(&w->control, draft_source_of(s->plan.shadow), 0, s->shadow_tokens, 0, s->plan.shadow_length);
 }
 
 /* Where a grammar leaves no choice for as many tokens as were to be drafted, these are the drafts: they cost nothing
@@ -296,7 +296,7 @@ kakeya_status decode_plan(decode_stream *s, int most_rows, const draft_prices *p
     s->tokens[0] = t->tokens[t->n - 1];
     s->place += (size_t)s->taken;
     s->n_found = s->match = s->taken = 0;
-    s->watch = (draft_watched){0};
+    s->shadow = (shadow_result){0};
     s->question = QUESTION_DRAFTS;
     s->batched = false;
     if (indexed) {
@@ -319,7 +319,7 @@ kakeya_status decode_plan(decode_stream *s, int most_rows, const draft_prices *p
         s->block.ngram_match = s->match;
     }
     if (o->mode == KAKEYA_MODE_AUTO && s->plan.source == DRAFT_NONE && s->n_found)
-        draft_control_watch(&w->control, DRAFT_NGRAM, s->match, s->found, 0, s->n_found);
+        draft_control_shadow(&w->control, DRAFT_NGRAM, s->match, s->found, 0, s->n_found);
     return o->draft ? ask_caller(s, error) : KAKEYA_OK;
 }
 
@@ -474,13 +474,13 @@ kakeya_status decode_take(decode_stream *s, kakeya_error *error) {
     return KAKEYA_OK;
 }
 
-static void add_to_stats(kakeya_stats *stats, const draft_block *block, double watch_seconds) {
+static void add_to_stats(kakeya_stats *stats, const draft_block *block, double shadow_seconds) {
     stats->verifier_forwards++;
     stats->drafted_tokens += (uint64_t)block->drafted;
     stats->accepted_tokens += (uint64_t)block->accepted;
     for (int i = 0; i < block->drafted; i++) stats->drafted_at[i]++;
     for (int i = 0; i < block->accepted; i++) stats->accepted_at[i]++;
-    stats->draft_seconds += block->draft_seconds + watch_seconds;
+    stats->draft_seconds += block->draft_seconds + shadow_seconds;
     stats->verify_seconds += block->verify_seconds;
 }
 
@@ -507,7 +507,7 @@ kakeya_status decode_commit(decode_stream *s, kakeya_status status, double verif
     if (status == KAKEYA_OK) status = committed;
     if (status != KAKEYA_OK) return status;
     const decode_options *o = s->options;
-    add_to_stats(s->stats, &s->block, s->watch.seconds);
+    add_to_stats(s->stats, &s->block, s->shadow.seconds);
     if (s->predicted && s->block.source == DRAFT_NGRAM) {
         s->stats->prediction_drafted += (uint64_t)s->block.drafted;
         s->stats->prediction_accepted += (uint64_t)s->block.accepted;
@@ -516,7 +516,7 @@ kakeya_status decode_commit(decode_stream *s, kakeya_status status, double verif
     if (o->mode == KAKEYA_MODE_AUTO && s->batched)
         draft_control_record_accepted(&s->workspace->control, &s->block);
     else if (o->mode == KAKEYA_MODE_AUTO)
-        draft_control_record(&s->workspace->control, &s->block, &s->watch);
+        draft_control_record(&s->workspace->control, &s->block, &s->shadow);
     if (o->trace) o->trace(o->trace_user, &(decode_trace_block){.block = s->block, .taken = s->taken});
     return KAKEYA_OK;
 }

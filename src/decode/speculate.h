@@ -156,8 +156,8 @@ typedef struct decode_stream {
     bool predicted; /* they come from the prediction, ... */
     size_t place;   /* ... of this place */
     int question;   /* of decode_asks */
-    int32_t watched[BACKEND_MAX_DRAFT];
-    draft_watched watch;
+    int32_t shadow_tokens[BACKEND_MAX_DRAFT];
+    shadow_result shadow;
     int32_t known[BACKEND_MAX_DECODE_ROWS]; /* tokens chosen by the backend or in decode_read */
     float *logits;                          /* the block's part of the buffers */
     backend_leaders *leaders;

@@ -16,7 +16,7 @@ typedef struct constant {
 #define CONSTANT(field, kind, most)                                                                                    \
     { #field, offsetof(draft_policy, field), kind, most }
 static const constant constants[] = {
-    CONSTANT(probe_share, CONSTANT_DOUBLE, 1),        CONSTANT(watch_share, CONSTANT_DOUBLE, 1),
+    CONSTANT(probe_share, CONSTANT_DOUBLE, 1),        CONSTANT(shadow_share, CONSTANT_DOUBLE, 1),
     CONSTANT(acceptance_memory, CONSTANT_FLOAT, 1e6), CONSTANT(advantage, CONSTANT_DOUBLE, 4),
     CONSTANT(passage_share, CONSTANT_DOUBLE, 1),      CONSTANT(recent_blocks, CONSTANT_DOUBLE, 1e6),
     CONSTANT(surprises, CONSTANT_INT, 1e6),           CONSTANT(memory_after_surprise, CONSTANT_FLOAT, 1e6),
@@ -79,8 +79,8 @@ int draft_variants(draft_variant out[DRAFT_MAX_VARIANTS]) {
     }
     draft_variant *v = add(out, &n, "without probes");
     v->policy.probe_share = -1;
-    v = add(out, &n, "without watched drafts");
-    v->policy.watch_share = 0;
+    v = add(out, &n, "without shadow drafts");
+    v->policy.shadow_share = 0;
     v = add(out, &n, "without advantage");
     v->policy.advantage = 1;
     v = add(out, &n, "without surprises");

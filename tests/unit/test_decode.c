@@ -261,7 +261,7 @@ static double drafting_cost(backend_drafter drafter, int drafts) {
 
 /* Token number i of the text is i, so a prediction can be checked by counting. */
 static void simulate(simulation *s, draft_control *control, long tokens) {
-    int32_t watched[LONGEST];
+    int32_t shadow_tokens[LONGEST];
     for (long end = s->tokens + tokens; s->tokens < end;) {
         bool ngrams = s->ngram_q >= 0;
         draft_plan plan = draft_control_plan(control, LONGEST, ngrams ? LONGEST : 0, ngrams ? 3 : 0);
@@ -284,7 +284,7 @@ static void simulate(simulation *s, draft_control *control, long tokens) {
             s->tokens += plan.length;
             predict(s, s->more_q, BACKEND_MAX_DRAFT - plan.length, both + plan.length);
             s->tokens -= plan.length;
-            draft_control_watch_extension(control, NGRAM_MAX_MATCH, both, plan.length, block.drafted,
+            draft_control_shadow_extension(control, NGRAM_MAX_MATCH, both, plan.length, block.drafted,
                                           BACKEND_MAX_DRAFT);
         }
         block.verify_seconds = disturbed(s, verify);
@@ -299,19 +299,19 @@ static void simulate(simulation *s, draft_control *control, long tokens) {
                uniform(s) < (block.accepted < block.drafted - block.looked_up ? q : s->more_q))
             block.accepted++;
         if (plan.source != DRAFT_NGRAM && ngrams) {
-            predict(s, s->ngram_q, LONGEST, watched);
-            draft_control_watch(control, DRAFT_NGRAM, 3, watched, 0, LONGEST);
+            predict(s, s->ngram_q, LONGEST, shadow_tokens);
+            draft_control_shadow(control, DRAFT_NGRAM, 3, watched, 0, LONGEST);
         }
-        if (plan.watch_length) {
-            double drafting = drafting_cost(plan.watched, plan.watch_length);
+        if (plan.shadow_length) {
+            double drafting = drafting_cost(plan.shadow, plan.shadow_length);
             shadow = disturbed(s, drafting);
             s->seconds += drafting;
-            predict(s, plan.watched == BACKEND_ASSISTANT ? s->chain_q : s->q, plan.watch_length, watched);
-            draft_control_watch(control, draft_source_of(plan.watched), 0, watched, 0, plan.watch_length);
+            predict(s, plan.shadow == BACKEND_ASSISTANT ? s->chain_q : s->q, plan.shadow_length, watched);
+            draft_control_shadow(control, draft_source_of(plan.shadow), 0, watched, 0, plan.shadow_length);
         }
         for (int i = 0; i <= block.accepted; i++) draft_control_token(control, (int32_t)s->tokens++);
         draft_control_record(control, &block,
-                             &(draft_watched){.drafter = plan.watched, .drafts = plan.watch_length, .seconds = shadow});
+                             &(shadow_result){.drafter = plan.shadow, .drafts = plan.shadow_length, .seconds = shadow});
         s->by_source[plan.source] += block.accepted + 1;
     }
 }
@@ -536,7 +536,7 @@ static void test_control_obeys_limits_and_learns_costs_once(void **state) {
     draft_control_init(&control, NULL, (const int[BACKEND_DRAFTERS]){[BACKEND_BLOCK_DRAFTER] = 16}, NULL);
     for (int limit = 0; limit <= 16; limit++) {
         draft_plan plan = draft_control_plan(&control, limit, 0, 0);
-        assert_true(plan.length <= limit && plan.watch_length <= limit);
+        assert_true(plan.length <= limit && plan.shadow_length <= limit);
         assert_int_equal(plan.source, limit ? DRAFT_DFLASH : DRAFT_NONE);
         assert_int_equal(plan.length, limit); /* the first block is full length */
     }
