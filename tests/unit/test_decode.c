@@ -285,7 +285,7 @@ static void simulate(simulation *s, draft_control *control, long tokens) {
             predict(s, s->more_q, BACKEND_MAX_DRAFT - plan.length, both + plan.length);
             s->tokens -= plan.length;
             draft_control_shadow_extension(control, NGRAM_MAX_MATCH, both, plan.length, block.drafted,
-                                          BACKEND_MAX_DRAFT);
+                                           BACKEND_MAX_DRAFT);
         }
         block.verify_seconds = disturbed(s, verify);
         s->seconds += verify;
@@ -300,14 +300,14 @@ static void simulate(simulation *s, draft_control *control, long tokens) {
             block.accepted++;
         if (plan.source != DRAFT_NGRAM && ngrams) {
             predict(s, s->ngram_q, LONGEST, shadow_tokens);
-            draft_control_shadow(control, DRAFT_NGRAM, 3, watched, 0, LONGEST);
+            draft_control_shadow(control, DRAFT_NGRAM, 3, shadow_tokens, 0, LONGEST);
         }
         if (plan.shadow_length) {
             double drafting = drafting_cost(plan.shadow, plan.shadow_length);
             shadow = disturbed(s, drafting);
             s->seconds += drafting;
-            predict(s, plan.shadow == BACKEND_ASSISTANT ? s->chain_q : s->q, plan.shadow_length, watched);
-            draft_control_shadow(control, draft_source_of(plan.shadow), 0, watched, 0, plan.shadow_length);
+            predict(s, plan.shadow == BACKEND_ASSISTANT ? s->chain_q : s->q, plan.shadow_length, shadow_tokens);
+            draft_control_shadow(control, draft_source_of(plan.shadow), 0, shadow_tokens, 0, plan.shadow_length);
         }
         for (int i = 0; i <= block.accepted; i++) draft_control_token(control, (int32_t)s->tokens++);
         draft_control_record(control, &block,
