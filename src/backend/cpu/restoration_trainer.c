@@ -1,4 +1,4 @@
-#include "backend/cpu/student.h"
+#include "backend/cpu/distil.h"
 
 #include <math.h>
 #include <string.h>
@@ -23,19 +23,19 @@ static bool compares_attention(restoration_loss loss) {
 static size_t most(size_t a, size_t b) { return a > b ? a : b; }
 
 /* The widest of what layers and the restoration have. */
-typedef struct student_widths {
+typedef struct distil_widths {
     size_t q, kv, d, dense, restored, inputs, rank, rows, longest;
-} student_widths;
+} distil_widths;
 
-static student_widths widths_of(const backend_restoration_trainer *s) {
+static distil_widths widths_of(const backend_restoration_trainer *s) {
     const model_config *c = s->m->config;
-    student_widths w = {.inputs = (size_t)restoration_encoder_in(&s->f),
-                        .rank = (size_t)s->f.rank,
-                        .rows = (size_t)s->o.rows,
-                        .dense = (size_t)c->ple_width};
+    distil_widths w = {.inputs = (size_t)restoration_encoder_in(&s->f),
+                       .rank = (size_t)s->f.rank,
+                       .rows = (size_t)s->o.rows,
+                       .dense = (size_t)c->ple_width};
     for (int i = 0; i < c->layers; i++) {
-        w.q = most(w.q, student_q_dim(s, i));
-        w.kv = most(w.kv, student_kv_dim(s, i));
+        w.q = most(w.q, distil_q_dim(s, i));
+        w.kv = most(w.kv, distil_kv_dim(s, i));
         w.d = most(w.d, (size_t)c->layer[i].head_dim);
         w.dense = most(w.dense, (size_t)c->layer[i].intermediate);
     }
@@ -54,7 +54,7 @@ static size_t packed_floats(const backend_restoration_trainer *s, size_t rows, s
 }
 
 /* The input of the largest product. */
-static size_t packed_most(const backend_restoration_trainer *s, const student_widths *w) {
+static size_t packed_most(const backend_restoration_trainer *s, const distil_widths *w) {
     const model_config *c = s->m->config;
     size_t all = (size_t)s->o.sequence, slots = w->rows * (size_t)(c->moe ? c->experts_per_token : 0);
     size_t n = packed_floats(s, w->rows, (size_t)c->vocab);
@@ -76,12 +76,12 @@ static void lay_out_teacher(backend_restoration_trainer *s, train_arena *a) {
     const model_config *c = s->m->config;
     size_t all = (size_t)s->o.sequence, hidden = (size_t)c->hidden, inputs = (size_t)restoration_encoder_in(&s->f);
     for (int i = 0; i < c->layers; i++) {
-        student_layer *l = &s->layer[i];
-        size_t kv = all * student_kv_dim(s, i);
+        distil_layer *l = &s->layer[i];
+        size_t kv = all * distil_kv_dim(s, i);
         l->native_h = train_take(a, all * hidden);
         l->native_added = train_take(a, all * hidden);
         if (compares_attention(s->o.loss)) {
-            l->native_q = train_take(a, all * student_q_dim(s, i));
+            l->native_q = train_take(a, all * distil_q_dim(s, i));
             l->native_out = train_take(a, all * hidden);
         }
         for (int half = 0; half < 2 && c->layer[i].kv_source == i; half++) {
@@ -99,9 +99,9 @@ static void lay_out_teacher(backend_restoration_trainer *s, train_arena *a) {
     }
 }
 
-static void lay_out_tape(backend_restoration_trainer *s, train_arena *a, const student_widths *w) {
+static void lay_out_tape(backend_restoration_trainer *s, train_arena *a, const distil_widths *w) {
     const model_config *c = s->m->config;
-    student_tape *t = &s->tape;
+    distil_tape *t = &s->tape;
     size_t n = w->rows, h = n * (size_t)c->hidden;
     float **hidden[] = {&t->x, &t->out, &t->added, &t->h1, &t->x2, &t->dense, &t->both, &t->h2, &t->ple_out};
     for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++) *hidden[i] = train_take(a, h);
@@ -138,12 +138,12 @@ static void lay_out_tape(backend_restoration_trainer *s, train_arena *a, const s
     s->d_slot_act = train_take(a, slots * width);
 }
 
-static void lay_out_segment(backend_restoration_trainer *s, train_arena *a, const student_widths *w) {
+static void lay_out_segment(backend_restoration_trainer *s, train_arena *a, const distil_widths *w) {
     const model_config *c = s->m->config;
     size_t all = (size_t)s->o.sequence, n = w->rows, heads = (size_t)c->heads;
     for (int i = 0; i < c->layers; i++) {
-        student_layer *l = &s->layer[i];
-        size_t kv = student_kv_dim(s, i), rows = restored_rows(s, i);
+        distil_layer *l = &s->layer[i];
+        size_t kv = distil_kv_dim(s, i), rows = restored_rows(s, i);
         l->input = i ? train_take(a, n * (size_t)c->hidden) : NULL;
         for (int half = 0; half < 2 && c->layer[i].kv_source == i; half++) {
             float **restored[] = {&l->raw[half], &l->seen[half], &l->d_seen[half]},
@@ -158,15 +158,15 @@ static void lay_out_segment(backend_restoration_trainer *s, train_arena *a, cons
     s->gathered = train_take(a, all * most(w->inputs, w->kv));
     for (int half = 0; half < 2; half++) {
         if (!s->layout.encoder_there[half]) continue;
-        s->latent[half] = train_take(a, all * (size_t)student_rank(s, half));
-        s->d_latent[half] = train_take(a, all * (size_t)student_rank(s, half));
+        s->latent[half] = train_take(a, all * (size_t)distil_rank(s, half));
+        s->d_latent[half] = train_take(a, all * (size_t)distil_rank(s, half));
     }
     s->code = (unsigned char *)(void *)train_take(a, all * 2 * w->rank);
     size_t columns = all + (size_t)(s->o.sink + s->o.window) + n;
-    s->column = (student_column *)(void *)train_take(a, columns * sizeof *s->column / sizeof(float));
+    s->column = (distil_column *)(void *)train_take(a, columns * sizeof *s->column / sizeof(float));
     float **gathered[] = {&s->keys, &s->values, &s->keys_t, &s->values_t};
     size_t kv_values = 0;
-    for (int i = 0; i < c->layers; i++) kv_values = most(kv_values, student_kv_dim(s, i));
+    for (int i = 0; i < c->layers; i++) kv_values = most(kv_values, distil_kv_dim(s, i));
     for (int i = 0; i < 4; i++) *gathered[i] = train_take(a, columns * kv_values);
     s->shares = train_take(a, heads * n * columns);
     s->d_shares = train_take(a, heads * n * columns);
@@ -188,8 +188,8 @@ static void lay_out_segment(backend_restoration_trainer *s, train_arena *a, cons
 }
 
 static void lay_out(backend_restoration_trainer *s, train_arena *a) {
-    student_widths w = widths_of(s);
-    student_weights_lay_out(s, a);
+    distil_widths w = widths_of(s);
+    distil_weights_lay_out(s, a);
     s->decoders_t = train_take(a, s->layout.n);
     lay_out_teacher(s, a);
     lay_out_tape(s, a, &w);
@@ -219,9 +219,9 @@ size_t cpu_restoration_trainer_bytes(backend_model *m, const restoration_trainer
 kakeya_status cpu_restoration_trainer_create(backend_model *m, const restoration_trainer_options *o,
                                              backend_restoration_trainer **out, kakeya_error *error) {
     *out = NULL;
-    if (o->rows > STUDENT_MAX_ROWS || (m->config->moe && m->config->experts_per_token > STUDENT_MAX_CHOSEN))
+    if (o->rows > DISTIL_MAX_ROWS || (m->config->moe && m->config->experts_per_token > DISTIL_MAX_CHOSEN))
         return error_set(error, KAKEYA_UNSUPPORTED, "distillation supports at most %d rows and %d experts per row",
-                         STUDENT_MAX_ROWS, STUDENT_MAX_CHOSEN);
+                         DISTIL_MAX_ROWS, DISTIL_MAX_CHOSEN);
     if (m->input != INPUT_EXACT)
         return error_set(error, KAKEYA_UNSUPPORTED, "distillation computes in float32: use --precision f32");
     backend_restoration_trainer *s = mem_alloc(m->account, MEM_WORKSPACE, sizeof *s);
@@ -238,7 +238,7 @@ kakeya_status cpu_restoration_trainer_create(backend_model *m, const restoration
     memset(s->memory, 0, bytes);
     arena = (train_arena){.base = s->memory};
     lay_out(s, &arena);
-    student_weights_fill(s);
+    distil_weights_fill(s);
     *out = s;
     return KAKEYA_OK;
 }
@@ -253,8 +253,8 @@ void cpu_restoration_trainer_weights(backend_restoration_trainer *s, const float
     s->weights = weights;
     for (int i = 0; i < s->m->config->layers; i++) {
         for (int half = 0; half < 2 && s->layout.decoder_there[i]; half++) {
-            size_t at = s->layout.decoder[half][i], rank = (size_t)student_rank(s, half);
-            student_turn(weights + at, rank, (int)student_kv_dim(s, i), (int)rank, s->decoders_t + at);
+            size_t at = s->layout.decoder[half][i], rank = (size_t)distil_rank(s, half);
+            distil_turn(weights + at, rank, (int)distil_kv_dim(s, i), (int)rank, s->decoders_t + at);
         }
     }
 }
@@ -265,8 +265,8 @@ void cpu_restoration_trainer_weights(backend_restoration_trainer *s, const float
 static void see_native(backend_restoration_trainer *s, const train_layer *t, int row) {
     const backend_model *m = s->m;
     const layer_config *c = &m->config->layer[t->layer];
-    student_layer *l = &s->layer[t->layer];
-    size_t kv = student_kv_dim(s, t->layer), from = (size_t)row * kv, to = (size_t)(t->position + row) * kv,
+    distil_layer *l = &s->layer[t->layer];
+    size_t kv = distil_kv_dim(s, t->layer), from = (size_t)row * kv, to = (size_t)(t->position + row) * kv,
            angle = (size_t)(t->position + row) * (size_t)t->pairs;
     for (size_t h = 0; h < kv; h += (size_t)c->head_dim) {
         m->kernels->rms_norm(t->raw_k + from + h, m->weights->layer[t->layer].k_norm, c->head_dim, m->config->rms_eps,
@@ -285,8 +285,8 @@ static void take_row(backend_restoration_trainer *s, void *context, int row) {
     const model_config *c = m->config;
     const restoration_config *f = &s->f;
     const block_drafter_config *d = s->aux ? &m->options.drafter->config : NULL;
-    student_layer *l = &s->layer[t->layer];
-    size_t hidden = (size_t)c->hidden, q_dim = student_q_dim(s, t->layer), from = (size_t)row * hidden,
+    distil_layer *l = &s->layer[t->layer];
+    size_t hidden = (size_t)c->hidden, q_dim = distil_q_dim(s, t->layer), from = (size_t)row * hidden,
            position = (size_t)(t->position + row), to = position * hidden;
     if (t->raw_k) see_native(s, t, row);
     memcpy(l->native_h + to, t->h + from, hidden * sizeof(float));
@@ -308,7 +308,7 @@ static void take_row(backend_restoration_trainer *s, void *context, int row) {
 }
 
 static void tap(void *user, const train_layer *layer) {
-    student_rows(user, layer->rows, take_row, (void *)(uintptr_t)layer);
+    distil_rows(user, layer->rows, take_row, (void *)(uintptr_t)layer);
 }
 
 static void norm_context(backend_restoration_trainer *s, void *context, int row) {
@@ -324,13 +324,11 @@ static void read_drafter(backend_restoration_trainer *s) {
     const block_drafter_config *d = &drafter->config;
     size_t width = (size_t)d->targets * (size_t)s->m->config->hidden, hidden = (size_t)d->hidden,
            kv = (size_t)(d->kv_heads * d->head_dim), all = (size_t)d->layers * kv;
-    student_product(s, s->aux, width, s->length, &drafter->fc, s->context, hidden);
-    student_rows(s, s->length, norm_context, NULL);
+    distil_product(s, s->aux, width, s->length, &drafter->fc, s->context, hidden);
+    distil_rows(s, s->length, norm_context, NULL);
     for (int i = 0; i < d->layers; i++) {
-        student_product(s, s->context, hidden, s->length, &drafter->layer[i].k_proj, s->inputs[0] + (size_t)i * kv,
-                        all);
-        student_product(s, s->context, hidden, s->length, &drafter->layer[i].v_proj, s->inputs[1] + (size_t)i * kv,
-                        all);
+        distil_product(s, s->context, hidden, s->length, &drafter->layer[i].k_proj, s->inputs[0] + (size_t)i * kv, all);
+        distil_product(s, s->context, hidden, s->length, &drafter->layer[i].v_proj, s->inputs[1] + (size_t)i * kv, all);
     }
 }
 
@@ -360,7 +358,7 @@ static void choose_positions(backend_restoration_trainer *s, bool forced) {
     s->n_positions = 0;
     for (int p = s->segment.all_layers ? behind : slides; p < end; p++) s->position[s->n_positions++] = p;
     for (int i = 0; i < c->layers; i++) {
-        student_layer *l = &s->layer[i];
+        distil_layer *l = &s->layer[i];
         bool full = c->layer[i].type == LAYER_FULL;
         l->restored = !full || s->segment.all_layers;
         l->first = full || !s->segment.all_layers ? 0 : slides - behind;
@@ -382,7 +380,7 @@ static void spread_positions(backend_restoration_trainer *s) {
 }
 
 static void clear_own(backend_restoration_trainer *s, int layer) {
-    size_t bytes = (size_t)s->o.rows * student_kv_dim(s, layer) * sizeof(float);
+    size_t bytes = (size_t)s->o.rows * distil_kv_dim(s, layer) * sizeof(float);
     for (int half = 0; half < 2; half++) memset(s->layer[layer].d_own[half], 0, bytes);
 }
 
@@ -393,42 +391,42 @@ static float *output_of(const backend_restoration_trainer *s, int layer) {
 static void distil(backend_restoration_trainer *s, float *gradient, restoration_trainer_result *r) {
     const model_config *c = s->m->config;
     float scale = s->segment.scale, layers = (float)c->layers;
-    student_embed(s);
+    distil_embed(s);
     for (int i = 0; i < c->layers; i++) {
         if (c->layer[i].kv_source == i) {
             clear_own(s, i);
-            student_decode(s, i);
-            r->kv += student_share_kv(s, i, scale * s->o.kv / layers) / c->layers;
+            distil_decode(s, i);
+            r->kv += distil_share_kv(s, i, scale * s->o.kv / layers) / c->layers;
         }
-        student_layer_forward(s, i, output_of(s, i));
-        r->hidden += student_share(s, output_of(s, i), s->layer[i].native_h, 0, s->sink) / c->layers;
-        r->attention += student_share(s, s->tape.added, s->layer[i].native_added, 0, s->sink) / c->layers;
+        distil_layer_forward(s, i, output_of(s, i));
+        r->hidden += distil_share(s, output_of(s, i), s->layer[i].native_h, 0, s->sink) / c->layers;
+        r->attention += distil_share(s, s->tape.added, s->layer[i].native_added, 0, s->sink) / c->layers;
     }
-    r->kl = student_head(s, s->last, gradient ? scale : 0);
+    r->kl = distil_head(s, s->last, gradient ? scale : 0);
     r->loss = (double)s->o.kl * r->kl + (double)s->o.hidden * r->hidden + (double)s->o.attention * r->attention +
               (double)s->o.kv * r->kv;
     for (int i = c->layers - 1; i >= 0 && gradient; i--) {
-        student_share(s, output_of(s, i), s->layer[i].native_h, scale * s->o.hidden / layers, s->d_h);
-        student_layer_back(s, i);
-        if (c->layer[i].kv_source == i) student_decode_back(s, i, gradient);
+        distil_share(s, output_of(s, i), s->layer[i].native_h, scale * s->o.hidden / layers, s->d_h);
+        distil_layer_back(s, i);
+        if (c->layer[i].kv_source == i) distil_decode_back(s, i, gradient);
     }
 }
 
 /* What each layer's attention gives by itself, with the teacher's queries and nothing but restored K/V. */
 static double compare_attention(backend_restoration_trainer *s, int layer) {
     const model_config *c = s->m->config;
-    student_layer *l = &s->layer[layer];
-    size_t hidden = (size_t)c->hidden, q_dim = student_q_dim(s, layer), n = (size_t)s->o.rows,
+    distil_layer *l = &s->layer[layer];
+    size_t hidden = (size_t)c->hidden, q_dim = distil_q_dim(s, layer), n = (size_t)s->o.rows,
            first = (size_t)s->segment.first;
-    double counts = 1 / ((double)n * (double)hidden * student_counted(s));
+    double counts = 1 / ((double)n * (double)hidden * distil_counted(s));
     memcpy(s->tape.q, l->native_q + first * q_dim, n * q_dim * sizeof(float));
-    student_attend(s, layer, true);
-    student_product(s, s->tape.o, q_dim, s->o.rows, &s->m->weights->layer[layer].o_proj, s->tape.out, hidden);
+    distil_attend(s, layer, true);
+    distil_product(s, s->tape.o, q_dim, s->o.rows, &s->m->weights->layer[layer].o_proj, s->tape.out, hidden);
     memset(s->d_branch, 0, n * hidden * sizeof(float));
     double lost = counts * backward_square(s->tape.out, l->native_out + first * hidden, n * hidden,
                                            (float)((double)s->segment.scale * counts), s->d_branch);
-    student_product(s, s->d_branch, hidden, s->o.rows, &l->o_t, s->d_o, q_dim);
-    student_attend_back(s, layer);
+    distil_product(s, s->d_branch, hidden, s->o.rows, &l->o_t, s->d_o, q_dim);
+    distil_attend_back(s, layer);
     return lost;
 }
 
@@ -436,14 +434,14 @@ static void regress(backend_restoration_trainer *s, float *gradient, restoration
     const model_config *c = s->m->config;
     for (int i = 0; i < c->layers; i++) {
         if (c->layer[i].kv_source != i || !s->layer[i].restored) continue;
-        student_decode(s, i);
-        r->loss += student_directions(s, i, s->segment.scale);
+        distil_decode(s, i);
+        r->loss += distil_directions(s, i, s->segment.scale);
     }
     for (int i = 0; i < c->layers && compares_attention(s->o.loss); i++) {
         if (s->layer[i].restored) r->loss += compare_attention(s, i);
     }
     for (int i = 0; i < c->layers; i++) {
-        if (c->layer[i].kv_source == i && s->layer[i].restored) r->loss += student_decode_back(s, i, gradient);
+        if (c->layer[i].kv_source == i && s->layer[i].restored) r->loss += distil_decode_back(s, i, gradient);
     }
 }
 
@@ -455,10 +453,10 @@ void cpu_restoration_trainer_learn(backend_restoration_trainer *s, const restora
         choose_positions(s, s->o.loss != RESTORATION_LOSS_DISTIL);
     else
         spread_positions(s);
-    student_encode(s);
+    distil_encode(s);
     if (s->o.loss == RESTORATION_LOSS_DISTIL)
         distil(s, gradient, out);
     else
         regress(s, gradient, out);
-    if (gradient) student_encode_back(s, gradient);
+    if (gradient) distil_encode_back(s, gradient);
 }

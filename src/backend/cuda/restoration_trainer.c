@@ -1,4 +1,4 @@
-#include "backend/cuda/student.h"
+#include "backend/cuda/distil.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@ enum { PARTIAL_FLOATS = 1 << 24 };
 
 static size_t most(size_t a, size_t b) { return a > b ? a : b; }
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
-static float *take(student_arena *a, size_t n) { return student_take(a, n * sizeof(float)); }
+static float *take(distil_arena *a, size_t n) { return distil_take(a, n * sizeof(float)); }
 
 /* The widest of what layers and the restoration have. */
 typedef struct widths {
@@ -34,28 +34,28 @@ static widths widths_of(const backend_restoration_trainer *s) {
     w.rows = w.segments * (size_t)s->o.rows;
     w.either = most(w.rows, w.teacher);
     for (int i = 0; i < c->layers; i++) {
-        w.q = most(w.q, (size_t)student_q_dim(s, i));
-        w.kv = most(w.kv, (size_t)student_kv_dim(s, i));
+        w.q = most(w.q, (size_t)distil_q_dim(s, i));
+        w.kv = most(w.kv, (size_t)distil_kv_dim(s, i));
         w.d = most(w.d, (size_t)c->layer[i].head_dim);
         w.dense = most(w.dense, (size_t)c->layer[i].intermediate);
     }
     return w;
 }
 
-static void lay_out_layer(backend_restoration_trainer *s, student_arena *a, const widths *w, int layer) {
-    student_layer *l = &s->layer[layer];
+static void lay_out_layer(backend_restoration_trainer *s, distil_arena *a, const widths *w, int layer) {
+    distil_layer *l = &s->layer[layer];
     const layer_config *c = &s->m->config->layer[layer];
-    size_t kv = (size_t)student_kv_dim(s, layer), restored = w->segments * (size_t)train_most_restored(s, (int)c->type);
+    size_t kv = (size_t)distil_kv_dim(s, layer), restored = w->segments * (size_t)train_most_restored(s, (int)c->type);
     l->native_h = take(a, w->rows * w->hidden);
     l->native_added = take(a, w->rows * w->hidden);
     l->input = layer ? take(a, w->rows * w->hidden) : NULL;
-    if (student_compares_attention(s->o.loss)) {
-        l->native_q = take(a, w->rows * (size_t)student_q_dim(s, layer));
+    if (distil_compares_attention(s->o.loss)) {
+        l->native_q = take(a, w->rows * (size_t)distil_q_dim(s, layer));
         l->native_out = take(a, w->rows * w->hidden);
     }
     for (int half = 0; half < 2 && c->kv_source == layer; half++) {
         l->native[half] = take(a, w->teacher * kv);
-        if (student_compares_raw(s->o.loss)) l->native_raw[half] = take(a, w->teacher * kv);
+        if (distil_compares_raw(s->o.loss)) l->native_raw[half] = take(a, w->teacher * kv);
         float **of_restored[] = {&l->raw[half], &l->seen[half], &l->d_seen[half]},
               **of_own[] = {&l->own_raw[half], &l->own[half], &l->d_own[half]};
         for (int k = 0; k < 3; k++) {
@@ -66,7 +66,7 @@ static void lay_out_layer(backend_restoration_trainer *s, student_arena *a, cons
 }
 
 /* Of n rows. */
-static void lay_out_tape(backend_restoration_trainer *s, student_arena *a, const widths *w, student_tape *t, size_t n) {
+static void lay_out_tape(backend_restoration_trainer *s, distil_arena *a, const widths *w, distil_tape *t, size_t n) {
     const model_config *c = s->m->config;
     float **hidden[] = {&t->x, &t->out, &t->added, &t->h1, &t->x2, &t->dense, &t->both, &t->h2};
     for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++) *hidden[i] = take(a, n * w->hidden);
@@ -92,14 +92,14 @@ static void lay_out_tape(backend_restoration_trainer *s, student_arena *a, const
     t->slot_gate_up = take(a, 2 * slots * width);
     t->slot_act = take(a, slots * width);
     t->routing = (train_routing){.share = take(a, slots), .experts = c->experts, .k = c->experts_per_token};
-    t->routing.chosen = student_take(a, slots * sizeof(int));
-    t->routing.slot_of = student_take(a, slots * sizeof(int));
-    t->routing.row_of = student_take(a, slots * sizeof(int));
-    t->routing.begin = student_take(a, (experts + 1) * sizeof(int));
-    t->routing.counts = student_take(a, experts * sizeof(int));
+    t->routing.chosen = distil_take(a, slots * sizeof(int));
+    t->routing.slot_of = distil_take(a, slots * sizeof(int));
+    t->routing.row_of = distil_take(a, slots * sizeof(int));
+    t->routing.begin = distil_take(a, (experts + 1) * sizeof(int));
+    t->routing.counts = distil_take(a, experts * sizeof(int));
 }
 
-static void lay_out_experts(backend_restoration_trainer *s, student_arena *a, const widths *w) {
+static void lay_out_experts(backend_restoration_trainer *s, distil_arena *a, const widths *w) {
     const model_config *c = s->m->config;
     size_t slots = w->rows * (size_t)c->experts_per_token, width = (size_t)c->expert_intermediate;
     s->d_router_z = take(a, w->rows * (size_t)c->experts);
@@ -119,7 +119,7 @@ static size_t columns_room(const backend_restoration_trainer *s, const widths *w
 }
 
 /* What layers compute and the way back through them reads. */
-static void lay_out_tapes(backend_restoration_trainer *s, student_arena *a, const widths *w) {
+static void lay_out_tapes(backend_restoration_trainer *s, distil_arena *a, const widths *w) {
     const model_config *c = s->m->config;
     size_t heads = (size_t)c->heads;
     lay_out_tape(s, a, w, &s->common, w->either);
@@ -128,7 +128,7 @@ static void lay_out_tapes(backend_restoration_trainer *s, student_arena *a, cons
     s->common.shares = take(a, columns_room(s, w, heads * w->sequence, heads * (size_t)s->o.rows));
     s->tape = s->common;
     for (int i = 0; i < c->layers && s->keeps; i++) {
-        student_tape *t = &s->kept[i];
+        distil_tape *t = &s->kept[i];
         size_t columns = w->segments * (size_t)train_most_columns(s, (int)c->layer[i].type);
         lay_out_tape(s, a, w, t, w->rows);
         t->keys = take(a, columns * w->kv);
@@ -139,7 +139,7 @@ static void lay_out_tapes(backend_restoration_trainer *s, student_arena *a, cons
     if (c->moe) lay_out_experts(s, a, w);
 }
 
-static void lay_out_rest(backend_restoration_trainer *s, student_arena *a, const widths *w) {
+static void lay_out_rest(backend_restoration_trainer *s, distil_arena *a, const widths *w) {
     const model_config *c = s->m->config;
     size_t heads = (size_t)c->heads, inputs = (size_t)restoration_encoder_in(&s->f), n = w->rows,
            restored = w->segments * (size_t)s->o.sequence;
@@ -161,7 +161,7 @@ static void lay_out_rest(backend_restoration_trainer *s, student_arena *a, const
     s->gathered = take(a, restored * most(inputs, w->kv));
     for (int half = 0; half < 2; half++) {
         if (!s->layout.encoder_there[half]) continue;
-        size_t rank = (size_t)student_rank(s, half);
+        size_t rank = (size_t)distil_rank(s, half);
         s->latent[half] = take(a, restored * rank);
         s->d_latent[half] = take(a, restored * rank);
         for (int type = 0; type < 2; type++) {
@@ -176,7 +176,7 @@ static void lay_out_rest(backend_restoration_trainer *s, student_arena *a, const
     float **hidden[] = {&s->embedded, &s->last, &s->final_x, &s->spare, &s->d_h, &s->d_both, &s->d_branch, &s->d_x};
     for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++) *hidden[i] = take(a, n * w->hidden);
     for (int i = 0; i < 2; i++) {
-        s->logits[i] = take(a, least(n, STUDENT_HEAD_ROWS) * (size_t)c->vocab);
+        s->logits[i] = take(a, least(n, DISTIL_HEAD_ROWS) * (size_t)c->vocab);
         s->d_kv[i] = take(a, n * w->kv);
     }
     s->d_act = take(a, n * w->dense);
@@ -185,21 +185,21 @@ static void lay_out_rest(backend_restoration_trainer *s, student_arena *a, const
     s->d_o = take(a, n * w->q);
     s->partial_floats = PARTIAL_FLOATS;
     s->partial = take(a, s->partial_floats);
-    s->kl = student_take(a, n * sizeof(double));
-    s->results = student_take(a, w->segments * STUDENT_RESULTS * sizeof(double));
-    s->share_parts = student_take(a, w->segments * TRAIN_SHARE_PARTS * 2 * sizeof(double));
+    s->kl = distil_take(a, n * sizeof(double));
+    s->results = distil_take(a, w->segments * DISTIL_RESULTS * sizeof(double));
+    s->share_parts = distil_take(a, w->segments * TRAIN_SHARE_PARTS * 2 * sizeof(double));
     s->tables.most = train_table_ints(s);
-    s->tables.device = student_take(a, s->tables.most * sizeof(int));
+    s->tables.device = distil_take(a, s->tables.most * sizeof(int));
 }
 
 /* Experts are multiplied all at once, other products in as many pieces as it takes. */
-static void lay_out_split(backend_restoration_trainer *s, student_arena *a, const widths *w) {
+static void lay_out_split(backend_restoration_trainer *s, distil_arena *a, const widths *w) {
     const model_config *c = s->m->config;
     size_t terms = s->o.terms ? (size_t)s->o.terms : SPLIT_MOST_TERMS,
            widest = (size_t)cuda_padded((int)most(most(w->hidden, w->q), most(w->dense, w->kv))),
            vocab = (size_t)cuda_padded(c->vocab), slots = c->moe ? w->either * (size_t)c->experts_per_token : 0,
            slot = (size_t)cuda_padded((int)most(w->hidden, 2 * (size_t)c->expert_intermediate)),
-           rows = most(w->either * widest, least(w->rows, STUDENT_HEAD_ROWS) * vocab),
+           rows = most(w->either * widest, least(w->rows, DISTIL_HEAD_ROWS) * vocab),
            encoded = w->segments * (size_t)s->o.sequence * (size_t)restoration_encoder_in(&s->f),
            encoding = least(SPLIT_PARTS * encoded, most_split_values), sums = most_split_values / 2;
     split_room *room = &s->split;
@@ -207,11 +207,11 @@ static void lay_out_split(backend_restoration_trainer *s, student_arena *a, cons
     room->a_values = most(room->a_values, terms * most(slots * slot, vocab));
     room->b_values = most(train_turned_values(s), encoding);
     room->c_values = most(least(terms * rows, sums), terms * most(slots * slot, vocab));
-    room->a = student_take(a, room->a_values * sizeof *room->a);
-    room->b = student_take(a, room->b_values * sizeof *room->b);
+    room->a = distil_take(a, room->a_values * sizeof *room->a);
+    room->b = distil_take(a, room->b_values * sizeof *room->b);
     room->c = take(a, room->c_values);
-    room->begin = student_take(a, (SPLIT_GROUPS + 1) * sizeof *room->begin);
-    room->counter = student_take(a, sizeof *room->counter);
+    room->begin = distil_take(a, (SPLIT_GROUPS + 1) * sizeof *room->begin);
+    room->counter = distil_take(a, sizeof *room->counter);
 }
 
 static size_t chunk_bytes(const backend_restoration_trainer *s) {
@@ -220,7 +220,7 @@ static size_t chunk_bytes(const backend_restoration_trainer *s) {
 }
 
 static size_t lay_out(backend_restoration_trainer *s, char *base) {
-    student_arena arena = {.base = base};
+    distil_arena arena = {.base = base};
     train_weights_lay_out(s, &arena);
     size_t weights = arena.bytes;
     widths w = widths_of(s);
@@ -353,19 +353,19 @@ static void read_drafter(backend_restoration_trainer *s) {
 
 static void teach(backend_restoration_trainer *s) {
     const model_config *c = s->m->config;
-    const student_pass *p = &s->teacher;
+    const distil_pass *p = &s->teacher;
     size_t hidden = (size_t)c->hidden;
     int rows = s->student.rows;
     train_embed(s, p, s->teacher_h[0]);
     for (int i = 0; i < c->layers; i++) {
-        const student_layer *l = &s->layer[i];
+        const distil_layer *l = &s->layer[i];
         float *out = s->teacher_h[(i + 1) % 2];
         train_layer_forward(s, p, i, s->teacher_h[i % 2], out);
         cuda_train_gather(&s->launch, out, hidden, s->row_native, 1, l->native_h, hidden, rows, c->hidden);
         cuda_train_gather(&s->launch, s->tape.added, hidden, s->row_native, 1, l->native_added, hidden, rows,
                           c->hidden);
         if (l->native_q) {
-            size_t q_dim = (size_t)student_q_dim(s, i);
+            size_t q_dim = (size_t)distil_q_dim(s, i);
             cuda_train_gather(&s->launch, s->tape.q, q_dim, s->row_native, 1, l->native_q, q_dim, rows, (int)q_dim);
             cuda_train_gather(&s->launch, s->tape.out, hidden, s->row_native, 1, l->native_out, hidden, rows,
                               c->hidden);
@@ -383,15 +383,15 @@ static float *output_of(const backend_restoration_trainer *s, int layer) {
 
 static void distil(backend_restoration_trainer *s, bool learns) {
     const model_config *c = s->m->config;
-    const student_pass *p = &s->student;
+    const distil_pass *p = &s->student;
     double share = 1.0 / c->layers;
     float by = s->scale / (float)c->layers;
     train_embed(s, p, s->embedded);
     for (int i = 0; i < c->layers; i++) {
-        const student_layer *l = &s->layer[i];
+        const distil_layer *l = &s->layer[i];
         if (c->layer[i].kv_source == i) {
             for (int half = 0; half < 2; half++)
-                student_zero(s, l->d_own[half], (size_t)p->rows * (size_t)student_kv_dim(s, i));
+                distil_zero(s, l->d_own[half], (size_t)p->rows * (size_t)distil_kv_dim(s, i));
             train_begin_part(s, RESTORATION_PART_RESTORED);
             train_decode(s, i);
             train_share_kv(s, i);
@@ -419,7 +419,7 @@ static void regress(backend_restoration_trainer *s, bool learns) {
         train_decode(s, i);
         train_directions(s, i);
     }
-    for (int i = 0; i < c->layers && student_compares_attention(s->o.loss); i++) train_compare_attention(s, i, learns);
+    for (int i = 0; i < c->layers && distil_compares_attention(s->o.loss); i++) train_compare_attention(s, i, learns);
     for (int i = 0; i < c->layers; i++) {
         if (c->layer[i].kv_source == i) train_decode_back(s, i, learns);
     }
@@ -441,7 +441,7 @@ static kakeya_status learn_chunk(backend_restoration_trainer *s, const restorati
                                  bool learns, kakeya_error *error) {
     kakeya_status status = train_lay_tables(s, sequences, n, error);
     if (status) return status;
-    size_t results = (size_t)s->student.items * STUDENT_RESULTS;
+    size_t results = (size_t)s->student.items * DISTIL_RESULTS;
     (void)cudaMemsetAsync(s->results, 0, results * sizeof(double), s->launch.stream);
     train_exactly(s, false);
     train_begin_part(s, RESTORATION_PART_TEACHER);
@@ -467,7 +467,7 @@ static kakeya_status learn_chunk(backend_restoration_trainer *s, const restorati
     if (!status) train_read_times(s);
     for (int i = 0, at = 0; i < n && !status; i++) {
         for (int k = 0; k < sequences[i].n_segments; k++)
-            tell(s, told + (size_t)at++ * STUDENT_RESULTS, &sequences[i].results[k]);
+            tell(s, told + (size_t)at++ * DISTIL_RESULTS, &sequences[i].results[k]);
     }
     free(told);
     return status;
@@ -481,7 +481,7 @@ kakeya_status cuda_restoration_trainer_learn_many(backend_restoration_trainer *s
     if (!status)
         status = cuda_check(cudaMemcpyAsync(s->weights, s->given, bytes, cudaMemcpyHostToDevice, s->launch.stream),
                             "copying the weights of the restoration", error);
-    student_zero(s, s->gradient, s->layout.n);
+    distil_zero(s, s->gradient, s->layout.n);
     for (int done = 0, some; done < n && !status; done += some) {
         some = n - done < s->together ? n - done : s->together;
         status = learn_chunk(s, sequences + done, some, gradient != NULL, error);

@@ -1,4 +1,4 @@
-/* The kernels of the student (student.h) towards its host code, in the manner of kernels.h. All numbers are float32,
+/* The kernels of the student (distil.h) towards its host code, in the manner of kernels.h. All numbers are float32,
  * rows are row-major, every sum has an order that depends on shapes alone. */
 #ifndef KAKEYA_BACKEND_CUDA_TRAIN_KERNELS_H
 #define KAKEYA_BACKEND_CUDA_TRAIN_KERNELS_H
@@ -177,7 +177,7 @@ typedef struct train_share {
 /* Squared error as a share of the target's squares. */
 void cuda_train_square_share(const cuda_launch *l, const train_share *s);
 
-/* Losses of raw K or V: weights of the parts, sizes as the CPU's (student_loss.c). Vectors of d values. */
+/* Losses of raw K or V: weights of the parts, sizes as the CPU's (distil_loss.c). Vectors of d values. */
 typedef struct train_parts {
     double square, direction, magnitude;
     int variance, d;

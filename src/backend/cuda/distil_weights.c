@@ -1,11 +1,11 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "backend/cuda/student.h"
+#include "backend/cuda/distil.h"
 #include "backend/cuda/weight_rows.h"
 #include "backend/weight_values.h"
 
-void *student_take(student_arena *a, size_t bytes) {
+void *distil_take(distil_arena *a, size_t bytes) {
     enum { ALIGN = 256 };
     void *at = a->base ? a->base + a->bytes : NULL;
     a->bytes += (bytes + ALIGN - 1) / ALIGN * ALIGN;
@@ -22,9 +22,9 @@ static bool is_exact(const cuda_matrix *m, const weight *first, const weight *se
 /* What a copy is for. */
 typedef enum copy_use { COPY_EXACT, COPY_ROWS, COPY_PRODUCTS } copy_use;
 
-static student_matrix take_where(backend_restoration_trainer *s, student_arena *a, const cuda_matrix *m, bool exact,
-                                 bool present, copy_use use) {
-    student_matrix w = {.out = m->out, .in = m->in, .ld = (size_t)cuda_padded(m->in)};
+static distil_matrix take_where(backend_restoration_trainer *s, distil_arena *a, const cuda_matrix *m, bool exact,
+                                bool present, copy_use use) {
+    distil_matrix w = {.out = m->out, .in = m->in, .ld = (size_t)cuda_padded(m->in)};
     if (exact) {
         w.bits = m->data;
         w.ld = (size_t)m->ld;
@@ -32,31 +32,31 @@ static student_matrix take_where(backend_restoration_trainer *s, student_arena *
     }
     if (!present) s->lacks = true;
     if (use == COPY_EXACT || !s->o.terms || m->out % 8 || m->in % 8)
-        return student_copy_of(student_take(a, (size_t)m->out * (size_t)m->in * sizeof(float)), m->out, m->in);
-    w.bits = w.copy = student_take(a, (size_t)m->out * w.ld * sizeof *w.copy);
-    if (use == COPY_PRODUCTS) w.turned = student_take(a, split_turned_values(m->out, m->in) * sizeof *w.turned);
+        return distil_copy_of(distil_take(a, (size_t)m->out * (size_t)m->in * sizeof(float)), m->out, m->in);
+    w.bits = w.copy = distil_take(a, (size_t)m->out * w.ld * sizeof *w.copy);
+    if (use == COPY_PRODUCTS) w.turned = distil_take(a, split_turned_values(m->out, m->in) * sizeof *w.turned);
     return w;
 }
 
-static student_matrix take_for(backend_restoration_trainer *s, student_arena *a, const weight *w, const cuda_matrix *m,
-                               copy_use use) {
-    if (!w->out) return (student_matrix){0};
+static distil_matrix take_for(backend_restoration_trainer *s, distil_arena *a, const weight *w, const cuda_matrix *m,
+                              copy_use use) {
+    if (!w->out) return (distil_matrix){0};
     return take_where(s, a, m, is_exact(m, w, NULL, w->out), weight_present(w), use);
 }
 
-static student_matrix take(backend_restoration_trainer *s, student_arena *a, const weight *w, const cuda_matrix *m) {
+static distil_matrix take(backend_restoration_trainer *s, distil_arena *a, const weight *w, const cuda_matrix *m) {
     return take_for(s, a, w, m, COPY_PRODUCTS);
 }
 
 /* Experts of `out` rows each, in one matrix or in two. */
-static student_matrix take_experts(backend_restoration_trainer *s, student_arena *a, const weight *w,
-                                   const weight *second, const cuda_matrix *m, int out) {
+static distil_matrix take_experts(backend_restoration_trainer *s, distil_arena *a, const weight *w,
+                                  const weight *second, const cuda_matrix *m, int out) {
     bool exact = is_exact(m, w, second, out) && s->m->config->experts <= SPLIT_GROUPS;
     return take_where(s, a, m, exact, weight_present(w), COPY_EXACT);
 }
 
-static float *take_vector(student_arena *a, const float *x, int n) {
-    return x ? student_take(a, (size_t)n * sizeof *x) : NULL;
+static float *take_vector(distil_arena *a, const float *x, int n) {
+    return x ? distil_take(a, (size_t)n * sizeof *x) : NULL;
 }
 
 /* A vector of a layer: where the model has it, and where the student does. */
@@ -71,7 +71,7 @@ enum { LAYER_VECTORS = 11 };
 static void vectors_of(backend_restoration_trainer *s, int layer, layer_vector out[LAYER_VECTORS]) {
     const model_config *c = s->m->config;
     const layer_weights *w = &s->m->options.verifier->weights.layer[layer];
-    student_layer *l = &s->layer[layer];
+    distil_layer *l = &s->layer[layer];
     const layer_vector all[LAYER_VECTORS] = {{w->q_norm, &l->q_norm, c->layer[layer].head_dim},
                                              {w->k_norm, &l->k_norm, c->layer[layer].head_dim},
                                              {w->input_norm, &l->input_norm, c->hidden},
@@ -86,7 +86,7 @@ static void vectors_of(backend_restoration_trainer *s, int layer, layer_vector o
     for (int i = 0; i < LAYER_VECTORS; i++) out[i] = all[i];
 }
 
-void train_weights_lay_out(backend_restoration_trainer *s, student_arena *a) {
+void train_weights_lay_out(backend_restoration_trainer *s, distil_arena *a) {
     const model_config *c = s->m->config;
     const model_weights *w = &s->m->options.verifier->weights;
     const cuda_weights *there = &s->m->weights;
@@ -99,7 +99,7 @@ void train_weights_lay_out(backend_restoration_trainer *s, student_arena *a) {
     for (int i = 0; i < c->layers; i++) {
         const layer_weights *from = &w->layer[i];
         const cuda_layer *engine = &there->layer[i];
-        student_layer *l = &s->layer[i];
+        distil_layer *l = &s->layer[i];
         l->q = take(s, a, &from->q_proj, &engine->q);
         l->k = take(s, a, &from->k_proj, &engine->k);
         l->v = take(s, a, &from->v_proj, &engine->v);
@@ -115,7 +115,7 @@ void train_weights_lay_out(backend_restoration_trainer *s, student_arena *a) {
         if (!c->moe) continue;
         const weight *up = from->experts_gate.out ? &from->experts_up : NULL;
         l->router = take(s, a, &from->router_proj, &engine->router);
-        l->router_norm = student_take(a, (size_t)c->hidden * sizeof(float));
+        l->router_norm = distil_take(a, (size_t)c->hidden * sizeof(float));
         l->experts_gate_up = take_experts(s, a, up ? &from->experts_gate : &from->experts_gate_up, up,
                                           &engine->experts_gate_up, 2 * c->expert_intermediate);
         l->experts_down = take_experts(s, a, &from->experts_down, NULL, &engine->experts_down, c->hidden);
@@ -130,7 +130,7 @@ void train_weights_lay_out(backend_restoration_trainer *s, student_arena *a) {
     }
 }
 
-static size_t turned(size_t most, student_matrix w, int times) {
+static size_t turned(size_t most, distil_matrix w, int times) {
     size_t values = w.bits && !w.turned ? (size_t)times * split_turned_values(w.out / times, w.in) : 0;
     return values > most ? values : most;
 }
@@ -138,9 +138,9 @@ static size_t turned(size_t most, student_matrix w, int times) {
 size_t train_turned_values(const backend_restoration_trainer *s) {
     size_t most = turned(0, s->head, 1);
     for (int i = 0; i < s->m->config->layers; i++) {
-        const student_layer *l = &s->layer[i];
-        const student_matrix plain[] = {l->q,  l->k,    l->v,      l->o,        l->gate,
-                                        l->up, l->down, l->router, l->ple_gate, l->ple_proj};
+        const distil_layer *l = &s->layer[i];
+        const distil_matrix plain[] = {l->q,  l->k,    l->v,      l->o,        l->gate,
+                                       l->up, l->down, l->router, l->ple_gate, l->ple_proj};
         for (size_t k = 0; k < sizeof plain / sizeof *plain; k++) most = turned(most, plain[k], 1);
         int experts = s->m->config->moe ? s->m->config->experts : 1;
         most = turned(turned(most, l->experts_gate_up, experts), l->experts_down, experts);
@@ -178,7 +178,7 @@ static void fill_rows(upload *u, const weight *w, int first, int n, float *to) {
 }
 
 /* The rows on the device round them. */
-static void fill_copy(upload *u, const weight *w, student_matrix to) {
+static void fill_copy(upload *u, const weight *w, distil_matrix to) {
     const backend_restoration_trainer *s = u->s;
     int each = (int)(u->most / (size_t)w->in > 0 ? u->most / (size_t)w->in : 1);
     for (int done = 0, rows; done < w->out && !u->status; done += rows) {
@@ -190,7 +190,7 @@ static void fill_copy(upload *u, const weight *w, student_matrix to) {
         cuda_split_turn(&s->launch, to.bits, to.ld, w->out, w->in, 1, to.turned, (size_t)cuda_padded(w->out));
 }
 
-static void fill(upload *u, const weight *w, student_matrix to) {
+static void fill(upload *u, const weight *w, distil_matrix to) {
     if (to.data) fill_rows(u, w, 0, w->out, to.data);
     if (to.copy) fill_copy(u, w, to);
 }
@@ -198,7 +198,7 @@ static void fill(upload *u, const weight *w, student_matrix to) {
 static void fill_experts(upload *u, const backend_restoration_trainer *s, int layer) {
     const model_config *c = s->m->config;
     const layer_weights *w = &s->m->options.verifier->weights.layer[layer];
-    const student_layer *l = &s->layer[layer];
+    const distil_layer *l = &s->layer[layer];
     int width = c->expert_intermediate;
     size_t half = (size_t)width * (size_t)c->hidden;
     fill(u, &w->router_proj, l->router);
@@ -248,7 +248,7 @@ kakeya_status train_weights_fill(backend_restoration_trainer *s, kakeya_error *e
     if (s->ple_proj_norm) send(&u, s->ple_proj_norm, w->ple_proj_norm, (size_t)c->ple_width);
     for (int i = 0; i < c->layers; i++) {
         const layer_weights *from = &w->layer[i];
-        const student_layer *l = &s->layer[i];
+        const distil_layer *l = &s->layer[i];
         fill(&u, &from->q_proj, l->q);
         fill(&u, &from->k_proj, l->k);
         fill(&u, &from->v_proj, l->v);
@@ -292,9 +292,9 @@ void train_multiply(backend_restoration_trainer *s, train_form form, const train
     if (!split_product(&s->launch, &s->split, form, p, least_split)) cuda_train_product(&s->launch, form, p);
 }
 
-static split_matrix bits_of(student_matrix w) { return (split_matrix){w.bits, w.out, w.in, w.ld, w.turned}; }
+static split_matrix bits_of(distil_matrix w) { return (split_matrix){w.bits, w.out, w.in, w.ld, w.turned}; }
 
-void train_forward(backend_restoration_trainer *s, const float *x, size_t ldx, int rows, student_matrix w, float *y,
+void train_forward(backend_restoration_trainer *s, const float *x, size_t ldx, int rows, distil_matrix w, float *y,
                    size_t ldy) {
     if (w.bits) {
         split_forward(&s->launch, &s->split, x, ldx, rows, bits_of(w), y, ldy);
@@ -305,7 +305,7 @@ void train_forward(backend_restoration_trainer *s, const float *x, size_t ldx, i
     train_multiply(s, TRAIN_NT, &p);
 }
 
-void train_back(backend_restoration_trainer *s, const float *d_y, size_t ldy, int rows, student_matrix w, float *d_x,
+void train_back(backend_restoration_trainer *s, const float *d_y, size_t ldy, int rows, distil_matrix w, float *d_x,
                 bool add) {
     if (w.bits) {
         split_back(&s->launch, &s->split, d_y, ldy, rows, bits_of(w), d_x, (size_t)w.in, add);

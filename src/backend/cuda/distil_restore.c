@@ -2,22 +2,22 @@
  * and what is compared. */
 #include <string.h>
 
-#include "backend/cuda/student.h"
+#include "backend/cuda/distil.h"
 
 static const double least_size = 1e-6;     /* what a mean square or a variance is at least, as a divisor */
 static const double combined_square = 0.1; /* of the squared error, beside directions and magnitudes */
 static const float full_share = 0.3f;      /* what K and V of a full-attention layer count */
 
-static student_matrix encoder_of(const backend_restoration_trainer *s, int half, float *weights) {
-    return student_copy_of(weights + s->layout.encoder[half], student_rank(s, half), restoration_encoder_in(&s->f));
+static distil_matrix encoder_of(const backend_restoration_trainer *s, int half, float *weights) {
+    return distil_copy_of(weights + s->layout.encoder[half], distil_rank(s, half), restoration_encoder_in(&s->f));
 }
 
-static student_matrix decoder_of(const backend_restoration_trainer *s, int half, int layer, float *weights) {
-    return student_copy_of(weights + s->layout.decoder[half][layer], student_kv_dim(s, layer), student_rank(s, half));
+static distil_matrix decoder_of(const backend_restoration_trainer *s, int half, int layer, float *weights) {
+    return distil_copy_of(weights + s->layout.decoder[half][layer], distil_kv_dim(s, layer), distil_rank(s, half));
 }
 
 static size_t restored_values(const backend_restoration_trainer *s, int half) {
-    return (size_t)s->n_restored * (size_t)student_rank(s, half);
+    return (size_t)s->n_restored * (size_t)distil_rank(s, half);
 }
 
 /* ------------------------------------------------------------------------------------------------------- latents */
@@ -32,18 +32,18 @@ void train_encode(backend_restoration_trainer *s) {
     int bits = s->f.latents == RESTORATION_LATENTS_Q8 ? 8 : s->f.latents == RESTORATION_LATENTS_Q4 ? 4 : 0;
     for (int half = 0; half < 2; half++) {
         if (!s->layout.encoder_there[half]) continue;
-        size_t rank = (size_t)student_rank(s, half);
+        size_t rank = (size_t)distil_rank(s, half);
         gather(s, half);
         train_exactly(s, true);
         train_forward(s, s->gathered, n, s->n_restored, encoder_of(s, half, s->weights), s->latent[half], rank);
         train_exactly(s, false);
         if (bits) cuda_train_round(&s->launch, bits, s->latent[half], s->n_restored, (int)rank);
-        student_zero(s, s->d_latent[half], restored_values(s, half));
+        distil_zero(s, s->d_latent[half], restored_values(s, half));
         for (int type = 0; type < 2; type++) {
-            student_restored *r = &s->restored[type];
+            distil_restored *r = &s->restored[type];
             cuda_train_gather(&s->launch, s->latent[half], rank, r->index, 1, r->latent[half], rank, r->rows,
                               (int)rank);
-            student_zero(s, r->d_latent[half], (size_t)r->rows * rank);
+            distil_zero(s, r->d_latent[half], (size_t)r->rows * rank);
         }
     }
 }
@@ -52,9 +52,9 @@ void train_encode_back(backend_restoration_trainer *s) {
     train_exactly(s, true);
     for (int half = 0; half < 2; half++) {
         if (!s->layout.encoder_there[half]) continue;
-        int rank = student_rank(s, half);
+        int rank = distil_rank(s, half);
         for (int type = 0; type < 2; type++) {
-            student_restored *r = &s->restored[type];
+            distil_restored *r = &s->restored[type];
             cuda_train_scatter(&s->launch, r->d_latent[half], r->index, s->d_latent[half], r->rows, rank);
         }
         gather(s, half);
@@ -76,14 +76,14 @@ static train_turn turn_of(backend_restoration_trainer *s, int layer) {
 
 void train_decode(backend_restoration_trainer *s, int layer) {
     const layer_config *c = &s->m->config->layer[layer];
-    student_layer *l = &s->layer[layer];
-    const student_restored *r = student_restored_of(s, layer);
-    size_t kv = (size_t)student_kv_dim(s, layer);
+    distil_layer *l = &s->layer[layer];
+    const distil_restored *r = distil_restored_of(s, layer);
+    size_t kv = (size_t)distil_kv_dim(s, layer);
     train_exactly(s, true);
     for (int half = 0; half < 2; half++) {
-        train_forward(s, r->latent[student_code(s, half)], (size_t)student_rank(s, half), r->rows,
+        train_forward(s, r->latent[distil_code(s, half)], (size_t)distil_rank(s, half), r->rows,
                       decoder_of(s, half, layer, s->weights), l->raw[half], kv);
-        student_zero(s, l->d_seen[half], (size_t)r->rows * kv);
+        distil_zero(s, l->d_seen[half], (size_t)r->rows * kv);
     }
     train_exactly(s, false);
     cuda_train_heads(&s->launch, l->raw[0], l->k_norm, l->seen[0], r->rows, c->kv_heads, c->head_dim,
@@ -98,7 +98,7 @@ static int counted(const backend_restoration_trainer *s) {
     return n > 0 ? n : 1;
 }
 
-/* Weights of the parts of a loss of raw vectors (student_loss.c of the CPU). */
+/* Weights of the parts of a loss of raw vectors (distil_loss.c of the CPU). */
 static train_parts parts_of(const backend_restoration_trainer *s, int half, int d) {
     double n = counted(s);
     switch (s->o.loss) {
@@ -118,7 +118,7 @@ static train_parts parts_of(const backend_restoration_trainer *s, int half, int 
 /* Restored vectors with the teacher's. */
 static void compare_vectors(backend_restoration_trainer *s, int layer, const float *x, const float *native, float *d,
                             train_parts parts) {
-    const student_restored *r = student_restored_of(s, layer);
+    const distil_restored *r = distil_restored_of(s, layer);
     const train_share share = {
         .x = x,
         .target = native,
@@ -126,19 +126,19 @@ static void compare_vectors(backend_restoration_trainer *s, int layer, const flo
         .d = d,
         .begin = r->begin,
         .segments = s->student.items,
-        .n = student_kv_dim(s, layer),
+        .n = distil_kv_dim(s, layer),
         .out = s->results + RESULT_LOSS,
-        .stride = STUDENT_RESULTS,
+        .stride = DISTIL_RESULTS,
         .parts = s->share_parts,
         .by = 1,
         .scale = s->scale,
         .least = least_size,
-        .factor = student_compares_attention(s->o.loss) ? s->factor[s->m->config->layer[layer].type] : NULL};
+        .factor = distil_compares_attention(s->o.loss) ? s->factor[s->m->config->layer[layer].type] : NULL};
     cuda_train_raw(&s->launch, &share, parts);
 }
 
 void train_directions(backend_restoration_trainer *s, int layer) {
-    const student_layer *l = &s->layer[layer];
+    const distil_layer *l = &s->layer[layer];
     if (s->o.loss != RESTORATION_LOSS_ATTN_DISTIL_HYBRID) return;
     for (int half = 0; half < 2; half++)
         compare_vectors(
@@ -148,18 +148,18 @@ void train_directions(backend_restoration_trainer *s, int layer) {
 
 void train_decode_back(backend_restoration_trainer *s, int layer, bool learns) {
     const layer_config *c = &s->m->config->layer[layer];
-    const student_layer *l = &s->layer[layer];
-    const student_restored *r = student_restored_of(s, layer);
-    size_t kv = (size_t)student_kv_dim(s, layer);
+    const distil_layer *l = &s->layer[layer];
+    const distil_restored *r = distil_restored_of(s, layer);
+    size_t kv = (size_t)distil_kv_dim(s, layer);
     for (int half = 0; half < 2; half++) {
-        int rank = student_rank(s, half), code = student_code(s, half);
+        int rank = distil_rank(s, half), code = distil_code(s, half);
         float *d_raw = s->gathered;
         if (half)
             train_values_back(s, layer, l->raw[1], l->d_seen[1], r->rows, false, d_raw);
         else
             cuda_train_heads_back(&s->launch, l->raw[0], l->k_norm, l->d_seen[0], d_raw, 0, r->rows, c->kv_heads,
                                   c->head_dim, s->m->config->rms_eps, turn_of(s, layer));
-        if (student_compares_raw(s->o.loss))
+        if (distil_compares_raw(s->o.loss))
             compare_vectors(s, layer, l->raw[half], l->native_raw[half], d_raw, parts_of(s, half, c->head_dim));
         if (!learns) continue;
         train_exactly(s, true);
@@ -190,10 +190,10 @@ void train_head(backend_restoration_trainer *s, const float *h, bool learns) {
     const model_config *c = s->m->config;
     const float *const from[2] = {s->layer[c->layers - 1].native_h, h};
     int rows = s->student.rows;
-    for (int first = 0; first < rows; first += STUDENT_HEAD_ROWS)
-        compare_logits(s, from, first, rows - first < STUDENT_HEAD_ROWS ? rows - first : STUDENT_HEAD_ROWS, learns);
+    for (int first = 0; first < rows; first += DISTIL_HEAD_ROWS)
+        compare_logits(s, from, first, rows - first < DISTIL_HEAD_ROWS ? rows - first : DISTIL_HEAD_ROWS, learns);
     cuda_train_sum_rows(&s->launch, s->kl, s->student.items, s->o.rows, 1.0 / s->o.rows, s->results + RESULT_KL,
-                        STUDENT_RESULTS);
+                        DISTIL_RESULTS);
     if (learns) cuda_train_norm_back(&s->launch, h, s->final_norm, s->d_x, s->d_h, 1, rows, c->hidden, c->rms_eps);
 }
 
@@ -206,7 +206,7 @@ void train_compare(backend_restoration_trainer *s, const float *x, const float *
                                .rows = s->o.rows,
                                .n = s->m->config->hidden,
                                .out = s->results + (result < 0 ? 0 : result),
-                               .stride = STUDENT_RESULTS,
+                               .stride = DISTIL_RESULTS,
                                .parts = s->share_parts,
                                .by = by,
                                .scale = scale,
@@ -215,8 +215,8 @@ void train_compare(backend_restoration_trainer *s, const float *x, const float *
 }
 
 void train_share_kv(backend_restoration_trainer *s, int layer) {
-    const student_layer *l = &s->layer[layer];
-    const student_restored *r = student_restored_of(s, layer);
+    const distil_layer *l = &s->layer[layer];
+    const distil_restored *r = distil_restored_of(s, layer);
     double counts = s->m->config->layer[layer].type == LAYER_FULL ? (double)full_share : 1,
            by = counts / s->m->config->layers;
     for (int half = 0; half < 2 && r->rows; half++) {
@@ -226,9 +226,9 @@ void train_share_kv(backend_restoration_trainer *s, int layer) {
                                    .d = l->d_seen[half],
                                    .begin = r->begin,
                                    .segments = s->student.items,
-                                   .n = student_kv_dim(s, layer),
+                                   .n = distil_kv_dim(s, layer),
                                    .out = s->results + RESULT_KV,
-                                   .stride = STUDENT_RESULTS,
+                                   .stride = DISTIL_RESULTS,
                                    .parts = s->share_parts,
                                    .by = by,
                                    .scale = (float)((double)(s->scale * s->o.kv) * by),

@@ -1,23 +1,23 @@
 #include <math.h>
 #include <string.h>
 
+#include "backend/cpu/distil.h"
 #include "backend/cpu/matrix.h"
-#include "backend/cpu/student.h"
 
-weight student_matrix(const float *values, int out, int in) { return weight_matrix(WEIGHT_F32, values, out, in); }
+weight distil_matrix(const float *values, int out, int in) { return weight_matrix(WEIGHT_F32, values, out, in); }
 
 /* ------------------------------------------------------------------------------------------- transposed weights */
 
 static weight take_turned(train_arena *a, const weight *w) {
     if (!weight_present(w)) return (weight){0};
-    return student_matrix(train_take(a, (size_t)w->out * (size_t)w->in), w->in, w->out);
+    return distil_matrix(train_take(a, (size_t)w->out * (size_t)w->in), w->in, w->out);
 }
 
-void student_weights_lay_out(backend_restoration_trainer *s, train_arena *a) {
+void distil_weights_lay_out(backend_restoration_trainer *s, train_arena *a) {
     const model_config *c = s->m->config;
     for (int i = 0; i < c->layers; i++) {
         const layer_weights *w = &s->m->weights->layer[i];
-        student_layer *l = &s->layer[i];
+        distil_layer *l = &s->layer[i];
         l->q_t = take_turned(a, &w->q_proj);
         if (c->layer[i].kv_source == i) {
             l->k_t = take_turned(a, &w->k_proj);
@@ -55,12 +55,12 @@ static void fill(const backend_restoration_trainer *s, const weight *w, const we
     fill_turned(s, w, 0, turned->in, (float *)(uintptr_t)turned->stream[0], (size_t)turned->in, 0, row);
 }
 
-void student_weights_fill(backend_restoration_trainer *s) {
+void distil_weights_fill(backend_restoration_trainer *s) {
     const model_config *c = s->m->config;
     float *row = s->product; /* longer than any row of a matrix */
     for (int i = 0; i < c->layers; i++) {
         const layer_weights *w = &s->m->weights->layer[i];
-        student_layer *l = &s->layer[i];
+        distil_layer *l = &s->layer[i];
         fill(s, &w->q_proj, &l->q_t, row);
         fill(s, &w->k_proj, &l->k_t, row);
         fill(s, &w->v_proj, &l->v_t, row);
@@ -94,22 +94,22 @@ static train_products products_of(const backend_restoration_trainer *s, float *p
     return (train_products){.m = s->m, .packed = s->packed, .turned = s->turned, .product = product};
 }
 
-void student_product(backend_restoration_trainer *s, const float *x, size_t ldx, int rows, const weight *w, float *y,
-                     size_t ldy) {
+void distil_product(backend_restoration_trainer *s, const float *x, size_t ldx, int rows, const weight *w, float *y,
+                    size_t ldy) {
     train_products products = products_of(s, NULL);
     train_product(&products, x, ldx, rows, w, y, ldy);
 }
 
-void student_product_add(backend_restoration_trainer *s, const float *x, size_t ldx, int rows, const weight *w,
-                         float *y, float *scratch) {
+void distil_product_add(backend_restoration_trainer *s, const float *x, size_t ldx, int rows, const weight *w, float *y,
+                        float *scratch) {
     train_products products = products_of(s, scratch);
     train_product_add(&products, x, ldx, rows, w, y);
 }
 
-void student_turn(const float *x, size_t ldx, int rows, int n, float *out) { train_turn(x, ldx, rows, n, out); }
+void distil_turn(const float *x, size_t ldx, int rows, int n, float *out) { train_turn(x, ldx, rows, n, out); }
 
-void student_outer(backend_restoration_trainer *s, const float *b, int nb, const float *a, int na, int rows,
-                   float *sum) {
+void distil_outer(backend_restoration_trainer *s, const float *b, int nb, const float *a, int na, int rows,
+                  float *sum) {
     train_products products = products_of(s, s->product);
     train_outer_add(&products, b, (size_t)nb, nb, a, (size_t)na, na, rows, sum);
 }
@@ -118,7 +118,7 @@ void student_outer(backend_restoration_trainer *s, const float *b, int nb, const
 
 typedef struct rows_work {
     backend_restoration_trainer *s;
-    student_row_task task;
+    distil_row_task task;
     void *context;
 } rows_work;
 
@@ -128,7 +128,7 @@ static void rows_range(void *context, size_t begin, size_t end, int thread) {
     for (size_t row = begin; row < end; row++) w->task(w->s, w->context, (int)row);
 }
 
-void student_rows(backend_restoration_trainer *s, int n, student_row_task task, void *context) {
+void distil_rows(backend_restoration_trainer *s, int n, distil_row_task task, void *context) {
     rows_work work = {s, task, context};
     thread_pool_for(s->m->pool, (size_t)n, 4, rows_range, &work);
 }

@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "backend/cpu/backward.h"
+#include "backend/cpu/distil.h"
 #include "backend/cpu/matrix.h"
-#include "backend/cpu/student.h"
 
 /* A norm over rows of `hidden` values. */
 typedef struct norm_work {
@@ -29,13 +29,13 @@ static void norm_row(backend_restoration_trainer *s, void *context, int row) {
 
 static void norm(backend_restoration_trainer *s, const float *x, const float *gain, float *out) {
     norm_work work = {x, gain, out, NULL, false};
-    student_rows(s, s->o.rows, norm_row, &work);
+    distil_rows(s, s->o.rows, norm_row, &work);
 }
 
 static void norm_back(backend_restoration_trainer *s, const float *x, const float *gain, const float *d_out, float *d_x,
                       bool set) {
     norm_work work = {x, gain, d_x, d_out, set};
-    student_rows(s, s->o.rows, norm_row, &work);
+    distil_rows(s, s->o.rows, norm_row, &work);
 }
 
 static void add_rows(const backend_restoration_trainer *s, const float *x, float *to) {
@@ -68,13 +68,13 @@ static void ple_row(backend_restoration_trainer *s, void *context, int row) {
     }
 }
 
-void student_embed(backend_restoration_trainer *s) {
+void distil_embed(backend_restoration_trainer *s) {
     const model_config *c = s->m->config;
-    student_rows(s, s->o.rows, embed_row, NULL);
+    distil_rows(s, s->o.rows, embed_row, NULL);
     if (!c->ple_width) return;
-    student_product(s, s->embedded, (size_t)c->hidden, s->o.rows, &s->m->weights->ple_model_proj, s->ple,
-                    (size_t)c->layers * (size_t)c->ple_width);
-    student_rows(s, s->o.rows, ple_row, NULL);
+    distil_product(s, s->embedded, (size_t)c->hidden, s->o.rows, &s->m->weights->ple_model_proj, s->ple,
+                   (size_t)c->layers * (size_t)c->ple_width);
+    distil_rows(s, s->o.rows, ple_row, NULL);
 }
 
 /* ---------------------------------------------------------------------------------------------------- attention */
@@ -86,8 +86,8 @@ static void head_row(backend_restoration_trainer *s, void *context, int row) {
     const layer_config *c = &m->config->layer[layer];
     const layer_weights *w = &m->weights->layer[layer];
     const rope_table *rope = &m->rope[c->type];
-    const student_layer *l = &s->layer[layer];
-    size_t d = (size_t)c->head_dim, q_dim = student_q_dim(s, layer), kv = student_kv_dim(s, layer),
+    const distil_layer *l = &s->layer[layer];
+    size_t d = (size_t)c->head_dim, q_dim = distil_q_dim(s, layer), kv = distil_kv_dim(s, layer),
            angle = (size_t)(s->segment.first + row) * (size_t)rope->pairs;
     float eps = m->config->rms_eps;
     for (size_t at = (size_t)row * q_dim; at < ((size_t)row + 1) * q_dim; at += d) {
@@ -105,19 +105,19 @@ static void head_row(backend_restoration_trainer *s, void *context, int row) {
 static void attention_forward(backend_restoration_trainer *s, int layer) {
     const model_config *c = s->m->config;
     const layer_weights *w = &s->m->weights->layer[layer];
-    student_layer *l = &s->layer[layer];
-    student_tape *t = &s->tape;
-    size_t hidden = (size_t)c->hidden, q_dim = student_q_dim(s, layer), kv = student_kv_dim(s, layer);
+    distil_layer *l = &s->layer[layer];
+    distil_tape *t = &s->tape;
+    size_t hidden = (size_t)c->hidden, q_dim = distil_q_dim(s, layer), kv = distil_kv_dim(s, layer);
     int n = s->o.rows;
     norm(s, l->input, w->input_norm, t->x);
-    student_product(s, t->x, hidden, n, &w->q_proj, t->q_raw, q_dim);
+    distil_product(s, t->x, hidden, n, &w->q_proj, t->q_raw, q_dim);
     if (c->layer[layer].kv_source == layer) {
-        student_product(s, t->x, hidden, n, &w->k_proj, l->own_raw[0], kv);
-        if (!c->layer[layer].k_eq_v) student_product(s, t->x, hidden, n, &w->v_proj, l->own_raw[1], kv);
+        distil_product(s, t->x, hidden, n, &w->k_proj, l->own_raw[0], kv);
+        if (!c->layer[layer].k_eq_v) distil_product(s, t->x, hidden, n, &w->v_proj, l->own_raw[1], kv);
     }
-    student_rows(s, n, head_row, &layer);
-    student_attend(s, layer, false);
-    student_product(s, t->o, q_dim, n, &w->o_proj, t->out, hidden);
+    distil_rows(s, n, head_row, &layer);
+    distil_attend(s, layer, false);
+    distil_product(s, t->o, q_dim, n, &w->o_proj, t->out, hidden);
     norm(s, t->out, w->post_attention_norm, t->added);
     memcpy(t->h1, l->input, (size_t)n * hidden * sizeof *t->h1);
     add_rows(s, t->added, t->h1);
@@ -130,8 +130,8 @@ static void head_row_back(backend_restoration_trainer *s, void *context, int row
     const layer_config *c = &m->config->layer[layer];
     const layer_weights *w = &m->weights->layer[layer];
     const rope_table *rope = &m->rope[c->type];
-    const student_layer *l = &s->layer[layer];
-    size_t d = (size_t)c->head_dim, q_dim = student_q_dim(s, layer), kv = student_kv_dim(s, layer),
+    const distil_layer *l = &s->layer[layer];
+    size_t d = (size_t)c->head_dim, q_dim = distil_q_dim(s, layer), kv = distil_kv_dim(s, layer),
            angle = (size_t)(s->segment.first + row) * (size_t)rope->pairs;
     const float *cosine = rope->cosine + angle, *sine = rope->sine + angle;
     float eps = m->config->rms_eps, *d_raw = s->d_o; /* spent by then */
@@ -156,23 +156,23 @@ static void head_row_back(backend_restoration_trainer *s, void *context, int row
 static void attention_back(backend_restoration_trainer *s, int layer) {
     const model_config *c = s->m->config;
     const layer_weights *w = &s->m->weights->layer[layer];
-    student_layer *l = &s->layer[layer];
-    student_tape *t = &s->tape;
-    size_t hidden = (size_t)c->hidden, q_dim = student_q_dim(s, layer), kv = student_kv_dim(s, layer);
+    distil_layer *l = &s->layer[layer];
+    distil_tape *t = &s->tape;
+    size_t hidden = (size_t)c->hidden, q_dim = distil_q_dim(s, layer), kv = distil_kv_dim(s, layer);
     size_t all = (size_t)s->o.rows * hidden;
     int n = s->o.rows;
     memcpy(s->d_both, s->d_h, all * sizeof *s->d_both); /* of what attention adds */
     if (s->o.attention > 0)
-        student_share(s, t->added, l->native_added, s->segment.scale * s->o.attention / (float)c->layers, s->d_both);
+        distil_share(s, t->added, l->native_added, s->segment.scale * s->o.attention / (float)c->layers, s->d_both);
     norm_back(s, t->out, w->post_attention_norm, s->d_both, s->d_branch, true);
-    student_product(s, s->d_branch, hidden, n, &l->o_t, s->d_o, q_dim);
-    student_attend_back(s, layer);
-    student_rows(s, n, head_row_back, &layer);
-    student_product(s, s->d_o, q_dim, n, &l->q_t, s->d_x, hidden);
+    distil_product(s, s->d_branch, hidden, n, &l->o_t, s->d_o, q_dim);
+    distil_attend_back(s, layer);
+    distil_rows(s, n, head_row_back, &layer);
+    distil_product(s, s->d_o, q_dim, n, &l->q_t, s->d_x, hidden);
     if (c->layer[layer].kv_source == layer) {
-        student_product_add(s, s->d_kv, kv, n, &l->k_t, s->d_x, s->product);
+        distil_product_add(s, s->d_kv, kv, n, &l->k_t, s->d_x, s->product);
         if (!c->layer[layer].k_eq_v)
-            student_product_add(s, s->d_kv + (size_t)n * kv, kv, n, &l->v_t, s->d_x, s->product);
+            distil_product_add(s, s->d_kv + (size_t)n * kv, kv, n, &l->v_t, s->d_x, s->product);
     }
     norm_back(s, l->input, w->input_norm, s->d_x, s->d_h, false);
 }
@@ -188,16 +188,16 @@ static void activate_row(backend_restoration_trainer *s, void *context, int row)
 static void feed_forward(backend_restoration_trainer *s, int layer) {
     const model_config *c = s->m->config;
     const layer_weights *w = &s->m->weights->layer[layer];
-    student_tape *t = &s->tape;
+    distil_tape *t = &s->tape;
     size_t hidden = (size_t)c->hidden, width = (size_t)c->layer[layer].intermediate;
     int n = s->o.rows;
     norm(s, t->h1, w->pre_ffn_norm, t->x2);
-    student_product(s, t->x2, hidden, n, &w->gate_proj, t->gate_up, 2 * width);
-    student_product(s, t->x2, hidden, n, &w->up_proj, t->gate_up + width, 2 * width);
-    student_rows(s, n, activate_row, &layer);
-    student_product(s, t->act, width, n, &w->down_proj, t->dense, hidden);
+    distil_product(s, t->x2, hidden, n, &w->gate_proj, t->gate_up, 2 * width);
+    distil_product(s, t->x2, hidden, n, &w->up_proj, t->gate_up + width, 2 * width);
+    distil_rows(s, n, activate_row, &layer);
+    distil_product(s, t->act, width, n, &w->down_proj, t->dense, hidden);
     if (c->moe) {
-        student_experts(s, layer);
+        distil_experts(s, layer);
         norm(s, t->dense, w->post_ffn_norm_1, t->both);
         norm(s, t->mixed, w->post_ffn_norm_2, t->h2);
         add_rows(s, t->h2, t->both);
@@ -218,8 +218,8 @@ static void deactivate_row(backend_restoration_trainer *s, void *context, int ro
 static void feed_forward_back(backend_restoration_trainer *s, int layer) {
     const model_config *c = s->m->config;
     const layer_weights *w = &s->m->weights->layer[layer];
-    student_layer *l = &s->layer[layer];
-    student_tape *t = &s->tape;
+    distil_layer *l = &s->layer[layer];
+    distil_tape *t = &s->tape;
     size_t hidden = (size_t)c->hidden, width = (size_t)c->layer[layer].intermediate;
     int n = s->o.rows;
     norm_back(s, t->both, w->post_ffn_norm, s->d_h, s->d_both, true);
@@ -228,14 +228,14 @@ static void feed_forward_back(backend_restoration_trainer *s, int layer) {
         norm_back(s, t->dense, w->post_ffn_norm_1, s->d_both, s->d_branch, true);
         d_dense = s->d_branch;
     }
-    student_product(s, d_dense, hidden, n, &l->down_t, s->d_act, width);
-    student_rows(s, n, deactivate_row, &layer);
-    student_product(s, s->d_gate_up, 2 * width, n, &l->gate_t, s->d_x, hidden);
-    student_product_add(s, s->d_gate_up + width, 2 * width, n, &l->up_t, s->d_x, s->product);
+    distil_product(s, d_dense, hidden, n, &l->down_t, s->d_act, width);
+    distil_rows(s, n, deactivate_row, &layer);
+    distil_product(s, s->d_gate_up, 2 * width, n, &l->gate_t, s->d_x, hidden);
+    distil_product_add(s, s->d_gate_up + width, 2 * width, n, &l->up_t, s->d_x, s->product);
     norm_back(s, t->h1, w->pre_ffn_norm, s->d_x, s->d_h, false);
     if (!c->moe) return;
     norm_back(s, t->mixed, w->post_ffn_norm_2, s->d_both, s->d_branch, true);
-    student_experts_back(s, layer, s->d_branch, s->d_h);
+    distil_experts_back(s, layer, s->d_branch, s->d_h);
 }
 
 /* ------------------------------------------------------------------------------------------------ per-layer inputs */
@@ -260,30 +260,30 @@ static void ple_gate_row(backend_restoration_trainer *s, void *context, int row)
 static void ple_forward(backend_restoration_trainer *s, int layer, float *out) {
     const model_config *c = s->m->config;
     const layer_weights *w = &s->m->weights->layer[layer];
-    student_tape *t = &s->tape;
+    distil_tape *t = &s->tape;
     size_t hidden = (size_t)c->hidden, width = (size_t)c->ple_width;
     ple_work work = {layer, false};
-    student_product(s, t->h2, hidden, s->o.rows, &w->ple_gate, t->ple_gate, width);
-    student_rows(s, s->o.rows, ple_gate_row, &work);
-    student_product(s, t->ple_act, width, s->o.rows, &w->ple_proj, t->ple_out, hidden);
+    distil_product(s, t->h2, hidden, s->o.rows, &w->ple_gate, t->ple_gate, width);
+    distil_rows(s, s->o.rows, ple_gate_row, &work);
+    distil_product(s, t->ple_act, width, s->o.rows, &w->ple_proj, t->ple_out, hidden);
     norm(s, t->ple_out, w->post_ple_norm, out);
     add_rows(s, t->h2, out);
 }
 
 static void ple_back(backend_restoration_trainer *s, int layer) {
     const model_config *c = s->m->config;
-    student_layer *l = &s->layer[layer];
+    distil_layer *l = &s->layer[layer];
     size_t hidden = (size_t)c->hidden, width = (size_t)c->ple_width;
     ple_work work = {layer, true};
     norm_back(s, s->tape.ple_out, s->m->weights->layer[layer].post_ple_norm, s->d_h, s->d_branch, true);
-    student_product(s, s->d_branch, hidden, s->o.rows, &l->ple_proj_t, s->d_act, width);
-    student_rows(s, s->o.rows, ple_gate_row, &work);
-    student_product_add(s, s->d_act, width, s->o.rows, &l->ple_gate_t, s->d_h, s->product);
+    distil_product(s, s->d_branch, hidden, s->o.rows, &l->ple_proj_t, s->d_act, width);
+    distil_rows(s, s->o.rows, ple_gate_row, &work);
+    distil_product_add(s, s->d_act, width, s->o.rows, &l->ple_gate_t, s->d_h, s->product);
 }
 
 /* --------------------------------------------------------------------------------------------------------- layer */
 
-void student_layer_forward(backend_restoration_trainer *s, int layer, float *out) {
+void distil_layer_forward(backend_restoration_trainer *s, int layer, float *out) {
     const model_config *c = s->m->config;
     size_t all = (size_t)s->o.rows * (size_t)c->hidden;
     attention_forward(s, layer);
@@ -296,10 +296,10 @@ void student_layer_forward(backend_restoration_trainer *s, int layer, float *out
     for (size_t i = 0; i < all; i++) out[i] *= scalar;
 }
 
-void student_layer_back(backend_restoration_trainer *s, int layer) {
+void distil_layer_back(backend_restoration_trainer *s, int layer) {
     const model_config *c = s->m->config;
     size_t all = (size_t)s->o.rows * (size_t)c->hidden;
-    student_layer_forward(s, layer, s->sink);
+    distil_layer_forward(s, layer, s->sink);
     float scalar = s->m->weights->layer[layer].layer_scalar;
     for (size_t i = 0; i < all; i++) s->d_h[i] *= scalar;
     if (c->ple_width) ple_back(s, layer);

@@ -1,11 +1,11 @@
 /* One decoder layer over rows (the order of operations is forward.c's), and the way back through it. */
 #include <math.h>
 
-#include "backend/cuda/student.h"
+#include "backend/cuda/distil.h"
 
-static size_t values(const student_pass *p, int n) { return (size_t)p->rows * (size_t)n; }
+static size_t values(const distil_pass *p, int n) { return (size_t)p->rows * (size_t)n; }
 
-static void norm(backend_restoration_trainer *s, const student_pass *p, const float *x, const float *gain,
+static void norm(backend_restoration_trainer *s, const distil_pass *p, const float *x, const float *gain,
                  const float *add, float *out) {
     size_t hidden = (size_t)s->m->config->hidden;
     cuda_train_norm(&s->launch, x, hidden, gain, add, out, hidden, p->rows, (int)hidden, s->m->config->rms_eps);
@@ -19,7 +19,7 @@ static void norm_back(backend_restoration_trainer *s, const float *x, const floa
 
 /* -------------------------------------------------------------------------------------------------------- input */
 
-void train_embed(backend_restoration_trainer *s, const student_pass *p, float *out) {
+void train_embed(backend_restoration_trainer *s, const distil_pass *p, float *out) {
     const model_config *c = s->m->config;
     size_t hidden = (size_t)c->hidden;
     float root = sqrtf((float)hidden);
@@ -46,8 +46,8 @@ static train_turn turn_of(const backend_restoration_trainer *s, int layer, const
 
 /* Sources of columns of a layer's rows; `back`: where gradients go. */
 static train_sources sources_of(backend_restoration_trainer *s, int layer, bool back) {
-    const student_layer *l = &s->layer[s->m->config->layer[layer].kv_source];
-    train_sources from = {.n = student_kv_dim(s, layer)};
+    const distil_layer *l = &s->layer[s->m->config->layer[layer].kv_source];
+    train_sources from = {.n = distil_kv_dim(s, layer)};
     for (int half = 0; half < 2; half++) {
         from.kv[half][TRAIN_EXACT] = back ? NULL : l->native[half];
         from.kv[half][TRAIN_RESTORED] = back ? l->d_seen[half] : l->seen[half];
@@ -64,11 +64,11 @@ static train_product heads_product(const backend_restoration_trainer *s, const t
 }
 
 /* tape.q -> tape.o. */
-static void attend(backend_restoration_trainer *s, const student_pass *p, int layer) {
+static void attend(backend_restoration_trainer *s, const distil_pass *p, int layer) {
     const model_config *c = s->m->config;
     const train_mask *m = &p->mask[c->layer[layer].type];
-    const student_layer *source = &s->layer[c->layer[layer].kv_source];
-    size_t d = (size_t)c->layer[layer].head_dim, kv = (size_t)student_kv_dim(s, layer), q_dim = (size_t)c->heads * d,
+    const distil_layer *source = &s->layer[c->layer[layer].kv_source];
+    size_t d = (size_t)c->layer[layer].head_dim, kv = (size_t)distil_kv_dim(s, layer), q_dim = (size_t)c->heads * d,
            columns = (size_t)m->columns, rows = (size_t)m->rows;
     const float *keys = s->tape.keys, *values = s->tape.values;
     if (p->teacher) {
@@ -117,7 +117,7 @@ static void attend(backend_restoration_trainer *s, const student_pass *p, int la
 static void attend_back(backend_restoration_trainer *s, int layer) {
     const model_config *c = s->m->config;
     const train_mask *m = &s->student.mask[c->layer[layer].type];
-    size_t d = (size_t)c->layer[layer].head_dim, kv = (size_t)student_kv_dim(s, layer), q_dim = (size_t)c->heads * d,
+    size_t d = (size_t)c->layer[layer].head_dim, kv = (size_t)distil_kv_dim(s, layer), q_dim = (size_t)c->heads * d,
            columns = (size_t)m->columns, rows = (size_t)m->rows, head = rows * columns, item = (size_t)c->heads * head;
     train_product shares = heads_product(s, m, layer); /* of what they weigh */
     shares.a = s->d_o;
@@ -177,11 +177,11 @@ static void attend_back(backend_restoration_trainer *s, int layer) {
 }
 
 /* Raw K and V of rows, and where they go behind norms and RoPE. */
-static void own_kv(backend_restoration_trainer *s, const student_pass *p, int layer) {
+static void own_kv(backend_restoration_trainer *s, const distil_pass *p, int layer) {
     const model_config *c = s->m->config;
-    student_layer *l = &s->layer[layer];
+    distil_layer *l = &s->layer[layer];
     const layer_config *lc = &c->layer[layer];
-    size_t kv = (size_t)student_kv_dim(s, layer);
+    size_t kv = (size_t)distil_kv_dim(s, layer);
     bool keeps = p->teacher && l->native_raw[0];
     float *raw[2], *out[2];
     for (int half = 0; half < 2; half++) {
@@ -192,17 +192,17 @@ static void own_kv(backend_restoration_trainer *s, const student_pass *p, int la
     if (!lc->k_eq_v)
         train_forward(s, s->tape.x, (size_t)c->hidden, p->rows, l->v, raw[1], kv);
     else if (keeps)
-        student_copy(s, raw[1], raw[0], (size_t)p->rows * kv);
+        distil_copy(s, raw[1], raw[0], (size_t)p->rows * kv);
     cuda_train_heads(&s->launch, raw[0], l->k_norm, out[0], p->rows, lc->kv_heads, lc->head_dim, c->rms_eps,
                      turn_of(s, layer, p->position));
     train_values(s, layer, raw[lc->k_eq_v ? 0 : 1], p->rows, out[1]);
 }
 
-static void attention_forward(backend_restoration_trainer *s, const student_pass *p, int layer, const float *in) {
+static void attention_forward(backend_restoration_trainer *s, const distil_pass *p, int layer, const float *in) {
     const model_config *c = s->m->config;
-    const student_layer *l = &s->layer[layer];
-    student_tape *t = &s->tape;
-    size_t hidden = (size_t)c->hidden, q_dim = (size_t)student_q_dim(s, layer);
+    const distil_layer *l = &s->layer[layer];
+    distil_tape *t = &s->tape;
+    size_t hidden = (size_t)c->hidden, q_dim = (size_t)distil_q_dim(s, layer);
     norm(s, p, in, l->input_norm, NULL, t->x);
     train_forward(s, t->x, hidden, p->rows, l->q, t->q_raw, q_dim);
     cuda_train_heads(&s->launch, t->q_raw, l->q_norm, t->q, p->rows, c->heads, c->layer[layer].head_dim, c->rms_eps,
@@ -211,7 +211,7 @@ static void attention_forward(backend_restoration_trainer *s, const student_pass
     attend(s, p, layer);
     train_forward(s, t->o, q_dim, p->rows, l->o, t->out, hidden);
     norm(s, p, t->out, l->post_attention_norm, NULL, t->added);
-    student_copy(s, t->h1, in, values(p, c->hidden));
+    distil_copy(s, t->h1, in, values(p, c->hidden));
     cuda_train_add(&s->launch, t->added, t->h1, values(p, c->hidden));
 }
 
@@ -219,12 +219,12 @@ static void attention_forward(backend_restoration_trainer *s, const student_pass
 static void attention_back(backend_restoration_trainer *s, int layer) {
     const model_config *c = s->m->config;
     const layer_config *lc = &c->layer[layer];
-    student_layer *l = &s->layer[layer];
-    student_tape *t = &s->tape;
-    const student_pass *p = &s->student;
-    size_t q_dim = (size_t)student_q_dim(s, layer), kv = (size_t)student_kv_dim(s, layer);
+    distil_layer *l = &s->layer[layer];
+    distil_tape *t = &s->tape;
+    const distil_pass *p = &s->student;
+    size_t q_dim = (size_t)distil_q_dim(s, layer), kv = (size_t)distil_kv_dim(s, layer);
     train_turn turn = turn_of(s, layer, p->position);
-    student_copy(s, s->d_both, s->d_h, values(p, c->hidden)); /* of what attention adds */
+    distil_copy(s, s->d_both, s->d_h, values(p, c->hidden)); /* of what attention adds */
     if (s->o.attention > 0)
         train_compare(s, t->added, l->native_added, -1, 0, s->scale * s->o.attention / (float)c->layers, s->d_both);
     norm_back(s, t->out, l->post_attention_norm, s->d_both, s->d_branch, true);
@@ -248,7 +248,7 @@ static void attention_back(backend_restoration_trainer *s, int layer) {
 /* -------------------------------------------------------------------------------------------------- feed forward */
 
 /* The experts' parts of stacked matrices of `out` rows each, by slots. */
-static void expert_products(backend_restoration_trainer *s, int rows, train_form form, const float *x, student_matrix w,
+static void expert_products(backend_restoration_trainer *s, int rows, train_form form, const float *x, distil_matrix w,
                             int out, float *y) {
     const model_config *c = s->m->config;
     bool back = form == TRAIN_NN;
@@ -273,10 +273,10 @@ static void expert_products(backend_restoration_trainer *s, int rows, train_form
     train_multiply(s, form, &p);
 }
 
-static void experts_forward(backend_restoration_trainer *s, const student_pass *p, int layer) {
+static void experts_forward(backend_restoration_trainer *s, const distil_pass *p, int layer) {
     const model_config *c = s->m->config;
-    const student_layer *l = &s->layer[layer];
-    student_tape *t = &s->tape;
+    const distil_layer *l = &s->layer[layer];
+    distil_tape *t = &s->tape;
     size_t hidden = (size_t)c->hidden, width = (size_t)c->expert_intermediate;
     int slots = p->rows * c->experts_per_token;
     norm(s, p, t->h1, l->pre_ffn_norm_2, NULL, t->expert_x);
@@ -291,10 +291,10 @@ static void experts_forward(backend_restoration_trainer *s, const student_pass *
     cuda_train_mix(&s->launch, t->slot_out, &t->routing, 1, t->mixed, p->rows, c->hidden);
 }
 
-static void feed_forward(backend_restoration_trainer *s, const student_pass *p, int layer) {
+static void feed_forward(backend_restoration_trainer *s, const distil_pass *p, int layer) {
     const model_config *c = s->m->config;
-    const student_layer *l = &s->layer[layer];
-    student_tape *t = &s->tape;
+    const distil_layer *l = &s->layer[layer];
+    distil_tape *t = &s->tape;
     size_t hidden = (size_t)c->hidden, width = (size_t)c->layer[layer].intermediate;
     norm(s, p, t->h1, l->pre_ffn_norm, NULL, t->x2);
     train_forward(s, t->x2, hidden, p->rows, l->gate, t->gate_up, 2 * width);
@@ -313,9 +313,9 @@ static void feed_forward(backend_restoration_trainer *s, const student_pass *p, 
 
 static void experts_back(backend_restoration_trainer *s, int layer) {
     const model_config *c = s->m->config;
-    const student_layer *l = &s->layer[layer];
-    const student_pass *p = &s->student;
-    student_tape *t = &s->tape;
+    const distil_layer *l = &s->layer[layer];
+    const distil_pass *p = &s->student;
+    distil_tape *t = &s->tape;
     size_t width = (size_t)c->expert_intermediate;
     int slots = p->rows * c->experts_per_token;
     norm_back(s, t->mixed, l->post_ffn_norm_2, s->d_both, s->d_branch, true);
@@ -334,9 +334,9 @@ static void experts_back(backend_restoration_trainer *s, int layer) {
 /* From d_h, the gradient of h2, to that of h1. */
 static void feed_forward_back(backend_restoration_trainer *s, int layer) {
     const model_config *c = s->m->config;
-    const student_layer *l = &s->layer[layer];
-    const student_pass *p = &s->student;
-    student_tape *t = &s->tape;
+    const distil_layer *l = &s->layer[layer];
+    const distil_pass *p = &s->student;
+    distil_tape *t = &s->tape;
     size_t width = (size_t)c->layer[layer].intermediate;
     const float *d_dense = s->d_both;
     norm_back(s, c->moe ? t->both : t->dense, l->post_ffn_norm, s->d_h, s->d_both, true);
@@ -360,10 +360,10 @@ static const float *ple_of(const backend_restoration_trainer *s, int layer) {
 }
 
 /* out = h2 and what the layer's own inputs add. */
-static void ple_forward(backend_restoration_trainer *s, const student_pass *p, int layer, float *out) {
+static void ple_forward(backend_restoration_trainer *s, const distil_pass *p, int layer, float *out) {
     const model_config *c = s->m->config;
-    const student_layer *l = &s->layer[layer];
-    student_tape *t = &s->tape;
+    const distil_layer *l = &s->layer[layer];
+    distil_tape *t = &s->tape;
     size_t hidden = (size_t)c->hidden, width = (size_t)c->ple_width;
     train_forward(s, t->h2, hidden, p->rows, l->ple_gate, t->ple_gate, width);
     cuda_train_gated(&s->launch, t->ple_gate, width, ple_of(s, layer), (size_t)c->layers * width, t->ple_act, p->rows,
@@ -374,8 +374,8 @@ static void ple_forward(backend_restoration_trainer *s, const student_pass *p, i
 
 static void ple_back(backend_restoration_trainer *s, int layer) {
     const model_config *c = s->m->config;
-    const student_layer *l = &s->layer[layer];
-    const student_pass *p = &s->student;
+    const distil_layer *l = &s->layer[layer];
+    const distil_pass *p = &s->student;
     size_t width = (size_t)c->ple_width;
     norm_back(s, s->tape.ple_out, l->post_ple_norm, s->d_h, s->d_branch, true);
     train_back(s, s->d_branch, (size_t)c->hidden, p->rows, l->ple_proj, s->d_act, false);
@@ -386,8 +386,7 @@ static void ple_back(backend_restoration_trainer *s, int layer) {
 
 /* --------------------------------------------------------------------------------------------------------- layer */
 
-void train_layer_forward(backend_restoration_trainer *s, const student_pass *p, int layer, const float *in,
-                         float *out) {
+void train_layer_forward(backend_restoration_trainer *s, const distil_pass *p, int layer, const float *in, float *out) {
     const model_config *c = s->m->config;
     s->tape = s->keeps && !p->teacher ? s->kept[layer] : s->common;
     attention_forward(s, p, layer, in);
@@ -395,14 +394,14 @@ void train_layer_forward(backend_restoration_trainer *s, const student_pass *p, 
     if (c->ple_width)
         ple_forward(s, p, layer, out);
     else
-        student_copy(s, out, s->tape.h2, values(p, c->hidden));
+        distil_copy(s, out, s->tape.h2, values(p, c->hidden));
     float scalar = s->m->options.verifier->weights.layer[layer].layer_scalar;
     if (scalar != 1) cuda_train_scale(&s->launch, out, scalar, values(p, c->hidden));
 }
 
 void train_layer_back(backend_restoration_trainer *s, int layer) {
     const model_config *c = s->m->config;
-    const student_pass *p = &s->student;
+    const distil_pass *p = &s->student;
     if (s->keeps)
         s->tape = s->kept[layer];
     else
@@ -415,14 +414,14 @@ void train_layer_back(backend_restoration_trainer *s, int layer) {
 }
 
 void train_compare_attention(backend_restoration_trainer *s, int layer, bool learns) {
-    const student_layer *l = &s->layer[layer];
-    const student_pass *p = &s->student;
+    const distil_layer *l = &s->layer[layer];
+    const distil_pass *p = &s->student;
     int hidden = s->m->config->hidden;
-    size_t q_dim = (size_t)student_q_dim(s, layer), n = (size_t)p->rows;
-    student_copy(s, s->tape.q, l->native_q, n * q_dim);
+    size_t q_dim = (size_t)distil_q_dim(s, layer), n = (size_t)p->rows;
+    distil_copy(s, s->tape.q, l->native_q, n * q_dim);
     attend(s, p, layer);
     train_forward(s, s->tape.o, q_dim, p->rows, l->o, s->tape.out, (size_t)hidden);
-    student_zero(s, s->d_branch, n * (size_t)hidden);
+    distil_zero(s, s->d_branch, n * (size_t)hidden);
     const train_share share = {.x = s->tape.out,
                                .target = l->native_out,
                                .d = s->d_branch,
@@ -430,7 +429,7 @@ void train_compare_attention(backend_restoration_trainer *s, int layer, bool lea
                                .rows = s->o.rows,
                                .n = hidden,
                                .out = s->results + RESULT_LOSS,
-                               .stride = STUDENT_RESULTS,
+                               .stride = DISTIL_RESULTS,
                                .parts = s->share_parts,
                                .by = 1,
                                .scale = s->scale,

@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "backend/cpu/backward.h"
+#include "backend/cpu/distil.h"
 #include "backend/cpu/matrix.h"
-#include "backend/cpu/student.h"
 
 /* The k largest logits, lowest id first on ties; their softmax, times the experts' own scales (experts.c). */
 static void choose_row(backend_restoration_trainer *s, void *context, int row) {
@@ -31,7 +31,7 @@ static void choose_row(backend_restoration_trainer *s, void *context, int row) {
 
 static void sort_slots(backend_restoration_trainer *s) {
     const model_config *c = s->m->config;
-    student_tape *t = &s->tape;
+    distil_tape *t = &s->tape;
     int slots = s->o.rows * c->experts_per_token;
     memset(t->begin, 0, (size_t)(c->experts + 1) * sizeof *t->begin);
     for (int i = 0; i < slots; i++) t->begin[t->chosen[i] + 1]++;
@@ -52,7 +52,7 @@ static void expert_products(backend_restoration_trainer *s, const float *x, cons
         size_t first = (size_t)s->tape.begin[e];
         int rows = s->tape.begin[e + 1] - s->tape.begin[e];
         weight w = weight_rows(stacked, e * out, out);
-        student_product(s, x + first * (size_t)w.in, (size_t)w.in, rows, &w, y + first * ldy, ldy);
+        distil_product(s, x + first * (size_t)w.in, (size_t)w.in, rows, &w, y + first * ldy, ldy);
     }
 }
 
@@ -73,10 +73,10 @@ static void mix_row(backend_restoration_trainer *s, void *context, int row) {
         s->m->kernels->axpy(s->tape.share[i], s->tape.slot_out + (size_t)s->tape.slot_of[i] * hidden, c->hidden, out);
 }
 
-void student_experts(backend_restoration_trainer *s, int layer) {
+void distil_experts(backend_restoration_trainer *s, int layer) {
     const model_config *c = s->m->config;
     const layer_weights *w = &s->m->weights->layer[layer];
-    student_tape *t = &s->tape;
+    distil_tape *t = &s->tape;
     size_t hidden = (size_t)c->hidden, width = (size_t)c->expert_intermediate;
     int n = s->o.rows, slots = n * c->experts_per_token;
     for (int r = 0; r < n; r++) {
@@ -84,8 +84,8 @@ void student_experts(backend_restoration_trainer *s, int layer) {
         s->m->kernels->rms_norm(t->h1 + at, w->pre_ffn_norm_2, c->hidden, c->rms_eps, t->expert_x + at);
         s->m->kernels->rms_norm(t->h1 + at, s->layer[layer].router_norm, c->hidden, c->rms_eps, t->router_x + at);
     }
-    student_product(s, t->router_x, hidden, n, &w->router_proj, t->router_z, (size_t)c->experts);
-    student_rows(s, n, choose_row, &layer);
+    distil_product(s, t->router_x, hidden, n, &w->router_proj, t->router_z, (size_t)c->experts);
+    distil_rows(s, n, choose_row, &layer);
     sort_slots(s);
     for (int slot = 0; slot < slots; slot++)
         memcpy(t->slot_x + (size_t)slot * hidden, t->expert_x + (size_t)t->row_of[slot] * hidden,
@@ -96,9 +96,9 @@ void student_experts(backend_restoration_trainer *s, int layer) {
         expert_products(s, t->slot_x, &w->experts_gate, (int)width, t->slot_gate_up, 2 * width);
         expert_products(s, t->slot_x, &w->experts_up, (int)width, t->slot_gate_up + width, 2 * width);
     }
-    student_rows(s, slots, activate_slot, NULL);
+    distil_rows(s, slots, activate_slot, NULL);
     expert_products(s, t->slot_act, &w->experts_down, c->hidden, t->slot_out, hidden);
-    student_rows(s, n, mix_row, NULL);
+    distil_rows(s, n, mix_row, NULL);
 }
 
 typedef struct back_work {
@@ -113,7 +113,7 @@ static void unmix_row(backend_restoration_trainer *s, void *context, int row) {
     const model_config *c = s->m->config;
     const float *scales = s->m->weights->layer[w->layer].router_expert_scale;
     size_t hidden = (size_t)c->hidden, first = (size_t)row * (size_t)c->experts_per_token;
-    float d_share[STUDENT_MAX_CHOSEN], d_z[STUDENT_MAX_CHOSEN], scale[STUDENT_MAX_CHOSEN];
+    float d_share[DISTIL_MAX_CHOSEN], d_z[DISTIL_MAX_CHOSEN], scale[DISTIL_MAX_CHOSEN];
     int k = c->experts_per_token;
     const float *d = w->d_mixed + (size_t)row * hidden;
     float *z = s->d_router_z + (size_t)row * (size_t)c->experts;
@@ -154,18 +154,18 @@ static void back_row(backend_restoration_trainer *s, void *context, int row) {
     backward_rms_norm(s->tape.h1 + at, weights->pre_ffn_norm_2, d_x, c->hidden, c->rms_eps, w->d_h1 + at);
 }
 
-void student_experts_back(backend_restoration_trainer *s, int layer, const float *d_mixed, float *d_h1) {
+void distil_experts_back(backend_restoration_trainer *s, int layer, const float *d_mixed, float *d_h1) {
     const model_config *c = s->m->config;
-    const student_layer *l = &s->layer[layer];
+    const distil_layer *l = &s->layer[layer];
     size_t hidden = (size_t)c->hidden, width = (size_t)c->expert_intermediate;
     int n = s->o.rows, slots = n * c->experts_per_token;
-    weight down = student_matrix(l->expert_down_t, c->experts * (int)width, c->hidden),
-           gate_up = student_matrix(l->expert_gate_up_t, c->experts * c->hidden, 2 * (int)width);
+    weight down = distil_matrix(l->expert_down_t, c->experts * (int)width, c->hidden),
+           gate_up = distil_matrix(l->expert_gate_up_t, c->experts * c->hidden, 2 * (int)width);
     back_work work = {layer, d_mixed, d_h1};
-    student_rows(s, n, unmix_row, &work);
+    distil_rows(s, n, unmix_row, &work);
     expert_products(s, s->d_slot, &down, (int)width, s->d_slot_act, width);
-    student_rows(s, slots, deactivate_slot, NULL);
+    distil_rows(s, slots, deactivate_slot, NULL);
     expert_products(s, s->d_slot_gate_up, &gate_up, c->hidden, s->d_slot_x, hidden);
-    student_product(s, s->d_router_z, (size_t)c->experts, n, &l->router_t, s->d_x, hidden);
-    student_rows(s, n, back_row, &work);
+    distil_product(s, s->d_router_z, (size_t)c->experts, n, &l->router_t, s->d_x, hidden);
+    distil_rows(s, n, back_row, &work);
 }

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "backend/cpu/backward.h"
-#include "backend/cpu/student.h"
+#include "backend/cpu/distil.h"
 
 static const double least_size = 1e-6;     /* what a mean square or a variance is at least, as a divisor */
 static const double combined_square = 0.1; /* of the squared error, beside directions and magnitudes */
@@ -13,7 +13,7 @@ static bool is_attention(restoration_loss loss) {
     return loss == RESTORATION_LOSS_ATTN_DISTIL || loss == RESTORATION_LOSS_ATTN_DISTIL_HYBRID;
 }
 
-int student_counted(const backend_restoration_trainer *s) {
+int distil_counted(const backend_restoration_trainer *s) {
     const model_config *c = s->m->config;
     int n = 0;
     for (int i = 0; i < c->layers; i++) {
@@ -41,23 +41,23 @@ static void head_row(backend_restoration_trainer *s, void *context, int row) {
     w->kl[row] = backward_kl(s->logits[0] + at, s->logits[1] + at, c->vocab, c->logit_softcap, w->scale);
 }
 
-double student_head(backend_restoration_trainer *s, const float *h, float scale) {
+double distil_head(backend_restoration_trainer *s, const float *h, float scale) {
     const backend_model *m = s->m;
     const model_config *c = m->config;
     size_t hidden = (size_t)c->hidden, n = (size_t)s->o.rows;
     const float *from[2] = {s->layer[c->layers - 1].native_h + (size_t)s->segment.first * hidden, h};
-    double kl[STUDENT_MAX_ROWS], sum = 0;
+    double kl[DISTIL_MAX_ROWS], sum = 0;
     for (int which = 0; which < 2; which++) {
         for (size_t r = 0; r < n; r++)
             m->kernels->rms_norm(from[which] + r * hidden, m->weights->final_norm, c->hidden, c->rms_eps,
                                  s->final_x + r * hidden);
-        student_product(s, s->final_x, hidden, s->o.rows, &m->weights->head, s->logits[which], (size_t)c->vocab);
+        distil_product(s, s->final_x, hidden, s->o.rows, &m->weights->head, s->logits[which], (size_t)c->vocab);
     }
     head_work work = {kl, s->o.kl * scale / (float)s->o.rows};
-    student_rows(s, s->o.rows, head_row, &work);
+    distil_rows(s, s->o.rows, head_row, &work);
     for (size_t r = 0; r < n; r++) sum += kl[r];
     if (scale == 0) return sum / (double)n;
-    student_product(s, s->logits[1], (size_t)c->vocab, s->o.rows, &s->head_t, s->d_x, hidden);
+    distil_product(s, s->logits[1], (size_t)c->vocab, s->o.rows, &s->head_t, s->d_x, hidden);
     memset(s->d_h, 0, n * hidden * sizeof *s->d_h);
     for (size_t r = 0; r < n; r++)
         backward_rms_norm(h + r * hidden, m->weights->final_norm, s->d_x + r * hidden, c->hidden, c->rms_eps,
@@ -73,7 +73,7 @@ static double squares(const float *x, size_t n) {
     return sum;
 }
 
-double student_share(const backend_restoration_trainer *s, const float *x, const float *native, float scale, float *d) {
+double distil_share(const backend_restoration_trainer *s, const float *x, const float *native, float scale, float *d) {
     size_t hidden = (size_t)s->m->config->hidden, n = (size_t)s->o.rows * hidden;
     const float *target = native + (size_t)s->segment.first * hidden;
     double size = fmax(squares(target, n), least_size);
@@ -83,13 +83,13 @@ double student_share(const backend_restoration_trainer *s, const float *x, const
 /* The teacher's row of a restored one. */
 static const float *native_row(const backend_restoration_trainer *s, float *const *native, int layer, int half,
                                int row) {
-    const student_layer *l = &s->layer[layer];
-    return native[half] + (size_t)s->position[l->first + row] * student_kv_dim(s, layer);
+    const distil_layer *l = &s->layer[layer];
+    return native[half] + (size_t)s->position[l->first + row] * distil_kv_dim(s, layer);
 }
 
-double student_share_kv(backend_restoration_trainer *s, int layer, float scale) {
-    const student_layer *l = &s->layer[layer];
-    size_t kv = student_kv_dim(s, layer);
+double distil_share_kv(backend_restoration_trainer *s, int layer, float scale) {
+    const distil_layer *l = &s->layer[layer];
+    size_t kv = distil_kv_dim(s, layer);
     float counts = s->m->config->layer[layer].type == LAYER_FULL ? full_share : 1;
     double lost = 0;
     for (int half = 0; half < 2; half++) {
@@ -107,13 +107,13 @@ double student_share_kv(backend_restoration_trainer *s, int layer, float scale) 
 
 /* -------------------------------------------------------------------------------------------------- K and V alone */
 
-double student_directions(backend_restoration_trainer *s, int layer, float scale) {
+double distil_directions(backend_restoration_trainer *s, int layer, float scale) {
     if (s->o.loss != RESTORATION_LOSS_ATTN_DISTIL_HYBRID) return 0;
-    const student_layer *l = &s->layer[layer];
-    size_t kv = student_kv_dim(s, layer), d = (size_t)s->m->config->layer[layer].head_dim;
+    const distil_layer *l = &s->layer[layer];
+    size_t kv = distil_kv_dim(s, layer), d = (size_t)s->m->config->layer[layer].head_dim;
     double lost = 0, vectors = (double)l->rows * (double)(kv / d);
     for (int half = 0; half < 2; half++) {
-        double sum = 0, counts = (double)s->o.lambda[half] / (vectors * student_counted(s));
+        double sum = 0, counts = (double)s->o.lambda[half] / (vectors * distil_counted(s));
         for (int r = 0; r < l->rows; r++) {
             for (size_t h = 0; h < kv; h += d) {
                 size_t at = (size_t)r * kv + h;
@@ -132,7 +132,7 @@ typedef struct raw_parts {
 } raw_parts;
 
 static raw_parts parts_of(const backend_restoration_trainer *s, int half) {
-    double n = student_counted(s);
+    double n = distil_counted(s);
     switch (s->o.loss) {
     case RESTORATION_LOSS_MSE:
         return (raw_parts){.square = 1 / (2 * n)};
@@ -147,11 +147,11 @@ static raw_parts parts_of(const backend_restoration_trainer *s, int half) {
     }
 }
 
-double student_raw(backend_restoration_trainer *s, int layer, int half, float scale, float *d_raw) {
+double distil_raw(backend_restoration_trainer *s, int layer, int half, float scale, float *d_raw) {
     raw_parts parts = parts_of(s, half);
     if (parts.square == 0 && parts.direction == 0 && parts.magnitude == 0) return 0;
-    const student_layer *l = &s->layer[layer];
-    size_t kv = student_kv_dim(s, layer), d = (size_t)s->m->config->layer[layer].head_dim;
+    const distil_layer *l = &s->layer[layer];
+    size_t kv = distil_kv_dim(s, layer), d = (size_t)s->m->config->layer[layer].head_dim;
     double values = (double)l->rows * (double)kv, vectors = values / (double)d, sum = 0, size = 0, lost = 0;
     for (int r = 0; r < l->rows; r++) {
         const float *t = native_row(s, l->native_raw, layer, half, r);

@@ -1,16 +1,16 @@
 /* The student of distillation (backend/backend_train.h) on a device, in float32; what is large goes through the tensor
- * cores in parts (split_products.h). It computes what the CPU's does (backend/cpu/student.h, whose comments hold here),
+ * cores in parts (split_products.h). It computes what the CPU's does (backend/cpu/distil.h, whose comments hold here),
  * for the rows of many sequences at once: a segment is short, and kernels over one at a time would wait for their
  * launches. The teacher goes the same way as the student, with whole sequences for segments. The rooms:
  *
- *   restoration_trainer.c    memory, verbs, the order of a step     student_layer.c      a layer, there and back
- *   student_columns.c    what rows see: tables for the device   student_restore.c    restoration there and back, losses
- *   student_weights.c    the model's matrices, and products with them        train_*.cu           kernels
- *   student_times.c      what parts of a step take
+ *   restoration_trainer.c    memory, verbs, the order of a step     distil_layer.c      a layer, there and back
+ *   distil_columns.c    what rows see: tables for the device   distil_restore.c    restoration there and back, losses
+ *   distil_weights.c    the model's matrices, and products with them        train_*.cu           kernels
+ *   distil_times.c      what parts of a step take
  *
  * Shapes: B sequences of T tokens, S segments of N rows, H hidden, R restored positions. */
-#ifndef KAKEYA_BACKEND_CUDA_STUDENT_H
-#define KAKEYA_BACKEND_CUDA_STUDENT_H
+#ifndef KAKEYA_BACKEND_CUDA_DISTIL_H
+#define KAKEYA_BACKEND_CUDA_DISTIL_H
 
 #include "backend/backend_train.h"
 #include "backend/cuda/model.h"
@@ -19,22 +19,22 @@
 #include "backend/restoration_layout.h"
 
 /* A matrix [out][in] of the device: the engine's, where that is exact, else a copy, in float32 or rounded to bf16. */
-typedef struct student_matrix {
+typedef struct distil_matrix {
     float *data; /* NULL: `bits` are read */
     int out, in;
     const cuda_bf16 *bits; /* [out][ld] */
     size_t ld;
     cuda_bf16 *copy;   /* `bits`, where they are the student's own */
     cuda_bf16 *turned; /* [in][out rounded up], of a copy that products go back through */
-} student_matrix;
+} distil_matrix;
 
-static inline student_matrix student_copy_of(float *data, int out, int in) {
-    return (student_matrix){.data = data, .out = out, .in = in};
+static inline distil_matrix distil_copy_of(float *data, int out, int in) {
+    return (distil_matrix){.data = data, .out = out, .in = in};
 }
 
-typedef struct student_layer {
-    student_matrix q, k, v, o, gate, up, down, router, ple_gate, ple_proj;
-    student_matrix experts_gate_up, experts_down; /* [experts * 2 * width][H], [experts * H][width] */
+typedef struct distil_layer {
+    distil_matrix q, k, v, o, gate, up, down, router, ple_gate, ple_proj;
+    distil_matrix experts_gate_up, experts_down; /* [experts * 2 * width][H], [experts * H][width] */
     float *q_norm, *k_norm, *input_norm, *post_attention_norm, *pre_ffn_norm, *post_ffn_norm, *post_ffn_norm_1,
         *pre_ffn_norm_2, *post_ffn_norm_2, *post_ple_norm, *router_norm, *router_expert_scale;
 
@@ -44,47 +44,47 @@ typedef struct student_layer {
     float *raw[2], *seen[2], *d_seen[2];   /* [R of its kind][kv_dim] */
     float *own_raw[2], *own[2], *d_own[2]; /* [S * N][kv_dim] */
     float *input;                          /* [S * N][H] */
-} student_layer;
+} distil_layer;
 
 /* Values of the layer in work, for the rows of the teacher or of the student. */
-typedef struct student_tape {
+typedef struct distil_tape {
     float *x, *q_raw, *q, *o, *out, *added, *h1, *x2, *gate_up, *act, *dense, *both, *h2, *raw[2];
     float *expert_x, *router_x, *router_z, *slot_x, *slot_gate_up, *slot_act, *slot_out, *mixed;
     float *ple_gate, *ple_act, *ple_out;
     float *keys, *values, *shares; /* [S][columns][kv_dim]; [S][heads][N][columns] */
     train_routing routing;
-} student_tape;
+} distil_tape;
 
 /* Positions that layers of one kind (layer_type) have restored, segment after segment. */
-typedef struct student_restored {
+typedef struct distil_restored {
     int rows;
     int *index, *position, *native; /* [rows]: among all restored positions; in the text; the teacher's row */
     int *begin;                     /* [S + 1] */
     float *latent[2], *d_latent[2]; /* [rows][rank] */
-} student_restored;
+} distil_restored;
 
 /* Rows that go through the layers together. */
-typedef struct student_pass {
+typedef struct distil_pass {
     bool teacher;
     int items, per, rows;         /* rows = items * per */
     const int *tokens, *position; /* [rows] */
     train_mask mask[2];           /* by kind of layer */
-} student_pass;
+} distil_pass;
 
 /* What the host makes of a chunk of sequences for the device, and where it lies there. */
-typedef struct student_tables {
+typedef struct distil_tables {
     int *host, *device; /* all of it */
     size_t ints, most;
-} student_tables;
+} distil_tables;
 
-enum { STUDENT_MARKS = 512 };
+enum { DISTIL_MARKS = 512 };
 
 /* Marks of a chunk, each with the part that begins there, and what parts have taken so far. */
-typedef struct student_times {
-    cudaEvent_t mark[STUDENT_MARKS];
-    int part[STUDENT_MARKS], n;
+typedef struct distil_times {
+    cudaEvent_t mark[DISTIL_MARKS];
+    int part[DISTIL_MARKS], n;
     double seconds[RESTORATION_PARTS + 1];
-} student_times;
+} distil_times;
 
 struct backend_restoration_trainer {
     backend_model *m;
@@ -96,90 +96,90 @@ struct backend_restoration_trainer {
     int together; /* sequences of a chunk */
     bool lacks;   /* a matrix that is nowhere */
     split_room split;
-    student_layer layer[MODEL_MAX_LAYERS];
-    student_matrix embed, head, ple_embed, ple_model_proj;
+    distil_layer layer[MODEL_MAX_LAYERS];
+    distil_matrix embed, head, ple_embed, ple_model_proj;
     float *final_norm, *ple_proj_norm;
-    student_matrix fc, draft_k[BLOCK_DRAFTER_MAX_LAYERS], draft_v[BLOCK_DRAFTER_MAX_LAYERS];
+    distil_matrix fc, draft_k[BLOCK_DRAFTER_MAX_LAYERS], draft_v[BLOCK_DRAFTER_MAX_LAYERS];
     float *hidden_norm;
     float *cosine[2], *sine[2]; /* [T][pairs] by kind of layer */
     float *weights, *gradient;  /* [layout.n] */
-    student_tables tables;
+    distil_tables tables;
 
-    student_pass teacher, student;
+    distil_pass teacher, student;
     const int *row_native; /* [S * N] the teacher's row of each */
     int n_restored;
     const int *restored_native; /* [R] */
-    student_restored restored[2];
+    distil_restored restored[2];
     const float *factor[2]; /* [S] by kind of layer: of losses that look at each layer by itself */
     float scale;
 
-    student_tape tape; /* the layer's in work: a kept one, or the common one */
-    student_tape common, kept[MODEL_MAX_LAYERS];
+    distil_tape tape; /* the layer's in work: a kept one, or the common one */
+    distil_tape common, kept[MODEL_MAX_LAYERS];
     bool keeps;                                /* the student's forward is kept: the way back computes no layer again */
     float *teacher_h[2];                       /* [B * T][H] of one layer and the next */
     float *inputs[2], *aux, *context;          /* [B * T][...] as the CPU's */
     float *gathered, *latent[2], *d_latent[2]; /* [R][...] */
     float *d_shares, *d_key, *d_value;
     float *embedded, *last, *final_x, *ple, *spare;
-    float *logits[2]; /* [at most STUDENT_HEAD_ROWS][vocab] */
+    float *logits[2]; /* [at most DISTIL_HEAD_ROWS][vocab] */
     float *d_h, *d_both, *d_branch, *d_x, *d_act, *d_gate_up, *d_q, *d_o, *d_kv[2];
     float *d_slot, *d_slot_act, *d_slot_gate_up, *d_slot_x, *d_router_z;
     float *partial;
     size_t partial_floats;
-    double *kl, *results, *share_parts; /* [S * N]; [S][STUDENT_RESULTS]; train_share.parts */
+    double *kl, *results, *share_parts; /* [S * N]; [S][DISTIL_RESULTS]; train_share.parts */
     const float *given;                 /* the weights, on the host */
-    student_times times;
+    distil_times times;
 };
 
-enum { STUDENT_HEAD_ROWS = 2048 /* that the head sees at once */ };
-enum { RESULT_LOSS, RESULT_KL, RESULT_HIDDEN, RESULT_ATTENTION, RESULT_KV, STUDENT_RESULTS };
+enum { DISTIL_HEAD_ROWS = 2048 /* that the head sees at once */ };
+enum { RESULT_LOSS, RESULT_KL, RESULT_HIDDEN, RESULT_ATTENTION, RESULT_KV, DISTIL_RESULTS };
 
 /* Memory is laid out twice: with `base` NULL for its size, then for its addresses. */
-typedef struct student_arena {
+typedef struct distil_arena {
     char *base;
     size_t bytes;
-} student_arena;
+} distil_arena;
 
-void *student_take(student_arena *a, size_t bytes);
+void *distil_take(distil_arena *a, size_t bytes);
 
-static inline int student_kv_dim(const backend_restoration_trainer *s, int layer) {
+static inline int distil_kv_dim(const backend_restoration_trainer *s, int layer) {
     const layer_config *l = &s->m->config->layer[layer];
     return l->kv_heads * l->head_dim;
 }
-static inline int student_q_dim(const backend_restoration_trainer *s, int layer) {
+static inline int distil_q_dim(const backend_restoration_trainer *s, int layer) {
     return s->m->config->heads * s->m->config->layer[layer].head_dim;
 }
-static inline int student_rank(const backend_restoration_trainer *s, int half) {
+static inline int distil_rank(const backend_restoration_trainer *s, int half) {
     return half ? s->f.rank_v : s->f.rank_k;
 }
-static inline int student_code(const backend_restoration_trainer *s, int half) { return s->f.shared_latent ? 0 : half; }
-static inline student_restored *student_restored_of(backend_restoration_trainer *s, int layer) {
+static inline int distil_code(const backend_restoration_trainer *s, int half) { return s->f.shared_latent ? 0 : half; }
+static inline distil_restored *distil_restored_of(backend_restoration_trainer *s, int layer) {
     return &s->restored[s->m->config->layer[layer].type];
 }
-static inline bool student_compares_attention(restoration_loss loss) {
+static inline bool distil_compares_attention(restoration_loss loss) {
     return loss == RESTORATION_LOSS_ATTN_DISTIL || loss == RESTORATION_LOSS_ATTN_DISTIL_HYBRID;
 }
-static inline bool student_compares_raw(restoration_loss loss) {
+static inline bool distil_compares_raw(restoration_loss loss) {
     return loss == RESTORATION_LOSS_MSE || loss == RESTORATION_LOSS_COS_MAG || loss == RESTORATION_LOSS_COMBINED ||
            loss == RESTORATION_LOSS_ATTN_DISTIL_HYBRID;
 }
-static inline void student_copy(const backend_restoration_trainer *s, float *to, const float *from, size_t n) {
+static inline void distil_copy(const backend_restoration_trainer *s, float *to, const float *from, size_t n) {
     (void)cudaMemcpyAsync(to, from, n * sizeof *to, cudaMemcpyDeviceToDevice, s->launch.stream);
 }
-static inline void student_zero(const backend_restoration_trainer *s, float *x, size_t n) {
+static inline void distil_zero(const backend_restoration_trainer *s, float *x, size_t n) {
     (void)cudaMemsetAsync(x, 0, n * sizeof *x, s->launch.stream);
 }
 
-/* --- student_weights.c ------------------------------------------------------------------------------------------- */
+/* --- distil_weights.c ------------------------------------------------------------------------------------------- */
 
-void train_weights_lay_out(backend_restoration_trainer *s, student_arena *a);
+void train_weights_lay_out(backend_restoration_trainer *s, distil_arena *a);
 /* Values of the largest of the engine's matrices, turned. */
 size_t train_turned_values(const backend_restoration_trainer *s);
 kakeya_status train_weights_fill(backend_restoration_trainer *s, kakeya_error *error);
 /* y [rows][w.out] = w x; d_x [rows][w.in] = w' d_y, or added to it. */
-void train_forward(backend_restoration_trainer *s, const float *x, size_t ldx, int rows, student_matrix w, float *y,
+void train_forward(backend_restoration_trainer *s, const float *x, size_t ldx, int rows, distil_matrix w, float *y,
                    size_t ldy);
-void train_back(backend_restoration_trainer *s, const float *d_y, size_t ldy, int rows, student_matrix w, float *d_x,
+void train_back(backend_restoration_trainer *s, const float *d_y, size_t ldy, int rows, distil_matrix w, float *d_x,
                 bool add);
 /* From here on products are as exact as float32, or as exact as the options say. */
 void train_exactly(backend_restoration_trainer *s, bool exactly);
@@ -188,7 +188,7 @@ void train_multiply(backend_restoration_trainer *s, train_form form, const train
 /* sum [nb][na] += b' a over rows. */
 void train_outer(backend_restoration_trainer *s, const float *b, int nb, const float *a, int na, int rows, float *sum);
 
-/* --- student_times.c --------------------------------------------------------------------------------------------- */
+/* --- distil_times.c --------------------------------------------------------------------------------------------- */
 
 /* What is launched from here on belongs to a part (restoration_trainer_part), or to none. */
 void train_begin_part(backend_restoration_trainer *s, int part);
@@ -196,7 +196,7 @@ void train_end_parts(backend_restoration_trainer *s);
 void train_read_times(backend_restoration_trainer *s); /* once the device has finished */
 void train_forget_times(backend_restoration_trainer *s);
 
-/* --- student_columns.c ------------------------------------------------------------------------------------------- */
+/* --- distil_columns.c ------------------------------------------------------------------------------------------- */
 
 size_t train_table_ints(const backend_restoration_trainer *s); /* at most */
 int train_most_columns(const backend_restoration_trainer *s, int type);
@@ -205,25 +205,25 @@ int train_most_restored(const backend_restoration_trainer *s, int type); /* of a
 kakeya_status train_lay_tables(backend_restoration_trainer *s, const restoration_trainer_sequence *sequences, int n,
                                kakeya_error *error);
 
-/* --- student_values.c ------------------------------------------------------------------------------------------- */
+/* --- distil_values.c ------------------------------------------------------------------------------------------- */
 
 /* Raw V of a layer as attention sees it, and the way back: d_v is set, or added to. */
 void train_values(backend_restoration_trainer *s, int layer, const float *raw, int rows, float *out);
 void train_values_back(backend_restoration_trainer *s, int layer, const float *raw, const float *d_out, int rows,
                        bool add, float *d_v);
 
-/* --- student_layer.c --------------------------------------------------------------------------------------------- */
+/* --- distil_layer.c --------------------------------------------------------------------------------------------- */
 
-void train_embed(backend_restoration_trainer *s, const student_pass *p, float *out);
+void train_embed(backend_restoration_trainer *s, const distil_pass *p, float *out);
 /* out [rows][H] from in. */
-void train_layer_forward(backend_restoration_trainer *s, const student_pass *p, int layer, const float *in, float *out);
+void train_layer_forward(backend_restoration_trainer *s, const distil_pass *p, int layer, const float *in, float *out);
 /* The student's: d_h of the output becomes that of the input, by way of the layer, which is computed again where it is
  * not kept. */
 void train_layer_back(backend_restoration_trainer *s, int layer);
 /* What a layer's attention gives by itself, with the teacher's queries and nothing but restored K/V. */
 void train_compare_attention(backend_restoration_trainer *s, int layer, bool learns);
 
-/* --- student_restore.c ------------------------------------------------------------------------------------------- */
+/* --- distil_restore.c ------------------------------------------------------------------------------------------- */
 
 void train_encode(backend_restoration_trainer *s);
 void train_encode_back(backend_restoration_trainer *s);

@@ -2,7 +2,7 @@
  * segment. */
 #include <string.h>
 
-#include "backend/cuda/student.h"
+#include "backend/cuda/distil.h"
 
 enum { COLUMN_INTS = sizeof(train_column) / sizeof(int) };
 
@@ -32,14 +32,14 @@ size_t train_table_ints(const backend_restoration_trainer *s) {
 }
 
 /* Room for n numbers; `device` gets its address there. */
-static int *take(student_tables *t, size_t n, const int **device) {
+static int *take(distil_tables *t, size_t n, const int **device) {
     size_t at = t->ints;
     t->ints += (n + 3) / 4 * 4;
     *device = t->device + at;
     return t->host + at;
 }
 
-static train_column *take_columns(student_tables *t, size_t n, const train_column **device) {
+static train_column *take_columns(distil_tables *t, size_t n, const train_column **device) {
     const int *at;
     int *host = take(t, n * COLUMN_INTS, &at);
     *device = (const train_column *)(const void *)at;
@@ -49,8 +49,8 @@ static train_column *take_columns(student_tables *t, size_t n, const train_colum
 /* Sequences of one length: shorter ones are continued with a token that nobody sees. */
 static void lay_teacher(backend_restoration_trainer *s, const restoration_trainer_sequence *sequences, int n,
                         int length) {
-    student_pass *p = &s->teacher;
-    *p = (student_pass){.teacher = true, .items = n, .per = length, .rows = n * length};
+    distil_pass *p = &s->teacher;
+    *p = (distil_pass){.teacher = true, .items = n, .per = length, .rows = n * length};
     size_t rows = (size_t)p->rows;
     int *tokens = take(&s->tables, rows, &p->tokens), *position = take(&s->tables, rows, &p->position);
     const int *first_device;
@@ -81,7 +81,7 @@ typedef struct stretch {
 } stretch;
 
 static stretch restored_span(const backend_restoration_trainer *s, const restoration_trainer_segment *g, int type) {
-    bool forced = student_compares_attention(s->o.loss);
+    bool forced = distil_compares_attention(s->o.loss);
     int behind = forced ? 0 : s->o.sink, evicting = g->prompt ? 0 : s->o.rows,
         end = forced ? g->first + s->o.rows : g->first + evicting - s->o.window,
         slides = later(behind, g->first - s->m->config->sliding_window + 1);
@@ -94,7 +94,7 @@ static stretch restored_span(const backend_restoration_trainer *s, const restora
 /* Columns of a segment. Returns their number. */
 static int lay_columns(const backend_restoration_trainer *s, const restoration_trainer_segment *g, int type, int native,
                        int restored, int own, train_column *out) {
-    bool forced = student_compares_attention(s->o.loss), rule = type == LAYER_SLIDING || g->all_layers;
+    bool forced = distil_compares_attention(s->o.loss), rule = type == LAYER_SLIDING || g->all_layers;
     int n = 0, oldest = type == LAYER_SLIDING ? later(0, g->first - s->m->config->sliding_window + 1) : 0;
     for (int p = oldest; p < g->first && !forced; p++) {
         bool exact = !rule || p < s->o.sink || p > g->first - g->prompt - s->o.window;
@@ -114,9 +114,9 @@ typedef struct numbered {
 
 static void lay_student(backend_restoration_trainer *s, const restoration_trainer_sequence *sequences,
                         const numbered *all, int segments, int length) {
-    student_pass *p = &s->student;
+    distil_pass *p = &s->student;
     int per = s->o.rows;
-    *p = (student_pass){.items = segments, .per = per, .rows = segments * per};
+    *p = (distil_pass){.items = segments, .per = per, .rows = segments * per};
     size_t rows = (size_t)p->rows;
     int *tokens = take(&s->tables, rows, &p->tokens), *position = take(&s->tables, rows, &p->position),
         *native = take(&s->tables, rows, &s->row_native);
@@ -158,14 +158,14 @@ static void lay_student(backend_restoration_trainer *s, const restoration_traine
                                      .rows = per,
                                      .columns = widest,
                                      .sliding = type == LAYER_SLIDING ? s->m->config->sliding_window : 0,
-                                     .rule = student_compares_attention(s->o.loss) ? 2 : 1,
+                                     .rule = distil_compares_attention(s->o.loss) ? 2 : 1,
                                      .sink = s->o.sink,
                                      .window = s->o.window};
     }
 }
 
 static bool spreads(restoration_loss loss) {
-    return loss != RESTORATION_LOSS_DISTIL && !student_compares_attention(loss);
+    return loss != RESTORATION_LOSS_DISTIL && !distil_compares_attention(loss);
 }
 
 /* Position i of those that a segment has restored, and how many they are. */
@@ -182,7 +182,7 @@ static void lay_restored(backend_restoration_trainer *s, const restoration_train
     int *native = take(&s->tables, most, &s->restored_native), *index[2], *position[2], *of[2], *begin[2];
     s->n_restored = 0;
     for (int type = 0; type < 2; type++) {
-        student_restored *r = &s->restored[type];
+        distil_restored *r = &s->restored[type];
         index[type] = take(&s->tables, most, (const int **)&r->index);
         position[type] = take(&s->tables, most, (const int **)&r->position);
         of[type] = take(&s->tables, most, (const int **)&r->native);
@@ -200,7 +200,7 @@ static void lay_restored(backend_restoration_trainer *s, const restoration_train
         for (int k = 0; k < whole.end - whole.begin; k++)
             native[s->n_restored++] = first_native + restored_position(s, g, sequences[all[i].sequence].n, whole, k);
         for (int type = 0; type < 2; type++) {
-            student_restored *r = &s->restored[type];
+            distil_restored *r = &s->restored[type];
             begin[type][i] = r->rows;
             for (int k = span[type].begin - whole.begin; k < span[type].end - whole.begin; k++) {
                 index[type][r->rows] = base + k;

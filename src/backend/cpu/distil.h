@@ -2,14 +2,14 @@
  * one segment, exact float32, every value that the way back needs kept. Between layers it keeps their inputs alone; the
  * way back computes a layer again before it goes through it. The rooms:
  *
- *   restoration_trainer.c    memory, the teacher, the order of a segment       student_layer.c      a layer, there and
- * back student_attention.c  masked attention over columns                     student_experts.c    router and experts
- *   student_restore.c    latents, decoders: restoration there and back         student_loss.c       what is compared
- *   student_weights.c    transposed weights, products                      backward.h           gradients of rows
+ *   restoration_trainer.c    memory, the teacher, the order of a segment       distil_layer.c      a layer, there and
+ * back distil_attention.c  masked attention over columns                     distil_experts.c    router and experts
+ *   distil_restore.c    latents, decoders: restoration there and back         distil_loss.c       what is compared
+ *   distil_weights.c    transposed weights, products                      backward.h           gradients of rows
  *
  * Shapes: N rows of a segment, T tokens of the sequence, R restored positions, H hidden. */
-#ifndef KAKEYA_BACKEND_CPU_STUDENT_H
-#define KAKEYA_BACKEND_CPU_STUDENT_H
+#ifndef KAKEYA_BACKEND_CPU_DISTIL_H
+#define KAKEYA_BACKEND_CPU_DISTIL_H
 
 #include "backend/backend_train.h"
 #include "backend/cpu/backward.h"
@@ -17,17 +17,17 @@
 #include "backend/cpu/train_products.h"
 #include "backend/restoration_layout.h"
 
-enum { STUDENT_MAX_ROWS = 512, STUDENT_MAX_CHOSEN = 64 /* experts of a row */ };
+enum { DISTIL_MAX_ROWS = 512, DISTIL_MAX_CHOSEN = 64 /* experts of a row */ };
 
 typedef enum column_kind { COLUMN_EXACT, COLUMN_RESTORED, COLUMN_OWN } column_kind;
 
 /* A key that rows of a segment may see. */
-typedef struct student_column {
+typedef struct distil_column {
     int position;
     column_kind kind;
-} student_column;
+} distil_column;
 
-typedef struct student_layer {
+typedef struct distil_layer {
     /* Transposed matrices, float32: a gradient dy of y = W x is a product of them, dx = W' dy. */
     weight q_t, k_t, v_t, o_t, gate_t, up_t, down_t, router_t, ple_gate_t, ple_proj_t;
     float *expert_gate_up_t; /* [experts][H][2 * expert_intermediate] */
@@ -48,16 +48,16 @@ typedef struct student_layer {
     float *raw[2], *seen[2], *d_seen[2];   /* [rows][kv_dim]: K, V as restored before and after norms and RoPE */
     float *own_raw[2], *own[2], *d_own[2]; /* [N][kv_dim]: the same of the segment's own rows */
     float *input;                          /* [N][H] */
-} student_layer;
+} distil_layer;
 
 /* Values of the layer in work, [N][...], from its input to its output. */
-typedef struct student_tape {
+typedef struct distil_tape {
     float *x, *q_raw, *q, *o, *out, *added, *h1, *x2, *gate_up, *act, *dense;
     float *expert_x, *router_x, *router_z, *slot_x, *slot_gate_up, *slot_act, *slot_out, *mixed, *both;
     int *chosen, *slot_of, *row_of, *begin; /* [N][k]; [N][k]; [N * k]; [experts + 1] */
     float *share;                           /* [N][k] */
     float *h2, *ple_gate, *ple_act, *ple_out;
-} student_tape;
+} distil_tape;
 
 struct backend_restoration_trainer {
     backend_model *m;
@@ -66,7 +66,7 @@ struct backend_restoration_trainer {
     restoration_layout layout;
     const float *weights;
     float *decoders_t; /* laid out as the weights: [rank][kv_dim] */
-    student_layer layer[MODEL_MAX_LAYERS];
+    distil_layer layer[MODEL_MAX_LAYERS];
     weight head_t;
     float *memory;
     size_t floats;
@@ -85,8 +85,8 @@ struct backend_restoration_trainer {
     float *gathered;                /* [R][restoration_encoder_in] */
     float *latent[2], *d_latent[2]; /* [R][rank] as a session would keep them; one where it is shared */
     unsigned char *code;            /* of a latent in 8 or 4 bits */
-    student_tape tape;
-    student_column *column; /* of the layer in work */
+    distil_tape tape;
+    distil_column *column; /* of the layer in work */
     int columns, most_columns;
     float *keys, *values, *keys_t, *values_t; /* [kv_heads][columns][d] and [kv_heads][d][columns] */
     float *shares, *d_shares;                 /* [heads][N][columns] attention weights */
@@ -107,89 +107,88 @@ struct backend_restoration_trainer {
     void *thread_packed[THREAD_POOL_MAX];
 };
 
-/* --- student_weights.c ------------------------------------------------------------------------------------------- */
+/* --- distil_weights.c ------------------------------------------------------------------------------------------- */
 
-void student_weights_lay_out(backend_restoration_trainer *s, train_arena *a);
-void student_weights_fill(backend_restoration_trainer *s);
-weight student_matrix(const float *values, int out, int in);
+void distil_weights_lay_out(backend_restoration_trainer *s, train_arena *a);
+void distil_weights_fill(backend_restoration_trainer *s);
+weight distil_matrix(const float *values, int out, int in);
 /* y [rows][w->out] = w x, exact float32, on the pool. */
-void student_product(backend_restoration_trainer *s, const float *x, size_t ldx, int rows, const weight *w, float *y,
-                     size_t ldy);
+void distil_product(backend_restoration_trainer *s, const float *x, size_t ldx, int rows, const weight *w, float *y,
+                    size_t ldy);
 /* The same, added to y; `scratch` [rows][w->out]. */
-void student_product_add(backend_restoration_trainer *s, const float *x, size_t ldx, int rows, const weight *w,
-                         float *y, float *scratch);
+void distil_product_add(backend_restoration_trainer *s, const float *x, size_t ldx, int rows, const weight *w, float *y,
+                        float *scratch);
 /* sum [nb][na] += b' a over rows. */
-void student_outer(backend_restoration_trainer *s, const float *b, int nb, const float *a, int na, int rows,
-                   float *sum);
+void distil_outer(backend_restoration_trainer *s, const float *b, int nb, const float *a, int na, int rows, float *sum);
 /* x [rows][n] to [n][rows] on the calling thread. */
-void student_turn(const float *x, size_t ldx, int rows, int n, float *out);
+void distil_turn(const float *x, size_t ldx, int rows, int n, float *out);
 /* task(context, row) for each of n rows on the pool. */
-typedef void (*student_row_task)(backend_restoration_trainer *s, void *context, int row);
-void student_rows(backend_restoration_trainer *s, int n, student_row_task task, void *context);
+typedef void (*distil_row_task)(backend_restoration_trainer *s, void *context, int row);
+void distil_rows(backend_restoration_trainer *s, int n, distil_row_task task, void *context);
 
-static inline size_t student_kv_dim(const backend_restoration_trainer *s, int layer) {
+static inline size_t distil_kv_dim(const backend_restoration_trainer *s, int layer) {
     const layer_config *l = &s->m->config->layer[layer];
     return (size_t)(l->kv_heads * l->head_dim);
 }
-static inline size_t student_q_dim(const backend_restoration_trainer *s, int layer) {
+static inline size_t distil_q_dim(const backend_restoration_trainer *s, int layer) {
     return (size_t)(s->m->config->heads * s->m->config->layer[layer].head_dim);
 }
-static inline int student_rank(const backend_restoration_trainer *s, int half) {
+static inline int distil_rank(const backend_restoration_trainer *s, int half) {
     return half ? s->f.rank_v : s->f.rank_k;
 }
 /* Which latent decoders of K (0) or V (1) read. */
-static inline int student_code(const backend_restoration_trainer *s, int half) { return s->f.shared_latent ? 0 : half; }
+static inline int distil_code(const backend_restoration_trainer *s, int half) { return s->f.shared_latent ? 0 : half; }
 
-/* --- student_attention.c ----------------------------------------------------------------------------------------- */
+/* --- distil_attention.c ----------------------------------------------------------------------------------------- */
 
 /* The columns of a layer's rows. `forced`: every position is restored, whatever the rule says. */
-void student_columns(backend_restoration_trainer *s, int layer, bool forced);
+void distil_columns(backend_restoration_trainer *s, int layer, bool forced);
 /* tape.q -> tape.o */
-void student_attend(backend_restoration_trainer *s, int layer, bool forced);
+void distil_attend(backend_restoration_trainer *s, int layer, bool forced);
 /* d_o -> d_q, and added to d_own and d_seen of the layer whose K/V are attended. */
-void student_attend_back(backend_restoration_trainer *s, int layer);
+void distil_attend_back(backend_restoration_trainer *s, int layer);
 
-/* --- student_restore.c ------------------------------------------------------------------------------------------- */
+/* --- distil_restore.c ------------------------------------------------------------------------------------------- */
 
-void student_encode(backend_restoration_trainer *s);
-void student_encode_back(backend_restoration_trainer *s, float *gradient);
+void distil_encode(backend_restoration_trainer *s);
+void distil_encode_back(backend_restoration_trainer *s, float *gradient);
 /* raw and seen of a layer from the latents. */
-void student_decode(backend_restoration_trainer *s, int layer);
+void distil_decode(backend_restoration_trainer *s, int layer);
 /* d_seen, and what losses of raw K and V add, to the decoders' gradients and d_latent (gradient NULL: to nothing).
  * Returns what is lost in raw K and V. */
-double student_decode_back(backend_restoration_trainer *s, int layer, float *gradient);
+double distil_decode_back(backend_restoration_trainer *s, int layer, float *gradient);
 
-/* --- student_experts.c ------------------------------------------------------------------------------------------- */
+/* --- distil_experts.c ------------------------------------------------------------------------------------------- */
 
 /* tape.h1 -> tape.mixed, the experts' weighted sum. */
-void student_experts(backend_restoration_trainer *s, int layer);
+void distil_experts(backend_restoration_trainer *s, int layer);
 /* d_mixed [N][H]; the gradient of tape.h1 is added to d_h1. */
-void student_experts_back(backend_restoration_trainer *s, int layer, const float *d_mixed, float *d_h1);
+void distil_experts_back(backend_restoration_trainer *s, int layer, const float *d_mixed, float *d_h1);
 
-/* --- student_layer.c --------------------------------------------------------------------------------------------- */
+/* --- distil_layer.c --------------------------------------------------------------------------------------------- */
 
-void student_embed(backend_restoration_trainer *s);
+void distil_embed(backend_restoration_trainer *s);
 /* `out` [N][H] from the layer's input. */
-void student_layer_forward(backend_restoration_trainer *s, int layer, float *out);
+void distil_layer_forward(backend_restoration_trainer *s, int layer, float *out);
 /* d_h of the output becomes that of the input, by way of the layer computed again. d_own and d_seen of the layer whose
  * K/V are attended are added to. */
-void student_layer_back(backend_restoration_trainer *s, int layer);
+void distil_layer_back(backend_restoration_trainer *s, int layer);
 
-/* --- student_loss.c ---------------------------------------------------------------------------------------------- */
+/* --- distil_loss.c ---------------------------------------------------------------------------------------------- */
 
 /* KL of the segment's logits, mean over its rows, from the last layer's output. With `scale`, d_h is set to the
  * gradient times it. */
-double student_head(backend_restoration_trainer *s, const float *h, float scale);
+double distil_head(backend_restoration_trainer *s, const float *h, float scale);
 /* Squared error of x [N][H] as a share of the teacher's squares; scale times its gradient is added to d. */
-double student_share(const backend_restoration_trainer *s, const float *x, const float *native, float scale, float *d);
+double distil_share(const backend_restoration_trainer *s, const float *x, const float *native, float scale, float *d);
 /* The same of a layer's restored K and V: added to d_seen. */
-double student_share_kv(backend_restoration_trainer *s, int layer, float scale);
+double distil_share_kv(backend_restoration_trainer *s, int layer, float scale);
 /* Directions of K and V as attention sees them, for the loss that has them: added to d_seen. */
-double student_directions(backend_restoration_trainer *s, int layer, float scale);
+double distil_directions(backend_restoration_trainer *s, int layer, float scale);
 /* Raw K or V [rows][kv_dim], for losses that look at them: added to d_raw. */
-double student_raw(backend_restoration_trainer *s, int layer, int half, float scale, float *d_raw);
+double distil_raw(backend_restoration_trainer *s, int layer, int half, float scale, float *d_raw);
 /* Layers whose losses the mean is taken over. */
-int student_counted(const backend_restoration_trainer *s);
+int distil_counted(const backend_restoration_trainer *s);
 
 /* The gradient of norm_values, added to d_v. */
 static inline void norm_values_back(const backend_model *m, const float *v, const float *d_out, int head_dim,
