@@ -19,7 +19,7 @@ from array import array
 PICTURES = ("photo.jpg", "gradient.png", "text.png", "exact.png", "noise-small.png", "orientation.png")
 BEFORE, ANSWER, SEQUENCES = 30, 24, 30
 COMMON = ("--backend", "cpu", "--precision", "f32", "--threads", "2", "--sink", "2", "--window", "12")
-TEXTS = ("README.md", "docs/reference/server.md", "docs/laboratory/cuda.md", "docs/reference/sessions.md")
+TEXTS = ("README.md", "docs/reference/server.md", "docs/laboratory/cuda.md", "docs/reference/cuda.md", "docs/reference/sessions.md")
 
 
 def kakeya(*words):

@@ -1,5 +1,5 @@
 /* Device memory of closed sessions, kept for the next ones, which get theirs while no forward runs
- * (docs/laboratory/cuda.md, 62b). What is kept is in no account. */
+ * (docs/reference/cuda.md, K/V memory). What is kept is in no account. */
 #ifndef KAKEYA_BACKEND_CUDA_BLOCKS_H
 #define KAKEYA_BACKEND_CUDA_BLOCKS_H
 
