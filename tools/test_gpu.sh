@@ -46,6 +46,7 @@ CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_raw_values" "$build/gpu/test_raw_values"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_step" "$build/gpu/test_step"
 run_tap "quant_kernels" "$build/gpu/quant_kernels" check
 run_tap "codes_kernels" "$build/gpu/codes_kernels" check
+run_tap "f8_kernels" "$build/gpu/f8_kernels" check
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_quant_rows" "$build/gpu/test_quant_rows"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_quantised" "$build/gpu/test_quantised"
 # The bundled model in the two formats that have kernels of their own: the same bits whatever is computed beside a row.
