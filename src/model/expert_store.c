@@ -101,7 +101,7 @@ kakeya_status expert_store_create(block_reader *reader, const expert_layer *laye
     s->score = calloc(all, sizeof *s->score);
     s->hash = calloc(all * EXPERT_PIECES, sizeof *s->hash);
     s->where = malloc(all * sizeof *s->where);
-    const bool made = make_fetch(&s->now, at_once) & make_fetch(&s->ahead, at_once);
+    const bool made = make_fetch(&s->now, at_once) && make_fetch(&s->ahead, at_once);
     s->memory = mem_alloc(account, MEM_WEIGHTS, slots * s->slot_bytes + BLOCK_BYTES);
     if (!s->layers || !s->slot || !s->score || !s->hash || !s->where || !made || !s->memory) {
         expert_store_destroy(s);
