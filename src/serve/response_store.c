@@ -209,8 +209,9 @@ response_found response_store_delete(response_store *s, const char *id, unsigned
     response_found found = !e || !e->listed ? RESPONSE_UNKNOWN : e->running ? RESPONSE_RUNNING : RESPONSE_ENDED;
     if (found == RESPONSE_ENDED) drop(s, e);
     pthread_mutex_unlock(&s->lock);
-    if (!e && (response_table_delete(s->memory, id, owner) | response_table_delete(s->disk, id, owner)))
-        found = RESPONSE_ENDED;
+    const bool here = !e && response_table_delete(s->memory, id, owner);
+    const bool there = !e && response_table_delete(s->disk, id, owner);
+    if (here || there) found = RESPONSE_ENDED;
     return found;
 }
 
