@@ -48,7 +48,7 @@ struct expert_store {
     int before;    /* how many of the call's list come before the first that is in no slot */
     bool in_order; /* `now` has them as the list has */
     bool waits;    /* the call wants experts that are read ahead */
-    atomic_uint_fast64_t wanted, found, bytes, n_ahead, useful, failures, nanoseconds;
+    atomic_uint_fast64_t wanted, found, bytes, failures, nanoseconds;
     atomic_bool failing;
 };
 
@@ -281,10 +281,7 @@ static int mark_wanted(expert_store *s, int layer, const int *experts, int n) {
         if (!x) continue;
         x->wanted = s->calls;
         s->waits |= x->arriving;
-        if (x->ahead)
-            atomic_fetch_add(&s->useful, 1);
-        else
-            found++;
+        if (!x->ahead) found++;
         x->ahead = false;
     }
     return found;
@@ -361,7 +358,6 @@ void expert_store_expect(expert_store *s, int layer, const int *experts, int n) 
         s->slot[at].arriving = s->slot[at].ahead = true;
     }
     if (s->ahead.n == 0) return;
-    atomic_fetch_add(&s->n_ahead, (uint64_t)s->ahead.n);
     block_reader_begin_ahead(s->reader, s->ahead.reads, list_reads(s, &s->ahead));
 }
 
@@ -377,8 +373,6 @@ expert_counts expert_store_counts(const expert_store *s) {
     return (expert_counts){.wanted = atomic_load(&s->wanted),
                            .found = atomic_load(&s->found),
                            .bytes = atomic_load(&s->bytes),
-                           .ahead = atomic_load(&s->n_ahead),
-                           .useful = atomic_load(&s->useful),
                            .failures = atomic_load(&s->failures),
                            .failing = atomic_load(&s->failing),
                            .seconds = (double)atomic_load(&s->nanoseconds) / 1e9};

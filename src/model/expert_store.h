@@ -65,7 +65,6 @@ const expert_piece *expert_store_largest(const expert_store *store);
 typedef struct expert_counts {
     uint64_t wanted, found; /* experts that forwards wanted, and those of them that were there, not only read ahead */
     uint64_t bytes;         /* that were read */
-    uint64_t ahead, useful; /* experts that were read ahead, and those of them that were wanted next */
     uint64_t failures;      /* fetches that failed */
     bool failing;           /* the last fetch that read something failed */
     double seconds;         /* that were waited for reads */

@@ -72,11 +72,12 @@ static void put(response_store *s, const response_entry *e) {
     kakeya_status status = KAKEYA_IO;
     if (s->disk) {
         status = response_table_put(s->disk, e->id, e->owner, e->ended_ms, &e->texts, &error);
-        const bool news = status != KAKEYA_OK && !s->complained; /* one line for a full disk, not one a response */
+        if (status != KAKEYA_OK && !s->complained && s->log) { /* one line for a full disk, not one a response */
+            char line[sizeof error.message + 64];
+            snprintf(line, sizeof line, "responses: %s; it is kept in memory alone", error.message);
+            s->log(s->user, line);
+        }
         s->complained = status != KAKEYA_OK;
-        char line[sizeof error.message + 64];
-        snprintf(line, sizeof line, "responses: %s; it is kept in memory alone", error.message);
-        if (news && s->log) s->log(s->user, line);
     }
     if (status != KAKEYA_OK) (void)response_table_put(s->memory, e->id, e->owner, e->ended_ms, &e->texts, NULL);
 }
