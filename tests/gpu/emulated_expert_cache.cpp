@@ -1,7 +1,8 @@
 /* The cache of experts as C++ for the host (backend/cuda/expert_cache.cu). Protects: behind every lookup each chosen
  * expert's bytes lie where products read them, in passes of every kind and with arenas of every size; tables agree with
- * each other and with what lies in the arena; counts are right; and what makes room is what the rule says, whose hits
- * are counted by a model of it. Prints the results of its tests as TAP. */
+ * each other and with what lies in the arena; counts are right; what is copied ahead is the likeliest that is missing,
+ * and comes to no slot that products read or the next lookup fills; and what makes room is what the rule says, whose
+ * hits are counted by a model of it. Prints the results of its tests as TAP. */
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -12,7 +13,7 @@
 
 namespace {
 
-enum { LAYERS = 5, EXPERTS = 24, RANK = 4, GATE_UP = COPY_BYTES + 48, DOWN = 5 * 16 };
+enum { LAYERS = 5, EXPERTS = 24, RANK = 4, GATE_UP = COPY_BYTES + 48, DOWN = 5 * 16, HIDDEN = 264, ROUTER_LD = 272 };
 
 uint64_t random_state = 1;
 unsigned random_below(unsigned n) {
@@ -36,6 +37,8 @@ struct machine {
     std::vector<float> score;
     std::vector<unsigned> scored;
     std::vector<cuda_expert_copy> copies;
+    std::vector<float> likely, residual, scale;
+    std::vector<cuda_bf16> router;
     cuda_expert_state state;
     cuda_expert_counts counts, expected;
     int active_count;
@@ -46,8 +49,9 @@ struct machine {
     explicit machine(int slots)
         : arena_gate_up(static_cast<size_t>(slots) * GATE_UP), arena_down(static_cast<size_t>(slots) * DOWN),
           slot_of(LAYERS * EXPERTS), owner(slots), order(slots), active(EXPERTS), begin(EXPERTS + 1), used(slots),
-          score(LAYERS * EXPERTS), scored(LAYERS * EXPERTS), copies(EXPERTS), state(), counts(), expected(),
-          active_count(0), c(), route(), launch() {
+          score(LAYERS * EXPERTS), scored(LAYERS * EXPERTS), copies(EXPERTS), likely(CUDA_DECODE_ROWS * EXPERTS),
+          residual(CUDA_DECODE_ROWS * HIDDEN), scale(HIDDEN), router(EXPERTS * ROUTER_LD), state(), counts(),
+          expected(), active_count(0), c(), route(), launch() {
         for (int l = 0; l < LAYERS; l++) {
             gate_up[l].resize(static_cast<size_t>(EXPERTS) * GATE_UP);
             down[l].resize(static_cast<size_t>(EXPERTS) * DOWN);
@@ -69,6 +73,7 @@ struct machine {
         c.scored = scored.data();
         c.order = order.data();
         c.copies = copies.data();
+        c.likely = likely.data();
         c.state = &state;
         c.counts = &counts;
         route.active = active.data();
@@ -98,8 +103,59 @@ struct machine {
             expect(owner[slot] == NOWHERE || slot_of[owner[slot]] == slot, "an owner's slot is this one");
     }
 
+    /* The router's answers to `rows` rows, as a double has them; the row's values have any size. */
+    std::vector<double> make_outlook(int rows) {
+        std::vector<double> best(EXPERTS, -1e30);
+        for (float &v : scale) v = 0.5f + static_cast<float>(random_below(100)) / 100;
+        for (cuda_bf16 &w : router) w = __float2bfloat16_rn(static_cast<float>(random_below(200)) / 100 - 1).bits;
+        for (int r = 0; r < rows; r++) {
+            const float size = static_cast<float>(1 + random_below(50));
+            double squares = 0, largest = -1e30, logit[EXPERTS] = {};
+            for (int k = 0; k < HIDDEN; k++) {
+                float v = residual[r * HIDDEN + k] = size * (static_cast<float>(random_below(200)) / 100 - 1);
+                squares += static_cast<double>(v) * v;
+                for (int e = 0; e < EXPERTS; e++)
+                    logit[e] += static_cast<double>(v) * scale[k] * __bfloat162float({router[e * ROUTER_LD + k]});
+            }
+            for (double &v : logit) {
+                v /= std::sqrt(squares / HIDDEN + 1e-6);
+                if (v > largest) largest = v;
+            }
+            for (int e = 0; e < EXPERTS; e++)
+                if (logit[e] - largest > best[e]) best[e] = logit[e] - largest;
+        }
+        return best;
+    }
+
+    /* Behind a layer's lookup: an expert of the next one is on its way when this layer's products run. */
+    void look_ahead(int layer, int rows) {
+        std::vector<double> best = make_outlook(rows);
+        std::vector<int> slots(slot_of.begin(), slot_of.begin() + LAYERS * EXPERTS), in_use = active;
+        in_use.resize(static_cast<size_t>(active_count));
+        cuda_expert_outlook o = {residual.data(), scale.data(), router.data(), ROUTER_LD, HIDDEN, RANK, 1e-6f};
+        cuda_expert_predict(&launch, &c, &o, layer + 1, rows);
+        cuda_expert_copy_ahead(&launch, &c, gate_up[layer + 1].data(), down[layer + 1].data());
+        int right = NOWHERE;
+        for (int place = 0; place < RANK && right < 0; place++) {
+            int e = NOWHERE;
+            for (int k = 0; k < EXPERTS; k++)
+                if (best[k] <= 0 && (e < 0 || best[k] > best[e])) e = k;
+            if (slots[(layer + 1) * EXPERTS + e] < 0) right = e;
+            best[e] = 1;
+        }
+        guess = state.guess ? state.guess - 1 : NOWHERE;
+        guesses += guess >= 0;
+        expect(guess < 0 || guess == (layer + 1) * EXPERTS + right, "the guess is the most likely one that is missing");
+        if (guess < 0) return;
+        expect(state.ahead.expert == guess % EXPERTS && slot_of[guess] == state.ahead.to, "its slot");
+        for (int slot : in_use) expect(slot != state.ahead.to, "no slot that products read");
+        expected.bytes += GATE_UP + DOWN;
+    }
+
+    int guess = NOWHERE, guesses = 0, right_guesses = 0;
+
     /* One layer of a pass. */
-    void fetch(int layer, const std::vector<bool> &chosen, bool prompt, int rows) {
+    void fetch(int layer, const std::vector<bool> &chosen, bool prompt, int rows, bool ahead = false) {
         bool placed = prompt || rows > CUDA_DECODE_ROWS;
         int n = 0, slots_before[EXPERTS];
         for (int e = 0; e < EXPERTS; e++) {
@@ -108,18 +164,27 @@ struct machine {
             if (chosen[e]) active[n++] = e;
         }
         begin[EXPERTS] = active_count = n;
-        int found = 0;
+        int found = 0, copied_ahead = 0;
         for (int e = 0; e < EXPERTS; e++) {
             int slot = slots_before[e];
             /* where another expert comes to its place, it has to be copied from the host again */
             bool kept = slot >= 0 && !(placed && slot < EXPERTS && slot != e && chosen[slot]);
-            found += chosen[e] && kept;
+            bool guessed = kept && chosen[e] && layer * EXPERTS + e == guess;
+            right_guesses += guessed;
+            copied_ahead += guessed;
+            found += chosen[e] && kept && !guessed;
         }
+        const int kept_slot = guess >= 0 ? slot_of[guess] : NOWHERE;
         cuda_expert_find(&launch, &c, &route, layer, prompt, rows);
-        cuda_expert_copy_in(&launch, &c, gate_up[layer].data(), down[layer].data());
+        const bool beside = ahead && !placed; /* in two parts, between which products run */
+        cuda_expert_copy_in(&launch, &c, gate_up[layer].data(), beside ? nullptr : down[layer].data());
+        if (beside) cuda_expert_copy_in(&launch, &c, nullptr, down[layer].data());
         expected.wanted += static_cast<uint64_t>(n);
         expected.found += static_cast<uint64_t>(found);
-        expected.bytes += static_cast<uint64_t>(n - found) * (GATE_UP + DOWN);
+        expected.bytes += static_cast<uint64_t>(n - found - copied_ahead) * (GATE_UP + DOWN);
+        /* it may still be arriving: nothing else comes there before the next lookup */
+        expect(guess < 0 || (slot_of[guess] == kept_slot && owner[kept_slot] == guess), "a guess keeps its slot");
+        guess = NOWHERE;
         int at = 0;
         for (int e = 0; e < EXPERTS; e++) {
             if (!chosen[e]) continue;
@@ -129,6 +194,7 @@ struct machine {
         expect(counts.wanted == expected.wanted && counts.found == expected.found && counts.bytes == expected.bytes,
                "counts");
         check_tables();
+        if (beside && layer + 1 < LAYERS) look_ahead(layer, rows);
     }
 };
 
@@ -162,6 +228,23 @@ void test_passes() {
         }
         if (slots == LAYERS * EXPERTS) /* a few are copied again, which prompts have driven out of their places */
             expect(m.counts.found * 10 > m.counts.wanted * 7, "all have a slot");
+    }
+}
+
+/* Guesses of any worth: the routers know nothing of what is chosen. */
+void test_ahead() {
+    static const int row_counts[] = {1, 1, 2, 17, 18};
+    for (int slots : arenas) {
+        machine m(slots);
+        for (int pass = 0; pass < 40; pass++) {
+            bool prompt = random_below(6) == 0;
+            int rows = row_counts[random_below(5)];
+            cuda_expert_order(&m.launch, &m.c);
+            for (int layer = 0; layer < LAYERS; layer++)
+                m.fetch(layer, choose(layer, rows), prompt, rows, random_below(8) > 0);
+        }
+        std::printf("# %d slots: %d guesses, %d of them right\n", slots, m.guesses, m.right_guesses);
+        if (slots == 3 * EXPERTS) expect(m.guesses > 20 && m.right_guesses > 2, "some are guessed");
     }
 }
 
@@ -246,9 +329,10 @@ void run(int number, const char *name, void (*test)()) {
 } // namespace
 
 int main() {
-    std::printf("1..3\n");
+    std::printf("1..4\n");
     run(1, "passes of every kind", test_passes);
     run(2, "what makes room", test_rule);
     run(3, "an expert chosen twice", test_twice);
+    run(4, "copies ahead", test_ahead);
     return failed != 0;
 }

@@ -11,6 +11,27 @@ enum { AUTO_PARTS = 3, OF_PARTS = 4 };
 /* Where tables and arenas begin. */
 enum { ALIGNMENT = 256 };
 
+/* Work goes on beside copies where less than so much of the experts is in slots: streams that wait for each other cost
+ * more than they save where few experts are missed. And where an expert takes no more bytes: a guess that was wrong
+ * must not delay what is wanted by much. */
+enum { BESIDE_PARTS = 1, OF_EXPERTS_PARTS = 2, AHEAD_MOST_BYTES = 8 << 20 };
+
+/* What is done beside the step, each on a stream of its own: the dense part of a layer, copies that what comes next
+ * does not need, and the search for what to copy ahead. */
+typedef enum beside { BESIDE_DENSE = 0, BESIDE_LINK, BESIDE_PREDICT, BESIDES } beside;
+/* Where a stream has come to: chosen experts are known; they have slots; gate/up are there; down, too; an expert is
+ * found that the next layer will miss; it is there; the dense part is done. */
+typedef enum event {
+    EVENT_ROUTE = 0,
+    EVENT_FOUND,
+    EVENT_GATE_UP,
+    EVENT_DOWN,
+    EVENT_PREDICTED,
+    EVENT_AHEAD,
+    EVENT_DENSE,
+    EVENTS
+} event;
+
 struct cuda_bounded {
     const cuda_device *device;
     cuda_expert_cache *cache; /* [caches] */
@@ -23,6 +44,8 @@ struct cuda_bounded {
     size_t host_bytes;
     cuda_expert_counts *counts; /* [caches], page-locked */
     size_t limit, held;
+    cudaStream_t stream[BESIDES];
+    cudaEvent_t event[EVENTS];
 };
 
 static size_t aligned(size_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
@@ -112,7 +135,8 @@ static void place_cache(cuda_expert_cache *c, int layers, char *arena, size_t *a
                          take(table_bytes, ids * sizeof *c->scored),
                          take(table_bytes, slots * sizeof *c->order),
                          take(table_bytes, (size_t)c->experts * sizeof *c->copies),
-                         take(table_bytes, sizeof *c->state)};
+                         take(table_bytes, sizeof *c->state),
+                         take(table_bytes, (size_t)(CUDA_DECODE_ROWS * c->experts) * sizeof *c->likely)};
     if (!tables) return;
     c->slot_of = (int *)(void *)(tables + at[0]);
     c->owner = (int *)(void *)(tables + at[1]);
@@ -122,6 +146,7 @@ static void place_cache(cuda_expert_cache *c, int layers, char *arena, size_t *a
     c->order = (int *)(void *)(tables + at[5]);
     c->copies = (cuda_expert_copy *)(void *)(tables + at[6]);
     c->state = (cuda_expert_state *)(void *)(tables + at[7]);
+    c->likely = (float *)(void *)(tables + at[8]);
 }
 
 static kakeya_status make_memory(cuda_bounded *b, const backend_model_options *o, kakeya_error *error) {
@@ -143,6 +168,15 @@ static kakeya_status make_memory(cuda_bounded *b, const backend_model_options *o
         b->cache[i].counts = &b->counts[i];
     }
     return KAKEYA_OK;
+}
+
+static kakeya_status make_streams(cuda_bounded *b, kakeya_error *error) {
+    cudaError_t status = cudaSuccess;
+    for (int i = 0; i < BESIDES && status == cudaSuccess; i++)
+        status = cudaStreamCreateWithFlags(&b->stream[i], cudaStreamNonBlocking);
+    for (int i = 0; i < EVENTS && status == cudaSuccess; i++)
+        status = cudaEventCreateWithFlags(&b->event[i], cudaEventDisableTiming);
+    return cuda_check(status, "creating streams for experts", error);
 }
 
 kakeya_status cuda_bounded_create(cuda_bounded **out, const cuda_device *device, const cuda_launch *launch,
@@ -168,12 +202,17 @@ kakeya_status cuda_bounded_create(cuda_bounded **out, const cuda_device *device,
     b->limit = limit_of(options);
     kakeya_status status = share_out(b, error);
     if (!status) status = make_memory(b, options, error);
+    if (!status) status = make_streams(b, error);
     for (int i = 0; i < b->caches && !status; i++) cuda_expert_clear(launch, &b->cache[i], b->layers);
     return status;
 }
 
 void cuda_bounded_destroy(cuda_bounded *b) {
     if (!b) return;
+    for (int i = 0; i < BESIDES; i++)
+        if (b->stream[i]) (void)cudaStreamDestroy(b->stream[i]);
+    for (int i = 0; i < EVENTS; i++)
+        if (b->event[i]) (void)cudaEventDestroy(b->event[i]);
     cuda_buffer_destroy(&b->arena);
     cuda_buffer_destroy(&b->tables);
     if (b->host) (void)cudaFreeHost(b->host);
@@ -224,10 +263,87 @@ static bool is_first(const cuda_bounded *b, int layer) {
     return true;
 }
 
-void cuda_bounded_fetch(const cuda_bounded *b, const cuda_launch *l, const cuda_route *route, int layer, bool prompt,
-                        int rows) {
+bool cuda_bounded_beside(const cuda_bounded *b) {
+    return b->caches == 1 && expert_bytes(b->cache) <= AHEAD_MOST_BYTES &&
+           OF_EXPERTS_PARTS * b->cache->slots < BESIDE_PARTS * b->layers * b->experts;
+}
+
+static cudaError_t record(const cuda_bounded *b, event at, cudaStream_t stream) {
+    return cudaEventRecord(b->event[at], stream);
+}
+
+static cudaError_t wait_for(const cuda_bounded *b, cudaStream_t stream, event at) {
+    return cudaStreamWaitEvent(stream, b->event[at], 0);
+}
+
+/* From where one stream is on, another one follows. */
+static cudaError_t follow(const cuda_bounded *b, cudaStream_t later, cudaStream_t earlier, event at) {
+    const cudaError_t status = record(b, at, earlier);
+    return status == cudaSuccess ? wait_for(b, later, at) : status;
+}
+
+/* The first that was not a success. */
+static void keep(cudaError_t *status, cudaError_t next) {
+    if (*status == cudaSuccess) *status = next;
+}
+
+static cuda_launch launch_beside(const cuda_bounded *b, const cuda_launch *l, beside which) {
+    return (cuda_launch){.stream = b->stream[which],
+                         .multiprocessors = l->multiprocessors,
+                         .block_bytes = l->block_bytes,
+                         .expanded = l->expanded};
+}
+
+/* Beside products: those of gate/up begin when theirs is there. Between a layer's copies and the next lookup the link
+ * brings what that will miss. */
+static cudaError_t fetch_beside(const cuda_bounded *b, const cuda_launch *l, const cuda_route *route, int layer,
+                                int rows, const cuda_expert_outlook *o) {
+    const cuda_expert_cache *c = b->cache;
+    const cuda_launch link = launch_beside(b, l, BESIDE_LINK), predict = launch_beside(b, l, BESIDE_PREDICT);
+    const bool looks = layer + 1 < b->layers, looked = layer > 0;
+    cuda_launch find = *l;
+    cudaError_t status = record(b, EVENT_ROUTE, l->stream);
+    if (looked) {
+        find.programmatic = 0;
+        keep(&status, wait_for(b, l->stream, EVENT_PREDICTED));
+    }
+    cuda_expert_find(&find, c, route, layer, false, rows);
+    if (looks) {
+        keep(&status, follow(b, predict.stream, l->stream, EVENT_FOUND));
+        if (looked) keep(&status, wait_for(b, predict.stream, EVENT_AHEAD)); /* which reads what is written now */
+        cuda_expert_predict(&predict, c, o, layer + 1, rows);
+        keep(&status, record(b, EVENT_PREDICTED, predict.stream));
+    }
+    cuda_expert_copy_in(l, c, b->gate_up[layer], NULL);
+    if (looked) keep(&status, wait_for(b, l->stream, EVENT_AHEAD));
+    keep(&status, follow(b, link.stream, l->stream, EVENT_GATE_UP));
+    cuda_expert_copy_in(&link, c, NULL, b->down[layer]);
+    keep(&status, record(b, EVENT_DOWN, link.stream));
+    if (looks) {
+        keep(&status, wait_for(b, link.stream, EVENT_PREDICTED));
+        cuda_expert_copy_ahead(&link, c, b->gate_up[layer + 1], b->down[layer + 1]);
+        keep(&status, record(b, EVENT_AHEAD, link.stream));
+    }
+    return status;
+}
+
+cudaError_t cuda_bounded_fetch(const cuda_bounded *b, const cuda_launch *l, const cuda_route *route, int layer,
+                               bool prompt, int rows, const cuda_expert_outlook *o) {
     const cuda_expert_cache *c = &b->cache[b->cache_of[layer]];
     if (is_first(b, layer)) cuda_expert_order(l, c);
+    if (o) return fetch_beside(b, l, route, layer, rows, o);
     cuda_expert_find(l, c, route, layer, prompt, rows);
     cuda_expert_copy_in(l, c, b->gate_up[layer], b->down[layer]);
+    return cudaSuccess;
+}
+
+cudaError_t cuda_bounded_fork(const cuda_bounded *b, const cuda_launch *l, cuda_launch *out) {
+    *out = launch_beside(b, l, BESIDE_DENSE);
+    return wait_for(b, out->stream, EVENT_ROUTE);
+}
+
+cudaError_t cuda_bounded_join(const cuda_bounded *b, const cuda_launch *l) {
+    cudaError_t status = follow(b, l->stream, b->stream[BESIDE_DENSE], EVENT_DENSE);
+    keep(&status, wait_for(b, l->stream, EVENT_DOWN));
+    return status;
 }

@@ -39,8 +39,16 @@ typedef struct cuda_bounded_host {
 } cuda_bounded_host;
 cuda_bounded_host cuda_bounded_memory(const cuda_bounded *b);
 
-/* Brings the experts that a layer's rows have chosen. */
-void cuda_bounded_fetch(const cuda_bounded *b, const cuda_launch *l, const cuda_route *route, int layer, bool prompt,
-                        int rows);
+/* Does it pay for decode passes of up to CUDA_DECODE_ROWS rows to go on beside copies? */
+bool cuda_bounded_beside(const cuda_bounded *b);
+/* Brings the experts that a layer's rows have chosen. o NULL: all is there for what follows in l's stream. Otherwise
+ * `down` is there after cuda_bounded_join, and o is what the next layer's router is asked (with the last layer nobody
+ * is asked); where cuda_bounded_beside says so. */
+cudaError_t cuda_bounded_fetch(const cuda_bounded *b, const cuda_launch *l, const cuda_route *route, int layer,
+                               bool prompt, int rows, const cuda_expert_outlook *o);
+/* Behind a fetch with an outlook: a stream for what needs the layer's inputs but no experts. */
+cudaError_t cuda_bounded_fork(const cuda_bounded *b, const cuda_launch *l, cuda_launch *out);
+/* l's stream waits for that, and for `down`. */
+cudaError_t cuda_bounded_join(const cuda_bounded *b, const cuda_launch *l);
 
 #endif

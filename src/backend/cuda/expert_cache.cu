@@ -12,6 +12,9 @@ enum {
     COPY_THREADS = 512,
     COPY_PIECES = 4, /* of 16 bytes, by each thread at a time */
     COPY_BYTES = COPY_THREADS * COPY_PIECES * 16,
+    COPY_BLOCKS = 16,  /* that copy beside other work: what they have on its way fills the link */
+    PREDICT_WARPS = 8, /* an expert each */
+    PREDICT_THREADS = PREDICT_WARPS * 32,
 };
 static_assert((int)CUDA_DECODE_ROWS * (int)CUDA_ROUTE_MAX_RANK <= (int)FIND_MOST_THREADS, "a thread for every choice");
 
@@ -103,20 +106,21 @@ void cuda_expert_order(const cuda_launch *l, const cuda_expert_cache *c) {
 struct find_memory {
     int missing[FIND_MOST_THREADS], good[FIND_MOST_THREADS], victim[FIND_MOST_THREADS];
     int few, next, again, rounds, got; /* of the walk through the order */
-    int wanted, copies;
+    int wanted, copies, guessed;
 };
 
-/* Slots for `needed` experts, in m.victim; m.got of them are found. Slots from `least` on. */
-static __device__ void find_victims(const cuda_expert_cache &c, find_memory &m, uint64_t lookup, uint64_t first,
-                                    int needed, int least) {
+/* Slots for `needed` experts of `lookup`, in m.victim; m.got of them are found. Slots from `least` on, but none that
+ * lookups from `kept` on have chosen or taken. */
+static __device__ void find_victims(const cuda_expert_cache &c, find_memory &m, uint64_t lookup, uint64_t kept,
+                                    uint64_t first, int needed, int least) {
     enum { ROUNDS_OF_FEW = 2, ROUNDS = 4 };
     int i = static_cast<int>(threadIdx.x), width = static_cast<int>(blockDim.x);
     while (m.got < needed && m.rounds < ROUNDS) {
         int end = m.rounds < ROUNDS_OF_FEW ? m.few : c.slots;
         int from = m.next, got = m.got, at = from + i, slot = at < end ? c.order[at] : NOWHERE;
         bool again = m.again;
-        /* what this lookup has chosen or taken is never good, what this pass has used only the second time */
-        bool good = slot >= least && c.used[slot] < (again ? lookup : first + 1);
+        /* what this pass has used is good only the second time */
+        bool good = slot >= least && c.used[slot] < (again ? kept : first + 1);
         m.good[i] = good;
         __syncthreads();
         int before = 0, all = 0;
@@ -167,7 +171,7 @@ static __global__ __launch_bounds__(FIND_MOST_THREADS) void find_kernel(const __
     cuda_expert_state *state = c.state;
     uint64_t lookup = state->lookups + 1, first = state->first;
     unsigned passes = state->passes;
-    int expert = NOWHERE;
+    int expert = NOWHERE, guess = state->guess;
     if (PLACED) {
         if (i < c.experts && __ldcg(route.begin + i) < __ldcg(route.begin + i + 1)) expert = i;
     } else if (i < __ldcg(route.active_count)) {
@@ -178,7 +182,7 @@ static __global__ __launch_bounds__(FIND_MOST_THREADS) void find_kernel(const __
         m.next = state->next;
         m.again = state->again;
         m.few = state->few;
-        m.rounds = m.got = m.wanted = m.copies = 0;
+        m.rounds = m.got = m.wanted = m.copies = m.guessed = 0;
     }
     if (PLACED && expert >= 0 && c.owner[i] != id) evict(c, i);
     __syncthreads();
@@ -188,6 +192,7 @@ static __global__ __launch_bounds__(FIND_MOST_THREADS) void find_kernel(const __
         score = faded(c, id, passes) + 1;
         atomicAdd(&m.wanted, 1);
         if (slot >= 0) c.used[slot] = lookup;
+        if (id + 1 == guess) m.guessed = 1;
         if (PLACED) c.used[i] = lookup;
     }
     m.missing[i] = expert >= 0 && slot < 0;
@@ -200,7 +205,7 @@ static __global__ __launch_bounds__(FIND_MOST_THREADS) void find_kernel(const __
         rank += k < i && m.missing[k];
         missing += m.missing[k];
     }
-    find_victims(c, m, lookup, first, missing, PLACED ? c.experts : 0);
+    find_victims(c, m, lookup, lookup, first, missing, PLACED ? c.experts : 0);
     __syncthreads();
     int victim = m.missing[i] && rank < m.got ? m.victim[rank] : NOWHERE;
     if (PLACED && victim >= 0) {
@@ -223,9 +228,10 @@ static __global__ __launch_bounds__(FIND_MOST_THREADS) void find_kernel(const __
     state->next = m.next;
     state->again = m.again;
     state->copies = m.copies;
+    state->guess = 0;
     state->counts.wanted += static_cast<uint64_t>(m.wanted);
-    state->counts.found += static_cast<uint64_t>(m.wanted - missing);
-    state->counts.bytes += static_cast<uint64_t>(missing) * (c.gate_up_bytes + c.down_bytes);
+    state->counts.found += static_cast<uint64_t>(m.wanted - missing - m.guessed);
+    state->counts.bytes += static_cast<uint64_t>(missing + (guess ? 1 : 0)) * (c.gate_up_bytes + c.down_bytes);
     state->begun = device_clock();
 }
 
@@ -259,6 +265,25 @@ static __device__ __forceinline__ void copy_piece(const unsigned char *from, uns
     }
 }
 
+/* Piece `at` of a copy: those of gate_up come first. */
+static __device__ __forceinline__ void copy_part(const cuda_expert_cache &c, const cuda_expert_copy &copy, int at,
+                                                 int of_gate_up, const unsigned char *gate_up,
+                                                 const unsigned char *down) {
+    bool second = at >= of_gate_up;
+    uint64_t each = second ? c.down_bytes : c.gate_up_bytes,
+             begin = static_cast<uint64_t>(second ? at - of_gate_up : at) * COPY_BYTES,
+             bytes = each - begin < COPY_BYTES ? each - begin : COPY_BYTES;
+    unsigned char *arena = (second ? c.down : c.gate_up) + begin;
+    const unsigned char *host = (second ? down : gate_up) + begin;
+    copy_piece(copy.from >= 0 ? arena + copy.from * each : host + copy.expert * each, arena + copy.to * each,
+               copy.also >= 0 ? arena + copy.also * each : nullptr, bytes);
+}
+
+static __device__ __forceinline__ int pieces_of(uint64_t bytes) {
+    return static_cast<int>((bytes + COPY_BYTES - 1) / COPY_BYTES);
+}
+
+/* gate_up, down NULL: not these. The last launch of a lookup has `down`. */
 static __global__ __launch_bounds__(COPY_THREADS) void copy_kernel(const __grid_constant__ cuda_expert_cache c,
                                                                    const unsigned char *gate_up,
                                                                    const unsigned char *down) {
@@ -266,20 +291,11 @@ static __global__ __launch_bounds__(COPY_THREADS) void copy_kernel(const __grid_
     cuda_expert_state *state = c.state;
     int copies = state->copies;
     if (!copies && blockIdx.x) return;
-    int of_gate_up = static_cast<int>((c.gate_up_bytes + COPY_BYTES - 1) / COPY_BYTES),
-        pieces = of_gate_up + static_cast<int>((c.down_bytes + COPY_BYTES - 1) / COPY_BYTES);
-    for (int at = static_cast<int>(blockIdx.x); at < copies * pieces; at += static_cast<int>(gridDim.x)) {
-        const cuda_expert_copy copy = c.copies[at / pieces];
-        int piece = at % pieces;
-        bool second = piece >= of_gate_up;
-        uint64_t each = second ? c.down_bytes : c.gate_up_bytes,
-                 begin = static_cast<uint64_t>(second ? piece - of_gate_up : piece) * COPY_BYTES,
-                 bytes = each - begin < COPY_BYTES ? each - begin : COPY_BYTES;
-        unsigned char *arena = (second ? c.down : c.gate_up) + begin;
-        const unsigned char *host = (second ? down : gate_up) + begin;
-        copy_piece(copy.from >= 0 ? arena + copy.from * each : host + copy.expert * each, arena + copy.to * each,
-                   copy.also >= 0 ? arena + copy.also * each : nullptr, bytes);
-    }
+    int of_gate_up = pieces_of(c.gate_up_bytes), first = gate_up ? 0 : of_gate_up,
+        pieces = of_gate_up - first + (down ? pieces_of(c.down_bytes) : 0);
+    for (int at = static_cast<int>(blockIdx.x); at < copies * pieces; at += static_cast<int>(gridDim.x))
+        copy_part(c, c.copies[at / pieces], first + at % pieces, of_gate_up, gate_up, down);
+    if (!down) return;
     __syncthreads();
     if (threadIdx.x) return;
     if (copies) {
@@ -292,6 +308,146 @@ static __global__ __launch_bounds__(COPY_THREADS) void copy_kernel(const __grid_
 }
 
 void cuda_expert_copy_in(const cuda_launch *l, const cuda_expert_cache *c, const void *gate_up, const void *down) {
-    launch_kernel(l, copy_kernel, dim3(l->multiprocessors), dim3(COPY_THREADS), 0, *c,
+    int blocks = gate_up && down ? l->multiprocessors : COPY_BLOCKS;
+    launch_kernel(l, copy_kernel, dim3(blocks), dim3(COPY_THREADS), 0, *c, static_cast<const unsigned char *>(gate_up),
+                  static_cast<const unsigned char *>(down));
+}
+
+/* ------------------------------------------------------------------------------------------------------- ahead */
+
+/* A bf16 is the upper half of a float32. */
+static __device__ __forceinline__ float2 pair_of(uint32_t bits) {
+    return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u)};
+}
+
+static __device__ __forceinline__ float square_of(float4 v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
+
+/* One warp: what the router would give a row's residual stream, to order experts by. */
+static __device__ float outlook_of(const cuda_expert_outlook &o, int row, int expert) {
+    const float *x = o.x + static_cast<size_t>(row) * o.hidden;
+    const cuda_bf16 *w = o.router + static_cast<size_t>(expert) * o.ld;
+    float logit = 0, squares = 0;
+#pragma unroll 4
+    for (int k = static_cast<int>(threadIdx.x & 31) * 8; k + 8 <= o.hidden; k += 256) {
+        uint4 packed = __ldcg(reinterpret_cast<const uint4 *>(w + k));
+        const uint32_t bits[4] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float4 v = __ldcg(reinterpret_cast<const float4 *>(x + k) + half),
+                   scale = __ldcg(reinterpret_cast<const float4 *>(o.router_scale + k) + half);
+            float2 first = pair_of(bits[2 * half]), second = pair_of(bits[2 * half + 1]);
+            squares += square_of(v);
+            logit += v.x * scale.x * first.x + v.y * scale.y * first.y;
+            logit += v.z * scale.z * second.x + v.w * scale.w * second.y;
+        }
+    }
+    logit = warp_sum(logit);
+    squares = warp_sum(squares);
+    return logit / sqrtf(squares / static_cast<float>(o.hidden) + o.eps);
+}
+
+struct predict_memory {
+    find_memory find;
+    float best[CUDA_ROUTE_MAX_EXPERTS]; /* of all rows: how far below the row's largest logit */
+    float largest[CUDA_DECODE_ROWS];
+    int expert[CUDA_ROUTE_MAX_EXPERTS]; /* by place among the likely ones; NOWHERE: it is in a slot */
+    int choice, last;
+};
+
+/* A block: the most likely expert that is in no slot, of the first `rank`. */
+static __device__ int choose_ahead(const cuda_expert_cache &c, predict_memory &m, int layer, int rank, int rows) {
+    int i = static_cast<int>(threadIdx.x), warp = i / 32, lane = i % 32;
+    for (int r = warp; r < rows; r += PREDICT_WARPS) {
+        float most = __ldcg(c.likely + r * c.experts);
+        for (int e = lane; e < c.experts; e += 32) most = fmaxf(most, __ldcg(c.likely + r * c.experts + e));
+        for (int o = 16; o > 0; o >>= 1) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, o));
+        if (lane == 0) m.largest[r] = most;
+    }
+    for (int e = i; e < rank; e += PREDICT_THREADS) m.expert[e] = NOWHERE;
+    if (i == 0) m.choice = NOWHERE;
+    __syncthreads();
+    for (int e = i; e < c.experts; e += PREDICT_THREADS) {
+        float best = __ldcg(c.likely + e) - m.largest[0];
+        for (int r = 1; r < rows; r++) best = fmaxf(best, __ldcg(c.likely + r * c.experts + e) - m.largest[r]);
+        m.best[e] = best;
+    }
+    __syncthreads();
+    for (int e = i; e < c.experts; e += PREDICT_THREADS) {
+        int place = 0;
+        for (int k = 0; k < c.experts; k++) place += m.best[k] > m.best[e] || (m.best[k] == m.best[e] && k < e);
+        if (place < rank && c.slot_of[layer * c.experts + e] < 0) m.expert[place] = e;
+    }
+    __syncthreads();
+    for (int k = 0; i == 0 && k < rank && m.choice < 0; k++) m.choice = m.expert[k];
+    __syncthreads();
+    return m.choice;
+}
+
+static __global__ __launch_bounds__(PREDICT_THREADS) void predict_kernel(const __grid_constant__ cuda_expert_cache c,
+                                                                         const __grid_constant__ cuda_expert_outlook o,
+                                                                         int layer) {
+    __shared__ predict_memory m;
+    int i = static_cast<int>(threadIdx.x), row = static_cast<int>(blockIdx.y), blocks = gridDim.x * gridDim.y,
+        expert = static_cast<int>(blockIdx.x) * PREDICT_WARPS + i / 32;
+    cuda_expert_state *state = c.state;
+    wait_for_predecessor();
+    if (expert < c.experts) {
+        float likely = outlook_of(o, row, expert);
+        if (i % 32 == 0) {
+            c.likely[row * c.experts + expert] = likely;
+            __threadfence();
+        }
+    }
+    __syncthreads();
+    if (i == 0) {
+        m.last = atomicAdd(&state->predicted, 1u) == static_cast<unsigned>(blocks) - 1;
+        if (m.last) state->predicted = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!m.last) return;
+    expert = choose_ahead(c, m, layer, o.rank, static_cast<int>(gridDim.y));
+    if (i == 0) {
+        m.find.next = state->next;
+        m.find.again = state->again;
+        m.find.few = state->few;
+        m.find.rounds = m.find.got = 0;
+        state->ahead.expert = NOWHERE;
+    }
+    __syncthreads();
+    if (expert < 0) return;
+    /* the next lookup takes it, so that nobody else writes there meanwhile; products still read what the last one chose
+     */
+    find_victims(c, m.find, state->lookups + 1, state->lookups, state->first, 1, 0);
+    __syncthreads();
+    if (i || !m.find.got) return;
+    int id = layer * c.experts + expert, slot = m.find.victim[0];
+    evict(c, slot);
+    settle(c, id, slot);
+    state->guess = id + 1;
+    state->ahead = {expert, NOWHERE, slot, NOWHERE};
+    state->next = m.find.next;
+    state->again = m.find.again;
+}
+
+void cuda_expert_predict(const cuda_launch *l, const cuda_expert_cache *c, const cuda_expert_outlook *o, int layer,
+                         int rows) {
+    launch_kernel(l, predict_kernel, dim3(ceil_div(c->experts, PREDICT_WARPS), rows), dim3(PREDICT_THREADS), 0, *c, *o,
+                  layer);
+}
+
+static __global__ __launch_bounds__(COPY_THREADS) void ahead_kernel(const __grid_constant__ cuda_expert_cache c,
+                                                                    const unsigned char *gate_up,
+                                                                    const unsigned char *down) {
+    wait_for_predecessor();
+    const cuda_expert_copy copy = c.state->ahead;
+    if (copy.expert < 0) return;
+    int of_gate_up = pieces_of(c.gate_up_bytes), pieces = of_gate_up + pieces_of(c.down_bytes);
+    for (int at = static_cast<int>(blockIdx.x); at < pieces; at += static_cast<int>(gridDim.x))
+        copy_part(c, copy, at, of_gate_up, gate_up, down);
+}
+
+void cuda_expert_copy_ahead(const cuda_launch *l, const cuda_expert_cache *c, const void *gate_up, const void *down) {
+    launch_kernel(l, ahead_kernel, dim3(COPY_BLOCKS), dim3(COPY_THREADS), 0, *c,
                   static_cast<const unsigned char *>(gate_up), static_cast<const unsigned char *>(down));
 }

@@ -437,9 +437,27 @@ static void run_route(cuda_pass *p, const step_op *op) {
     cuda_router(&m->launch, &m->space.route, &router, m->space.x_router, m->config->hidden, p->rows);
 }
 
+/* Weights under a limit: is the dense part computed while experts are copied, and are some copied ahead? A profiler
+ * and a test want one kernel after the other. */
+static bool fetches_beside(const cuda_pass *p) {
+    const backend_model *m = p->model;
+    return m->weights.bounded && !p->prompt && p->rows <= CUDA_DECODE_ROWS && !m->launch.profiler && !m->tap &&
+           cuda_bounded_beside(m->weights.bounded);
+}
+
 static void run_fetch(cuda_pass *p, const step_op *op) {
     const backend_model *m = p->model;
-    cuda_bounded_fetch(m->weights.bounded, &m->launch, &m->space.route, op->layer, p->prompt, p->rows);
+    const model_config *c = m->config;
+    const cuda_layer *next = &m->weights.layer[op->layer + 1 < c->layers ? op->layer + 1 : op->layer];
+    const cuda_expert_outlook outlook = {.x = middle(p),
+                                         .router_scale = next->router_scale,
+                                         .router = next->router.data,
+                                         .ld = next->router.ld,
+                                         .hidden = c->hidden,
+                                         .rank = (c->experts_per_token + 1) / 2,
+                                         .eps = c->rms_eps};
+    cuda_pass_note(p, cuda_bounded_fetch(m->weights.bounded, &m->launch, &m->space.route, op->layer, p->prompt, p->rows,
+                                         fetches_beside(p) ? &outlook : NULL));
 }
 
 static cuda_feed_forward feed_forward_of(const cuda_pass *p, int layer) {
@@ -462,16 +480,35 @@ static cuda_feed_forward feed_forward_of(const cuda_pass *p, int layer) {
     };
 }
 
+/* All of the dense part, which leaves `f` the experts. */
+static void multiply_dense_beside(cuda_pass *p, cuda_feed_forward *f) {
+    const backend_model *m = p->model;
+    cuda_launch beside;
+    cuda_feed_forward dense = *f;
+    dense.experts_gate_up.data = dense.experts_down.data = NULL;
+    cuda_pass_note(p, cuda_bounded_fork(m->weights.bounded, &m->launch, &beside));
+    matrix_gate_up(&beside, &dense, &m->space.route, p->rows);
+    matrix_down(&beside, &dense, &m->space.route, p->rows);
+    f->gate.data = f->up.data = NULL;
+}
+
 static void run_gate_up(cuda_pass *p, const step_op *op) {
     cuda_feed_forward f = feed_forward_of(p, op->layer);
     cuda_launch l = p->model->launch;
     if (p->model->weights.bounded) l.programmatic = 0; /* experts have just been copied, weights are requested early */
+    if (fetches_beside(p)) multiply_dense_beside(p, &f);
     matrix_gate_up(&l, &f, &p->model->space.route, p->rows);
 }
 
 static void run_down(cuda_pass *p, const step_op *op) {
     cuda_feed_forward f = feed_forward_of(p, op->layer);
-    matrix_down(&p->model->launch, &f, &p->model->space.route, p->rows);
+    cuda_launch l = p->model->launch;
+    if (fetches_beside(p)) {
+        cuda_pass_note(p, cuda_bounded_join(p->model->weights.bounded, &l));
+        l.programmatic = 0;
+        f.down.data = NULL; /* done beside */
+    }
+    matrix_down(&l, &f, &p->model->space.route, p->rows);
 }
 
 static void run_dense_gate_up(cuda_pass *p, const step_op *op) {

@@ -42,6 +42,13 @@ void cuda_expert_find(const cuda_launch *l, const cuda_expert_cache *c, const cu
 void cuda_expert_copy_in(const cuda_launch *l, const cuda_expert_cache *c, const void *gate_up, const void *down) {
     (void)l, (void)c, (void)gate_up, (void)down;
 }
+void cuda_expert_predict(const cuda_launch *l, const cuda_expert_cache *c, const cuda_expert_outlook *o, int layer,
+                         int rows) {
+    (void)l, (void)c, (void)o, (void)layer, (void)rows;
+}
+void cuda_expert_copy_ahead(const cuda_launch *l, const cuda_expert_cache *c, const void *gate_up, const void *down) {
+    (void)l, (void)c, (void)gate_up, (void)down;
+}
 void cuda_gate_up(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
     (void)l, (void)f, (void)route, (void)rows;
 }
