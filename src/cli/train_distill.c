@@ -34,17 +34,19 @@ static restoration_loss loss_of(const train_distill *d) {
 /* ------------------------------------------------------------------------------------------------------- choices */
 
 size_t train_distill_init(train_distill *d, cli_option table[TRAIN_DISTILL_OPTIONS]) {
-    *d = (train_distill){.rate = -1, .needles = -1, .warm_up = -1, .lambda = {-1, -1, -1, -1}};
+    *d = (train_distill){.rate = -1, .needles = -1, .warm_up = -1, .all_layers = -1, .lambda = {-1, -1, -1, -1}};
     const cli_option own[] = {
         CLI_FLAG("distill", &d->on,
                  "continue by gradient descent through the frozen model: compare restored decoding with native"),
         CLI_TEXT("init-from", "DIR", &d->init_from, "start from this f_theta and its shape instead of the closed form"),
-        TRAIN_STEP_OPTIONS(*d, "100", "16", "0.0008"),
+        TRAIN_STEP_OPTIONS(*d, "100", "16", "0.0003"),
         CLI_INT("segments", "N", &d->segments, 1, 1 << 10,
                 "segments per sequence; each is a run of rows that decode from a position of its own (2)"),
         CLI_INT("rows", "N", &d->rows, 1, 512, "rows per segment (96, or 3/8 of a shorter sliding window)"),
         CLI_CHOICE("loss", "NAME", &d->loss, loss_names,
                    "loss: mixed, kl, kl_hidden, mse, cos_mag, combined, attn_distill or attn_distill_hybrid (mixed)"),
+        CLI_FLOAT("all-layers", "X", &d->all_layers, 0, 1,
+                  "share of segments that restore full-attention layers, too, as restored-all does (0.5)"),
         CLI_FLOAT("later-turns", "X", &d->later_turns, 0, 1,
                   "share of segments that are prompts of later turns instead of decoded rows (0)"),
         CLI_FLOAT("lambda-kd", "X", &d->lambda[0], 0, 1e6, "attn_distill_hybrid: weight of the directions of keys (1)"),
@@ -64,14 +66,15 @@ const char *train_distill_refuse(const train_distill *d) {
     for (int i = 0; i < 4; i++) lambda |= d->lambda[i] >= 0;
     if (!d->on) {
         if (d->init_from || d->steps || d->batch || d->segments || d->rows || d->loss || d->schedule || d->rate >= 0 ||
-            d->warm_up >= 0 || d->weight_decay > 0 || d->needles >= 0 || d->later_turns > 0 || lambda)
+            d->warm_up >= 0 || d->weight_decay > 0 || d->needles >= 0 || d->later_turns > 0 || d->all_layers >= 0 ||
+            lambda)
             return "--init-from, --steps, --loss and what belongs to them are for --distill";
         return NULL;
     }
     if (lambda && loss_of(d) != RESTORATION_LOSS_ATTN_DISTIL_HYBRID)
         return "--lambda-... are for --loss attn_distill_hybrid";
-    if (d->later_turns > 0 && loss_of(d) != RESTORATION_LOSS_DISTIL)
-        return "--later-turns is for --loss mixed, kl and kl_hidden";
+    if ((d->later_turns > 0 || d->all_layers >= 0) && loss_of(d) != RESTORATION_LOSS_DISTIL)
+        return "--later-turns and --all-layers are for --loss mixed, kl and kl_hidden";
     return NULL;
 }
 
@@ -104,6 +107,7 @@ kakeya_status train_distill_settle(train_distill_job *job, int sequence, int sin
     o->constant = d->schedule == TRAIN_CONSTANT;
     o->adamw.decay = (double)d->weight_decay;
     o->later_turns = (double)d->later_turns;
+    if (d->all_layers >= 0) o->all_layers = (double)d->all_layers;
     if (o->trainer.sink + o->trainer.window + o->trainer.rows > sequence)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
                          "--rows %d: after %d evicted positions they do not fit into sequences of %d tokens",
@@ -119,6 +123,7 @@ kakeya_status train_distill_settle(train_distill_job *job, int sequence, int sin
                               o->adamw.decay,
                               (double)d->needles,
                               o->later_turns,
+                              o->all_layers,
                               (double)o->trainer.lambda[0],
                               (double)o->trainer.lambda[1],
                               (double)o->trainer.lambda[2],
@@ -175,14 +180,35 @@ typedef struct distill_progress {
     int steps, here; /* all; done by this process */
     terminal_meter meter;
     distiller_step_result last;
+    distiller_step_result since; /* sums over the steps since the last line */
+    int steps_since;
 } distill_progress;
 
-/* Where no line can be rewritten: ten lines of a run. */
-static void tell(const distill_progress *p) {
+static void add_step(distiller_step_result *to, const distiller_step_result *step) {
+    to->lost.loss += step->lost.loss;
+    to->lost.kl += step->lost.kl;
+    for (int i = 0; i < 2; i++) {
+        to->kl[i] += step->kl[i];
+        to->segments[i] += step->segments[i];
+    }
+}
+
+/* Where no line can be rewritten: ten lines of a run, with means over the steps of each. */
+static void tell(distill_progress *p, bool of_logits) {
+    static const char *const kinds[] = {"sliding layers", "all layers"};
     int done = distiller_done(p->d), every = p->steps / 10 > 0 ? p->steps / 10 : 1;
+    add_step(&p->since, &p->last);
+    p->steps_since++;
     if (terminal_rewrites(STDERR_FILENO) || done % every) return;
-    fprintf(stderr, "step %d of %d: loss %.4f, KL %.4f, gradient %.3g\n", done, p->steps, p->last.lost.loss,
-            p->last.lost.kl, p->last.gradient);
+    fprintf(stderr, "step %d of %d: loss %.4f, KL %.4f", done, p->steps, p->since.lost.loss / p->steps_since,
+            p->since.lost.kl / p->steps_since);
+    for (int i = 0; i < 2 && of_logits; i++) {
+        if (p->since.segments[i])
+            fprintf(stderr, ", of %s %.4f", kinds[i], p->since.kl[i] / (double)p->since.segments[i]);
+    }
+    fprintf(stderr, ", gradient %.3g\n", p->last.gradient);
+    p->since = (distiller_step_result){0};
+    p->steps_since = 0;
 }
 
 static bool stop(void *user) {
@@ -207,7 +233,7 @@ static kakeya_status take_step(train_distill_job *job, distill_progress *p, kake
                                distiller_done(p->d));
     } else if (!status) {
         p->here++;
-        tell(p);
+        tell(p, job->options.trainer.loss == RESTORATION_LOSS_DISTIL);
     }
     return status;
 }
@@ -231,8 +257,8 @@ static void put_times(cJSON *json, const distiller_seconds *times, int steps) {
     cJSON_AddNumberToObject(of, "optimiser", times->optimiser * by);
 }
 
-static void put_result(cJSON *told, const train_distill_job *job, const restoration_trainer_result *mean,
-                       double seconds, const distiller_seconds *times, int here) {
+static void put_result(cJSON *told, const train_distill_job *job, const distiller_step_result *mean, double seconds,
+                       const distiller_seconds *times, int here) {
     cJSON *json = cJSON_AddObjectToObject(told, "distillation");
     cJSON_AddStringToObject(json, "loss", loss_names[job->chosen->loss]);
     cJSON_AddNumberToObject(json, "steps", job->options.steps);
@@ -242,8 +268,13 @@ static void put_result(cJSON *told, const train_distill_job *job, const restorat
     cJSON_AddNumberToObject(json, "rate", job->options.rate);
     cJSON_AddNumberToObject(json, "sequences", (double)job->data.n);
     cJSON_AddNumberToObject(json, "seconds", seconds);
-    cJSON_AddNumberToObject(json, "last_loss", mean->loss);
-    cJSON_AddNumberToObject(json, "last_kl", mean->kl);
+    cJSON_AddNumberToObject(json, "all_layers", job->options.all_layers);
+    cJSON_AddNumberToObject(json, "last_loss", mean->lost.loss);
+    cJSON_AddNumberToObject(json, "last_kl", mean->lost.kl);
+    static const char *const kinds[] = {"last_kl_sliding", "last_kl_all_layers"};
+    for (int i = 0; i < 2 && job->options.trainer.loss == RESTORATION_LOSS_DISTIL; i++) {
+        if (mean->segments[i]) cJSON_AddNumberToObject(json, kinds[i], mean->kl[i] / mean->segments[i]);
+    }
     put_times(json, times, here);
 }
 
@@ -263,13 +294,12 @@ kakeya_status train_distill_run(train_distill_job *job, closed_form_weights *wei
     }
     double saved = clock_seconds();
     terminal_meter_begin(&p.meter, status ? 0 : distiller_done(p.d));
-    restoration_trainer_result mean = {0};
+    distiller_step_result mean = {0};
     int counted = 0, late = p.steps - (p.steps + 9) / 10;
     while (!status && distiller_done(p.d) < p.steps) {
         status = take_step(job, &p, error);
         if (!status && distiller_done(p.d) > late) {
-            mean.loss += p.last.lost.loss;
-            mean.kl += p.last.lost.kl;
+            add_step(&mean, &p.last);
             counted++;
         }
         if (!status && clock_seconds() - saved > save_seconds) {
@@ -281,8 +311,8 @@ kakeya_status train_distill_run(train_distill_job *job, closed_form_weights *wei
     if (!status) {
         closed_form_weights_free(weights);
         status = distiller_weights(p.d, weights, error);
-        mean.loss /= counted ? counted : 1;
-        mean.kl /= counted ? counted : 1;
+        mean.lost.loss /= counted ? counted : 1;
+        mean.lost.kl /= counted ? counted : 1;
         distiller_seconds times;
         distiller_time(p.d, &times);
         put_result(told, job, &mean, clock_seconds() - begun, &times, p.here);

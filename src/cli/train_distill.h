@@ -14,10 +14,11 @@ typedef struct train_distill {
     int steps, batch, segments, rows, warm_up; /* 0: the recipe's */
     float rate, weight_decay, needles;         /* the first and the last below 0: the recipe's */
     float later_turns;
+    float all_layers; /* below 0: the recipe's */
     float lambda[4];
 } train_distill;
 
-enum { TRAIN_DISTILL_OPTIONS = 17 };
+enum { TRAIN_DISTILL_OPTIONS = 18 };
 
 /* Sets the defaults and fills `table` with entries that point into *d; returns how many. */
 size_t train_distill_init(train_distill *d, cli_option table[TRAIN_DISTILL_OPTIONS]);

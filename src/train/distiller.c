@@ -41,7 +41,7 @@ void distiller_options_init(distiller_options *o, const model_config *verifier) 
                              .segments = 2,
                              .steps = 100,
                              .warm_up = 40,
-                             .rate = 8e-4,
+                             .rate = 3e-4,
                              .adamw = {.beta = {0.9, 0.99}, .eps = 1e-8, .clip = 1},
                              .all_layers = 0.5};
 }
@@ -75,8 +75,15 @@ static void copy_sizes(const restoration_config *f, const closed_form_weights *f
     memcpy(to->value_size, from->value_size, (size_t)f->layers * sizeof *to->value_size);
 }
 
-/* Steps are as long in all weights as if inputs and values had unit variance: Adam's are of one length, however much a
- * weight's input or output counts. */
+/* The root mean square of what a decoder makes of latents of unit variance. */
+static double decoded_size(const float *decoder, size_t values, int rank) {
+    double squares = 0;
+    for (size_t i = 0; i < values; i++) squares += (double)decoder[i] * (double)decoder[i];
+    return squares > 0 ? sqrt(squares / (double)(values / (size_t)rank)) : 1;
+}
+
+/* Steps are as long in all weights as if inputs, keys and values had unit variance: Adam's are of one length, however
+ * much a weight's input or output counts. What passes a norm has no size of its own, so its decoder's says which. */
 static kakeya_status make_units(distiller *d, const closed_form_weights *start, kakeya_error *error) {
     if (!start->input_size || !start->value_size) return KAKEYA_OK;
     size_t inputs = (size_t)restoration_encoder_in(&d->o.config);
@@ -91,10 +98,16 @@ static kakeya_status make_units(distiller *d, const closed_form_weights *start, 
         for (size_t i = 0; i < values && d->layout.encoder_there[half]; i++)
             unit[i] = 1 / d->sizes.input_size[i % inputs];
     }
+    const bool raw_values = d->engine->verifier->config.raw_values;
     for (int i = 0; i < d->o.config.layers; i++) {
-        float *unit = d->unit + d->layout.decoder[1][i];
-        for (size_t k = 0; k < decoder_values(d, i, 1) && d->layout.decoder_there[i]; k++)
-            unit[k] = d->sizes.value_size[i];
+        for (int half = 0; half < 2 && d->layout.decoder_there[i]; half++) {
+            size_t values = decoder_values(d, i, half);
+            int rank = half ? d->o.config.rank_v : d->o.config.rank_k;
+            float *unit = d->unit + d->layout.decoder[half][i],
+                  size = half && raw_values ? d->sizes.value_size[i]
+                                            : (float)decoded_size(start->decoder[half][i], values, rank);
+            for (size_t k = 0; k < values; k++) unit[k] = size;
+        }
     }
     return KAKEYA_OK;
 }
@@ -254,12 +267,16 @@ static kakeya_status teach(distiller *d, const corpus_sequence *s, kakeya_error 
     return status;
 }
 
-static void add_result(restoration_trainer_result *to, const restoration_trainer_result *r, double share) {
-    to->loss += share * r->loss;
-    to->kl += share * r->kl;
-    to->hidden += share * r->hidden;
-    to->attention += share * r->attention;
-    to->kv += share * r->kv;
+static void add_result(distiller_step_result *to, const restoration_trainer_segment *segment,
+                       const restoration_trainer_result *r) {
+    const double share = (double)segment->scale;
+    to->lost.loss += share * r->loss;
+    to->lost.kl += share * r->kl;
+    to->lost.hidden += share * r->hidden;
+    to->lost.attention += share * r->attention;
+    to->lost.kv += share * r->kv;
+    to->kl[segment->all_layers] += r->kl;
+    to->segments[segment->all_layers]++;
 }
 
 /* The whole batch at once, for backends that compute only so. */
@@ -283,8 +300,7 @@ static kakeya_status learn_batch(distiller *d, uint64_t first, distiller_step_re
     engine_turn_begin(d->engine);
     if (!status) status = d->ops->restoration_trainer_learn_many(d->trainer, sequences, d->o.batch, d->gradient, error);
     engine_turn_end(d->engine);
-    for (size_t i = 0; i < batch * of_one && !status; i++)
-        add_result(&out->lost, &results[i], (double)segments[i].scale);
+    for (size_t i = 0; i < batch * of_one && !status; i++) add_result(out, &segments[i], &results[i]);
     free(sequences);
     free(segments);
     free(results);
@@ -299,7 +315,7 @@ static kakeya_status learn_sequence(distiller *d, uint64_t number, distiller_ste
         restoration_trainer_segment segment = segment_of(d, s, number, i);
         restoration_trainer_result r;
         d->ops->restoration_trainer_learn(d->trainer, &segment, d->gradient, &r);
-        add_result(&out->lost, &r, (double)segment.scale);
+        add_result(out, &segment, &r);
     }
     engine_turn_end(d->engine);
     return status;

@@ -28,6 +28,8 @@ typedef struct distiller_options {
 /* What a step lost, means over its segments, and the length of its gradient. */
 typedef struct distiller_step_result {
     restoration_trainer_result lost;
+    double kl[2];    /* sums over the segments with sliding layers restored alone, and over those with all layers */
+    int segments[2]; /* of either kind */
     double gradient;
 } distiller_step_result;
 
@@ -46,7 +48,7 @@ size_t distiller_bytes(kakeya_engine *engine, const distiller_options *options);
 /* KAKEYA_UNSUPPORTED where the backend has no f_theta trainer. */
 kakeya_status distiller_check(const kakeya_engine *engine, kakeya_error *error);
 /* The engine outlives the distiller, and so does the corpus, which must not change. Where `start` has sizes, steps are
- * counted in these units. KAKEYA_UNSUPPORTED where the
+ * counted in units of these, and in those of what its decoders give where a norm follows. KAKEYA_UNSUPPORTED where the
  * backend has no f_theta trainer; KAKEYA_INVALID_ARGUMENT where no sequence is long enough. */
 kakeya_status distiller_create(kakeya_engine *engine, const distiller_options *options, const corpus *data,
                                const closed_form_weights *start, distiller **out, kakeya_error *error);

@@ -52,6 +52,16 @@ run train f-theta $model --distill --init-from "$WORK/whole" --loss kl_hidden --
     --out "$WORK/hidden" --json "$WORK/ids.json"
 json_holds "the logits and the layers' outputs alone are a loss, too, and the report says what a step took" \
     '.distillation | .loss == "kl_hidden" and .last_loss > .last_kl and .step_ms.learning > 0 and .step_ms.optimiser >= 0'
+json_holds "and KL by what segments restore" \
+    '.distillation | .all_layers == 0.5 and .last_kl_sliding > 0 and .last_kl_all_layers > 0 and .rate < 0.00031'
+check "which a line of the log has, too" grep -Eq \
+    '^step 2 of 2: loss [0-9.]+, KL [0-9.]+, of sliding layers [0-9.]+, of all layers [0-9.]+, gradient ' "$WORK/err"
+
+# shellcheck disable=SC2086
+run train f-theta $model --distill --init-from "$WORK/whole" --all-layers 0 --steps 2 --batch 2 --rows 6 --even-if-worse \
+    --out "$WORK/sliding" --json "$WORK/ids.json"
+json_holds "segments may restore sliding layers alone" \
+    '.distillation | .all_layers == 0 and .last_kl_sliding == .last_kl and has("last_kl_all_layers") == false'
 
 # --- what cannot be done
 fails_with "an f_theta of another model" "verifier_hidden_size is 64, the verifier has 256" \
@@ -77,7 +87,10 @@ refuses "ranks of an f_theta that is there" "init-from takes ranks" \
     train f-theta --distill --init-from z --rank 8 --data x --out y
 refuses "weights of another loss" "lambda-... are for --loss attn_distill_hybrid" \
     train f-theta --distill --lambda-kd 1 --data x --out y
-refuses "later turns of a loss without turns" "later-turns is for --loss mixed, kl and kl_hidden" \
+refuses "later turns of a loss without turns" "later-turns and --all-layers are for --loss mixed, kl and kl_hidden" \
     train f-theta --distill --loss mse --later-turns 0.5 --data x --out y
+refuses "layers of a loss that looks at each by itself" "all-layers are for --loss mixed, kl and kl_hidden" \
+    train f-theta --distill --loss mse --all-layers 0 --data x --out y
+refuses "a share of no distillation" "are for --distill" train f-theta --all-layers 0 --data x --out y
 refuses "a loss that nobody knows" "loss" train f-theta --distill --loss nonsense --data x --out y
 finish

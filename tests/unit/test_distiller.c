@@ -173,10 +173,18 @@ static void losses_fall(void **state) {
     kakeya_engine_close(engine);
 }
 
-/* The first step of Adam moves every weight by the rate, in its unit. Sizes go through the files of an f_theta. */
-static void units(void **state) {
-    (void)state;
+/* What a decoder makes of latents of unit variance. */
+static double decoded_size(const float *decoder, int values) {
+    double squares = 0;
+    for (int i = 0; i < values; i++) squares += (double)decoder[i] * (double)decoder[i];
+    return sqrt(squares / values * RANK);
+}
+
+/* The first step of Adam moves every weight by the rate, in its unit: that of a decoder is the size of what it gives
+ * where a norm follows, that of raw values the measured one. Sizes go through the files of an f_theta. */
+static void check_units(bool raw_values) {
     kakeya_engine *engine = open_engine("gemma4-tiny-dense", 1);
+    engine->verifier->config.raw_values = raw_values;
     corpus data = corpus_of(LENGTH);
     distiller_options o = options_of(engine, 1);
     o.warm_up = 0;
@@ -188,7 +196,10 @@ static void units(void **state) {
     assert_true(closed_form_weights_create_sizes(f, &start));
     int inputs = restoration_encoder_in(f), differ = 0;
     for (int i = 0; i < inputs; i++) start.input_size[i] = i % 2 ? 4 : 0.5f;
-    for (int l = 0; l < f->layers; l++) start.value_size[l] = 1 + (float)l;
+    for (int l = 0; l < f->layers; l++) {
+        start.value_size[l] = 1 + (float)l;
+        for (int i = 0; i < f->kv_heads[l] * f->head_dim[l] * RANK; i++) start.decoder[0][l][i] *= 5 + (float)l;
+    }
     distiller *d = NULL;
     REQUIRE_OK(distiller_create(engine, &o, &data, &start, &d, error));
     go_on(d, 1);
@@ -205,8 +216,9 @@ static void units(void **state) {
             double most = 0;
             for (int i = 0; i < n; i++)
                 most = fmax(most, fabs((double)(after.decoder[half][l][i] - start.decoder[half][l][i])));
-            double unit = half ? 1 + l : 1;
-            assert_true(most > 0.9 * o.rate * unit && most < 1.01 * o.rate * unit);
+            double unit = half && raw_values ? 1 + l : decoded_size(start.decoder[half][l], n);
+            if (!(most > 0.9 * o.rate * unit && most < 1.01 * o.rate * unit))
+                fail_msg("layer %d: decoder %d moved by %g, a unit is %g", l, half, most, unit);
         }
     }
     const char *directory = scratch_folder("sized");
@@ -218,6 +230,33 @@ static void units(void **state) {
     distiller_destroy(d);
     closed_form_weights_free(&start);
     closed_form_weights_free(&after);
+    corpus_free(&data);
+    kakeya_engine_close(engine);
+}
+
+static void units(void **state) {
+    (void)state;
+    check_units(false);
+    check_units(true);
+}
+
+/* Losses are told apart by what their segments restore. */
+static void kinds_of_segments(void **state) {
+    (void)state;
+    kakeya_engine *engine = open_engine("gemma4-tiny-dense", 1);
+    corpus data = corpus_of(LENGTH);
+    for (int all = 0; all <= 2; all++) {
+        distiller_options o = options_of(engine, 1);
+        o.all_layers = all / 2.0;
+        distiller *d = make(engine, &o, &data);
+        distiller_step_result r;
+        REQUIRE_OK(distiller_step(d, NULL, NULL, &r, error));
+        int n = o.batch * o.segments;
+        assert_int_equal(r.segments[0] + r.segments[1], n);
+        assert_true(all == 1 ? r.segments[0] && r.segments[1] : r.segments[all / 2] == n);
+        assert_true(fabs((r.kl[0] + r.kl[1]) / n - r.lost.kl) < 1e-6 * r.lost.kl);
+        distiller_destroy(d);
+    }
     corpus_free(&data);
     kakeya_engine_close(engine);
 }
@@ -282,7 +321,7 @@ static void optimiser(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(optimiser), cmocka_unit_test(one_result),        cmocka_unit_test(losses_fall),
-        cmocka_unit_test(units),     cmocka_unit_test(what_does_not_fit),
+        cmocka_unit_test(units),     cmocka_unit_test(kinds_of_segments), cmocka_unit_test(what_does_not_fit),
     };
     return cmocka_run_group_tests_name("distillation", tests, scratch_setup, scratch_teardown);
 }
