@@ -8,8 +8,8 @@ documentation in fourteen languages besides English; TRAIN below lists it all. D
 (developers-reference), short articles (dict-jargon), code (docutils), German (developers-reference-de), a language that is not in
 DIR/train. Articles of FOLDOC that name the Jargon File are left out.
 DIR/pieces has six pieces of each of the four, a sequence each for `kakeya eval fidelity` with --prompt-length 600. DIR/longer/N has
-four of the same beginnings, one of each kind, which are long enough for --prompt-length N: 600, 780, 960, 1140, 1320 and 1500. Packages are downloaded with apt-get and unpacked
-there; nothing is installed, and what is there already is kept.
+four with the same beginnings, one of each kind, which are long enough for --prompt-length N: 600, 780, 960, 1140, 1320 and 1500.
+Packages are downloaded with apt-get and unpacked there; nothing is installed, and what is there already is kept.
 """
 import gzip
 import html.parser
@@ -58,7 +58,8 @@ TAGS_WITH_A_LINE = {"p", "div", "li", "dt", "dd", "h1", "h2", "h3", "h4", "h5", 
 TAGS_LEFT_OUT = {"script", "style", "head", "nav", "footer", "form", "svg", "info"}
 SMALLEST = 3000  # bytes of a file: shorter ones are menus
 KINDS, PIECE = ("prose", "german", "jargon", "code"), 4000  # characters of a piece: 664 tokens or more, not twice that
-PROMPTS = (600, 780, 960, 1140, 1320, 1500)  # tokens before what is scored of the six pieces of a kind that are longer
+LONGER = 3250  # the same where a piece is to be as long as its prompt
+PROMPTS = (600, 780, 960, 1140, 1320, 1500)  # tokens before those that are scored, of a kind's six longer pieces
 
 
 class Text(html.parser.HTMLParser):
@@ -164,7 +165,7 @@ def write_pieces(folder):
         for i, prompt in enumerate(PROMPTS):
             begin = text.index("\n", (2 * i + 1) * len(text) // (2 * len(PROMPTS))) + 1
             write(folder, "pieces", f"{kind}-{i}.txt", text[begin:begin + PIECE])
-            write(folder, f"longer/{prompt}", f"{kind}.txt", text[begin:begin + PIECE * (prompt + 64) // (PROMPTS[0] + 64)])
+            write(folder, f"longer/{prompt}", f"{kind}.txt", text[begin:begin + LONGER * (prompt + 64) // (PROMPTS[0] + 64)])
 
 
 def main():
