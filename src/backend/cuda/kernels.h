@@ -203,6 +203,9 @@ typedef struct cuda_router_weights {
 } cuda_router_weights;
 void cuda_router(const cuda_launch *l, const cuda_route *route, const cuda_router_weights *w, const float *x,
                  int hidden, int rows);
+/* The same of decode rows, more than CUDA_DECODE_ROWS of them, with the bits of fewer. */
+void cuda_route_many(const cuda_launch *l, const cuda_route *route, const cuda_router_weights *w, const float *x,
+                     int hidden, int rows);
 
 typedef struct cuda_feed_forward {
     cuda_matrix gate, up, down;                /* dense; data NULL: experts alone, in this launch */
@@ -230,7 +233,7 @@ typedef struct cuda_after_attention {
     const float *h;
     float *h_out; /* with a router not h */
     cuda_bf16 *x_dense, *x_experts;
-    float *x_router;            /* prompts of MoE models */
+    float *x_router;            /* MoE models, of prompts and of more than CUDA_DECODE_ROWS rows: not h_out */
     cuda_router_weights router; /* decode rows of MoE models */
     float eps;
     int hidden, ldx;

@@ -419,7 +419,7 @@ static void run_after_attention(cuda_pass *p, const step_op *op) {
         .h_out = middle(p),
         .x_dense = s->x,
         .x_experts = c->moe ? s->x_experts : NULL,
-        .x_router = s->x_router,
+        .x_router = p->prompt ? s->x_router : s->experts_out, /* whose rows are written later */
         .eps = c->rms_eps,
         .hidden = c->hidden,
         .ldx = w->q.ld,

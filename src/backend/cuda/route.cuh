@@ -13,13 +13,24 @@ enum {
     LARGE_ROUTE_UNITS = CUDA_ROUTE_MAX_EXPERTS + LARGE_ROUTE_SLOTS / CUDA_EXPERT_ROWS,
 };
 
-static __device__ __forceinline__ float dot8(uint4 packed, const float *x) {
-    const float4 a = *reinterpret_cast<const float4 *>(x), b = *reinterpret_cast<const float4 *>(x + 4);
+/* Of eight values; which sums are fused is written down, since several kernels make the same bits. */
+static __device__ __forceinline__ float dot8(uint4 packed, float4 a, float4 b) {
     const __nv_bfloat162 *pair = reinterpret_cast<const __nv_bfloat162 *>(&packed);
     float2 w0 = __bfloat1622float2(pair[0]), w1 = __bfloat1622float2(pair[1]);
     float2 w2 = __bfloat1622float2(pair[2]), w3 = __bfloat1622float2(pair[3]);
-    return (a.x * w0.x + a.y * w0.y + a.z * w1.x + a.w * w1.y) + (b.x * w2.x + b.y * w2.y + b.z * w3.x + b.w * w3.y);
+    float low = fmaf(a.w, w1.y, fmaf(a.z, w1.x, fmaf(a.x, w0.x, a.y * w0.y)));
+    return low + fmaf(b.w, w3.y, fmaf(b.z, w3.x, fmaf(b.x, w2.x, b.y * w2.y)));
 }
+
+static __device__ __forceinline__ float dot8(uint4 packed, const float *x) {
+    return dot8(packed, *reinterpret_cast<const float4 *>(x), *reinterpret_cast<const float4 *>(x + 4));
+}
+
+/* A router's logit is the sum of a warp's lanes; lane l has the values [8 (32 i + l), + 8) for each i in turn. */
+enum {
+    EXPERT_AHEAD = 12,                  /* loads of an expert's weights ahead */
+    EXPERT_VALUES = EXPERT_AHEAD * 256, /* of the row, with zeros behind it: those steps have no conditions */
+};
 
 /* Weight of the r-th chosen expert: softmax over the chosen logits, times the expert's scale. */
 static __device__ __forceinline__ float route_weight(const float *value, const int *chosen, int rank, int r,

@@ -113,13 +113,11 @@ static __device__ __forceinline__ void store_part_bf16(cuda_bf16 *row, int i, fl
 }
 
 /* With a router: block (i, row) finds the row's norms for itself and the logits of experts [i * ROUTED_WARPS, ...), one
- * warp each; the first block of a row writes it, and the last of all blocks chooses and groups (up to CUDA_DECODE_ROWS
- * rows; for more large_route_kernel does). Without: one block per row. */
+ * warp each; the first blocks of a row write it, and the last of all blocks chooses and groups. For up to
+ * CUDA_DECODE_ROWS rows; more of them take a block each without a router, and route_many.cu. */
 enum {
     ROUTED_WARPS = 8,
     ROUTED_THREADS = ROUTED_WARPS * 32,
-    EXPERT_AHEAD = 12,                  /* loads of an expert's weights ahead */
-    EXPERT_VALUES = EXPERT_AHEAD * 256, /* of the row, with zeros behind it: those steps have no conditions */
     FEW_EXPERTS = 128
 };
 
@@ -225,10 +223,8 @@ static __global__ __launch_bounds__(ROUTED_THREADS, V <= 3 ? 2 : 1) void after_a
     }
     __syncthreads();
     unsigned before = 0;
-    bool chooses = gridDim.y <= CUDA_DECODE_ROWS; /* else large_route_kernel follows */
-    if (chooses && threadIdx.x == 0) before = atomicAdd(route.finished, 1u);
+    if (threadIdx.x == 0) before = atomicAdd(route.finished, 1u);
     write();
-    if (!chooses) return;
     if (threadIdx.x == 0) {
         m.last = before == gridDim.x * gridDim.y - 1;
         if (m.last) *route.finished = 0;
@@ -255,111 +251,17 @@ static void launch_after_attention(const cuda_launch *l, const cuda_after_attent
     launch_kernel(l, after_attention_kernel<V>, grid, dim3(ROUTED_THREADS), router_bytes, *a, *route);
 }
 
-/* Of a pass of more than CUDA_DECODE_ROWS rows. Choices: a warp for a row. */
-enum { CHOICE_WARPS = 4 };
-static __global__ __launch_bounds__(CHOICE_WARPS *
-                                    32) void large_choice_kernel(const __grid_constant__ cuda_route route,
-                                                                 const float *expert_scale) {
-    __shared__ int chosen[CHOICE_WARPS][CUDA_ROUTE_MAX_RANK];
-    __shared__ float value[CHOICE_WARPS][CUDA_ROUTE_MAX_RANK];
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = blockIdx.x * CHOICE_WARPS + warp, rank = route.rank;
-    release_successor();
-    if (row >= __ldcg(route.row_count)) return; /* written before the step's first kernel */
-    wait_for_predecessor();
-    choose_experts(route.logits + (size_t)row * route.experts, route.experts, rank, chosen[warp], value[warp]);
-    __syncwarp();
-    if (lane >= rank) return;
-    route.expert[row * rank + lane] = chosen[warp][lane];
-    route.weight[row * rank + lane] = route_weight(value[warp], chosen[warp], rank, lane, expert_scale);
-}
-
-/* Slots and units: every block counts; one warp of them all places the rows of an expert. */
-enum { LARGE_THREADS = 512, LARGE_WARPS = LARGE_THREADS / 32 };
-
-struct large_route_memory {
-    int chosen[LARGE_ROUTE_SLOTS];
-    int begin[CUDA_ROUTE_MAX_EXPERTS + 1], unit[CUDA_ROUTE_MAX_EXPERTS + 1];
-};
-
-static __global__ __launch_bounds__(LARGE_THREADS) void large_route_kernel(const __grid_constant__ cuda_route route) {
-    __shared__ large_route_memory m;
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, rank = route.rank, experts = route.experts;
-    int rows = __ldcg(route.row_count), slots = rows * rank; /* written before the step's first kernel */
-    for (int e = threadIdx.x; e <= experts; e += LARGE_THREADS) m.begin[e] = 0;
-    release_successor();
-    wait_for_predecessor();
-    __syncthreads();
-    for (int s = threadIdx.x; s < slots; s += LARGE_THREADS) {
-        m.chosen[s] = __ldcg(route.expert + s);
-        atomicAdd(&m.begin[m.chosen[s]], 1); /* sums of integers */
-    }
-    __syncthreads();
-    if (warp == 0) { /* counts become first slots and first units */
-        int per_lane = (experts + 31) / 32, first = min(lane * per_lane, experts), end = min(first + per_lane, experts);
-        int slot = 0, unit = 0;
-        for (int e = first; e < end; e++) {
-            slot += m.begin[e];
-            unit += (m.begin[e] + CUDA_EXPERT_ROWS - 1) / CUDA_EXPERT_ROWS;
-        }
-        int own_slots = slot, own_units = unit;
-#pragma unroll
-        for (int o = 1; o < 32; o <<= 1) {
-            int other_slot = __shfl_up_sync(0xffffffffu, slot, o), other_unit = __shfl_up_sync(0xffffffffu, unit, o);
-            if (lane >= o) {
-                slot += other_slot;
-                unit += other_unit;
-            }
-        }
-        if (lane == 31) {
-            m.begin[experts] = slot;
-            if (blockIdx.x == 0) *route.active_count = unit;
-        }
-        slot -= own_slots;
-        unit -= own_units;
-        for (int e = first; e < end; e++) {
-            int count = m.begin[e];
-            m.begin[e] = slot;
-            m.unit[e] = unit;
-            slot += count;
-            unit += (count + CUDA_EXPERT_ROWS - 1) / CUDA_EXPERT_ROWS;
-        }
-    }
-    __syncthreads();
-    for (int e = blockIdx.x * LARGE_THREADS + threadIdx.x; e <= experts; e += gridDim.x * LARGE_THREADS)
-        route.begin[e] = m.begin[e];
-    for (int e = blockIdx.x * LARGE_WARPS + warp; e < experts; e += gridDim.x * LARGE_WARPS) {
-        int at = m.begin[e], count = m.begin[e + 1] - at;
-        for (int u = lane; u * CUDA_EXPERT_ROWS < count; u += 32) {
-            route.active[m.unit[e] + u] = e;
-            route.active_begin[m.unit[e] + u] = at + u * CUDA_EXPERT_ROWS;
-            route.active_rows[m.unit[e] + u] = min(count - u * CUDA_EXPERT_ROWS, (int)CUDA_EXPERT_ROWS);
-        }
-        for (int base = 0; base < slots && count; base += 32) {
-            int s = base + lane;
-            bool hit = s < slots && m.chosen[s] == e;
-            unsigned hits = __ballot_sync(0xffffffffu, hit);
-            if (hit) {
-                int slot = at + __popc(hits & ((1u << lane) - 1));
-                route.slot_row[slot] = s / rank;
-                route.slot_of[s] = slot;
-            }
-            at += __popc(hits);
-            count -= __popc(hits);
-        }
-    }
-}
-
 void cuda_after_attention_rows(const cuda_launch *l, const cuda_after_attention *a, const cuda_route *route, int rows) {
+    bool many = a->router.w && rows > CUDA_DECODE_ROWS; /* blocks that find norms for themselves would repeat them */
+    cuda_after_attention own = *a;
+    if (many) own.router.w = NULL;
     if (a->hidden <= 3 * 4 * ROUTED_THREADS)
-        launch_after_attention<3>(l, a, route, rows);
+        launch_after_attention<3>(l, &own, route, rows);
     else if (a->hidden <= 6 * 4 * ROUTED_THREADS)
-        launch_after_attention<6>(l, a, route, rows);
+        launch_after_attention<6>(l, &own, route, rows);
     else
-        launch_after_attention<8>(l, a, route, rows);
-    if (!a->router.w || rows <= CUDA_DECODE_ROWS) return;
-    launch_kernel(l, large_choice_kernel, dim3(ceil_div(rows, CHOICE_WARPS)), dim3(CHOICE_WARPS * 32), 0, *route,
-                  a->router.expert_scale);
-    launch_kernel(l, large_route_kernel, dim3(ceil_div(route->experts, LARGE_WARPS)), dim3(LARGE_THREADS), 0, *route);
+        launch_after_attention<8>(l, &own, route, rows);
+    if (many) cuda_route_many(l, route, &a->router, a->x_router, a->hidden, rows);
 }
 
 /* RANK: chosen experts, all of whose rows are requested at once; 0: any number. */
