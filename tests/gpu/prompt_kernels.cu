@@ -740,6 +740,7 @@ int main(int argc, char **argv) {
         check_grouped();
         check_grouped_invariance();
         check_router();
+        check_routes_of_many_rows();
         check_restored();
         check_attention();
         std::printf("%d failures\n", failures);

@@ -1,4 +1,4 @@
-/* Checks of the router, of the grouping of rows by expert, and of products of such groups. */
+/* Checks of the routers, of the grouping of rows by expert, and of products of such groups. */
 #ifndef KAKEYA_TESTS_PROMPT_ROUTING_CUH
 #define KAKEYA_TESTS_PROMPT_ROUTING_CUH
 
@@ -111,6 +111,97 @@ void check_router() {
         report(choices && places && worst < 1e-4,
                "router of %d rows, %d experts, hidden %d: choices %d, places %d, error of weights %.1e", c.rows,
                c.experts, c.hidden, choices, places, worst);
+    }
+}
+
+/* Rows after attention: many of them have the bits that they have in passes of CUDA_DECODE_ROWS and fewer, where one
+ * kernel does everything. */
+void check_routes_of_many_rows() {
+    struct routing {
+        int rows, experts, hidden, rank;
+    };
+    for (const routing &c :
+         {routing{40, 128, 2816, 8}, routing{256, 128, 2816, 8}, routing{19, 33, 3328, 5}, routing{203, 16, 72, 2}}) {
+        const int ld = cuda_padded(c.hidden), slots = c.rows * c.rank, units = cuda_route_units(c.experts, c.rank);
+        const size_t values = static_cast<size_t>(c.rows) * c.hidden, logits = static_cast<size_t>(c.rows) * c.experts;
+        device_array<float> h(values), branch(values), norms(static_cast<size_t>(4) * c.hidden), scale(c.experts);
+        device_array<uint16_t> w(static_cast<size_t>(c.experts) * ld);
+        device_array<unsigned> finished(1);
+        device_array<int> row_count(1);
+        randomize(h, 1.0f, 0.1f);
+        randomize(branch, 1.0f, 0.0f);
+        randomize(norms, 0.2f, 1.0f);
+        randomize(scale, 0.2f, 1.0f);
+        randomize(w, 0.1f);
+        finished.set({0});
+        struct outcome {
+            std::vector<float> h, logits, weight;
+            std::vector<uint16_t> dense, experts;
+            std::vector<int> expert;
+            bool same(const outcome &o) const {
+                return std::memcmp(h.data(), o.h.data(), h.size() * sizeof(float)) == 0 && logits == o.logits &&
+                       weight == o.weight && dense == o.dense && experts == o.experts && expert == o.expert;
+            }
+        } got[2];
+        bool places = true;
+        for (int many = 0; many < 2; many++) {
+            device_array<float> out(values), x_router(values), z(logits), weight(slots);
+            device_array<uint16_t> dense(static_cast<size_t>(c.rows) * ld), inputs(static_cast<size_t>(c.rows) * ld);
+            device_array<int> expert(slots), row_of(slots), slot_of(slots), begin(c.experts + 1), active(units),
+                active_begin(units), active_rows(units), active_count(1);
+            out.poison(), z.poison(), weight.poison(), dense.poison(), inputs.poison(), expert.poison();
+            const int each = many ? c.rows : CUDA_DECODE_ROWS;
+            for (int first = 0; first < c.rows; first += each) {
+                const int rows = std::min(each, c.rows - first);
+                const size_t at = static_cast<size_t>(first) * c.hidden, to = static_cast<size_t>(first) * ld;
+                row_count.set({rows});
+                cuda_route route = {};
+                route.logits = z.data + static_cast<size_t>(first) * c.experts;
+                route.weight = weight.data + first * c.rank;
+                route.expert = expert.data + first * c.rank;
+                route.slot_row = row_of.data;
+                route.slot_of = slot_of.data;
+                route.begin = begin.data;
+                route.active = active.data;
+                route.active_begin = active_begin.data;
+                route.active_rows = active_rows.data;
+                route.active_count = active_count.data;
+                route.finished = finished.data;
+                route.row_count = row_count.data;
+                route.experts = c.experts;
+                route.rank = c.rank;
+                cuda_after_attention a = {};
+                a.branch = branch.data + at;
+                a.post_attention_norm = norms.data;
+                a.pre_ffn_norm = norms.data + c.hidden;
+                a.pre_ffn_norm_2 = norms.data + 2 * c.hidden;
+                a.router_scale = norms.data + 3 * c.hidden;
+                a.h = h.data + at;
+                a.h_out = out.data + at;
+                a.x_dense = dense.data + to;
+                a.x_experts = inputs.data + to;
+                a.x_router = x_router.data;
+                a.router = {w.data, scale.data, ld};
+                a.eps = 1e-6f;
+                a.hidden = c.hidden;
+                a.ldx = ld;
+                cuda_launch l = {};
+                CHECK(cudaDeviceGetAttribute(&l.multiprocessors, cudaDevAttrMultiProcessorCount, 0));
+                cuda_after_attention_rows(&l, &a, &route, rows);
+                CHECK(cudaGetLastError());
+                CHECK(cudaDeviceSynchronize());
+            }
+            got[many] = {out.get(), z.get(), weight.get(), dense.get(), inputs.get(), expert.get()};
+            if (!many) continue;
+            std::vector<int> row = row_of.get(), slot = slot_of.get(), next = begin.get();
+            for (int s = 0; s < slots; s++) { /* stable */
+                int at = next[got[1].expert[s]]++;
+                places &= at < slots && slot[s] == at && row[at] == s / c.rank;
+            }
+        }
+        report(got[0].same(got[1]) && places,
+               "route of %d rows, %d experts, hidden %d: the bits of few rows, and stable places", c.rows, c.experts,
+               c.hidden);
     }
 }
 
