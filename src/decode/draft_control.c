@@ -303,7 +303,7 @@ void draft_control_record_forced(draft_control *control, int drafted, int accept
 /* More rows are worth their time if they bring a share of what time brings on average, good and poor blocks together: a
  * passage that ends inside this block saves the next, which would be a poor one. */
 draft_extension draft_control_extend(const draft_control *control, backend_drafter drafter, int kept, int available,
-                                     int ngram_match) {
+                                     int ngram_match, const draft_prices *prices) {
     const draft_acceptance *acceptance = &control->drafter[drafter].acceptance;
     const draft_policy *policy = control->policy;
     const float *next = control->extension[ngram_match].rate;
@@ -314,11 +314,12 @@ draft_extension draft_control_extend(const draft_control *control, backend_draft
                                               : tokens / (seconds + drafting(control, drafter, kept));
     worth *= policy->passage_share;
     for (int i = 0; i < kept; i++) reached *= (double)acceptance->rate[i];
-    draft_extension best = {.kept = kept, .value = tokens - worth * seconds};
+    draft_extension best = {.kept = kept, .value = tokens - (prices ? prices->row * kept : worth * seconds)};
     for (int more = 1; more <= available && !control->probing; more++) { /* a probe is about the drafter alone */
         reached *= (double)next[more - 1];
         tokens += reached;
-        double value = tokens - worth * draft_costs_hoped_verify(policy, &control->costs, kept + 1 + more);
+        double value = tokens - (prices ? prices->row * (kept + more)
+                                        : worth * draft_costs_hoped_verify(policy, &control->costs, kept + 1 + more));
         if (value > best.value) best = (draft_extension){.kept = kept, .more = more, .value = value};
     }
     return best;

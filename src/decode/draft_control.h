@@ -12,7 +12,8 @@
  *
  * Once a drafter has drafted, the text may know how its first few drafts go on (draft_control_extend). Such tokens cost
  * their rows only. They are judged one by one against what time is worth on average, not by the block's own rate:
- * blocks are not alike, and the end of a passage that does not fit into this one costs another.
+ * blocks are not alike, and the end of a passage that does not fit into this one costs another. In a forward that
+ * sessions share, a row has a price (draft_prices), and an extension has what is worth its rows.
  *
  * Only block lengths depend on this, never tokens. All times come from the caller, so tests can simulate them. */
 #ifndef KAKEYA_DECODE_DRAFT_CONTROL_H
@@ -137,9 +138,10 @@ typedef struct draft_extension {
 } draft_extension;
 
 /* The best extension of the first `kept` drafts of a drafter by up to `available` n-gram drafts, found by a suffix
- * match of ngram_match tokens. Those cost no more than their rows, so here a block can grow beyond the drafter's. */
+ * match of ngram_match tokens. Those cost no more than their rows, so here a block can grow beyond the drafter's.
+ * prices: of a shared forward, where each row must be worth its price; NULL: the stream is alone. */
 draft_extension draft_control_extend(const draft_control *control, backend_drafter drafter, int kept, int available,
-                                     int ngram_match);
+                                     int ngram_match, const draft_prices *prices);
 
 /* A prediction to be compared with the tokens passed to draft_control_token from now on. The block verifies its first
  * `verified` tokens. */

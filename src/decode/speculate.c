@@ -119,13 +119,14 @@ static void extend_drafts(decode_stream *b) {
     int n = b->block.drafted, best_found = 0, best_match = 0;
     const backend_drafter drafter = draft_source_drafter(b->block.source);
     if (!ngram_has_room(&w->ngram, t->n + (size_t)limit)) return;
-    draft_extension best = draft_control_extend(&w->control, drafter, n, 0, 0);
+    const draft_prices *prices = b->priced ? &b->prices : NULL;
+    draft_extension best = draft_control_extend(&w->control, drafter, n, 0, 0, prices);
     memcpy(t->tokens + t->n, drafts, (size_t)n * sizeof *drafts);
     for (int kept = 1; kept <= n && kept < limit; kept++) {
         int match;
         ngram_extend(&w->ngram, t->tokens, t->n + (size_t)kept);
         int found = usable_drafts(w, more, ngram_draft(&w->ngram, t->tokens, limit - kept, more, &match));
-        draft_extension extension = draft_control_extend(&w->control, drafter, kept, found, match);
+        draft_extension extension = draft_control_extend(&w->control, drafter, kept, found, match, prices);
         if (found == 0 || extension.more == 0 || extension.value <= best.value) continue;
         best = extension;
         best_found = found;
@@ -222,7 +223,7 @@ void decode_answered(decode_stream *s, double seconds) {
         if (s->options->mode != KAKEYA_MODE_AUTO) return;
         if (followed(s))
             extend_as_followed(s, followed(s));
-        else if (s->block.drafted == s->plan.length && !s->priced)
+        else if (s->block.drafted == s->plan.length)
             extend_drafts(s);
         if (s->n_found) draft_control_shadow(&w->control, DRAFT_NGRAM, s->match, s->found, 0, s->n_found);
         return;
@@ -311,6 +312,7 @@ kakeya_status decode_plan(decode_stream *s, int most_rows, const draft_prices *p
     s->plan = plan_of(s, prices);
     take_forced(s, prices);
     s->priced = prices != NULL;
+    if (prices) s->prices = *prices;
     s->block.source = s->plan.source;
     if (s->plan.source == DRAFT_NGRAM) {
         const int n = s->plan.length;

@@ -148,7 +148,8 @@ typedef struct decode_stream {
     int32_t tokens[BACKEND_MAX_DECODE_ROWS]; /* bonus, drafts */
     int limit;                               /* drafts that the block may hold */
     draft_plan plan;
-    bool priced;
+    bool priced; /* at `prices`: other streams share the forward */
+    draft_prices prices;
     int forced;                       /* drafts that the grammar has forced, and that the block begins with */
     bool indexed;                     /* the n-gram index had memory: without it there are other drafts, or none */
     int32_t found[BACKEND_MAX_DRAFT]; /* by the n-gram index */

@@ -272,7 +272,7 @@ static void simulate(simulation *s, draft_control *control, long tokens) {
         if (plan.source == DRAFT_DFLASH && s->more_q > 0) {
             block.ngram_match = NGRAM_MAX_MATCH;
             block.looked_up = draft_control_extend(control, BACKEND_BLOCK_DRAFTER, plan.length,
-                                                   BACKEND_MAX_DRAFT - plan.length, NGRAM_MAX_MATCH)
+                                                   BACKEND_MAX_DRAFT - plan.length, NGRAM_MAX_MATCH, NULL)
                                   .more;
             block.drafted += block.looked_up;
             s->looked_up += block.looked_up;
@@ -423,14 +423,14 @@ static void test_control_extends_drafts(void **state) {
         for (int i = 0; i < BACKEND_MAX_DRAFT; i++)
             control.extension[m].rate[i] = control.drafter[BACKEND_BLOCK_DRAFTER].acceptance.rate[i] = 1;
     }
-    assert_int_equal(draft_control_extend(&control, BACKEND_BLOCK_DRAFTER, LONGEST, 5, NGRAM_MAX_MATCH).more, 5);
+    assert_int_equal(draft_control_extend(&control, BACKEND_BLOCK_DRAFTER, LONGEST, 5, NGRAM_MAX_MATCH, NULL).more, 5);
     /* drafts that do not hold from the fourth on: what followed the first three is worth more than all seven */
     for (int i = 3; i < BACKEND_MAX_DRAFT; i++) control.drafter[BACKEND_BLOCK_DRAFTER].acceptance.rate[i] = 0.1f;
-    draft_extension all = draft_control_extend(&control, BACKEND_BLOCK_DRAFTER, LONGEST, 9, NGRAM_MAX_MATCH);
-    draft_extension begun = draft_control_extend(&control, BACKEND_BLOCK_DRAFTER, 3, 9, NGRAM_MAX_MATCH);
+    draft_extension all = draft_control_extend(&control, BACKEND_BLOCK_DRAFTER, LONGEST, 9, NGRAM_MAX_MATCH, NULL);
+    draft_extension begun = draft_control_extend(&control, BACKEND_BLOCK_DRAFTER, 3, 9, NGRAM_MAX_MATCH, NULL);
     assert_true(begun.value > all.value && begun.more == 9);
     control.probing = true;
-    assert_int_equal(draft_control_extend(&control, BACKEND_BLOCK_DRAFTER, LONGEST, 5, NGRAM_MAX_MATCH).more, 0);
+    assert_int_equal(draft_control_extend(&control, BACKEND_BLOCK_DRAFTER, LONGEST, 5, NGRAM_MAX_MATCH, NULL).more, 0);
 }
 
 /* Seconds per token of the best fixed number of an assistant's drafts. */
@@ -524,6 +524,14 @@ static void test_control_compares_prices(void **state) {
     plan = draft_control_plan_at(&control, LONGEST, LONGEST, 3, &dear_both);
     assert_int_equal(plan.source, DRAFT_NGRAM);
     assert_int_equal(plan.length, 2); /* 0.4^3 is less than 0.1 */
+    /* what continues drafts, where all of it holds: of seven drafts 0.8^7 is left for each row, of two 0.8^2 */
+    for (int i = 0; i < BACKEND_MAX_DRAFT; i++) control.extension[3].rate[i] = 1;
+    assert_int_equal(draft_control_extend(&control, BACKEND_ASSISTANT, LONGEST, 5, 3, &dear_block).more, 5);
+    const draft_prices dear_rows = {.row = 0.3};
+    assert_int_equal(draft_control_extend(&control, BACKEND_ASSISTANT, LONGEST, 5, 3, &dear_rows).more, 0);
+    draft_extension begun = draft_control_extend(&control, BACKEND_ASSISTANT, 2, 5, 3, &dear_rows);
+    assert_int_equal(begun.more, 5);
+    assert_true(begun.value > draft_control_extend(&control, BACKEND_ASSISTANT, LONGEST, 0, 0, &dear_rows).value);
     control.drafter[BACKEND_ASSISTANT].unready = true;
     assert_int_equal(draft_control_plan_at(&control, LONGEST, 0, 0, &dear_block).source, DRAFT_DFLASH);
     control.drafter[BACKEND_BLOCK_DRAFTER].longest = 0;
