@@ -115,11 +115,7 @@ static __device__ __forceinline__ void store_part_bf16(cuda_bf16 *row, int i, fl
 /* With a router: block (i, row) finds the row's norms for itself and the logits of experts [i * ROUTED_WARPS, ...), one
  * warp each; the first blocks of a row write it, and the last of all blocks chooses and groups. For up to
  * CUDA_DECODE_ROWS rows; more of them take a block each without a router, and route_many.cu. */
-enum {
-    ROUTED_WARPS = 8,
-    ROUTED_THREADS = ROUTED_WARPS * 32,
-    FEW_EXPERTS = 128
-};
+enum { ROUTED_WARPS = 8, ROUTED_THREADS = ROUTED_WARPS * 32, FEW_EXPERTS = 128 };
 
 struct routed_memory {
     float sums[2][ROUTED_WARPS];
