@@ -94,7 +94,7 @@ if run_step "thread sanitizer build" tools/build.sh build-threads "kakeya_cli $s
 fi
 
 echo "== 64-bit Arm, emulated"
-arm_tests="test_int8 test_kernels test_kernel_vectors test_attend_all test_logit_hashes"
+arm_tests="test_int8 test_kernels test_kernel_vectors test_attend_all test_gemm test_logit_hashes"
 if [ "$(uname -m)" = aarch64 ]; then
     skip "64-bit Arm" "this machine is one"
 elif ! { tools/bootstrap.sh arm64 && tools/arm64_linux.sh libraries; } >"$work/bootstrap" 2>&1; then

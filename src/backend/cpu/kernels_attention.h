@@ -9,6 +9,7 @@
 
 #include "backend/cpu/kernels_attend_all.h"
 #include "backend/cpu/kernels_dequantised.h"
+#include "backend/cpu/kernels_gemm.h"
 #include "backend/cpu/kernels_kv_q4.h"
 #include "backend/cpu/kernels_vector.h"
 
@@ -292,10 +293,10 @@ static void attend_block(int rows, const int *lo, const int *hi, const void *q_p
                                  .store = store_q4,                                                                    \
                                  .load = load_q4,                                                                      \
                                  .derive_key = derive_key_q4}},                                                        \
-        .attend_block = attend_block, .attend_all = attend_all, .rms_norm = rms_norm, .rms_scale = rms_scale,          \
-        .gated = gated, .rope = rope, .axpy = axpy, .scale = scale, .multiply = multiply_by, .soft_cap = soft_cap,     \
-        .maximum = maximum, .first_at_least = first_at_least, .probe_read = probe_read,                                \
-        .probe_flops = ROUNDED_BF16_PROBE,                                                                             \
+        .attend_block = attend_block, .attend_all = attend_all, .gemm_rows = GEMM_TILE_ROWS, .gemm_pack = gemm_pack,   \
+        .gemm = gemm, .rms_norm = rms_norm, .rms_scale = rms_scale, .gated = gated, .rope = rope, .axpy = axpy,        \
+        .scale = scale, .multiply = multiply_by, .soft_cap = soft_cap, .maximum = maximum,                             \
+        .first_at_least = first_at_least, .probe_read = probe_read, .probe_flops = ROUNDED_BF16_PROBE,                 \
     }
 
 #endif

@@ -10,8 +10,6 @@
 
 enum { DEQUANTISED_OUTPUTS = 24 }; /* of a tile: a multiple of all tile_outputs but the single one */
 
-typedef void (*row_loader)(const weight *w, int row, int begin, int n, float *out);
-
 /* One chunk of k of R rows against the tile's outputs; y is written or added to. */
 static void multiply_tile(int R, const unsigned char *x, size_t x_row_bytes, const float *tile_weights,
                           size_t w_row_bytes, int outputs, int steps, bool first, float *y, size_t ldy) {
@@ -43,7 +41,7 @@ static void multiply_tile(int R, const unsigned char *x, size_t x_row_bytes, con
     }
 }
 
-static void multiply_dequantised(row_loader load, const void *packed, int rows, const weight *w, float *y, size_t ldy) {
+static void multiply_dequantised(cpu_row_loader load, const void *packed, int rows, const weight *w, float *y, size_t ldy) {
     alignas(64) float tile_weights[DEQUANTISED_OUTPUTS][MAX_CHUNK_STEPS * STEP];
     const k_chunks cut = chunks_of(PRODUCT_F32, w->in);
     const size_t x_row_bytes = pack_row_bytes(PACK_F32, w->in);

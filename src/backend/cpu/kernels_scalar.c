@@ -163,6 +163,30 @@ DEFINE_INT8
 #define GROUP_INT8_ENTRY(NAME, name, bits, kind)      [WEIGHT_##NAME] = PRODUCTS(name, INT8_PRODUCTS(name)),
 #define GROUP_OTHER_ENTRY(NAME, name, bits, kind)     [WEIGHT_##NAME] = WEIGHT_ENTRY(name),
 
+static void gemm_pack(const float *x, size_t ldx, int rows, int k, float *packed) {
+    pack_exact(x, ldx, rows, k, packed);
+}
+
+static void gemm(const float *packed, int rows, const weight *w, cpu_row_loader load, float *y, size_t ldy) {
+    const size_t stride = padded(w->in);
+    for (int o = 0; o < w->out; o++) {
+        float weights[SEGMENT];
+        for (int r = 0; r < rows; r++) y[(size_t)r * ldy + (size_t)o] = 0;
+        for (int i = 0; i < w->in; i += SEGMENT) {
+            const int n = w->in - i < SEGMENT ? w->in - i : SEGMENT, whole = (int)padded(n);
+            load(w, o, i, n, weights);
+            memset(weights + n, 0, (size_t)(whole - n) * sizeof *weights);
+            for (int r = 0; r < rows; r++) {
+                const float *x = packed + (size_t)r * stride + i;
+                float lanes[LANES] = {0};
+                for (int c = 0; c < whole; c += LANES)
+                    for (int j = 0; j < LANES; j++) lanes[j] += x[c + j] * weights[c + j];
+                y[(size_t)r * ldy + (size_t)o] += sum_of_lanes(lanes);
+            }
+        }
+    }
+}
+
 /* --- attention -------------------------------------------------------------------------------------------------- */
 
 VALUES_INLINE void widen_codes(const void *bytes, int first, int n, float *out) {
@@ -381,6 +405,9 @@ const cpu_kernels cpu_kernels_scalar = {
            [KV_FORMAT_Q4] = KV_ENTRY(q4, false)},
     .attend_block = attend_block,
     .attend_all = attend_all,
+    .gemm_rows = 1,
+    .gemm_pack = gemm_pack,
+    .gemm = gemm,
     .rms_norm = rms_norm,
     .rms_scale = rms_scale,
     .gated = gated,

@@ -27,6 +27,20 @@ static inline size_t attend_all_floats(int rows, int d) {
     return ((size_t)rows + most - 1) / most * most * (2 * width + 2) + 2 * most * width;
 }
 
+enum {
+    GEMM_STEP = 16,      /* values of k that rows of gemm are padded to */
+    GEMM_MOST_ROWS = 12, /* a multiple of the rows that gemm packs together in any table */
+};
+
+/* Floats of a row that is packed for gemm, and of so many rows. */
+static inline size_t gemm_row_floats(int k) { return ((size_t)k + GEMM_STEP - 1) / GEMM_STEP * GEMM_STEP; }
+static inline size_t gemm_floats(int rows, int k) {
+    return ((size_t)rows + GEMM_MOST_ROWS - 1) / GEMM_MOST_ROWS * GEMM_MOST_ROWS * gemm_row_floats(k);
+}
+
+/* Values [begin, begin + n) of one row of weights, as float32. */
+typedef void (*cpu_row_loader)(const weight *w, int row, int begin, int n, float *out);
+
 /* Forms of packed activations. */
 typedef enum cpu_packing {
     PACKING_F32 = 0,       /* float32 in the order of k */
@@ -64,8 +78,7 @@ typedef struct cpu_product {
 
 typedef struct cpu_weight_kernels {
     cpu_product product[INPUT_COUNT];
-    /* Values [begin, begin + n) of one row, as float32. */
-    void (*load)(const weight *w, int row, int begin, int n, float *out);
+    cpu_row_loader load;
 } cpu_weight_kernels;
 
 typedef struct cpu_kv_kernels {
@@ -104,6 +117,16 @@ typedef struct cpu_kernels {
      * of queries, keys and values are ld floats apart. scratch: attend_all_floats(rows, d). A row's result does not
      * depend on the other rows. */
     void (*attend_all)(float *q, int rows, const float *k, const float *v, size_t ld, int keys, int d, float *scratch);
+
+    /* --- products of many rows ------------------------------------------------------------------------------------ */
+
+    /* Packs rows of x for gemm, gemm_rows together: row r, if a multiple of gemm_rows, begins at float
+     * r * gemm_row_floats(k). Whole groups are written, within gemm_floats(rows, k). */
+    int gemm_rows;
+    void (*gemm_pack)(const float *x, size_t ldx, int rows, int k, float *packed);
+    /* y[r * ldy + o] = sum_k x[r][k] * w[o][k], nothing rounded, for weights of any format. `load` reads w's rows. A
+     * result depends on its row and output alone; its order of additions is not that of weight[].product. */
+    void (*gemm)(const float *packed, int rows, const weight *w, cpu_row_loader load, float *y, size_t ldy);
 
     /* --- vectors ------------------------------------------------------------------------------------------------- */
 

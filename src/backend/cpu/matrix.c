@@ -16,8 +16,8 @@ static const size_t piece_bytes_streaming = (size_t)128 << 10;
 static const size_t run_pieces_streaming = 16;
 /* Outputs of one piece when many rows make it compute-bound: each piece reads all packed rows again. */
 static const size_t piece_outputs_computing = 192;
-/* Pieces are whole numbers of the kernels' output tiles (3, 4, 6, 8). */
-enum { PIECE_ALIGN = 24, PIECE_ALIGN_SMALL = 8 };
+/* Pieces are whole numbers of the kernels' output tiles (3, 4, 6, 8), and of gemm's panels (16, 32). */
+enum { PIECE_ALIGN = 24, PIECE_ALIGN_SMALL = 8, PIECE_ALIGN_GEMM = 32 };
 
 static const cpu_product *product_of(const backend_model *m, const weight *w, bool exact) {
     exact |= m->input == INPUT_INT8 && weight_format_is_grouped(w->format) && !int8_takes(w);
@@ -138,6 +138,33 @@ matrix_job matrix_product(const packed_rows *input, int rows, const weight *w, f
     return (matrix_job){.input = input, .rows = rows, .w = w, .y = y, .ldy = ldy};
 }
 
+typedef struct gemm_context {
+    const cpu_kernels *kernels;
+    const float *x;
+    size_t ldx;
+    int rows, k;
+    float *packed;
+} gemm_context;
+
+static void pack_groups(void *context, size_t begin, size_t end, int thread) {
+    (void)thread;
+    const gemm_context *c = context;
+    const int together = c->kernels->gemm_rows, first = (int)begin * together;
+    const int rows = (int)end * together < c->rows ? (int)end * together - first : c->rows - first;
+    c->kernels->gemm_pack(c->x + (size_t)first * c->ldx, c->ldx, rows, c->k,
+                          c->packed + (size_t)first * gemm_row_floats(c->k));
+}
+
+void pack_gemm(backend_model *m, const float *x, size_t ldx, int rows, int k, float *packed) {
+    gemm_context context = {m->kernels, x, ldx, rows, k, packed};
+    const int together = m->kernels->gemm_rows;
+    rows_run(m, (rows + together - 1) / together, together * k, pack_groups, &context);
+}
+
+matrix_job gemm_product(const float *packed, int rows, const weight *w, float *y, size_t ldy) {
+    return (matrix_job){.gemm_input = packed, .rows = rows, .w = w, .y = y, .ldy = ldy};
+}
+
 typedef struct batch_context {
     backend_model *model;
     matrix_job *jobs;
@@ -162,6 +189,11 @@ static void run_pieces(void *context, size_t begin, size_t end, int thread) {
         const weight *w = job->w;
         int o = (int)(piece - job->first_piece) * job->piece, left = w->out - o;
         weight outputs = weight_rows(w, o, left < job->piece ? left : job->piece);
+        if (job->gemm_input) {
+            const cpu_row_loader load = w->tiled ? tiles_load : b->model->kernels->weight[w->format].load;
+            b->model->kernels->gemm(job->gemm_input, job->rows, &outputs, load, job->y + o, job->ldy);
+            continue;
+        }
         const cpu_product *product = product_of(b->model, w, job->exact_input);
         product->multiply(packed_row(b->model, job->input, product->packing, job->first_row, w->in), job->rows,
                           &outputs, job->y + o, job->ldy);
@@ -174,15 +206,15 @@ void matrix_run(backend_model *m, matrix_job *jobs, int n_jobs) {
     for (int j = 0; j < n_jobs; j++) {
         matrix_job *job = &jobs[j];
         size_t outputs = (size_t)job->w->out, row_bytes = weight_bytes(job->w) / outputs;
-        const bool computes = job->rows > BACKEND_MAX_DECODE_ROWS;
+        const bool computes = job->gemm_input || job->rows > BACKEND_MAX_DECODE_ROWS;
         streaming &= !computes;
         size_t piece = computes ? piece_outputs_computing : piece_bytes_streaming / row_bytes;
         if (piece == 0) piece = 1; /* a row alone is larger than a piece should be */
-        size_t align = job->w->tiled ? TILE_OUTPUTS : PIECE_ALIGN;
+        size_t align = job->gemm_input ? PIECE_ALIGN_GEMM : job->w->tiled ? TILE_OUTPUTS : PIECE_ALIGN;
         size_t share = (outputs + (size_t)m->threads - 1) / (size_t)m->threads;
         if (piece > share) {
             piece = share;
-            if (!job->w->tiled) align = PIECE_ALIGN_SMALL;
+            if (!job->gemm_input && !job->w->tiled) align = PIECE_ALIGN_SMALL;
         }
         piece = (piece + align - 1) / align * align;
         job->piece = (int)piece;

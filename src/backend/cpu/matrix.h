@@ -12,7 +12,8 @@ typedef struct matrix_job {
     size_t ldy;
     size_t first_piece;
     int piece;
-    bool exact_input; /* input was packed without rounding */
+    bool exact_input;        /* input was packed without rounding */
+    const float *gemm_input; /* instead of input; rows that pack_gemm packed */
 } matrix_job;
 
 /* Room for `rows` rows of k values in all of these packings. */
@@ -43,6 +44,9 @@ void multiply_alone(const backend_model *m, const weight *w, const float *x, siz
 void load_row(const backend_model *m, const weight *w, int row, int begin, int n, float *out);
 void matrix_run(backend_model *m, matrix_job *jobs, int n_jobs);
 matrix_job matrix_product(const packed_rows *input, int rows, const weight *w, float *y, size_t ldy);
+/* The same for rows that are packed for cpu_kernels.gemm. */
+void pack_gemm(backend_model *m, const float *x, size_t ldx, int rows, int k, float *packed);
+matrix_job gemm_product(const float *packed, int rows, const weight *w, float *y, size_t ldy);
 /* Per-row work over [0, rows), each of which reads and writes about `values` floats: on the calling thread where it is
  * little, on the pool otherwise. */
 void rows_run(backend_model *m, int rows, int values, range_task task, void *context);

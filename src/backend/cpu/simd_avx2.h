@@ -163,6 +163,29 @@ SIMD_INLINE void simd_deinterleave(simd_f32 a, simd_f32 b, simd_f32 *even, simd_
     *odd = _mm256_shuffle_ps(low, high, 0xdd);
 }
 
+/* The same bits. */
+SIMD_INLINE simd_f32 simd_pairs_to_f32(simd_pairs x) { return _mm256_castsi256_ps(x); }
+SIMD_INLINE simd_pairs simd_pairs_from_f32(simd_f32 x) { return _mm256_castps_si256(x); }
+
+/* Vector j takes lane j of all. */
+SIMD_INLINE void simd_transpose(simd_f32 v[SIMD_LANES]) {
+    __m256 fours[SIMD_LANES];
+    for (int i = 0; i < SIMD_LANES; i += 4) {
+        const __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(v[i], v[i + 1]));
+        const __m256d b = _mm256_castps_pd(_mm256_unpackhi_ps(v[i], v[i + 1]));
+        const __m256d c = _mm256_castps_pd(_mm256_unpacklo_ps(v[i + 2], v[i + 3]));
+        const __m256d d = _mm256_castps_pd(_mm256_unpackhi_ps(v[i + 2], v[i + 3]));
+        fours[i] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, c));
+        fours[i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, c));
+        fours[i + 2] = _mm256_castpd_ps(_mm256_unpacklo_pd(b, d));
+        fours[i + 3] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
+    }
+    for (int j = 0; j < 4; j++) {
+        v[j] = _mm256_permute2f128_ps(fours[j], fours[4 + j], 0x20);
+        v[j + 4] = _mm256_permute2f128_ps(fours[j], fours[4 + j], 0x31);
+    }
+}
+
 /* --- sums over lanes -------------------------------------------------------------------------------------------- */
 
 /* Every sum over lanes halves the vector: lane j takes lane j + 4, then + 2, + 1. simd_sum does it for one vector, the

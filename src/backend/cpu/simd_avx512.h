@@ -145,6 +145,35 @@ SIMD_INLINE void simd_deinterleave(simd_f32 a, simd_f32 b, simd_f32 *even, simd_
     *odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(index, _mm512_set1_epi32(1)), b);
 }
 
+/* The same bits. */
+SIMD_INLINE simd_f32 simd_pairs_to_f32(simd_pairs x) { return _mm512_castsi512_ps(x); }
+SIMD_INLINE simd_pairs simd_pairs_from_f32(simd_f32 x) { return _mm512_castps_si512(x); }
+
+/* Vector j takes lane j of all. */
+SIMD_INLINE void simd_transpose(simd_f32 v[SIMD_LANES]) {
+    __m512 pairs[SIMD_LANES], fours[SIMD_LANES];
+    for (int i = 0; i < SIMD_LANES; i += 2) {
+        pairs[i] = _mm512_unpacklo_ps(v[i], v[i + 1]);
+        pairs[i + 1] = _mm512_unpackhi_ps(v[i], v[i + 1]);
+    }
+    /* fours[4 g + j]: of vectors 4 g to 4 g + 3 the lanes j, j + 4, j + 8, j + 12 */
+    for (int i = 0; i < SIMD_LANES; i++) {
+        const __m512d a = _mm512_castps_pd(pairs[i / 4 * 4 + i % 4 / 2]);
+        const __m512d b = _mm512_castps_pd(pairs[i / 4 * 4 + i % 4 / 2 + 2]);
+        fours[i] = _mm512_castpd_ps(i % 2 ? _mm512_unpackhi_pd(a, b) : _mm512_unpacklo_pd(a, b));
+    }
+    for (int j = 0; j < 4; j++) {
+        const __m512 a = _mm512_shuffle_f32x4(fours[j], fours[4 + j], 0x88);
+        const __m512 b = _mm512_shuffle_f32x4(fours[8 + j], fours[12 + j], 0x88);
+        const __m512 c = _mm512_shuffle_f32x4(fours[j], fours[4 + j], 0xdd);
+        const __m512 d = _mm512_shuffle_f32x4(fours[8 + j], fours[12 + j], 0xdd);
+        v[j] = _mm512_shuffle_f32x4(a, b, 0x88);
+        v[j + 8] = _mm512_shuffle_f32x4(a, b, 0xdd);
+        v[j + 4] = _mm512_shuffle_f32x4(c, d, 0x88);
+        v[j + 12] = _mm512_shuffle_f32x4(c, d, 0xdd);
+    }
+}
+
 /* --- sums over lanes -------------------------------------------------------------------------------------------- */
 
 /* Every sum over lanes halves the vector: lane j takes lane j + 8, then + 4, + 2, + 1. simd_sum does it for one vector,

@@ -219,6 +219,34 @@ SIMD_INLINE void simd_deinterleave(simd_f32 x, simd_f32 y, simd_f32 *even, simd_
     *odd = (simd_f32){vuzp2q_f32(x.a, x.b), vuzp2q_f32(y.a, y.b)};
 }
 
+/* The same bits. */
+SIMD_INLINE simd_f32 simd_pairs_to_f32(simd_pairs x) { return SIMD_FROM_BITS(x.a, x.b); }
+SIMD_INLINE simd_pairs simd_pairs_from_f32(simd_f32 x) { return (simd_pairs){SIMD_BITS(x.a), SIMD_BITS(x.b)}; }
+
+SIMD_INLINE void transpose_four(float32x4_t v[4]) {
+    const float32x4x2_t low = vtrnq_f32(v[0], v[1]), high = vtrnq_f32(v[2], v[3]);
+    for (int j = 0; j < 2; j++) {
+        const float64x2_t a = vreinterpretq_f64_f32(low.val[j]), b = vreinterpretq_f64_f32(high.val[j]);
+        v[j] = vreinterpretq_f32_f64(vzip1q_f64(a, b));
+        v[j + 2] = vreinterpretq_f32_f64(vzip2q_f64(a, b));
+    }
+}
+/* Vector j takes lane j of all. */
+SIMD_INLINE void simd_transpose(simd_f32 v[SIMD_LANES]) {
+    float32x4_t square[4][4]; /* upper left, upper right, lower left, lower right */
+    for (int i = 0; i < 4; i++) {
+        square[0][i] = v[i].a;
+        square[1][i] = v[i].b;
+        square[2][i] = v[i + 4].a;
+        square[3][i] = v[i + 4].b;
+    }
+    for (int s = 0; s < 4; s++) transpose_four(square[s]);
+    for (int i = 0; i < 4; i++) {
+        v[i] = (simd_f32){square[0][i], square[2][i]};
+        v[i + 4] = (simd_f32){square[1][i], square[3][i]};
+    }
+}
+
 /* --- sums over lanes -------------------------------------------------------------------------------------------- */
 
 /* Every sum over lanes halves the vector: lane j takes lane j + 4, then + 2, + 1. simd_sum does it for one vector, the

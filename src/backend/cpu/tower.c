@@ -15,7 +15,7 @@
 #include "base/clock.h"
 
 enum {
-    CHUNK = 512, /* rows of a product, which reads all weights for each */
+    CHUNK = 504, /* rows of a product, which reads all weights for each: whole tiles of gemm */
     TILE = 192,  /* queries of one task of attention, which reads all keys */
 };
 
@@ -32,10 +32,9 @@ typedef struct backend_reading {
     float *pool;                 /* [pooled][hidden] */
     float *soft;                 /* [pooled][text hidden]; the caller's */
     float *x, *branch, *act;     /* [CHUNK][hidden], the same, [CHUNK][2 * intermediate] */
-    float *clamped;              /* [CHUNK][the widest input of a product] */
+    float *clamped, *packed;     /* [CHUNK][the widest input of a product] */
     float *scratch;              /* [threads][scratch_floats] */
     size_t scratch_floats;
-    packed_rows packed;
     rope_table rope;
     program_op *ops;
     int n_ops, at;        /* at: begin of the part of the list in work, which ends with a barrier */
@@ -108,10 +107,7 @@ static void run_products(tower_run *t, const program_op *o, int rows) {
     const float *in = item_row(t, (program_item)o->in[0], 0);
     const size_t in_stride = (size_t)width_of(t, (program_item)o->in[0]);
     matrix_job jobs[PROGRAM_MATRICES];
-    packing_set packings = 0;
     int n = 0;
-    for (int i = 0; i < PROGRAM_MATRICES && o->slot[i]; i++)
-        packings |= packing_exact(t->m, tower_matrix(t->v, o->slot[i]));
     for (int i = 0; i < PROGRAM_MATRICES && o->slot[i]; i++) {
         const weight *w = tower_matrix(t->v, o->slot[i]);
         const vision_bounds *bounds = tower_bounds(t->v, o->slot[i]);
@@ -120,10 +116,9 @@ static void run_products(tower_run *t, const program_op *o, int rows) {
         if (o->clipped)
             clamp_rows(t->clamped, (size_t)w->in, in, in_stride, rows, w->in, bounds->input_min, bounds->input_max);
         if (o->clipped || i == 0)
-            pack(t->m, &t->packed, o->clipped ? t->clamped : in, o->clipped ? (size_t)w->in : in_stride, rows, w->in,
-                 packings);
-        jobs[n] = matrix_product(&t->packed, rows, w, y, stride);
-        jobs[n++].exact_input = true;
+            pack_gemm(t->m, o->clipped ? t->clamped : in, o->clipped ? (size_t)w->in : in_stride, rows, w->in,
+                      t->packed);
+        jobs[n++] = gemm_product(t->packed, rows, w, y, stride);
         if (!o->clipped) continue; /* the others have the same input */
         matrix_run(t->m, jobs, n);
         clamp_rows(y, stride, y, stride, rows, w->out, bounds->output_min, bounds->output_max);
@@ -309,14 +304,6 @@ static bool run_piece(tower_run *t) {
 
 /* ---------------------------------------------------------------------------------------------------------- memory */
 
-static packing_set packings_of(const tower_run *t) {
-    packing_set packings = 0;
-    for (int i = 0; i < t->n_ops; i++)
-        for (int s = 0; t->ops[i].kind == OP_PRODUCTS && s < PROGRAM_MATRICES && t->ops[i].slot[s]; s++)
-            packings |= packing_exact(t->m, tower_matrix(t->v, t->ops[i].slot[s]));
-    return packings;
-}
-
 /* Values of the widest input of a product. */
 static int widest_of(const vision_model *v) {
     const int patch = vision_model_patch_values(v), heads = v->tower ? v->heads * v->head_dim : 0;
@@ -328,9 +315,9 @@ typedef struct room {
     size_t floats;
 } room;
 
-enum { ROOMS = 11 };
+enum { ROOMS = 12 };
 
-/* What is held while the run's patches are computed, beside the list, packed rows and the table of RoPE. */
+/* What is held while the run's patches are computed, beside the list and the table of RoPE. */
 static void list_rooms(tower_run *t, int threads, room out[ROOMS]) {
     const vision_model *v = t->v;
     const size_t rows = (size_t)t->patches, hidden = (size_t)v->hidden, chunk = CHUNK;
@@ -349,6 +336,7 @@ static void list_rooms(tower_run *t, int threads, room out[ROOMS]) {
         {&t->branch, chunk * hidden},
         {&t->act, chunk * 2 * (size_t)v->intermediate},
         {&t->clamped, v->clipped ? chunk * (size_t)widest_of(v) : 0},
+        {&t->packed, gemm_floats(CHUNK, widest_of(v))},
         {&t->scratch, t->scratch_floats * (size_t)threads},
     };
     memcpy(out, rooms, sizeof rooms);
@@ -365,22 +353,19 @@ static kakeya_status allocate(tower_run *t, kakeya_error *error) {
         if (!*rooms[i].at)
             return error_set(error, KAKEYA_OUT_OF_MEMORY, "an image of %d patches: out of memory", t->patches);
     }
-    kakeya_status status = packed_rows_create(m, &t->packed, CHUNK, widest_of(v), packings_of(t), error);
-    if (status || !v->tower) return status;
-    status = rope_table_create(m, &t->rope, v->rope_theta, 1.0f, v->head_dim / 2, v->head_dim / 4, error);
+    if (!v->tower) return KAKEYA_OK;
+    kakeya_status status = rope_table_create(m, &t->rope, v->rope_theta, 1.0f, v->head_dim / 2, v->head_dim / 4, error);
     return status ? status : rope_table_reserve(m, &t->rope, max_int(t->across, t->patches / t->across), error);
 }
 
 size_t cpu_image_bytes(const vision_model *v, weight_format format, int patches, int side, int threads) {
-    const cpu_kernels *kernels = cpu_kernels_find(NULL);
-    const cpu_packing packing = kernels->weight[format].product[INPUT_EXACT].packing;
+    (void)format; /* gemm takes all of them alike */
     const size_t pairs = v->tower ? (size_t)v->head_dim / 4 : 0;
     const size_t places = (size_t)(side + CPU_ROPE_GROWTH - 1) / CPU_ROPE_GROWTH * CPU_ROPE_GROWTH;
     tower_run t = {.v = v, .patches = patches, .pooled = patches / (v->pooling * v->pooling)};
     room rooms[ROOMS];
     list_rooms(&t, threads, rooms);
     size_t bytes = mem_rounded((size_t)tower_most_ops(v) * sizeof *t.ops);
-    bytes += mem_rounded(CHUNK * kernels->packing[packing].row_bytes(widest_of(v)));
     if (pairs) bytes += mem_rounded(pairs * sizeof(float)) + 2 * mem_rounded(places * pairs * sizeof(float));
     for (size_t i = 0; i < ROOMS; i++)
         if (rooms[i].floats) bytes += mem_rounded(rooms[i].floats * sizeof(float));
@@ -389,9 +374,8 @@ size_t cpu_image_bytes(const vision_model *v, weight_format format, int patches,
 
 void cpu_image_end(backend_reading *t) {
     float *const rooms[] = {t->patch, t->h,      t->q,   t->k,       t->v_rows, t->pool,
-                            t->x,     t->branch, t->act, t->clamped, t->scratch};
+                            t->x,     t->branch, t->act, t->clamped, t->packed, t->scratch};
     for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) mem_free(rooms[i]);
-    packed_rows_destroy(&t->packed);
     rope_table_destroy(&t->rope);
     mem_free(t->ops);
     free(t);
