@@ -1,8 +1,8 @@
 /* Attention of many float32 queries over all keys, for the vector tables.
  *
  * Lanes run along queries, which are transposed once. A key's or a value's numbers are taken one by one, so neither
- * scores nor maxima are reduced over lanes, and a head may have any width. ALL_KEYS keys and values at a time are
- * copied into L1. Each group of ALL_GROUP queries then computes their scores, weights and part of the output.
+ * scores nor maxima are reduced over lanes, and a head may have any width. ALL_KEYS keys and values at a time stay in
+ * L1 while each group of ALL_GROUP queries computes their scores, weights and part of the output.
  *
  * Bound: the multiply-add rate, ALL_TOGETHER * ALL_VECTORS multiply-adds for ALL_TOGETHER + ALL_VECTORS loads; an
  * exponential costs what fourteen of them do. */
@@ -100,7 +100,6 @@ SIMD_INLINE void all_values(const int n, int keys, const float *weights, const s
     }
 }
 
-/* k, v: rows of d values, close together. */
 static void all_block(const all_group *g, int keys, const float *k, const float *v) {
     float scores[ALL_KEYS * ALL_GROUP];
     simd_f32 factor[ALL_VECTORS];
@@ -115,44 +114,70 @@ static void all_block(const all_group *g, int keys, const float *k, const float 
     for (; c < g->d; c++) all_values(1, keys, scores, factor, v + c, d, g->out + c * ALL_GROUP);
 }
 
-static void attend_all(float *q, int rows, const float *k, const float *v, size_t ld, int keys, int d, float *scratch) {
-    const size_t width = (size_t)d * ALL_GROUP, floats = 2 * width + 2 * ALL_GROUP, bytes = (size_t)d * sizeof *k;
-    const float log2_e = 0x1.715476p+0f; /* so that powers of 2 are taken */
-    float *const near_k = scratch, *const near_v = near_k + ALL_KEYS * (size_t)d;
-    float *const groups = near_v + ALL_KEYS * (size_t)d;
-    memset(groups, 0, floats * (size_t)((rows + ALL_GROUP - 1) / ALL_GROUP) * sizeof *groups);
-    for (int r = 0; r < rows; r++) {
-        float *group = groups + (size_t)(r / ALL_GROUP) * floats + r % ALL_GROUP;
-        for (int c = 0; c < d; c++) group[c * ALL_GROUP] = q[(size_t)r * ld + (size_t)c] * log2_e;
+/* The queries of a group, of which `rows` are there, transposed; the others are zero. */
+static void all_load_queries(const all_group *g, int rows, const float *q, size_t ld) {
+    const simd_f32 log2_e = simd_set1(0x1.715476p+0f); /* so that powers of 2 are taken */
+    for (int first = 0; first < ALL_GROUP; first += SIMD_LANES) {
+        for (int c = 0; c < g->d; c += SIMD_LANES) {
+            const int n = g->d - c < SIMD_LANES ? g->d - c : SIMD_LANES;
+            simd_f32 square[SIMD_LANES];
+            for (int r = 0; r < SIMD_LANES; r++) {
+                const float *in = q + (size_t)(first + r) * ld + (size_t)c;
+                square[r] = first + r >= rows ? simd_zero() : n == SIMD_LANES ? simd_load(in) : simd_load_first(in, n);
+            }
+            simd_transpose(square);
+            for (int i = 0; i < n; i++) simd_store(g->q + (c + i) * ALL_GROUP + first, simd_mul(square[i], log2_e));
+        }
     }
+}
+
+/* What came out of a group, divided by the weights' sums, to where its queries were. */
+static void all_store_rows(const all_group *g, int rows, float *q, size_t ld) {
+    for (int first = 0; first < rows; first += SIMD_LANES) {
+        const simd_f32 factor = simd_div(simd_set1(1.0f), simd_load(g->l + first));
+        for (int c = 0; c < g->d; c += SIMD_LANES) {
+            const int n = g->d - c < SIMD_LANES ? g->d - c : SIMD_LANES;
+            simd_f32 square[SIMD_LANES];
+            for (int i = 0; i < SIMD_LANES; i++) {
+                const float *in = g->out + (c + i) * ALL_GROUP + first;
+                square[i] = i < n ? simd_mul(simd_load(in), factor) : simd_zero();
+            }
+            simd_transpose(square);
+            for (int r = 0; r < SIMD_LANES && first + r < rows; r++) {
+                float *out = q + (size_t)(first + r) * ld + (size_t)c;
+                if (n == SIMD_LANES)
+                    simd_store(out, square[r]);
+                else
+                    simd_store_first(out, n, square[r]);
+            }
+        }
+    }
+}
+
+static void attend_all(float *q, size_t ld, int rows, const float *k, const float *v, int keys, int d, float *scratch) {
+    const size_t width = (size_t)d * ALL_GROUP, floats = 2 * width + 2 * ALL_GROUP;
+    const int groups = (rows + ALL_GROUP - 1) / ALL_GROUP;
     for (int base = 0; base < keys; base += ALL_KEYS) {
         const int n = keys - base < ALL_KEYS ? keys - base : ALL_KEYS;
-        for (int j = 0; j < n; j++) {
-            const size_t from = (size_t)(base + j) * ld, to = (size_t)j * (size_t)d;
-            memcpy(near_k + to, k + from, bytes);
-            memcpy(near_v + to, v + from, bytes);
-        }
         const int next = keys - base - n < ALL_KEYS ? keys - base - n : ALL_KEYS;
-        for (int first = 0; first < rows; first += ALL_GROUP) {
-            for (int j = first / ALL_GROUP; j < next; j += (rows + ALL_GROUP - 1) / ALL_GROUP) {
-                const size_t from = (size_t)(base + n + j) * ld;
-                for (size_t at = 0; at < bytes; at += 64) {
-                    PREFETCH_L2((const char *)(k + from) + at);
-                    PREFETCH_L2((const char *)(v + from) + at);
-                }
-            }
-            float *room = groups + (size_t)(first / ALL_GROUP) * floats;
+        const size_t at = (size_t)base * (size_t)d, ahead = (size_t)(base + n) * (size_t)d;
+        for (int i = 0; i < groups; i++) {
+            const int first = i * ALL_GROUP, left = rows - first < ALL_GROUP ? rows - first : ALL_GROUP;
+            float *room = scratch + (size_t)i * floats;
             const all_group g = {
                 .q = room, .out = room + width, .m = room + 2 * width, .l = room + 2 * width + ALL_GROUP, .d = d};
-            if (base == 0)
-                for (int i = 0; i < ALL_GROUP; i++) g.m[i] = -INFINITY;
-            all_block(&g, n, near_k, near_v);
+            if (base == 0) {
+                all_load_queries(&g, left, q + (size_t)first * ld, ld);
+                memset(g.out, 0, width * sizeof *g.out);
+                for (int r = 0; r < ALL_GROUP; r++) g.m[r] = -INFINITY, g.l[r] = 0;
+            }
+            for (size_t line = (size_t)i * 16; line < (size_t)next * (size_t)d; line += (size_t)groups * 16) {
+                PREFETCH_L2(k + ahead + line);
+                PREFETCH_L2(v + ahead + line);
+            }
+            all_block(&g, n, k + at, v + at);
+            if (base + n == keys) all_store_rows(&g, left, q + (size_t)first * ld, ld);
         }
-    }
-    for (int r = 0; r < rows; r++) {
-        const float *group = groups + (size_t)(r / ALL_GROUP) * floats + r % ALL_GROUP;
-        const float *out = group + (size_t)d * ALL_GROUP, factor = 1.0f / out[(d + 1) * ALL_GROUP];
-        for (int c = 0; c < d; c++) q[(size_t)r * ld + (size_t)c] = out[c * ALL_GROUP] * factor;
     }
 }
 

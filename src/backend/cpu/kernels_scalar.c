@@ -257,12 +257,12 @@ static void attend_block(int rows, const int *lo, const int *hi, const void *q_p
     }
 }
 
-static void attend_all(float *q, int rows, const float *k, const float *v, size_t ld, int keys, int d, float *scratch) {
+static void attend_all(float *q, size_t ld, int rows, const float *k, const float *v, int keys, int d, float *scratch) {
     for (int r = 0; r < rows; r++, q += ld) {
         float top = -INFINITY, sum = 0;
         memset(scratch, 0, (size_t)d * sizeof *scratch);
         for (int j = 0; j < keys; j++) {
-            const float *key = k + (size_t)j * ld, *value = v + (size_t)j * ld;
+            const float *key = k + (size_t)j * (size_t)d, *value = v + (size_t)j * (size_t)d;
             float score = 0;
             for (int c = 0; c < d; c++) score += q[c] * key[c];
             const float before = top;

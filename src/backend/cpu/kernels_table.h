@@ -18,13 +18,12 @@
 
 enum { ATTENTION_BLOCK = 16 }; /* key positions per attention block, aligned to absolute positions */
 
-enum { ATTEND_ALL_MOST = 48 }; /* queries, and keys, that attend_all takes together in any table */
+enum { ATTEND_ALL_MOST = 48 }; /* a multiple of the queries that attend_all takes together in any table */
 
-/* Floats that attend_all works in: queries and outputs in whole groups, with a maximum and a sum each, keys and values.
- */
+/* Floats that attend_all works in: queries and outputs in whole groups, with a maximum and a sum each. */
 static inline size_t attend_all_floats(int rows, int d) {
     const size_t most = ATTEND_ALL_MOST, width = (size_t)d;
-    return ((size_t)rows + most - 1) / most * most * (2 * width + 2) + 2 * most * width;
+    return ((size_t)rows + most - 1) / most * most * (2 * width + 2);
 }
 
 enum {
@@ -113,10 +112,10 @@ typedef struct cpu_kernels {
                          const void *k, size_t k_row_bytes, int v_dim, kv_format v_format, const void *v,
                          size_t v_row_bytes, const float *v_scale, float *m, float *l, float *o, size_t ldo);
 
-    /* Replaces each of `rows` queries of d values by softmax(q . K) V over all `keys` keys; everything is float32. Rows
-     * of queries, keys and values are ld floats apart. scratch: attend_all_floats(rows, d). A row's result does not
-     * depend on the other rows. */
-    void (*attend_all)(float *q, int rows, const float *k, const float *v, size_t ld, int keys, int d, float *scratch);
+    /* Replaces each of `rows` queries of d values, ld floats apart, by softmax(q . K) V over all `keys` keys;
+     * everything is float32. k, v: [keys][d]. scratch: attend_all_floats(rows, d). A row's result does not depend on
+     * the other rows. */
+    void (*attend_all)(float *q, size_t ld, int rows, const float *k, const float *v, int keys, int d, float *scratch);
 
     /* --- products of many rows ------------------------------------------------------------------------------------ */
 

@@ -28,10 +28,12 @@ typedef struct backend_reading {
     int all;                     /* rows of the part of the list in work: patches, then pooled */
     float *patch;                /* [patches][values of a patch] */
     float *h;                    /* [patches][hidden] */
-    float *q, *k, *v_rows;       /* [patches][heads * head_dim] */
+    float *q;                    /* [patches][heads * head_dim] */
+    float *k, *v_rows;           /* [heads][patches][head_dim] */
     float *pool;                 /* [pooled][hidden] */
     float *soft;                 /* [pooled][text hidden]; the caller's */
-    float *x, *branch, *act;     /* [CHUNK][hidden], the same, [CHUNK][2 * intermediate] */
+    float *x, *branch;           /* [CHUNK][hidden] */
+    float *act;                  /* [CHUNK][2 * intermediate]; or keys, then values, [CHUNK][heads * head_dim] each */
     float *clamped, *packed;     /* [CHUNK][the widest input of a product] */
     float *scratch;              /* [threads][scratch_floats] */
     size_t scratch_floats;
@@ -77,10 +79,6 @@ static float *item_row(const tower_run *t, program_item item, size_t row) {
     case DATA_Q:
     case DATA_ATTENDED:
         return t->q + at;
-    case DATA_K:
-        return t->k + at;
-    case DATA_V:
-        return t->v_rows + at;
     case DATA_POOLED:
         return t->pool + at;
     case DATA_SOFT:
@@ -89,7 +87,9 @@ static float *item_row(const tower_run *t, program_item item, size_t row) {
         return t->x + row * width;
     case DATA_BRANCH:
         return t->branch + row * width;
-    default:
+    case DATA_V:
+        return t->act + (CHUNK + row) * width;
+    default: /* DATA_K, DATA_ACT */
         return t->act + row * width;
     }
 }
@@ -203,17 +203,22 @@ static void turn(const tower_run *t, float *x, int patch) {
     }
 }
 
+/* Keys and values go to where those of their head are. */
 static void head_rows(void *context, size_t begin, size_t end, int thread) {
     (void)thread;
     const tower_run *t = context;
     const program_op *o = t->op;
+    const size_t head_floats = (size_t)t->patches * (size_t)o->width;
     for (size_t row = begin; row < end; row++) {
         for (int r = 0; r < PROGRAM_MATRICES && o->head[r].item; r++) {
             const head_rule *rule = &o->head[r];
             float *x = item_row(t, (program_item)rule->item, row);
+            float *to = rule->item == DATA_K ? t->k : rule->item == DATA_V ? t->v_rows : NULL;
+            if (to) to += ((size_t)t->first + row) * (size_t)o->width;
             for (int head = 0; head < t->v->heads; head++, x += o->width) {
                 if (rule->norm) t->m->kernels->rms_norm(x, tower_vector(t->v, rule->slot), o->width, t->v->rms_eps, x);
                 if (rule->rope) turn(t, x, t->first + (int)row);
+                if (to) memcpy(to + (size_t)head * head_floats, x, (size_t)o->width * sizeof *x);
             }
         }
     }
@@ -222,9 +227,9 @@ static void head_rows(void *context, size_t begin, size_t end, int thread) {
 /* The queries of a tile of one head over all patches; the result lies where the queries were. */
 static void attend_tile(const tower_run *t, int head, int first, float *scratch) {
     const int d = t->op->width, rows = t->patches - first < TILE ? t->patches - first : TILE;
-    const size_t stride = (size_t)(t->v->heads * d), at = (size_t)head * (size_t)d;
-    t->m->kernels->attend_all(t->q + (size_t)first * stride + at, rows, t->k + at, t->v_rows + at, stride, t->patches,
-                              d, scratch);
+    const size_t stride = (size_t)(t->v->heads * d), keys = (size_t)head * (size_t)t->patches * (size_t)d;
+    t->m->kernels->attend_all(t->q + (size_t)first * stride + (size_t)(head * d), stride, rows, t->k + keys,
+                              t->v_rows + keys, t->patches, d, scratch);
 }
 
 static void attend_tiles(void *context, size_t begin, size_t end, int thread) {
@@ -334,7 +339,7 @@ static void list_rooms(tower_run *t, int threads, room out[ROOMS]) {
         {&t->pool, (size_t)t->pooled * hidden},
         {&t->x, chunk * hidden},
         {&t->branch, chunk * hidden},
-        {&t->act, chunk * 2 * (size_t)v->intermediate},
+        {&t->act, chunk * 2 * (size_t)max_int(v->intermediate, v->tower ? v->heads * v->head_dim : 0)},
         {&t->clamped, v->clipped ? chunk * (size_t)widest_of(v) : 0},
         {&t->packed, gemm_floats(CHUNK, widest_of(v))},
         {&t->scratch, t->scratch_floats * (size_t)threads},
