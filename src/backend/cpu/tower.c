@@ -43,7 +43,7 @@ typedef struct backend_reading {
     int done;             /* operations of the part that the chunk in work has had */
     const program_op *op; /* in work */
     int first;            /* row of the chunk in work */
-    size_t tile;          /* of attention */
+    size_t task;          /* of attention */
 } tower_run;
 
 static int max_int(int a, int b) { return a > b ? a : b; }
@@ -232,11 +232,15 @@ static void attend_tile(const tower_run *t, int head, int first, float *scratch)
                               t->v_rows + keys, t->patches, d, scratch);
 }
 
+static size_t tiles_of(const tower_run *t) { return (size_t)((t->patches + TILE - 1) / TILE); }
+
+/* A head's tiles follow each other: its keys and values are in a cache by then. */
 static void attend_tiles(void *context, size_t begin, size_t end, int thread) {
     const tower_run *t = context;
     for (size_t item = begin; item < end; item++) {
-        const int heads = t->v->heads, tile = (int)t->tile + (int)item / heads;
-        attend_tile(t, (int)item % heads, tile * TILE, t->scratch + (size_t)thread * t->scratch_floats);
+        const size_t tiles = tiles_of(t), task = t->task + item;
+        attend_tile(t, (int)(task / tiles), (int)(task % tiles) * TILE,
+                    t->scratch + (size_t)thread * t->scratch_floats);
     }
 }
 
@@ -261,7 +265,7 @@ static void run_pool(const tower_run *t, const program_op *o) {
 /* Operations that wait for all rows. */
 static bool is_barrier(const program_op *o) { return o->kind == OP_ATTEND || o->kind == OP_POOL; }
 
-/* A piece of it: of attention, as many tiles as threads. True: it is whole. */
+/* A piece of it: of attention, as many tasks as heads for each thread. True: it is whole. */
 static bool run_barrier(tower_run *t, const program_op *o) {
     t->op = o;
     if (o->kind != OP_ATTEND) {
@@ -269,14 +273,14 @@ static bool run_barrier(tower_run *t, const program_op *o) {
         t->all = t->pooled;
         return true;
     }
-    const size_t tiles = (size_t)((t->patches + TILE - 1) / TILE), left = tiles - t->tile;
-    const size_t n = left < (size_t)t->m->threads ? left : (size_t)t->m->threads;
+    const size_t tasks = tiles_of(t) * (size_t)t->v->heads, left = tasks - t->task;
+    const size_t most = (size_t)t->m->threads * (size_t)t->v->heads, n = left < most ? left : most;
     t->first = 0;
-    thread_pool_for(t->m->pool, n * (size_t)t->v->heads, 1, attend_tiles, t);
+    thread_pool_for(t->m->pool, n, 1, attend_tiles, t);
     t->first = t->all;
-    t->tile += n;
-    if (t->tile < tiles) return false;
-    t->tile = 0;
+    t->task += n;
+    if (t->task < tasks) return false;
+    t->task = 0;
     return true;
 }
 
