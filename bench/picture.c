@@ -1,7 +1,8 @@
 /* How near the CPU's tower comes to what this machine computes: the 26B's in its published size with random weights.
  *
- *     bench_picture MODEL [TOKENS ...]     280 without; MODEL: any directory, tests/data/vision/tiny-tower say
+ *     bench_picture MODEL [TOKENS[:LAYERS] ...]     280 without; MODEL: any directory, tests/data/vision/tiny-tower say
  *
+ * All 27 layers are alike, so the share of fewer is about that of all, and takes less time.
  * On two threads in float32, as pictures are always computed. The machine's rate is probed before and after each
  * picture; a share compares a picture with the better of its two probes. Medians of REPETITIONS, with the least and the
  * most. */
@@ -33,7 +34,7 @@ static vision_model tower = {.tower = true,
                              .standardize = true,
                              .rms_eps = 1e-6f,
                              .rope_theta = 100};
-static double weights; /* of the matrices that products read */
+static double weights, other_weights; /* of the matrices that products read: of all layers, and elsewhere */
 
 static float uniform(void) {
     static uint64_t state = 77;
@@ -51,7 +52,7 @@ static kakeya_status draw(void *context, const vision_slot *slot, kakeya_error *
         const float most = sqrtf(3.0f / (float)slot->columns);
         for (size_t i = 0; i < n; i++) ((uint16_t *)data)[i] = f32_to_bf16(most * uniform());
         w->matrix[slot->role] = weight_matrix(WEIGHT_BF16, data, (int)slot->rows, (int)slot->columns);
-        if (slot->role != VISION_PLACES) weights += (double)n;
+        if (slot->role != VISION_PLACES) *(slot->layer < 0 ? &other_weights : &weights) += (double)n;
     } else {
         for (size_t i = 0; i < n; i++) ((float *)data)[i] = 1 + 0.3f * uniform();
         w->vector[slot->role] = data;
@@ -71,15 +72,18 @@ static void print_spread(const char *what, double *values, double unit) {
            values[REPETITIONS - 1] * unit);
 }
 
-static kakeya_status measure(const backend_ops *ops, backend_model *m, int tokens, kakeya_error *error) {
+static kakeya_status measure(const backend_ops *ops, backend_model *m, int tokens, int layers, kakeya_error *error) {
     /* as near to 4 x 3 as the tokens allow */
     int down = (int)sqrt(tokens * 3.0 / 4);
     while (tokens % down) down--;
+    vision_model some = tower;
+    some.layers = layers;
     const backend_image image = {
-        .vision = &tower, .across = tokens / down * tower.pooling, .down = down * tower.pooling, .patches = NULL};
+        .vision = &some, .across = tokens / down * tower.pooling, .down = down * tower.pooling, .patches = NULL};
     const double n = (double)image.across * image.down, wide = (double)(tower.heads * tower.head_dim);
-    const double operations = 2 * n * (weights - (double)tower.hidden * tower.text_hidden) +
-                              2.0 * tokens * tower.hidden * tower.text_hidden + 4 * n * n * wide * tower.layers;
+    const double projection = (double)tower.hidden * tower.text_hidden;
+    const double operations = 2 * n * (weights / tower.layers * layers + other_weights - projection) +
+                              2 * tokens * projection + 4 * n * n * wide * layers;
     const size_t values = (size_t)n * (size_t)vision_model_patch_values(&tower);
     float *patches = malloc(values * sizeof *patches),
           *rows = malloc((size_t)tokens * (size_t)tower.text_hidden * sizeof *rows);
@@ -102,7 +106,7 @@ static kakeya_status measure(const backend_ops *ops, backend_model *m, int token
         shares[i] = operations / took / probes[i];
     }
     if (!status) {
-        printf("%d tokens, %.2f TFLOP:", tokens, 1e-12 * operations);
+        printf("%d tokens, %d layers, %.2f TFLOP:", tokens, layers, 1e-12 * operations);
         print_spread("seconds", seconds, 1);
         print_spread("probed GFLOP/s", probes, 1e-9);
         print_spread("share", shares, 1);
@@ -119,7 +123,7 @@ int main(int argc, char **argv) {
     language_model *model = NULL;
     backend_model *m = NULL;
     if (argc < 2) {
-        fprintf(stderr, "usage: bench_picture MODEL [TOKENS ...]\n");
+        fprintf(stderr, "usage: bench_picture MODEL [TOKENS[:LAYERS] ...]\n");
         return 2;
     }
     mem_account_init(&account, NULL, 0);
@@ -131,8 +135,14 @@ int main(int argc, char **argv) {
     const backend_model_options options = {
         .verifier = model, .precision = KAKEYA_PRECISION_F32, .threads = THREADS, .account = &account};
     if (!status) status = ops->model_create(&options, &m, &error);
-    for (int i = 2; !status && i < (argc > 2 ? argc : 3); i++)
-        status = measure(ops, m, i < argc ? atoi(argv[i]) : 280, &error);
+    for (int i = 2; !status && i < (argc > 2 ? argc : 3); i++) {
+        int tokens = 280, layers = tower.layers;
+        if (i < argc &&
+            (sscanf(argv[i], "%d:%d", &tokens, &layers) < 1 || tokens < 1 || layers < 1 || layers > tower.layers))
+            status = error_set(&error, KAKEYA_INVALID_ARGUMENT, "'%s': TOKENS, or TOKENS:LAYERS with at most %d layers",
+                               argv[i], tower.layers);
+        if (!status) status = measure(ops, m, tokens, layers, &error);
+    }
     if (m) ops->model_destroy(m);
     if (status) fprintf(stderr, "bench_picture: %s\n", error.message);
     return status ? 1 : 0;

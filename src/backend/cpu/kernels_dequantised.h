@@ -41,7 +41,8 @@ static void multiply_tile(int R, const unsigned char *x, size_t x_row_bytes, con
     }
 }
 
-static void multiply_dequantised(cpu_row_loader load, const void *packed, int rows, const weight *w, float *y, size_t ldy) {
+static void multiply_dequantised(cpu_row_loader load, const void *packed, int rows, const weight *w, float *y,
+                                 size_t ldy) {
     alignas(64) float tile_weights[DEQUANTISED_OUTPUTS][MAX_CHUNK_STEPS * STEP];
     const k_chunks cut = chunks_of(PRODUCT_F32, w->in);
     const size_t x_row_bytes = pack_row_bytes(PACK_F32, w->in);
