@@ -312,24 +312,34 @@ void expert_store_begin(expert_store *s, int layer, const int *experts, int n) {
     block_reader_begin(s->reader, s->now.reads, list_reads(s, &s->now));
 }
 
-/* The first so many of what `now` reads are there. */
-static kakeya_status wait_for_first(expert_store *s, int first, kakeya_error *error) {
-    size_t pieces = 0;
-    for (int p = 0; p < EXPERT_PIECES; p++) pieces += s->layers[s->now.layer].piece[p].bytes > 0;
-    const int together = (first + EXPERTS_TOGETHER - 1) / EXPERTS_TOGETHER * EXPERTS_TOGETHER;
-    if (!s->in_order || together >= s->now.n) {
+static size_t pieces_before(const expert_store *s, int piece) {
+    size_t n = 0;
+    for (int p = 0; p < piece; p++) n += s->layers[s->now.layer].piece[p].bytes > 0;
+    return n;
+}
+
+/* The first so many of what `now` reads are there, and of all of it the first so many pieces. */
+static kakeya_status wait_for_first(expert_store *s, int first, int pieces, kakeya_error *error) {
+    int there = (first + EXPERTS_TOGETHER - 1) / EXPERTS_TOGETHER * EXPERTS_TOGETHER;
+    const bool all = there >= s->now.n;
+    if (all) there = s->now.n;
+    size_t reads = (size_t)there * pieces_before(s, EXPERT_PIECES);
+    if (pieces < EXPERT_PIECES && s->now.n <= EXPERTS_TOGETHER) { /* which are read piece by piece */
+        there = s->now.n;
+        reads = (size_t)there * pieces_before(s, pieces);
+    } else if (!s->in_order || all) {
         const kakeya_status status = block_reader_wait(s->reader, error);
         settle(s, &s->now, status);
         return status;
     }
-    const kakeya_status status = block_reader_wait_first(s->reader, (size_t)together * pieces, error);
-    for (int i = 0; i < together && !status; i++)
+    const kakeya_status status = block_reader_wait_first(s->reader, reads, error);
+    for (int i = 0; i < there && !status; i++)
         *where_of(s, s->now.layer, s->slot[s->now.filled[i]].expert) = s->now.filled[i];
     if (status) settle(s, &s->now, status);
     return status;
 }
 
-kakeya_status expert_store_wait(expert_store *s, int first, kakeya_error *error) {
+static kakeya_status wait_until(expert_store *s, int first, int pieces, kakeya_error *error) {
     const bool for_now = s->now.n > 0 && first > s->before;
     if (!for_now && !s->waits) return KAKEYA_OK;
     const double begin = clock_seconds();
@@ -337,11 +347,19 @@ kakeya_status expert_store_wait(expert_store *s, int first, kakeya_error *error)
     kakeya_status status = s->waits ? wait_ahead(s, error) : KAKEYA_OK;
     s->waits = false;
     if (status && s->now.n > 0) settle(s, &s->now, block_reader_wait(s->reader, &unused));
-    if (!status && for_now) status = wait_for_first(s, first - s->before, error);
+    if (!status && for_now) status = wait_for_first(s, first - s->before, pieces, error);
     atomic_fetch_add(&s->nanoseconds, (uint64_t)((clock_seconds() - begin) * 1e9));
     atomic_store(&s->failing, status != KAKEYA_OK);
     if (status) atomic_fetch_add(&s->failures, 1);
     return status;
+}
+
+kakeya_status expert_store_wait(expert_store *s, int first, kakeya_error *error) {
+    return wait_until(s, first, EXPERT_PIECES, error);
+}
+
+kakeya_status expert_store_wait_pieces(expert_store *s, int pieces, kakeya_error *error) {
+    return wait_until(s, s->before + s->now.n, pieces, error);
 }
 
 void expert_store_expect(expert_store *s, int layer, const int *experts, int n) {

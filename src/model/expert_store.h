@@ -47,6 +47,8 @@ enum { EXPERTS_TOGETHER = 16 };
  * before expert_store_begin. KAKEYA_IO: one of all of them could not be read whole; none that was not is ever given
  * out. */
 kakeya_status expert_store_wait(expert_store *store, int first, kakeya_error *error);
+/* The first `pieces` of EXPERT_PIECES are there of all of them, or all is; expert_store_wait follows with n. */
+kakeya_status expert_store_wait_pieces(expert_store *store, int pieces, kakeya_error *error);
 
 /* These experts [n] of a layer will probably be wanted by the next call of expert_store_begin: reads of those that are
  * not there begin, after the reads of that call, unless earlier ones are still under way. They take no slot that the

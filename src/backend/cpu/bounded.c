@@ -7,7 +7,7 @@
 #include "backend/cpu/tiles.h"
 #include "base/machine_memory.h"
 
-enum { EXPERT_MATRICES = 4, LAYER_DENSE = 11, MODEL_DENSE = 4 };
+enum { EXPERT_MATRICES = 4, GATE_UP_MATRICES = 3, LAYER_DENSE = 11, MODEL_DENSE = 4 };
 _Static_assert(EXPERT_MATRICES *WEIGHT_STREAMS <= EXPERT_PIECES, "a layer's experts have a piece for every stream");
 
 /* Of what the machine has free, weights take no more than so many parts by themselves: sessions need memory, too. */
@@ -335,7 +335,19 @@ kakeya_status bounded_wait(backend_model *m, int first, kakeya_error *error) {
     return expert_store_wait(m->bounded->store, first, error);
 }
 
+kakeya_status bounded_wait_gate_up(backend_model *m, kakeya_error *error) {
+    return expert_store_wait_pieces(m->bounded->store, GATE_UP_MATRICES * WEIGHT_STREAMS, error);
+}
+
 void bounded_poll(backend_model *m) { expert_store_poll(m->bounded->store); }
+
+bool bounded_looks_ahead(const backend_model *m) {
+    return 2 * expert_store_slots(m->bounded->store) < m->config->layers * m->config->experts;
+}
+
+void bounded_expect(backend_model *m, int layer, int expert) {
+    expert_store_expect(m->bounded->store, layer, &expert, 1);
+}
 
 void bounded_expect_all(backend_model *m, int layer) {
     const struct bounded_weights *b = m->bounded;

@@ -23,7 +23,14 @@ int bounded_order(const backend_model *m, int layer, int *experts, int n);
  * returns, of all of them with n. EXPERTS_TOGETHER of the others come at about the same time. */
 void bounded_begin(backend_model *m, int layer, const int *experts, int n);
 kakeya_status bounded_wait(backend_model *m, int first, kakeya_error *error);
-/* The next layer will want nearly all of its experts, as of many rows: they are read after what is wanted now. */
+/* What the first product reads of all of them is there; bounded_wait follows with n. */
+kakeya_status bounded_wait_gate_up(backend_model *m, kakeya_error *error);
+/* Whether so much is missed that it pays to ask what the next layer will want: less than half of the experts have room.
+ */
+bool bounded_looks_ahead(const backend_model *m);
+/* The layer, which is the next one, will probably want this expert: it is read after what is wanted now. */
+void bounded_expect(backend_model *m, int layer, int expert);
+/* The next layer will want nearly all of its experts, as of many rows: the same of them. */
 void bounded_expect_all(backend_model *m, int layer);
 /* Keeps reads going while others compute. */
 void bounded_poll(backend_model *m);

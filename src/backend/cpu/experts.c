@@ -65,6 +65,37 @@ packing_set experts_packings(const backend_model *m, const layer_weights *w) {
     return packing_of(m, &w->experts_gate_up) | packing_of(m, &w->experts_gate) | packing_of(m, &w->experts_up);
 }
 
+/* The next layer's router is asked what it would choose for this layer's residual stream. Of several rows, an expert is
+ * as probable as for the row that wants it most. */
+int experts_likely(backend_model *m, int layer, int rows) {
+    const layer_weights *l = &m->weights->layer[layer];
+    const int hidden = m->config->hidden, experts = m->config->experts;
+    float *x = m->branch, *best = m->router_logits; /* of the router, whose choice is made */
+    for (int r = 0; r < rows; r++)
+        m->kernels->rms_norm(m->h + (size_t)r * (size_t)hidden, l->router_scale, hidden, m->config->rms_eps,
+                             x + (size_t)r * (size_t)hidden);
+    pack(m, &m->packed, x, (size_t)hidden, rows, hidden, packing_exact(m, &l->router_proj));
+    m->jobs[0] = matrix_product(&m->packed, rows, &l->router_proj, m->router_logits, (size_t)experts);
+    m->jobs[0].exact_input = true;
+    matrix_run(m, m->jobs, 1);
+    for (int r = 0; r < rows; r++) {
+        float *z = m->router_logits + (size_t)r * (size_t)experts;
+        const float largest = m->kernels->maximum(z, experts);
+        for (int e = 0; e < experts; e++) {
+            z[e] -= largest;
+            if (z[e] > best[e]) best[e] = z[e];
+        }
+    }
+    for (int place = 0; place < m->config->experts_per_token; place++) {
+        int likely = 0;
+        for (int e = 1; e < experts; e++)
+            if (best[e] > best[likely]) likely = e;
+        if (bounded_order(m, layer, &(int){likely}, 1) == 0) return likely;
+        best[likely] = -INFINITY;
+    }
+    return -1;
+}
+
 typedef struct gather_context {
     backend_model *model;
     const weight *readers[PROGRAM_MATRICES];

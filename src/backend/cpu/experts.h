@@ -16,6 +16,10 @@ typedef struct expert_list {
 } expert_list;
 /* Those that somebody has chosen, ascending; in the model's workspace, where it may be put in another order. */
 expert_list experts_chosen(const backend_model *m);
+/* Of a model that is bounded, between a layer's router and its second products: the expert that this layer, the next
+ * one, will most probably choose of those that are not in memory; negative: those that it will probably choose are
+ * there. */
+int experts_likely(backend_model *m, int layer, int rows);
 /* Packs the input of the gated OP_EXPERT_PRODUCTS, with rows grouped by expert. */
 void experts_pack(backend_model *m, const program_op *o, int rows);
 /* The products of that operation; what activates their results; packs those, and the products of the operation behind

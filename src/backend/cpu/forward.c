@@ -35,6 +35,8 @@ typedef struct forward_step {
     const program_op *op;             /* in work */
     atomic_bool burst;                /* a new K or V is not a finite number; once so, a row stays so */
     bool in_parts;                    /* a layer's experts were more than are in memory at once: all is done */
+    bool few;                         /* few of them were read, and their second products are still to be made */
+    expert_list late;                 /* these */
     kakeya_status status;             /* experts could not be read; what rows have from then on means nothing */
     kakeya_error *error;
 } forward_step;
@@ -123,6 +125,32 @@ static void run_down(forward_step *f, const program_op *dense, int layer, expert
 /* With so many rows for each expert a prompt's next layer chooses nearly all. */
 enum { ROWS_FOR_ALL = 4 };
 
+/* Of few rows, for each of whose layers a few experts are read: those that are in memory are multiplied by both
+ * matrices meanwhile, the others by the first one while the second is read. Then the disk reads what the next layer
+ * will miss. */
+static void run_few(forward_step *f, const program_op *dense, const program_op *experts, expert_list list, int there) {
+    backend_model *m = f->model;
+    const int layer = experts->layer;
+    const expert_list known = {list.expert, there};
+    f->few = true;
+    f->late = (expert_list){list.expert + there, list.n - there};
+    bounded_begin(m, layer, list.expert, list.n);
+    if (there || dense) run_gate_up(f, dense, experts, known);
+    if (there) run_down(f, NULL, layer, known);
+    const bool looks = layer + 1 < m->config->layers && bounded_looks_ahead(m);
+    const int likely = looks ? experts_likely(m, layer + 1, f->rows) : -1;
+    f->status = bounded_wait_gate_up(m, f->error);
+    if (f->status) return;
+    if (likely >= 0) bounded_expect(m, layer + 1, likely);
+    if (f->late.n) run_gate_up(f, NULL, experts, f->late);
+}
+
+/* What is left of it. */
+static expert_list late_experts(forward_step *f) {
+    if (!f->status) f->status = bounded_wait(f->model, f->model->config->experts, f->error);
+    return f->status ? (expert_list){0} : f->late;
+}
+
 /* Experts that are in memory are multiplied while the others are read, and those that have been read while more are.
  * Where memory does not hold all that rows have chosen, it has some after the others, for both products. */
 static void run_bounded(forward_step *f, const program_op *dense, const program_op *experts, expert_list list) {
@@ -131,6 +159,11 @@ static void run_bounded(forward_step *f, const program_op *dense, const program_
     const bool many = f->rows * m->config->experts_per_token >= ROWS_FOR_ALL * m->config->experts;
     int there = f->status ? 0 : bounded_order(m, layer, list.expert, all);
     f->in_parts = all > slots;
+    f->few = false;
+    if (!f->in_parts && !many && !f->status && all - there <= EXPERTS_TOGETHER) {
+        run_few(f, dense, experts, list, there);
+        return;
+    }
     for (int done = 0; done < all; done += list.n, list.expert += list.n) {
         list.n = all - done < slots ? all - done : slots;
         if (there > list.n) there = list.n;
@@ -153,8 +186,8 @@ static void run_bounded(forward_step *f, const program_op *dense, const program_
 
 static void run_expert_products(forward_step *f, const program_op *dense, const program_op *experts) {
     backend_model *m = f->model;
-    expert_list list = experts_chosen(m);
     const bool gated = experts->epilogue == EPILOGUE_GATED;
+    expert_list list = !gated && m->bounded && f->few ? late_experts(f) : experts_chosen(m);
     if (gated) experts_pack(m, experts, f->rows);
     if (gated && m->bounded)
         run_bounded(f, dense, experts, list);
