@@ -137,7 +137,8 @@ static bool limit_time(const connection *x) {
     double left = x->deadline - clock_seconds();
     if (left <= 0) return false;
     struct timeval patience = {.tv_sec = (time_t)left};
-    patience.tv_usec = (suseconds_t)((left - (double)patience.tv_sec) * 1e6) + 1;
+    patience.tv_usec = (suseconds_t)((left - (double)patience.tv_sec) * 1e6); /* a million of them is refused */
+    if (patience.tv_sec == 0 && patience.tv_usec == 0) patience.tv_usec = 1;  /* none would be no limit */
     return setsockopt(x->fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) == 0 &&
            setsockopt(x->fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) == 0;
 }
