@@ -30,7 +30,7 @@ kakeya_status bounded_wait_gate_up(backend_model *m, kakeya_error *error);
 bool bounded_looks_ahead(const backend_model *m);
 /* The layer, which is the next one, will probably want this expert: it is read after what is wanted now. */
 void bounded_expect(backend_model *m, int layer, int expert);
-/* The next layer will want nearly all of its experts, as of many rows: the same of them. */
+/* The same of all of its experts, nearly all of which many rows want. */
 void bounded_expect_all(backend_model *m, int layer);
 /* Keeps reads going while others compute. */
 void bounded_poll(backend_model *m);

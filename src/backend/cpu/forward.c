@@ -125,9 +125,8 @@ static void run_down(forward_step *f, const program_op *dense, int layer, expert
 /* With so many rows for each expert a prompt's next layer chooses nearly all. */
 enum { ROWS_FOR_ALL = 4 };
 
-/* Of few rows, for each of whose layers a few experts are read: those that are in memory are multiplied by both
- * matrices meanwhile, the others by the first one while the second is read. Then the disk reads what the next layer
- * will miss. */
+/* For few rows, where a layer reads few experts. Experts that are in memory go through both products meanwhile, the
+ * others through the first one while their second matrix is read. Then the disk reads what the next layer will miss. */
 static void run_few(forward_step *f, const program_op *dense, const program_op *experts, expert_list list, int there) {
     backend_model *m = f->model;
     const int layer = experts->layer;
