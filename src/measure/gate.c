@@ -77,7 +77,6 @@ bool gate_read_rows(gate_context *context, kakeya_error *error) {
 #define KIND(name) (1u << (EVAL_##name))
 #define GENERATION (KIND(NIAH) | KIND(CODE) | KIND(ACCEPTANCE) | KIND(LOSSLESS) | KIND(BATCH) | KIND(VERIFY))
 #define TOGETHER   (KIND(BATCH) | KIND(VERIFY)) /* sessions share the rows of a forward, and their times overlap */
-#define TIMED      (KIND(NIAH) | KIND(CODE) | KIND(ACCEPTANCE))
 #define SCORED     (KIND(FIDELITY) | KIND(KV_FORMAT))
 #define ALL        (GENERATION | SCORED)
 
@@ -86,28 +85,17 @@ static const struct {
     void (*check)(gate_context *context);
 } rules[] = {
     {ALL, gate_rule_plan},
-    {ALL, gate_rule_identity_of_samples},
-    {ALL, gate_rule_copies},
+    {ALL, gate_rule_samples},
     {ALL & ~TOGETHER, gate_rule_times},
-    {ALL, gate_rule_ids},
     {ALL, gate_rule_kv_formula},
-    {ALL, gate_rule_kv_sum},
-    {GENERATION, gate_rule_counts},
-    {GENERATION & ~TOGETHER, gate_rule_draft_lengths},
-    {GENERATION & ~KIND(VERIFY), gate_rule_turn_end},
-    {ALL, gate_rule_duplicates},
-    {TIMED, gate_rule_warmup},
-    {ALL & ~KIND(VERIFY), gate_rule_samples},
-    {GENERATION, gate_rule_self_comparison},
+    {GENERATION & ~TOGETHER, gate_rule_drafts},
     {GENERATION, gate_rule_lossless},
-    {KIND(NIAH), gate_rule_recall},
+    {KIND(NIAH) | KIND(KV_FORMAT), gate_rule_recall},
     {KIND(NIAH), gate_rule_memory},
     {KIND(NIAH), gate_rule_identity},
     {KIND(NIAH) | KIND(CODE), gate_rule_speed},
     {SCORED, gate_rule_fidelity},
     {KIND(KV_FORMAT), gate_rule_kv_formats},
-    {KIND(CODE), gate_rule_code_prompts},
-    {KIND(ACCEPTANCE), gate_rule_forms},
     {KIND(LOSSLESS) | TOGETHER, gate_rule_coverage},
     {KIND(VERIFY), gate_rule_verify},
     {ALL, gate_rule_summary},

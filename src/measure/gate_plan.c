@@ -381,10 +381,10 @@ static void describe(const eval_row *row, char *out, size_t bytes) {
 
 static void check_answer(gate_context *context, size_t i, const eval_row *planned) {
     const eval_row *row = &context->rows.row[i];
-    if (!planned->expected || !row->expected || strcmp(planned->expected, row->expected) == 0) return;
+    if (!planned->expected || (row->expected && strcmp(planned->expected, row->expected) == 0)) return;
     gate_violate(context, "ANSWER_MISMATCH",
                  "rows[%zu] (%s): the expected answer is \"%.40s\", the seed draws \"%.40s\"", i, row->sample,
-                 row->expected, planned->expected);
+                 row->expected ? row->expected : "", planned->expected);
 }
 
 /* Rows out of place are looked for; what is then left over on either side is missing or was never promised. */
@@ -411,6 +411,25 @@ static void explain(plan *p) {
         gate_violate(context, "ROW_ORDER", "the rows do not stand in the order in which the evaluation runs them");
 }
 
+/* How many samples there are: as many as are named, and enough of them for a figure to mean anything. */
+static void check_numbers(const plan *p) {
+    static const char *const keys[EVAL_KIND_COUNT] = {
+        [EVAL_NIAH] = "samples",        [EVAL_CODE] = "repetitions", [EVAL_FIDELITY] = "sequences",
+        [EVAL_KV_FORMAT] = "sequences", [EVAL_LOSSLESS] = "prompts", [EVAL_ACCEPTANCE] = "prompts",
+    };
+    gate_context *context = p->context;
+    if (context->kind == EVAL_VERIFY) return;
+    const char *key = keys[context->kind];
+    const cJSON *samples = cJSON_IsArray(option(p, "samples")) ? option(p, "samples") : NULL;
+    int n = key ? gate_option(context, key) : (int)p->n / 2; /* of a batch every session, alone and together */
+    if (samples && n != cJSON_GetArraySize(samples))
+        gate_violate(context, "ROW_MISSING", "options.%s is %d, but %d samples are named", key, n,
+                     cJSON_GetArraySize(samples));
+    if (n < GATE_MIN_SAMPLES)
+        gate_violate(context, "SAMPLE_COUNT", "%d %s; at least %d are needed", n, key ? key : "sessions",
+                     GATE_MIN_SAMPLES);
+}
+
 void gate_rule_plan(gate_context *context) {
     static void (*const make[EVAL_KIND_COUNT])(plan *) = {plan_niah,     plan_fidelity, plan_code,      plan_acceptance,
                                                           plan_lossless, plan_batch,    plan_kv_format, plan_verify};
@@ -421,17 +440,6 @@ void gate_rule_plan(gate_context *context) {
     for (size_t i = 0; same && i < p.n; i++) same = gate_same_run(&context->rows.row[i], &p.run[i].row);
     if (!same && !context->out_of_memory) explain(&p);
     for (size_t i = 0; same && i < p.n; i++) check_answer(context, i, &p.run[i].row);
+    check_numbers(&p);
     plan_free(&p);
-
-    static const char *const counted[EVAL_KIND_COUNT] = {
-        [EVAL_FIDELITY] = "sequences",
-        [EVAL_KV_FORMAT] = "sequences",
-        [EVAL_ACCEPTANCE] = "prompts",
-    };
-    if (!counted[context->kind]) return;
-    int stated = gate_option(context, counted[context->kind]);
-    int listed = cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(context->options, "samples"));
-    if (stated != listed)
-        gate_violate(context, "ROW_MISSING", "options.%s is %d, but %d samples are named", counted[context->kind],
-                     stated, listed);
 }

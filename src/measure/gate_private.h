@@ -6,10 +6,8 @@
 #include "measure/rows.h"
 
 enum {
-    GATE_MIN_SAMPLES = 5,       /* per rung and arm */
-    GATE_MIN_REPETITIONS = 5,   /* of a timed file */
+    GATE_MIN_SAMPLES = 5,       /* per rung and arm, or repetitions of a timed file */
     GATE_MIN_SPEED_TOKENS = 32, /* decoded by an arm before its speed means anything */
-    GATE_MIN_ANSWER = 4,        /* characters of an expected answer: fewer are found in any text */
     GATE_MAX_PER_CODE = 5,      /* messages; a broken run breaks a rule in every row */
 };
 /* Recall may be this much below the oracle's. */
@@ -73,36 +71,23 @@ bool gate_is_native(const eval_row *row);
 bool gate_is_reference(const gate_context *context, const eval_row *row);
 bool gate_is_restored(const eval_row *row); /* "restored" or "restored-all" */
 
-/* Rules on what must be there and on what samples are. */
+/* Rules on what must be there, and on what rows say together (gate_plan.c, gate_rows.c). */
 void gate_rule_plan(gate_context *context);
-void gate_rule_identity_of_samples(gate_context *context);
-void gate_rule_copies(gate_context *context);
-void gate_rule_times(gate_context *context);
-void gate_rule_ids(gate_context *context);
-void gate_rule_kv_formula(gate_context *context);
-
-/* Rules on rows of any kind. */
-void gate_rule_kv_sum(gate_context *context);
-void gate_rule_counts(gate_context *context);
-void gate_rule_draft_lengths(gate_context *context);
-void gate_rule_turn_end(gate_context *context);
-void gate_rule_duplicates(gate_context *context);
-void gate_rule_warmup(gate_context *context);
 void gate_rule_samples(gate_context *context);
-void gate_rule_summary(gate_context *context);
+void gate_rule_times(gate_context *context);
+void gate_rule_kv_formula(gate_context *context);
 void gate_rule_lossless(gate_context *context);
+void gate_rule_summary(gate_context *context);
 
-/* Rules on policies and claims. */
+/* Rules on claims (gate_claims.c, gate_verify.c). */
 void gate_rule_recall(gate_context *context);
 void gate_rule_memory(gate_context *context);
-void gate_rule_self_comparison(gate_context *context);
+void gate_rule_drafts(gate_context *context);
+void gate_rule_coverage(gate_context *context);
 void gate_rule_speed(gate_context *context);
 void gate_rule_identity(gate_context *context);
 void gate_rule_fidelity(gate_context *context);
 void gate_rule_kv_formats(gate_context *context);
-void gate_rule_code_prompts(gate_context *context);
-void gate_rule_forms(gate_context *context);
-void gate_rule_coverage(gate_context *context);
 void gate_rule_verify(gate_context *context);
 
 #endif

@@ -1,12 +1,11 @@
-/* Rules that hold for the rows of every kind: what a row says must be possible, and rows must fit together. */
+/* Rules on the rows of any kind, of what they say together: names stand for prompts, runs follow one another, K/V
+ * memory is what the model's sizes give, and the summary is what the rows give. Whether a row is what the model gives
+ * is for a replay to say. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "decode/speculate.h"
 #include "measure/gate_private.h"
-#include "measure/lossless_plan.h"
 #include "measure/summary.h"
 
 bool gate_measured(const eval_row *row) { return !row->warmup && row->arm.mix_alpha < 0; }
@@ -31,272 +30,99 @@ bool gate_first_of_arm(const gate_context *context, size_t i, bool by_rung) {
     return true;
 }
 
-void gate_rule_kv_sum(gate_context *context) {
-    for (size_t i = 0; i < context->rows.n; i++) {
-        const eval_row *row = &context->rows.row[i];
-        size_t sum = row->kv.full + row->kv.sliding + row->kv.latent + row->kv.draft;
-        if (sum != row->kv.total)
-            gate_violate(context, "KV_SUM", "rows[%zu] (%s): the kinds of K/V sum to %zu bytes, total says %zu", i,
-                         row->sample, sum, row->kv.total);
-        if (!row->kv.total) gate_violate(context, "KV_SUM", "rows[%zu] (%s): no resident K/V reported", i, row->sample);
-    }
-}
+/* ---------------------------------------------------------------------------------------------------------- samples */
 
-static int64_t sum(const int64_t *values) {
-    int64_t total = 0;
-    for (int i = 0; i < EVAL_DRAFT_POSITIONS; i++) total += values[i];
-    return total;
-}
+static bool same_text(const char *a, const char *b) { return a && b ? strcmp(a, b) == 0 : a == b; }
 
-/* Drafts of a block, at most: what was asked for, or what the mode takes by itself. */
-static int longest_block(const gate_context *context, const eval_row *row) {
-    const char *mode = row->arm.mode;
-    const cJSON *block = cJSON_GetObjectItemCaseSensitive(context->environment, "drafter_block_size");
-    int own = cJSON_IsNumber(block) ? block->valueint - 1 : 0;
-    if (strcmp(mode, "ar") == 0 || strcmp(mode, "reforward") == 0) return 0;
-    if (row->arm.draft_length) return row->arm.draft_length;
-    if (strcmp(mode, "auto") == 0) return BACKEND_MAX_DRAFT;
-    if (strcmp(mode, "ngram") == 0) own = own > DECODE_NGRAM_DRAFT ? own : DECODE_NGRAM_DRAFT;
-    return own < BACKEND_MAX_DRAFT ? own : BACKEND_MAX_DRAFT;
-}
-
-/* Blocks, one by one, give the counts by position. */
-static bool blocks_fit(const eval_row *row) {
-    int64_t drafted[EVAL_DRAFT_POSITIONS] = {0};
-    if (!row->has_blocks) return true;
-    if (strcmp(row->arm.mode, "auto") != 0 || (int64_t)row->blocks.n != row->verifier_forwards) return false;
-    for (size_t i = 0; i < row->blocks.n; i++)
-        for (int p = 0; p < row->blocks.block[i].drafted; p++) drafted[p]++;
-    return memcmp(drafted, row->drafted_at, sizeof drafted) == 0;
-}
-
-/* CUDA and MLX compute rows of prompts with kernels of their own, and have other bits in them. */
-static bool kinds_differ(const gate_context *context) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(context->environment, "backend");
-    const char *backend = cJSON_IsString(item) ? item->valuestring : "";
-    return strncmp(backend, "cuda", 4) == 0 || strncmp(backend, "mlx", 3) == 0;
-}
-
-void gate_rule_counts(gate_context *context) {
-    size_t cut = 0, most_cut = 0; /* a few answers may be cut by less: the rows of a long last block lie in the way */
-    for (size_t i = 0; i < context->rows.n; i++) {
-        const eval_row *row = &context->rows.row[i];
-        const size_t most = row->truncated ? lossless_dropped(row->n_token_ids) : 0;
-        const size_t dropped = row->dropped_tokens > 0 ? (size_t)row->dropped_tokens : 0;
-        if (row->dropped_tokens < 0 || dropped > most)
-            gate_violate(context, "COUNTS", "rows[%zu] (%s): %d tokens were cut off, %zu at most were to be", i,
-                         row->sample, row->dropped_tokens, most);
-        cut += dropped;
-        most_cut += most;
-        /* What is cut off was made, too; where rows of prompts and answers are alike, a prompt's makes the first token
-         * behind the cut. */
-        int64_t tokens = (int64_t)(row->n_token_ids + dropped),
-                made = row->verifier_forwards + row->accepted_tokens + 1;
-        made += dropped && gate_is_native(row) && !kinds_differ(context);
-        /* One token comes with each forward beside the accepted drafts, and one from the prompt. The forward after an
-         * accepted draft that ended the answer gives none. */
-        int64_t spare = (row->accepted_tokens > 0) * (dropped ? 2 : 1) +
-                        (strcmp(row->arm.mode, "reforward") == 0); /* it computes the first, too */
-        if (tokens < 1 || tokens > made || tokens < made - spare || row->accepted_tokens > row->drafted_tokens)
-            gate_violate(context, "COUNTS",
-                         "rows[%zu] (%s): %lld tokens from %lld forwards with %lld of %lld drafts accepted", i,
-                         row->sample, (long long)tokens, (long long)row->verifier_forwards,
-                         (long long)row->accepted_tokens, (long long)row->drafted_tokens);
-        bool positions = sum(row->drafted_at) == row->drafted_tokens && sum(row->accepted_at) == row->accepted_tokens;
-        int longest = longest_block(context, row);
-        if (row->drafted_at[0] > row->verifier_forwards) positions = false;
-        for (int p = 0; p < EVAL_DRAFT_POSITIONS && positions; p++)
-            positions = row->accepted_at[p] <= row->drafted_at[p] && (p < longest || !row->drafted_at[p]) &&
-                        (!p || (row->accepted_at[p] <= row->accepted_at[p - 1] &&
-                                row->drafted_at[p] <= row->drafted_at[p - 1]));
-        positions = positions && blocks_fit(row);
-        if (!positions)
-            gate_violate(context, "COUNTS",
-                         "rows[%zu] (%s): counts by draft position fit neither totals, blocks nor mode", i,
-                         row->sample);
-    }
-    if (2 * cut < most_cut)
-        gate_violate(context, "COUNTS", "%zu tokens were cut off in all, less than half of %zu", cut, most_cut);
-}
-
-/* The first block of an answer holds as many drafts as were asked for, if the answer and the window are long enough; a
- * token that can never be sampled may cut one short, but not all of an arm. */
-static bool has_room_for_drafts(const eval_row *row) {
-    int length = row->arm.draft_length;
-    bool native = strcmp(row->arm.policy, "native") == 0;
-    return length > 0 && length <= EVAL_DRAFT_POSITIONS && strcmp(row->arm.mode, "speculative") == 0 &&
-           row->n_token_ids > (size_t)length + 1 && (native || row->arm.window > length);
-}
-
-void gate_rule_draft_lengths(gate_context *context) {
-    for (size_t i = 0; i < context->rows.n; i++) {
-        const eval_row *row = &context->rows.row[i];
-        if (!has_room_for_drafts(row)) continue;
-        int length = row->arm.draft_length;
-        bool drafted = false, first = true;
-        for (size_t j = 0; j < context->rows.n && !drafted; j++) {
-            const eval_row *other = &context->rows.row[j];
-            if (!has_room_for_drafts(other) || other->arm.draft_length != length) continue;
-            first &= j >= i;
-            drafted = other->drafted_at[length - 1] > 0;
-        }
-        if (!drafted && first)
-            gate_violate(context, "DRAFT_LENGTH",
-                         "rows[%zu] (%s): no row with draft_length %d has a block of %d drafts", i, row->sample, length,
-                         length);
-    }
-}
-
-static bool is_stop(const gate_context *context, int32_t id) {
-    const cJSON *stop;
-    cJSON_ArrayForEach(stop, cJSON_GetObjectItemCaseSensitive(context->environment, "stop_tokens")) {
-        if (cJSON_IsNumber(stop) && stop->valueint == id) return true;
-    }
-    return false;
-}
-
-void gate_rule_turn_end(gate_context *context) {
-    const cJSON *limit = cJSON_GetObjectItemCaseSensitive(context->options, "max_tokens");
-    for (size_t i = 0; i < context->rows.n; i++) {
-        const eval_row *row = &context->rows.row[i];
-        size_t n = row->n_token_ids;
-        for (size_t t = 0; t + 1 < n; t++) {
-            if (!is_stop(context, row->token_ids[t])) continue;
-            gate_violate(context, "TURN_END", "rows[%zu] (%s): stop token %d at %zu is followed by %zu more tokens", i,
-                         row->sample, row->token_ids[t], t, n - t - 1);
-            break;
-        }
-        bool stopped = n && is_stop(context, row->token_ids[n - 1]);
-        double most = cJSON_IsNumber(limit) ? limit->valuedouble : 0;
-        bool full = (double)n >= most;
-        if ((double)n > most)
-            gate_violate(context, "TURN_END", "rows[%zu] (%s): %zu tokens, but max_tokens is %g", i, row->sample, n,
-                         most);
-        /* A callback that ends an answer does so before its last token can. */
-        bool ended = row->cancel_after > 0 && n >= (size_t)row->cancel_after && !stopped;
-        bool sound = strcmp(row->finish, "stop") == 0        ? stopped
-                     : strcmp(row->finish, "length") == 0    ? !stopped && full && !row->cancel_after
-                     : strcmp(row->finish, "cancelled") == 0 ? ended
-                                                             : false;
-        if (!sound)
-            gate_violate(context, "TURN_END",
-                         "rows[%zu] (%s): finish_reason \"%s\" after %zu tokens, the last of them %s", i, row->sample,
-                         row->finish, n, stopped ? "a stop token" : "no stop token");
-    }
-}
-
-void gate_rule_duplicates(gate_context *context) {
-    for (size_t i = 0; i < context->rows.n; i++) {
-        const eval_row *row = &context->rows.row[i];
-        for (size_t j = 0; j < i; j++) {
-            const eval_row *other = &context->rows.row[j];
-            if (strcmp(row->sample, other->sample) != 0 || row->repetition != other->repetition ||
-                !eval_arm_equal(&row->arm, &other->arm))
-                continue;
-            gate_violate(context, "DUPLICATE_ROW", "rows[%zu] and rows[%zu] are the same run (%s)", j, i, row->sample);
-            break;
-        }
-    }
-}
-
-/* A warm-up row of the arm stands before its first measured row, and on a prompt that is not measured. */
-void gate_rule_warmup(gate_context *context) {
-    for (size_t i = 0; i < context->rows.n; i++) {
-        const eval_row *row = &context->rows.row[i];
-        if (gate_first_of_arm(context, i, false)) {
-            bool warm = false;
-            for (size_t j = 0; j < i && !warm; j++)
-                warm = context->rows.row[j].warmup && eval_arm_equal(&context->rows.row[j].arm, &row->arm);
-            char label[160];
-            eval_arm_label(&row->arm, label, sizeof label);
-            if (!warm) gate_violate(context, "WARMUP_MISSING", "%s: measured without a warm-up run before", label);
-        }
-        if (!row->warmup) continue;
-        for (size_t j = 0; j < context->rows.n; j++) {
-            const eval_row *other = &context->rows.row[j];
-            if (other->warmup || (strcmp(other->sample, row->sample) != 0 && other->prompt_hash != row->prompt_hash))
-                continue;
-            gate_violate(context, "WARMUP_OVERLAP", "%s is measured on the prompt that %s warmed up", other->sample,
-                         row->sample);
-            break;
-        }
-    }
-}
-
-/* -------------------------------------------------------------------------------------------- sample counts */
-
-static size_t count_samples(const gate_context *context, const eval_row *of, bool repetitions) {
-    size_t n = 0;
-    for (size_t i = 0; i < context->rows.n; i++) {
-        const eval_row *row = &context->rows.row[i];
-        if (!gate_measured(row) || !gate_same_rung(row, of) || !eval_arm_equal(&row->arm, &of->arm)) continue;
-        n += repetitions ? strcmp(row->sample, of->sample) == 0 : row->repetition == 0;
-    }
-    return n;
-}
-
-static bool arm_has_sample(const gate_context *context, const eval_row *arm, const eval_row *sample) {
-    for (size_t i = 0; i < context->rows.n; i++) {
-        const eval_row *row = &context->rows.row[i];
-        if (gate_measured(row) && gate_same_rung(row, arm) && eval_arm_equal(&row->arm, &arm->arm) &&
-            row->repetition == sample->repetition && strcmp(row->sample, sample->sample) == 0 &&
-            row->prompt_hash == sample->prompt_hash)
-            return true;
-    }
-    return false;
-}
-
-static void check_counts(gate_context *context, const eval_row *row) {
-    char label[160];
-    eval_arm_label(&row->arm, label, sizeof label);
-    bool code = context->kind == EVAL_CODE;
-    size_t n = count_samples(context, row, code), least = code ? GATE_MIN_REPETITIONS : GATE_MIN_SAMPLES;
-    if (n >= least) return;
-    if (code) {
-        gate_violate(context, "SAMPLE_COUNT", "%s, %s: %zu repetitions; at least %zu are needed", row->sample, label, n,
-                     least);
-    } else if (row->lines) {
-        gate_violate(context, "SAMPLE_COUNT", "%d lines, %s: %zu samples; at least %zu are needed", row->lines, label,
-                     n, least);
-    } else {
-        gate_violate(context, "SAMPLE_COUNT", "%s: %zu samples; at least %zu are needed", label, n, least);
-    }
-}
-
-static void count_sequences(gate_context *context) {
-    size_t n = 0;
-    for (size_t i = 0; i < context->rows.n; i++) {
-        bool seen = false;
-        for (size_t j = 0; j < i && !seen; j++)
-            seen = strcmp(context->rows.row[j].sample, context->rows.row[i].sample) == 0;
-        n += !seen;
-    }
-    if (n < GATE_MIN_SAMPLES)
-        gate_violate(context, "SAMPLE_COUNT", "%zu sequences; at least %d are needed", n, GATE_MIN_SAMPLES);
-}
-
+/* Every name stands for one prompt, and every prompt has one name. */
 void gate_rule_samples(gate_context *context) {
-    if (context->kind == EVAL_LOSSLESS ||
-        context->kind == EVAL_BATCH) { /* its arms are spread over the prompts on purpose */
-        count_sequences(context);
-        return;
+    for (size_t i = 0; i < context->rows.n; i++) {
+        const eval_row *a = &context->rows.row[i];
+        for (size_t j = 0; j < i; j++) {
+            const eval_row *b = &context->rows.row[j];
+            if (strcmp(a->sample, b->sample) != 0) {
+                if (a->prompt_hash == b->prompt_hash)
+                    gate_violate(context, "PROMPT_REUSED", "%s and %s are the same prompt under two names", b->sample,
+                                 a->sample);
+                continue;
+            }
+            const char *what = a->prompt_hash != b->prompt_hash       ? "prompt_hash"
+                               : a->prompt_tokens != b->prompt_tokens ? "prompt_tokens"
+                               : !same_text(a->expected, b->expected) ? "expected"
+                                                                      : NULL;
+            if (what)
+                gate_violate(context, "PROMPT_MISMATCH",
+                             "rows[%zu] and rows[%zu] are of the sample %s, but their %s differ", j, i, a->sample,
+                             what);
+        }
     }
+}
+
+/* ------------------------------------------------------------------------------------------------------------ times */
+
+/* Rows stand in the order in which they ran, one at a time. Nobody can measure again how long they took. */
+void gate_rule_times(gate_context *context) {
+    double end = 0;
     for (size_t i = 0; i < context->rows.n; i++) {
         const eval_row *row = &context->rows.row[i];
-        if (!gate_measured(row)) continue;
-        bool first = gate_first_of_arm(context, i, true);
-        if (first || (context->kind == EVAL_CODE && row->repetition == 0)) check_counts(context, row);
-        if (!first) continue;
-        for (size_t j = 0; j < context->rows.n; j++) {
-            const eval_row *sample = &context->rows.row[j];
-            if (!gate_measured(sample) || !gate_same_rung(sample, row) || arm_has_sample(context, row, sample))
-                continue;
-            char label[160], other[160];
-            eval_arm_label(&row->arm, label, sizeof label);
-            eval_arm_label(&sample->arm, other, sizeof other);
-            gate_violate(context, "SAMPLE_MISMATCH", "%s was run as %s, but not as %s", sample->sample, other, label);
-            break;
+        double own = eval_kind_scores(context->kind) ? row->seconds : row->prefill_seconds + row->decode_seconds;
+        if (!(own > 0)) gate_violate(context, "TIMING", "rows[%zu] (%s) took %g s", i, row->sample, own);
+        if (!(row->started_seconds >= end))
+            gate_violate(context, "TIMING", "rows[%zu] (%s) begins at %g s, before the row before ends at %g s", i,
+                         row->sample, row->started_seconds, end);
+        end = fmax(end, row->started_seconds) + own * (1 - 1e-9);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------- K/V memory */
+
+enum { MAX_POSITIONS = 1 << 28 };
+
+typedef size_t (*kv_part)(const backend_cache_bytes *bytes);
+static size_t full_part(const backend_cache_bytes *b) { return b->full; }
+static size_t sliding_part(const backend_cache_bytes *b) { return b->sliding; }
+static size_t latent_part(const backend_cache_bytes *b) { return b->latent; }
+static size_t draft_part(const backend_cache_bytes *b) { return b->draft; }
+
+/* Positions that a row's memory was asked for. All scored tokens are committed, of generated ones all but the last.
+ * A decode block may have asked for room after them: one of a single row has not, unless it was computed ahead for an
+ * answer that its session's callback ended. */
+static int positions(const gate_context *context, const eval_row *row, int *pending) {
+    bool scored = eval_kind_scores(context->kind);
+    bool alone = context->kind != EVAL_BATCH && !row->arm.together;
+    bool exact = scored || (alone && strcmp(row->arm.mode, "ar") == 0);
+    *pending = exact ? 0 : BACKEND_MAX_DECODE_ROWS;
+    return (int)(row->prompt_tokens + (int64_t)row->n_token_ids) - !scored;
+}
+
+static void check_part(gate_context *context, size_t i, const char *name, kv_part part, size_t stated) {
+    const eval_row *row = &context->rows.row[i];
+    int pending, committed = positions(context, row, &pending);
+    backend_cache_bytes first = kv_geometry_bytes(&context->geometry, &row->arm, committed);
+    for (int more = 0; more <= pending; more++) {
+        backend_cache_bytes bytes = kv_geometry_bytes(&context->geometry, &row->arm, committed + more);
+        if (part(&bytes) == stated) return;
+    }
+    gate_violate(context, "KV_FORMULA", "rows[%zu] (%s, %s): %zu bytes of %s K/V, but the model's sizes give %zu", i,
+                 row->sample, row->arm.policy, stated, name, part(&first));
+}
+
+void gate_rule_kv_formula(gate_context *context) {
+    if (!context->has_geometry) return; /* refused already */
+    for (size_t i = 0; i < context->rows.n; i++) {
+        const eval_row *row = &context->rows.row[i];
+        if (row->prompt_tokens < 1 || row->prompt_tokens > MAX_POSITIONS || row->n_token_ids > MAX_POSITIONS) {
+            gate_violate(context, "KV_FORMULA", "rows[%zu] (%s): a prompt of %lld tokens", i, row->sample,
+                         (long long)row->prompt_tokens);
+            continue;
         }
+        if (row->arm.mix_alpha >= 0) continue; /* diagnostics keep all raw K/V besides */
+        check_part(context, i, "draft", draft_part, row->kv.draft);
+        /* Eviction begins with the first decoded row. */
+        if (row->verifier_forwards == 0 && !eval_kind_scores(context->kind)) continue;
+        check_part(context, i, "full", full_part, row->kv.full);
+        check_part(context, i, "sliding", sliding_part, row->kv.sliding);
+        check_part(context, i, "latent", latent_part, row->kv.latent);
     }
 }
 

@@ -39,9 +39,10 @@ static void check_length(gate_context *context, size_t i) {
 
 /* What shows nothing: rows that should have been many were one, or none of them counted. */
 static void check_drafts(gate_context *context) {
-    int64_t accepted = 0;
+    int64_t accepted = 0, cut = 0;
     for (size_t i = 0; i < context->rows.n; i++) {
         const eval_row *row = &context->rows.row[i];
+        cut += row->dropped_tokens;
         if (strcmp(row->arm.comparison, verify_comparison_name(VERIFY_ROWS)) != 0) continue;
         accepted += row->accepted_tokens;
         if (!row->drafted_tokens)
@@ -49,6 +50,7 @@ static void check_drafts(gate_context *context) {
                          row->sample);
     }
     if (!accepted) gate_violate(context, "VERIFY_COVERAGE", "k + 1 rows, but no draft was accepted");
+    if (!cut) gate_violate(context, "VERIFY_COVERAGE", "truncated streams, but nothing was cut off");
 }
 
 /* ----------------------------------------------------------------------------------------- logits made elsewhere */

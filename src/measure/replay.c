@@ -186,6 +186,9 @@ void replay_close(replay *r) {
 
 /* -------------------------------------------------------------------------------------------- the whole evaluation */
 
+/* "" where a report that is refused anyway says nothing. */
+static const char *text_of(const cJSON *item) { return cJSON_IsString(item) ? item->valuestring : ""; }
+
 /* What the evaluation is, beside its rows: what it was asked for, and the model. */
 static void compare_object(gate_context *c, const char *code, const char *where, const cJSON *there, const cJSON *here,
                            const char *but) {
@@ -208,9 +211,9 @@ static void compare_evaluation(gate_context *c, const eval_report *again, bool e
     const cJSON *own = member(again->environment, "fingerprint"), *stated = member(c->environment, "fingerprint");
     if (!cJSON_Compare(own, stated, true)) {
         gate_violate(c, "REPLAY_MODEL",
-                     "the model here has the fingerprint %s, the report's %s: name the report's with --model, and "
+                     "the model here has the fingerprint %s, the report's %.40s: name the report's with --model, and "
                      "where it had others, --drafter and --f-theta",
-                     own->valuestring, stated->valuestring);
+                     text_of(own), text_of(stated));
         return;
     }
     compare_object(c, "REPLAY_ENVIRONMENT", "environment", c->environment, again->environment, exact ? machine : moved);
@@ -379,12 +382,12 @@ kakeya_status replay_judge(replay *r, const eval_report *again, gate_result *res
                                 .replayed = again->rows.n,
                                 .decisive = r->decisive,
                                 .drawn = r->drawn,
-                                .exact = same_backend(here->valuestring, there->valuestring),
+                                .exact = same_backend(text_of(here), text_of(there)),
                                 .arm_rows = smallest_arm(r),
                                 .found_one = found(r, 1),
                                 .found_arm = 1};
     outcome->found_half = found(r, (outcome->arm_rows + 1) / 2);
-    snprintf(outcome->backend, sizeof outcome->backend, "%s", here->valuestring);
+    snprintf(outcome->backend, sizeof outcome->backend, "%s", text_of(here));
     size_t before = result->n_violations;
     compare_evaluation(&c, again, outcome->exact);
     if (result->n_violations == before) {

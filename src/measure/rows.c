@@ -386,6 +386,13 @@ static char *get_text(row_reader *reader, const char *name) {
     return copy;
 }
 
+/* What the two texts before it say. */
+static void get_correct(row_reader *reader, eval_row *row) {
+    row->correct = get_bool(reader, "correct");
+    if (row->correct != eval_answer_correct(row->text, row->expected))
+        missing(reader, "correct", "what \"text\" and \"expected\" give");
+}
+
 static void get_counts(row_reader *reader, const char *name, int64_t *out) {
     const cJSON *array = cJSON_GetObjectItemCaseSensitive(reader->object, name);
     if (!cJSON_IsArray(array) || cJSON_GetArraySize(array) > EVAL_DRAFT_POSITIONS) {
@@ -457,6 +464,8 @@ static void get_kv(row_reader *reader, kakeya_kv_bytes *kv) {
     kv->latent = (size_t)get_count(&inner, "latent");
     kv->draft = (size_t)get_count(&inner, "draft");
     kv->total = (size_t)get_count(&inner, "total");
+    if (inner.status == KAKEYA_OK && (!kv->total || kv->total != kv->full + kv->sliding + kv->latent + kv->draft))
+        missing(&inner, "total", "the sum of the kinds");
     if (inner.status != reader->status) reader->status = error_prefix(reader->error, inner.status, "kv_bytes");
 }
 
@@ -519,7 +528,7 @@ static void get_generation(eval_kind kind, row_reader *reader, eval_row *row) {
     if (kind == EVAL_NIAH) {
         row->lines = get_int(reader, "lines");
         row->expected = get_text(reader, "expected");
-        row->correct = get_bool(reader, "correct");
+        get_correct(reader, row);
     }
     if (kind == EVAL_LOSSLESS || kind == EVAL_BATCH || kind == EVAL_VERIFY)
         get_name(reader, "prompt_kind", row->prompt_kind, sizeof row->prompt_kind);
@@ -559,7 +568,7 @@ static void get_stored(row_reader *reader, eval_row *row) {
     row->lines = get_int(reader, "lines");
     row->expected = get_text(reader, "expected");
     row->text = get_text(reader, "text");
-    row->correct = get_bool(reader, "correct");
+    get_correct(reader, row);
     row->stored_vectors = get_count(reader, "stored_vectors");
     row->stored_values = get_count(reader, "stored_values");
     row->stored_bytes = get_count(reader, "stored_bytes");

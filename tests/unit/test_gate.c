@@ -1,6 +1,7 @@
 /* Protects the gate: a true report of every kind passes, and for every rule there is a report that breaks it. Each
  * broken report is a true one with one change, made to its rows with everything that follows from them derived again,
- * or to its JSON. The change may break other rules, too: what a change must raise is its own code. */
+ * or to its JSON. The change may break other rules, too: what a change must raise is its own code. What the file alone
+ * does not show, a replay finds. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -62,9 +63,7 @@ static void set_text(char **text, const char *to) {
     free(*text);
     *text = strdup(to);
 }
-static void no_prefill_time(eval_report *r) { row_of(r, "restored", "auto", 0)->prefill_seconds = 0; }
 static void negative_time(eval_report *r) { row_of(r, "restored", "auto", 0)->decode_seconds = -1; }
-static void no_time_at_all(eval_report *r) { row_of(r, "restored", "auto", 0)->decode_seconds = 1e-300; }
 static void all_the_time(eval_report *r) { row_of(r, "native", "ar", 3)->decode_seconds = 1e300; }
 static void no_score_time(eval_report *r) { row_of(r, "restored", "score", 0)->seconds = 0; }
 static void longer_than_there_was_time(eval_report *r) { row_of(r, "native", "ar", 3)->decode_seconds *= 50; }
@@ -103,6 +102,10 @@ static void warmup_measured_by_prompt(eval_report *r) {
 static void four_samples(eval_report *r) {
     for (size_t i = r->rows.n; i-- > 0;)
         if (!r->rows.row[i].warmup && strcmp(r->rows.row[i].sample, "lines-60/4") == 0) remove_row(r, &r->rows.row[i]);
+}
+static void four_promised(eval_report *r) {
+    const char *key = r->kind == EVAL_NIAH ? "samples" : r->kind == EVAL_CODE ? "repetitions" : "prompts";
+    cJSON_SetNumberValue(part_of(r->options, key), 4);
 }
 static void rung_left_out(eval_report *r) {
     cJSON_AddItemToArray(cJSON_GetObjectItem(r->options, "lines"), cJSON_CreateNumber(280));
@@ -327,11 +330,6 @@ static void copied_under_new_names(eval_report *r) {
     for (size_t i = 0; i < r->rows.n; i++)
         if (!r->rows.row[i].warmup) r->rows.row[i].prompt_hash = row_of(r, "native", "speculative", 0)->prompt_hash;
 }
-static void copied_whole(eval_report *r) {
-    eval_row *from = row_of(r, "native", "speculative", 0), *to = row_of(r, "native", "speculative", 2);
-    to->prefill_seconds = from->prefill_seconds;
-    to->decode_seconds = from->decode_seconds;
-}
 static void copied_answer(eval_report *r) {
     eval_row *from = row_of(r, "native", "ar", 0), *to = row_of(r, "native", "ar", 1);
     to->prompt_tokens = from->prompt_tokens;
@@ -456,10 +454,6 @@ static void arms_one_after_the_other(eval_report *r) {
 }
 static void another_evaluation(eval_report *r) {
     cJSON_ReplaceItemInArray(r->command, 2, cJSON_CreateString("fidelity"));
-}
-static void another_command(eval_report *r) {
-    cJSON_AddItemToArray(r->command, cJSON_CreateString("--samples"));
-    cJSON_AddItemToArray(r->command, cJSON_CreateString("50"));
 }
 static void date_of_a_day(eval_report *r) {
     cJSON_ReplaceItemInObject(r->environment, "date", cJSON_CreateString("yesterday"));
@@ -595,54 +589,56 @@ static const broken_case cases[] = {
     JSON("ROW_FIELD", EVAL_NIAH, row_of_text),
     JSON("ROW_FIELD", EVAL_FIDELITY, negative_count),
     JSON("ROW_FIELD", EVAL_NIAH, token_count_lies),
-    ROWS("TIMING", EVAL_NIAH, no_prefill_time),
     ROWS("TIMING", EVAL_FIDELITY, no_score_time),
-    ROWS("KV_SUM", EVAL_NIAH, wrong_total),
-    ROWS("COUNTS", EVAL_NIAH, too_many_tokens),
-    ROWS("COUNTS", EVAL_NIAH, gaps_in_acceptance),
-    ROWS("COUNTS", EVAL_FIDELITY, more_agreements_than_tokens),
-    ROWS("TURN_END", EVAL_NIAH, goes_on_after_stop),
-    ROWS("TURN_END", EVAL_NIAH, claims_length),
-    ROWS("TURN_END", EVAL_NIAH, claims_cancelled),
-    ROWS("DUPLICATE_ROW", EVAL_NIAH, run_twice),
-    ROWS("WARMUP_MISSING", EVAL_NIAH, no_warmup),
-    ROWS("WARMUP_MISSING", EVAL_NIAH, late_warmup),
-    ROWS("WARMUP_OVERLAP DUPLICATE_ROW", EVAL_NIAH, warmup_measured_by_name),
-    ROWS("WARMUP_OVERLAP", EVAL_NIAH, warmup_measured_by_prompt),
-    ROWS("SAMPLE_COUNT", EVAL_NIAH, four_samples),
+    ROWS("ROW_FIELD", EVAL_NIAH, wrong_total),
+    ROWS("REPLAY_ROW", EVAL_NIAH, too_many_tokens),
+    ROWS("REPLAY_ROW", EVAL_NIAH, gaps_in_acceptance),
+    ROWS("SCORE_SUM", EVAL_FIDELITY, more_agreements_than_tokens),
+    ROWS("REPLAY_ROW", EVAL_NIAH, goes_on_after_stop),
+    ROWS("REPLAY_ROW", EVAL_NIAH, claims_length),
+    ROWS("REPLAY_ROW", EVAL_NIAH, claims_cancelled),
+    ROWS("ROW_UNPROMISED", EVAL_NIAH, run_twice),
+    ROWS("ROW_MISSING", EVAL_NIAH, no_warmup),
+    ROWS("ROW_ORDER", EVAL_NIAH, late_warmup),
+    ROWS("ROW_UNPROMISED", EVAL_NIAH, warmup_measured_by_name),
+    ROWS("PROMPT_REUSED", EVAL_NIAH, warmup_measured_by_prompt),
+    ROWS("ROW_MISSING", EVAL_NIAH, four_samples),
+    ROWS("SAMPLE_COUNT", EVAL_NIAH, four_promised),
+    ROWS("SAMPLE_COUNT", EVAL_CODE, four_promised),
+    ROWS("SAMPLE_COUNT", EVAL_LOSSLESS, four_promised),
     ROWS("ROW_MISSING", EVAL_NIAH, rung_left_out),
-    ROWS("SAMPLE_COUNT", EVAL_CODE, four_repetitions),
-    ROWS("SAMPLE_COUNT", EVAL_LOSSLESS, four_sequences),
-    ROWS("SAMPLE_MISMATCH", EVAL_NIAH, sample_only_in_one_arm),
-    ROWS("SELF_COMPARISON", EVAL_NIAH, native_with_latents),
-    ROWS("SELF_COMPARISON", EVAL_NIAH, ar_with_drafts),
-    ROWS("SELF_COMPARISON", EVAL_NIAH, bounded_holds_all),
-    ROWS("SELF_COMPARISON", EVAL_FIDELITY, restored_is_native),
-    ROWS("RESTORATION_INACTIVE", EVAL_NIAH, no_latents),
-    ROWS("RESTORATION_INACTIVE", EVAL_FIDELITY, restored_is_dropped),
+    ROWS("ROW_MISSING", EVAL_CODE, four_repetitions),
+    ROWS("ROW_MISSING", EVAL_LOSSLESS, four_sequences),
+    ROWS("ROW_UNPROMISED", EVAL_NIAH, sample_only_in_one_arm),
+    ROWS("KV_FORMULA", EVAL_NIAH, native_with_latents),
+    ROWS("REPLAY_ROW", EVAL_NIAH, ar_with_drafts),
+    ROWS("KV_FORMULA", EVAL_NIAH, bounded_holds_all),
+    ROWS("SCORE_SUM", EVAL_FIDELITY, restored_is_native),
+    ROWS("KV_FORMULA", EVAL_NIAH, no_latents),
+    ROWS("SCORE_SUM", EVAL_FIDELITY, restored_is_dropped),
     ROWS("SPECULATION_INACTIVE", EVAL_LOSSLESS, nothing_drafted_at_all),
     ROWS("SPECULATION_INACTIVE", EVAL_CODE, nothing_drafted),
     ROWS("LOSSLESS", EVAL_NIAH, other_token),
     ROWS("LOSSLESS", EVAL_ACCEPTANCE, other_token_between_forms),
     ROWS("LOSSLESS", EVAL_LOSSLESS, one_token_less),
-    ROWS("EMPTY_EXPECTED RECALL_UNPROVEN", EVAL_NIAH, no_expected_answer),
-    ROWS("RECALL_FLAG", EVAL_NIAH, claims_correct),
+    ROWS("ANSWER_MISMATCH", EVAL_NIAH, no_expected_answer),
+    ROWS("ROW_FIELD", EVAL_NIAH, claims_correct),
     ROWS("ORACLE_MISSING", EVAL_NIAH, no_oracle),
     ROWS("RECALL", EVAL_NIAH, needle_lost),
     ROWS("RECALL_UNPROVEN", EVAL_NIAH, nobody_finds_it),
     ROWS("MEMORY_UNPROVEN", EVAL_NIAH, one_rung),
     ROWS("MEMORY_UNPROVEN", EVAL_NIAH, native_only),
-    ROWS("MEMORY_GROWS", EVAL_NIAH, sliding_grows),
-    ROWS("MEMORY_GROWS", EVAL_NIAH, latents_grow),
-    ROWS("DRAFT_GROWS", EVAL_NIAH, draft_grows),
+    ROWS("KV_FORMULA", EVAL_NIAH, sliding_grows),
+    ROWS("KV_FORMULA", EVAL_NIAH, latents_grow),
+    ROWS("KV_FORMULA", EVAL_NIAH, draft_grows),
     ROWS("IDENTITY_RESTORE", EVAL_NIAH, identity_fails),
     ROWS("SPEED", EVAL_NIAH, slower),
     ROWS("SPEED", EVAL_CODE, all_lengths_slower),
     ROWS("SPEED_TOKENS", EVAL_CODE, few_tokens),
     ROWS("AR_MISSING", EVAL_CODE, no_ar),
-    ROWS("AR_MISSING", EVAL_LOSSLESS, no_ar_for_one_policy),
-    ROWS("FORM_MISSING", EVAL_ACCEPTANCE, one_form),
-    ROWS("FIDELITY_ORACLE", EVAL_FIDELITY, native_differs),
+    ROWS("ROW_MISSING", EVAL_LOSSLESS, no_ar_for_one_policy),
+    ROWS("ROW_MISSING", EVAL_ACCEPTANCE, one_form),
+    ROWS("SCORE_SUM", EVAL_FIDELITY, native_differs),
     ROWS("ORACLE_MISSING", EVAL_FIDELITY, no_oracle),
     ROWS("ABLATION_MISSING", EVAL_FIDELITY, no_sink_window),
     ROWS("FIDELITY_NO_BENEFIT", EVAL_FIDELITY, no_benefit),
@@ -654,10 +650,9 @@ static const broken_case cases[] = {
     JSON("SUMMARY_MISMATCH", EVAL_FIDELITY, summary_forgotten),
     JSON("SUMMARY_MISMATCH", EVAL_CODE, summary_embellished),
     ROWS("TIMING", EVAL_NIAH, negative_time),
-    ROWS("TIMING", EVAL_NIAH, no_time_at_all),
     ROWS("TIMING", EVAL_NIAH, all_the_time),
-    ROWS("TIMING_ORDER", EVAL_NIAH, longer_than_there_was_time),
-    ROWS("TIMING_ORDER", EVAL_NIAH, began_before_its_turn),
+    ROWS("TIMING", EVAL_NIAH, longer_than_there_was_time),
+    ROWS("TIMING", EVAL_NIAH, began_before_its_turn),
     JSON("ROW_FIELD", EVAL_NIAH, rate_alone),
     JSON("ROW_FIELD", EVAL_NIAH, time_alone),
     JSON("NUMBER_RANGE", EVAL_NIAH, endless_number),
@@ -675,14 +670,12 @@ static const broken_case cases[] = {
     JSON("UNKNOWN_ARM", EVAL_NIAH, unknown_policy),
     JSON("UNKNOWN_ARM", EVAL_CODE, unknown_mode),
     ROWS("COMMAND", EVAL_NIAH, another_evaluation),
-    ROWS("COMMAND", EVAL_NIAH, another_command),
     ROWS("ENVIRONMENT", EVAL_NIAH, date_of_a_day),
-    ROWS("EMPTY_EXPECTED", EVAL_NIAH, one_letter_expected),
-    ROWS("EMPTY_EXPECTED", EVAL_NIAH, blanks_expected),
+    ROWS("ROW_FIELD", EVAL_NIAH, one_letter_expected),
+    ROWS("ROW_FIELD", EVAL_NIAH, blanks_expected),
     ROWS("ANSWER_MISMATCH", EVAL_NIAH, other_answer_expected),
     ROWS("ANSWER_MISMATCH", EVAL_NIAH, answers_of_another_seed),
     ROWS("ROW_MISSING", EVAL_NIAH, one_policy_left_out),
-    ROWS("ROW_MISSING", EVAL_NIAH, four_samples),
     ROWS("ROW_MISSING", EVAL_CODE, one_length_left_out),
     ROWS("ROW_MISSING", EVAL_LOSSLESS, differing_is_gone),
     ROWS("ROW_UNPROMISED", EVAL_CODE, one_repetition_more),
@@ -696,22 +689,21 @@ static const broken_case cases[] = {
     ROWS("ROW_UNPROMISED LOSSLESS_REFERENCE", EVAL_LOSSLESS, differing_alone),
     ROWS("ROW_UNPROMISED UNKNOWN_KEY", EVAL_LOSSLESS, differing_diagnostic),
     ROWS("PROMPT_REUSED", EVAL_ACCEPTANCE, copied_under_new_names),
-    ROWS("ROW_COPIED", EVAL_ACCEPTANCE, copied_whole),
-    ROWS("SAMPLE_COPIED", EVAL_CODE, copied_answer),
-    ROWS("SAMPLE_COPIED", EVAL_CODE, file_copied_with_another_length),
-    ROWS("SAMPLE_COPIED", EVAL_ACCEPTANCE, prompt_copied_with_another_length),
-    ROWS("SAMPLE_COPIED", EVAL_FIDELITY, sequence_copied),
-    ROWS("PROMPT_MISMATCH", EVAL_CODE, longer_prompts_than_promised),
+    ROWS("REPLAY_ROW", EVAL_CODE, copied_answer),
+    ROWS("REPLAY_ROW", EVAL_CODE, file_copied_with_another_length),
+    ROWS("REPLAY_ROW", EVAL_ACCEPTANCE, prompt_copied_with_another_length),
+    ROWS("REPLAY_ROW", EVAL_FIDELITY, sequence_copied),
+    ROWS("REPLAY_ROW", EVAL_CODE, longer_prompts_than_promised),
     ROWS("PROMPT_MISMATCH", EVAL_NIAH, another_prompt_in_one_arm),
-    ROWS("TEXT_MISMATCH", EVAL_NIAH, text_alone_improved),
-    ROWS("TOKEN_RANGE", EVAL_NIAH, unknown_id),
+    ROWS("REPLAY_ROW", EVAL_CODE, text_alone_improved),
+    ROWS("REPLAY_ROW", EVAL_NIAH, unknown_id),
     ROWS("KV_FORMULA", EVAL_NIAH, one_byte_of_latents),
     ROWS("KV_FORMULA", EVAL_NIAH, full_attention_forgets),
     ROWS("KV_GEOMETRY", EVAL_NIAH, wide_window),
     ROWS("KV_GEOMETRY", EVAL_NIAH, wide_geometry),
     ROWS("KV_GEOMETRY", EVAL_LOSSLESS, silent_geometry),
     ROWS("KV_FORMULA", EVAL_NIAH, consistent_geometry),
-    ROWS("KV_FORMULA", EVAL_NIAH, two_devices),
+    ROWS("REPLAY_ENVIRONMENT", EVAL_NIAH, two_devices),
     ROWS("KV_FORMULA", EVAL_NIAH, answers_to_shorter_prompts),
     ROWS("ROW_UNPROMISED", EVAL_NIAH, window_beyond_int),
     JSON("KV_FORMULA", EVAL_FIDELITY, restored_called_restored_all),
@@ -720,14 +712,14 @@ static const broken_case cases[] = {
     JSON("KV_FORMULA", EVAL_FIDELITY, sink_called_none),
     JSON("KV_FORMULA", EVAL_FIDELITY, draft_window_called_larger),
     JSON("KV_FORMULA", EVAL_NIAH, window_of_needles_called_smaller),
-    JSON("DRAFT_LENGTH", EVAL_CODE, draft_length_called_larger),
+    JSON("REPLAY_OPTIONS", EVAL_CODE, draft_length_called_larger),
     JSON("ROW_FIELD", EVAL_FIDELITY, no_bytes_of_scores),
-    ROWS("KV_SUM", EVAL_FIDELITY, wrong_total_of_scores),
+    ROWS("ROW_FIELD", EVAL_FIDELITY, wrong_total_of_scores),
     ROWS("SCORED_TOKENS", EVAL_FIDELITY, fewer_tokens_scored),
     ROWS("SCORE_SUM", EVAL_FIDELITY, one_agreement_more),
     ROWS("SCORE_SUM", EVAL_FIDELITY, better_likelihood),
-    ROWS("SCORE_IMPOSSIBLE", EVAL_FIDELITY, better_tokens),
-    ROWS("SCORE_IMPOSSIBLE", EVAL_FIDELITY, nearer_to_native),
+    ROWS("REPLAY_ROW", EVAL_FIDELITY, better_tokens),
+    ROWS("REPLAY_ROW", EVAL_FIDELITY, nearer_to_native),
 };
 
 static void sound_reports_pass(void **state) {
@@ -759,7 +751,7 @@ static void every_rule_catches_its_report(void **state) {
         cJSON *json = eval_report_to_json(report);
         assert_non_null(json);
         if (broken->json) broken->json(json);
-        gate_result result = judge(json);
+        gate_result result = judge_replayed(broken->kind, json);
         char codes[200];
         snprintf(codes, sizeof codes, "%s", broken->codes);
         for (char *rest = codes, *code; (code = strsep(&rest, " ")) != NULL;) {
@@ -776,24 +768,10 @@ static void every_rule_catches_its_report(void **state) {
     assert_int_equal(failures, 0);
 }
 
-/* The drafter's bound cannot be seen below its window; the report still passes, and says so. */
-static void short_rungs_leave_a_note(void **state) {
-    (void)state;
-    eval_report *report = sound(EVAL_NIAH);
-    cJSON *json = eval_report_to_json(report);
-    gate_result result = judge(json);
-    assert_int_equal(result.n_violations, 0);
-    assert_non_null(strstr(result.note, "draft window"));
-    gate_result_free(&result);
-    cJSON_Delete(json);
-    eval_report_close(report);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sound_reports_pass),
         cmocka_unit_test(every_rule_catches_its_report),
-        cmocka_unit_test(short_rungs_leave_a_note),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -27,14 +27,9 @@ static void set_option(eval_report *r, const char *key, double value) {
 /* --- rows */
 static void other_token(eval_report *r) { row_of(r, VERIFY_PARKED)->token_ids[3]++; }
 static void other_log_probability(eval_report *r) { row_of(r, VERIFY_SAVED)->log_probability_hash++; }
-static void more_drafts(eval_report *r) { row_of(r, VERIFY_ROWS)->drafted_tokens++; }
-static void more_accepted(eval_report *r) { row_of(r, VERIFY_ROWS)->accepted_tokens += 3; }
-static void fewer_forwards(eval_report *r) { row_of(r, VERIFY_CHUNKS)->verifier_forwards -= 2; }
-static void drafts_in_reference(eval_report *r) {
-    eval_row *row = row_of(r, VERIFY_REFERENCE);
-    row->drafted_tokens = row->drafted_at[0] = 1;
+static void nothing_cut_off(eval_report *r) {
+    for (size_t i = 0; i < r->rows.n; i++) r->rows.row[i].dropped_tokens = 0;
 }
-static void nothing_cut_off(eval_report *r) { row_of(r, VERIFY_TRUNCATED)->dropped_tokens = 0; }
 static void nothing_accepted(eval_report *r) {
     for (size_t i = 0; i < r->rows.n; i++) {
         eval_row *row = &r->rows.row[i];
@@ -78,13 +73,6 @@ static void temperature_relabelled(eval_report *r) { row_of(r, VERIFY_PARKED)->a
 static void threads_relabelled(eval_report *r) {
     for (size_t i = 0; i < r->rows.n; i++) r->rows.row[i].arm.threads = 2;
 }
-/* The row of one comparison is that of another, but for its name: a run that was never made. */
-static void copied(eval_report *r) {
-    eval_row *to = row_of(r, VERIFY_PARKED);
-    const eval_row *from = row_of(r, VERIFY_FORKED);
-    to->prefill_seconds = from->prefill_seconds;
-    to->decode_seconds = from->decode_seconds;
-}
 static void second_round_is_the_first(eval_report *r) {
     for (size_t i = 0; i < r->rows.n; i++) {
         eval_row *row = &r->rows.row[i];
@@ -115,11 +103,7 @@ static const struct {
     { #change, code, change }
     CASE("LOSSLESS", other_token),
     CASE("LOSSLESS", other_log_probability),
-    CASE("COUNTS", more_drafts),
-    CASE("COUNTS", more_accepted),
-    CASE("COUNTS", fewer_forwards),
-    CASE("SELF_COMPARISON", drafts_in_reference),
-    CASE("COUNTS", nothing_cut_off),
+    CASE("VERIFY_COVERAGE", nothing_cut_off),
     CASE("VERIFY_COVERAGE", nothing_accepted),
     CASE("VERIFY_COVERAGE", nothing_drafted),
     CASE("TURN_END", shorter_answers),
@@ -131,7 +115,6 @@ static const struct {
     CASE("ROW_UNPROMISED", format_relabelled),
     CASE("ROW_UNPROMISED", temperature_relabelled),
     CASE("ROW_UNPROMISED", threads_relabelled),
-    CASE("ROW_COPIED", copied),
     CASE("PROMPT_REUSED", second_round_is_the_first),
     CASE("ROW_MISSING", one_round_more),
     CASE("ROW_UNPROMISED", one_round_less),

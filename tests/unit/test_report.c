@@ -53,6 +53,7 @@ static eval_row full_row(eval_kind kind) {
         row.token_ids[1] = 262143;
         row.token_nll[0] = 1.0 / 7;
         row.token_kl[1] = 1e-9;
+        row.kv = (kakeya_kv_bytes){.full = 1, .sliding = 2, .latent = 3, .draft = 4, .total = 10};
         if (kind == EVAL_FIDELITY) return row;
         strcpy(row.arm.kv_format, "e8-151");
         row.lines = 41;
