@@ -135,6 +135,11 @@ class Reply:
         return self.json["error"]
 
 
+def text_of(file):
+    """What a process has written there. It goes on writing at the file's position, which must not be moved."""
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
+
+
 class Server:
     """A running `kakeya serve` on a free port. It computes on one thread, unless it is told how many or is to have the default
     (threads=None): two take a third more of the processors, which other tests want."""
@@ -170,8 +175,7 @@ class Server:
         holds(self.process.poll() is None, f"the server ended: {self.log()}")
 
     def log(self):
-        self.log_file.seek(0)
-        return self.log_file.read().decode(errors="replace")
+        return text_of(self.log_file)
 
     def said(self, pattern):
         """What of its log matches. A line about a state comes just after the state."""

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 
-from harness import WAIT, Server, equal, eventually, holds, in_threads, metrics, run_tests, test
+from harness import WAIT, Server, equal, eventually, holds, in_threads, metrics, run_tests, test, text_of
 from kv_harness import publishing_server
 from pictures import picture, png, text, user
 
@@ -21,9 +21,15 @@ we there can an your which their said if do will each about how up out them then
 
 
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """One that nothing listens at, of those that the system gives to no connection on its own."""
+    while True:
+        port = random.randrange(10000, 32000)
+        with socket.socket() as s:
+            try:
+                s.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
 
 
 class Router:
@@ -41,6 +47,11 @@ class Router:
             eventually(self.is_up, f"{module} answers")
         except AssertionError as e:
             raise AssertionError(f"{e}: {self.log()[-2000:]}") from None
+        if module.startswith("sglang"):  # it answers first and learns of the replicas then, forgetting prefixes with each
+            eventually(lambda: all(self.has_added(r) for r in replicas), "it knows the replicas")
+
+    def has_added(self, replica):
+        return f"Completed job: type=AddWorker, worker={replica.url}," in self.log()
 
     def is_up(self):
         holds(self.process.poll() is None, "the router ended")
@@ -57,8 +68,7 @@ class Router:
         return status
 
     def log(self):
-        self.log_file.seek(0)
-        return re.sub(r"\x1b\[[0-9;]*m", "", self.log_file.read().decode(errors="replace"))
+        return re.sub(r"\x1b\[[0-9;]*m", "", text_of(self.log_file))
 
     def metrics(self):
         connection = http.client.HTTPConnection("127.0.0.1", self.metrics_port, timeout=WAIT)
@@ -139,8 +149,9 @@ class Conversation:
         if reply.status != 200:
             connection.close()
             return None
-        text, first, usage = "", None, None
+        text, first, usage, lines = "", None, None, []
         for line in reply:
+            lines.append(line)
             if not line.startswith(b"data: {"):
                 continue
             chunk = json.loads(line[6:])
@@ -150,6 +161,7 @@ class Conversation:
                     first = first or time.monotonic() - begin
                     text += choice["delta"]["content"]
         connection.close()
+        holds(usage, f"the stream is cut: {b''.join(lines)[-300:]}; the router: {router.log()[-2000:]}")
         self.turns.append((name, usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"],
                            usage["completion_tokens"], first or time.monotonic() - begin))
         self.messages += [{"role": "assistant", "content": text},
