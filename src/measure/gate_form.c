@@ -57,34 +57,31 @@ void gate_check_values(gate_context *context) { check_values(context, context->r
 
 /* ----------------------------------------------------------------------------------------------- which keys where */
 
-static const char row_keys[] = "sample warmup policy mode sink window draft_window threads prompt_hash prompt_tokens "
-                               "started_seconds kv_bytes";
-static const char generation_keys[] =
-    "draft_length prompt_chunk temperature drafter_scaled_embedding repetition completion_tokens finish_reason "
-    "prefill_seconds decode_seconds prefill_tokens_per_second decode_tokens_per_second verifier_forwards "
-    "drafted_tokens accepted_tokens drafted_at accepted_at draft_blocks token_ids text";
-static const char *const kind_row_keys[EVAL_KIND_COUNT] = {
-    [EVAL_NIAH] = "lines expected correct mix_alpha relative_mse",
-    [EVAL_FIDELITY] = "scored_tokens nll kl_from_native top1_agreements seconds top1_ids token_nll token_kl",
-    [EVAL_KV_FORMAT] =
-        "scored_tokens nll kl_from_identity top1_agreements seconds top1_ids token_nll token_kl format lines "
-        "expected text correct stored_vectors stored_values stored_bytes store_seconds load_seconds "
-        "layer_error layer_energy as_stored kl_from_bf16 verifier_forwards decode_seconds",
-    [EVAL_CODE] = "source",
-    [EVAL_ACCEPTANCE] = "source category",
-    [EVAL_LOSSLESS] = "prompt_kind truncated dropped_tokens",
-    [EVAL_BATCH] = "prompt_kind together forked cancel_after log_probability_hash",
-    [EVAL_VERIFY] = "prompt_kind comparison source kv_format together dropped_tokens log_probability_hash",
-};
+static bool is_row_key(eval_kind kind, const char *key) {
+    unsigned kinds;
+    const char *known;
+    for (size_t i = 0; (known = eval_row_key(i, &kinds, NULL)) != NULL; i++) {
+        size_t outer = strcspn(known, ".");
+        if ((kinds & 1u << kind) && (strcmp(known, key) == 0 || (strncmp(known, key, outer) == 0 && !key[outer])))
+            return true;
+    }
+    return false;
+}
 
 static void check_row_keys(gate_context *context, const cJSON *row, size_t index) {
-    char where[40], list[800];
-    snprintf(where, sizeof where, "rows[%zu]", index);
-    snprintf(list, sizeof list, "%s %s", eval_kind_scores(context->kind) ? "" : generation_keys,
-             kind_row_keys[context->kind]);
-    gate_allow_keys(context, where, row, row_keys, list);
-    gate_allow_keys(context, where, member(row, "kv_bytes"), "full sliding latent draft total", "");
-    gate_allow_keys(context, where, member(row, "relative_mse"), "sliding full", "");
+    char key[80];
+    for (const cJSON *item = cJSON_IsObject(row) ? row->child : NULL; item; item = item->next) {
+        const cJSON *inner = cJSON_IsObject(item) ? item->child : NULL;
+        if (!is_row_key(context->kind, item->string) || strchr(item->string, '.'))
+            gate_violate(context, "UNKNOWN_KEY", "rows[%zu] holds \"%.60s\", which kakeya eval does not write", index,
+                         item->string);
+        for (; inner; inner = inner->next) {
+            snprintf(key, sizeof key, "%.30s.%.40s", item->string, inner->string);
+            if (!is_row_key(context->kind, key))
+                gate_violate(context, "UNKNOWN_KEY", "rows[%zu] holds \"%.70s\", which kakeya eval does not write",
+                             index, key);
+        }
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------- the environment */

@@ -243,33 +243,13 @@ static void compare_prompts(replay *r, gate_context *c) {
 
 /* ------------------------------------------------------------------------------------------------------------ rows */
 
-typedef enum field_form { BITS = 0, TIME, DRAFTS, HELD } field_form;
-
-/* All fields of a row that are not simply what the model and the plan give. */
-static field_form form_of(const char *key) {
-    static const struct {
-        const char *key;
-        field_form form;
-    } fields[] = {
-        {"started_seconds", TIME},
-        {"prefill_seconds", TIME},
-        {"decode_seconds", TIME},
-        {"prefill_tokens_per_second", TIME},
-        {"decode_tokens_per_second", TIME},
-        {"seconds", TIME},
-        {"store_seconds", TIME},
-        {"load_seconds", TIME},
-        {"verifier_forwards", DRAFTS},
-        {"drafted_tokens", DRAFTS},
-        {"accepted_tokens", DRAFTS},
-        {"drafted_at", DRAFTS},
-        {"accepted_at", DRAFTS},
-        {"draft_blocks", DRAFTS},
-        {"kv_bytes", HELD},
-    };
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
-        if (strcmp(fields[i].key, key) == 0) return fields[i].form;
-    return BITS;
+static eval_figure figure_of(const char *key) {
+    unsigned kinds;
+    eval_figure figure = EVAL_BITS;
+    const char *known;
+    for (size_t i = 0; (known = eval_row_key(i, &kinds, &figure)) != NULL; i++)
+        if (strncmp(known, key, strcspn(known, ".")) == 0 && !key[strcspn(known, ".")]) break;
+    return known ? figure : EVAL_BITS;
 }
 
 /* Sessions that were computed together share forwards: which blocks they had depends on who was there when. */
@@ -281,9 +261,10 @@ static void compare_bits(replay *r, gate_context *c, size_t i, const eval_row *a
     if (!there || !here) r->out_of_memory = true;
     const cJSON *item;
     cJSON_ArrayForEach(item, here) {
-        field_form form = form_of(item->string);
+        eval_figure figure = figure_of(item->string);
         bool known = row->has_blocks || !again->has_blocks;
-        if (form == TIME || (form == DRAFTS && !known) || (form != BITS && !has_own_forwards(row))) continue;
+        if (figure == EVAL_TIME || (figure == EVAL_DRAFTS && !known)) continue;
+        if (figure != EVAL_BITS && !has_own_forwards(row)) continue;
         if (cJSON_Compare(item, member(there, item->string), true)) continue;
         char *own = cJSON_PrintUnformatted(item), *stated = cJSON_PrintUnformatted(member(there, item->string));
         gate_violate(c, "REPLAY_ROW", "rows[%zu] (%s, %s %s): %s is %.60s in the report, and %.60s here", i,

@@ -128,6 +128,14 @@ bool eval_answer_correct(const char *text, const char *expected);
 double eval_row_prefill_speed(const eval_row *row);
 double eval_row_decode_speed(const eval_row *row);
 
+/* What sort of figure a field is: bits that anybody computes alike; times; what depends on which blocks were drafted;
+ * bytes that a session holds. */
+typedef enum eval_figure { EVAL_BITS = 0, EVAL_TIME, EVAL_DRAFTS, EVAL_HELD } eval_figure;
+
+/* The fields of the JSON form, one after the other; NULL at the end of the list. "kv_bytes.full" is a member of an
+ * object; *kinds are bits, as often as a key stands there. */
+const char *eval_row_key(size_t index, unsigned *kinds, eval_figure *figure);
+
 /* NULL when out of memory. */
 cJSON *eval_row_to_json(eval_kind kind, const eval_row *row);
 /* KAKEYA_FORMAT names the field that is missing or of the wrong type. *out needs eval_row_free in every case. */
