@@ -74,6 +74,54 @@ typedef struct kakeya_chat_run {
     size_t n_ids;
 } kakeya_chat_run;
 
+/* A part of a message. Never changes. */
+typedef enum kakeya_chat_part_type {
+    KAKEYA_CHAT_TEXT = 0,
+    KAKEYA_CHAT_IMAGE, /* in a message of a user or a tool */
+    KAKEYA_CHAT_SOUND, /* in a message of a user */
+} kakeya_chat_part_type;
+
+typedef struct kakeya_chat_part {
+    kakeya_chat_part_type type;
+    int n_tokens;     /* of a picture or a sound: kakeya_engine_image_tokens, kakeya_engine_sound_tokens */
+    const char *text; /* of a text */
+    const void *user; /* the caller's own; not read */
+} kakeya_chat_part;
+
+/* A call of a tool in a message of the model. Never changes. */
+typedef struct kakeya_chat_call {
+    const char *id; /* may be NULL */
+    const char *name;
+    const char *arguments; /* text of a JSON object; NULL or "": none */
+} kakeya_chat_call;
+
+/* A tool's answer in the message that called it (Gemma's own form; OpenAI's is a message of role "tool"). Never
+ * changes. */
+typedef struct kakeya_chat_response {
+    const char *name;     /* NULL: "unknown" */
+    const char *response; /* text of any JSON value; NULL: null */
+} kakeya_chat_response;
+
+/* A message of a conversation with all that it may hold. Texts are NULL where they are absent. */
+typedef struct kakeya_chat_message {
+    size_t size;
+    const char *role;              /* "system", "developer", "user", "assistant" or "model", "tool" */
+    const char *content;           /* one text; NULL: the parts */
+    const kakeya_chat_part *parts; /* [n_parts]; NULL: there is no content, be it an empty one */
+    size_t n_parts;
+    const char *reasoning; /* of the model, before it said the content */
+    const kakeya_chat_call *calls;
+    size_t n_calls;
+    const kakeya_chat_response *responses;
+    size_t n_responses;
+    const char *name;    /* of the tool, in its message; the call with the same id names it first */
+    const char *call_id; /* in a tool's message */
+    /* The exact tokens of an answer, in a message of the model: as kakeya_chat_run has them. NULL: what the format
+     * makes of the message. */
+    const int32_t *ids;
+    size_t n_ids;
+} kakeya_chat_message;
+
 typedef struct kakeya_chat_options {
     size_t size;
     bool thinking;          /* the model may reason before it answers */
@@ -98,9 +146,19 @@ typedef struct kakeya_chat_options {
     /* The same of sounds (kakeya_engine_sound_tokens): parts of type audio or input_audio. */
     const int *sound_tokens;
     size_t n_sounds;
+    /* Receives how many bytes of an error's message are the place in the conversation that it is about, such as
+     * messages[2].content; the reason follows. 0: it is about none. NULL: nobody asks. */
+    size_t *place_bytes;
 } kakeya_chat_options;
 
-/* The tokens of a conversation in the JSON form of OpenAI's chat completions: a list of messages, or an object with
+/* The tokens of a conversation. messages: each set up by KAKEYA_INIT. tools: those of the options; image_tokens and
+ * sound_tokens are not read, because parts have their own. Otherwise as kakeya_chat_tokens. */
+KAKEYA_API kakeya_status kakeya_conversation_tokens(const kakeya_tokenizer *tokenizer,
+                                                    const kakeya_chat_message *messages, size_t n_messages,
+                                                    const kakeya_chat_options *options, int32_t **ids, size_t *n_ids,
+                                                    size_t *n_stable, kakeya_error *error);
+
+/* The same of a conversation in the JSON form of OpenAI's chat completions: a list of messages, or an object with
  * "messages" and perhaps "tools", whose other members are ignored. Messages have a role (system, developer, user,
  * assistant, tool), content (a text, or a list of text parts), reasoning_content or reasoning, tool_calls,
  * tool_call_id. Parts that are not text are KAKEYA_UNSUPPORTED. A tool message without an earlier message with

@@ -1,10 +1,13 @@
 /* The public functions between conversations and tokens. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json_text.h"
 #include "base/sized.h"
 #include "decode/stop_text.h"
 #include "session/tokenizer.h"
+#include "text/chat.h"
 #include "text/chat_gemma3.h"
 #include "text/chat_parser.h"
 #include "text/chat_request.h"
@@ -21,118 +24,40 @@ static kakeya_status need_turns(const kakeya_tokenizer *t, kakeya_error *error) 
 }
 
 /* The format would leave these out of the prompt without a word. */
-static kakeya_status check_tool_messages(const chat_message *messages, size_t n_messages, kakeya_error *error) {
+static kakeya_status check_tool_messages(const chat_conversation *c, size_t *place_bytes, kakeya_error *error) {
     bool called = false; /* tools, by the message in front of those of tools */
-    for (size_t i = 0; i < n_messages; i++) {
-        const chat_message *message = &messages[i];
-        if (!message->role || strcmp(message->role, "tool") != 0) {
-            called = message->n_tool_calls > 0;
+    for (size_t i = 0; i < c->n; i++) {
+        const kakeya_chat_message *message = &c->messages[i];
+        if (!chat_is_role(message, "tool")) {
+            called = message->n_calls > 0;
         } else if (!called) {
+            char place[64];
+            *place_bytes = (size_t)snprintf(place, sizeof place, "messages[%zu].role", i);
             return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                             "messages[%zu].role: a tool message must follow an assistant message with tool_calls, "
-                             "or another tool message",
-                             i);
+                             "%s: a tool message must follow an assistant message with tool_calls, or another tool "
+                             "message",
+                             place);
         }
     }
     return KAKEYA_OK;
 }
 
-static kakeya_status render(const kakeya_tokenizer *t, const chat_message *messages, size_t n_messages,
-                            const chat_options *options, size_t most, int32_t **ids, size_t *n_ids, size_t *n_stable,
-                            kakeya_error *error) {
-    chat_text text = {0};
-    kakeya_status status = check_tool_messages(messages, n_messages, error);
-    if (status == KAKEYA_OK)
-        status = (options->style == CHAT_STYLE_GEMMA3 ? chat_render_gemma3 : chat_render)(messages, n_messages, options,
-                                                                                          &text, error);
-    if (status == KAKEYA_OK) status = chat_tokenize(t->tokens, &text, most, ids, n_ids, n_stable, error);
-    chat_text_free(&text);
-    return status;
-}
-
-kakeya_status kakeya_message_tokens(const kakeya_tokenizer *t, const kakeya_message *messages, size_t n_messages,
-                                    bool thinking, int32_t **ids, size_t *n_ids, kakeya_error *error) {
-    *ids = NULL;
-    *n_ids = 0;
-    kakeya_status status = need_turns(t, error);
-    if (status != KAKEYA_OK) return status;
-    chat_message *turns = calloc(n_messages ? n_messages : 1, sizeof *turns);
-    if (!turns) return error_set(error, KAKEYA_OUT_OF_MEMORY, "chat of %zu messages: out of memory", n_messages);
-    for (size_t i = 0; i < n_messages; i++)
-        turns[i] = (chat_message){
-            .role = messages[i].role, .parts = &messages[i].content, .n_parts = messages[i].content != NULL};
-    const chat_options options = {.style = t->chat.style, .thinking = thinking, .add_generation_prompt = true};
-    status = render(t, turns, n_messages, &options, 0, ids, n_ids, NULL, error);
-    free(turns);
-    return status;
-}
-
-/* Ids without what lies between each <|channel> and the next <channel|>, both included. */
-static size_t drop_thoughts(const kakeya_tokenizer *t, const int32_t *ids, size_t n, int32_t *out) {
-    int32_t open = tokenizer_id(t->tokens, "<|channel>"), close = tokenizer_id(t->tokens, "<channel|>");
-    size_t kept = 0;
-    bool inside = false;
-    for (size_t i = 0; i < n; i++) {
-        if (ids[i] == open) inside = true;
-        if (!inside) out[kept++] = ids[i];
-        if (ids[i] == close) inside = false;
+/* The message that the answer goes on with leaves the conversation; *text is what it says, in the conversation. */
+static kakeya_status take_last(chat_conversation *c, const char **text, size_t *place_bytes, kakeya_error *error) {
+    const kakeya_chat_message *message = &c->messages[c->n - 1];
+    const char *reason = !chat_is_model(message)                    ? " is not the model's"
+                         : message->n_calls || message->n_responses ? " calls a tool"
+                                                                    : NULL;
+    char place[64];
+    snprintf(place, sizeof place, "messages[%zu]", c->n - 1);
+    if (reason) {
+        *place_bytes = strlen(place);
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s%s: it cannot be continued", place, reason);
     }
-    return kept;
-}
-
-/* Puts the runs into the messages. *memory, freed by the caller, holds what the messages point to beside the runs. */
-static kakeya_status replay(const kakeya_tokenizer *t, chat_request *request, const kakeya_chat_options *o,
-                            int32_t **memory, kakeya_error *error) {
-    size_t all = 0;
-    if (o->n_runs && !o->runs)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "chat options: %zu runs, but the array is NULL", o->n_runs);
-    for (size_t i = 0; i < o->n_runs; i++) {
-        const kakeya_chat_run *run = &o->runs[i];
-        /* an empty message at the end has been left out already */
-        const char *role = run->message < request->n_messages ? request->messages[run->message].role : "assistant";
-        if (!role || (strcmp(role, "assistant") != 0 && strcmp(role, "model") != 0))
-            return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                             "chat options: runs[%zu] is for messages[%zu], which is not the model's", i, run->message);
-        for (size_t k = 0; k < run->n_ids; k++)
-            if (run->ids[k] < 0 || run->ids[k] >= kakeya_tokenizer_vocab_size(t))
-                return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                                 "chat options: runs[%zu].ids[%zu] is %d, the vocabulary has ids 0 to %d", i, k,
-                                 (int)run->ids[k], kakeya_tokenizer_vocab_size(t) - 1);
-        all += run->n_ids;
-    }
-    int32_t *at = *memory = malloc(all * sizeof *at + 1);
-    if (!at) return error_set(error, KAKEYA_OUT_OF_MEMORY, "chat options: %zu ids: out of memory", all);
-    int32_t turn = tokenizer_id(t->tokens, chat_style_turn(t->chat.style));
-    for (size_t i = 0; i < o->n_runs; i++) {
-        const kakeya_chat_run *run = &o->runs[i];
-        if (run->message >= request->n_messages || run->n_ids == 0) continue;
-        chat_message *message = &request->messages[run->message];
-        message->ids = run->ids;
-        message->n_ids = run->n_ids;
-        message->ids_open_turn = run->ids[0] == turn;
-        message->ids_without_thoughts = at;
-        message->n_ids_without_thoughts = drop_thoughts(t, run->ids, run->n_ids, at);
-        at += message->n_ids_without_thoughts;
-    }
-    return KAKEYA_OK;
-}
-
-/* The message that the answer goes on with leaves the conversation; *text, malloc'ed, is what it says. */
-static kakeya_status take_last(chat_request *request, char **text, kakeya_error *error) {
-    size_t last = request->n_messages - 1, bytes = 1;
-    const chat_message *message = &request->messages[last];
-    if (!message->role || (strcmp(message->role, "assistant") != 0 && strcmp(message->role, "model") != 0))
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "messages[%zu] is not the model's: it cannot be continued",
-                         last);
-    if (message->n_tool_calls || message->n_tool_responses)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "messages[%zu] calls a tool: it cannot be continued", last);
-    for (size_t i = 0; i < message->n_parts; i++) bytes += strlen(message->parts[i]);
-    *text = malloc(bytes);
-    if (!*text) return error_set(error, KAKEYA_OUT_OF_MEMORY, "messages[%zu]: out of memory", last);
-    char *to = *text;
-    *to = '\0';
-    for (size_t i = 0; i < message->n_parts; i++) to = stpcpy(to, message->parts[i]);
-    request->n_messages = last;
+    *text = "";
+    for (size_t i = 0; i < chat_n_parts(message); i++) *text = chat_join(c, *text, "", chat_part(message, i).text);
+    if (!*text || c->failed) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", place);
+    c->n--;
     return KAKEYA_OK;
 }
 
@@ -154,96 +79,226 @@ static kakeya_status append_text(const kakeya_tokenizer *t, const char *text, in
     return status;
 }
 
+/* What a prompt is made of; the conversation may be changed. */
+typedef struct prompt {
+    const kakeya_tokenizer *tokenizer;
+    const kakeya_chat_options *options;
+    const cJSON *tools;
+    bool as_given;      /* what clients leave out and add stays so */
+    size_t place_bytes; /* of the error */
+} prompt;
+
+static kakeya_status make_ids(prompt *p, chat_conversation *c, int32_t **ids, size_t *n_ids, size_t *n_stable,
+                              kakeya_error *error) {
+    const kakeya_tokenizer *t = p->tokenizer;
+    const kakeya_chat_options *o = p->options;
+    const char *begun = NULL;
+    chat_text text = {0};
+    kakeya_status status = KAKEYA_OK;
+    if (o->continue_last) status = take_last(c, &begun, &p->place_bytes, error);
+    if (status == KAKEYA_OK && !p->as_given) chat_conversation_complete(c);
+    if (status == KAKEYA_OK) status = check_tool_messages(c, &p->place_bytes, error);
+    const chat_options how = {.style = t->chat.style,
+                              .thinking = o->thinking,
+                              .preserve_thinking = o->preserve_thinking,
+                              .add_generation_prompt = !o->without_turn || begun,
+                              .tools = p->tools,
+                              .turn = tokenizer_id(t->tokens, chat_style_turn(t->chat.style)),
+                              .thought = tokenizer_id(t->tokens, "<|channel>"),
+                              .thought_end = tokenizer_id(t->tokens, "<channel|>")};
+    if (status == KAKEYA_OK)
+        status = (how.style == CHAT_STYLE_GEMMA3 ? chat_render_gemma3 : chat_render)(c->messages, c->n, &how, &text,
+                                                                                     &p->place_bytes, error);
+    if (status == KAKEYA_OK) status = chat_tokenize(t->tokens, &text, o->most_tokens, ids, n_ids, n_stable, error);
+    chat_text_free(&text);
+    if (status == KAKEYA_OK && begun) status = append_text(t, begun, ids, n_ids, error);
+    if (status == KAKEYA_OK) return KAKEYA_OK;
+    kakeya_free(*ids);
+    *ids = NULL;
+    if (status != KAKEYA_CONTEXT_FULL) *n_ids = 0;
+    return status;
+}
+
+static kakeya_status check_ids(const kakeya_tokenizer *t, const char *place, const int32_t *ids, size_t n,
+                               kakeya_error *error) {
+    for (size_t k = 0; k < n; k++)
+        if (ids[k] < 0 || ids[k] >= kakeya_tokenizer_vocab_size(t))
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s.ids[%zu] is %d, the vocabulary has ids 0 to %d", place,
+                             k, (int)ids[k], kakeya_tokenizer_vocab_size(t) - 1);
+    return KAKEYA_OK;
+}
+
+/* Puts the runs into the messages. */
+static kakeya_status replay(const kakeya_tokenizer *t, chat_conversation *c, const kakeya_chat_options *o,
+                            kakeya_error *error) {
+    if (o->n_runs && !o->runs)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "chat options: %zu runs, but the array is NULL", o->n_runs);
+    for (size_t i = 0; i < o->n_runs; i++) {
+        const kakeya_chat_run *run = &o->runs[i];
+        char place[64];
+        snprintf(place, sizeof place, "chat options: runs[%zu]", i);
+        if (run->message < c->n && !chat_is_model(&c->messages[run->message]))
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s is for messages[%zu], which is not the model's", place,
+                             run->message);
+        kakeya_status status = check_ids(t, place, run->ids, run->n_ids, error);
+        if (status != KAKEYA_OK) return status;
+        if (run->message >= c->n) continue;
+        c->messages[run->message].ids = run->ids;
+        c->messages[run->message].n_ids = run->n_ids;
+    }
+    return KAKEYA_OK;
+}
+
 /* What parts of a kind become. */
 typedef struct media_kind {
     const char *what, *option;
     const char *names[3]; /* of what begins it, stands for its rows, and ends it */
 } media_kind;
-static const media_kind of_images = {"images", "image_tokens", {"<|image>", "<|image|>", "<image|>"}};
-static const media_kind of_sounds = {"sounds", "sound_tokens", {"<|audio>", "<|audio|>", "<audio|>"}};
+static const media_kind kinds[] = {
+    [KAKEYA_CHAT_IMAGE] = {"images", "image_tokens", {"<|image>", "<|image|>", "<image|>"}},
+    [KAKEYA_CHAT_SOUND] = {"sounds", "sound_tokens", {"<|audio>", "<|audio|>", "<audio|>"}}};
 
-/* The ids of n parts of these lengths, each between its begin and its end. *out and *memory are malloc'ed. */
-static kakeya_status make_parts(const kakeya_tokenizer *t, const media_kind *kind, const int *lengths, size_t n_parts,
-                                chat_picture **out, int32_t **memory, kakeya_error *error) {
-    int32_t id[3];
-    size_t all = 0;
-    for (size_t i = 0; i < 3; i++) {
-        id[i] = tokenizer_id(t->tokens, kind->names[i]);
-        if (id[i] < 0)
+static kakeya_status check_media(const kakeya_tokenizer *t, const media_kind *kind, const char *place, int n_tokens,
+                                 kakeya_error *error) {
+    for (size_t i = 0; i < 3; i++)
+        if (tokenizer_id(t->tokens, kind->names[i]) < 0)
             return error_set(error, KAKEYA_UNSUPPORTED, "%s: the model's vocabulary has no token %s", kind->what,
                              kind->names[i]);
+    if (n_tokens >= 1 && n_tokens <= 1 << 20) return KAKEYA_OK;
+    return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s is %d", place, n_tokens);
+}
+
+/* The lengths of the options become those of the parts of a kind, in their order. */
+static kakeya_status give_lengths(const kakeya_tokenizer *t, chat_conversation *c, kakeya_chat_part_type type,
+                                  const int *lengths, size_t n, kakeya_error *error) {
+    const media_kind *kind = &kinds[type];
+    size_t found = 0;
+    for (size_t i = 0; lengths && i < n; i++) {
+        char place[64];
+        snprintf(place, sizeof place, "chat options: %s[%zu]", kind->option, i);
+        kakeya_status status = check_media(t, kind, place, lengths[i], error);
+        if (status != KAKEYA_OK) return status;
     }
-    for (size_t i = 0; i < n_parts; i++) {
-        if (lengths[i] < 1 || lengths[i] > 1 << 20)
-            return error_set(error, KAKEYA_INVALID_ARGUMENT, "chat options: %s[%zu] is %d", kind->option, i,
-                             lengths[i]);
-        all += (size_t)lengths[i] + 2;
+    for (size_t i = 0; lengths && i < c->n; i++) {
+        for (size_t k = 0; !c->messages[i].content && k < c->messages[i].n_parts; k++) {
+            kakeya_chat_part *part = chat_own_part(&c->messages[i], k);
+            if (part->type == type && found++ < n) part->n_tokens = lengths[found - 1];
+        }
     }
-    chat_picture *parts = malloc((n_parts + 1) * sizeof *parts);
-    int32_t *at = *memory = malloc((all + 1) * sizeof *at);
-    *out = parts;
-    if (!parts || !at) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%zu %s: out of memory", n_parts, kind->what);
-    for (size_t i = 0; i < n_parts; i++) {
-        const size_t n = (size_t)lengths[i];
-        parts[i] = (chat_picture){at, n + 2};
-        *at++ = id[0];
-        for (size_t k = 0; k < n; k++) *at++ = id[1];
-        *at++ = id[2];
-    }
-    return KAKEYA_OK;
+    if (!lengths || found == n) return KAKEYA_OK;
+    return error_set(error, KAKEYA_INVALID_ARGUMENT, "%zu %s, but the messages have room for %zu", n, kind->what,
+                     found);
+}
+
+/* The options as this library knows them, and what an error leaves behind. */
+static kakeya_status begin(const kakeya_tokenizer *t, const kakeya_chat_options *given, kakeya_chat_options *o,
+                           int32_t **ids, size_t *n_ids, size_t *n_stable, kakeya_error *error) {
+    *ids = NULL;
+    *n_ids = 0;
+    if (n_stable) *n_stable = 0;
+    *o = (kakeya_chat_options){.size = sizeof *o};
+    kakeya_status status = given ? sized_read("chat options", given, o, sizeof *o, error) : KAKEYA_OK;
+    if (status == KAKEYA_OK && o->place_bytes) *o->place_bytes = 0;
+    return status == KAKEYA_OK ? need_turns(t, error) : status;
 }
 
 kakeya_status kakeya_chat_tokens(const kakeya_tokenizer *t, const char *json, size_t json_bytes,
                                  const kakeya_chat_options *options, int32_t **ids, size_t *n_ids, size_t *n_stable,
                                  kakeya_error *error) {
-    *ids = NULL;
-    *n_ids = 0;
-    if (n_stable) *n_stable = 0;
-    kakeya_chat_options o = {.size = sizeof o};
-    kakeya_status status = options ? sized_read("chat options", options, &o, sizeof o, error) : KAKEYA_OK;
-    if (status == KAKEYA_OK) status = need_turns(t, error);
+    kakeya_chat_options o;
+    kakeya_status status = begin(t, options, &o, ids, n_ids, n_stable, error);
     if (status != KAKEYA_OK) return status;
-    chat_request request = {0};
-    char *tools = NULL;
-    chat_picture *pictures = NULL, *sounds = NULL;
-    int32_t *picture_ids = NULL, *sound_ids = NULL;
-    if (o.image_tokens) status = make_parts(t, &of_images, o.image_tokens, o.n_images, &pictures, &picture_ids, error);
-    if (status == KAKEYA_OK && o.sound_tokens)
-        status = make_parts(t, &of_sounds, o.sound_tokens, o.n_sounds, &sounds, &sound_ids, error);
-    if (status == KAKEYA_OK) {
-        const chat_media media = {pictures, sounds, pictures ? o.n_images : 0, sounds ? o.n_sounds : 0};
-        status = chat_request_read_media(json, json_bytes, &media, &request, error);
-    }
-    if (status == KAKEYA_OK && request.n_messages == 0)
+    prompt p = {.tokenizer = t, .options = &o};
+    chat_conversation c = {0};
+    cJSON *root = NULL, *tools = NULL;
+    const cJSON *messages = NULL;
+    const chat_media media = {o.image_tokens != NULL, o.image_tokens != NULL, o.sound_tokens != NULL};
+    status = chat_request_parse(json, json_bytes, &root, &messages, &p.tools, error);
+    if (status == KAKEYA_OK) status = chat_request_read(messages, &media, &c, &p.place_bytes, error);
+    if (status == KAKEYA_OK) status = give_lengths(t, &c, KAKEYA_CHAT_IMAGE, o.image_tokens, o.n_images, error);
+    if (status == KAKEYA_OK) status = give_lengths(t, &c, KAKEYA_CHAT_SOUND, o.sound_tokens, o.n_sounds, error);
+    if (status == KAKEYA_OK && c.n == 0)
         status = error_set(error, KAKEYA_INVALID_ARGUMENT, "chat request: there are no messages");
-    char *begun = NULL;
-    if (status == KAKEYA_OK && o.continue_last) status = take_last(&request, &begun, error);
-    if (status == KAKEYA_OK && o.tools) status = chat_tools_read(o.tools, o.tools_bytes, &tools, error);
-    if (status == KAKEYA_OK) chat_request_complete(&request);
-    int32_t *memory = NULL;
-    if (status == KAKEYA_OK) status = replay(t, &request, &o, &memory, error);
-    if (status == KAKEYA_OK) {
-        const chat_options how = {.style = t->chat.style,
-                                  .thinking = o.thinking,
-                                  .preserve_thinking = o.preserve_thinking,
-                                  .add_generation_prompt = !o.without_turn || begun,
-                                  .tools = tools ? tools : request.tools};
-        status = render(t, request.messages, request.n_messages, &how, o.most_tokens, ids, n_ids, n_stable, error);
+    if (status == KAKEYA_OK && o.tools) status = chat_tools_parse(o.tools, o.tools_bytes, &tools, &p.tools, error);
+    if (status == KAKEYA_OK) status = replay(t, &c, &o, error);
+    if (status == KAKEYA_OK) status = make_ids(&p, &c, ids, n_ids, n_stable, error);
+    if (o.place_bytes) *o.place_bytes = p.place_bytes;
+    chat_conversation_free(&c);
+    cJSON_Delete(tools);
+    cJSON_Delete(root);
+    return status;
+}
+
+/* What the library has to know before it looks at a message. */
+static kakeya_status check_message(const kakeya_tokenizer *t, const kakeya_chat_message *m, size_t index,
+                                   kakeya_error *error) {
+    char place[64];
+    snprintf(place, sizeof place, "messages[%zu]", index);
+    kakeya_status status = check_ids(t, place, m->ids, m->n_ids, error);
+    if (m->n_ids && !chat_is_model(m))
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s.ids: the message is not the model's", place);
+    for (size_t k = 0; k < chat_n_parts(m) && status == KAKEYA_OK; k++) {
+        const kakeya_chat_part part = chat_part(m, k);
+        snprintf(place, sizeof place, "messages[%zu].parts[%zu]", index, k);
+        if ((int)part.type < 0 || part.type > KAKEYA_CHAT_SOUND)
+            return error_set(error, KAKEYA_UNSUPPORTED, "%s: unknown type %d", place, (int)part.type);
+        const bool user = chat_is_role(m, "user"), tool = chat_is_role(m, "tool");
+        if (part.type != KAKEYA_CHAT_TEXT && !user && !(tool && part.type == KAKEYA_CHAT_IMAGE))
+            return error_set(error, KAKEYA_UNSUPPORTED, "%s: a message of this role holds no %s", place,
+                             kinds[part.type].what);
+        if (part.type != KAKEYA_CHAT_TEXT)
+            status = check_media(t, &kinds[part.type], place, part.n_tokens, error);
+        else if (!part.text)
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: the text is NULL", place);
     }
-    if (status == KAKEYA_OK && begun) status = append_text(t, begun, ids, n_ids, error);
-    if (status != KAKEYA_OK) {
-        kakeya_free(*ids);
-        *ids = NULL;
-        if (status != KAKEYA_CONTEXT_FULL) *n_ids = 0;
+    return status;
+}
+
+kakeya_status kakeya_conversation_tokens(const kakeya_tokenizer *t, const kakeya_chat_message *messages,
+                                         size_t n_messages, const kakeya_chat_options *options, int32_t **ids,
+                                         size_t *n_ids, size_t *n_stable, kakeya_error *error) {
+    kakeya_chat_options o;
+    kakeya_status status = begin(t, options, &o, ids, n_ids, n_stable, error);
+    if (status != KAKEYA_OK) return status;
+    prompt p = {.tokenizer = t, .options = &o};
+    chat_conversation c = {0};
+    cJSON *tools = NULL;
+    if (n_messages == 0) status = error_set(error, KAKEYA_INVALID_ARGUMENT, "messages: there are none");
+    for (size_t i = 0; i < n_messages && status == KAKEYA_OK; i++) {
+        const size_t stride = messages->size; /* of the caller's version */
+        const kakeya_chat_message *given = (const void *)((const char *)messages + i * stride);
+        kakeya_chat_message message;
+        KAKEYA_INIT(&message);
+        status = sized_read("messages", given, &message, sizeof message, error);
+        if (status == KAKEYA_OK) status = check_message(t, &message, i, error);
+        if (status == KAKEYA_OK) chat_add_copy(&c, &message);
     }
-    free(begun);
-    free(memory);
-    free(pictures);
-    free(picture_ids);
-    free(sounds);
-    free(sound_ids);
-    chat_tools_free(tools);
-    chat_request_free(&request);
+    if (status == KAKEYA_OK && c.failed)
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "chat of %zu messages: out of memory", n_messages);
+    if (status == KAKEYA_OK && o.tools) status = chat_tools_parse(o.tools, o.tools_bytes, &tools, &p.tools, error);
+    if (status == KAKEYA_OK) status = replay(t, &c, &o, error);
+    if (status == KAKEYA_OK) status = make_ids(&p, &c, ids, n_ids, n_stable, error);
+    if (o.place_bytes) *o.place_bytes = p.place_bytes;
+    chat_conversation_free(&c);
+    cJSON_Delete(tools);
+    return status;
+}
+
+kakeya_status kakeya_message_tokens(const kakeya_tokenizer *t, const kakeya_message *messages, size_t n_messages,
+                                    bool thinking, int32_t **ids, size_t *n_ids, kakeya_error *error) {
+    kakeya_chat_options o;
+    kakeya_status status = begin(t, NULL, &o, ids, n_ids, NULL, error);
+    if (status != KAKEYA_OK) return status;
+    o.thinking = thinking;
+    prompt p = {.tokenizer = t, .options = &o, .as_given = true};
+    chat_conversation c = {0};
+    for (size_t i = 0; i < n_messages; i++) {
+        kakeya_chat_message *message = chat_add(&c, messages[i].role);
+        if (message) message->content = messages[i].content;
+    }
+    status = c.failed ? error_set(error, KAKEYA_OUT_OF_MEMORY, "chat of %zu messages: out of memory", n_messages)
+                      : make_ids(&p, &c, ids, n_ids, NULL, error);
+    chat_conversation_free(&c);
     return status;
 }
 
@@ -309,8 +364,12 @@ kakeya_status kakeya_chat_parser_open(const kakeya_tokenizer *t, const kakeya_ch
     kakeya_status status = options ? sized_read("chat parser options", options, &o, sizeof o, error) : KAKEYA_OK;
     if (status == KAKEYA_OK) status = tokenizer_need(t, error);
     if (status != KAKEYA_OK) return status;
-    char *tools = NULL;
-    if (o.tools) status = chat_tools_read(o.tools, o.tools_bytes, &tools, error);
+    cJSON *root = NULL;
+    const cJSON *list = NULL;
+    if (o.tools) status = chat_tools_parse(o.tools, o.tools_bytes, &root, &list, error);
+    char *tools = list ? json_text_print(list) : NULL;
+    if (list && !tools) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a list of tools");
+    cJSON_Delete(root);
     kakeya_chat_parser *p = status == KAKEYA_OK ? calloc(1, sizeof *p) : NULL;
     if (status == KAKEYA_OK && !p) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "chat parser: out of memory");
     if (status == KAKEYA_OK) {
@@ -333,7 +392,7 @@ kakeya_status kakeya_chat_parser_open(const kakeya_tokenizer *t, const kakeya_ch
         };
         status = chat_parser_open(t->tokens, &how, &p->parser, error);
     }
-    chat_tools_free(tools);
+    cJSON_free(tools);
     if (status != KAKEYA_OK) {
         kakeya_chat_parser_close(p);
         return status;

@@ -9,17 +9,15 @@
 
 #include "text/spaces.h"
 
-static bool role_is(const chat_message *message, const char *role) { return strcmp(message->role, role) == 0; }
-static bool is_model(const chat_message *message) { return role_is(message, "assistant") || role_is(message, "model"); }
-static bool is_system(const chat_message *message) {
-    return role_is(message, "system") || role_is(message, "developer");
+static bool is_system(const kakeya_chat_message *message) {
+    return chat_is_role(message, "system") || chat_is_role(message, "developer");
 }
 
 /* A text, or texts put one after the other, of which each one of a list is trimmed. */
-static void put_content(chat_writer *w, const chat_message *message) {
-    for (size_t i = 0; i < message->n_parts; i++) {
-        const char *text = message->parts[i];
-        size_t bytes = strlen(text);
+static void put_content(chat_writer *w, const kakeya_chat_message *message) {
+    for (size_t i = 0; i < chat_n_parts(message); i++) {
+        const char *text = chat_part(message, i).text;
+        size_t bytes = text ? strlen(text) : 0;
         space_trim(&text, &bytes);
         chat_put(w, text, bytes);
     }
@@ -30,16 +28,17 @@ static void open_turn(chat_writer *w, bool model) {
     chat_puts(w, model ? "model\n" : "user\n");
 }
 
-static void put_message(chat_writer *w, size_t index, const chat_message *message, const chat_message *system) {
-    if (message->n_tool_calls || message->n_tool_responses || role_is(message, "tool")) {
-        chat_fail(w, KAKEYA_UNSUPPORTED, "messages[%zu]: the turns of Gemma 3 have no tools", index);
+static void put_message(chat_writer *w, size_t index, const kakeya_chat_message *message,
+                        const kakeya_chat_message *system, const chat_options *options) {
+    if (message->n_calls || message->n_responses || chat_is_role(message, "tool")) {
+        chat_fail_at(w, KAKEYA_UNSUPPORTED, index, "", ": the turns of Gemma 3 have no tools");
         return;
     }
-    if (message->ids && message->ids_open_turn) {
+    if (message->n_ids && message->ids[0] == options->turn) {
         chat_put_ids(w, message->ids, message->n_ids);
     } else {
-        open_turn(w, is_model(message));
-        for (size_t i = 0; system && i < system->n_parts; i++) chat_puts(w, system->parts[i]);
+        open_turn(w, chat_is_model(message));
+        for (size_t i = 0; system && i < chat_n_parts(system); i++) chat_puts(w, chat_part(system, i).text);
         if (system) chat_puts(w, "\n\n");
         put_content(w, message);
     }
@@ -47,10 +46,10 @@ static void put_message(chat_writer *w, size_t index, const chat_message *messag
     chat_puts(w, "\n");
 }
 
-kakeya_status chat_render_gemma3(const chat_message *messages, size_t n_messages, const chat_options *options,
-                                 chat_text *out, kakeya_error *error) {
+kakeya_status chat_render_gemma3(const kakeya_chat_message *messages, size_t n_messages, const chat_options *options,
+                                 chat_text *out, size_t *place_bytes, kakeya_error *error) {
     *out = (chat_text){0};
-    kakeya_status status = chat_check_roles(messages, n_messages, error);
+    kakeya_status status = chat_check_roles(messages, n_messages, place_bytes, error);
     if (status) return status;
     chat_writer writer = {.error = error}, *w = &writer;
     const size_t first = n_messages && is_system(&messages[0]);
@@ -59,16 +58,17 @@ kakeya_status chat_render_gemma3(const chat_message *messages, size_t n_messages
     chat_put_control(w, "<bos>");
     for (size_t i = first; i < n_messages && !w->status; i++) {
         bool model = (i - first) % 2;
-        if (is_model(&messages[i]) != model && !role_is(&messages[i], "tool"))
-            chat_fail(w, KAKEYA_INVALID_ARGUMENT,
-                      "messages[%zu].role is \"%s\", expected \"%s\": the turns of Gemma 3 alternate, the user's first",
-                      i, messages[i].role, model ? "assistant" : "user");
-        put_message(w, i, &messages[i], first && i == first ? &messages[0] : NULL);
+        if (chat_is_model(&messages[i]) != model && !chat_is_role(&messages[i], "tool"))
+            chat_fail_at(w, KAKEYA_INVALID_ARGUMENT, i, ".role",
+                         " is \"%s\", expected \"%s\": the turns of Gemma 3 alternate, the user's first",
+                         messages[i].role, model ? "assistant" : "user");
+        put_message(w, i, &messages[i], first && i == first ? &messages[0] : NULL, options);
     }
     if (first && n_messages == 1)
         chat_fail(w, KAKEYA_INVALID_ARGUMENT,
                   "messages: the turns of Gemma 3 put a system text before the first user's, and there is none");
     w->out.stable_segments = w->out.n_segments;
     if (options->add_generation_prompt) open_turn(w, true);
+    *place_bytes = w->place_bytes;
     return chat_writer_end(w, out);
 }

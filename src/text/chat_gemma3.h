@@ -7,7 +7,7 @@
 
 /* Renders the conversation, <bos> included. *out is released by chat_text_free. Tools are KAKEYA_UNSUPPORTED, turns
  * that do not alternate KAKEYA_INVALID_ARGUMENT. */
-kakeya_status chat_render_gemma3(const chat_message *messages, size_t n_messages, const chat_options *options,
-                                 chat_text *out, kakeya_error *error);
+kakeya_status chat_render_gemma3(const kakeya_chat_message *messages, size_t n_messages, const chat_options *options,
+                                 chat_text *out, size_t *place_bytes, kakeya_error *error);
 
 #endif

@@ -2,39 +2,35 @@
 #ifndef KAKEYA_TEXT_CHAT_REQUEST_H
 #define KAKEYA_TEXT_CHAT_REQUEST_H
 
-#include "text/chat.h"
+#include <cjson/cJSON.h>
 
-typedef struct chat_request {
-    chat_message *messages;
-    size_t n_messages;
-    char *tools; /* for chat_options.tools; NULL if there are none */
-    struct chat_request_storage *storage;
-} chat_request;
+#include "base/error.h"
+#include "text/chat_conversation.h"
 
-/* Reads {"messages": [...], "tools": [...]} (other keys are ignored) or just the array of messages. Contents are texts
- * or lists of parts of type text, input_text, output_text or refusal; other parts are left out of an assistant's
- * message, a line stands for them in a tool's (chat_parts.h), and elsewhere they are KAKEYA_UNSUPPORTED. Reasoning that
- * is no text is left out. Errors name the place, such as messages[2].content. *out is released by chat_request_free. */
-kakeya_status chat_request_read(const char *json, size_t bytes, chat_request *out, kakeya_error *error);
-/* What stands for parts that are no text; NULL: such parts are read as they are without. */
+/* Parts that are no text and are read all the same: those of type image, image_url or input_image, and those of type
+ * audio or input_audio. */
 typedef struct chat_media {
-    const chat_picture *pictures, *sounds; /* [n_pictures], [n_sounds] */
-    size_t n_pictures, n_sounds;
+    bool users_images, tools_images, users_sounds;
 } chat_media;
-/* The same, but parts of type image, image_url or input_image in users' and tools' messages are taken: the i-th of them
- * is pictures[i], borrowed; of type audio or input_audio in users' messages: sounds[i]. Other numbers than these are
- * KAKEYA_INVALID_ARGUMENT. */
-kakeya_status chat_request_read_media(const char *json, size_t bytes, const chat_media *media, chat_request *out,
-                                      kakeya_error *error);
-void chat_request_free(chat_request *request);
+
+/* Reads a list of messages, whose numbers keep their spelling. Texts of `out` lie in the tree, or are its own. Contents
+ * are texts or lists of parts of type text, input_text, output_text or refusal, and those that media names, whose
+ * `user` is the part and whose n_tokens is 0; other parts are left out of an assistant's message, a line stands for
+ * them in a tool's (chat_parts.h), and elsewhere they are KAKEYA_UNSUPPORTED. Reasoning that is no text is left out.
+ * Errors begin with the place, such as messages[2].content: *place_bytes of it. *out is released by
+ * chat_conversation_free, also on failure. */
+kakeya_status chat_request_read(const cJSON *messages, const chat_media *media, chat_conversation *out,
+                                size_t *place_bytes, kakeya_error *error);
+
+/* {"messages": [...], "tools": [...]}, whose other keys are ignored, or just the list of messages: *root is the tree,
+ * *messages and *tools (NULL: there are none) lie in it. */
+kakeya_status chat_request_parse(const char *json, size_t bytes, cJSON **root, const cJSON **messages,
+                                 const cJSON **tools, kakeya_error *error);
+/* The tools alone: of such a request, or a list of tools. */
+kakeya_status chat_tools_parse(const char *json, size_t bytes, cJSON **root, const cJSON **tools, kakeya_error *error);
 
 /* What clients leave out and what they add, where a template would say "unknown" or open an empty turn: the answer to
  * an only call gets the call's name, and an assistant's message at the end that says nothing is left out. */
-void chat_request_complete(chat_request *request);
-
-/* The tools alone, as the text of a list: out of such a list, or out of what chat_request_read takes. *tools is NULL if
- * there are none, otherwise it is released by chat_tools_free. */
-kakeya_status chat_tools_read(const char *json, size_t bytes, char **tools, kakeya_error *error);
-void chat_tools_free(char *tools);
+void chat_conversation_complete(chat_conversation *c);
 
 #endif

@@ -19,6 +19,17 @@ void chat_fail(chat_writer *w, kakeya_status status, const char *format, ...) {
     w->status = error_set(w->error, status, "%s", message);
 }
 
+void chat_fail_at(chat_writer *w, kakeya_status status, size_t index, const char *member, const char *format, ...) {
+    char place[64], reason[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(reason, sizeof reason, format, arguments);
+    va_end(arguments);
+    if (w->status) return;
+    w->place_bytes = (size_t)snprintf(place, sizeof place, "messages[%zu]%.32s", index, member);
+    w->status = error_set(w->error, status, "%s%s", place, reason);
+}
+
 static bool put_bytes(chat_writer *w, const char *text, size_t bytes) {
     if (w->status) return false;
     if (w->out.bytes + bytes + 1 > w->text_capacity) {
@@ -55,7 +66,8 @@ static void put_segment(chat_writer *w, const char *text, size_t bytes, bool con
         w->out.segments = moved;
         w->segment_capacity = larger;
     }
-    w->out.segments[w->out.n_segments++] = (chat_segment){.offset = offset, .bytes = bytes, .control = control};
+    w->out.segments[w->out.n_segments++] =
+        (chat_segment){.offset = offset, .bytes = bytes, .control = control, .times = 1};
 }
 
 kakeya_status chat_writer_end(chat_writer *w, chat_text *out) {
@@ -67,6 +79,11 @@ kakeya_status chat_writer_end(chat_writer *w, chat_text *out) {
 }
 
 void chat_put_control(chat_writer *w, const char *token) { put_segment(w, token, strlen(token), true); }
+
+void chat_put_repeated(chat_writer *w, const char *token, size_t times) {
+    chat_put_control(w, token);
+    if (!w->status) w->out.segments[w->out.n_segments - 1].times = times;
+}
 
 void chat_put(chat_writer *w, const char *text, size_t bytes) {
     if (bytes) put_segment(w, text, bytes, false);
@@ -124,9 +141,8 @@ static kakeya_status append_segment(id_list *list, const tokenizer *t, const cha
         status = error_set(error, KAKEYA_UNSUPPORTED,
                            "the vocabulary has no special token %.*s, which the chat format needs", (int)segment->bytes,
                            text + segment->offset);
-    } else if (n) {
-        status = append_ids(list, ids, n, error);
     }
+    for (size_t i = 0; i < segment->times && status == KAKEYA_OK && n; i++) status = append_ids(list, ids, n, error);
     free(ids);
     return status;
 }

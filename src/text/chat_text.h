@@ -12,6 +12,7 @@
 typedef struct chat_segment {
     size_t offset, bytes;
     bool control;
+    size_t times;       /* of a control token: how often it stands there; it is written once */
     const int32_t *ids; /* borrowed; NULL: text */
     size_t n_ids;
 } chat_segment;
@@ -39,14 +40,20 @@ typedef struct chat_writer {
     size_t text_capacity, segment_capacity;
     kakeya_status status;
     kakeya_error *error;
+    size_t place_bytes; /* how much of the error's message is a place */
 } chat_writer;
 
 void chat_put_control(chat_writer *w, const char *token);
+void chat_put_repeated(chat_writer *w, const char *token, size_t times);
 void chat_put(chat_writer *w, const char *text, size_t bytes);
 void chat_puts(chat_writer *w, const char *text);
 void chat_put_ids(chat_writer *w, const int32_t *ids, size_t n);
 /* Hands the text over, or what has failed. */
 kakeya_status chat_writer_end(chat_writer *w, chat_text *out);
 void chat_fail(chat_writer *w, kakeya_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* The same about messages[index], or a member of it (".role"; "" for the message itself): the message begins with it.
+ */
+void chat_fail_at(chat_writer *w, kakeya_status status, size_t index, const char *member, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
 
 #endif

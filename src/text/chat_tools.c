@@ -268,19 +268,11 @@ static void put_declaration(chat_writer *w, const cJSON *function) {
     chat_puts(w, "}");
 }
 
-void chat_put_tools(chat_writer *w, const char *tools) {
-    cJSON *list;
-    kakeya_status status = chat_json_parse("tools", tools, strlen(tools), &list, w->error);
-    if (status) {
-        w->status = status;
-        return;
-    }
-    if (!cJSON_IsArray(list)) chat_fail(w, KAKEYA_FORMAT, "tools: not a list");
+void chat_put_tools(chat_writer *w, const cJSON *tools) {
     const cJSON *tool;
-    cJSON_ArrayForEach(tool, list) {
+    cJSON_ArrayForEach(tool, tools) {
         chat_put_control(w, "<|tool>");
         put_declaration(w, get(tool, "function"));
         chat_put_control(w, "<tool|>");
     }
-    cJSON_Delete(list);
 }

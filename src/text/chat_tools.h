@@ -2,9 +2,11 @@
 #ifndef KAKEYA_TEXT_CHAT_TOOLS_H
 #define KAKEYA_TEXT_CHAT_TOOLS_H
 
+#include <cjson/cJSON.h>
+
 #include "text/chat_text.h"
 
-/* The declarations of a JSON array of OpenAI tools. */
-void chat_put_tools(chat_writer *w, const char *tools);
+/* The declarations of a list of OpenAI tools, whose numbers keep their spelling. */
+void chat_put_tools(chat_writer *w, const cJSON *tools);
 
 #endif

@@ -2,8 +2,8 @@
  * that was rendered comes back as it was. */
 #include "chat_hearing.h"
 
+#include "text/chat.h"
 #include "text/chat_json.h"
-#include "text/chat_request.h"
 #include "text/spaces.h"
 
 /* Any tokens at all: the events do not depend on the cut, arguments of calls that ended are JSON objects, and without
@@ -256,7 +256,7 @@ static void test_round_trip(void **state) {
         const char *question_text = random_words(&question, 6, any_words, ANY_WORDS);
         const char *content_text = random_words(&content, 8, any_words, ANY_WORDS);
         const char *reasoning_text = random_words(&reasoning, 8, any_words, ANY_WORDS);
-        chat_tool_call calls[3] = {0};
+        kakeya_chat_call calls[3] = {0};
         char *arguments[3] = {0}, names[3][64];
         size_t n_calls = random_below(4);
         for (size_t i = 0; i < n_calls; i++) {
@@ -272,26 +272,26 @@ static void test_round_trip(void **state) {
             arguments[i] = cJSON_PrintUnformatted(object);
             cJSON_Delete(object);
             snprintf(names[i], sizeof names[i], "tool_%d.Größe-%s", (int)random_below(9), random_below(2) ? "鍵" : "x");
-            calls[i] = (chat_tool_call){.name = names[i], .arguments = arguments[i]};
+            calls[i] = (kakeya_chat_call){.name = names[i], .arguments = arguments[i]};
         }
         /* Contents stand behind calls in the template, so an answer has one or the other. */
         bool with_content = n_calls == 0;
-        const chat_message messages[] = {
-            {.role = "user", .parts = &question_text, .n_parts = 1},
+        const kakeya_chat_message messages[] = {
+            {.role = "user", .content = question_text},
             {.role = "assistant",
-             .parts = &content_text,
-             .n_parts = with_content,
+             .content = with_content ? content_text : NULL,
              .reasoning = reasoning_text,
-             .tool_calls = calls,
-             .n_tool_calls = n_calls},
+             .calls = calls,
+             .n_calls = n_calls},
         };
         chat_options options = {.add_generation_prompt = true, .thinking = true};
         chat_text prompt, whole;
         int32_t *prompt_ids, *ids;
-        size_t n_prompt, n;
-        if (chat_render(messages, 1, &options, &prompt, &error)) fail_msg("%s", error.message);
+        size_t n_prompt, n, place_bytes;
+        if (chat_render(messages, 1, &options, &prompt, &place_bytes, &error)) fail_msg("%s", error.message);
         options.add_generation_prompt = false;
-        if (chat_render(messages, 2, &options, &whole, &error)) fail_msg("seed %d: %s", (int)seed, error.message);
+        if (chat_render(messages, 2, &options, &whole, &place_bytes, &error))
+            fail_msg("seed %d: %s", (int)seed, error.message);
         if (chat_tokenize(t, &prompt, 0, &prompt_ids, &n_prompt, NULL, &error)) fail_msg("%s", error.message);
         if (chat_tokenize(t, &whole, 0, &ids, &n, NULL, &error)) fail_msg("%s", error.message);
         assert_true(n > n_prompt);

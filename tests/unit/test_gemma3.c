@@ -197,29 +197,33 @@ static void test_gguf_keys(void **state) {
 
 /* ---- turns */
 
-static void assert_turns(const chat_message *messages, size_t n, const char *expected) {
+static void assert_turns(const kakeya_chat_message *messages, size_t n, const char *expected) {
     const chat_options options = {.style = CHAT_STYLE_GEMMA3, .add_generation_prompt = true};
     chat_text text;
-    assert_ok(chat_render_gemma3(messages, n, &options, &text, &error));
+    size_t place_bytes;
+    assert_ok(chat_render_gemma3(messages, n, &options, &text, &place_bytes, &error));
     assert_string_equal(text.text, expected);
     chat_text_free(&text);
 }
 
-static void assert_no_turns(const chat_message *messages, size_t n, const char *tools, const char *expected) {
-    const chat_options options = {.style = CHAT_STYLE_GEMMA3, .tools = tools};
+static void assert_no_turns(const kakeya_chat_message *messages, size_t n, const char *tools, const char *expected) {
+    cJSON *list = tools ? cJSON_Parse(tools) : NULL;
+    const chat_options options = {.style = CHAT_STYLE_GEMMA3, .tools = list};
     chat_text text;
-    assert_int_not_equal(chat_render_gemma3(messages, n, &options, &text, &error), KAKEYA_OK);
+    size_t place_bytes;
+    assert_int_not_equal(chat_render_gemma3(messages, n, &options, &text, &place_bytes, &error), KAKEYA_OK);
     if (!strstr(error.message, expected)) fail_msg("%s", error.message);
     assert_null(text.text);
+    cJSON_Delete(list);
 }
 
 static void test_turns(void **state) {
     (void)state;
-    const char *system[] = {" Be brief.\n"}, *hello[] = {"  Hello \n"}, *parts[] = {" a ", "b"}, *answer[] = {"Hi.\n"};
-    chat_message all[] = {{.role = "system", .parts = system, .n_parts = 1},
-                          {.role = "user", .parts = hello, .n_parts = 1},
-                          {.role = "assistant", .parts = answer, .n_parts = 1, .reasoning = "hm"},
-                          {.role = "user", .parts = parts, .n_parts = 2, .is_list = true}};
+    const kakeya_chat_part parts[] = {{.text = " a "}, {.text = "b"}};
+    kakeya_chat_message all[] = {{.role = "system", .content = " Be brief.\n"},
+                                 {.role = "user", .content = "  Hello \n"},
+                                 {.role = "assistant", .content = "Hi.\n", .reasoning = "hm"},
+                                 {.role = "user", .parts = parts, .n_parts = 2}};
     assert_turns(
         all, 4,
         "<bos><start_of_turn>user\n Be brief.\n\n\nHello<end_of_turn>\n<start_of_turn>model\nHi.<end_of_turn>\n"
@@ -232,10 +236,10 @@ static void test_turns(void **state) {
     assert_no_turns(all, 4, NULL, "messages[2].role is \"user\", expected \"assistant\"");
     assert_turns(all + 1, 1, "<bos><start_of_turn>user\nHello<end_of_turn>\n<start_of_turn>model\n");
     assert_no_turns(all + 1, 1, "[{\"name\": \"f\"}]", "trained to call");
-    const chat_tool_call call = {.name = "f"};
-    all[2] = (chat_message){.role = "assistant", .tool_calls = &call, .n_tool_calls = 1};
+    const kakeya_chat_call call = {.name = "f"};
+    all[2] = (kakeya_chat_message){.role = "assistant", .calls = &call, .n_calls = 1};
     assert_no_turns(all + 1, 2, NULL, "messages[1]: the turns of Gemma 3 have no tools");
-    all[2] = (chat_message){.role = "tool", .parts = hello, .n_parts = 1};
+    all[2] = (kakeya_chat_message){.role = "tool", .content = "  Hello \n"};
     assert_no_turns(all + 1, 2, NULL, "messages[1]: the turns of Gemma 3 have no tools");
 
     static const char published[] =
