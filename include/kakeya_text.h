@@ -300,6 +300,11 @@ typedef struct kakeya_grammar_options {
     int thinking_tokens; /* a thought ends after this many tokens, including the one that opens it; 0: no limit */
     bool any_order; /* members come in any order, with undeclared ones wherever a schema allows them; otherwise in the
                      * schema's order, followed by undeclared ones if it allows them explicitly. Calls: any order */
+    /* How messages and notes number the declared tools: the i-th one is tools[tool_places[i]]; those from n_tool_places
+     * on as they come. */
+    const size_t *tool_places;
+    size_t n_tool_places;
+    const char *parameters; /* what they call the parameters of a tool; NULL: "parameters" */
 } kakeya_grammar_options;
 
 /* Compiles a grammar. It is immutable and may be used by any number of answers, at the same time, of any engine whose

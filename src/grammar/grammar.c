@@ -148,6 +148,14 @@ static kakeya_status loosen_tool(compilation *c, const cJSON *parameters, const 
     return schema_leave_out(c->schemas, parameters, where, c->error);
 }
 
+static size_t place_of(const compilation *c, size_t index) {
+    return index < c->o->n_tool_places ? c->o->tool_places[index] : index;
+}
+
+static void name_parameters(const compilation *c, size_t index, char out[80]) {
+    snprintf(out, 80, "tools[%zu].%.32s #", place_of(c, index), c->o->parameters ? c->o->parameters : "parameters");
+}
+
 /* One text between the quote letters of the only argument. */
 static kakeya_status compile_custom(compilation *c, const cJSON *custom, size_t index, uint32_t *arguments) {
     static const char head[] = "{input:", tail[] = "}";
@@ -164,7 +172,7 @@ static kakeya_status compile_custom(compilation *c, const cJSON *custom, size_t 
     } else if (status == KAKEYA_OK) {
         status = compile_rules(c, definition, strlen(definition), &parts[1]);
     }
-    if (status != KAKEYA_OK) return error_prefix(c->error, status, "tools[%zu].format", index);
+    if (status != KAKEYA_OK) return error_prefix(c->error, status, "tools[%zu].format", place_of(c, index));
     for (size_t i = 0; head[i]; i++) letters[i] = (unsigned char)head[i];
     letters[sizeof head - 1] = LETTER_QUOTE;
     bool good = trie_add(&p->nodes[parts[0]].words, letters, sizeof head, &word);
@@ -187,14 +195,14 @@ static kakeya_status compile_tool(compilation *c, uint32_t calls, const cJSON *t
     uint32_t arguments, own = c->g->program.nodes[calls].n_children, n_nodes = c->g->program.n;
     if (!is_name(name))
         return error_set(c->error, KAKEYA_FORMAT, "tools[%zu]: the name is not made of letters, digits, _ - and .",
-                         index);
+                         place_of(c, index));
     if (!is_wanted(c->o, name->valuestring)) return KAKEYA_OK;
     kakeya_status status = KAKEYA_OK;
     const cJSON *custom = cJSON_GetObjectItemCaseSensitive(tool, "custom");
     bool follows = cJSON_IsString(cJSON_GetObjectItemCaseSensitive(custom, "definition"));
     bool loosen = c->o->loosen && !cJSON_IsTrue(strict) && !follows;
     arguments = c->any_object;
-    snprintf(where, sizeof where, "tools[%zu].parameters #", index);
+    name_parameters(c, index, where);
     schema_set_loosen(c->schemas, loosen);
     if (follows)
         status = compile_custom(c, custom, index, &arguments);
@@ -211,7 +219,7 @@ static kakeya_status compile_tool(compilation *c, uint32_t calls, const cJSON *t
     uint32_t number = own;
     status = add_word(c, calls, word, (size_t)n, &number);
     if (status == KAKEYA_OK && number != own)
-        return error_set(c->error, KAKEYA_FORMAT, "tools[%zu]: there is another tool named '%s'", index,
+        return error_set(c->error, KAKEYA_FORMAT, "tools[%zu]: there is another tool named '%s'", place_of(c, index),
                          name->valuestring);
     if (status == KAKEYA_OK && !program_add_child(&c->g->program.nodes[calls], arguments))
         return error_set(c->error, KAKEYA_OUT_OF_MEMORY, "tools: out of memory");
@@ -301,7 +309,7 @@ static kakeya_status compile(compilation *c) {
             if (status == KAKEYA_OK) continue;
             if (!c->loose[i]) return error_prefix(c->error, status, "tools: arguments of tool %u", i);
             char where[80];
-            snprintf(where, sizeof where, "tools[%u].parameters #", i);
+            name_parameters(c, i, where);
             status = loosen_tool(c, c->loose[i], where, &calls->children[i]);
         }
     }

@@ -18,10 +18,10 @@ typedef struct answer_options {
     int32_t *keys;     /* [n_ids] with media, by which the prompt is known (kakeya_prompt_keys); malloc'ed, owned */
     const char *param; /* the field that the prompt comes from; NULL: "messages" */
     size_t n_stable;   /* ids that the next request of the conversation begins with; 0: not known */
-    /* The conversation that the ids in front of n_stable say: its answers are remembered. Lives as long as the call's
-     * body. NULL: they are not. */
-    const cJSON *messages;
-    size_t n_messages;   /* the first so many */
+    /* The conversation that the ids in front of n_stable say: its answers are remembered. Lives as long as the call.
+     * NULL: they are not. */
+    const kakeya_chat_message *messages;
+    size_t n_messages;
     char *begun;         /* what the answer goes on with; malloc'ed, owned by the answer. NULL: nothing */
     bool fresh;          /* reuse nothing that was computed before */
     const char *salt;    /* reuse only what was computed for the same one; NULL: none */

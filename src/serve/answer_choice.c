@@ -371,7 +371,7 @@ static void tell_end(answer_choice *c) {
     say(c, end, NULL, 0, 0);
 }
 
-static void remember(const answer_choice *c) {
+static void remember(answer_choice *c) {
     const answer *a = c->answer;
     const answer_options *o = &a->options;
     if (!o->messages || o->n_stable == 0) return;

@@ -1,35 +1,38 @@
 #include "serve/answer_turn.h"
 
+#include <stdlib.h>
 #include <string.h>
 
-#include "base/json_text.h"
+#include "base/nul.h"
+
 void answer_turn_free(answer_turn *t) {
     text_free(&t->content);
-    text_free(&t->calls);
-    text_free(&t->head);
     text_free(&t->arguments);
+    chat_conversation_free(&t->calls);
 }
 
-/* ------------------------------------------------------------------------------------------------------------ events
- */
+/* ---------------------------------------------------------------------------------------------------------- events */
+
+/* A text of events as messages have it. */
+static const char *keep(answer_turn *t, const text_buffer *text) {
+    char *spelled = text->failed ? NULL : nul_spell(text->data ? text->data : "", text->n);
+    const char *kept = spelled ? chat_keep(&t->calls, spelled, strlen(spelled)) : NULL;
+    free(spelled);
+    t->calls.failed |= !kept;
+    return kept;
+}
 
 static void begin_call(answer_turn *t, const kakeya_chat_event *event) {
-    text_clear(&t->head);
     text_clear(&t->arguments);
-    text_add(&t->head, "{\"id\":");
-    text_json_string(&t->head, event->id);
-    text_add(&t->head, ",\"function\":{\"name\":");
-    text_json_string(&t->head, event->name);
-    text_add(&t->head, ",\"arguments\":");
+    t->call = (kakeya_chat_call){.id = chat_keep(&t->calls, event->id, strlen(event->id)),
+                                 .name = chat_keep(&t->calls, event->name, strlen(event->name))};
 }
 
 static void end_call(answer_turn *t) {
-    if (t->calls.n) text_add(&t->calls, ",");
-    text_bytes(&t->calls, t->head.data ? t->head.data : "", t->head.n);
-    text_json(&t->calls, t->arguments.data ? t->arguments.data : "", t->arguments.n);
-    text_add(&t->calls, "}}");
-    t->calls.failed |= t->head.failed || t->arguments.failed;
-    text_clear(&t->head);
+    kakeya_chat_message *message = t->calls.n ? t->calls.messages : chat_add(&t->calls, "assistant");
+    t->call.arguments = keep(t, &t->arguments);
+    chat_add_call(&t->calls, message, t->call);
+    t->call = (kakeya_chat_call){0};
 }
 
 void answer_turn_event(answer_turn *t, const kakeya_chat_event *event) {
@@ -65,21 +68,16 @@ static bool is_open(const kakeya_tokenizer *tokenizer, const char *open, const c
     return false;
 }
 
-void answer_turn_remember(const answer_turn *t, turn_memory *memory, const kakeya_tokenizer *tokenizer,
-                          const cJSON *messages, size_t n_messages, const int32_t *ids, size_t n_stable, size_t n) {
-    if (n <= n_stable || t->head.n) return;
+void answer_turn_remember(answer_turn *t, turn_memory *memory, const kakeya_tokenizer *tokenizer,
+                          const kakeya_chat_message *messages, size_t n_messages, const int32_t *ids, size_t n_stable,
+                          size_t n) {
+    if (n <= n_stable || t->call.name) return;
     if (is_open(tokenizer, "<|channel>", "<channel|>", ids + n_stable, n - n_stable) ||
         is_open(tokenizer, "<|tool_call>", "<tool_call|>", ids + n_stable, n - n_stable))
         return;
-    text_buffer json = {0};
-    text_add(&json, "{\"role\":\"assistant\",\"content\":");
-    text_json(&json, t->content.data ? t->content.data : "", t->content.n);
-    text_add(&json, ",\"tool_calls\":[");
-    text_bytes(&json, t->calls.data ? t->calls.data : "", t->calls.n);
-    text_add(&json, "]}");
-    bool whole = !json.failed && !t->content.failed && !t->calls.failed;
-    cJSON *answer = whole ? json_text_read(json.data, json.n) : NULL;
-    if (answer) turn_memory_put(memory, messages, n_messages, answer, ids, n_stable, n);
-    cJSON_Delete(answer);
-    text_free(&json);
+    kakeya_chat_message *answer = t->calls.n ? t->calls.messages : chat_add(&t->calls, "assistant");
+    const char *content = keep(t, &t->content);
+    if (t->calls.failed) return;
+    answer->content = content;
+    turn_memory_put(memory, messages, n_messages, answer, ids, n_stable, n);
 }

@@ -38,15 +38,14 @@ typedef struct writer {
     /* --- the turn that goes on; it is not in the list yet */
     turn_role role;
     text_buffer content, reasoning;
-    cJSON *calls;
-    cJSON *parts; /* of a user's turn with pictures: what stands before `content`; NULL: there are none */
+    kakeya_chat_message turn; /* its calls; of a user's with pictures the parts before `content` */
     id_set call_ids;
     bool said;     /* there was a text, be it an empty one */
     bool answered; /* there was a result */
     /* --- the last message that called tools, while no other message of an assistant has come behind it */
-    const cJSON *caller;
+    bool has_caller;
     id_set caller_ids;
-    cJSON *later; /* messages that came behind it; its results stand in front of them */
+    chat_conversation later; /* messages that came behind it; its results stand in front of them */
     size_t n_messages, n_calls;
 } writer;
 
@@ -77,27 +76,27 @@ static void join_apart(text_buffer *text, const char *line) {
     text_add(text, line);
 }
 
+/* The text as it stays; NULL: out of memory. */
+static const char *keep(writer *w, const text_buffer *text) {
+    const char *kept = text->failed ? NULL : chat_keep(w->out->said, text->data ? text->data : "", text->n);
+    if (!kept) out_of_memory(w);
+    return kept;
+}
+
 /* The text becomes a part, if there is one. */
-static bool add_text_part(writer *w, cJSON *parts, text_buffer *text) {
-    if (text->failed) return out_of_memory(w);
-    if (!text->n) return true;
-    cJSON *part = cJSON_CreateObject();
-    bool good = part && cJSON_AddStringToObject(part, "type", "text") &&
-                cJSON_AddStringToObject(part, "text", text->data) && cJSON_AddItemToArray(parts, part);
-    if (!good) cJSON_Delete(part);
+static bool add_text_part(writer *w, kakeya_chat_message *message, text_buffer *text) {
+    const char *kept = text->n || text->failed ? keep(w, text) : "";
+    if (text->n && kept) (void)chat_add_part(w->out->said, message, (kakeya_chat_part){.text = kept});
     text_clear(text);
-    return good || out_of_memory(w);
+    return kept != NULL;
 }
 
 /* A picture behind the text, which becomes a part too. */
-static bool add_picture(writer *w, cJSON **parts, text_buffer *text, const cJSON *block, const place *at) {
-    if (!*parts) *parts = cJSON_CreateArray();
-    if (!*parts) return out_of_memory(w);
-    if (text && !add_text_part(w, *parts, text)) return false;
-    cJSON *quoted = media_quote(block, at->name);
-    if (quoted && cJSON_AddItemToArray(*parts, quoted)) return true;
-    cJSON_Delete(quoted);
-    return out_of_memory(w);
+static bool add_picture(writer *w, kakeya_chat_message *message, text_buffer *text, const cJSON *block,
+                        const place *at) {
+    if (text && !add_text_part(w, message, text)) return false;
+    media_add(w->out->said, message, (cJSON *)(uintptr_t)block, at->name);
+    return !w->out->said->failed || out_of_memory(w);
 }
 
 static bool too_many(writer *w, size_t n, const char *what) {
@@ -106,49 +105,40 @@ static bool too_many(writer *w, size_t n, const char *what) {
     return true;
 }
 
-/* Appends a message. NULL: out of memory, or there are too many. content may be NULL. */
-static cJSON *add_message(writer *w, cJSON *list, const char *role, const char *content) {
-    if (too_many(w, ++w->n_messages, "messages and results of tools")) return NULL;
-    cJSON *message = cJSON_CreateObject();
-    if (message && cJSON_AddStringToObject(message, "role", role) &&
-        (!content || cJSON_AddStringToObject(message, "content", content)) && cJSON_AddItemToArray(list, message))
-        return message;
-    cJSON_Delete(message);
-    out_of_memory(w);
-    return NULL;
+/* Appends a message. */
+static bool add_message(writer *w, chat_conversation *to, const kakeya_chat_message *message) {
+    if (too_many(w, ++w->n_messages, "messages and results of tools")) return false;
+    chat_add_copy(to, message);
+    return !to->failed || out_of_memory(w);
 }
 
-/* A message of a user or a system. NULL: as by add_message. */
-static cJSON *add_said(writer *w, const char *role, const char *content) {
-    if (w->caller && !w->later) w->later = cJSON_CreateArray();
-    if (w->caller && !w->later) {
-        out_of_memory(w);
-        return NULL;
-    }
-    return add_message(w, w->caller ? w->later : w->out->messages, role, content);
+static kakeya_chat_message message_of(const char *role, const char *content) {
+    return (kakeya_chat_message){.size = sizeof(kakeya_chat_message), .role = role, .content = content};
 }
 
-/* A list of parts as the content of a message, which takes it. */
-static bool set_parts(writer *w, cJSON *message, cJSON **parts) {
-    if (!cJSON_AddItemToObject(message, "content", *parts)) return out_of_memory(w);
-    *parts = NULL;
-    return true;
+/* A message of a user or a system. */
+static bool add_said(writer *w, const kakeya_chat_message *message) {
+    return add_message(w, w->has_caller ? &w->later : w->out->said, message);
 }
 
 static bool end_user(writer *w) {
-    if (!w->parts) return add_said(w, "user", w->content.n ? w->content.data : "") != NULL;
-    cJSON *message = add_text_part(w, w->parts, &w->content) ? add_said(w, "user", NULL) : NULL;
-    return message && set_parts(w, message, &w->parts);
+    kakeya_chat_message *turn = &w->turn;
+    turn->role = "user";
+    if (turn->n_parts)
+        (void)add_text_part(w, turn, &w->content);
+    else
+        turn->content = keep(w, &w->content);
+    return w->error->status == 0 && add_said(w, turn);
 }
 
-static void add_later(writer *w) {
-    cJSON *item;
-    while ((item = cJSON_DetachItemFromArray(w->later, 0)) != NULL) cJSON_AddItemToArray(w->out->messages, item);
+static bool add_later(writer *w) {
+    for (size_t i = 0; i < w->later.n; i++) chat_add_copy(w->out->said, &w->later.messages[i]);
+    w->later.n = 0;
+    return !w->out->said->failed || out_of_memory(w);
 }
 
-static cJSON *add_assistant(writer *w, const char *content) {
-    add_later(w);
-    return add_message(w, w->out->messages, "assistant", content);
+static bool add_assistant(writer *w, const kakeya_chat_message *message) {
+    return add_later(w) && add_message(w, w->out->said, message);
 }
 
 /* ------------------------------------------------------------------------------------------------------------- turns
@@ -188,24 +178,20 @@ static void clear_turn(writer *w) {
     clear_ids(&w->call_ids);
     text_clear(&w->content);
     text_clear(&w->reasoning);
-    cJSON_Delete(w->calls);
-    w->calls = NULL;
-    cJSON_Delete(w->parts);
-    w->parts = NULL;
+    w->turn = message_of(NULL, NULL);
     w->said = w->answered = false;
     w->role = TURN_NONE;
 }
 
 static bool end_assistant(writer *w) {
-    bool calls = w->calls != NULL;
+    kakeya_chat_message *turn = &w->turn;
+    bool calls = turn->n_calls > 0;
     if (!calls && w->content.n == 0 && w->reasoning.n == 0) return true;
-    cJSON *message = add_assistant(w, w->content.n ? w->content.data : calls ? NULL : "");
-    if (!message) return false;
-    if (w->reasoning.n && !cJSON_AddStringToObject(message, "reasoning_content", w->reasoning.data))
-        return out_of_memory(w);
-    if (calls && !cJSON_AddItemToObject(message, "tool_calls", w->calls)) return out_of_memory(w);
-    w->calls = NULL;
-    w->caller = calls ? message : NULL;
+    turn->role = "assistant";
+    if (w->content.n || !calls) turn->content = keep(w, &w->content);
+    if (w->reasoning.n) turn->reasoning = keep(w, &w->reasoning);
+    if (w->error->status || !add_assistant(w, turn)) return false;
+    w->has_caller = calls;
     clear_ids(&w->caller_ids);
     w->caller_ids = w->call_ids;
     w->call_ids = (id_set){0};
@@ -244,28 +230,26 @@ static bool add_call(writer *w, const cJSON *block, const place *at) {
     if (input && !cJSON_IsNull(input) && !cJSON_IsObject(input)) return wrong(w, at, "input", "an object");
     if (too_many(w, ++w->n_calls, "calls of tools")) return false;
     char *arguments = cJSON_IsObject(input) ? json_text_print(input) : NULL;
-    if (cJSON_IsObject(input) && !arguments) return out_of_memory(w);
-    if (!w->calls) w->calls = cJSON_CreateArray();
-    cJSON *entry = cJSON_CreateObject();
-    bool good = w->calls && entry && cJSON_AddStringToObject(entry, "id", id) &&
-                cJSON_AddStringToObject(entry, "type", "function");
-    cJSON *function = good ? cJSON_AddObjectToObject(entry, "function") : NULL;
-    good = function && cJSON_AddStringToObject(function, "name", name) &&
-           cJSON_AddStringToObject(function, "arguments", arguments ? arguments : "{}") &&
-           cJSON_AddItemToArray(w->calls, entry);
-    if (!good) cJSON_Delete(entry);
+    const kakeya_chat_call made = {
+        .id = id, .name = name, .arguments = arguments ? chat_keep(w->out->said, arguments, strlen(arguments)) : "{}"};
+    bool good = arguments || !cJSON_IsObject(input);
     cJSON_free(arguments);
-    return (good && add_id(&w->call_ids, body_string(entry, "id"))) || out_of_memory(w);
+    chat_add_call(w->out->said, &w->turn, made);
+    return (good && !w->out->said->failed && add_id(&w->call_ids, id)) || out_of_memory(w);
 }
 
-static bool was_called(const writer *w, const char *id) { return w->caller && has_id(&w->caller_ids, id); }
+static bool was_called(const writer *w, const char *id) { return w->has_caller && has_id(&w->caller_ids, id); }
 
-/* parts: pictures, which the text comes before; *parts is NULL where there are none. */
-static bool add_result(writer *w, const char *id, text_buffer *text, cJSON **parts) {
-    if (text->failed) return out_of_memory(w);
-    cJSON *message = add_message(w, w->out->messages, "tool", *parts ? NULL : text->n ? text->data : "");
-    if (message && *parts && !(add_text_part(w, *parts, text) && set_parts(w, message, parts))) return false;
-    return message && (cJSON_AddStringToObject(message, "tool_call_id", id) || out_of_memory(w));
+/* message: its pictures, which the text comes before. */
+static bool add_result(writer *w, const char *id, text_buffer *text, const kakeya_chat_message *pictures) {
+    kakeya_chat_message message = message_of("tool", NULL);
+    message.call_id = id;
+    const char *kept = keep(w, text);
+    if (!kept) return false;
+    if (!pictures->n_parts) message.content = kept;
+    if (pictures->n_parts && text->n) (void)chat_add_part(w->out->said, &message, (kakeya_chat_part){.text = kept});
+    for (size_t i = 0; i < pictures->n_parts; i++) (void)chat_add_part(w->out->said, &message, pictures->parts[i]);
+    return add_message(w, w->out->said, &message);
 }
 
 static bool note_cache_control(writer *w, const cJSON *block) {
@@ -297,11 +281,11 @@ static void put_other_block(writer *w, const cJSON *block, const char *type, con
     if (!texts) ignored_add(w->out->ignored, "%s(%.64s)", at->name, type);
 }
 
-/* The texts of a list of blocks, or a text; a system's without what is nobody's business. parts, where pictures are
+/* The texts of a list of blocks, or a text; a system's without what is nobody's business. message, where pictures are
  * read: those go there; NULL: a system has none. */
-static bool read_texts(writer *w, const cJSON *content, cJSON **parts, const place *at, const char *key,
+static bool read_texts(writer *w, const cJSON *content, kakeya_chat_message *message, const place *at, const char *key,
                        text_buffer *text) {
-    const bool system = !parts;
+    const bool system = !message;
     if (cJSON_IsString(content)) {
         text_add(text, content->valuestring);
         return true;
@@ -316,8 +300,8 @@ static bool read_texts(writer *w, const cJSON *content, cJSON **parts, const pla
         if (!type) return wrong(w, &its, "type", "a string");
         i++;
         note_cache_control(w, block);
-        if (parts && w->pictures && images_is_part(block)) {
-            if (!add_picture(w, parts, NULL, block, &its)) return false;
+        if (message && w->pictures && images_is_part(block)) {
+            if (!add_picture(w, message, NULL, block, &its)) return false;
             continue;
         }
         if (strcmp(type, "text") != 0 && !system) {
@@ -348,11 +332,10 @@ static bool put_result(writer *w, const cJSON *block, const place *at) {
                         "%s: the assistant's message before it has no tool_use with the id %.64s", param, id);
     }
     text_buffer text = {0};
-    cJSON *parts = NULL;
+    kakeya_chat_message pictures = message_of("tool", NULL);
     if (cJSON_IsTrue(failed)) text_add(&text, "Error: ");
-    bool good = !content || cJSON_IsNull(content) || read_texts(w, content, &parts, at, "content", &text);
-    good = good && add_result(w, id, &text, &parts);
-    cJSON_Delete(parts);
+    bool good = !content || cJSON_IsNull(content) || read_texts(w, content, &pictures, at, "content", &text);
+    good = good && add_result(w, id, &text, &pictures);
     text_free(&text);
     w->answered = true;
     return good;
@@ -362,7 +345,7 @@ static bool put_result(writer *w, const cJSON *block, const place *at) {
 static bool put_foreign_result(writer *w, const cJSON *block, const place *at) {
     const char *id = body_string(block, "tool_use_id");
     if (!id) return wrong(w, at, "tool_use_id", "a string");
-    bool silent = !w->calls && !w->content.n && !w->reasoning.n; /* nothing has come since its call */
+    bool silent = !w->turn.n_calls && !w->content.n && !w->reasoning.n; /* nothing has come since its call */
     if (!has_id(&w->call_ids, id) && !(silent && was_called(w, id))) {
         ignored_add(w->out->ignored, "%s", at->name);
         return true;
@@ -374,7 +357,7 @@ static bool put_foreign_result(writer *w, const cJSON *block, const place *at) {
     text_buffer text = {0};
     text.failed = content && !json;
     if (json) text_add(&text, json);
-    cJSON *none = NULL;
+    const kakeya_chat_message none = message_of("tool", NULL);
     bool good = add_result(w, id, &text, &none);
     cJSON_free(json);
     text_free(&text);
@@ -425,7 +408,7 @@ static bool put_user_block(writer *w, const cJSON *block, const char *type, cons
     if (strcmp(type, "tool_result") == 0) return put_result(w, block, at);
     if (images_is_part(block)) { /* media_take refuses it where none are read, and says why */
         w->said = true;
-        return add_picture(w, &w->parts, &w->content, block, at);
+        return add_picture(w, &w->turn, &w->content, block, at);
     }
     if (strcmp(type, "text") != 0) return refuse(w, at, type);
     const char *text = body_string(block, "text");
@@ -471,7 +454,10 @@ static bool put_system(writer *w, const cJSON *content, const place *at, const c
     text_buffer text = {0};
     bool good = read_texts(w, content, NULL, at, key, &text);
     if (good && text.failed) good = out_of_memory(w);
-    if (good && text.n) good = end_turn(w) && add_said(w, "system", text.data) != NULL;
+    if (good && text.n) {
+        const kakeya_chat_message message = message_of("system", keep(w, &text));
+        good = message.content && end_turn(w) && add_said(w, &message);
+    }
     text_free(&text);
     return good;
 }
@@ -493,26 +479,28 @@ static bool put_message(writer *w, const cJSON *message, size_t index) {
 /* What an assistant has begun to say at the end of the conversation stays open. */
 static bool end_conversation(writer *w) {
     if (w->role != TURN_ASSISTANT) return end_turn(w);
-    if (w->calls)
+    if (w->turn.n_calls)
         return api_fail(w->error, 400, "invalid_prompt", "messages",
                         "messages: the last one calls a tool; its tool_result is missing");
     while (w->content.n && is_space(w->content.data[w->content.n - 1])) w->content.data[--w->content.n] = '\0';
     if (w->content.failed) return out_of_memory(w);
     w->out->continues = w->content.n > 0;
-    bool good = !w->out->continues || add_assistant(w, w->content.data);
+    const kakeya_chat_message last = message_of("assistant", keep(w, &w->content));
+    bool good = last.content && (!w->out->continues || add_assistant(w, &last));
     clear_turn(w);
     return good;
 }
 
 bool anthropic_messages(const messages_in *in, messages_out *out, api_error *error) {
     writer w = {.out = out, .seal = in->seal, .pictures = in->pictures, .error = error};
+    w.turn = message_of(NULL, NULL);
     const cJSON *message;
     size_t i = 0;
     bool good = !in->system || put_system(&w, in->system, &(place){""}, "system");
     cJSON_ArrayForEach(message, in->messages) good = good && put_message(&w, message, i++);
     good = good && end_conversation(&w);
-    add_later(&w);
-    cJSON_Delete(w.later);
+    good = add_later(&w) && good;
+    chat_conversation_free(&w.later);
     clear_turn(&w);
     clear_ids(&w.caller_ids);
     text_free(&w.content);

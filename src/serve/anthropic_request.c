@@ -1,11 +1,11 @@
 #include "serve/anthropic_request.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/hash.h"
 #include "base/json.h"
-#include "base/json_text.h"
 #include "serve/anthropic_messages.h"
 #include "serve/images.h"
 #include "serve/media.h"
@@ -17,7 +17,11 @@ typedef struct reader {
     call *call;
     fields *f;
     anthropic_request *r;
-    bool cache_control, continues;
+    chat_shape shape;
+    chat_wish wish;
+    cJSON *tools;        /* of the wish; they show members of the body's */
+    size_t *tool_places; /* of those, in the body */
+    bool cache_control;
     const char *asked; /* the field that asks for a thought; NULL: none */
 } reader;
 
@@ -26,16 +30,7 @@ void anthropic_request_init(anthropic_request *r) {
     answer_options_init(&r->options);
 }
 
-void anthropic_request_free(anthropic_request *r) {
-    answer_options_free(&r->options);
-    cJSON_Delete(r->chat);
-    cJSON_free(r->chat_text);
-}
-
-static const cJSON *member(const cJSON *object, const char *key) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-    return cJSON_IsNull(item) ? NULL : item;
-}
+void anthropic_request_free(anthropic_request *r) { answer_options_free(&r->options); }
 
 /* A member of what belongs to the body: shown, not copied. */
 static bool show(cJSON *object, const char *name, const cJSON *from, const char *key) {
@@ -50,26 +45,22 @@ static void end_fields(reader *k, fields *f) { fields_end(f, k->call->server->se
 static void read_conversation(reader *k) {
     fields *f = k->f;
     const cJSON *messages = fields_array(f, "messages");
-    size_t found;
+    chat_conversation *said = &k->call->conversation;
     messages_in in = {.system = fields_get(f, "system"),
                       .messages = messages,
                       .pictures = images_are_read(k->call->server),
                       .seal = &k->call->server->seal};
-    messages_out out = {.messages = cJSON_AddArrayToObject(k->r->chat, "messages"), .ignored = &k->call->ignored};
-    if (!out.messages) {
-        api_out_of_memory(f->error);
-    } else if (!messages) {
+    messages_out out = {.said = said, .ignored = &k->call->ignored};
+    if (!messages) {
         api_fail(f->error, 400, "missing_required_parameter", "messages", "messages is missing");
     } else if (!messages->child) {
         api_fail(f->error, 400, "invalid_value", "messages", "messages: there is no message");
-    } else if (anthropic_messages(&in, &out, f->error) && cJSON_GetArraySize(out.messages) <= out.continues) {
+    } else if (anthropic_messages(&in, &out, f->error) && said->n <= out.continues) {
         api_fail(f->error, 400, "invalid_prompt", "messages", "messages: there is nothing that an answer could follow");
-    } else if (f->error->status == 0 && !media_take(k->call, out.messages, true, &found, f->error)) {
-        /* told */
-    } else if (out.continues && !cJSON_AddTrueToObject(k->r->chat, "continue_final_message")) {
-        api_out_of_memory(f->error);
+    } else if (f->error->status == 0) {
+        media_take(k->call, f->error);
     }
-    k->continues = out.continues;
+    k->shape.continues = out.continues;
     k->cache_control = out.cache_control;
 }
 
@@ -78,15 +69,19 @@ static void read_conversation(reader *k) {
 
 static void add_tool(reader *k, const cJSON *tool, size_t i, cJSON *list) {
     char param[64];
-    const cJSON *schema = member(tool, "input_schema");
+    const cJSON *schema = body_member(tool, "input_schema"), *description = body_member(tool, "description");
     snprintf(param, sizeof param, "tools[%zu]", i);
-    if (!openai_is_tool_name(member(tool, "name"))) {
+    if (!openai_is_tool_name(body_member(tool, "name"))) {
         api_fail(k->f->error, 400, "invalid_value", param,
                  "%s.name is not a name of 1 to 128 letters, digits, '_', '-' and '.'", param);
         return;
     }
     if (schema && !cJSON_IsObject(schema)) {
         api_fail(k->f->error, 400, "invalid_type", param, "%s.input_schema is not an object", param);
+        return;
+    }
+    if (description && !cJSON_IsString(description)) {
+        api_fail(k->f->error, 400, "invalid_type", param, "%s.description is not a string", param);
         return;
     }
     cJSON *entry = cJSON_CreateObject();
@@ -104,54 +99,54 @@ static void add_tool(reader *k, const cJSON *tool, size_t i, cJSON *list) {
 static void read_tools(reader *k) {
     const cJSON *tools = fields_array(k->f, "tools"), *tool;
     if (!tools || !tools->child) return;
-    cJSON *list = cJSON_CreateArray();
-    if (!list) api_out_of_memory(k->f->error);
-    size_t i = 0;
+    k->tools = cJSON_CreateArray();
+    k->tool_places = calloc((size_t)cJSON_GetArraySize(tools), sizeof *k->tool_places);
+    if (!k->tools || !k->tool_places) {
+        api_out_of_memory(k->f->error);
+        return;
+    }
+    size_t i = 0, n = 0;
     cJSON_ArrayForEach(tool, tools) {
-        const cJSON *type = member(tool, "type");
-        if (!list || !cJSON_IsObject(tool) || (type && !cJSON_IsString(type))) {
+        const cJSON *type = body_member(tool, "type");
+        if (!cJSON_IsObject(tool) || (type && !cJSON_IsString(type))) {
             char param[64];
             snprintf(param, sizeof param, "tools[%zu]", i);
             api_fail(k->f->error, 400, "invalid_type", param, "%s is not a tool", param);
         } else if (type && strcmp(type->valuestring, "custom") != 0) {
             ignored_add(&k->call->ignored, "tools[%zu](%.64s)", i, type->valuestring);
         } else {
-            k->cache_control = k->cache_control || member(tool, "cache_control");
-            add_tool(k, tool, i, list);
+            k->cache_control = k->cache_control || body_member(tool, "cache_control");
+            k->tool_places[n++] = i;
+            add_tool(k, tool, i, k->tools);
         }
         i++;
     }
-    if (list && list->child) {
-        if (cJSON_AddItemToObject(k->r->chat, "tools", list)) return;
-        api_out_of_memory(k->f->error);
-    }
-    cJSON_Delete(list);
+    k->wish.tools = openai_check_tools(k->tools, k->f->error);
+    k->wish.form.tool_places = k->tool_places;
+    k->wish.form.n_tool_places = n;
+    k->wish.form.parameters = "input_schema";
 }
 
 static void read_tool_choice(reader *k) {
     fields inner;
     const cJSON *choice = fields_object(k->f, "tool_choice");
-    cJSON *chat = k->r->chat, *one, *function;
+    answer_form *form = &k->wish.form;
     fields_begin(&inner, choice, "tool_choice.", k->f->error);
     const char *type = fields_string(&inner, "type", NULL), *name = fields_string(&inner, "name", NULL);
-    bool single = fields_bool(&inner, "disable_parallel_tool_use", false), good = true;
+    k->wish.one_call = fields_bool(&inner, "disable_parallel_tool_use", false);
     end_fields(k, &inner);
+    openai_take_tool_choice(k->f, NULL, k->wish.tools, form);
     if (!choice) return;
     if (type && strcmp(type, "any") == 0) {
-        good = cJSON_AddStringToObject(chat, "tool_choice", "required");
+        openai_force_call(k->wish.tools, form, k->f->error);
     } else if (type && strcmp(type, "none") == 0) {
-        good = cJSON_AddStringToObject(chat, "tool_choice", "none");
+        form->calls = KAKEYA_CALLS_NONE;
     } else if (type && strcmp(type, "tool") == 0 && name) {
-        one = cJSON_AddObjectToObject(chat, "tool_choice");
-        good = one && cJSON_AddStringToObject(one, "type", "function");
-        function = good ? cJSON_AddObjectToObject(one, "function") : NULL;
-        good = function && cJSON_AddStringToObject(function, "name", name);
+        openai_force_tool(k->wish.tools, name, form, k->f->error);
     } else if (!type || strcmp(type, "auto") != 0) {
         api_fail(k->f->error, 400, "invalid_value", "tool_choice",
                  "tool_choice.type is not auto, any, none, or tool with a name");
     }
-    if (single) good = good && cJSON_AddBoolToObject(chat, "parallel_tool_calls", false);
-    if (!good) api_out_of_memory(k->f->error);
 }
 
 /* ------------------------------------------------------------------------------------------------ form of the answer
@@ -159,7 +154,6 @@ static void read_tool_choice(reader *k) {
 
 static void read_thinking(reader *k) {
     fields inner;
-    cJSON *chat = k->r->chat;
     const cJSON *thinking = fields_object(k->f, "thinking");
     fields_begin(&inner, thinking, "thinking.", k->f->error);
     const char *type = fields_string(&inner, "type", NULL), *display = fields_string(&inner, "display", "summarized");
@@ -176,10 +170,8 @@ static void read_thinking(reader *k) {
     if (!k->r->omit_thinking && strcmp(display, "summarized") != 0)
         fields_wrong_value(&inner, "display", fields_get(&inner, "display"), "summarized or omitted");
     k->asked = on ? "thinking" : NULL;
-    cJSON *same = cJSON_AddObjectToObject(chat, "thinking");
-    bool good = same && cJSON_AddStringToObject(same, "type", type);
-    if (on && budget > 0) good = good && cJSON_AddNumberToObject(chat, "thinking_budget_tokens", (double)budget);
-    if (!good) api_out_of_memory(k->f->error);
+    k->wish.thinks = on;
+    if (on) k->wish.thinking_budget = budget;
 }
 
 static void read_format(reader *k, const cJSON *format, const char *param) {
@@ -187,40 +179,33 @@ static void read_format(reader *k, const cJSON *format, const char *param) {
     const char *type = body_string(format, "type");
     if (!type || strcmp(type, "json_schema") != 0) {
         api_fail(k->f->error, 400, "unsupported_value", param, "%s.type is not json_schema", param);
-    } else if (!member(format, "schema")) {
+    } else if (!body_member(format, "schema")) {
         api_fail(k->f->error, 400, "missing_required_parameter", param, "%s.schema is missing", param);
-    } else if (!member(k->r->chat, "response_format")) {
-        cJSON *same = cJSON_AddObjectToObject(k->r->chat, "response_format");
-        if (!same || !cJSON_AddStringToObject(same, "type", "json_schema") || !show(same, "schema", format, "schema"))
-            api_out_of_memory(k->f->error);
+    } else if (k->wish.form.kind == KAKEYA_GRAMMAR_TEXT) { /* the first of the two counts */
+        openai_take_schema(body_member(format, "schema"), "output_config.format", &k->wish.form, k->f->error);
     }
 }
 
 /* How much trouble is to be taken, also without a thought: Claude Code names an effort in every request, and says
  * nothing of thinking where its user has turned that off. The format has no levels, so it changes nothing. */
 static void read_output(reader *k) {
-    static const char *const efforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
     fields inner;
     fields_begin(&inner, fields_object(k->f, "output_config"), "output_config.", k->f->error);
     const char *effort = fields_string(&inner, "effort", NULL);
     read_format(k, fields_object(&inner, "format"), "output_config.format");
     end_fields(k, &inner);
     read_format(k, fields_object(k->f, "output_format"), "output_format");
-    if (!effort) return;
-    for (size_t i = 0; i < sizeof efforts / sizeof *efforts; i++)
-        if (strcmp(effort, efforts[i]) == 0) return;
-    api_fail(k->f->error, 400, "invalid_value", "output_config.effort", "output_config.effort is %.32s", effort);
+    if (effort && openai_effort(effort) < 0)
+        api_fail(k->f->error, 400, "invalid_value", "output_config.effort", "output_config.effort is %.32s", effort);
 }
 
 /* The answer goes on in the middle of a text: there is no place for a thought, a format or a call. */
 static void check_continuation(reader *k) {
-    const cJSON *choice = member(k->r->chat, "tool_choice");
-    bool forced = choice && !(cJSON_IsString(choice) && strcmp(choice->valuestring, "none") == 0);
-    const char *param = k->asked                                ? k->asked
-                        : member(k->r->chat, "response_format") ? "output_config.format"
-                        : forced                                ? "tool_choice"
-                                                                : NULL;
-    if (k->continues && param)
+    const char *param = k->asked                                      ? k->asked
+                        : k->wish.form.kind != KAKEYA_GRAMMAR_TEXT    ? "output_config.format"
+                        : k->wish.form.calls == KAKEYA_CALLS_REQUIRED ? "tool_choice"
+                                                                      : NULL;
+    if (k->shape.continues && param)
         api_fail(k->f->error, 400, "invalid_value", param,
                  "%s: the answer continues the assistant's last message, which leaves no place for it", param);
 }
@@ -254,59 +239,12 @@ static void read_metadata(reader *k) {
         k->call->client = hash_fnv1a(HASH_FNV1A_START, user, strlen(user));
 }
 
-/* The place in the body of the i-th tool that is offered. */
-static size_t place_of_tool(const cJSON *body, size_t i) {
-    const cJSON *tool;
-    size_t place = 0;
-    cJSON_ArrayForEach(tool, cJSON_GetObjectItemCaseSensitive(body, "tools")) {
-        const char *type = body_string(tool, "type");
-        if ((!type || strcmp(type, "custom") == 0) && i-- == 0) break;
-        place++;
-    }
-    return place;
-}
-
-/* Errors about the request as chat completions would have it, in this API's words. */
-static void rename_error(const cJSON *body, api_error *error) {
-    static const struct { const char *chat, *here; } names[] = {{"response_format", "output_config.format"}};
-    static const char parameters[] = ".parameters";
-    char text[sizeof error->message];
-    unsigned long tool;
-    int skip = 0;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        size_t n = strlen(names[i].chat);
-        if (strncmp(error->param, names[i].chat, n) != 0) continue;
-        snprintf(error->param, sizeof error->param, "%s", names[i].here);
-        if (strncmp(error->message, names[i].chat, n) != 0) return;
-        snprintf(text, sizeof text, "%s%.600s", names[i].here, error->message + n);
-        memcpy(error->message, text, sizeof text);
-        return;
-    }
-    if (sscanf(error->message, "tools[%lu]%n", &tool, &skip) != 1 || skip == 0) return;
-    const char *rest = error->message + skip;
-    bool schema = strncmp(rest, parameters, sizeof parameters - 1) == 0;
-    snprintf(text, sizeof text, "tools[%zu]%s%.580s", place_of_tool(body, tool), schema ? ".input_schema" : "",
-             rest + (schema ? sizeof parameters - 1 : 0));
-    memcpy(error->message, text, sizeof text);
-}
-
 /* Errors of this API have no field for the parameter: the message begins with it. */
 static void name_parameter(api_error *error) {
     char text[sizeof error->message];
     if (strncmp(error->message, error->param, strcspn(error->param, ".[")) == 0) return;
     snprintf(text, sizeof text, "%.150s: %.480s", error->param, error->message);
     memcpy(error->message, text, sizeof text);
-}
-
-static bool render(reader *k, bool counting, api_error *error) {
-    anthropic_request *r = k->r;
-    fields chat;
-    r->chat_text = json_text_print(r->chat);
-    if (!r->chat_text) return api_out_of_memory(error);
-    chat_shape shape = {.is_question = !counting, .request = r->chat_text, .request_bytes = strlen(r->chat_text)};
-    fields_begin(&chat, r->chat, "", error);
-    openai_read_chat(k->call, &chat, &shape, counting ? NULL : &r->options);
-    return error->status == 0 && openai_render_chat(k->call, &shape, &r->options, error);
 }
 
 bool anthropic_request_read(call *c, bool counting, anthropic_request *r, api_error *error) {
@@ -316,9 +254,9 @@ bool anthropic_request_read(call *c, bool counting, anthropic_request *r, api_er
     size_t bytes;
     const char *body = http_body(c->exchange, &bytes);
     if (!call_body(c, error)) return false;
-    r->chat = cJSON_CreateObject();
-    if (!r->chat || !body_keep_numbers(c->body, body, bytes, spelled)) return api_out_of_memory(error);
-    reader k = {.call = c, .f = &f, .r = r};
+    if (!body_keep_numbers(c->body, body, bytes, spelled)) return api_out_of_memory(error);
+    reader k = {.call = c, .f = &f, .r = r, .shape = {.is_question = !counting}};
+    chat_wish_init(&k.wish);
     fields_begin(&f, c->body, "", error);
     r->model = openai_read_model(c, &f);
     read_sampling(&k, counting);
@@ -333,9 +271,10 @@ bool anthropic_request_read(call *c, bool counting, anthropic_request *r, api_er
     if (fields_get(&f, "cache_control")) k.cache_control = true;
     if (k.cache_control) ignored_add(&c->ignored, "cache_control");
     end_fields(&k, &f);
-    bool read = error->status == 0;
-    if (read && render(&k, counting, error)) return true;
-    if (read) rename_error(c->body, error);
+    openai_settle(c, &k.wish, &k.shape, counting ? NULL : &r->options, error);
+    cJSON_Delete(k.tools);
+    free(k.tool_places);
+    if (error->status == 0 && openai_render_chat(c, &k.shape, &r->options, error)) return true;
     name_parameter(error);
     return false;
 }

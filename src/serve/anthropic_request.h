@@ -8,8 +8,6 @@ typedef struct anthropic_request {
     const char *model;
     bool stream;
     bool omit_thinking;     /* thoughts are told of, but not their text */
-    cJSON *chat;            /* the same as a request for chat completions */
-    char *chat_text;        /* of it */
     answer_options options; /* with the prompt; its texts live here and in the call's body */
 } anthropic_request;
 

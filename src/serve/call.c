@@ -90,7 +90,8 @@ static void free_call(call *c) {
     if (c->begun) atomic_fetch_sub(&c->server->calls, 1);
     cJSON_Delete(c->body);
     call_media_free(c->media);
-    cJSON_free(c->rewritten);
+    cJSON_free(c->tools);
+    chat_conversation_free(&c->conversation);
     text_free(&c->ignored);
     text_free(&c->log);
     text_free(&c->reply);

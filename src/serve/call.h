@@ -9,6 +9,7 @@
 #include "serve/errors.h"
 #include "serve/server.h"
 #include "serve/text.h"
+#include "text/chat_conversation.h"
 
 typedef struct call call;
 
@@ -40,16 +41,17 @@ struct call {
     size_t place;     /* of the route in its table */
     const char *rest; /* of the path, behind the route's; "" without ROUTE_PREFIX */
     char id[CALL_ID_BYTES];
-    unsigned long long client; /* who asks, for fairness: a key or an address */
-    cJSON *body;               /* after call_body */
-    char *rewritten;           /* the body as JSON in another form, where that was wanted; NULL: it was not */
-    struct call_media *media;  /* that its body holds (media.h); NULL: none */
-    int image_budget;          /* tokens, where the request says it for all pictures; 0: it does not */
-    text_buffer ignored;       /* names of fields that had no effect */
-    text_buffer log;           /* what the log line says besides */
-    _Atomic bool gone;         /* the client has left */
-    bool has_model;            /* ROUTE_MODEL, and it holds the model */
-    bool begun;                /* its body has come, or was not wanted: it is replied to */
+    unsigned long long client;      /* who asks, for fairness: a key or an address */
+    cJSON *body;                    /* after call_body */
+    chat_conversation conversation; /* that its body holds; texts of it may lie in the body */
+    char *tools;                    /* JSON text of the tools that it offers; NULL: none */
+    struct call_media *media;       /* that its body holds (media.h); NULL: none */
+    int image_budget;               /* tokens, where the request says it for all pictures; 0: it does not */
+    text_buffer ignored;            /* names of fields that had no effect */
+    text_buffer log;                /* what the log line says besides */
+    _Atomic bool gone;              /* the client has left */
+    bool has_model;                 /* ROUTE_MODEL, and it holds the model */
+    bool begun;                     /* its body has come, or was not wanted: it is replied to */
     /* --- the reply, on its way to the network thread */
     int status;
     const char *content_type;

@@ -135,23 +135,6 @@ char *custom_tool_input(const char *arguments, size_t bytes, size_t *input_bytes
 
 /* ------------------------------------------------------------------------------------------------ chat completions */
 
-static bool holds_custom(const cJSON *list) {
-    const cJSON *item;
-    cJSON_ArrayForEach(item, list) {
-        if (is_type(item, "custom")) return true;
-    }
-    return false;
-}
-
-static bool uses_custom(const cJSON *body) {
-    const cJSON *message;
-    if (holds_custom(member(body, "tools")) || is_type(member(body, "tool_choice"), "custom")) return true;
-    cJSON_ArrayForEach(message, member(body, "messages")) {
-        if (holds_custom(member(message, "tool_calls"))) return true;
-    }
-    return false;
-}
-
 static bool replace_tools(cJSON *tools, api_error *error) {
     cJSON *tool = cJSON_IsArray(tools) ? tools->child : NULL, *made = cJSON_CreateArray();
     bool good = made || api_out_of_memory(error);
@@ -222,20 +205,7 @@ static bool replace_calls(const cJSON *messages, api_error *error) {
     return true;
 }
 
-bool custom_tools_rewrite(call *c, const char **text, size_t *bytes, api_error *error) {
-    static const char *const exact[] = {"tools", "messages", NULL}; /* numbers that a double would change */
-    size_t n;
-    const char *body = http_body(c->exchange, &n);
-    if (!uses_custom(c->body)) return true;
-    if (!call_hold(c, n, error)) return false;
-    if (!body_keep_numbers(c->body, body, n, exact)) return api_out_of_memory(error);
-    if (!replace_tools(member(c->body, "tools"), error) || !replace_choice(member(c->body, "tool_choice"), error) ||
-        !replace_calls(member(c->body, "messages"), error))
-        return false;
-    cJSON_free(c->rewritten);
-    c->rewritten = json_text_print(c->body);
-    if (!c->rewritten) return api_out_of_memory(error);
-    *text = c->rewritten;
-    *bytes = strlen(c->rewritten);
-    return true;
+bool custom_tools_rewrite(cJSON *body, api_error *error) {
+    return replace_tools(member(body, "tools"), error) && replace_choice(member(body, "tool_choice"), error) &&
+           replace_calls(member(body, "messages"), error);
 }

@@ -17,7 +17,7 @@ bool custom_tool_is(const cJSON *functions, const char *called);
 char *custom_tool_input(const char *arguments, size_t bytes, size_t *input_bytes);
 
 /* Chat completions: custom tools of the body, the choice of one and their calls in its messages become functions and
- * theirs. *text: the body as JSON where something has changed, owned by the call. False: *error. */
-bool custom_tools_rewrite(call *c, const char **text, size_t *bytes, api_error *error);
+ * theirs, in its tree. False: *error. */
+bool custom_tools_rewrite(cJSON *body, api_error *error);
 
 #endif

@@ -5,35 +5,24 @@
 
 #include "serve/answer.h"
 
-/* Whether a part of a message is a picture or a sound, by its type. */
-bool media_is_part(const cJSON *part);
+/* A part of the conversation that is a picture or a sound is to be read by media_take. given: the part in its API's
+ * form, which outlives that; place: where it is, for errors. */
+void media_set(chat_conversation *c, kakeya_chat_part *part, cJSON *given, const char *place);
+/* Adds one. */
+void media_add(chat_conversation *c, kakeya_chat_message *message, cJSON *given, const char *place);
+/* One that has been read otherwise: the item becomes the call's, with the memory that it takes, also on failure. */
+bool media_put(call *c, kakeya_chat_message *message, const kakeya_media *item, api_error *error);
+/* Whether images_are_read and sounds_are_read say so of this part in a message of this role. */
+bool media_is_read(const call *c, const char *role, const cJSON *part);
 
-/* A part among the parts of a message of chat completions, for APIs whose own requests become such: shows `part`, which
- * outlives it, and names its place there for errors. NULL: out of memory. */
-cJSON *media_quote(const cJSON *part, const char *place);
+/* Reads the pictures and sounds of the call's conversation into the call. Where the model reads none they are refused.
+ * False: *error, with the place. */
+bool media_take(call *c, api_error *error);
 
-/* Reads the pictures in users' and tools' messages and the sounds in users', in the form of chat completions, into the
- * call. Their parts become {"type":"image"} or {"type":"audio"} with a number and a digest, so that their bytes are
- * gone from the tree. Where the model reads none, tools' are left as they are, and others refused. quoted: they come
- * from media_quote. *found: how many there were. False: *error, with the place. */
-bool media_take(call *c, cJSON *messages, bool quoted, size_t *found, api_error *error);
-/* Whether media_take has read this part. */
-bool media_is_taken(const cJSON *part);
-/* For those that are read otherwise: the item becomes the call's, with the memory that it takes, also on failure; a
- * part that stands for it is made of `part`. */
-bool media_put(call *c, const kakeya_media *item, cJSON *part, api_error *error);
-
-/* Lengths of the runs of a prompt's media, in the order of each kind; freed by media_lengths_free. */
-typedef struct media_lengths {
-    int *images, *sounds;
-    size_t n_images, n_sounds;
-} media_lengths;
-void media_lengths_free(media_lengths *lengths);
-
-/* The media of these messages, which media_take has seen, for the prompt: out->media, and their lengths, which are
- * freed also on failure. */
-bool media_of_prompt(call *c, const cJSON *messages, answer_options *out, media_lengths *lengths, api_error *error);
+/* Those of the conversation for the prompt: out->media; their parts get their lengths. param: the field that the
+ * conversation comes from. */
+bool media_of_prompt(call *c, const char *param, answer_options *out, api_error *error);
 /* Of the prompt's ids, once they are there: out->keys. */
-bool media_key_prompt(const call *c, answer_options *out, api_error *error);
+bool media_key_prompt(const call *c, const char *param, answer_options *out, api_error *error);
 
 #endif

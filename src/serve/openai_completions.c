@@ -440,7 +440,7 @@ static bool read_request(call *c, completions_job *job, answer_options *o, promp
     read_prompts(c, &f, p);
     fields_end(&f, c->server->settings->strict, &c->ignored);
     bool generates = !job->only_prompt && openai_is_forced(&form);
-    openai_compile_form(c, &f, &form, false, false, generates ? o : NULL);
+    openai_compile_form(c, &form, false, generates ? o : NULL, f.error);
     o->param = "prompt";
     for (size_t i = 0; i < p->n && error->status == 0; i++) {
         const answer_options its = {.n_ids = p->n_ids[i], .param = o->param};

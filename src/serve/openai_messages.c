@@ -8,7 +8,7 @@
 #include "serve/images.h"
 #include "serve/media.h"
 #include "serve/openai_chat.h"
-#include "serve/openai_grammar.h"
+#include "text/chat_request.h"
 
 enum { MAX_MESSAGES = 10000, MAX_TOOLS = 512, MAX_NAME = 128 };
 
@@ -36,14 +36,41 @@ static void note_left_out(call *c, const cJSON *message, int index) {
         const char *type = body_string(part, "type");
         size_t k = 0;
         while (type && texts[k] && strcmp(type, texts[k]) != 0) k++;
-        if (type && !texts[k] && !media_is_taken(part))
+        if (type && !texts[k] && !media_is_read(c, role, part))
             ignored_add(&c->ignored, "messages[%d].content[%d](%.64s)", index, i, type);
         i++;
     }
 }
 
+/* What the library says of the conversation, which begins with the place. param: NULL, or the field that the place
+ * becomes. */
+static bool fail_conversation(const char *param, kakeya_error *why, size_t place_bytes, api_error *error) {
+    char place[sizeof error->param];
+    snprintf(place, sizeof place, "%.*s", (int)place_bytes, why->message);
+    const char *code = why->status == KAKEYA_UNSUPPORTED ? "unsupported_content" : "invalid_prompt";
+    if (!param || !place_bytes)
+        return api_fail_library(error, code, place_bytes ? place : param ? param : "messages", why);
+    kakeya_error here = {.status = why->status};
+    snprintf(here.message, sizeof here.message, "%.64s%.900s", param, why->message + place_bytes);
+    return api_fail_library(error, code, param, &here);
+}
+
+/* Parts that are pictures and sounds are to be read. */
+static void name_media(chat_conversation *all) {
+    for (size_t i = 0; i < all->n; i++) {
+        for (size_t k = 0; k < all->messages[i].n_parts; k++) {
+            kakeya_chat_part *part = chat_own_part(&all->messages[i], k);
+            char place[80];
+            if (part->type == KAKEYA_CHAT_TEXT) continue;
+            snprintf(place, sizeof place, "messages[%zu].content[%zu]", i, k);
+            media_set(all, part, (cJSON *)(uintptr_t)part->user, place);
+        }
+    }
+}
+
 static void read_messages(call *c, fields *f) {
     const cJSON *messages = fields_array(f, "messages"), *message;
+    const chat_media media = {.users_images = true, .tools_images = images_are_read(c->server), .users_sounds = true};
     int n = cJSON_GetArraySize(messages), i = 0;
     if (!messages) {
         api_fail(f->error, 400, "missing_required_parameter", "messages", "messages is missing");
@@ -63,49 +90,61 @@ static void read_messages(call *c, fields *f) {
             api_fail(f->error, 400, "unsupported_value", param, "%s: function messages are not supported; use tool",
                      param);
     }
+    kakeya_error why = {0};
+    size_t place_bytes;
+    if (chat_request_read(messages, &media, &c->conversation, &place_bytes, &why) != KAKEYA_OK) {
+        fail_conversation(NULL, &why, place_bytes, f->error);
+        return;
+    }
+    name_media(&c->conversation);
+    if (f->error->status == 0) media_take(c, f->error);
 }
 
-static const cJSON *read_tools(fields *f) {
-    const cJSON *tools = fields_array(f, "tools"), *tool;
+const cJSON *openai_check_tools(const cJSON *tools, api_error *error) {
+    const cJSON *tool;
     int i = 0;
     if (cJSON_GetArraySize(tools) > MAX_TOOLS)
-        api_fail(f->error, 400, "invalid_value", "tools", "tools: more than %d", MAX_TOOLS);
+        api_fail(error, 400, "invalid_value", "tools", "tools: more than %d", MAX_TOOLS);
     cJSON_ArrayForEach(tool, tools) {
         char param[80];
-        const cJSON *type = cJSON_GetObjectItemCaseSensitive(tool, "type");
-        const cJSON *function = cJSON_GetObjectItemCaseSensitive(tool, "function");
-        const cJSON *parameters = cJSON_GetObjectItemCaseSensitive(function, "parameters");
-        const cJSON *description = cJSON_GetObjectItemCaseSensitive(function, "description");
+        const char *type = body_string(tool, "type");
+        const cJSON *function = body_member(tool, "function");
+        const cJSON *parameters = body_member(function, "parameters"),
+                    *description = body_member(function, "description");
         snprintf(param, sizeof param, "tools[%d]", i++);
-        if (!cJSON_IsString(type) || strcmp(type->valuestring, "function") != 0 || !cJSON_IsObject(function)) {
-            api_fail(f->error, 400, "unsupported_value", param,
-                     "%s: only tools of type function and custom are supported", param);
-        } else if (!openai_is_tool_name(cJSON_GetObjectItemCaseSensitive(function, "name"))) {
-            api_fail(f->error, 400, "invalid_value", param,
+        if (!type || strcmp(type, "function") != 0 || !cJSON_IsObject(function)) {
+            api_fail(error, 400, "unsupported_value", param, "%s: only tools of type function and custom are supported",
+                     param);
+        } else if (!openai_is_tool_name(body_member(function, "name"))) {
+            api_fail(error, 400, "invalid_value", param,
                      "%s.function.name is not a name of 1 to 128 letters, digits, '_', '-' and '.'", param);
-        } else if (description && !cJSON_IsNull(description) && !cJSON_IsString(description)) {
+        } else if (description && !cJSON_IsString(description)) {
             char place[112];
             snprintf(place, sizeof place, "%s.function.description", param);
-            api_fail(f->error, 400, "invalid_type", place, "%s is not a string", place);
-        } else if (parameters && !cJSON_IsNull(parameters) && !cJSON_IsObject(parameters)) {
-            api_fail(f->error, 400, "invalid_type", param, "%s.function.parameters is not an object", param);
+            api_fail(error, 400, "invalid_type", place, "%s is not a string", place);
+        } else if (parameters && !cJSON_IsObject(parameters)) {
+            api_fail(error, 400, "invalid_type", param, "%s.function.parameters is not an object", param);
         }
     }
-    return cJSON_GetArraySize(tools) ? tools : NULL;
+    return tools && tools->child && error->status == 0 ? tools : NULL;
+}
+
+const char openai_efforts[] = "none, minimal, low, medium, high, xhigh or max";
+
+int openai_effort(const char *effort) {
+    static const char *const efforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max", NULL};
+    int i = 0;
+    while (efforts[i] && strcmp(efforts[i], effort) != 0) i++;
+    return efforts[i] ? i >= 2 : -1;
 }
 
 /* Whether the request asks for reasoning: 1, asks for none: 0, says nothing: -1. */
 static int read_thinking(fields *f, chat_shape *shape) {
-    static const char *const efforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max", NULL};
     int asked = -1;
     const char *effort = fields_string(f, "reasoning_effort", NULL);
     if (effort) {
-        size_t i = 0;
-        while (efforts[i] && strcmp(efforts[i], effort) != 0) i++;
-        if (!efforts[i])
-            fields_wrong_value(f, "reasoning_effort", fields_get(f, "reasoning_effort"),
-                               "none, minimal, low, medium, high, xhigh or max");
-        asked = i >= 2;
+        asked = openai_effort(effort);
+        if (asked < 0) fields_wrong_value(f, "reasoning_effort", fields_get(f, "reasoning_effort"), openai_efforts);
     }
     const cJSON *thinking = fields_get(f, "thinking");
     if (cJSON_IsObject(thinking)) {
@@ -134,88 +173,73 @@ static void read_continuation(fields *f, chat_shape *shape, bool thinks, bool fo
         api_fail(f->error, 400, "invalid_value", name, "%s: an answer that is continued cannot follow a format", name);
 }
 
+void chat_wish_init(chat_wish *wish) { *wish = (chat_wish){.thinks = -1, .thinking_budget = -1}; }
+
+void openai_settle(call *c, chat_wish *wish, chat_shape *shape, answer_options *out, api_error *error) {
+    const bool forced = openai_is_forced(&wish->form);
+    shape->thinking = wish->thinks >= 0 ? wish->thinks : c->server->settings->thinking && !forced && !shape->continues;
+    shape->hide_reasoning = !shape->thinking || wish->hides_reasoning;
+    if (wish->tools && error->status == 0) {
+        c->tools = json_text_print(wish->tools);
+        if (!c->tools) api_out_of_memory(error);
+        if (c->tools) call_hold(c, strlen(c->tools), error);
+    }
+    if (out) {
+        out->param = shape->param;
+        out->thinking_budget = wish->thinking_budget;
+        out->max_calls = wish->one_call ? 1 : (size_t)c->server->settings->max_tool_calls;
+        out->hide_reasoning = shape->hide_reasoning;
+        out->tools = c->tools;
+        out->tools_bytes = c->tools ? strlen(c->tools) : 0;
+    }
+    openai_compile_form(c, &wish->form, shape->thinking, out, error);
+}
+
+void openai_read_chat(call *c, fields *f, chat_shape *shape, answer_options *out) {
+    static const char *const exact[] = {"tools", "messages", NULL}; /* numbers that a double would change */
+    size_t n;
+    const char *body = http_body(c->exchange, &n);
+    chat_wish wish;
+    chat_wish_init(&wish);
+    if (!body_keep_numbers(c->body, body, n, exact)) api_out_of_memory(f->error);
+    if (f->error->status || !custom_tools_rewrite(c->body, f->error)) return;
+    images_read_budget(c, f);
+    read_messages(c, f);
+    wish.tools = openai_check_tools(fields_array(f, "tools"), f->error);
+    openai_take_tool_choice(f, fields_get(f, "tool_choice"), wish.tools, &wish.form);
+    wish.thinks = read_thinking(f, shape);
+    openai_read_format(f, &wish.form);
+    shape->without_turn = !fields_bool(f, "add_generation_prompt", true);
+    read_continuation(f, shape, wish.thinks == 1, openai_is_forced(&wish.form));
+    wish.hides_reasoning = !fields_bool(f, "include_reasoning", true);
+    wish.one_call = !fields_bool(f, "parallel_tool_calls", true);
+    int64_t other_budget = fields_count(f, "thinking_budget_tokens", -1, 1 << 30, -1);
+    wish.thinking_budget = fields_count(f, "thinking_token_budget", -1, 1 << 30, other_budget);
+    openai_settle(c, &wish, shape, out, f->error);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- prompts */
+
 /* What the last message has begun to say; out->begun. */
-static bool read_begun(const cJSON *messages, answer_options *out, api_error *error) {
-    int n = cJSON_GetArraySize(messages);
-    const cJSON *content = cJSON_GetObjectItemCaseSensitive(cJSON_GetArrayItem(messages, n - 1), "content"), *part;
+static bool read_begun(const kakeya_chat_message *last, answer_options *out, api_error *error) {
     text_buffer text = {0};
-    text_add(&text, cJSON_IsString(content) ? content->valuestring : "");
-    cJSON_ArrayForEach(part, content) {
-        const cJSON *piece = cJSON_GetObjectItemCaseSensitive(part, "text");
-        if (cJSON_IsString(piece)) text_add(&text, piece->valuestring);
+    text_add(&text, "");
+    for (size_t i = 0; i < chat_n_parts(last); i++) {
+        const kakeya_chat_part part = chat_part(last, i);
+        if (part.text) text_add(&text, part.text);
     }
     if (text.failed) return api_out_of_memory(error);
     free(out->begun);
     out->begun = text.data;
-    out->n_messages = (size_t)n - 1;
     return true;
 }
 
-static bool holds_media(const cJSON *messages) {
-    const cJSON *message, *part;
-    cJSON_ArrayForEach(message, messages) {
-        cJSON_ArrayForEach(part, cJSON_GetObjectItemCaseSensitive(message, "content")) {
-            if (media_is_part(part)) return true;
-        }
-    }
-    return false;
-}
-
-static const char *request_text(call *c, const chat_shape *shape, size_t *bytes) {
-    if (!shape->request) return http_body(c->exchange, bytes);
-    *bytes = shape->request_bytes;
-    return shape->request;
-}
-
-/* Pictures and sounds of a request in this very form. Its text without them becomes the request. */
-static bool take_media(call *c, fields *f, chat_shape *shape) {
-    static const char *const exact[] = {"tools", "messages", NULL}; /* numbers that a double would change */
-    size_t n, found;
-    const char *body = http_body(c->exchange, &n);
-    cJSON *messages = cJSON_GetObjectItemCaseSensitive(f->object, "messages");
-    if (f->object != c->body) return true;
-    images_read_budget(c, f);
-    if (!holds_media(messages)) return true;
-    if (!c->rewritten && !body_keep_numbers(c->body, body, n, exact)) return api_out_of_memory(f->error);
-    if (!media_take(c, messages, false, &found, f->error)) return false;
-    if (!found && !c->rewritten) return true;
-    cJSON_free(c->rewritten);
-    c->rewritten = json_text_print(c->body);
-    if (!c->rewritten) return api_out_of_memory(f->error);
-    shape->request = c->rewritten;
-    shape->request_bytes = strlen(c->rewritten);
-    return call_hold(c, shape->request_bytes, f->error);
-}
-
-void openai_read_chat(call *c, fields *f, chat_shape *shape, answer_options *out) {
-    shape->object = f->object;
-    if (!shape->request && !custom_tools_rewrite(c, &shape->request, &shape->request_bytes, f->error)) return;
-    if (!take_media(c, f, shape)) return;
-    read_messages(c, f);
-    const cJSON *tools = read_tools(f);
-    answer_form form = {0};
-    openai_read_tool_choice(f, tools, &form);
-    int asked = read_thinking(f, shape);
-    openai_read_format(f, &form);
-    bool forced = openai_is_forced(&form);
-    shape->without_turn = !fields_bool(f, "add_generation_prompt", true);
-    read_continuation(f, shape, asked == 1, forced);
-    shape->thinking = asked >= 0 ? asked : c->server->settings->thinking && !forced && !shape->continues;
-    bool show = fields_bool(f, "include_reasoning", true);
-    shape->hide_reasoning = !shape->thinking || !show;
-    bool parallel = fields_bool(f, "parallel_tool_calls", true);
-    int64_t other_budget = fields_count(f, "thinking_budget_tokens", -1, 1 << 30, -1);
-    int64_t budget = fields_count(f, "thinking_token_budget", -1, 1 << 30, other_budget);
-    if (out) {
-        out->thinking_budget = budget;
-        out->max_calls = parallel ? (size_t)c->server->settings->max_tool_calls : 1;
-        out->hide_reasoning = shape->hide_reasoning;
-        if (tools) out->tools = request_text(c, shape, &out->tools_bytes);
-    }
-    openai_compile_form(c, f, &form, tools != NULL, shape->thinking, out);
-}
-
 bool openai_render_chat(call *c, const chat_shape *shape, answer_options *out, api_error *error) {
+    chat_conversation *said = &c->conversation;
+    const char *param = shape->param ? shape->param : "messages";
+    turn_memory *turns = c->server->turns;
+    size_t place_bytes = 0;
+    kakeya_error why = {0};
     kakeya_chat_options how;
     KAKEYA_INIT(&how);
     how.thinking = shape->thinking;
@@ -223,41 +247,21 @@ bool openai_render_chat(call *c, const chat_shape *shape, answer_options *out, a
     how.without_turn = shape->without_turn;
     how.continue_last = shape->continues;
     how.most_tokens = shape->is_question ? answer_most_tokens(c->server) : 0;
-    size_t bytes;
-    const char *body = request_text(c, shape, &bytes);
-    kakeya_error why = {0};
-    kakeya_chat_run *runs = NULL;
-    turn_memory *turns = c->server->turns;
-    const cJSON *messages = cJSON_GetObjectItemCaseSensitive(shape->object, "messages");
-    media_lengths lengths;
-    if (!media_of_prompt(c, messages, out, &lengths, error)) return false;
-    how.image_tokens = lengths.n_images ? lengths.images : NULL;
-    how.n_images = lengths.n_images;
-    how.sound_tokens = lengths.n_sounds ? lengths.sounds : NULL;
-    how.n_sounds = lengths.n_sounds;
+    how.tools = c->tools;
+    how.tools_bytes = c->tools ? strlen(c->tools) : 0;
+    how.place_bytes = &place_bytes;
+    if (said->failed) return api_out_of_memory(error);
+    if (!media_of_prompt(c, param, out, error)) return false;
     if (turns) {
         store_read_notes(c->server->store);
-        turn_memory_find(turns, messages, &runs, &how.n_runs);
-        how.runs = runs;
-        out->messages = messages;
-        out->n_messages = (size_t)cJSON_GetArraySize(messages);
-        if (shape->continues && !read_begun(messages, out, error)) {
-            kakeya_free(runs);
-            media_lengths_free(&lengths);
-            return false;
-        }
+        turn_memory_find(turns, said);
+        out->messages = said->messages;
+        out->n_messages = said->n - shape->continues;
+        if (shape->continues && !read_begun(&said->messages[said->n - 1], out, error)) return false;
     }
-    kakeya_status status = kakeya_chat_tokens(kakeya_engine_tokenizer(c->server->engine), body, bytes, &how, &out->ids,
-                                              &out->n_ids, &out->n_stable, &why);
-    kakeya_free(runs);
-    media_lengths_free(&lengths);
-    if (status == KAKEYA_OK) return media_key_prompt(c, out, error);
-    if (why.status == KAKEYA_CONTEXT_FULL) return answer_is_too_long(c->server, out->n_ids, "messages", error);
-    /* The library names the place in front of its message. */
-    char param[96] = "";
-    const char *place = strstr(why.message, "messages[");
-    size_t length = place ? strspn(place, "abcdefghijklmnopqrstuvwxyz_[].0123456789") : 0;
-    if (length > 0 && length < sizeof param) snprintf(param, sizeof param, "%.*s", (int)length, place);
-    const char *code = why.status == KAKEYA_UNSUPPORTED ? "unsupported_content" : "invalid_prompt";
-    return api_fail_library(error, code, param[0] ? param : "messages", &why);
+    kakeya_status status = kakeya_conversation_tokens(kakeya_engine_tokenizer(c->server->engine), said->messages,
+                                                      said->n, &how, &out->ids, &out->n_ids, &out->n_stable, &why);
+    if (status == KAKEYA_OK) return media_key_prompt(c, param, out, error);
+    if (why.status == KAKEYA_CONTEXT_FULL) return answer_is_too_long(c->server, out->n_ids, param, error);
+    return fail_conversation(shape->param, &why, place_bytes, error);
 }

@@ -153,7 +153,6 @@ static void end(responses_job *job, const answer_event *e) {
     free_job(job);
     if (failed && !cancelled) {
         text_free(&object);
-        responses_rename_error(&error);
         call_fail(c, &error);
     } else {
         call_reply_json(c, &object);
@@ -231,10 +230,7 @@ static void prompt_call(call *c, bool question, void (*write)(const answer_optio
     responses_request r;
     responses_request_init(&r);
     bool read = responses_request_read(c, true, &r, &error);
-    if (read && question && !answer_has_room(c->server, &r.options, &error)) {
-        responses_rename_error(&error);
-        read = false;
-    }
+    if (read && question) read = answer_has_room(c->server, &r.options, &error);
     if (read) {
         text_buffer body = {0};
         write(&r.options, &body);

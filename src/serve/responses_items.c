@@ -291,62 +291,43 @@ static bool has_other(const call_table *table, const char *id, size_t place) {
 /* -------------------------------------------------------------------------------------------------------- messages */
 
 typedef struct writer {
-    cJSON *messages;
+    chat_conversation *said;
     const item_source *source;
     call_table table;
     /* --- the item that is put: */
-    size_t index;     /* in the request; SIZE_MAX: in an earlier one */
-    const char *key;  /* of its parts */
-    cJSON *assistant; /* the message that goes on; NULL: a new one begins */
+    size_t index;    /* in the request; SIZE_MAX: in an earlier one */
+    const char *key; /* of its parts */
+    bool goes_on;    /* the last message is an assistant's, and goes on */
     text_buffer *ignored;
-    bool failed; /* out of memory */
+    bool failed; /* out of memory, as is said->failed */
 } writer;
 
-static cJSON *add_message(writer *w, const char *role) {
-    cJSON *message = cJSON_CreateObject();
-    if (!message || !cJSON_AddStringToObject(message, "role", role) || !cJSON_AddItemToArray(w->messages, message)) {
-        cJSON_Delete(message);
-        w->failed = true;
-        return NULL;
-    }
-    return message;
+static kakeya_chat_message *assistant(writer *w) {
+    if (w->goes_on) return &w->said->messages[w->said->n - 1];
+    w->goes_on = true;
+    return chat_add(w->said, "assistant");
 }
 
-static cJSON *assistant(writer *w) {
-    if (!w->assistant) w->assistant = add_message(w, "assistant");
-    return w->assistant;
-}
+static const char *keep(writer *w, const char *text) { return chat_keep(w->said, text, strlen(text)); }
 
 /* A picture of a user's, or a tool's where the model reads pictures. */
-static bool is_shown(const writer *w, const cJSON *message, const cJSON *part) {
-    const char *role = body_string(message, "role");
+static bool is_shown(const writer *w, const kakeya_chat_message *message, const cJSON *part) {
     if (!images_is_part(part)) return false;
-    return strcmp(role, "user") == 0 || (strcmp(role, "tool") == 0 && w->source->pictures);
+    return chat_is_role(message, "user") || (chat_is_role(message, "tool") && w->source->pictures);
 }
 
-static void add_picture(writer *w, cJSON *parts, const cJSON *part, size_t i) {
+static void add_picture(writer *w, kakeya_chat_message *message, const cJSON *part, size_t i) {
     char place[80] = "previous_response_id";
     if (w->index != SIZE_MAX) snprintf(place, sizeof place, "input[%zu].%s[%zu]", w->index, w->key, i);
-    cJSON *quoted = media_quote(part, place);
-    if (quoted && cJSON_AddItemToArray(parts, quoted)) return;
-    cJSON_Delete(quoted);
-    w->failed = true;
+    media_add(w->said, message, (cJSON *)(uintptr_t)part, place);
 }
 
-static void add_text(writer *w, cJSON *parts, const char *text) {
-    cJSON *part = cJSON_CreateObject();
-    if (part && cJSON_AddStringToObject(part, "type", "text") && cJSON_AddStringToObject(part, "text", text) &&
-        cJSON_AddItemToArray(parts, part))
-        return;
-    cJSON_Delete(part);
-    w->failed = true;
-}
-
-/* The text of a part, or the line that stands for it; `line` is room for that. */
-static const char *text_of(const cJSON *part, char line[CHAT_LINE_BYTES]) {
+/* The text of a part, or the line that stands for it. */
+static const char *text_of(writer *w, const cJSON *part) {
+    char line[CHAT_LINE_BYTES];
     const char *text = body_string(part, "text");
     if (!text) text = body_string(part, "refusal");
-    return text ? text : chat_part_line(part, line);
+    return text ? text : keep(w, chat_part_line(part, line));
 }
 
 /* Names the parts for which lines stand. index: of the item in the request; SIZE_MAX: in an earlier one. */
@@ -364,32 +345,22 @@ static void note_parts(writer *w, size_t index, const char *key, const cJSON *pa
 
 /* The texts of a list of parts become the content of a message, or more of it. One text is not a list: the template
  * writes lists differently. */
-static void add_content(writer *w, cJSON *message, const cJSON *parts) {
-    if (!message) return;
-    char line[CHAT_LINE_BYTES];
-    cJSON *content = cJSON_GetObjectItemCaseSensitive(message, "content");
+static void add_content(writer *w, kakeya_chat_message *message, const cJSON *parts) {
+    static const kakeya_chat_part none;
     const cJSON *part;
     size_t i = 0;
-    if (!content && cJSON_GetArraySize(parts) == 1 && !is_shown(w, message, parts->child)) {
-        if (!cJSON_AddStringToObject(message, "content", text_of(parts->child, line))) w->failed = true;
+    if (!message) return;
+    const bool first = !message->content && !message->parts;
+    if (first && cJSON_GetArraySize(parts) == 1 && !is_shown(w, message, parts->child)) {
+        message->content = text_of(w, parts->child);
         return;
     }
-    if (!content || cJSON_IsString(content)) {
-        cJSON *list = cJSON_CreateArray();
-        if (list && content) add_text(w, list, content->valuestring);
-        cJSON_DeleteItemFromObjectCaseSensitive(message, "content");
-        if (!list || !cJSON_AddItemToObject(message, "content", list)) {
-            cJSON_Delete(list);
-            w->failed = true;
-            return;
-        }
-        content = list;
-    }
+    if (first) message->parts = &none;
     cJSON_ArrayForEach(part, parts) {
         if (is_shown(w, message, part))
-            add_picture(w, content, part, i);
+            add_picture(w, message, part, i);
         else
-            add_text(w, content, text_of(part, line));
+            (void)chat_add_part(w->said, message, (kakeya_chat_part){.text = text_of(w, part)});
         i++;
     }
 }
@@ -401,9 +372,9 @@ static void put_message(writer *w, const cJSON *item) {
         add_content(w, assistant(w), content);
         return;
     }
-    w->assistant = NULL;
+    w->goes_on = false;
     /* The turn format knows a system turn, and no developer's. */
-    add_content(w, add_message(w, strcmp(role, "user") == 0 ? "user" : "system"), content);
+    add_content(w, chat_add(w->said, strcmp(role, "user") == 0 ? "user" : "system"), content);
 }
 
 static void join_parts(text_buffer *out, const cJSON *parts) {
@@ -427,54 +398,38 @@ static bool put_reasoning(writer *w, const cJSON *item) {
         free(opened);
     }
     if (text.n == 0) join_parts(&text, cJSON_GetObjectItemCaseSensitive(item, "summary"));
-    if (text.n) {
-        cJSON *message = assistant(w);
-        const char *before = message ? body_string(message, "reasoning_content") : NULL;
-        text_buffer whole = {0};
-        if (before) {
-            text_add(&whole, before);
-            text_add(&whole, "\n");
-        }
-        text_bytes(&whole, text.data, text.n);
-        w->failed |= text.failed || whole.failed;
-        if (message && !whole.failed) {
-            cJSON_DeleteItemFromObjectCaseSensitive(message, "reasoning_content");
-            if (!cJSON_AddStringToObject(message, "reasoning_content", whole.data)) w->failed = true;
-        }
-        text_free(&whole);
-    }
+    kakeya_chat_message *message = text.n ? assistant(w) : NULL;
+    if (message) message->reasoning = chat_join(w->said, message->reasoning, "\n", keep(w, text.data));
+    w->failed |= text.failed;
     text_free(&text);
     return known;
 }
 
+/* name and arguments need not last. */
 static void put_call(writer *w, const char *id, const char *name, const char *arguments) {
-    cJSON *message = assistant(w);
-    cJSON *calls = cJSON_GetObjectItemCaseSensitive(message, "tool_calls");
-    if (message && !calls) calls = cJSON_AddArrayToObject(message, "tool_calls");
-    cJSON *entry = cJSON_CreateObject();
-    bool good = calls && entry && cJSON_AddStringToObject(entry, "id", id) &&
-                cJSON_AddStringToObject(entry, "type", "function");
-    cJSON *function = good ? cJSON_AddObjectToObject(entry, "function") : NULL;
-    good = function && cJSON_AddStringToObject(function, "name", name) &&
-           cJSON_AddStringToObject(function, "arguments", arguments) && cJSON_AddItemToArray(calls, entry);
-    if (!good) cJSON_Delete(entry);
-    w->failed |= !good;
+    const kakeya_chat_call made = {.id = id, .name = keep(w, name), .arguments = keep(w, arguments)};
+    chat_add_call(w->said, assistant(w), made);
 }
 
-/* What a call brought; an assistant's items behind it are a new message. */
+/* The message of a tool; an assistant's items behind it are a new message. */
+static kakeya_chat_message *add_output(writer *w, const char *id) {
+    kakeya_chat_message *message = chat_add(w->said, "tool");
+    w->goes_on = false;
+    if (message) message->call_id = id;
+    return message;
+}
+
+/* What a call brought. */
 static void put_output(writer *w, const char *id, const cJSON *output) {
-    cJSON *message = add_message(w, "tool");
-    w->assistant = NULL;
-    if (!message || !cJSON_AddStringToObject(message, "tool_call_id", id)) {
-        w->failed = true;
-    } else if (cJSON_IsArray(output)) {
+    kakeya_chat_message *message = add_output(w, id);
+    if (cJSON_IsArray(output)) {
         add_content(w, message, output);
-    } else {
-        char *json = cJSON_IsString(output) || !output ? NULL : json_text_print(output);
-        const char *text = json ? json : cJSON_IsString(output) ? output->valuestring : "";
-        if (!cJSON_AddStringToObject(message, "content", text)) w->failed = true;
-        cJSON_free(json);
+        return;
     }
+    char *json = cJSON_IsString(output) || !output ? NULL : json_text_print(output);
+    w->failed |= output && !cJSON_IsString(output) && !json;
+    if (message) message->content = json ? keep(w, json) : cJSON_IsString(output) ? output->valuestring : "";
+    cJSON_free(json);
 }
 
 const char *item_tool_name(const cJSON *item, char out[ITEM_NAME_BYTES]) {
@@ -514,15 +469,9 @@ static char *foreign_arguments(const cJSON *item) {
 
 /* A picture that is the whole output. */
 static void put_screenshot(writer *w, const char *id, const cJSON *output) {
-    cJSON *message = add_message(w, "tool");
-    cJSON *parts = message ? cJSON_AddArrayToObject(message, "content") : NULL;
     char place[80] = "previous_response_id";
     if (w->index != SIZE_MAX) snprintf(place, sizeof place, "input[%zu].output", w->index);
-    cJSON *quoted = parts ? media_quote(output, place) : NULL;
-    w->assistant = NULL;
-    if (quoted && cJSON_AddStringToObject(message, "tool_call_id", id) && cJSON_AddItemToArray(parts, quoted)) return;
-    cJSON_Delete(quoted);
-    w->failed = true;
+    media_add(w->said, add_output(w, id), (cJSON *)(uintptr_t)output, place);
 }
 
 /* What a tool of another kind brought: parts as those of functions, a picture as its line, anything else as JSON. */
@@ -530,17 +479,19 @@ static void put_any_output(writer *w, const char *id, const cJSON *output) {
     const cJSON *part;
     bool parts = true;
     cJSON_ArrayForEach(part, output) parts = parts && body_string(part, "type");
-    char *json = cJSON_IsArray(output) && !parts ? json_text_print(output) : NULL;
     char line[CHAT_LINE_BYTES];
     bool picture = cJSON_IsObject(output) && body_string(output, "image_url");
     if (picture && w->source->pictures) {
         put_screenshot(w, id, output);
-        return;
+    } else if (!picture && (parts || !cJSON_IsArray(output))) {
+        put_output(w, id, output);
+    } else {
+        char *json = picture ? NULL : json_text_print(output);
+        kakeya_chat_message *message = add_output(w, id);
+        w->failed |= !picture && !json;
+        if (message) message->content = keep(w, json ? json : chat_part_line(output, line));
+        cJSON_free(json);
     }
-    cJSON *text = json || picture ? cJSON_CreateString(json ? json : chat_part_line(output, line)) : NULL;
-    put_output(w, id, text ? text : output);
-    cJSON_Delete(text);
-    cJSON_free(json);
 }
 
 /* Calls of other kinds of tools read as calls of functions; each has an output, so that the turn goes on behind it. */
@@ -661,16 +612,16 @@ static item_order *order_items(const writer *w, const cJSON *items, size_t *n) {
     return all;
 }
 
-bool items_to_messages(const cJSON *items, size_t n_earlier, const item_source *source, cJSON *messages,
+bool items_to_messages(const cJSON *items, size_t n_earlier, const item_source *source, chat_conversation *said,
                        text_buffer *ignored, api_error *error) {
-    writer w = {.messages = messages, .source = source, .ignored = ignored};
+    writer w = {.said = said, .source = source, .ignored = ignored};
     size_t n = 0;
     item_order *order = make_table(items, &w.table) ? order_items(&w, items, &n) : NULL;
     bool good = order != NULL;
     w.failed = !good;
     for (size_t i = 0; i < n && good; i++)
-        good = put_item(&w, order[i].item, order[i].place, n_earlier, error) && !w.failed;
+        good = put_item(&w, order[i].item, order[i].place, n_earlier, error) && !w.failed && !said->failed;
     free(order);
     free(w.table.calls);
-    return w.failed ? api_out_of_memory(error) : good;
+    return w.failed || said->failed ? api_out_of_memory(error) : good;
 }

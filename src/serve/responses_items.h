@@ -1,4 +1,4 @@
-/* Items of the Responses API: checked and completed as a request brings them, and as messages of chat completions. */
+/* Items of the Responses API: checked and completed as a request brings them, and as messages of a conversation. */
 #ifndef KAKEYA_SERVE_RESPONSES_ITEMS_H
 #define KAKEYA_SERVE_RESPONSES_ITEMS_H
 
@@ -6,6 +6,7 @@
 
 #include "serve/errors.h"
 #include "serve/text.h"
+#include "text/chat_conversation.h"
 
 /* Where the things are that items refer to. */
 typedef struct item_source {
@@ -21,10 +22,10 @@ typedef struct item_source {
  * become what they refer to. *out is freed with cJSON_Delete. False: *error, whose param begins with "input". */
 bool items_read(const cJSON *input, const item_source *source, cJSON **out, api_error *error);
 
-/* Appends the messages of `items` to the list `messages`. The first n_earlier items came with earlier requests; errors
- * count from there. What has no meaning here is left out, and those of this request are named in `ignored`.
- * Neighbouring items of an assistant are one message, as they were one answer. */
-bool items_to_messages(const cJSON *items, size_t n_earlier, const item_source *source, cJSON *messages,
+/* Appends the messages of `items`, in which texts of `said` lie from then on. The first n_earlier items came with
+ * earlier requests; errors count from there. What has no meaning here is left out, and those of this request are named
+ * in `ignored`. Neighbouring items of an assistant are one message, as they were one answer. */
+bool items_to_messages(const cJSON *items, size_t n_earlier, const item_source *source, chat_conversation *said,
                        text_buffer *ignored, api_error *error);
 
 enum { ITEM_NAME_BYTES = 512 };

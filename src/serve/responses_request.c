@@ -18,10 +18,10 @@ typedef struct reader {
     call *call;
     fields *f;
     responses_request *r;
-    cJSON *earlier; /* lists of items of the responses in front, oldest first */
-    cJSON *items;   /* all of them, then the request's own */
-    size_t n_earlier;
-    const cJSON *tools; /* those that are offered, in the form of chat completions */
+    size_t n_earlier; /* of the items: those of the responses in front, oldest first */
+    chat_shape shape;
+    chat_wish wish;
+    cJSON *tools, *choice; /* in the form of chat completions: those that are offered, which one is chosen */
 } reader;
 
 void responses_request_init(responses_request *r) {
@@ -34,8 +34,7 @@ void responses_request_free(responses_request *r) {
     text_free(&r->input);
     text_free(&r->echo);
     response_tools_free(&r->tools);
-    cJSON_Delete(r->chat);
-    cJSON_free(r->chat_text);
+    cJSON_Delete(r->items);
 }
 
 unsigned long long responses_owner(const call *c) { return auth_needs_key(c->server->auth) ? c->client : 0; }
@@ -46,18 +45,6 @@ static void add_json(text_buffer *out, const cJSON *item) {
     if (item && !json) out->failed = true;
     text_add(out, json ? json : "null");
     cJSON_free(json);
-}
-
-/* A copy of a value becomes a member. */
-static void add_copy(cJSON *object, const char *name, const cJSON *value, api_error *error) {
-    cJSON *copy = cJSON_Duplicate(value, true);
-    if (copy && cJSON_AddItemToObject(object, name, copy)) return;
-    cJSON_Delete(copy);
-    api_out_of_memory(error);
-}
-
-static void add_string(cJSON *object, const char *name, const char *value, api_error *error) {
-    if (!cJSON_AddStringToObject(object, name, value)) api_out_of_memory(error);
 }
 
 /* ------------------------------------------------------------------------------------------------- the conversation */
@@ -120,11 +107,12 @@ static bool read_earlier(reader *k, const char *id, api_error *error) {
         api_fail(error, 400, "previous_response_not_found", "previous_response_id",
                  "previous_response_id: there is no stored response %.64s", next[0] == '?' ? id : next);
     for (size_t i = n; i-- > 0;) {
-        good = good && append_list(k->items, &chain[i].input, error) && append_list(k->items, &chain[i].output, error);
+        good = good && append_list(k->r->items, &chain[i].input, error) &&
+               append_list(k->r->items, &chain[i].output, error);
         response_texts_free(&chain[i]);
     }
     free(chain);
-    k->n_earlier = (size_t)cJSON_GetArraySize(k->items);
+    k->n_earlier = (size_t)cJSON_GetArraySize(k->r->items);
     return good;
 }
 
@@ -135,9 +123,10 @@ static void read_conversation(reader *k) {
     const char *instructions = fields_string(f, "instructions", NULL);
     const item_source source = {
         .find = find_item, .unseal = unseal, .user = k, .pictures = images_are_read(k->call->server)};
-    cJSON *own = NULL, *item, *messages = cJSON_AddArrayToObject(k->r->chat, "messages");
-    k->items = cJSON_CreateArray();
-    if (!k->items || !messages) {
+    chat_conversation *said = &k->call->conversation;
+    cJSON *own = NULL, *item;
+    k->r->items = cJSON_CreateArray();
+    if (!k->r->items) {
         api_out_of_memory(f->error);
         return;
     }
@@ -152,40 +141,26 @@ static void read_conversation(reader *k) {
     } else {
         text_add(&k->r->input, "[]");
     }
-    while (own && (item = cJSON_DetachItemFromArray(own, 0)) != NULL) cJSON_AddItemToArray(k->items, item);
+    while (own && (item = cJSON_DetachItemFromArray(own, 0)) != NULL) cJSON_AddItemToArray(k->r->items, item);
     cJSON_Delete(own);
-    if (cJSON_GetArraySize(k->items) > MAX_ITEMS) {
+    if (cJSON_GetArraySize(k->r->items) > MAX_ITEMS) {
         api_fail(f->error, 400, "invalid_value", "input",
                  "input: with those of earlier responses there are %d items, but at most %d are allowed",
-                 cJSON_GetArraySize(k->items), MAX_ITEMS);
+                 cJSON_GetArraySize(k->r->items), MAX_ITEMS);
         return;
     }
     if (previous) snprintf(k->r->previous, sizeof k->r->previous, "%s", previous);
-    if (instructions) {
-        cJSON *system = cJSON_CreateObject();
-        if (!system || !cJSON_AddItemToArray(messages, system)) {
-            cJSON_Delete(system);
-            api_out_of_memory(f->error);
-            return;
-        }
-        add_string(system, "role", "system", f->error);
-        add_string(system, "content", instructions, f->error);
-    }
-    size_t found;
-    if (items_to_messages(k->items, k->n_earlier, &source, messages, &k->call->ignored, f->error))
-        media_take(k->call, messages, true, &found, f->error);
+    kakeya_chat_message *message = instructions ? chat_add(said, "system") : NULL;
+    if (message) message->content = instructions;
+    if (items_to_messages(k->r->items, k->n_earlier, &source, said, &k->call->ignored, f->error))
+        media_take(k->call, f->error);
     bool empty = cJSON_IsArray(input) && !input->child; /* an empty list says what an empty text does */
-    if (f->error->status == 0 && empty && !messages->child) {
-        cJSON *user = cJSON_CreateObject();
-        if (user && cJSON_AddItemToArray(messages, user)) {
-            add_string(user, "role", "user", f->error);
-            add_string(user, "content", "", f->error);
-        } else {
-            cJSON_Delete(user);
-            api_out_of_memory(f->error);
-        }
+    if (f->error->status == 0 && empty && said->n == 0) {
+        message = chat_add(said, "user");
+        if (message) message->content = "";
     }
-    if (f->error->status == 0 && cJSON_GetArraySize(messages) == 0)
+    if (said->failed) api_out_of_memory(f->error);
+    if (said->n == 0)
         api_fail(f->error, 400, "invalid_value", "input", "input holds nothing that the model could answer");
 }
 
@@ -194,16 +169,12 @@ static void read_conversation(reader *k) {
 
 static void read_tools(reader *k, text_buffer *echo) {
     const cJSON *tools = fields_array(k->f, "tools");
-    cJSON *list = tools ? cJSON_AddArrayToObject(k->r->chat, "tools") : NULL;
+    k->tools = tools ? cJSON_CreateArray() : NULL;
     text_add(echo, ",\"tools\":[");
-    if (tools && !list) api_out_of_memory(k->f->error);
-    if (list) response_tools_read(tools, list, &k->r->tools, echo, &k->call->ignored, k->f->error);
+    if (tools && !k->tools) api_out_of_memory(k->f->error);
+    if (k->tools) response_tools_read(tools, k->tools, &k->r->tools, echo, &k->call->ignored, k->f->error);
     text_add(echo, "]");
-    if (list && !list->child) {
-        cJSON_DeleteItemFromObjectCaseSensitive(k->r->chat, "tools");
-        list = NULL;
-    }
-    k->tools = list;
+    k->wish.tools = openai_check_tools(k->tools, k->f->error);
 }
 
 static void read_tool_choice(reader *k, text_buffer *echo) {
@@ -216,13 +187,16 @@ static void read_tool_choice(reader *k, text_buffer *echo) {
     } else {
         text_add(echo, "\"auto\"");
     }
-    if (!choice || (free_choice && !k->tools)) return; /* agents choose "auto" whether or not they have tools */
-    cJSON *converted =
-        cJSON_IsObject(choice) ? response_tools_choice(choice, k->f->error) : cJSON_Duplicate(choice, true);
-    if (!converted || !cJSON_AddItemToObject(k->r->chat, "tool_choice", converted)) {
-        cJSON_Delete(converted);
-        fields_wrong_value(k->f, "tool_choice", choice, "none, auto, required or one of the tools that are offered");
+    if (choice && free_choice && !k->wish.tools)
+        choice = NULL; /* agents choose "auto" whether or not they have tools */
+    if (cJSON_IsObject(choice)) {
+        k->choice = response_tools_choice(choice, k->f->error);
+        if (!k->choice)
+            fields_wrong_value(k->f, "tool_choice", choice,
+                               "none, auto, required or one of the tools that are offered");
+        choice = k->choice;
     }
+    openai_take_tool_choice(k->f, choice, k->wish.tools, &k->wish.form);
 }
 
 /* ------------------------------------------------------------------------------------------------ form of the answer
@@ -242,23 +216,7 @@ static void read_format(reader *k, text_buffer *echo) {
     }
     add_json(echo, format);
     text_add(echo, "}");
-    const char *type = body_string(format, "type");
-    if (!type || strcmp(type, "json_schema") != 0) {
-        add_copy(k->r->chat, "response_format", format, k->f->error);
-        return;
-    }
-    static const char *const members[] = {"name", "description", "schema", "strict", NULL};
-    cJSON *out = cJSON_AddObjectToObject(k->r->chat, "response_format");
-    cJSON *schema = out ? cJSON_AddObjectToObject(out, "json_schema") : NULL;
-    if (!schema) {
-        api_out_of_memory(k->f->error);
-        return;
-    }
-    add_string(out, "type", "json_schema", k->f->error);
-    for (size_t i = 0; members[i]; i++) {
-        const cJSON *value = cJSON_GetObjectItemCaseSensitive(format, members[i]);
-        if (value && !cJSON_IsNull(value)) add_copy(schema, members[i], value, k->f->error);
-    }
+    openai_take_format(format, "text.format", "text.format.schema", &k->wish.form, k->f->error);
 }
 
 static void read_reasoning(reader *k, text_buffer *echo) {
@@ -266,10 +224,12 @@ static void read_reasoning(reader *k, text_buffer *echo) {
     fields_begin(&inner, fields_object(k->f, "reasoning"), "reasoning.", k->f->error);
     const char *effort = fields_string(&inner, "effort", NULL), *summary = fields_string(&inner, "summary", NULL);
     const char *older = fields_string(&inner, "generate_summary", NULL);
+    if (effort) k->wish.thinks = openai_effort(effort);
+    if (effort && k->wish.thinks < 0)
+        fields_wrong_value(&inner, "effort", fields_get(&inner, "effort"), openai_efforts);
     fields_end(&inner, k->call->server->settings->strict, &k->call->ignored);
     if (!summary) summary = older;
     k->r->summary = summary != NULL;
-    if (effort) add_string(k->r->chat, "reasoning_effort", effort, k->f->error);
     text_add(echo, ",\"reasoning\":{\"effort\":");
     text_json_string(echo, effort);
     text_add(echo, ",\"summary\":");
@@ -365,7 +325,7 @@ static void read_rest(reader *k, text_buffer *echo) {
     fields_refuse(f, refused);
     const char *user = fields_string(f, "user", NULL);
     bool parallel = fields_bool(f, "parallel_tool_calls", true);
-    if (!cJSON_AddBoolToObject(k->r->chat, "parallel_tool_calls", parallel)) api_out_of_memory(f->error);
+    k->wish.one_call = !parallel;
     const cJSON *instructions = fields_get(f, "instructions");
     k->r->stream = fields_bool(f, "stream", false);
     k->r->store = fields_bool(f, "store", true);
@@ -379,103 +339,49 @@ static void read_rest(reader *k, text_buffer *echo) {
     text_json_string(echo, k->r->previous[0] ? k->r->previous : NULL);
 }
 
-/* Errors about the request as chat completions would have it, in this API's words. */
-void responses_rename_error(api_error *error) {
-    static const struct {
-        const char *chat, *here;
-    } names[] = {{"response_format.json_schema", "text.format"},
-                 {"response_format", "text.format"},
-                 {"reasoning_effort", "reasoning.effort"},
-                 {"messages", "input"}};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        size_t n = strlen(names[i].chat);
-        if (strncmp(error->param, names[i].chat, n) != 0) continue;
-        /* Which message it is says nothing: items and messages are counted differently. */
-        bool message = strcmp(names[i].here, "input") == 0;
-        char rest[sizeof error->param], text[sizeof error->message];
-        snprintf(rest, sizeof rest, "%s", message ? "" : error->param + n);
-        snprintf(error->param, sizeof error->param, "%s%.100s", names[i].here, rest);
-        if (strncmp(error->message, names[i].chat, n) == 0) {
-            size_t skip = n + (message && error->message[n] == '[' ? strcspn(error->message + n, " :") : 0);
-            snprintf(text, sizeof text, "%s", error->message + skip);
-            snprintf(error->message, sizeof error->message, "%s%.600s", names[i].here, text);
-        }
-        return;
-    }
-}
-
 /* ---------------------------------------------------------------------------------------------------------- the prompt
  */
 
-/* The text of the request as chat completions would have it, once it is complete or has been changed. */
-static bool print_chat(reader *k, chat_shape *shape, api_error *error) {
-    responses_request *r = k->r;
-    cJSON_free(r->chat_text);
-    r->chat_text = json_text_print(r->chat);
-    if (!r->chat_text) return api_out_of_memory(error);
-    shape->request = r->chat_text;
-    shape->request_bytes = strlen(r->chat_text);
-    if (!r->options.tools) return true;
-    r->options.tools = shape->request;
-    r->options.tools_bytes = shape->request_bytes;
-    return true;
-}
-
-static bool render(reader *k, chat_shape *shape, api_error *error) {
+static bool render(reader *k, api_error *error) {
     kakeya_free(k->r->options.ids);
     k->r->options.ids = NULL;
-    return openai_render_chat(k->call, shape, &k->r->options, error);
+    return openai_render_chat(k->call, &k->shape, &k->r->options, error);
 }
 
-static bool has_role(const cJSON *message, const char *role) {
-    const char *its = body_string(message, "role");
-    return its && strcmp(its, role) == 0;
-}
-
-/* The messages without those from the first user's turn to where turn `n` begins. NULL: out of memory. */
-static cJSON *without_turns(const cJSON *messages, size_t n) {
-    cJSON *out = cJSON_CreateArray();
-    const cJSON *message;
+/* The conversation without what comes from the first user's turn to where turn `n` begins. */
+static void leave_out(const chat_conversation *all, size_t n, chat_conversation *out) {
     size_t turn = 0;
     bool leading = true;
-    cJSON_ArrayForEach(message, messages) {
-        leading = leading && has_role(message, "system");
-        if (has_role(message, "user")) turn++;
+    out->n = 0;
+    for (size_t i = 0; i < all->n; i++) {
+        const kakeya_chat_message *message = &all->messages[i];
+        leading = leading && chat_is_role(message, "system");
+        if (chat_is_role(message, "user")) turn++;
         /* what stands in front of the first user's message belongs to its turn */
-        if (!leading && (turn ? turn - 1 : 0) < n) continue;
-        cJSON *copy = cJSON_Duplicate(message, true);
-        if (!copy || !out || !cJSON_AddItemToArray(out, copy)) {
-            cJSON_Delete(copy);
-            cJSON_Delete(out);
-            return NULL;
-        }
+        if (leading || (turn ? turn - 1 : 0) >= n) chat_add_copy(out, message);
     }
-    return out;
 }
 
 /* Leaves out as few of the oldest turns as it takes to leave room for the answer; the last turn stays. */
-static bool truncate_turns(reader *k, chat_shape *shape, api_error *error) {
+static bool truncate_turns(reader *k, api_error *error) {
     responses_request *r = k->r;
     size_t context = (size_t)k->call->server->context;
     size_t answer = r->options.max_tokens ? (size_t)r->options.max_tokens : context / 8;
     size_t room = context - (answer < context / 2 ? answer : context / 2);
     if (r->options.n_ids <= room) return true;
-    const cJSON *message;
+    chat_conversation *said = &k->call->conversation;
+    chat_conversation all = {.messages = said->messages, .n = said->n};
     size_t turns = 0;
-    cJSON_ArrayForEach(message, cJSON_GetObjectItemCaseSensitive(r->chat, "messages")) turns +=
-        has_role(message, "user");
+    for (size_t i = 0; i < all.n; i++) turns += chat_is_role(&all.messages[i], "user");
     if (turns < 2) return true;
-    cJSON *all = cJSON_DetachItemFromObjectCaseSensitive(r->chat, "messages");
+    said->messages = NULL;
+    said->n = said->room = 0;
     size_t low = 1, high = turns - 1; /* how many are left out */
     bool good = true;
     while (good && low <= high) {
         size_t middle = low == high ? low : (low + high) / 2;
-        cJSON *some = without_turns(all, middle);
-        cJSON_DeleteItemFromObjectCaseSensitive(r->chat, "messages");
-        good = some && cJSON_AddItemToObject(r->chat, "messages", some);
-        if (!good) cJSON_Delete(some);
-        if (!good) api_out_of_memory(error);
-        good = good && print_chat(k, shape, error) && render(k, shape, error);
+        leave_out(&all, middle, said);
+        good = render(k, error);
         if (low == high) break;
         if (r->options.n_ids <= room) {
             high = middle;
@@ -483,18 +389,17 @@ static bool truncate_turns(reader *k, chat_shape *shape, api_error *error) {
             low = middle + 1;
         }
     }
-    cJSON_Delete(all);
+    free(all.messages);
     return good;
 }
 
 bool responses_request_read(call *c, bool counting, responses_request *r, api_error *error) {
-    fields f, chat;
-    chat_shape shape = {0};
+    fields f;
     text_buffer *echo = &r->echo;
     if (!call_body(c, error)) return false;
-    r->chat = cJSON_CreateObject();
-    if (!r->chat) return api_out_of_memory(error);
-    reader k = {.call = c, .f = &f, .r = r};
+    reader k = {.call = c, .f = &f, .r = r, .shape = {.param = "input"}};
+    r->options.param = "input";
+    chat_wish_init(&k.wish);
     fields_begin(&f, c->body, "", error);
     r->model = counting && !fields_get(&f, "model") ? c->server->settings->names[0] : openai_read_model(c, &f);
     text_add(echo, "\"model\":");
@@ -510,14 +415,13 @@ bool responses_request_read(call *c, bool counting, responses_request *r, api_er
     read_metadata(&k, echo);
     read_rest(&k, echo);
     bool automatic = read_truncation(&k, echo);
-    shape.is_question = !counting && !automatic;
-    cJSON_Delete(k.items);
-    fields_begin(&chat, r->chat, "", error);
-    if (error->status == 0 && print_chat(&k, &shape, error)) openai_read_chat(c, &chat, &shape, &r->options);
+    k.shape.is_question = !counting && !automatic;
+    openai_settle(c, &k.wish, &k.shape, &r->options, error);
+    cJSON_Delete(k.tools);
+    cJSON_Delete(k.choice);
     read_limits(&k, echo);
     fields_end(&f, c->server->settings->strict, &c->ignored);
-    bool good = error->status == 0 && render(&k, &shape, error) && (!automatic || truncate_turns(&k, &shape, error));
-    if (!good) responses_rename_error(error);
+    bool good = error->status == 0 && render(&k, error) && (!automatic || truncate_turns(&k, error));
     if (good && (echo->failed || r->input.failed)) good = api_out_of_memory(error);
     return good;
 }

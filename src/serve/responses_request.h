@@ -16,8 +16,7 @@ typedef struct responses_request {
     text_buffer input;                /* its own items: the text of a list */
     text_buffer echo;                 /* members of the response that repeat what was asked for, without braces */
     response_tools tools;             /* whose calls have other names for the client */
-    cJSON *chat;                      /* the same as a request for chat completions */
-    char *chat_text;                  /* of it */
+    cJSON *items;                     /* of its conversation, whose texts lie in them */
     answer_options options;           /* with the prompt; its texts live here and in the call's body */
 } responses_request;
 
@@ -27,9 +26,6 @@ void responses_request_free(responses_request *r); /* the options too, if no ans
 /* Reads the body of a call and renders the prompt. counting: nothing is generated, so no model need be named. On a
  * worker thread. */
 bool responses_request_read(call *c, bool counting, responses_request *r, api_error *error);
-/* Errors of what both APIs share name fields of chat completions; here they get this API's names. */
-void responses_rename_error(api_error *error);
-
 /* Whose responses are whose: the key that was used; all the same where the server asks for none. */
 unsigned long long responses_owner(const call *c);
 

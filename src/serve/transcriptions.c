@@ -212,26 +212,13 @@ static bool put_question(const form *f, text_buffer *out, api_error *error) {
     return !out->failed || api_out_of_memory(error);
 }
 
-/* c->body becomes a request for a chat with this turn. */
+/* The call's conversation is this turn. */
 static bool make_turn(call *c, const kakeya_media *sound, const char *question, api_error *error) {
-    c->body = cJSON_CreateObject();
-    cJSON *messages = c->body ? cJSON_AddArrayToObject(c->body, "messages") : NULL, *turn = cJSON_CreateObject();
-    cJSON *heard = cJSON_CreateObject(), *asked = cJSON_CreateObject();
-    cJSON *parts = turn ? cJSON_AddArrayToObject(turn, "content") : NULL;
-    bool good = messages && parts && heard && asked && cJSON_AddStringToObject(turn, "role", "user") &&
-                cJSON_AddStringToObject(asked, "type", "text") && cJSON_AddStringToObject(asked, "text", question);
-    if (!good || !cJSON_AddItemToArray(messages, turn)) {
-        cJSON_Delete(turn);
-        cJSON_Delete(heard);
-        cJSON_Delete(asked);
-        kakeya_sound_close((kakeya_sound *)(uintptr_t)sound->sound);
-        return api_out_of_memory(error);
-    }
-    (void)cJSON_AddItemToArray(parts, heard); /* which cannot fail */
-    (void)cJSON_AddItemToArray(parts, asked);
-    if (!media_put(c, sound, heard, error)) return false;
-    c->rewritten = json_text_print(c->body);
-    return c->rewritten || api_out_of_memory(error);
+    chat_conversation *said = &c->conversation;
+    kakeya_chat_message *turn = chat_add(said, "user");
+    if (!media_put(c, turn, sound, error)) return false;
+    (void)chat_add_part(said, turn, (kakeya_chat_part){.text = chat_keep(said, question, strlen(question))});
+    return !said->failed || api_out_of_memory(error);
 }
 
 static bool read_temperature(const form *f, kakeya_sampling *out, api_error *error) {
@@ -268,12 +255,11 @@ static bool read_request(call *c, transcription *job, form *f, answer_options *o
                       make_turn(c, &sound, question.data, error);
     text_free(&question);
     if (!read) return false;
-    const chat_shape shape = {
-        .object = c->body, .is_question = true, .request = c->rewritten, .request_bytes = strlen(c->rewritten)};
+    const chat_shape shape = {.is_question = true};
     options->max_tokens = c->server->settings->max_tokens;
     options->hide_reasoning = true;
     options->without_calls = true;
-    return call_hold(c, shape.request_bytes, error) && openai_render_chat(c, &shape, options, error);
+    return openai_render_chat(c, &shape, options, error);
 }
 
 void transcriptions_call(call *c) {

@@ -8,6 +8,7 @@
 
 #include "base/json.h"
 #include "base/json_text.h"
+#include "text/spaces.h"
 
 enum { EXACT_DIGITS = 15 }; /* every number of so many digits is a double of its own */
 
@@ -76,79 +77,59 @@ static char *keep_long_numbers(const char *json) {
     return out;
 }
 
-/* Arguments come as the text of an object, or as the object. What is no JSON stands for its letters, and so does a text
- * of more values than a tree may have. */
-static turn_digest of_arguments(const cJSON *arguments) {
-    char *printed = cJSON_IsObject(arguments) ? json_text_print(arguments) : NULL;
-    const char *text = printed ? printed : cJSON_IsString(arguments) ? arguments->valuestring : "";
+/* The text of an object. What is no JSON stands for its letters, and so does a text of more values than a tree may
+ * have. */
+static turn_digest of_arguments(const char *text) {
+    if (!text) text = "";
     char *kept = keep_long_numbers(text[strspn(text, " \t\r\n")] ? text : "{}");
     bool parsed = kept && json_most_values(kept, strlen(kept)) <= JSON_MAX_VALUES;
     cJSON *value = parsed ? json_text_read(kept, strlen(kept)) : NULL;
     turn_digest digest = value ? of_value(value) : of_text(text, 't');
     cJSON_Delete(value);
     free(kept);
-    cJSON_free(printed);
     return digest;
 }
 
 /* -------------------------------------------------------------------------------------------------------- messages */
 
-static const cJSON *get(const cJSON *object, const char *key) { return cJSON_GetObjectItemCaseSensitive(object, key); }
-
-static bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
-
-static turn_digest of_trimmed(const char *text) {
-    size_t n = strlen(text);
-    while (n && is_space(text[n - 1])) n--;
-    while (n && is_space(*text)) text++, n--;
+static turn_digest of_trimmed(const char *text, size_t n) {
+    space_trim(&text, &n);
     return of_bytes(text, n, 'c');
 }
 
-/* A text, or the texts of a list of parts, one behind the other. */
-static turn_digest of_content(const cJSON *content) {
-    if (cJSON_IsString(content)) return of_trimmed(content->valuestring);
+/* The texts, one behind the other, then pictures and sounds. */
+static turn_digest of_content(const kakeya_chat_message *m) {
+    if (m->content || !m->n_parts) return of_trimmed(m->content ? m->content : "", m->content ? strlen(m->content) : 0);
     size_t n = 0;
-    const cJSON *part;
-    cJSON_ArrayForEach(part, content) {
-        const cJSON *text = get(part, "text");
-        if (cJSON_IsString(text)) n += strlen(text->valuestring);
-    }
+    for (size_t i = 0; i < m->n_parts; i++) n += m->parts[i].text ? strlen(m->parts[i].text) : 0;
     char *all = malloc(n + 1), *to = all;
     if (!all) return of_text("", 'x');
-    cJSON_ArrayForEach(part, content) {
-        const cJSON *text = get(part, "text");
-        size_t bytes = cJSON_IsString(text) ? strlen(text->valuestring) : 0;
-        if (bytes) memcpy(to, text->valuestring, bytes);
-        to += bytes;
-    }
-    *to = 0;
-    turn_digest digest = of_trimmed(all);
-    cJSON_ArrayForEach(part, content) {
-        const cJSON *picture = get(part, TURN_MEDIA_MEMBER);
-        if (cJSON_IsString(picture)) digest = join(digest, of_text(picture->valuestring, 'p'), 'p');
+    *to = '\0';
+    for (size_t i = 0; i < m->n_parts; i++) to = m->parts[i].text ? stpcpy(to, m->parts[i].text) : to;
+    turn_digest digest = of_trimmed(all, n);
+    for (size_t i = 0; i < m->n_parts; i++) {
+        const media_digest *medium = m->parts[i].type == KAKEYA_CHAT_TEXT ? NULL : m->parts[i].user;
+        if (medium) digest = join(digest, of_text(medium->text, 'p'), 'p');
     }
     free(all);
     return digest;
 }
 
-turn_digest turn_digest_said(const cJSON *message) {
-    turn_digest digest = of_content(get(message, "content"));
-    const cJSON *call;
-    cJSON_ArrayForEach(call, get(message, "tool_calls")) {
-        const cJSON *function = get(call, "function"), *name = get(function, "name");
-        digest = join(digest, of_text(cJSON_IsString(name) ? name->valuestring : "", 'f'), 'f');
-        digest = join(digest, of_arguments(get(function, "arguments")), 'g');
+turn_digest turn_digest_said(const kakeya_chat_message *m) {
+    turn_digest digest = of_content(m);
+    for (size_t i = 0; i < m->n_calls; i++) {
+        digest = join(digest, of_text(m->calls[i].name ? m->calls[i].name : "", 'f'), 'f');
+        digest = join(digest, of_arguments(m->calls[i].arguments), 'g');
     }
     return digest;
 }
 
 turn_digest turn_digest_start(void) { return of_text("", 'b'); }
 
-turn_digest turn_digest_message(turn_digest before, const cJSON *message) {
-    const cJSON *role = get(message, "role");
-    const char *name = cJSON_IsString(role) ? role->valuestring : "";
-    if (strcmp(name, "model") == 0) name = "assistant";
-    return join(join(before, of_text(name, 'r'), 'r'), turn_digest_said(message), 'd');
+turn_digest turn_digest_message(turn_digest before, const kakeya_chat_message *m, turn_digest said) {
+    const char *role = m->role ? m->role : "";
+    if (strcmp(role, "model") == 0) role = "assistant";
+    return join(join(before, of_text(role, 'r'), 'r'), said, 'd');
 }
 
 turn_digest turn_digest_ids(const int32_t *ids, size_t n) { return of_bytes(ids, n * sizeof *ids, 't'); }

@@ -3,12 +3,13 @@
 #ifndef KAKEYA_SERVE_TURN_DIGEST_H
 #define KAKEYA_SERVE_TURN_DIGEST_H
 
-#include <cjson/cJSON.h>
-#include <stdbool.h>
-#include <stdint.h>
+#include "kakeya.h"
 
-/* Of a part of a message that is a picture or a sound: its digest. */
-#define TURN_MEDIA_MEMBER "kakeya_digest"
+enum { MEDIA_DIGEST_BYTES = 65 };
+/* What `user` of a part that is a picture or a sound points to: it begins with the digest. */
+typedef struct media_digest {
+    char text[MEDIA_DIGEST_BYTES];
+} media_digest;
 
 typedef struct turn_digest {
     uint64_t low, high;
@@ -18,11 +19,10 @@ static inline bool turn_digest_equal(turn_digest a, turn_digest b) { return a.lo
 
 /* Of no conversation. */
 turn_digest turn_digest_start(void);
-/* Of the conversation and one message more: its role and what it says. Not its reasoning, nor the ids
- * of its calls. */
-turn_digest turn_digest_message(turn_digest before, const cJSON *message);
 /* Of content and calls (names, arguments) of one message. */
-turn_digest turn_digest_said(const cJSON *message);
+turn_digest turn_digest_said(const kakeya_chat_message *message);
+/* Of the conversation and one message more: its role and what it says. Not its reasoning, nor the ids of its calls. */
+turn_digest turn_digest_message(turn_digest before, const kakeya_chat_message *message, turn_digest said);
 /* Of tokens. */
 turn_digest turn_digest_ids(const int32_t *ids, size_t n);
 /* Of the id of a call. */

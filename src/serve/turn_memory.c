@@ -1,5 +1,6 @@
 #include "serve/turn_memory.h"
 
+#include <cjson/cJSON.h>
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
@@ -119,49 +120,30 @@ static void add(turn_memory *memory, turn_digest said, turn_digest before, const
 
 /* ------------------------------------------------------------------------------------------------------- put, find */
 
-static const cJSON *calls_of(const cJSON *message) {
-    const cJSON *calls = cJSON_GetObjectItemCaseSensitive(message, "tool_calls");
-    return cJSON_IsArray(calls) ? calls : NULL;
-}
+static bool has_id(const kakeya_chat_call *call) { return call->id && call->id[0]; }
 
-static const char *call_id(const cJSON *call) {
-    const cJSON *id = cJSON_GetObjectItemCaseSensitive(call, "id");
-    return cJSON_IsString(id) && id->valuestring[0] ? id->valuestring : NULL;
-}
-
-static bool is_model(const cJSON *message) {
-    const cJSON *role = cJSON_GetObjectItemCaseSensitive(message, "role");
-    return cJSON_IsString(role) &&
-           (strcmp(role->valuestring, "assistant") == 0 || strcmp(role->valuestring, "model") == 0);
-}
-
-void turn_memory_put(turn_memory *memory, const cJSON *messages, size_t n_messages, const cJSON *answer,
-                     const int32_t *ids, size_t n_stable, size_t n) {
+void turn_memory_put(turn_memory *memory, const kakeya_chat_message *messages, size_t n_messages,
+                     const kakeya_chat_message *answer, const int32_t *ids, size_t n_stable, size_t n) {
     if (n <= n_stable) return;
-    turn_digest place = turn_digest_start();
-    const cJSON *item;
-    cJSON_ArrayForEach(item, messages) {
-        if (n_messages-- == 0) break;
-        place = turn_digest_message(place, item);
-    }
-    const cJSON *calls = calls_of(answer);
+    turn_digest place = turn_digest_start(), said = turn_digest_said(answer);
+    for (size_t i = 0; i < n_messages; i++)
+        place = turn_digest_message(place, &messages[i], turn_digest_said(&messages[i]));
     size_t n_keys = 1;
-    turn_digest *keys = malloc((1 + (calls ? (size_t)cJSON_GetArraySize(calls) : 0)) * sizeof *keys);
+    turn_digest *keys = malloc((1 + answer->n_calls) * sizeof *keys);
     if (!keys) return;
-    keys[0] = turn_digest_message(place, answer);
-    cJSON_ArrayForEach(item, calls) if (call_id(item)) keys[n_keys++] = turn_digest_id(call_id(item));
-    add(memory, turn_digest_said(answer), turn_digest_ids(ids, n_stable), keys, n_keys, n_stable, ids + n_stable,
-        n - n_stable);
+    keys[0] = turn_digest_message(place, answer, said);
+    for (size_t i = 0; i < answer->n_calls; i++)
+        if (has_id(&answer->calls[i])) keys[n_keys++] = turn_digest_id(answer->calls[i].id);
+    add(memory, said, turn_digest_ids(ids, n_stable), keys, n_keys, n_stable, ids + n_stable, n - n_stable);
     free(keys);
 }
 
 /* The turn that all of the message's call ids name, or the one that stands at this place. With the lock. */
-static turn *look_up(turn_memory *memory, const cJSON *message, turn_digest place) {
+static turn *look_up(turn_memory *memory, const kakeya_chat_message *message, turn_digest place) {
     turn *named = NULL;
-    const cJSON *call;
-    cJSON_ArrayForEach(call, calls_of(message)) {
-        if (!call_id(call)) return find(memory, place);
-        turn *t = find(memory, turn_digest_id(call_id(call)));
+    for (size_t i = 0; i < message->n_calls; i++) {
+        if (!has_id(&message->calls[i])) return find(memory, place);
+        turn *t = find(memory, turn_digest_id(message->calls[i].id));
         if (!t) return find(memory, place);
         if (named && t != named) return NULL;
         named = t;
@@ -169,42 +151,35 @@ static turn *look_up(turn_memory *memory, const cJSON *message, turn_digest plac
     return named ? named : find(memory, place);
 }
 
-void turn_memory_find(turn_memory *memory, const cJSON *messages, kakeya_chat_run **runs, size_t *n_runs) {
-    *runs = NULL;
-    *n_runs = 0;
-    size_t n_messages = cJSON_IsArray(messages) ? (size_t)cJSON_GetArraySize(messages) : 0, found = 0, n_ids = 0;
-    turn **turns = calloc(n_messages + 1, sizeof(turn *));
-    if (!turns) return;
-    turn_digest place = turn_digest_start();
-    const cJSON *message;
-    size_t i = 0;
+/* With the lock. */
+static bool take_ids(turn_memory *memory, turn *t, chat_conversation *c, kakeya_chat_message *message) {
+    int32_t *ids = chat_take(c, t->n_ids * sizeof *ids);
+    if (!ids) return false;
+    memcpy(ids, t->ids, t->n_ids * sizeof *ids);
+    message->ids = ids;
+    message->n_ids = t->n_ids;
+    unlink_turn(memory, t);
+    link_newest(memory, t);
+    return true;
+}
+
+size_t turn_memory_find(turn_memory *memory, chat_conversation *c) {
+    turn_digest *said = malloc(c->n * sizeof *said + 1), place = turn_digest_start();
+    size_t found = 0;
+    if (!said) return 0;
+    for (size_t i = 0; i < c->n; i++) said[i] = turn_digest_said(&c->messages[i]);
     pthread_mutex_lock(&memory->lock);
-    cJSON_ArrayForEach(message, messages) {
-        place = turn_digest_message(place, message);
-        turn *t = is_model(message) ? look_up(memory, message, place) : NULL;
-        if (t && turn_digest_equal(t->said, turn_digest_said(message))) {
-            turns[i] = t;
-            found++;
-            n_ids += t->n_ids;
-            unlink_turn(memory, t);
-            link_newest(memory, t);
-        }
-        i++;
-    }
-    kakeya_chat_run *all = found ? malloc(found * sizeof *all + n_ids * sizeof(int32_t)) : NULL;
-    if (all) {
-        int32_t *ids = (int32_t *)(void *)(all + found);
-        for (i = 0; i < n_messages; i++) {
-            if (!turns[i]) continue;
-            all[*n_runs] = (kakeya_chat_run){.message = i, .ids = ids, .n_ids = turns[i]->n_ids};
-            memcpy(ids, turns[i]->ids, turns[i]->n_ids * sizeof *ids);
-            ids += turns[i]->n_ids;
-            *n_runs += 1;
-        }
+    for (size_t i = 0; i < c->n; i++) {
+        kakeya_chat_message *message = &c->messages[i];
+        place = turn_digest_message(place, message, said[i]);
+        message->ids = NULL;
+        message->n_ids = 0;
+        turn *t = chat_is_model(message) ? look_up(memory, message, place) : NULL;
+        if (t && turn_digest_equal(t->said, said[i])) found += take_ids(memory, t, c, message);
     }
     pthread_mutex_unlock(&memory->lock);
-    free((void *)turns);
-    *runs = all;
+    free(said);
+    return found;
 }
 
 size_t turn_memory_entries(turn_memory *memory) {

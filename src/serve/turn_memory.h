@@ -8,9 +8,7 @@
 #ifndef KAKEYA_SERVE_TURN_MEMORY_H
 #define KAKEYA_SERVE_TURN_MEMORY_H
 
-#include <cjson/cJSON.h>
-
-#include "kakeya.h"
+#include "text/chat_conversation.h"
 
 typedef struct turn_memory turn_memory;
 
@@ -21,16 +19,15 @@ enum { TURN_MEMORY_ENTRIES = 100000 };
 turn_memory *turn_memory_open(size_t entries, size_t bytes);
 void turn_memory_close(turn_memory *memory); /* NULL is fine */
 
-/* Remembers the answer to a conversation. messages: those of the request, as kakeya_chat_tokens takes them; the first
- * n_messages of them are the conversation. answer: the assistant's message as it was given out, in the same form:
- * content, tool_calls with ids. ids[0..n): the prompt, whose first n_stable ids are the conversation, then the answer
- * without its stop token. Not for answers whose content was cut at a stop string, since their tokens say more. */
-void turn_memory_put(turn_memory *memory, const cJSON *messages, size_t n_messages, const cJSON *answer,
-                     const int32_t *ids, size_t n_stable, size_t n);
+/* Remembers the answer to a conversation of n_messages. answer: the assistant's message as it was given out: content,
+ * calls with ids. ids[0..n): the prompt, whose first n_stable ids are the conversation, then the answer without its
+ * stop token. Not for answers whose content was cut at a stop string, since their tokens say more. */
+void turn_memory_put(turn_memory *memory, const kakeya_chat_message *messages, size_t n_messages,
+                     const kakeya_chat_message *answer, const int32_t *ids, size_t n_stable, size_t n);
 
-/* The runs of all messages that are known, for kakeya_chat_options; *runs is freed by kakeya_free and holds the ids.
- * NULL and 0 where there are none. */
-void turn_memory_find(turn_memory *memory, const cJSON *messages, kakeya_chat_run **runs, size_t *n_runs);
+/* Gives the messages that are known the ids of their answers, which lie in the conversation, and takes them from the
+ * others. How many are known; 0 where memory fails. */
+size_t turn_memory_find(turn_memory *memory, chat_conversation *conversation);
 
 /* The answers that lie in these ids, as the text of a JSON list (malloc'ed); NULL if there are none. It becomes the
  * member "turns" of the metadata of a session's file. */

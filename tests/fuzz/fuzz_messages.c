@@ -1,5 +1,5 @@
-/* Any JSON as the conversation of a request of the Messages API: refused with a message, or messages of chat
- * completions, in which every result of a tool stands behind its call. */
+/* Any JSON as the conversation of a request of the Messages API: refused with a message, or a conversation
+ * in which every result of a tool stands behind its call. */
 #include "serve/anthropic_messages.h"
 
 #include <stdint.h>
@@ -8,30 +8,29 @@
 
 #include "serve/body.h"
 
-static void check_message(const cJSON *message, const cJSON **caller) {
-    const char *role = body_string(message, "role"), *id = body_string(message, "tool_call_id");
-    const cJSON *call, *calls = cJSON_GetObjectItemCaseSensitive(message, "tool_calls");
-    if (!role) abort();
-    if (strcmp(role, "tool") != 0) {
-        *caller = calls;
-        cJSON_ArrayForEach(call, calls) {
-            const cJSON *function = cJSON_GetObjectItemCaseSensitive(call, "function");
-            if (!body_string(call, "id") || !body_string(function, "name") || !body_string(function, "arguments"))
-                abort();
-        }
+static void check_message(const kakeya_chat_message *message, const kakeya_chat_message **caller) {
+    if (!message->role) abort();
+    for (size_t i = 0; i < chat_n_parts(message); i++) {
+        const kakeya_chat_part part = chat_part(message, i);
+        if (part.type == KAKEYA_CHAT_TEXT ? !part.text : !part.user) abort();
+    }
+    if (!chat_is_role(message, "tool")) {
+        *caller = message;
+        for (size_t i = 0; i < message->n_calls; i++)
+            if (!message->calls[i].id || !message->calls[i].name || !message->calls[i].arguments) abort();
         return;
     }
     bool found = false;
-    cJSON_ArrayForEach(call, *caller) found = found || (id && strcmp(body_string(call, "id"), id) == 0);
-    if (!found || !body_string(message, "content")) abort();
+    for (size_t i = 0; *caller && message->call_id && i < (*caller)->n_calls; i++)
+        found = found || strcmp((*caller)->calls[i].id, message->call_id) == 0;
+    if (!found || (!message->content && !message->n_parts)) abort();
 }
 
 static void check(const messages_out *out) {
-    const cJSON *message, *caller = NULL;
-    cJSON_ArrayForEach(message, out->messages) check_message(message, &caller);
-    const cJSON *last = cJSON_GetArrayItem(out->messages, cJSON_GetArraySize(out->messages) - 1);
-    const char *role = body_string(last, "role");
-    if (out->continues != (role && strcmp(role, "assistant") == 0)) abort();
+    const kakeya_chat_message *caller = NULL;
+    for (size_t i = 0; i < out->said->n; i++) check_message(&out->said->messages[i], &caller);
+    const bool assistant = out->said->n && chat_is_model(&out->said->messages[out->said->n - 1]);
+    if (out->continues != assistant) abort();
     if (out->ignored->failed) abort();
     if (out->ignored->data && strpbrk(out->ignored->data, "\r\n")) abort();
 }
@@ -48,16 +47,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
                       .system = cJSON_GetObjectItemCaseSensitive(body, "system"),
                       .messages = cJSON_GetObjectItemCaseSensitive(body, "messages"),
                       .seal = &seal};
-    messages_out out = {.messages = cJSON_CreateArray(), .ignored = &ignored};
+    chat_conversation said = {0};
+    messages_out out = {.said = &said, .ignored = &ignored};
     if (anthropic_messages(&in, &out, &error)) {
         check(&out);
-        char *text = cJSON_PrintUnformatted(out.messages);
-        if (!text) abort();
-        cJSON_free(text);
     } else if (error.status != 400 || !error.message[0] || !error.param[0]) {
         abort();
     }
-    cJSON_Delete(out.messages);
+    chat_conversation_free(&said);
     cJSON_Delete(body);
     text_free(&ignored);
     return 0;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "serve/reasoning_seal.h"
+#include "unit/chat_reading.h"
 
 static cJSON *find(void *user, const char *id) {
     (void)user;
@@ -18,18 +19,18 @@ static char *unseal(void *user, const char *sealed) { return reasoning_seal_open
 
 static char *messages_of(const cJSON *items, size_t n_earlier, const item_source *source, text_buffer *ignored) {
     api_error error = {0};
-    cJSON *messages = cJSON_CreateArray();
+    chat_conversation said = {0};
     char *text = NULL;
-    if (items_to_messages(items, n_earlier, source, messages, ignored, &error)) {
+    if (items_to_messages(items, n_earlier, source, &said, ignored, &error)) {
+        cJSON *messages = chats_as_json(&said);
         text = cJSON_PrintUnformatted(messages);
-        const cJSON *message;
-        cJSON_ArrayForEach(message, messages) {
-            if (!cJSON_IsString(cJSON_GetObjectItemCaseSensitive(message, "role"))) abort();
-        }
+        cJSON_Delete(messages);
+        for (size_t i = 0; i < said.n; i++)
+            if (!said.messages[i].role) abort();
     } else if (error.status != 400 || !error.message[0] || strncmp(error.param, "input", 5) != 0) {
         abort();
     }
-    cJSON_Delete(messages);
+    chat_conversation_free(&said);
     return text;
 }
 

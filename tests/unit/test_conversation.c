@@ -157,6 +157,118 @@ static void test_continue_last(void **state) {
     kakeya_tokenizer_close(t);
 }
 
+/* Messages with all that they may hold come to the tokens of their JSON form. */
+static void test_messages_equal_json(void **state) {
+    (void)state;
+    kakeya_tokenizer *t = open_demo();
+    static const char json[] =
+        "[{\"role\":\"developer\",\"content\":[{\"type\":\"text\",\"text\":\" a \"},{\"type\":\"text\",\"text\":\"b\"}]},"
+        "{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":\"assistant\",\"reasoning\":\"hm\",\"content\":null,\"tool_calls\":["
+        "{\"id\":\"1\",\"function\":{\"name\":\"f\",\"arguments\":{\"x\":1.50}}},{\"id\":\"2\",\"function\":{\"name\":\"g\"}}]},"
+        "{\"role\":\"tool\",\"tool_call_id\":\"2\",\"content\":\"21\"},{\"role\":\"tool\",\"tool_call_id\":\"1\",\"content\":[]},"
+        "{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"h\"}}],\"tool_responses\":[{\"name\":\"h\","
+        "\"response\":{\"y\":[1e2]}}]},{\"role\":\"assistant\",\"content\":\"\"}]";
+    static const kakeya_chat_part parts[] = {{.text = " a "}, {.text = "b"}}, none[1];
+    static const kakeya_chat_call calls[] = {{"1", "f", "{\"x\":1.50}"}, {"2", "g", NULL}, {NULL, "h", ""}};
+    static const kakeya_chat_response response = {"h", "{\"y\":[1e2]}"};
+    enum { MESSAGES = 7 };
+    struct { /* as a later version of the library may have it */
+        kakeya_chat_message m;
+        size_t more;
+    } later[MESSAGES];
+    kakeya_chat_message messages[MESSAGES];
+    for (int i = 0; i < MESSAGES; i++) KAKEYA_INIT(&messages[i]);
+    messages[0].role = "developer";
+    messages[0].parts = parts;
+    messages[0].n_parts = 2;
+    messages[1].role = "user";
+    messages[1].content = "Hi";
+    messages[2].role = messages[5].role = messages[6].role = "assistant";
+    messages[2].reasoning = "hm";
+    messages[2].calls = calls;
+    messages[2].n_calls = 2;
+    messages[3].role = messages[4].role = "tool";
+    messages[3].call_id = "2";
+    messages[3].content = "21";
+    messages[4].call_id = "1";
+    messages[4].parts = none;
+    messages[5].calls = &calls[2];
+    messages[5].responses = &response;
+    messages[5].n_calls = messages[5].n_responses = 1;
+    messages[6].content = "";
+    for (int i = 0; i < MESSAGES; i++) {
+        later[i].m = messages[i];
+        later[i].m.size = sizeof later[i];
+        later[i].more = 0;
+    }
+    int32_t *expected, *ids;
+    size_t n_expected, n_stable, n, stable;
+    kakeya_error error = {0};
+    expected = tokens_of(t, json, NULL, &n_expected, &n_stable);
+    assert_status(kakeya_conversation_tokens(t, messages, MESSAGES, NULL, &ids, &n, &stable, &error), &error);
+    assert_int_equal(n, n_expected);
+    assert_int_equal(stable, n_stable);
+    assert_memory_equal(ids, expected, n * sizeof *ids);
+    kakeya_free(ids);
+    assert_status(kakeya_conversation_tokens(t, &later[0].m, MESSAGES, NULL, &ids, &n, NULL, &error), &error);
+    assert_int_equal(n, n_expected);
+    assert_memory_equal(ids, expected, n * sizeof *ids);
+    kakeya_free(ids);
+    later[3].more = 1;
+    assert_int_equal(kakeya_conversation_tokens(t, &later[0].m, MESSAGES, NULL, &ids, &n, NULL, &error),
+                     KAKEYA_UNSUPPORTED);
+    kakeya_free(expected);
+    kakeya_tokenizer_close(t);
+}
+
+/* What no message may hold, and where an error is. */
+static void test_wrong_messages(void **state) {
+    (void)state;
+    kakeya_tokenizer *t = open_demo();
+    static const int32_t id = 300, none = -1;
+    static const kakeya_chat_part text = {.text = NULL}, image = {.type = KAKEYA_CHAT_IMAGE},
+                                  unknown = {.type = (kakeya_chat_part_type)9, .text = "x"};
+    const struct {
+        kakeya_chat_message message;
+        const char *expected;
+        size_t place_bytes;
+    } cases[] = {
+        {{.role = "king"}, "messages[0].role is \"king\"", 16},
+        {{.role = "tool", .content = "x"}, "messages[0].role: a tool message must follow", 16},
+        {{.content = "x"}, "messages[0] has no role", 11},
+        {{.role = "assistant", .calls = &(kakeya_chat_call){.id = "1"}, .n_calls = 1},
+         "messages[0]: a tool call has no name",
+         11},
+        {{.role = "assistant", .responses = &(kakeya_chat_response){"f", "{"}, .n_responses = 1},
+         "messages[0]: tool response 0",
+         11},
+        {{.role = "user", .ids = &id, .n_ids = 1}, "messages[0].ids", 0},
+        {{.role = "assistant", .ids = &none, .n_ids = 1}, "messages[0].ids[0] is -1", 0},
+        {{.role = "user", .parts = &text, .n_parts = 1}, "messages[0].parts[0]: the text is NULL", 0},
+        {{.role = "user", .parts = &unknown, .n_parts = 1}, "messages[0].parts[0]: unknown type 9", 0},
+        {{.role = "system", .parts = &image, .n_parts = 1}, "holds no images", 0},
+        {{.role = "user", .parts = &image, .n_parts = 1}, "messages[0].parts[0] is 0", 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        kakeya_chat_message message = cases[i].message;
+        size_t n = 7, place_bytes = 7;
+        int32_t *ids = NULL;
+        kakeya_error error = {0};
+        kakeya_chat_options options;
+        KAKEYA_INIT(&options);
+        options.place_bytes = &place_bytes;
+        assert_int_equal(kakeya_conversation_tokens(t, &message, 1, &options, &ids, &n, NULL, &error),
+                         KAKEYA_INVALID_ARGUMENT); /* no size */
+        message.size = sizeof message;
+        assert_int_not_equal(kakeya_conversation_tokens(t, &message, 1, &options, &ids, &n, NULL, &error), KAKEYA_OK);
+        if (!strstr(error.message, cases[i].expected)) fail_msg("case %zu: %s", i, error.message);
+        assert_int_equal(place_bytes, cases[i].place_bytes);
+        assert_int_equal(n, 0);
+        assert_null(ids);
+    }
+    kakeya_tokenizer_close(t);
+}
+
 /* Runs that do not fit are refused, or are as if they were not there. */
 static void test_runs(void **state) {
     (void)state;
@@ -380,6 +492,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_json_equals_pairs),
         cmocka_unit_test(test_continue_last),
+        cmocka_unit_test(test_messages_equal_json),
+        cmocka_unit_test(test_wrong_messages),
         cmocka_unit_test(test_runs),
         cmocka_unit_test(test_tools),
         cmocka_unit_test(test_refusals),

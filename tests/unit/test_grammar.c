@@ -472,6 +472,32 @@ static void test_refused_tools(void **state) {
     }
 }
 
+/* Messages number tools and call their parameters as the caller does. */
+static void test_named_tools(void **state) {
+    (void)state;
+    static const char declared[] =
+        "[{\"name\":\"a\"},{\"name\":\"b\",\"parameters\":{\"properties\":{\"x\":{\"disallow\":{}}}}}]";
+    static const size_t places[] = {3, 7};
+    static const struct {
+        size_t n;
+        const char *parameters, *message;
+    } cases[] = {{2, "input_schema", "tools[7].input_schema #/properties/x/disallow"},
+                 {1, NULL, "tools[1].parameters #/properties/x/disallow"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const kakeya_grammar_options options = {.size = sizeof options,
+                                                .calls = KAKEYA_CALLS_REQUIRED,
+                                                .tools = declared,
+                                                .tools_bytes = sizeof declared - 1,
+                                                .tool_places = places,
+                                                .n_tool_places = cases[i].n,
+                                                .parameters = cases[i].parameters};
+        kakeya_grammar *g;
+        kakeya_error error = {0};
+        assert_int_equal(kakeya_grammar_open(demo_tokenizer(), &options, &g, &error), KAKEYA_UNSUPPORTED);
+        if (!strstr(error.message, cases[i].message)) fail_msg("%s", error.message);
+    }
+}
+
 /* Too much of everything: refused in time, whatever it is. */
 static void test_limits(void **state) {
     (void)state;
@@ -536,8 +562,9 @@ static void test_depth(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_languages),     cmocka_unit_test(test_calls),  cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_refused_tools), cmocka_unit_test(test_limits), cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_languages),     cmocka_unit_test(test_calls),       cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_refused_tools), cmocka_unit_test(test_named_tools), cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_depth),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "chat_reading.h"
 #include "serve/reasoning_seal.h"
 #include "serve/response_store.h"
 
@@ -48,16 +49,19 @@ static char *quoted(const char *json) {
 static char *messages_of(const char *input, const item_source *source, size_t n_earlier, text_buffer *ignored,
                          api_error *error) {
     char *proper = quoted(input);
-    cJSON *json = cJSON_Parse(proper), *items = NULL, *messages = cJSON_CreateArray();
+    cJSON *json = cJSON_Parse(proper), *items = NULL;
+    chat_conversation said = {0};
     free(proper);
     assert_non_null(json);
     char *text = NULL;
-    if (items_read(json, source, &items, error) &&
-        items_to_messages(items, n_earlier, source, messages, ignored, error))
+    if (items_read(json, source, &items, error) && items_to_messages(items, n_earlier, source, &said, ignored, error)) {
+        cJSON *messages = chats_as_json(&said);
         text = cJSON_PrintUnformatted(messages);
+        cJSON_Delete(messages);
+    }
     cJSON_Delete(json);
+    chat_conversation_free(&said);
     cJSON_Delete(items);
-    cJSON_Delete(messages);
     return text;
 }
 

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "chat_reading.h"
 #include "serve/answer_turn.h"
 #include "serve/turn_digest.h"
 #include "serve/turn_memory.h"
@@ -27,10 +28,11 @@ static int close_tokenizer(void **state) {
     return 0;
 }
 
-static cJSON *parse(const char *json) {
-    cJSON *value = cJSON_Parse(json);
-    if (!value) fail_msg("not JSON: %s", json);
-    return value;
+static read_chat parse(const char *json) {
+    read_chat chat;
+    kakeya_error error = {0};
+    if (read_chat_open(json, strlen(json), &chat, &error)) fail_msg("%s: %s", error.message, json);
+    return chat;
 }
 
 typedef struct prompt {
@@ -44,16 +46,12 @@ static prompt render(turn_memory *memory, const char *json, bool thinking) {
     kakeya_chat_options options;
     KAKEYA_INIT(&options);
     options.thinking = thinking;
-    kakeya_chat_run *runs = NULL;
-    cJSON *messages = parse(json);
-    if (memory) turn_memory_find(memory, messages, &runs, &p.hits);
-    options.runs = runs;
-    options.n_runs = p.hits;
+    read_chat chat = parse(json);
+    if (memory) p.hits = turn_memory_find(memory, &chat.c);
     kakeya_error error = {0};
-    if (kakeya_chat_tokens(t, json, strlen(json), &options, &p.ids, &p.n, &p.n_stable, &error))
+    if (kakeya_conversation_tokens(t, chat.c.messages, chat.c.n, &options, &p.ids, &p.n, &p.n_stable, &error))
         fail_msg("%s", error.message);
-    kakeya_free(runs);
-    cJSON_Delete(messages);
+    read_chat_close(&chat);
     return p;
 }
 
@@ -92,10 +90,12 @@ static timeline answer(turn_memory *memory, const char *json, bool thinking, con
     timeline line = {.n = p.n};
     memcpy(line.ids, p.ids, p.n * sizeof *p.ids);
     sample(&line, sampled);
-    cJSON *messages = parse(json), *given = parse(message);
-    turn_memory_put(memory, messages, SIZE_MAX, given, line.ids, p.n_stable, line.n);
-    cJSON_Delete(messages);
-    cJSON_Delete(given);
+    char list[2000];
+    snprintf(list, sizeof list, "[%s]", message);
+    read_chat messages = parse(json), given = parse(list);
+    turn_memory_put(memory, messages.c.messages, messages.c.n, given.c.messages, line.ids, p.n_stable, line.n);
+    read_chat_close(&messages);
+    read_chat_close(&given);
     kakeya_free(p.ids);
     return line;
 }
@@ -229,11 +229,11 @@ static void test_digests(void **state) {
         turn_digest digests[2];
         for (int k = 0; k < 2; k++) {
             char json[500];
-            snprintf(json, sizeof json, "{\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":\"%s\"}}]}",
+            snprintf(json, sizeof json, "[{\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":\"%s\"}}]}]",
                      k ? cases[i].b : cases[i].a);
-            cJSON *message = parse(json);
-            digests[k] = turn_digest_said(message);
-            cJSON_Delete(message);
+            read_chat message = parse(json);
+            digests[k] = turn_digest_said(message.c.messages);
+            read_chat_close(&message);
         }
         if (turn_digest_equal(digests[0], digests[1]) != cases[i].same) fail_msg("%s and %s", cases[i].a, cases[i].b);
     }
@@ -377,9 +377,9 @@ static size_t remember(turn_memory *memory, const char *sampled, kakeya_finish f
     assert_int_equal(kakeya_chat_parser_feed(parser, line.ids + p.n, line.n - p.n, NULL, NULL), KAKEYA_OK);
     assert_int_equal(kakeya_chat_parser_finish(parser, finish, NULL, NULL), KAKEYA_OK);
     kakeya_chat_parser_close(parser);
-    cJSON *messages = parse("[" USER "]");
-    answer_turn_remember(&turn, memory, t, messages, SIZE_MAX, line.ids, p.n_stable, line.n);
-    cJSON_Delete(messages);
+    read_chat messages = parse("[" USER "]");
+    answer_turn_remember(&turn, memory, t, messages.c.messages, messages.c.n, line.ids, p.n_stable, line.n);
+    read_chat_close(&messages);
     answer_turn_free(&turn);
     kakeya_free(p.ids);
     return turn_memory_entries(memory);
