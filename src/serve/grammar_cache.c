@@ -35,8 +35,8 @@ static void free_grammar(cached_grammar *g) {
 
 /* Lengths stand in front of texts, so that no two sets of options spell the same key. */
 static void write_key(text_buffer *key, const kakeya_grammar_options *o) {
-    text_format(key, "%d %d %d %d %d %d %d %zu %zu %zu %zu %s ", (int)o->kind, (int)o->calls, o->max_calls, (int)o->loosen,
-                (int)o->thinking, o->thinking_tokens, (int)o->any_order, o->text_bytes, o->tools_bytes,
+    text_format(key, "%d %d %d %d %d %d %d %zu %zu %zu %zu %s ", (int)o->kind, (int)o->calls, o->max_calls,
+                (int)o->loosen, (int)o->thinking, o->thinking_tokens, (int)o->any_order, o->text_bytes, o->tools_bytes,
                 o->n_tool_names, o->n_tool_places, o->parameters ? o->parameters : "");
     for (size_t i = 0; i < o->n_tool_places; i++) text_format(key, "%zu ", o->tool_places[i]);
     if (o->text_bytes) text_bytes(key, o->text, o->text_bytes);

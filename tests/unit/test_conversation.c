@@ -162,12 +162,13 @@ static void test_messages_equal_json(void **state) {
     (void)state;
     kakeya_tokenizer *t = open_demo();
     static const char json[] =
-        "[{\"role\":\"developer\",\"content\":[{\"type\":\"text\",\"text\":\" a \"},{\"type\":\"text\",\"text\":\"b\"}]},"
-        "{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":\"assistant\",\"reasoning\":\"hm\",\"content\":null,\"tool_calls\":["
-        "{\"id\":\"1\",\"function\":{\"name\":\"f\",\"arguments\":{\"x\":1.50}}},{\"id\":\"2\",\"function\":{\"name\":\"g\"}}]},"
-        "{\"role\":\"tool\",\"tool_call_id\":\"2\",\"content\":\"21\"},{\"role\":\"tool\",\"tool_call_id\":\"1\",\"content\":[]},"
-        "{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"h\"}}],\"tool_responses\":[{\"name\":\"h\","
-        "\"response\":{\"y\":[1e2]}}]},{\"role\":\"assistant\",\"content\":\"\"}]";
+        "[{\"role\":\"developer\",\"content\":[{\"type\":\"text\",\"text\":\" a \"},{\"type\":\"text\",\"text\":"
+        "\"b\"}]},{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":\"assistant\",\"reasoning\":\"hm\",\"content\":"
+        "null,\"tool_calls\":[{\"id\":\"1\",\"function\":{\"name\":\"f\",\"arguments\":{\"x\":1.50}}},{\"id\":"
+        "\"2\",\"function\":{\"name\":\"g\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"2\",\"content\":\"21\"},"
+        "{\"role\":\"tool\",\"tool_call_id\":\"1\",\"content\":[]},{\"role\":\"assistant\",\"tool_calls\":"
+        "[{\"function\":{\"name\":\"h\"}}],\"tool_responses\":[{\"name\":\"h\",\"response\":{\"y\":[1e2]}}]},"
+        "{\"role\":\"assistant\",\"content\":\"\"}]";
     static const kakeya_chat_part parts[] = {{.text = " a "}, {.text = "b"}}, none[1];
     static const kakeya_chat_call calls[] = {{"1", "f", "{\"x\":1.50}"}, {"2", "g", NULL}, {NULL, "h", ""}};
     static const kakeya_chat_response response = {"h", "{\"y\":[1e2]}"};
