@@ -1,6 +1,5 @@
 /* The options of every evaluation as a report records them: what they may be. That its command gives them, a replay
  * says. */
-#include <ctype.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +9,7 @@
 #include "measure/gate_private.h"
 #include "measure/lossless_batch_plan.h"
 #include "measure/lossless_plan.h"
+#include "measure/plan.h"
 
 static const cJSON *member(const cJSON *object, const char *name) {
     return cJSON_GetObjectItemCaseSensitive(object, name);
@@ -120,18 +120,6 @@ static bool concerns(const gate_context *context, const option_rule *rule) {
     return (rule->kinds & (1u << context->kind)) != 0;
 }
 
-static bool seed_value(const cJSON *item, uint64_t *out) {
-    const double exact = 9007199254740992.0; /* 2^53 */
-    if (json_is_integer(item, 0, exact)) {
-        *out = (uint64_t)item->valuedouble;
-        return true;
-    }
-    if (!is_text(item) || strlen(item->valuestring) > 20 || !isdigit((unsigned char)item->valuestring[0])) return false;
-    char *end;
-    *out = strtoull(item->valuestring, &end, 10);
-    return !*end && *out > (uint64_t)exact;
-}
-
 static bool has_item_form(const option_rule *rule, const cJSON *item) {
     switch (rule->form) {
     case COUNT:
@@ -148,7 +136,7 @@ static bool has_item_form(const option_rule *rule, const cJSON *item) {
     case FLAG:
         return cJSON_IsBool(item);
     case SEED:
-        return seed_value(item, &(uint64_t){0});
+        return eval_seed_read(item, &(uint64_t){0});
     case PROMISE:
         return cJSON_IsArray(item);
     }
@@ -213,12 +201,6 @@ void gate_check_options(gate_context *context) {
 int gate_option(const gate_context *context, const char *key) {
     const cJSON *item = member(context->options, key);
     return json_is_integer(item, INT32_MIN, INT32_MAX) ? (int)item->valuedouble : 0;
-}
-
-uint64_t gate_option_seed(const gate_context *context) {
-    uint64_t seed = 0;
-    (void)seed_value(member(context->options, "seed"), &seed);
-    return seed;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- command */

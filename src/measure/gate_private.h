@@ -58,7 +58,6 @@ void gate_check_command(gate_context *context);
 bool gate_is_listed(const char *list, const char *word);
 /* Options of a sound form; 0 where there is none. */
 int gate_option(const gate_context *context, const char *key);
-uint64_t gate_option_seed(const gate_context *context);
 
 /* A rung: measured rows that are compared with each other, told apart by `lines` (one rung in kinds without lines). */
 bool gate_measured(const eval_row *row); /* neither warm-up nor diagnostic */

@@ -14,6 +14,7 @@
 #include "kakeya_study.h"
 #include "measure/kv_geometry.h"
 #include "measure/lossless_plan.h"
+#include "measure/plan.h"
 
 static const char *const policy_names[HARNESS_POLICIES] = {"native", "sink-window", "restored", "restored-all"};
 static const char *const mode_names[] = {"auto", "ar", "speculative", "ngram"};
@@ -307,11 +308,30 @@ static const eval_row *replayed(const eval_harness *harness, const eval_row *row
     return replay ? replay->row(replay->user, row) : NULL;
 }
 
-bool harness_wants(eval_harness *harness, const char *sample, eval_row *row) {
-    snprintf(row->sample, sizeof row->sample, "%s", sample);
+bool harness_wants(eval_harness *harness, const eval_row *row) {
     bool wanted = !harness->setup->replay || replayed(harness, row);
     harness->done += !wanted;
     return wanted;
+}
+
+kakeya_status harness_plan(eval_harness *harness, eval_rows *out, kakeya_error *error) {
+    const eval_report *report = harness->report;
+    kakeya_status status = eval_plan(report->kind, report->options, report->environment, SIZE_MAX, out, error);
+    harness->total = out->n;
+    return status;
+}
+
+kakeya_status harness_run_plan(eval_harness *harness, harness_run_fn run, void *user, kakeya_error *error) {
+    eval_rows planned;
+    kakeya_status status = harness_plan(harness, &planned, error);
+    for (size_t i = 0; status == KAKEYA_OK && i < planned.n; i++) {
+        eval_row row = planned.row[i]; /* its texts go with it */
+        eval_row_init(&planned.row[i]);
+        status = run(user, &row, error);
+        eval_row_free(&row);
+    }
+    eval_rows_free(&planned);
+    return status;
 }
 
 static double margin_of(const float *logits, int vocab, const eval_row *row, size_t t, int32_t there) {
@@ -401,7 +421,6 @@ kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prom
     kakeya_session *session = NULL;
     kakeya_session_options session_options =
         harness_session_options(harness, &row->arm, prompt->n + (size_t)run->max_tokens);
-    snprintf(row->sample, sizeof row->sample, "%s", prompt->sample);
     const eval_row *before = replayed(harness, row);
     block_record record = {{0}, false};
     session_trace trace = {.reference = run->reference, .assistant = strcmp(row->arm.source, "assistant") == 0};

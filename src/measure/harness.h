@@ -60,11 +60,17 @@ typedef struct harness_run {
     bool truncates; /* cuts the last tokens off and generates them again */
 } harness_run;
 
-/* Whether the run is wanted whose arm, warmup, repetition and lines are set; sets its sample, too. In a replay, it may
- * not be. */
-bool harness_wants(eval_harness *harness, const char *sample, eval_row *row);
-/* Generates from the prompt under row->arm in a session of its own and fills the rest of the row; sample, warmup and
- * the like are the caller's. On failure or when stopped the row is freed. */
+/* A run of the plan, whose row is the callee's: sample, arm and what else the plan says are set. */
+typedef kakeya_status (*harness_run_fn)(void *user, eval_row *planned, kakeya_error *error);
+/* The runs that the report's options promise; counts them. *out needs eval_rows_free. */
+kakeya_status harness_plan(eval_harness *harness, eval_rows *out, kakeya_error *error);
+/* Makes every run that the report's options promise, in their order. Once the report is there. */
+kakeya_status harness_run_plan(eval_harness *harness, harness_run_fn run, void *user, kakeya_error *error);
+
+/* Whether the run is wanted of which the row says what a plan knows. In a replay, it may not be. */
+bool harness_wants(eval_harness *harness, const eval_row *row);
+/* Generates from the prompt under row->arm in a session of its own and fills the rest of the row; what a plan knows of
+ * it is there. On failure or when stopped the row is freed. */
 kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prompt, const harness_run *run,
                                eval_row *row, kakeya_error *error);
 /* What a session holds behind the prompt, and how it came to it: for runs that harness_generate does not make. The

@@ -13,13 +13,9 @@ typedef struct code_run {
     eval_sequence warmup;
     const char *sources[HARNESS_SOURCES];
     size_t n_sources;
-    eval_arm arms[MAX_ARMS];
-    size_t n_arms;
 } code_run;
 
-/* Every policy one token at a time, with every draft length of each drafter, with n-grams, and with source and length
- * chosen by themselves. */
-static kakeya_status choose_arms(code_run *run, const char *const *policies, size_t n, kakeya_error *error) {
+static kakeya_status check_arms(code_run *run, size_t n, kakeya_error *error) {
     const eval_code_options *o = run->options;
     run->n_sources = harness_sources(&run->harness, run->sources);
     const size_t each = 3 + (run->n_sources - 1) * o->n_draft_lengths;
@@ -28,19 +24,6 @@ static kakeya_status choose_arms(code_run *run, const char *const *policies, siz
     if (n * each > MAX_ARMS)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "%zu policies with %zu draft lengths make more than %d arms",
                          n, o->n_draft_lengths, MAX_ARMS);
-    for (size_t p = 0; p < n; p++) {
-        harness_arm(&run->harness, policies[p], KAKEYA_MODE_AR, &run->arms[run->n_arms++]);
-        for (size_t s = 0; s + 1 < run->n_sources; s++) {
-            for (size_t l = 0; l < o->n_draft_lengths; l++) {
-                eval_arm *arm = &run->arms[run->n_arms++];
-                harness_arm(&run->harness, policies[p], KAKEYA_MODE_SPECULATIVE, arm);
-                eval_arm_source(arm, run->sources[s]);
-                arm->draft_length = o->draft_lengths[l];
-            }
-        }
-        harness_arm(&run->harness, policies[p], KAKEYA_MODE_NGRAM, &run->arms[run->n_arms++]);
-        harness_arm(&run->harness, policies[p], KAKEYA_MODE_AUTO, &run->arms[run->n_arms++]);
-    }
     return KAKEYA_OK;
 }
 
@@ -93,34 +76,15 @@ static cJSON *options_json(const code_run *run, const char *const *policies, siz
     return object;
 }
 
-static kakeya_status run_one(code_run *run, const eval_sequence *prompt, const char *sample, size_t arm, int repetition,
-                             bool warmup, kakeya_error *error) {
-    eval_row row;
-    eval_row_init(&row);
-    row.arm = run->arms[arm];
-    row.warmup = warmup;
-    row.repetition = repetition;
-    if (!harness_wants(&run->harness, sample, &row)) return KAKEYA_OK;
-    harness_prompt input = {.sample = sample, .ids = prompt->ids, .n = prompt->n};
+static kakeya_status run_one(void *user, eval_row *row, kakeya_error *error) {
+    code_run *run = user;
+    if (!harness_wants(&run->harness, row)) return KAKEYA_OK;
+    const eval_sequence *prompt = row->warmup ? &run->warmup : run->prompts.sequence;
+    while (!row->warmup && strcmp(prompt->name, row->sample) != 0) prompt++; /* every one of the plan is there */
+    harness_prompt input = {.sample = row->sample, .ids = prompt->ids, .n = prompt->n};
     harness_run how = {.max_tokens = run->options->max_tokens};
-    kakeya_status status = harness_generate(&run->harness, &input, &how, &row, error);
-    return status == KAKEYA_OK ? harness_add(&run->harness, &row, error) : status;
-}
-
-static kakeya_status run_all(code_run *run, kakeya_error *error) {
-    kakeya_status status = KAKEYA_OK;
-    run->harness.total = run->n_arms * (1 + run->prompts.n * (size_t)run->options->repetitions);
-    for (size_t a = 0; status == KAKEYA_OK && a < run->n_arms; a++)
-        status = run_one(run, &run->warmup, "warmup", a, 0, true, error);
-    size_t turn = 0; /* arms take turns, beginning with another one each time */
-    for (int r = 0; status == KAKEYA_OK && r < run->options->repetitions; r++) {
-        for (size_t p = 0; status == KAKEYA_OK && p < run->prompts.n; p++, turn++) {
-            const eval_sequence *prompt = &run->prompts.sequence[p];
-            for (size_t a = 0; status == KAKEYA_OK && a < run->n_arms; a++)
-                status = run_one(run, prompt, prompt->name, (a + turn) % run->n_arms, r, false, error);
-        }
-    }
-    return status;
+    kakeya_status status = harness_generate(&run->harness, &input, &how, row, error);
+    return status == KAKEYA_OK ? harness_add(&run->harness, row, error) : status;
 }
 
 kakeya_status eval_code(const eval_setup *setup, const eval_code_options *options, eval_report **out,
@@ -132,11 +96,11 @@ kakeya_status eval_code(const eval_setup *setup, const eval_code_options *option
     kakeya_status status = harness_open(&run.harness, setup, 0, error);
     if (status == KAKEYA_OK)
         status = harness_policies(&run.harness, &options->policies, true, policies, &n_policies, error);
-    if (status == KAKEYA_OK) status = choose_arms(&run, policies, n_policies, error);
+    if (status == KAKEYA_OK) status = check_arms(&run, n_policies, error);
     if (status == KAKEYA_OK) status = read_prompts(&run, error);
     if (status == KAKEYA_OK)
         status = harness_report(&run.harness, EVAL_CODE, options_json(&run, policies, n_policies), error);
-    if (status == KAKEYA_OK) status = run_all(&run, error);
+    if (status == KAKEYA_OK) status = harness_run_plan(&run.harness, run_one, &run, error);
     eval_sequences_free(&run.prompts);
     free(run.warmup.ids);
     return harness_close(&run.harness, status, out, error);

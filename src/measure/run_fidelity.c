@@ -17,8 +17,6 @@ typedef struct fidelity_run {
     const eval_fidelity_options *options;
     int prompt_length;
     eval_sequences sequences;
-    eval_arm arms[MAX_ARMS]; /* native first */
-    size_t n_arms;
     float *nll;    /* [longest - 1] */
     float *native; /* [longest][vocab] */
     float *logits; /* [longest][vocab] */
@@ -146,24 +144,12 @@ static kakeya_status read_sequences(fidelity_run *run, kakeya_error *error) {
 
 /* -------------------------------------------------------------------------------------------------------- arms */
 
-static kakeya_status choose_arms(fidelity_run *run, const char *const *policies, size_t n, kakeya_error *error) {
+static kakeya_status check_arms(const fidelity_run *run, size_t n, kakeya_error *error) {
     const eval_fidelity_options *o = run->options;
-    kakeya_status status = harness_distinct("windows", o->windows, o->n_windows, error);
-    if (status != KAKEYA_OK) return status;
     if (1 + n * o->n_windows > MAX_ARMS)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "%zu policies with %zu windows make more than %d arms", n,
                          o->n_windows, MAX_ARMS);
-    harness_arm(&run->harness, "native", KAKEYA_MODE_AR, &run->arms[run->n_arms++]); /* always: the others need it */
-    for (size_t p = 0; p < n; p++) {
-        if (strcmp(policies[p], "native") == 0) continue;
-        for (size_t w = 0; w < o->n_windows; w++) {
-            eval_arm *arm = &run->arms[run->n_arms++];
-            harness_arm(&run->harness, policies[p], KAKEYA_MODE_AR, arm);
-            arm->window = o->windows[w];
-        }
-    }
-    for (size_t a = 0; a < run->n_arms; a++) snprintf(run->arms[a].mode, sizeof run->arms[a].mode, "score");
-    return KAKEYA_OK;
+    return harness_distinct("windows", o->windows, o->n_windows, error);
 }
 
 static cJSON *options_json(const fidelity_run *run, const char *const *policies, size_t n) {
@@ -191,25 +177,22 @@ static bool on_progress(void *user, const char *what, uint64_t done, uint64_t to
 }
 
 /* Scores one sequence under one arm; the native arm comes first and leaves its logits for the others. */
-static kakeya_status run_one(fidelity_run *run, const eval_sequence *sequence, const eval_arm *arm,
-                             kakeya_error *error) {
-    eval_row row;
-    eval_row_init(&row);
-    row.arm = *arm;
-    if (!harness_wants(&run->harness, sequence->name, &row))
-        return KAKEYA_OK; /* then no other arm of the sequence is */
-    row.prompt_tokens = run->prompt_length;
-    row.prompt_hash = harness_prompt_hash(sequence->ids, sequence->n);
-    bool native = strcmp(arm->policy, "native") == 0;
-    float *logits = native ? run->native : run->logits;
+static kakeya_status run_one(void *user, eval_row *row, kakeya_error *error) {
+    fidelity_run *run = user;
+    const eval_sequence *sequence = run->sequences.sequence;
+    if (!harness_wants(&run->harness, row)) return KAKEYA_OK;    /* if native is not, no other arm of the sequence is */
+    while (strcmp(sequence->name, row->sample) != 0) sequence++; /* every one of the plan is there */
+    row->prompt_tokens = run->prompt_length;
+    row->prompt_hash = harness_prompt_hash(sequence->ids, sequence->n);
+    float *logits = strcmp(row->arm.policy, "native") == 0 ? run->native : run->logits;
 
     kakeya_session *session = NULL;
-    kakeya_session_options options = harness_session_options(&run->harness, arm, sequence->n);
+    kakeya_session_options options = harness_session_options(&run->harness, &row->arm, sequence->n);
     kakeya_status status = harness_poll(&run->harness, error);
     if (status == KAKEYA_OK) status = kakeya_session_open(run->harness.engine, &options, &session, error);
     if (status == KAKEYA_OK) {
         double start = clock_seconds();
-        row.started_seconds = start - run->harness.report->begun_at;
+        row->started_seconds = start - run->harness.report->begun_at;
         kakeya_score_options score;
         KAKEYA_INIT(&score);
         score.prompt_length = (size_t)run->prompt_length;
@@ -218,35 +201,33 @@ static kakeya_status run_one(fidelity_run *run, const eval_sequence *sequence, c
         score.logits = logits;
         score.progress = on_progress;
         score.user = &run->harness;
-        status = session_score(session, sequence->ids, sequence->n, &score, &row.kv, error);
-        row.seconds = clock_seconds() - start;
+        status = session_score(session, sequence->ids, sequence->n, &score, &row->kv, error);
+        row->seconds = clock_seconds() - start;
     }
     kakeya_session_close(session);
     if (status != KAKEYA_OK) return status;
 
     int vocab = kakeya_engine_vocab_size(run->harness.engine);
     size_t scored = sequence->n - (size_t)run->prompt_length;
-    row.token_ids = calloc(scored, sizeof *row.token_ids);
-    row.token_nll = calloc(scored, sizeof *row.token_nll);
-    row.token_kl = calloc(scored, sizeof *row.token_kl);
-    if (!row.token_ids || !row.token_nll || !row.token_kl) {
-        eval_row_free(&row);
+    row->token_ids = calloc(scored, sizeof *row->token_ids);
+    row->token_nll = calloc(scored, sizeof *row->token_nll);
+    row->token_kl = calloc(scored, sizeof *row->token_kl);
+    if (!row->token_ids || !row->token_nll || !row->token_kl)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for a report row");
-    }
     for (size_t t = (size_t)run->prompt_length - 1; t + 1 < sequence->n; t++) {
         bool agree;
         int top = 0;
-        size_t i = row.n_token_ids++;
-        row.token_nll[i] = (double)run->nll[t];
-        row.token_kl[i] =
+        size_t i = row->n_token_ids++;
+        row->token_nll[i] = (double)run->nll[t];
+        row->token_kl[i] =
             logits_divergence(run->native + t * (size_t)vocab, logits + t * (size_t)vocab, vocab, &top, &agree);
-        row.token_ids[i] = top;
-        row.nll += row.token_nll[i];
-        row.kl += row.token_kl[i];
-        row.agreements += agree;
-        row.scored_tokens++;
+        row->token_ids[i] = top;
+        row->nll += row->token_nll[i];
+        row->kl += row->token_kl[i];
+        row->agreements += agree;
+        row->scored_tokens++;
     }
-    return harness_add(&run->harness, &row, error);
+    return harness_add(&run->harness, row, error);
 }
 
 static kakeya_status run_all(fidelity_run *run, kakeya_error *error) {
@@ -257,12 +238,7 @@ static kakeya_status run_all(fidelity_run *run, kakeya_error *error) {
     if (!run->nll || !run->native || !run->logits)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for the logits of %zu positions, %zu bytes",
                          run->longest, 2 * run->longest * row_bytes);
-    kakeya_status status = KAKEYA_OK;
-    run->harness.total = run->sequences.n * run->n_arms;
-    for (size_t s = 0; status == KAKEYA_OK && s < run->sequences.n; s++)
-        for (size_t a = 0; status == KAKEYA_OK && a < run->n_arms; a++)
-            status = run_one(run, &run->sequences.sequence[s], &run->arms[a], error);
-    return status;
+    return harness_run_plan(&run->harness, run_one, run, error);
 }
 
 kakeya_status eval_fidelity(const eval_setup *setup, const eval_fidelity_options *options, eval_report **out,
@@ -275,7 +251,7 @@ kakeya_status eval_fidelity(const eval_setup *setup, const eval_fidelity_options
     if (status == KAKEYA_OK)
         status = harness_policies(&run.harness, &options->policies, false, policies, &n_policies, error);
     if (status == KAKEYA_OK) status = read_sequences(&run, error);
-    if (status == KAKEYA_OK) status = choose_arms(&run, policies, n_policies, error);
+    if (status == KAKEYA_OK) status = check_arms(&run, n_policies, error);
     if (status == KAKEYA_OK)
         status = harness_report(&run.harness, EVAL_FIDELITY, options_json(&run, policies, n_policies), error);
     if (status == KAKEYA_OK) status = run_all(&run, error);

@@ -17,7 +17,6 @@
 typedef struct needle {
     int32_t *ids;
     size_t n;
-    const char *answer;
 } needle;
 
 /* What the vectors of one arm came to. */
@@ -161,7 +160,6 @@ static kakeya_status make_needles(kv_format_run *run, kakeya_error *error) {
     if (status == KAKEYA_OK && !run->needles) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for prompts");
     for (size_t i = 0; status == KAKEYA_OK && i < run->drawn.n; i++) {
         kakeya_message message = {"user", run->drawn.samples[i].prompt};
-        run->needles[i].answer = run->drawn.samples[i].answer;
         status = kakeya_message_tokens(kakeya_engine_tokenizer(run->harness.engine), &message, 1, false,
                                        &run->needles[i].ids, &run->needles[i].n, error);
     }
@@ -250,9 +248,8 @@ static kakeya_status answer(kv_format_run *run, const needle *prompt, const eval
     kakeya_session_close(session);
     if (status != KAKEYA_OK) return status;
     row->text = strdup(text);
-    row->expected = strdup(prompt->answer);
     kakeya_free(text);
-    if (!row->text || !row->expected) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for a report row");
+    if (!row->text) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for a report row");
     row->correct = eval_answer_correct(row->text, row->expected);
     return KAKEYA_OK;
 }
@@ -312,39 +309,34 @@ static kakeya_status fill_stored(const kv_format_run *run, const recoder *r, eva
     return KAKEYA_OK;
 }
 
-static kakeya_status run_one(kv_format_run *run, size_t sample, const kv_codec *codec, kakeya_error *error) {
+static kakeya_status run_one(void *user, eval_row *row, kakeya_error *error) {
+    kv_format_run *run = user;
+    const kv_codec *codec = kv_codec_find(row->arm.kv_format);
+    size_t sample = 0;
+    if (!harness_wants(&run->harness, row)) return KAKEYA_OK;
+    while (strcmp(run->sequences.sequence[sample].name, row->sample) != 0)
+        sample++; /* every one of the plan is there */
     const eval_sequence *s = &run->sequences.sequence[sample];
     float *logits = codec == run->codec[0] ? run->exact : run->logits;
-    eval_row row;
-    eval_row_init(&row);
-    harness_arm(&run->harness, "native", KAKEYA_MODE_AR, &row.arm);
-    row.arm.scaled_embedding = false; /* nothing is drafted */
-    row.arm.as_stored = run->as_stored;
-    snprintf(row.arm.mode, sizeof row.arm.mode, "score");
-    snprintf(row.arm.kv_format, sizeof row.arm.kv_format, "%s", kv_codec_name(codec));
-    row.lines = run->options->lines;
-    if (!harness_wants(&run->harness, s->name, &row)) return KAKEYA_OK;
-    row.prompt_tokens = run->options->prompt_length;
-    row.prompt_hash = harness_prompt_hash(s->ids, s->n);
+    row->prompt_tokens = run->options->prompt_length;
+    row->prompt_hash = harness_prompt_hash(s->ids, s->n);
     recoder scoring = {.codec = codec}, answering = {.codec = codec};
     backend_recoding recoding = {recode, &scoring};
     kakeya_status status = harness_poll(&run->harness, error);
     double start = clock_seconds();
-    row.started_seconds = start - run->harness.report->begun_at;
+    row->started_seconds = start - run->harness.report->begun_at;
     set_recoding(run, &recoding);
-    if (status == KAKEYA_OK) status = score(run, s, &row.arm, logits, &row, error);
+    if (status == KAKEYA_OK) status = score(run, s, &row->arm, logits, row, error);
     recoding.user = &answering;
-    if (status == KAKEYA_OK) status = answer(run, &run->needles[sample], &row.arm, &row, error);
+    if (status == KAKEYA_OK) status = answer(run, &run->needles[sample], &row->arm, row, error);
     set_recoding(run, NULL);
-    row.seconds = clock_seconds() - start;
-    if (status == KAKEYA_OK) status = fill_scores(run, s, logits, &row, error);
+    row->seconds = clock_seconds() - start;
+    if (status == KAKEYA_OK) status = fill_scores(run, s, logits, row, error);
     if (status == KAKEYA_OK && run->as_stored)
-        count_stored(run, codec, s->n, &row);
+        count_stored(run, codec, s->n, row);
     else if (status == KAKEYA_OK)
-        status = fill_stored(run, &scoring, &row, error);
-    if (status == KAKEYA_OK) return harness_add(&run->harness, &row, error);
-    eval_row_free(&row);
-    return status;
+        status = fill_stored(run, &scoring, row, error);
+    return status == KAKEYA_OK ? harness_add(&run->harness, row, error) : status;
 }
 
 static kakeya_status run_all(kv_format_run *run, kakeya_error *error) {
@@ -355,12 +347,7 @@ static kakeya_status run_all(kv_format_run *run, kakeya_error *error) {
     if (!run->nll || !run->exact || !run->logits)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for the logits of %zu positions, %zu bytes",
                          run->length, 2 * run->length * row_bytes);
-    kakeya_status status = KAKEYA_OK;
-    run->harness.total = run->sequences.n * run->n_codecs;
-    for (size_t s = 0; status == KAKEYA_OK && s < run->sequences.n; s++)
-        for (size_t k = 0; status == KAKEYA_OK && k < run->n_codecs; k++)
-            status = run_one(run, s, run->codec[k], error);
-    return status;
+    return harness_run_plan(&run->harness, run_one, run, error);
 }
 
 kakeya_status eval_kv_format(const eval_setup *setup, const eval_kv_format_options *options, eval_report **out,

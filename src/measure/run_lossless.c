@@ -15,24 +15,16 @@ typedef struct lossless_run {
     size_t n_policies;
     bool drafter;
     lossless_prompts prompts;
+    lossless_prompt prompt; /* at hand */
+    int begun;              /* prompts */
 } lossless_run;
 
 /* -------------------------------------------------------------------------------------------------------- arms */
 
-static void make_arm(const lossless_run *run, const char *policy, double temperature, const lossless_variant *variant,
-                     eval_arm *out) {
-    harness_arm(&run->harness, policy, KAKEYA_MODE_AR, out);
-    snprintf(out->mode, sizeof out->mode, "%s", variant->mode);
-    out->threads = lossless_threads[variant->engine];
-    out->prompt_chunk = variant->prompt_chunk;
-    out->draft_length = variant->draft_length;
-    out->temperature = temperature;
-}
-
-static session_reference reference_of(const lossless_variant *variant) {
-    return strcmp(variant->mode, "reforward") == 0 ? SESSION_REFORWARD
-           : strcmp(variant->mode, "unfused") == 0 ? SESSION_UNFUSED
-                                                   : SESSION_FUSED;
+static session_reference reference_of(const eval_arm *arm) {
+    return strcmp(arm->mode, "reforward") == 0 ? SESSION_REFORWARD
+           : strcmp(arm->mode, "unfused") == 0 ? SESSION_UNFUSED
+                                               : SESSION_FUSED;
 }
 
 static cJSON *options_json(const lossless_run *run) {
@@ -50,46 +42,25 @@ static cJSON *options_json(const lossless_run *run) {
     return NULL;
 }
 
-static kakeya_status run_prompt(lossless_run *run, int index, const char *policy, const lossless_prompt *prompt,
-                                kakeya_error *error) {
-    lossless_variant variants[LOSSLESS_MAX_VARIANTS];
-    size_t n = lossless_variants(index, policy, run->drafter, run->options->reference_prompts, variants);
+/* Prompts come one after the other, each with all of its runs. */
+static kakeya_status run_one(void *user, eval_row *row, kakeya_error *error) {
+    lossless_run *run = user;
     kakeya_status status = KAKEYA_OK;
-    for (size_t v = 0; status == KAKEYA_OK && v < n; v++) {
-        eval_row row;
-        eval_row_init(&row);
-        make_arm(run, policy, lossless_temperature(index), &variants[v], &row.arm);
-        snprintf(row.prompt_kind, sizeof row.prompt_kind, "%s", lossless_kind_names[prompt->kind]);
-        row.truncated = variants[v].truncated;
-        if (!harness_wants(&run->harness, prompt->sample, &row)) continue;
-        harness_prompt input = lossless_prompt_view(prompt);
-        harness_run how = {.engine = run->engine[variants[v].engine],
-                           .reference = reference_of(&variants[v]),
-                           .max_tokens = run->options->max_tokens,
-                           .truncates = variants[v].truncated,
-                           .seed = run->options->seed + (uint64_t)index};
-        status = harness_generate(&run->harness, &input, &how, &row, error);
-        if (status == KAKEYA_OK) status = harness_add(&run->harness, &row, error);
+    if (strcmp(run->prompt.sample, row->sample) != 0) {
+        lossless_prompt_free(&run->prompt);
+        run->prompt = (lossless_prompt){.kind = lossless_kind(run->begun++)};
+        snprintf(run->prompt.sample, sizeof run->prompt.sample, "%.31s", row->sample);
+        status = lossless_prompts_draw(&run->prompts, NULL, 0, &run->prompt, error);
     }
-    return status;
-}
-
-static kakeya_status run_all(lossless_run *run, kakeya_error *error) {
-    const eval_lossless_options *o = run->options;
-    lossless_variant variants[LOSSLESS_MAX_VARIANTS];
-    for (int i = 0; i < o->prompts; i++)
-        for (size_t p = 0; p < run->n_policies; p++)
-            run->harness.total += lossless_variants(i, run->policies[p], run->drafter, o->reference_prompts, variants);
-    kakeya_status status = KAKEYA_OK;
-    for (int i = 0; status == KAKEYA_OK && i < o->prompts; i++) {
-        lossless_prompt prompt = {.kind = lossless_kind(i)};
-        snprintf(prompt.sample, sizeof prompt.sample, "%03d/%s", i, lossless_kind_names[prompt.kind]);
-        status = lossless_prompts_draw(&run->prompts, NULL, 0, &prompt, error);
-        for (size_t p = 0; status == KAKEYA_OK && p < run->n_policies; p++)
-            status = run_prompt(run, i, run->policies[p], &prompt, error);
-        lossless_prompt_free(&prompt);
-    }
-    return status;
+    if (status != KAKEYA_OK || !harness_wants(&run->harness, row)) return status;
+    harness_prompt input = lossless_prompt_view(&run->prompt);
+    harness_run how = {.engine = run->engine[row->arm.threads != lossless_threads[0]],
+                       .reference = reference_of(&row->arm),
+                       .max_tokens = run->options->max_tokens,
+                       .truncates = row->truncated,
+                       .seed = run->options->seed + (uint64_t)run->begun - 1};
+    status = harness_generate(&run->harness, &input, &how, row, error);
+    return status == KAKEYA_OK ? harness_add(&run->harness, row, error) : status;
 }
 
 /* All that the model has. */
@@ -124,8 +95,9 @@ kakeya_status eval_lossless_run(const eval_setup *setup, const eval_lossless_opt
         status = harness_report(&run.harness, EVAL_LOSSLESS, said, error);
     else
         cJSON_Delete(said);
-    if (status == KAKEYA_OK) status = run_all(&run, error);
+    if (status == KAKEYA_OK) status = harness_run_plan(&run.harness, run_one, &run, error);
     if (threads) kakeya_engine_close(run.engine[1]);
+    lossless_prompt_free(&run.prompt);
     lossless_prompts_close(&run.prompts);
     return harness_close(&run.harness, status, out, error);
 }

@@ -16,6 +16,7 @@ typedef struct batch_run {
     size_t n_policies;
     lossless_batch_options plan;
     lossless_prompts prompts;
+    eval_rows planned; /* of every composition its sessions alone, then all of them together */
     int first_session; /* of the composition in work, counted over all */
 } batch_run;
 
@@ -51,25 +52,12 @@ static bool on_prompt(void *user, const char *what, uint64_t done, uint64_t tota
     return harness_wants_on(s->harness);
 }
 
-/* together: sessions of the composition; 0: alone, without drafts. */
+/* planned: its row, alone or among the others. */
 static void stream_init(batch_stream *s, const batch_run *run, const lossless_batch_session *plan,
-                        const lossless_prompt *prompt, int index, int together) {
+                        const lossless_prompt *prompt, int index, const eval_row *planned) {
     *s = (batch_stream){.harness = &run->harness, .plan = plan, .prompt = prompt};
-    eval_row_init(&s->row);
-    eval_arm *arm = &s->row.arm;
-    harness_arm(&run->harness, run->policies[plan->policy], KAKEYA_MODE_AR, arm);
-    arm->temperature = plan->temperature;
-    arm->together = together;
-    if (together) {
-        snprintf(arm->mode, sizeof arm->mode, "%s", plan->mode);
-        arm->draft_length = plan->draft_length;
-        arm->prompt_chunk = plan->prompt_chunk;
-    }
-    snprintf(s->row.sample, sizeof s->row.sample, "%s", prompt->sample);
-    snprintf(s->row.prompt_kind, sizeof s->row.prompt_kind, "%s", lossless_kind_names[plan->kind]);
-    s->row.forked = together && plan->forked;
-    s->row.cancel_after = plan->cancel_after;
-    s->row.has_log_probabilities = plan->log_probabilities;
+    s->row = *planned;
+    const eval_arm *arm = &s->row.arm;
     if (plan->log_probabilities) s->row.log_probability_hash = HASH_FNV1A_START;
 
     KAKEYA_INIT(&s->generate);
@@ -165,8 +153,8 @@ static kakeya_status run_alone(batch_run *run, composition *c, kakeya_error *err
     kakeya_status status = KAKEYA_OK;
     for (int i = 0; i < c->n && status == KAKEYA_OK; i++) {
         batch_stream *s = &c->stream[0];
-        stream_init(s, run, &c->plan[i], &c->prompt[i], i, 0);
-        if (!harness_wants(&run->harness, s->prompt->sample, &s->row)) continue;
+        stream_init(s, run, &c->plan[i], &c->prompt[i], i, &run->planned.row[2 * run->first_session + i]);
+        if (!harness_wants(&run->harness, &s->row)) continue;
         status = harness_poll(&run->harness, error);
         if (status == KAKEYA_OK) status = stream_open(s, run, s->prompt->n, error);
         if (status == KAKEYA_OK) status = stream_submit(s, error);
@@ -209,8 +197,9 @@ static kakeya_status submit(composition *c, bool late, kakeya_error *error) {
 static kakeya_status run_together(batch_run *run, composition *c, kakeya_error *error) {
     bool wanted = false; /* all of them, or none: none could be computed without the others */
     for (int i = 0; i < c->n; i++) {
-        stream_init(&c->stream[i], run, &c->plan[i], &c->prompt[i], i, c->n);
-        wanted |= harness_wants(&run->harness, c->prompt[i].sample, &c->stream[i].row);
+        stream_init(&c->stream[i], run, &c->plan[i], &c->prompt[i], i,
+                    &run->planned.row[2 * run->first_session + c->n + i]);
+        wanted |= harness_wants(&run->harness, &c->stream[i].row);
     }
     if (!wanted) return KAKEYA_OK;
     kakeya_status status = harness_poll(&run->harness, error);
@@ -228,9 +217,7 @@ static kakeya_status run_together(batch_run *run, composition *c, kakeya_error *
 
 static kakeya_status run_all(batch_run *run, composition *c, kakeya_error *error) {
     const eval_lossless_batch_options *o = run->options;
-    for (int i = 0; i < o->compositions; i++)
-        run->harness.total += 2 * (uint64_t)lossless_batch_composition(&run->plan, i, c->plan);
-    kakeya_status status = KAKEYA_OK;
+    kakeya_status status = harness_plan(&run->harness, &run->planned, error);
     for (int i = 0; i < o->compositions && status == KAKEYA_OK; i++) {
         memset(c, 0, sizeof *c);
         c->n = lossless_batch_composition(&run->plan, i, c->plan);
@@ -288,6 +275,7 @@ kakeya_status eval_lossless_batch(const eval_setup *setup, const eval_lossless_b
     }
     if (status == KAKEYA_OK) status = run_all(&run, c, error);
     lossless_prompts_close(&run.prompts);
+    eval_rows_free(&run.planned);
     free(c);
     return harness_close(&run.harness, status, out, error);
 }

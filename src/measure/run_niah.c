@@ -17,9 +17,6 @@ typedef struct needle_prompt {
     size_t n;
     int32_t *keys;      /* with a picture: [n], what it is known by; else NULL */
     kakeya_media shown; /* the picture */
-    char *expected;
-    int lines;
-    bool warmup;
 } needle_prompt;
 
 typedef struct needle_run {
@@ -27,14 +24,11 @@ typedef struct needle_run {
     const eval_niah_options *options;
     const char *policies[HARNESS_POLICIES];
     size_t n_policies;
-    eval_arm arms[MAX_ARMS];
-    size_t n_arms, n_diagnostics; /* diagnostics follow the arms */
-    needle_prompt *prompts;       /* the warm-up prompt first */
+    needle_prompt *prompts; /* the warm-up prompt first */
     size_t n_prompts;
 } needle_run;
 
-/* Every policy one token at a time, and in the mode asked for with every draft window. */
-static kakeya_status choose_arms(needle_run *run, kakeya_error *error) {
+static kakeya_status check_arms(const needle_run *run, kakeya_error *error) {
     const eval_niah_options *o = run->options;
     bool drafting = o->mode != KAKEYA_MODE_AR;
     kakeya_status status = harness_distinct("draft windows", o->draft_windows, o->n_draft_windows, error);
@@ -53,22 +47,6 @@ static kakeya_status choose_arms(needle_run *run, kakeya_error *error) {
     if (run->n_policies * (1 + drafting * o->n_draft_windows) + o->n_mix_alpha > MAX_ARMS)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "%zu policies with %zu draft windows make more than %d arms",
                          run->n_policies, o->n_draft_windows, MAX_ARMS);
-    for (size_t p = 0; p < run->n_policies; p++) {
-        eval_arm *ar = &run->arms[run->n_arms++];
-        harness_arm(&run->harness, run->policies[p], KAKEYA_MODE_AR, ar);
-        ar->draft_window = o->draft_windows[0];
-        for (size_t w = 0; drafting && w < o->n_draft_windows; w++) {
-            eval_arm *arm = &run->arms[run->n_arms++];
-            harness_arm(&run->harness, run->policies[p], o->mode, arm);
-            arm->draft_window = o->draft_windows[w];
-            arm->draft_length = o->draft_length;
-        }
-    }
-    for (size_t a = 0; a < o->n_mix_alpha; a++) {
-        eval_arm *arm = &run->arms[run->n_arms + run->n_diagnostics++];
-        harness_arm(&run->harness, "restored-all", KAKEYA_MODE_AR, arm);
-        arm->mix_alpha = o->mix_alpha[a];
-    }
     return KAKEYA_OK;
 }
 
@@ -130,11 +108,8 @@ static harness_prompt view(const needle_prompt *prompt) {
                             .n_media = prompt->shown.image != NULL};
 }
 
-static kakeya_status add_prompt(needle_run *run, const niah_sample *sample, const char *name, bool warmup,
-                                kakeya_error *error) {
+static kakeya_status add_prompt(needle_run *run, const niah_sample *sample, const char *name, kakeya_error *error) {
     needle_prompt *prompt = &run->prompts[run->n_prompts++];
-    *prompt = (needle_prompt){.lines = sample->lines, .warmup = warmup, .expected = strdup(sample->answer)};
-    if (!prompt->expected) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for prompts");
     snprintf(prompt->sample, sizeof prompt->sample, "%s", name);
     const kakeya_tokenizer *text_side = kakeya_engine_tokenizer(run->harness.engine);
     kakeya_status status;
@@ -163,11 +138,11 @@ static kakeya_status make_prompts(needle_run *run, kakeya_error *error) {
     if (status != KAKEYA_OK) return status;
     run->prompts = calloc(drawn.n, sizeof *run->prompts);
     if (!run->prompts) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for prompts");
-    if (status == KAKEYA_OK) status = add_prompt(run, &drawn.samples[drawn.n - 1], "warmup", true, error);
+    if (status == KAKEYA_OK) status = add_prompt(run, &drawn.samples[drawn.n - 1], "warmup", error);
     for (size_t i = 0; status == KAKEYA_OK && i + 1 < drawn.n; i++) {
         char name[64];
         snprintf(name, sizeof name, "lines-%d/%zu", drawn.samples[i].lines, i % (size_t)o->samples);
-        status = add_prompt(run, &drawn.samples[i], name, false, error);
+        status = add_prompt(run, &drawn.samples[i], name, error);
     }
     niah_dataset_free(&drawn);
     return status;
@@ -194,38 +169,17 @@ static cJSON *options_json(const needle_run *run) {
     return object;
 }
 
-static kakeya_status run_one(needle_run *run, const needle_prompt *prompt, const eval_arm *arm, kakeya_error *error) {
-    eval_row row;
-    eval_row_init(&row);
-    row.arm = *arm;
-    row.warmup = prompt->warmup;
-    row.lines = prompt->lines;
-    if (!harness_wants(&run->harness, prompt->sample, &row)) return KAKEYA_OK;
+static kakeya_status run_one(void *user, eval_row *row, kakeya_error *error) {
+    needle_run *run = user;
+    if (!harness_wants(&run->harness, row)) return KAKEYA_OK;
+    const needle_prompt *prompt = run->prompts;
+    while (strcmp(prompt->sample, row->sample) != 0) prompt++; /* every one of the plan is there */
     const harness_prompt input = view(prompt);
     harness_run how = {.max_tokens = run->options->max_tokens, .seed = run->options->seed};
-    kakeya_status status = harness_generate(&run->harness, &input, &how, &row, error);
+    kakeya_status status = harness_generate(&run->harness, &input, &how, row, error);
     if (status != KAKEYA_OK) return status;
-    row.expected = strdup(prompt->expected);
-    if (!row.expected) {
-        eval_row_free(&row);
-        return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for a report row");
-    }
-    row.correct = eval_answer_correct(row.text, row.expected);
-    return harness_add(&run->harness, &row, error);
-}
-
-/* Arms take turns on every prompt and start with another one each time, so that a slow stretch of the machine falls on
- * all of them. */
-static kakeya_status run_all(needle_run *run, kakeya_error *error) {
-    kakeya_status status = KAKEYA_OK;
-    run->harness.total = run->n_prompts * run->n_arms + (run->n_prompts - 1) * run->n_diagnostics;
-    for (size_t p = 0; status == KAKEYA_OK && p < run->n_prompts; p++)
-        for (size_t a = 0; status == KAKEYA_OK && a < run->n_arms; a++)
-            status = run_one(run, &run->prompts[p], &run->arms[(a + p) % run->n_arms], error);
-    for (size_t p = 1; status == KAKEYA_OK && p < run->n_prompts; p++)
-        for (size_t a = 0; status == KAKEYA_OK && a < run->n_diagnostics; a++)
-            status = run_one(run, &run->prompts[p], &run->arms[run->n_arms + a], error);
-    return status;
+    row->correct = eval_answer_correct(row->text, row->expected);
+    return harness_add(&run->harness, row, error);
 }
 
 kakeya_status eval_niah(const eval_setup *setup, const eval_niah_options *options, eval_report **out,
@@ -235,15 +189,14 @@ kakeya_status eval_niah(const eval_setup *setup, const eval_niah_options *option
     kakeya_status status = harness_open(&run.harness, setup, 0, error);
     if (status == KAKEYA_OK)
         status = harness_policies(&run.harness, &options->policies, false, run.policies, &run.n_policies, error);
-    if (status == KAKEYA_OK) status = choose_arms(&run, error);
+    if (status == KAKEYA_OK) status = check_arms(&run, error);
     if (status == KAKEYA_OK) status = make_prompts(&run, error);
     if (status == KAKEYA_OK) status = harness_report(&run.harness, EVAL_NIAH, options_json(&run), error);
-    if (status == KAKEYA_OK) status = run_all(&run, error);
+    if (status == KAKEYA_OK) status = harness_run_plan(&run.harness, run_one, &run, error);
     for (size_t i = 0; i < run.n_prompts; i++) {
         kakeya_free(run.prompts[i].ids);
         kakeya_image_close((kakeya_image *)(uintptr_t)run.prompts[i].shown.image);
         free(run.prompts[i].keys);
-        free(run.prompts[i].expected);
     }
     free(run.prompts);
     return harness_close(&run.harness, status, out, error);

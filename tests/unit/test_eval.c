@@ -323,6 +323,7 @@ static void all_sources_are_compared(void **state) {
         harness_arm(&harness, "native", KAKEYA_MODE_SPECULATIVE, &row.arm);
         eval_arm_source(&row.arm, sources[i]);
         row.arm.draft_length = 3;
+        strcpy(row.sample, prompt.sample);
         const harness_run how = {.max_tokens = 20};
         if (harness_generate(&harness, &prompt, &how, &row, &error) != KAKEYA_OK) fail_msg("%s", error.message);
         assert_int_equal(row.n_token_ids, 20);
