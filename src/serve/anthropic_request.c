@@ -248,13 +248,8 @@ static void name_parameter(api_error *error) {
 }
 
 bool anthropic_request_read(call *c, bool counting, anthropic_request *r, api_error *error) {
-    /* The model sees numbers as they are spelled, and the ones that it wrote itself come back. */
-    static const char *const spelled[] = {"messages", "tools", "output_config", "output_format", NULL};
     fields f;
-    size_t bytes;
-    const char *body = http_body(c->exchange, &bytes);
     if (!call_body(c, error)) return false;
-    if (!body_keep_numbers(c->body, body, bytes, spelled)) return api_out_of_memory(error);
     reader k = {.call = c, .f = &f, .r = r, .shape = {.is_question = !counting}};
     chat_wish_init(&k.wish);
     fields_begin(&f, c->body, "", error);

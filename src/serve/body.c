@@ -13,6 +13,10 @@
 
 enum { MOST_FIELDS = 1000 };
 
+/* What the model, or a grammar, sees as it is spelled: the model's own numbers come back. And what takes 64 bits. */
+static const char *const spelled[] = {"messages",      "input", "tools", "response_format", "text", "output_config",
+                                      "output_format", "seed",  NULL};
+
 bool body_parse(const char *bytes, size_t n, cJSON **out, api_error *error) {
     *out = NULL;
     size_t valid = utf8_valid_bytes(bytes, n);
@@ -37,7 +41,10 @@ bool body_parse(const char *bytes, size_t n, cJSON **out, api_error *error) {
         *out = NULL;
         return api_fail_library(error, "invalid_json", NULL, &why);
     }
-    return true;
+    if (body_keep_numbers(*out, bytes, n, spelled)) return true;
+    cJSON_Delete(*out);
+    *out = NULL;
+    return api_out_of_memory(error);
 }
 
 enum { NODE = sizeof(cJSON) + 16, KEY = 32 }; /* with what malloc adds */
@@ -160,49 +167,27 @@ const cJSON *fields_array(fields *f, const char *name) {
     return item;
 }
 
-/* The text behind the colon of a key of the outermost object. The body is known to be valid JSON. */
-static const char *raw_value(const char *body, size_t n, const char *name) {
-    size_t bytes = strlen(name);
-    int depth = 0;
-    for (size_t i = 0; i < n; i++) {
-        char c = body[i];
-        if (c == '{' || c == '[') depth++;
-        if (c == '}' || c == ']') depth--;
-        if (c != '"') continue;
-        size_t start = ++i;
-        while (i < n && body[i] != '"') i += body[i] == '\\' ? 2 : 1;
-        if (depth != 1 || i - start != bytes || memcmp(body + start, name, bytes) != 0) continue;
-        size_t at = i + 1;
-        while (at < n && strchr(" \t\r\n", body[at])) at++;
-        if (at >= n || body[at] != ':') continue;
-        at++;
-        while (at < n && strchr(" \t\r\n", body[at])) at++;
-        return at < n ? body + at : NULL;
-    }
-    return NULL;
-}
-
-bool fields_seed(fields *f, const char *name, const char *body, size_t bytes, uint64_t *seed) {
+bool fields_seed(fields *f, const char *name, uint64_t *seed) {
     static const char expected[] = "an integer of 64 bits";
     const cJSON *item = fields_get(f, name);
     if (!item) return false;
-    if (!cJSON_IsNumber(item) || item->valuedouble != floor(item->valuedouble))
-        return fields_wrong_type(f, name, item, expected);
-    if (item->valuedouble == -1) return false;
-    const char *raw = raw_value(body, bytes, name);
-    const char *digits = raw && *raw == '-' ? raw + 1 : raw;
-    size_t n = digits ? strspn(digits, "0123456789") : 0;
-    if (n > 0 && !strchr(".eE", digits[n])) {
+    const char *number = cJSON_IsRaw(item) ? item->valuestring : "";
+    const double value = atof(number);
+    if (!*number || value != floor(value)) return fields_wrong_type(f, name, item, expected);
+    if (value == -1) return false;
+    const bool negative = *number == '-';
+    const char *digits = number + negative;
+    if (!digits[strspn(digits, "0123456789")]) {
         errno = 0;
         uint64_t magnitude = strtoull(digits, NULL, 10);
-        bool fits = errno == 0 && (*raw != '-' || magnitude <= UINT64_C(1) << 63);
+        bool fits = errno == 0 && (!negative || magnitude <= UINT64_C(1) << 63);
         if (!fits) return fields_wrong_value(f, name, item, expected);
-        *seed = *raw == '-' ? UINT64_C(0) - magnitude : magnitude;
+        *seed = negative ? UINT64_C(0) - magnitude : magnitude;
         return true;
     }
     /* 1e3, or a whole number that is spelt with a point */
-    if (!(fabs(item->valuedouble) < 9223372036854775808.0)) return fields_wrong_value(f, name, item, expected);
-    *seed = (uint64_t)(int64_t)item->valuedouble;
+    if (!(fabs(value) < 9223372036854775808.0)) return fields_wrong_value(f, name, item, expected);
+    *seed = (uint64_t)(int64_t)value;
     return true;
 }
 

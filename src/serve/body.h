@@ -11,7 +11,8 @@
 #include "serve/text.h"
 
 /* Parses a body: one JSON object in valid UTF-8, no key of an object twice. Texts may hold U+0000 and halves of
- * surrogate pairs, as base/json_text.h says. *out is freed with cJSON_Delete. False: *error says why. */
+ * surrogate pairs, as base/json_text.h says. Numbers in conversations, tools, formats and seeds keep their spelling:
+ * they are raw items. *out is freed with cJSON_Delete. False: *error says why. */
 bool body_parse(const char *bytes, size_t n, cJSON **out, api_error *error);
 
 /* No less than the memory that body_parse takes for a body; for one that it refuses, perhaps more. */
@@ -42,8 +43,8 @@ int64_t fields_count(fields *f, const char *name, int64_t min, int64_t most, int
 const char *fields_string(fields *f, const char *name, const char *fallback);
 const cJSON *fields_object(fields *f, const char *name); /* NULL where absent */
 const cJSON *fields_array(fields *f, const char *name);  /* NULL where absent */
-/* A 64-bit seed, read from the body's text because a double would lose bits. False where it is absent or -1. */
-bool fields_seed(fields *f, const char *name, const char *body, size_t bytes, uint64_t *seed);
+/* A 64-bit seed; its spelling was kept, because a double would lose bits. False where it is absent or -1. */
+bool fields_seed(fields *f, const char *name, uint64_t *seed);
 /* Known, and without effect here. names: NULL-terminated. */
 void fields_accept(fields *f, const char *const *names);
 /* Known, and without effect, where they have this number, or are true (1) or false (0) as this says; otherwise as if
@@ -72,8 +73,8 @@ void ignored_add(text_buffer *ignored, const char *format, ...) __attribute__((f
 cJSON *body_member(const cJSON *object, const char *key);
 /* A member that is a text; NULL where it is none. */
 const char *body_string(const cJSON *object, const char *key);
-/* Numbers in the named members of a body get the spelling that they have in its text: they become raw items. A double
- * would lose digits. names: NULL-terminated. False: out of memory. */
+/* Numbers in the named members of an object get the spelling that they have in its text: they become raw items. A
+ * double would lose digits. names: NULL-terminated. False: out of memory. */
 bool body_keep_numbers(cJSON *body, const char *text, size_t bytes, const char *const *names);
 
 #endif

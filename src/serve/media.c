@@ -85,11 +85,6 @@ static bool refuse(const call *c, const cJSON *part, const char *place, api_erro
     return (sounds_is_part(part) ? sounds_refuse : images_refuse)(c, what, place, error);
 }
 
-bool media_is_read(const call *c, const char *role, const cJSON *part) {
-    if (strcmp(role, "user") == 0) return images_is_part(part) || sounds_is_part(part);
-    return strcmp(role, "tool") == 0 && images_is_part(part) && images_are_read(c->server);
-}
-
 /* The request forgets what it was: its bytes are no longer wanted. */
 static bool take(call *c, bool sound, media_part *part, api_error *error) {
     kakeya_media item = {0};

@@ -12,8 +12,6 @@ void media_set(chat_conversation *c, kakeya_chat_part *part, cJSON *given, const
 void media_add(chat_conversation *c, kakeya_chat_message *message, cJSON *given, const char *place);
 /* One that has been read otherwise: the item becomes the call's, with the memory that it takes, also on failure. */
 bool media_put(call *c, kakeya_chat_message *message, const kakeya_media *item, api_error *error);
-/* Whether images_are_read and sounds_are_read say so of this part in a message of this role. */
-bool media_is_read(const call *c, const char *role, const cJSON *part);
 
 /* Reads the pictures and sounds of the call's conversation into the call. Where the model reads none they are refused.
  * False: *error, with the place. */

@@ -19,27 +19,12 @@ bool openai_is_tool_name(const cJSON *item) {
     return bytes > 0 && bytes <= MAX_NAME && strspn(item->valuestring, allowed) == bytes;
 }
 
-/* What of the history the model does not see, as text/chat_request.h says. */
-static void note_left_out(call *c, const cJSON *message, int index) {
-    static const char *const texts[] = {"text", "input_text", "output_text", "refusal", NULL};
-    static const char *const reasoning[] = {"reasoning", "reasoning_content", NULL};
-    const char *role = body_string(message, "role");
-    const cJSON *part;
-    int i = 0;
-    if (!role || strcmp(role, "user") == 0) return;
-    for (const char *const *name = reasoning; *name; name++) {
-        const cJSON *item = cJSON_GetObjectItemCaseSensitive(message, *name);
-        if (item && !cJSON_IsNull(item) && !cJSON_IsString(item))
-            ignored_add(&c->ignored, "messages[%d].%s", index, *name);
-    }
-    cJSON_ArrayForEach(part, cJSON_GetObjectItemCaseSensitive(message, "content")) {
-        const char *type = body_string(part, "type");
-        size_t k = 0;
-        while (type && texts[k] && strcmp(type, texts[k]) != 0) k++;
-        if (type && !texts[k] && !media_is_read(c, role, part))
-            ignored_add(&c->ignored, "messages[%d].content[%d](%.64s)", index, i, type);
-        i++;
-    }
+static void note_left_out(void *user, const char *place, const char *type) {
+    call *c = user;
+    if (type)
+        ignored_add(&c->ignored, "%s(%.64s)", place, type);
+    else
+        ignored_add(&c->ignored, "%s", place);
 }
 
 /* What the library says of the conversation, which begins with the place. param: NULL, or the field that the place
@@ -70,7 +55,11 @@ static void name_media(chat_conversation *all) {
 
 static void read_messages(call *c, fields *f) {
     const cJSON *messages = fields_array(f, "messages"), *message;
-    const chat_media media = {.users_images = true, .tools_images = images_are_read(c->server), .users_sounds = true};
+    const chat_media media = {.users_images = true,
+                              .tools_images = images_are_read(c->server),
+                              .users_sounds = true,
+                              .left_out = note_left_out,
+                              .user = c};
     int n = cJSON_GetArraySize(messages), i = 0;
     if (!messages) {
         api_fail(f->error, 400, "missing_required_parameter", "messages", "messages is missing");
@@ -84,7 +73,6 @@ static void read_messages(call *c, fields *f) {
     cJSON_ArrayForEach(message, messages) {
         const char *role = body_string(message, "role");
         char param[64];
-        note_left_out(c, message, i);
         snprintf(param, sizeof param, "messages[%d].role", i++);
         if (role && strcmp(role, "function") == 0)
             api_fail(f->error, 400, "unsupported_value", param, "%s: function messages are not supported; use tool",
@@ -196,13 +184,9 @@ void openai_settle(call *c, chat_wish *wish, chat_shape *shape, answer_options *
 }
 
 void openai_read_chat(call *c, fields *f, chat_shape *shape, answer_options *out) {
-    static const char *const exact[] = {"tools", "messages", NULL}; /* numbers that a double would change */
-    size_t n;
-    const char *body = http_body(c->exchange, &n);
     chat_wish wish;
     chat_wish_init(&wish);
-    if (!body_keep_numbers(c->body, body, n, exact)) api_out_of_memory(f->error);
-    if (f->error->status || !custom_tools_rewrite(c->body, f->error)) return;
+    if (!custom_tools_rewrite(c->body, f->error)) return;
     images_read_budget(c, f);
     read_messages(c, f);
     wish.tools = openai_check_tools(fields_array(f, "tools"), f->error);

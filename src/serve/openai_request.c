@@ -128,8 +128,6 @@ static const char *read_salt(fields *f) {
 void openai_read_sampling(call *c, fields *f, answer_options *out) {
     const kakeya_sampling *defaults = &c->server->sampling;
     kakeya_sampling *s = &out->sampling;
-    size_t bytes;
-    const char *body = http_body(c->exchange, &bytes);
     s->temperature = (float)fields_number(f, "temperature", 0, 2, (double)defaults->temperature);
     s->top_p = (float)fields_number(f, "top_p", 0, 1, (double)defaults->top_p);
     int64_t top_k = fields_count(f, "top_k", -1, 1 << 30, defaults->top_k);
@@ -139,7 +137,7 @@ void openai_read_sampling(call *c, fields *f, answer_options *out) {
     s->repetition_penalty = (float)fields_number(f, "repetition_penalty", 1e-3, 1e3, repetition);
     out->presence_penalty = (float)fields_number(f, "presence_penalty", -2, 2, 0);
     out->frequency_penalty = (float)fields_number(f, "frequency_penalty", -2, 2, 0);
-    if (!fields_seed(f, "seed", body, bytes, &s->seed)) s->seed = random_seed();
+    if (!fields_seed(f, "seed", &s->seed)) s->seed = random_seed();
     out->choices = (size_t)fields_integer(f, "n", 1, ANSWER_MAX_CHOICES, 1);
     openai_read_stops(c, f, "stop", out);
     read_stop_tokens(c, f, out);

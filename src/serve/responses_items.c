@@ -167,24 +167,23 @@ static bool complete_item(cJSON *item, const item_place *at, api_error *error) {
     return good && name_item(item, type, error);
 }
 
-static bool read_item(const cJSON *given, const item_place *at, const item_source *source, cJSON *list,
+/* given: the caller's; *taken: it is the list's from now on. */
+static bool read_item(cJSON *given, const item_place *at, const item_source *source, cJSON *list, bool *taken,
                       api_error *error) {
     if (!cJSON_IsObject(given)) return api_fail(error, 400, "invalid_type", at->name, "%s is not an object", at->name);
     const char *type = body_string(given, "type"), *id = body_string(given, "id");
     bool bare = !type && id && !body_string(given, "role");
     bool reference = bare || (type && strcmp(type, "item_reference") == 0);
     if (reference && !id) return wrong(at, "id", "a string", error);
-    cJSON *item = reference ? source->find(source->user, id) : cJSON_Duplicate(given, true);
+    cJSON *item = reference ? source->find(source->user, id) : given;
     if (!item && reference)
         return api_fail(error, 400, "invalid_value", at->name, "%s: there is no stored item %.64s", at->name, id);
-    if (!item || !cJSON_AddItemToArray(list, item)) {
-        cJSON_Delete(item);
-        return api_out_of_memory(error);
-    }
+    (void)cJSON_AddItemToArray(list, item); /* which cannot fail */
+    *taken = !reference;
     return complete_item(item, at, error);
 }
 
-bool items_read(const cJSON *input, const item_source *source, cJSON **out, api_error *error) {
+bool items_read(cJSON *input, const item_source *source, cJSON **out, api_error *error) {
     cJSON *list = *out = cJSON_CreateArray();
     if (!list) return api_out_of_memory(error);
     bool good = true;
@@ -197,12 +196,13 @@ bool items_read(const cJSON *input, const item_source *source, cJSON **out, api_
         if (!good) api_out_of_memory(error);
         good = good && complete_item(item, &(item_place){"input"}, error);
     } else if (cJSON_IsArray(input)) {
-        const cJSON *given;
-        size_t i = 0;
-        cJSON_ArrayForEach(given, input) {
+        cJSON *given;
+        for (size_t i = 0; good && (given = cJSON_DetachItemFromArray(input, 0)) != NULL; i++) {
+            bool taken = false;
             item_place at;
-            snprintf(at.name, sizeof at.name, "input[%zu]", i++);
-            good = good && read_item(given, &at, source, list, error);
+            snprintf(at.name, sizeof at.name, "input[%zu]", i);
+            good = read_item(given, &at, source, list, &taken, error);
+            if (!taken) cJSON_Delete(given);
         }
     } else {
         good = api_fail(error, 400, "invalid_type", "input", "input is not a text or a list of items");

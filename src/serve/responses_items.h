@@ -19,8 +19,9 @@ typedef struct item_source {
 } item_source;
 
 /* The `input` of a request, a text or a list, as a list of items that have ids, types and lists of parts; references
- * become what they refer to. *out is freed with cJSON_Delete. False: *error, whose param begins with "input". */
-bool items_read(const cJSON *input, const item_source *source, cJSON **out, api_error *error);
+ * become what they refer to. Items leave the input. *out is freed with cJSON_Delete. False: *error, whose param begins
+ * with "input". */
+bool items_read(cJSON *input, const item_source *source, cJSON **out, api_error *error);
 
 /* Appends the messages of `items`, in which texts of `said` lie from then on. The first n_earlier items came with
  * earlier requests; errors count from there. What has no meaning here is left out, and those of this request are named

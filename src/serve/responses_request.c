@@ -118,7 +118,8 @@ static bool read_earlier(reader *k, const char *id, api_error *error) {
 
 static void read_conversation(reader *k) {
     fields *f = k->f;
-    const cJSON *input = fields_get(f, "input");
+    cJSON *input = (cJSON *)(uintptr_t)fields_get(f, "input");
+    const bool empty = cJSON_IsArray(input) && !input->child; /* an empty list says what an empty text does */
     const char *previous = fields_string(f, "previous_response_id", NULL);
     const char *instructions = fields_string(f, "instructions", NULL);
     const item_source source = {
@@ -154,7 +155,6 @@ static void read_conversation(reader *k) {
     if (message) message->content = instructions;
     if (items_to_messages(k->r->items, k->n_earlier, &source, said, &k->call->ignored, f->error))
         media_take(k->call, f->error);
-    bool empty = cJSON_IsArray(input) && !input->child; /* an empty list says what an empty text does */
     if (f->error->status == 0 && empty && said->n == 0) {
         message = chat_add(said, "user");
         if (message) message->content = "";

@@ -6,8 +6,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "base/json.h"
-#include "base/json_text.h"
+#include "text/chat_json.h"
 #include "text/spaces.h"
 
 enum { EXACT_DIGITS = 15 }; /* every number of so many digits is a double of its own */
@@ -27,6 +26,13 @@ static turn_digest of_text(const char *text, char kind) { return of_bytes(text, 
 /* ----------------------------------------------------------------------------------------------------- JSON values */
 
 static turn_digest of_value(const cJSON *value);
+
+/* One with more digits than a double holds is a text, so that different ones stay different. */
+static turn_digest of_number(const char *spelled) {
+    const double number = atof(spelled);
+    if (strlen(spelled) > EXACT_DIGITS) return join(of_text("", 'l'), of_text(spelled, 's'), 'n');
+    return of_bytes(number == 0 ? &(double){0} : &number, sizeof number, 'n');
+}
 
 /* The sum over members does not depend on their order. */
 static turn_digest of_object(const cJSON *object) {
@@ -49,44 +55,19 @@ static turn_digest of_value(const cJSON *value) {
         return digest;
     }
     if (cJSON_IsString(value)) return of_text(value->valuestring, 's');
-    double number = cJSON_IsNumber(value) ? value->valuedouble : 0;
-    if (cJSON_IsNumber(value)) return of_bytes(number == 0 ? &(double){0} : &number, sizeof number, 'n');
+    if (cJSON_IsRaw(value)) return of_number(value->valuestring);
     return of_text(cJSON_IsTrue(value) ? "true" : cJSON_IsFalse(value) ? "false" : "null", 'l');
-}
-
-static bool is_number_part(char c) { return (c >= '0' && c <= '9') || strchr("+-.eE", c); }
-
-/* Numbers with more digits than a double holds become texts, so that different ones stay different. malloc'ed. */
-static char *keep_long_numbers(const char *json) {
-    char *out = malloc(3 * strlen(json) + 1), *to = out;
-    bool text = false;
-    while (out && *json) {
-        size_t n = 0;
-        if (!text && (*json == '-' || (*json >= '0' && *json <= '9')))
-            while (json[n] && is_number_part(json[n])) n++;
-        bool quoted = n > EXACT_DIGITS;
-        if (n == 0) n = text && *json == '\\' && json[1] ? 2 : 1;
-        if (n == 1 && *json == '"') text = !text;
-        if (quoted) *to++ = '"', *to++ = '\1';
-        memcpy(to, json, n);
-        to += n;
-        json += n;
-        if (quoted) *to++ = '"';
-    }
-    if (out) *to = 0;
-    return out;
 }
 
 /* The text of an object. What is no JSON stands for its letters, and so does a text of more values than a tree may
  * have. */
 static turn_digest of_arguments(const char *text) {
     if (!text) text = "";
-    char *kept = keep_long_numbers(text[strspn(text, " \t\r\n")] ? text : "{}");
-    bool parsed = kept && json_most_values(kept, strlen(kept)) <= JSON_MAX_VALUES;
-    cJSON *value = parsed ? json_text_read(kept, strlen(kept)) : NULL;
+    const char *json = text[strspn(text, " \t\r\n")] ? text : "{}";
+    cJSON *value = NULL;
+    (void)chat_json_parse("arguments", json, strlen(json), &value, NULL);
     turn_digest digest = value ? of_value(value) : of_text(text, 't');
     cJSON_Delete(value);
-    free(kept);
     return digest;
 }
 

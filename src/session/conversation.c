@@ -212,7 +212,9 @@ kakeya_status kakeya_chat_tokens(const kakeya_tokenizer *t, const char *json, si
     chat_conversation c = {0};
     cJSON *root = NULL, *tools = NULL;
     const cJSON *messages = NULL;
-    const chat_media media = {o.image_tokens != NULL, o.image_tokens != NULL, o.sound_tokens != NULL};
+    const chat_media media = {.users_images = o.image_tokens != NULL,
+                              .tools_images = o.image_tokens != NULL,
+                              .users_sounds = o.sound_tokens != NULL};
     status = chat_request_parse(json, json_bytes, &root, &messages, &p.tools, error);
     if (status == KAKEYA_OK) status = chat_request_read(messages, &media, &c, &p.place_bytes, error);
     if (status == KAKEYA_OK) status = give_lengths(t, &c, KAKEYA_CHAT_IMAGE, o.image_tokens, o.n_images, error);

@@ -93,13 +93,20 @@ static bool is_read(const reader *r, const part_type *type, const kakeya_chat_me
     return user && (image ? r->media.users_images : r->media.users_sounds);
 }
 
+static void tell_left_out(reader *r, const char *member, const char *type) {
+    char place[160];
+    snprintf(place, sizeof place, "%s.%.40s", r->place, member);
+    if (r->media.left_out) r->media.left_out(r->media.user, place, type);
+}
+
 /* What a tool has brought, and what a model has said, stays in a conversation for good: a line stands for what cannot
  * be read of the one, and thoughts and the like of the other are left out. A user's own is refused. */
 static kakeya_status replace_part(reader *r, const cJSON *part, const char *type, size_t index,
                                   kakeya_chat_message *message) {
     char line[CHAT_LINE_BYTES], member[40];
-    if (chat_is_model(message)) return KAKEYA_OK;
     snprintf(member, sizeof member, "content[%zu]", index);
+    if (chat_is_model(message) || chat_is_role(message, "tool")) tell_left_out(r, member, type);
+    if (chat_is_model(message)) return KAKEYA_OK;
     if (!chat_is_role(message, "tool"))
         return fail_at(r, KAKEYA_UNSUPPORTED, member, "is a part of type \"%.64s\"; only \"text\" is supported", type);
     const char *text = chat_part_line(part, line);
@@ -174,15 +181,22 @@ static kakeya_status read_items(reader *r, const cJSON *object, const char *key,
     return status;
 }
 
+/* The first one that says something. */
+static void read_reasoning(reader *r, const cJSON *object, const char *key, kakeya_chat_message *message) {
+    const cJSON *item = get(object, key);
+    const char *text = cJSON_GetStringValue(item);
+    if (item && !text && message->role && !chat_is_role(message, "user")) tell_left_out(r, key, NULL);
+    if (!message->reasoning || !message->reasoning[0]) message->reasoning = text;
+}
+
 static kakeya_status read_message(reader *r, const cJSON *object, size_t index) {
     snprintf(r->place, sizeof r->place, "messages[%zu]", index);
     if (!cJSON_IsObject(object)) return fail_at(r, KAKEYA_INVALID_ARGUMENT, NULL, "is not an object");
     kakeya_chat_message *message = chat_add(r->out, NULL);
     if (!message) return out_of_memory(r);
     kakeya_status status = read_string(r, object, "role", &message->role);
-    message->reasoning = cJSON_GetStringValue(get(object, "reasoning"));
-    if (!message->reasoning || !message->reasoning[0])
-        message->reasoning = cJSON_GetStringValue(get(object, "reasoning_content"));
+    read_reasoning(r, object, "reasoning", message);
+    read_reasoning(r, object, "reasoning_content", message);
     if (!status) status = read_string(r, object, "name", &message->name);
     if (!status) status = read_string(r, object, "tool_call_id", &message->call_id);
     if (!status) status = read_content(r, object, message);

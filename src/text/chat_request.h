@@ -11,6 +11,10 @@
  * audio or input_audio. */
 typedef struct chat_media {
     bool users_images, tools_images, users_sounds;
+    /* Hears of what the model does not see of a message that is not the user's: place, such as messages[2].content[0];
+     * type of the part, NULL: it is none. NULL: nobody does. */
+    void (*left_out)(void *user, const char *place, const char *type);
+    void *user;
 } chat_media;
 
 /* Reads a list of messages, whose numbers keep their spelling. Texts of `out` lie in the tree, or are its own. Contents

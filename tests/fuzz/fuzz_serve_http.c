@@ -49,7 +49,7 @@ static void body(const char *bytes, size_t n) {
     fields_bool(&f, "stream", false);
     fields_array(&f, "messages");
     fields_object(&f, "logit_bias");
-    fields_seed(&f, "seed", bytes, n, &seed);
+    fields_seed(&f, "seed", &seed);
     fields_refuse(&f, refused);
     fields_end(&f, false, &ignored);
     if (ignored.n && strpbrk(ignored.data, "\r\n")) abort();

@@ -201,17 +201,15 @@ static void test_many_values(void **state) {
 static void test_spelling(void **state) {
     (void)state;
     static const char body[] = "{\"top\": -1.50e2, \"7\": \"8\\\" 9\", "
-                               "\"kept\": [12345678901234567890, {\"1.0\": 1.0, \"t\": \"x\\\\\"}, 1E3, -0],"
-                               "\"rest\": 2.50, \"also\": 0.10}";
-    static const char *const names[] = {"kept", "also", "absent", NULL};
+                               "\"tools\": [12345678901234567890, {\"1.0\": 1.0, \"t\": \"x\\\\\"}, 1E3, -0],"
+                               "\"rest\": 2.50, \"seed\": 0.10}";
     api_error error = {0};
     cJSON *json;
     assert_true(body_parse(body, sizeof body - 1, &json, &error));
-    assert_true(body_keep_numbers(json, body, sizeof body - 1, names));
     char *text = cJSON_PrintUnformatted(json);
     assert_string_equal(
-        text, "{\"top\":-150,\"7\":\"8\\\" 9\",\"kept\":[12345678901234567890,{\"1.0\":1.0,\"t\":\"x\\\\\"},1E3,-0],"
-              "\"rest\":2.5,\"also\":0.10}");
+        text, "{\"top\":-150,\"7\":\"8\\\" 9\",\"tools\":[12345678901234567890,{\"1.0\":1.0,\"t\":\"x\\\\\"},1E3,-0],"
+              "\"rest\":2.5,\"seed\":0.10}");
     cJSON_free(text);
     cJSON_Delete(json);
     text_buffer ignored = {0};
@@ -225,6 +223,39 @@ static void test_spelling(void **state) {
     text_free(&ignored);
 }
 
+static void test_seeds(void **state) {
+    (void)state;
+    static const struct {
+        const char *seed, *code;
+        uint64_t value;
+    } cases[] = {{"18446744073709551615", NULL, UINT64_MAX},
+                 {"-9223372036854775808", NULL, UINT64_C(1) << 63},
+                 {"1e3", NULL, 1000},
+                 {"7.0", NULL, 7},
+                 {"-1", "", 0},
+                 {"null", "", 0},
+                 {"18446744073709551616", "invalid_value", 0},
+                 {"-9223372036854775809", "invalid_value", 0},
+                 {"1e30", "invalid_value", 0},
+                 {"1.5", "invalid_type", 0},
+                 {"\"1\"", "invalid_type", 0},
+                 {"true", "invalid_type", 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char body[100];
+        int n = snprintf(body, sizeof body, "{\"x\":{\"seed\":1},\"seed\":%s}", cases[i].seed);
+        api_error error = {0};
+        cJSON *json;
+        fields f;
+        uint64_t seed = 0;
+        assert_true(body_parse(body, (size_t)n, &json, &error));
+        fields_begin(&f, json, "", &error);
+        assert_int_equal(fields_seed(&f, "seed", &seed), cases[i].code == NULL);
+        assert_string_equal(error.code ? error.code : "", cases[i].code ? cases[i].code : "");
+        assert_true(seed == cases[i].value);
+        cJSON_Delete(json);
+    }
+}
+
 static void test_fields(void **state) {
     (void)state;
     static const char body[] =
@@ -236,10 +267,10 @@ static void test_fields(void **state) {
     fields f;
     uint64_t seed = 0;
     fields_begin(&f, json, "", &error);
-    assert_true(fields_seed(&f, "seed", body, sizeof body - 1, &seed) && seed == UINT64_C(0x8000000000000001));
-    assert_true(fields_seed(&f, "big", body, sizeof body - 1, &seed) && seed == UINT64_MAX);
+    assert_true(fields_seed(&f, "seed", &seed) && seed == UINT64_C(0x8000000000000001));
     assert_int_equal(error.status, 0);
-    assert_false(fields_seed(&f, "none", body, sizeof body - 1, &seed));
+    assert_false(fields_seed(&f, "none", &seed));
+    assert_non_null(fields_get(&f, "big"));
     assert_true(fields_bool(&f, "t", false));
     assert_int_equal(fields_integer(&f, "none", 0, 9, 7), 7);
     assert_int_equal(error.status, 0);
@@ -331,10 +362,10 @@ static void test_hosts_and_keys(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_heads),          cmocka_unit_test(test_chunks),      cmocka_unit_test(test_chunk_lines),
-        cmocka_unit_test(test_bodies),         cmocka_unit_test(test_many_values), cmocka_unit_test(test_spelling),
-        cmocka_unit_test(test_fields),         cmocka_unit_test(test_texts),       cmocka_unit_test(test_formats),
-        cmocka_unit_test(test_hosts_and_keys),
+        cmocka_unit_test(test_heads),   cmocka_unit_test(test_chunks),         cmocka_unit_test(test_chunk_lines),
+        cmocka_unit_test(test_bodies),  cmocka_unit_test(test_many_values),    cmocka_unit_test(test_spelling),
+        cmocka_unit_test(test_seeds),   cmocka_unit_test(test_fields),         cmocka_unit_test(test_texts),
+        cmocka_unit_test(test_formats), cmocka_unit_test(test_hosts_and_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
