@@ -254,7 +254,8 @@ def _():
     spelled = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": big})}}
     same([user("a"), {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": {"a": big}},
           {"type": "function_call_output", "call_id": "call_1", "output": "7"}],
-         [user("a"), {"role": "assistant", "tool_calls": [spelled]}, {"role": "tool", "tool_call_id": "call_1", "content": "7"}], [function()])
+         [user("a"), {"role": "assistant", "tool_calls": [spelled]}, {"role": "tool", "tool_call_id": "call_1", "content": "7"}],
+         [function()])
     other = {"id": "call_2", "type": "function", "function": {"name": "g", "arguments": "{}"}}
     same([user("a"), {"type": "reasoning", "summary": [{"type": "summary_text", "text": "why"}], "content": None},
           {"role": "assistant", "content": "Look:"},
