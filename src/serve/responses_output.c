@@ -7,6 +7,26 @@
 #include "serve/custom_tools.h"
 #include "serve/openai_request.h"
 
+const response_text_form response_text_forms[] = {
+    [RESPONSE_ANSWER] = {"output_text",
+                         "content_index",
+                         {"response.content_part.added", "response.output_text.delta", "response.output_text.done",
+                          "response.content_part.done"}},
+    [RESPONSE_REASONING] = {"reasoning_text",
+                            "content_index",
+                            {"response.content_part.added", "response.reasoning_text.delta",
+                             "response.reasoning_text.done", "response.content_part.done"}},
+    [RESPONSE_SUMMARY] = {"summary_text",
+                          "summary_index",
+                          {"response.reasoning_summary_part.added", "response.reasoning_summary_text.delta",
+                           "response.reasoning_summary_text.done", "response.reasoning_summary_part.done"}},
+};
+
+const response_call_form response_call_forms[] = {
+    {"function_call", "arguments", "response.function_call_arguments.delta", "response.function_call_arguments.done"},
+    {"custom_tool_call", "input", "response.custom_tool_call_input.delta", "response.custom_tool_call_input.done"},
+};
+
 void responses_output_free(responses_output *o) {
     text_free(&o->events);
     text_free(&o->items);
@@ -41,12 +61,19 @@ static void add_name(const responses_output *o, text_buffer *out) {
     text_json_string(out, o->tool->space);
 }
 
+static const response_call_form *call_form(const responses_output *o) { return &response_call_forms[is_custom(o)]; }
+
+static const response_text_form *text_form(const responses_output *o) {
+    return &response_text_forms[o->kind == OUTPUT_MESSAGE ? RESPONSE_ANSWER
+                                : o->summary              ? RESPONSE_SUMMARY
+                                                          : RESPONSE_REASONING];
+}
+
 /* Whether the text of the item stands in a part of its content, and not in its summary. */
 static bool in_content(const responses_output *o) { return o->kind == OUTPUT_MESSAGE || !o->summary; }
 
 static void part_json(const responses_output *o, text_buffer *out, bool whole) {
-    const char *type = o->kind == OUTPUT_MESSAGE ? "output_text" : o->summary ? "summary_text" : "reasoning_text";
-    text_format(out, "{\"type\":\"%s\",\"text\":", type);
+    text_format(out, "{\"type\":\"%s\",\"text\":", text_form(o)->part);
     if (whole) {
         add_text(out, &o->text);
     } else {
@@ -65,14 +92,13 @@ static void item_json(const responses_output *o, text_buffer *out, const char *s
     text_format(out, "{\"id\":\"%s\",\"type\":\"%s\",\"status\":\"%s\"", o->id,
                 o->kind == OUTPUT_REASONING ? "reasoning"
                 : o->kind == OUTPUT_MESSAGE ? "message"
-                : is_custom(o)              ? "custom_tool_call"
-                                            : "function_call",
+                                            : call_form(o)->type,
                 status);
     if (o->kind == OUTPUT_CALL) {
         text_add(out, ",\"call_id\":");
         text_json_string(out, o->call_id);
         add_name(o, out);
-        text_add(out, is_custom(o) ? ",\"input\":" : ",\"arguments\":");
+        text_format(out, ",\"%s\":", call_form(o)->text);
         if (whole) {
             add_text(out, &o->text);
         } else {
@@ -112,9 +138,9 @@ static bool item_event(responses_output *o, const char *type) {
 }
 
 /* An event about its part: of the content or of the summary. */
-static bool part_event(responses_output *o, const char *type) {
-    if (!item_event(o, type)) return false;
-    text_add(&o->events, in_content(o) ? ",\"content_index\":0" : ",\"summary_index\":0");
+static bool part_event(responses_output *o, response_text_event event) {
+    if (!item_event(o, text_form(o)->events[event])) return false;
+    text_format(&o->events, ",\"%s\":0", text_form(o)->index);
     return true;
 }
 
@@ -125,21 +151,8 @@ static void output_event(responses_output *o, const char *type, const char *item
     responses_event_end(o);
 }
 
-typedef enum text_event { PART_ADDED, TEXT_DELTA, TEXT_DONE, PART_DONE } text_event;
-
-static const char *event_name(const responses_output *o, text_event event) {
-    static const char *const names[3][4] = {
-        {"response.content_part.added", "response.output_text.delta", "response.output_text.done",
-         "response.content_part.done"},
-        {"response.content_part.added", "response.reasoning_text.delta", "response.reasoning_text.done",
-         "response.content_part.done"},
-        {"response.reasoning_summary_part.added", "response.reasoning_summary_text.delta",
-         "response.reasoning_summary_text.done", "response.reasoning_summary_part.done"}};
-    return names[o->kind == OUTPUT_MESSAGE ? 0 : o->summary ? 2 : 1][event];
-}
-
-static void part_border(responses_output *o, text_event event) {
-    if (!part_event(o, event_name(o, event))) return;
+static void part_border(responses_output *o, response_text_event event) {
+    if (!part_event(o, event)) return;
     text_add(&o->events, ",\"part\":");
     part_json(o, &o->events, event == PART_DONE);
     responses_event_end(o);
@@ -161,7 +174,7 @@ static void open_item(responses_output *o, output_kind kind) {
 }
 
 static void close_text(responses_output *o) {
-    if (part_event(o, event_name(o, TEXT_DONE))) {
+    if (part_event(o, TEXT_DONE)) {
         text_add(&o->events, ",\"text\":");
         add_text(&o->events, &o->text);
         if (o->kind == OUTPUT_MESSAGE)
@@ -179,25 +192,18 @@ static void close_custom(responses_output *o) {
     if (input) text_bytes(&o->text, input, bytes);
     o->text.failed |= !input;
     free(input);
-    if (o->text.n && item_event(o, "response.custom_tool_call_input.delta")) {
+    if (o->text.n && item_event(o, call_form(o)->delta)) {
         text_add(&o->events, ",\"delta\":");
         add_text(&o->events, &o->text);
         responses_event_end(o);
     }
-    if (!item_event(o, "response.custom_tool_call_input.done")) return;
-    text_add(&o->events, ",\"input\":");
-    add_text(&o->events, &o->text);
-    responses_event_end(o);
 }
 
 static void close_call(responses_output *o) {
-    if (is_custom(o)) {
-        close_custom(o);
-        return;
-    }
-    if (!item_event(o, "response.function_call_arguments.done")) return;
-    add_name(o, &o->events);
-    text_add(&o->events, ",\"arguments\":");
+    if (is_custom(o)) close_custom(o);
+    if (!item_event(o, call_form(o)->done)) return;
+    if (!is_custom(o)) add_name(o, &o->events);
+    text_format(&o->events, ",\"%s\":", call_form(o)->text);
     add_text(&o->events, &o->text);
     responses_event_end(o);
 }
@@ -236,7 +242,7 @@ static void add_delta(responses_output *o, output_kind kind, const answer_event 
         text_bytes(&o->logprob_entries, entries.data, entries.n);
     }
     o->items.failed |= entries.failed;
-    if (part_event(o, event_name(o, TEXT_DELTA))) {
+    if (part_event(o, TEXT_DELTA)) {
         text_add(&o->events, ",\"delta\":");
         text_json(&o->events, e->text, e->text_bytes);
         if (kind == OUTPUT_MESSAGE) text_format(&o->events, ",\"logprobs\":[%s]", entries.data ? entries.data : "");
@@ -256,7 +262,7 @@ static void begin_call(responses_output *o, const answer_event *e) {
 
 static void add_arguments(responses_output *o, const answer_event *e) {
     text_bytes(&o->text, e->text, e->text_bytes);
-    if (is_custom(o) || !item_event(o, "response.function_call_arguments.delta")) return;
+    if (is_custom(o) || !item_event(o, call_form(o)->delta)) return;
     text_add(&o->events, ",\"delta\":");
     text_json(&o->events, e->text, e->text_bytes);
     responses_event_end(o);

@@ -9,6 +9,20 @@
 
 typedef enum output_kind { OUTPUT_NOTHING = 0, OUTPUT_REASONING, OUTPUT_MESSAGE, OUTPUT_CALL } output_kind;
 
+/* How each kind of text is told: the type of its part, what counts that among others, and the names of its events. */
+typedef enum response_text { RESPONSE_ANSWER = 0, RESPONSE_REASONING, RESPONSE_SUMMARY } response_text;
+typedef enum response_text_event { PART_ADDED = 0, TEXT_DELTA, TEXT_DONE, PART_DONE } response_text_event;
+typedef struct response_text_form {
+    const char *part, *index, *events[4]; /* by response_text_event */
+} response_text_form;
+extern const response_text_form response_text_forms[3]; /* by response_text */
+
+/* The same of calls: of functions, and of custom tools. */
+typedef struct response_call_form {
+    const char *type, *text, *delta, *done; /* text: the member that has what is called with */
+} response_call_form;
+extern const response_call_form response_call_forms[2]; /* 1: custom */
+
 typedef struct responses_output {
     const kakeya_tokenizer *tokenizer;
     const reasoning_seal *seal; /* NULL: reasoning is not sealed */

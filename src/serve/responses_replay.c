@@ -4,6 +4,7 @@
 
 #include "base/json_text.h"
 #include "serve/body.h"
+#include "serve/responses_output.h"
 
 typedef struct replay {
     text_buffer *out;
@@ -84,86 +85,68 @@ static bool begin_item(replay *r, const char *type) {
     return true;
 }
 
-/* The names of the events about one kind of text. */
-typedef struct text_events {
-    const char *added, *delta, *done, *part_done, *index;
-} text_events;
-
-static void tell_part(replay *r, const text_events *e, const cJSON *part) {
+static void tell_part(replay *r, const response_text_form *form, const cJSON *part) {
     const char *text = body_string(part, "text");
     const cJSON *logprobs = cJSON_GetObjectItemCaseSensitive(part, "logprobs");
     cJSON *empty = begun(part);
     r->out->failed |= !empty;
-    for (int step = 0; step < 4 && empty; step++) {
-        const char *const types[] = {e->added, e->delta, e->done, e->part_done};
-        if (step == 1 && !(text && text[0])) continue;
-        if (!begin_item(r, types[step])) continue;
-        text_format(r->out, ",\"%s\":%zu", e->index, r->part);
-        if (step == 0) add(r, "part", empty);
-        if (step == 1 || step == 2) {
-            text_format(r->out, ",\"%s\":", step == 1 ? "delta" : "text");
+    for (int step = PART_ADDED; step <= PART_DONE && empty; step++) {
+        if (step == TEXT_DELTA && !(text && text[0])) continue;
+        if (!begin_item(r, form->events[step])) continue;
+        text_format(r->out, ",\"%s\":%zu", form->index, r->part);
+        if (step == PART_ADDED) add(r, "part", empty);
+        if (step == TEXT_DELTA || step == TEXT_DONE) {
+            text_format(r->out, ",\"%s\":", step == TEXT_DELTA ? "delta" : "text");
             text_json_string(r->out, text ? text : "");
             if (logprobs) add(r, "logprobs", logprobs);
         }
-        if (step == 3) add(r, "part", part);
+        if (step == PART_DONE) add(r, "part", part);
         end(r);
     }
     cJSON_Delete(empty);
 }
 
-static void tell_parts(replay *r, const text_events *e, const cJSON *parts) {
+static void tell_parts(replay *r, response_text kind, const cJSON *parts) {
     const cJSON *part;
     r->part = 0;
     cJSON_ArrayForEach(part, parts) {
-        tell_part(r, e, part);
+        tell_part(r, &response_text_forms[kind], part);
         r->part++;
     }
 }
 
 /* A call's arguments, or the input of a custom tool. */
-static void tell_input(replay *r, const char *delta, const char *done, const char *name, const cJSON *item) {
-    const char *text = body_string(item, name);
-    if (text && text[0] && begin_item(r, delta)) {
+static void tell_input(replay *r, const response_call_form *form, const cJSON *item) {
+    const char *text = body_string(item, form->text);
+    if (text && text[0] && begin_item(r, form->delta)) {
         text_add(r->out, ",\"delta\":");
         text_json_string(r->out, text);
         end(r);
     }
-    if (!begin_item(r, done)) return;
-    if (strcmp(name, "arguments") == 0) {
+    if (!begin_item(r, form->done)) return;
+    if (form == response_call_forms) {
         add(r, "name", cJSON_GetObjectItemCaseSensitive(item, "name"));
         const cJSON *space = cJSON_GetObjectItemCaseSensitive(item, "namespace");
         if (space) add(r, "namespace", space);
     }
-    text_format(r->out, ",\"%s\":", name);
+    text_format(r->out, ",\"%s\":", form->text);
     text_json_string(r->out, text ? text : "");
     end(r);
 }
 
 static void tell_item(replay *r, const cJSON *item) {
-    static const text_events message = {"response.content_part.added", "response.output_text.delta",
-                                        "response.output_text.done", "response.content_part.done", "content_index"};
-    static const text_events reasoning = {"response.content_part.added", "response.reasoning_text.delta",
-                                          "response.reasoning_text.done", "response.content_part.done",
-                                          "content_index"};
-    static const text_events summary = {"response.reasoning_summary_part.added",
-                                        "response.reasoning_summary_text.delta", "response.reasoning_summary_text.done",
-                                        "response.reasoning_summary_part.done", "summary_index"};
     const char *type = body_string(item, "type");
     const cJSON *content = cJSON_GetObjectItemCaseSensitive(item, "content");
     r->item_id = body_string(item, "id");
     for (int step = 0; step < 3; step++) {
         if (step == 1) {
-            if (type && strcmp(type, "message") == 0) tell_parts(r, &message, content);
+            if (type && strcmp(type, "message") == 0) tell_parts(r, RESPONSE_ANSWER, content);
             if (type && strcmp(type, "reasoning") == 0) {
-                tell_parts(r, &reasoning, content);
-                tell_parts(r, &summary, cJSON_GetObjectItemCaseSensitive(item, "summary"));
+                tell_parts(r, RESPONSE_REASONING, content);
+                tell_parts(r, RESPONSE_SUMMARY, cJSON_GetObjectItemCaseSensitive(item, "summary"));
             }
-            if (type && strcmp(type, "function_call") == 0)
-                tell_input(r, "response.function_call_arguments.delta", "response.function_call_arguments.done",
-                           "arguments", item);
-            if (type && strcmp(type, "custom_tool_call") == 0)
-                tell_input(r, "response.custom_tool_call_input.delta", "response.custom_tool_call_input.done", "input",
-                           item);
+            for (size_t i = 0; type && i < 2; i++)
+                if (strcmp(type, response_call_forms[i].type) == 0) tell_input(r, &response_call_forms[i], item);
             continue;
         }
         if (!begin(r, step == 0 ? "response.output_item.added" : "response.output_item.done")) continue;
