@@ -11,12 +11,9 @@
 #include "cli/output.h"
 #include "cli/terminal.h"
 #include "measure/draft_study.h"
-#include "measure/lossless_batch_plan.h"
 #include "measure/mac.h"
 
 static const char all_policies[] = "native, sink-window and, with an f_theta, restored";
-
-/* -------------------------------------------------------------------------------------------------------- niah */
 
 static const cli_command niah_command = {
     .name = "eval niah",
@@ -33,75 +30,6 @@ static const cli_command niah_command = {
                 "  kakeya eval niah --lines 12,40 --mix-alpha 0,0.25,0.5,0.75,1\n",
 };
 
-/* "0,0.25,1": fractions in [0, 1]. */
-static bool parse_fractions(const char *text, double out[CLI_MAX_VALUES], size_t *n) {
-    for (const char *at = text;; at++) {
-        char *end;
-        double value = strtod(at, &end);
-        if (end == at || *n + 1 >= CLI_MAX_VALUES || !(value >= 0 && value <= 1)) return false;
-        out[(*n)++] = value;
-        at = end;
-        if (!*at) return true;
-        if (*at != ',') return false;
-    }
-}
-
-static int run_niah(int argc, char **argv, const eval_again *again) {
-    eval_command c;
-    eval_command_init(&c, argc, argv, again);
-    eval_drop_option(c.shared_table, "draft-window");
-    cli_ints lines = {{12, 40, 60, 150, 280}, 5}, draft_windows = {{c.shared.draft_window}, 1};
-    const char *mix_alpha = NULL;
-    bool identity = false;
-    int mode = KAKEYA_MODE_AUTO;
-    double alphas[CLI_MAX_VALUES];
-    eval_niah_options o = {.samples = 5, .seed = 42, .max_tokens = 48, .mix_alpha = alphas};
-    const cli_option own[] = {
-        CLI_INTS("lines", "LIST", &lines, 10, 100000, "numbers of haystack lines (12,40,60,150,280)"),
-        CLI_INT("samples", "N", &o.samples, 1, 10000, "prompts per number of lines (5)"),
-        CLI_FLAG("facts", &o.facts, "ask for one of a list of facts, as text to continue: for base models"),
-        CLI_FLAG("images", &o.pictures, "show each code in a picture between the lines, instead of writing it"),
-        POLICIES_OPTION(c, "native,sink-window,restored"),
-        CLI_CHOICE("mode", "MODE", &mode, cli_mode_names,
-                   "mode to compare with ar: auto, ar, speculative or ngram (auto)"),
-        CLI_INT("draft-length", "N", &o.draft_length, 0, 16,
-                "drafts per block; 0: the drafter's block size - 1, in auto up to 16 (0)"),
-        CLI_INTS("draft-window", "LIST", &draft_windows, 1, 1 << 24,
-                 "numbers of positions that the drafter keeps, one arm each (1024)"),
-        SEED_OPTION(o),
-        MAX_TOKENS_OPTION(o, "48"),
-        CLI_FLAG("identity-restore", &identity,
-                 "diagnostic: restore the exact K/V at evicted positions; must equal native"),
-        CLI_TEXT("mix-alpha", "LIST", &mix_alpha,
-                 "diagnostic: shares of exact K/V at evicted positions, e.g. 0,0.25,0.5,0.75,1"),
-        REPORT_OPTION(c),
-        CLI_TEXT("plot", "FILE", &c.plot, "draw recall, memory and speed against context as SVG"),
-        {.name = NULL},
-    };
-    int status;
-    if (!cli_parse(&niah_command, own, c.shared_table, argc, argv, NULL, &status)) return status;
-    if (mix_alpha && !parse_fractions(mix_alpha, alphas, &o.n_mix_alpha))
-        return cli_usage_error(&niah_command, "--mix-alpha: '%s' is not a list of numbers from 0 to 1", mix_alpha);
-    if (o.facts && o.pictures) return cli_usage_error(&niah_command, "--images and --facts exclude each other");
-    for (size_t i = 0; i < o.n_mix_alpha; i++) identity &= alphas[i] < 1;
-    if (identity) alphas[o.n_mix_alpha++] = 1;
-    o.lines = lines.value;
-    o.n_lines = lines.n;
-    o.mode = (kakeya_mode)mode;
-    o.draft_windows = draft_windows.value;
-    o.n_draft_windows = draft_windows.n;
-
-    terminal_meter progress = {0};
-    c.setup.user = &progress;
-    kakeya_error error = {0};
-    eval_report *report = NULL;
-    kakeya_status result = eval_prepare(&c, &o.policies, NULL, 0, &error);
-    if (result == KAKEYA_OK) result = eval_niah(&c.setup, &o, &report, &error);
-    return eval_finish(&c, niah_command.name, result, report, &error);
-}
-
-/* ---------------------------------------------------------------------------------------------------- fidelity */
-
 static const cli_command fidelity_command = {
     .name = "eval fidelity",
     .summary = "Perplexity, top-1 agreement and KL divergence against native attention.",
@@ -115,58 +43,6 @@ static const cli_command fidelity_command = {
                 "  kakeya eval fidelity --ids-json sequences.json --precision f32 --report f.json\n",
 };
 
-static int run_fidelity(int argc, char **argv, const eval_again *again) {
-    eval_command c;
-    eval_command_init(&c, argc, argv, again);
-    eval_drop_option(c.shared_table, "window");
-    cli_ints windows = {{c.shared.window}, 1};
-    cli_texts texts = {{NULL}, 0};
-    eval_corpus corpus = {0};
-    eval_fidelity_options o = {.score_tokens = 64, .turns = 1};
-    const cli_option own[] = {
-        CLI_TEXTS("text", "FILE", &texts, "text file; may be repeated (the bundled sources)"),
-        CLI_TEXT("ids-json", "FILE", &o.ids_json, "file with sequences of token ids"),
-        CLI_INT("prompt-length", "N", &o.prompt_length, 0, 1 << 24,
-                "prompt tokens before the scored ones (from the ids file, else 600)"),
-        CLI_INT("score-tokens", "N", &o.score_tokens, 1, 1 << 24, "scored tokens per sequence of a text (64)"),
-        CLI_INT("max-sequences", "N", &o.max_sequences, 0, 1 << 24, "take only the first N sequences (0: all)"),
-        CLI_INT("turns", "N", &o.turns, 1, 1 << 16, "score the answer of the N-th turn (1)"),
-        POLICIES_OPTION(c, "native,sink-window,restored"),
-        CLI_INTS("windows", "LIST", &windows, 1, 1 << 20,
-                 "numbers of last positions that stay exact, one arm each (64)"),
-        CLI_INTS("window", "N", &windows, 1, 1 << 20, "the same with a single value"),
-        REPORT_OPTION(c),
-        {.name = NULL},
-    };
-    int first, status;
-    if (!cli_parse(&fidelity_command, own, c.shared_table, argc, argv, &first, &status)) return status;
-    for (; first < argc && texts.n < CLI_MAX_VALUES; first++) texts.text[texts.n++] = argv[first];
-    if (first < argc) return cli_usage_error(&fidelity_command, "more than %d text files", CLI_MAX_VALUES);
-    for (size_t i = 0; i < texts.n; i++) texts.text[i] = eval_input(&c, texts.text[i]);
-    if (o.ids_json) o.ids_json = eval_input(&c, o.ids_json);
-    o.texts = texts.text;
-    o.n_texts = texts.n;
-    o.windows = windows.value;
-    o.n_windows = windows.n;
-    if (!texts.n && !o.ids_json) {
-        eval_corpus_find(&corpus);
-        o.texts = (const char *const *)corpus.paths;
-        o.n_texts = corpus.n;
-    }
-
-    terminal_meter progress = {0};
-    c.setup.user = &progress;
-    kakeya_error error = {0};
-    eval_report *report = NULL;
-    kakeya_status result = eval_prepare(&c, &o.policies, o.texts, o.n_texts, &error);
-    if (result == KAKEYA_OK) result = eval_check_outputs(&c, &o.ids_json, 1, &error);
-    if (result == KAKEYA_OK) result = eval_fidelity(&c.setup, &o, &report, &error);
-    eval_corpus_free(&corpus);
-    return eval_finish(&c, fidelity_command.name, result, report, &error);
-}
-
-/* -------------------------------------------------------------------------------------------------------- code */
-
 static const cli_command code_command = {
     .name = "eval code",
     .summary = "Speed of speculative decoding of source files, by draft length.",
@@ -176,59 +52,6 @@ static const cli_command code_command = {
     .examples = "  kakeya eval code --report c.json\n"
                 "  kakeya eval code src/base/alloc.c --draft-lengths 1,3,5,7 --repetitions 9\n",
 };
-
-static const char *const *files_or_corpus(eval_command *c, int argc, char **argv, int first, eval_corpus *corpus,
-                                          size_t *n) {
-    if (first < argc) {
-        for (int i = first; c->again && i < argc; i++) argv[i] = (char *)eval_input(c, argv[i]);
-        *n = (size_t)(argc - first);
-        return (const char *const *)(argv + first);
-    }
-    eval_corpus_find(corpus);
-    *n = corpus->n;
-    return (const char *const *)corpus->paths;
-}
-
-static kakeya_status require_files(size_t n, kakeya_error *error) {
-    return n ? KAKEYA_OK
-             : error_set(error, KAKEYA_IO,
-                         "no source files: the bundled ones are not beside the executable; name some");
-}
-
-static int run_code(int argc, char **argv, const eval_again *again) {
-    eval_command c;
-    eval_command_init(&c, argc, argv, again);
-    cli_ints lengths = {{2, 4, 8, 16}, 4};
-    eval_corpus corpus = {0};
-    eval_code_options o = {.prompt_tokens = 512, .max_tokens = 96, .repetitions = 5};
-    const cli_option own[] = {
-        CLI_INTS("draft-lengths", "LIST", &lengths, 1, 16, "tokens drafted per block, one arm each (2,4,8,16)"),
-        CLI_INT("repetitions", "N", &o.repetitions, 1, 1000, "runs of every arm on every file (5)"),
-        CLI_INT("prompt-tokens", "N", &o.prompt_tokens, 16, 1 << 24,
-                "prompt tokens, from the start of each file (512)"),
-        MAX_TOKENS_OPTION(o, "96"),
-        POLICIES_OPTION(c, "native"),
-        REPORT_OPTION(c),
-        {.name = NULL},
-    };
-    int first, status;
-    if (!cli_parse(&code_command, own, c.shared_table, argc, argv, &first, &status)) return status;
-    o.files = files_or_corpus(&c, argc, argv, first, &corpus, &o.n_files);
-    o.draft_lengths = lengths.value;
-    o.n_draft_lengths = lengths.n;
-
-    terminal_meter progress = {0};
-    c.setup.user = &progress;
-    kakeya_error error = {0};
-    eval_report *report = NULL;
-    kakeya_status result = eval_prepare(&c, &o.policies, o.files, o.n_files, &error);
-    if (result == KAKEYA_OK) result = require_files(o.n_files, &error);
-    if (result == KAKEYA_OK) result = eval_code(&c.setup, &o, &report, &error);
-    eval_corpus_free(&corpus);
-    return eval_finish(&c, code_command.name, result, report, &error);
-}
-
-/* -------------------------------------------------------------------------------------------------- acceptance */
 
 static const cli_command acceptance_command = {
     .name = "eval acceptance",
@@ -241,39 +64,6 @@ static const cli_command acceptance_command = {
         "the right one.\n",
     .examples = "  kakeya eval acceptance --jsonl HumanEval.jsonl.gz --report a.json\n",
 };
-
-static int run_acceptance(int argc, char **argv, const eval_again *again) {
-    eval_command c;
-    eval_command_init(&c, argc, argv, again);
-    eval_acceptance_options o = {.max_tokens = 96};
-    const cli_option own[] = {
-        CLI_TEXT("jsonl", "FILE", &o.jsonl, "prompts, one JSON object per line"),
-        CLI_INT("prompts", "N", &o.prompts, 0, 1 << 24, "take only the first N prompts (0: all)"),
-        CLI_INT("draft-length", "N", &o.draft_length, 0, 16,
-                "drafts per block; 0: the drafter's block size - 1, in auto up to 16 (0)"),
-        MAX_TOKENS_OPTION(o, "96"),
-        CLI_FLAG("chat", &o.chat, "use prompts as user messages instead of as texts to continue"),
-        REPORT_OPTION(c),
-        {.name = NULL},
-    };
-    int first, status;
-    if (!cli_parse(&acceptance_command, own, c.shared_table, argc, argv, &first, &status)) return status;
-    if (first < argc && !o.jsonl) o.jsonl = argv[first++];
-    if (first < argc) return cli_usage_error(&acceptance_command, "unexpected '%s'", argv[first]);
-    if (!o.jsonl) return cli_usage_error(&acceptance_command, "--jsonl is missing");
-    o.jsonl = eval_input(&c, o.jsonl);
-
-    terminal_meter progress = {0};
-    c.setup.user = &progress;
-    kakeya_error error = {0};
-    eval_report *report = NULL;
-    eval_policies none;
-    kakeya_status result = eval_prepare(&c, &none, &o.jsonl, 1, &error);
-    if (result == KAKEYA_OK) result = eval_acceptance(&c.setup, &o, &report, &error);
-    return eval_finish(&c, acceptance_command.name, result, report, &error);
-}
-
-/* ---------------------------------------------------------------------------------------------------- lossless */
 
 static const cli_command lossless_command = {
     .name = "eval lossless",
@@ -295,6 +85,66 @@ static const cli_command lossless_command = {
                 "  kakeya eval lossless --model google/gemma-4-E4B-it --image a.png --image b.jpg,budget=1120\n"
                 "  kakeya eval lossless --batch --compositions 100 --report b.json\n",
 };
+
+static const cli_command kv_format_command = {
+    .name = "eval kv-format",
+    .summary = "K/V formats of full-attention layers: bytes, error, divergence, recall and speed.",
+    .operands = "[FILE]...",
+    .details = "Sessions keep float32 K/V, and attention reads every vector as the tested format gives it back after\n"
+               "packing and unpacking. With --as-stored, and on backends other than cpu, sessions keep the format\n"
+               "itself: bf16, which is the reference, q8 and q4. Text files (without any: the bundled sources) are\n"
+               "cut into sequences of --prompt-length + --score-tokens tokens; each comes with a needle prompt.\n"
+               "\n"
+               "Formats: identity, bf16, fp8, q8, affine8, affine4, q4, and the lattices d4-10, d4-38, d4-152, e8-9,\n"
+               "e8-38, e8-151.\n",
+    .examples = "  kakeya eval kv-format --report k.json && kakeya gate k.json\n"
+                "  kakeya eval kv-format --formats q8,affine4,d4-10,e8-9 --sequences 10 --lines 60\n",
+};
+
+/* -------------------------------------------------------------------------------------- evaluations with a report */
+
+typedef enum inputs {
+    NO_FILES,
+    SEQUENCES, /* operands and --text; the bundled sources, unless there are ids */
+    SOURCES,   /* operands, or the bundled ones, which must be there */
+    PROMPTS,   /* --jsonl, or one operand */
+} inputs;
+
+#define KIND(name) (1u << (EVAL_##name))
+
+static const struct evaluation {
+    const cli_command *command;
+    unsigned kinds;
+    eval_function *run;
+    inputs inputs;
+    const char *const dropped[5]; /* shared options that it has in another form, or decides by itself */
+} reported[] = {
+    {&niah_command, KIND(NIAH), eval_niah, NO_FILES, {"draft-window"}},
+    {&fidelity_command, KIND(FIDELITY), eval_fidelity, SEQUENCES, {"window"}},
+    {&code_command, KIND(CODE), eval_code, SOURCES, {NULL}},
+    {&acceptance_command, KIND(ACCEPTANCE), eval_acceptance, PROMPTS, {NULL}},
+    {&lossless_command, KIND(LOSSLESS) | KIND(BATCH), eval_lossless_run, SOURCES, {"threads"}},
+    {&kv_format_command, KIND(KV_FORMAT), eval_kv_format, SOURCES, {"kv-format", "sink", "window", "draft-window"}},
+};
+enum { REPORTED = sizeof reported / sizeof reported[0] };
+
+static const char *const *files_or_corpus(eval_command *c, int argc, char **argv, int first, eval_corpus *corpus,
+                                          size_t *n) {
+    if (first < argc) {
+        for (int i = first; c->again && i < argc; i++) argv[i] = (char *)eval_input(c, argv[i]);
+        *n = (size_t)(argc - first);
+        return (const char *const *)(argv + first);
+    }
+    eval_corpus_find(corpus);
+    *n = corpus->n;
+    return (const char *const *)corpus->paths;
+}
+
+static kakeya_status require_files(size_t n, kakeya_error *error) {
+    return n ? KAKEYA_OK
+             : error_set(error, KAKEYA_IO,
+                         "no source files: the bundled ones are not beside the executable; name some");
+}
 
 /* FILE or FILE,budget=N with the file where a replay has it. Malloc'ed; NULL when out of memory. */
 static char *find_picture(eval_command *c, const char *given) {
@@ -323,56 +173,73 @@ static kakeya_status read_pictures(eval_command *c, const cli_texts *names, int 
 
 static const size_t kept_rows_bytes = (size_t)1 << 30; /* of pictures: the slow references ask for them again */
 
-static int run_lossless(int argc, char **argv, const eval_again *again) {
+/* What the files on the command line are; NULL, or what is wrong with them. */
+static const char *take_files(eval_command *c, const struct evaluation *e, eval_options *o, cli_texts *texts, int argc,
+                              char **argv, int first, eval_corpus *corpus) {
+    if (e->inputs == SOURCES) o->files = files_or_corpus(c, argc, argv, first, corpus, &o->n_files);
+    if (e->inputs == PROMPTS) {
+        if (first < argc && !o->jsonl) o->jsonl = argv[first++];
+        if (first < argc) return "more than one file";
+        if (!o->jsonl) return "--jsonl is missing";
+        o->jsonl = eval_input(c, o->jsonl);
+    }
+    if (e->inputs != SEQUENCES) return NULL;
+    for (; first < argc && texts->n < CLI_MAX_VALUES; first++) texts->text[texts->n++] = argv[first];
+    if (first < argc) return "more than 64 text files";
+    for (size_t i = 0; i < texts->n; i++) texts->text[i] = eval_input(c, texts->text[i]);
+    if (o->ids_json) o->ids_json = eval_input(c, o->ids_json);
+    o->files = texts->text;
+    o->n_files = texts->n;
+    if (!texts->n && !o->ids_json) o->files = files_or_corpus(c, 0, argv, 0, corpus, &o->n_files);
+    return NULL;
+}
+
+static int run_evaluation(const struct evaluation *e, int argc, char **argv, const eval_again *again) {
     eval_command c;
+    eval_options o = {0};
+    cli_texts texts = {{NULL}, 0}, image_names = {{NULL}, 0};
+    int image_budget = 0, first = argc, status;
     eval_command_init(&c, argc, argv, again);
-    eval_drop_option(c.shared_table, "threads");
+    for (size_t i = 0; e->dropped[i]; i++) eval_drop_option(c.shared_table, e->dropped[i]);
+    if (e->inputs == SEQUENCES)
+        eval_option_add(
+            &c, (cli_option)CLI_TEXTS("text", "FILE", &texts, "text file; may be repeated (the bundled sources)"));
+    eval_options_add(&c, e->kinds, &o);
+    const cli_option pictures[] = {CLI_IMAGE_OPTIONS(&image_names, &image_budget)};
+    for (size_t i = 0; i < 2 && e->kinds & KIND(LOSSLESS); i++) eval_option_add(&c, pictures[i]);
+    eval_option_add(&c, (cli_option)REPORT_OPTION(c));
+    if (e->kinds & KIND(NIAH))
+        eval_option_add(
+            &c, (cli_option)CLI_TEXT("plot", "FILE", &c.plot, "draw recall, memory and speed against context as SVG"));
+    if (!cli_parse(e->command, c.own, c.shared_table, argc, argv, e->inputs == NO_FILES ? NULL : &first, &status))
+        return status;
+
+    kakeya_error error = {0};
     eval_corpus corpus = {0};
-    eval_lossless_options o = {.prompts = 200, .max_tokens = 32, .seed = 42, .reference_prompts = 2};
-    eval_lossless_batch_options b = {.compositions = 40, .sessions = LOSSLESS_BATCH_SESSIONS};
-    bool batch = false;
-    cli_texts image_names = {0};
-    int image_budget = 0;
-    cli_images images = {0};
-    const cli_option own[] = {
-        CLI_INT("prompts", "N", &o.prompts, 1, 1 << 20, "number of prompts, each of which runs in every mode (200)"),
-        MAX_TOKENS_OPTION(o, "32"),
-        SEED_OPTION(o),
-        CLI_INT("reference-prompts", "N", &o.reference_prompts, 0, 1 << 20,
-                "number of prompts that also run the slow references (2)"),
-        CLI_FLAG("batch", &batch, "instead compare sessions computed together with the same sessions alone"),
-        CLI_INT("compositions", "N", &b.compositions, 1, 1 << 20, "with --batch: number of compositions (40)"),
-        CLI_INT("sessions", "N", &b.sessions, 2, LOSSLESS_BATCH_SESSIONS,
-                "with --batch: maximum number of sessions in a composition (32)"),
-        POLICIES_OPTION(c, "with --batch: all"),
-        CLI_IMAGE_OPTIONS(&image_names, &image_budget),
-        REPORT_OPTION(c),
-        {.name = NULL},
-    };
-    int first, status;
-    if (!cli_parse(&lossless_command, own, c.shared_table, argc, argv, &first, &status)) return status;
-    o.files = files_or_corpus(&c, argc, argv, first, &corpus, &o.n_files);
+    kakeya_status result = eval_options_take(&c, &o, &error);
+    const char *problem = result == KAKEYA_INVALID_ARGUMENT ? error.message
+                          : o.facts && o.pictures           ? "--images and --facts exclude each other"
+                          : o.policies.n && !o.batch && e->kinds & KIND(BATCH)
+                              ? "--policies needs --batch"
+                              : take_files(&c, e, &o, &texts, argc, argv, first, &corpus);
+    if (problem) return cli_usage_error(e->command, "%s", problem);
 
     terminal_meter progress = {0};
     c.setup.user = &progress;
-    kakeya_error error = {0};
+    cli_images images = {0};
     eval_report *report = NULL;
-    if (c.policies && !batch) return cli_usage_error(&lossless_command, "--policies needs --batch");
-    kakeya_status result = eval_prepare(&c, &b.policies, o.files, o.n_files, &error);
-    if (result == KAKEYA_OK) result = require_files(o.n_files, &error);
+    eval_policies none;
+    const char *const others[] = {o.ids_json, o.jsonl};
+    if (result == KAKEYA_OK) result = eval_prepare(&c, &none, o.files, o.n_files, &error);
+    if (result == KAKEYA_OK && !again) result = eval_check_outputs(&c, others, 2, &error);
+    if (result == KAKEYA_OK && e->inputs == SOURCES) result = require_files(o.n_files, &error);
     if (result == KAKEYA_OK) result = read_pictures(&c, &image_names, image_budget, &images, &error);
-    o.pictures = b.pictures = (eval_pictures){images.media, images.n};
+    o.images = (eval_pictures){images.media, images.n};
     if (images.n) c.setup.engine.image_rows_bytes = kept_rows_bytes;
-    b.max_tokens = o.max_tokens;
-    b.seed = o.seed;
-    b.files = o.files;
-    b.n_files = o.n_files;
-    if (result == KAKEYA_OK)
-        result = batch ? eval_lossless_batch(&c.setup, &b, &report, &error)
-                       : eval_lossless_run(&c.setup, &o, &report, &error);
+    if (result == KAKEYA_OK) result = (o.batch ? eval_lossless_batch : e->run)(&c.setup, &o, &report, &error);
     cli_images_free(&images);
     eval_corpus_free(&corpus);
-    return eval_finish(&c, lossless_command.name, result, report, &error);
+    return eval_finish(&c, e->command->name, result, report, &error);
 }
 
 /* ------------------------------------------------------------------------------------------------ draft policy */
@@ -387,9 +254,9 @@ static const cli_command draft_policy_command = {
     .examples = "  kakeya eval draft-policy --trace t.json\n  kakeya eval draft-policy --replay t.json\n",
 };
 
-static int run_draft_policy(int argc, char **argv, const eval_again *again) {
+static int run_draft_policy(int argc, char **argv) {
     eval_command c;
-    eval_command_init(&c, argc, argv, again);
+    eval_command_init(&c, argc, argv, NULL);
     eval_corpus corpus = {0};
     const char *trace = NULL, *replay = NULL;
     draft_record_options o = {.needles = 12, .random_texts = 8, .max_tokens = 192, .seed = 42};
@@ -439,63 +306,6 @@ static int run_draft_policy(int argc, char **argv, const eval_again *again) {
     return result == KAKEYA_OK ? CLI_DONE : cli_fail(draft_policy_command.name, &error);
 }
 
-/* --------------------------------------------------------------------------------------------------- kv-format */
-
-static const cli_command kv_format_command = {
-    .name = "eval kv-format",
-    .summary = "K/V formats of full-attention layers: bytes, error, divergence, recall and speed.",
-    .operands = "[FILE]...",
-    .details = "Sessions keep float32 K/V, and attention reads every vector as the tested format gives it back after\n"
-               "packing and unpacking. With --as-stored, and on backends other than cpu, sessions keep the format\n"
-               "itself: bf16, which is the reference, q8 and q4. Text files (without any: the bundled sources) are\n"
-               "cut into sequences of --prompt-length + --score-tokens tokens; each comes with a needle prompt.\n"
-               "\n"
-               "Formats: identity, bf16, fp8, q8, affine8, affine4, q4, and the lattices d4-10, d4-38, d4-152, e8-9,\n"
-               "e8-38, e8-151.\n",
-    .examples = "  kakeya eval kv-format --report k.json && kakeya gate k.json\n"
-                "  kakeya eval kv-format --formats q8,affine4,d4-10,e8-9 --sequences 10 --lines 60\n",
-};
-
-static int run_kv_format(int argc, char **argv, const eval_again *again) {
-    eval_command c;
-    eval_command_init(&c, argc, argv, again);
-    static const char *const fixed[] = {"kv-format", "sink", "window", "draft-window"};
-    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) eval_drop_option(c.shared_table, fixed[i]);
-    eval_corpus corpus = {0};
-    eval_kv_format_options o = {
-        .prompt_length = 256, .score_tokens = 64, .sequences = 5, .lines = 40, .max_tokens = 24, .seed = 42};
-    const char *formats = NULL;
-    const cli_option own[] = {
-        CLI_TEXT("formats", "LIST", &formats, "formats, separated by commas (all); identity is always included"),
-        CLI_INT("prompt-length", "N", &o.prompt_length, 1, 1 << 24, "prompt tokens before the scored ones (256)"),
-        CLI_INT("score-tokens", "N", &o.score_tokens, 1, 1 << 24, "scored tokens per sequence (64)"),
-        CLI_INT("sequences", "N", &o.sequences, 1, 10000, "number of sequences, each with a needle prompt (5)"),
-        CLI_INT("lines", "N", &o.lines, 10, 100000, "number of haystack lines of the needle prompts (40)"),
-        CLI_FLAG("as-stored", &o.as_stored, "keep K/V in the format itself, in the backend's own cache"),
-        SEED_OPTION(o),
-        MAX_TOKENS_OPTION(o, "24"),
-        REPORT_OPTION(c),
-        {.name = NULL},
-    };
-    int first, status;
-    if (!cli_parse(&kv_format_command, own, c.shared_table, argc, argv, &first, &status)) return status;
-    o.texts = files_or_corpus(&c, argc, argv, first, &corpus, &o.n_texts);
-
-    terminal_meter progress = {0};
-    c.setup.user = &progress;
-    kakeya_error error = {0};
-    eval_report *report = NULL;
-    eval_policies names = {0};
-    c.policies = formats;
-    kakeya_status result = eval_prepare(&c, &names, o.texts, o.n_texts, &error);
-    o.formats = names.names;
-    o.n_formats = names.n;
-    if (result == KAKEYA_OK) result = require_files(o.n_texts, &error);
-    if (result == KAKEYA_OK) result = eval_kv_format(&c.setup, &o, &report, &error);
-    eval_corpus_free(&corpus);
-    return eval_finish(&c, kv_format_command.name, result, report, &error);
-}
-
 /* ---------------------------------------------------------------------------------------------- mac-acceptance */
 
 static const cli_command mac_command = {
@@ -527,9 +337,9 @@ static kakeya_status write_mac(eval_command *c, file_writer **writer, const cJSO
     return status;
 }
 
-static int run_mac(int argc, char **argv, const eval_again *again) {
+static int run_mac(int argc, char **argv) {
     eval_command c;
-    eval_command_init(&c, argc, argv, again);
+    eval_command_init(&c, argc, argv, NULL);
     eval_corpus corpus = {0};
     eval_mac_options o = {0};
     const cli_option own[] = {
@@ -575,20 +385,26 @@ static int run_mac(int argc, char **argv, const eval_again *again) {
 /* -------------------------------------------------------------------------------------------------------- verb */
 
 static const struct {
-    const char *name;
-    int (*run)(int argc, char **argv, const eval_again *again); /* again: NULL, or of a report that is replayed */
+    int (*run)(int argc, char **argv);
     const cli_command *command;
-} evaluations[] = {
-    {"niah", run_niah, &niah_command},
-    {"fidelity", run_fidelity, &fidelity_command},
-    {"code", run_code, &code_command},
-    {"acceptance", run_acceptance, &acceptance_command},
-    {"lossless", run_lossless, &lossless_command},
-    {"kv-format", run_kv_format, &kv_format_command},
-    {"draft-policy", run_draft_policy, &draft_policy_command},
-    {"mac-acceptance", run_mac, &mac_command},
+} others[] = {
+    {run_draft_policy, &draft_policy_command},
+    {run_mac, &mac_command},
 };
-enum { EVALUATIONS = sizeof evaluations / sizeof evaluations[0], REPLAYED = 6 /* the first ones */ };
+enum { EVALUATIONS = REPORTED + sizeof others / sizeof others[0] };
+
+static const cli_command *command_at(size_t i) {
+    return i < REPORTED ? reported[i].command : others[i - REPORTED].command;
+}
+
+/* "niah" of "eval niah" */
+static const char *name_at(size_t i) { return strchr(command_at(i)->name, ' ') + 1; }
+
+static size_t find_evaluation(const char *name) {
+    size_t i = 0;
+    while (i < EVALUATIONS && strcmp(name, name_at(i)) != 0) i++;
+    return i;
+}
 
 static const char usage[] =
     "usage: kakeya eval niah|fidelity|code|acceptance|lossless|kv-format|draft-policy|mac-acceptance [OPTION]...\n";
@@ -598,8 +414,8 @@ void eval_run_again(int argc, char **argv, const eval_again *again) {
     *outcome = (eval_again_outcome){0};
     outcome->status = error_set(&outcome->error, KAKEYA_INVALID_ARGUMENT, "its command cannot run here");
     cli_take_beginnings(true);
-    for (int i = 0; argc > 2 && i < REPLAYED; i++)
-        if (strcmp(argv[2], evaluations[i].name) == 0) evaluations[i].run(argc - 2, argv + 2, again);
+    size_t i = argc > 2 ? find_evaluation(argv[2]) : REPORTED;
+    if (i < REPORTED) run_evaluation(&reported[i], argc - 2, argv + 2, again);
     cli_take_beginnings(false);
 }
 
@@ -608,18 +424,18 @@ int cli_eval(int argc, char **argv) {
         fprintf(stderr, "kakeya eval: name an evaluation\n%s", usage);
         return CLI_USAGE;
     }
-    for (int i = 0; i < EVALUATIONS; i++)
-        if (strcmp(argv[1], evaluations[i].name) == 0) return evaluations[i].run(argc - 1, argv + 1, NULL);
+    size_t found = find_evaluation(argv[1]);
+    if (found < REPORTED) return run_evaluation(&reported[found], argc - 1, argv + 1, NULL);
+    if (found < EVALUATIONS) return others[found - REPORTED].run(argc - 1, argv + 1);
     if (strcmp(argv[1], "--list-verbs") == 0) {
-        for (int i = 0; i < EVALUATIONS; i++)
-            cli_list_words((cli_word[]){{evaluations[i].name, evaluations[i].command->summary}, {0}});
+        for (size_t i = 0; i < EVALUATIONS; i++)
+            cli_list_words((cli_word[]){{name_at(i), command_at(i)->summary}, {0}});
         return CLI_DONE;
     }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         fputs(usage, stdout);
         putchar('\n');
-        for (int i = 0; i < EVALUATIONS; i++)
-            printf("  %-14s %s\n", evaluations[i].name, evaluations[i].command->summary);
+        for (size_t i = 0; i < EVALUATIONS; i++) printf("  %-14s %s\n", name_at(i), command_at(i)->summary);
         printf("\nkakeya eval NAME --help explains one. Policies are compared with native attention; the default\n"
                "ones are %s.\n\nExample:\n"
                "  kakeya eval niah --lines 12,40,60,150,280 --samples 5 --report r.json && kakeya gate r.json\n",

@@ -51,20 +51,101 @@ void eval_command_rename(eval_command *c) {
 void eval_command_free(eval_command *c) {
     for (size_t i = 0; i < c->n_found; i++) free(c->found[i]);
     file_writer_abort(c->plot_writer);
+    for (size_t i = 0; i < c->n_lists; i++) free(c->list[i].owned);
     free(c->policy_text);
     cli_shared_free(&c->shared);
 }
 
-/* "native,restored" -> names. */
-static kakeya_status split_policies(eval_command *c, eval_policies *out, kakeya_error *error) {
-    *out = (eval_policies){.names = c->policy_names};
-    if (!c->policies) return KAKEYA_OK;
-    c->policy_text = strdup(c->policies);
-    if (!c->policy_text) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
-    char *rest = c->policy_text;
-    for (char *name; (name = strsep(&rest, ",")) != NULL && out->n < CLI_MAX_VALUES;) c->policy_names[out->n++] = name;
+/* "native,restored" -> names, which *owned holds. */
+static kakeya_status split_names(const char *text, char **owned, const char *names[CLI_MAX_VALUES], size_t *n,
+                                 kakeya_error *error) {
+    *n = 0;
+    if (!text) return KAKEYA_OK;
+    char *rest = *owned = strdup(text);
+    if (!rest) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    for (char *name; (name = strsep(&rest, ",")) != NULL && *n < CLI_MAX_VALUES;) names[(*n)++] = name;
     return KAKEYA_OK;
 }
+
+/* ------------------------------------------------------------------------------------------- the table of options */
+
+void eval_option_add(eval_command *c, cli_option option) { c->own[c->n_own++] = option; }
+
+/* The list whose value goes there; the same for all names of an option. */
+static eval_list *list_of(eval_command *c, const eval_option *option) {
+    size_t i = 0;
+    while (i < c->n_lists && c->list[i].option->at != option->at) i++;
+    if (i == c->n_lists) {
+        c->list[c->n_lists++].option = option;
+        for (const char *at = option->fallback; at && option->form == EVAL_COUNTS;) {
+            c->list[i].ints.value[c->list[i].ints.n++] = atoi(at);
+            at = strchr(at, ',');
+            if (at) at++;
+        }
+    }
+    return &c->list[i];
+}
+
+void eval_options_add(eval_command *c, unsigned kinds, eval_options *o) {
+    static const cli_kind takes[] = {
+        [EVAL_COUNT] = CLI_KIND_INT,  [EVAL_SEED] = CLI_KIND_UINT64, [EVAL_NAME] = CLI_KIND_CHOICE,
+        [EVAL_FLAG] = CLI_KIND_FLAG,  [EVAL_COUNTS] = CLI_KIND_INTS, [EVAL_SHARES] = CLI_KIND_TEXT,
+        [EVAL_NAMES] = CLI_KIND_TEXT, [EVAL_TEXT] = CLI_KIND_TEXT};
+    const eval_option *option;
+    for (size_t i = 0; (option = eval_option_at(i)) != NULL; i++) {
+        if (!(option->kinds & kinds) || !option->name) continue;
+        const eval_option_form form = option->form;
+        char *help = c->help[c->n_own];
+        void *at = (char *)o + option->at;
+        snprintf(help, EVAL_HELP, option->fallback ? "%s (%s)" : "%s", option->help, option->fallback);
+        if (form == EVAL_COUNT && option->fallback) *(int *)at = atoi(option->fallback);
+        if (form == EVAL_SEED) *(uint64_t *)at = strtoull(option->fallback, NULL, 10);
+        if (form == EVAL_COUNTS) at = &list_of(c, option)->ints;
+        if (form == EVAL_SHARES || form == EVAL_NAMES) at = &list_of(c, option)->text;
+        eval_option_add(c, (cli_option){option->name, option->argument, help, takes[form], at, option->min, option->max,
+                                        form == EVAL_NAME ? cli_mode_names : NULL});
+    }
+}
+
+/* "0,0.25,1" */
+static bool parse_shares(const char *text, double out[CLI_MAX_VALUES], size_t *n) {
+    for (const char *at = text;; at++) {
+        char *end;
+        double value = strtod(at, &end);
+        if (end == at || *n + 1 >= CLI_MAX_VALUES || !(value >= 0 && value <= 1)) return false;
+        out[(*n)++] = value;
+        at = end;
+        if (!*at) return true;
+        if (*at != ',') return false;
+    }
+}
+
+kakeya_status eval_options_take(eval_command *c, eval_options *o, kakeya_error *error) {
+    for (size_t i = 0; i < c->n_lists; i++) {
+        eval_list *list = &c->list[i];
+        const eval_option *option = list->option;
+        size_t n = list->ints.n;
+        const void *values = list->ints.value;
+        if (option->form == EVAL_NAMES) {
+            kakeya_status status = split_names(list->text, &list->owned, list->names, &n, error);
+            if (status != KAKEYA_OK) return status;
+            values = list->names;
+        } else if (option->form == EVAL_SHARES) {
+            if (list->text && !parse_shares(list->text, list->shares, &n))
+                return error_set(error, KAKEYA_INVALID_ARGUMENT, "--%s: '%s' is not a list of numbers from 0 to 1",
+                                 option->name, list->text);
+            for (size_t k = 0; k < n; k++) o->identity_restore &= list->shares[k] < 1;
+            if (o->identity_restore) list->shares[n++] = 1;
+            values = list->shares;
+        }
+        memcpy((char *)o + option->at, &values, sizeof values);
+        memcpy((char *)o + option->n_at, &n, sizeof n);
+    }
+    return KAKEYA_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------ inputs and outputs
+ */
 
 kakeya_status eval_check_outputs(const eval_command *c, const char *const *inputs, size_t n, kakeya_error *error) {
     const kakeya_engine_options *engine = &c->setup.engine;
@@ -136,7 +217,8 @@ static kakeya_status prepare_again(eval_command *c, kakeya_error *error) {
 kakeya_status eval_prepare(eval_command *c, eval_policies *policies, const char *const *inputs, size_t n,
                            kakeya_error *error) {
     kakeya_status status = cli_shared_engine_options(&c->shared, &c->setup.engine, error);
-    if (status == KAKEYA_OK) status = split_policies(c, policies, error);
+    if (status == KAKEYA_OK) status = split_names(c->policies, &c->policy_text, c->policy_names, &policies->n, error);
+    policies->names = c->policy_names;
     if (c->again) {
         if (status == KAKEYA_OK) status = prepare_again(c, error);
         cli_shared_session_options(&c->shared, &c->setup.session);

@@ -4,7 +4,7 @@
 
 #include "base/files.h"
 #include "cli/cli.h"
-#include "measure/eval.h"
+#include "measure/options.h"
 
 enum { EVAL_MAX_WORDS = 512 };
 
@@ -24,14 +24,31 @@ typedef struct eval_again {
     eval_again_outcome *outcome;
 } eval_again;
 
+/* A list on the command line, and its values. */
+typedef struct eval_list {
+    const eval_option *option;
+    cli_ints ints;
+    const char *text; /* as given; NULL: it is not */
+    char *owned;      /* holds the names */
+    const char *names[CLI_MAX_VALUES];
+    double shares[CLI_MAX_VALUES];
+} eval_list;
+
+enum { EVAL_OWN_OPTIONS = 24, EVAL_LISTS = 5, EVAL_HELP = 176 };
+
 /* Options of every evaluation, beside the shared ones. */
 typedef struct eval_command {
     cli_shared shared;
     cli_option shared_table[CLI_SHARED_OPTIONS];
     const char *report, *plot, *policies;
     const char *policy_names[CLI_MAX_VALUES];
-    char *policy_text;        /* owns policy_names */
-    file_writer *plot_writer; /* open from the start, so that an unwritable path is known before the work */
+    char *policy_text;                /* owns policy_names */
+    file_writer *plot_writer;         /* open from the start, so that an unwritable path is known before the work */
+    cli_option own[EVAL_OWN_OPTIONS]; /* [n_own]: those of the table; nameless at the end */
+    size_t n_own;
+    char help[EVAL_OWN_OPTIONS][EVAL_HELP];
+    eval_list list[EVAL_LISTS];
+    size_t n_lists;
     eval_setup setup;
     const char *words[EVAL_MAX_WORDS]; /* the whole command line */
     const eval_again *again;           /* NULL: a new evaluation */
@@ -49,6 +66,12 @@ void eval_command_free(eval_command *c);
 void eval_command_rename(eval_command *c);
 /* Takes an option out of the shared table: the evaluation has its own form of it, or decides by itself. */
 void eval_drop_option(cli_option *table, const char *name);
+/* Adds the rows of the table of evaluations, as far as they are of these kinds, to c->own, and sets their defaults. */
+void eval_options_add(eval_command *c, unsigned kinds, eval_options *o);
+void eval_option_add(eval_command *c, cli_option option);
+/* After parsing: lists take their places in *o. What is wrong with one is in *error. */
+kakeya_status eval_options_take(eval_command *c, eval_options *o, kakeya_error *error);
+
 /* An input file that the command names: in a replay, where it is here. */
 const char *eval_input(eval_command *c, const char *path);
 

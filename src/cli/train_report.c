@@ -26,7 +26,7 @@ static kakeya_status fidelity(const eval_setup *setup, const char *ids_json, siz
                               kakeya_error *error) {
     static const char *const policies[] = {"native", "restored", "restored-all", "sink-window"};
     const int window = kakeya_options_window(&setup->session);
-    const eval_fidelity_options options = {
+    const eval_options options = {
         .ids_json = ids_json, .windows = &window, .n_windows = 1, .policies = {policies, n_policies}};
     return eval_fidelity(setup, &options, rows, error);
 }
@@ -68,14 +68,14 @@ static kakeya_status measure_recall(train_rank *rank, eval_setup *setup, kakeya_
     static const char *const policies[] = {"restored", "restored-all"};
     static const int lines[] = {12, 40};
     const int draft_window = kakeya_options_draft_window(&setup->session);
-    eval_niah_options options = {.draft_windows = &draft_window,
-                                 .n_draft_windows = 1,
-                                 .lines = lines,
-                                 .n_lines = 2,
-                                 .samples = 2,
-                                 .max_tokens = 24,
-                                 .policies = {policies, 2},
-                                 .mode = KAKEYA_MODE_AR};
+    eval_options options = {.draft_windows = &draft_window,
+                            .n_draft_windows = 1,
+                            .lines = lines,
+                            .n_lines = 2,
+                            .samples = 2,
+                            .max_tokens = 24,
+                            .policies = {policies, 2},
+                            .mode = KAKEYA_MODE_AR};
     eval_report *rows = NULL;
     kakeya_status status = eval_niah(setup, &options, &rows, error);
     int asked = 0, right = 0;

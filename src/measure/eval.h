@@ -38,27 +38,11 @@ typedef struct eval_policies {
     size_t n;
 } eval_policies;
 
-/* All evaluations: on failure *out is the report as far as it came, or NULL if there is none yet; the caller closes it.
- */
-
-typedef struct eval_niah_options {
-    const int *lines; /* rungs of the ladder, in haystack lines */
-    size_t n_lines;
-    int samples;   /* per rung */
-    bool facts;    /* text that a base model continues (niah_facts), not a user's question */
-    bool pictures; /* the needle is a picture that shows the code (code_picture.h) */
-    uint64_t seed;
-    int max_tokens;
-    eval_policies policies;
-    kakeya_mode mode; /* compared with ar, which always runs too */
-    int draft_length;
-    const int *draft_windows; /* of the arms in `mode` */
-    size_t n_draft_windows;
-    const double *mix_alpha; /* diagnostics: evicted K/V as alpha * own + (1 - alpha) * f_theta, all layers */
-    size_t n_mix_alpha;
-} eval_niah_options;
-kakeya_status eval_niah(const eval_setup *setup, const eval_niah_options *options, eval_report **out,
-                        kakeya_error *error);
+/* Pictures for prompts; n = 0: none. */
+typedef struct eval_pictures {
+    const kakeya_media *media;
+    size_t n;
+} eval_pictures;
 
 typedef struct eval_sequence {
     char name[64];
@@ -71,92 +55,71 @@ typedef struct eval_sequences {
     size_t n;
 } eval_sequences;
 
-typedef struct eval_fidelity_options {
-    const char *const *texts; /* text files, cut into sequences */
-    size_t n_texts;
+/* What is asked of an evaluation. options.h says which of them an evaluation has, and what they may be. */
+typedef struct eval_options {
+    eval_policies policies;
+    uint64_t seed;
+    int max_tokens;
+    int draft_length; /* 0: the drafter's block, or the mode's own choice */
+
+    /* texts: cut into sequences (fidelity, kv-format), continued (code), or sources of prompts (lossless) */
+    const char *const *files;
+    size_t n_files;
+
+    /* niah: needle prompts */
+    const int *lines; /* rungs of the ladder, in haystack lines */
+    size_t n_lines;
+    int samples;              /* per rung */
+    bool facts;               /* text that a base model continues (niah_facts), not a user's question */
+    bool pictures;            /* the needle is a picture that shows the code (code_picture.h) */
+    int mode;                 /* kakeya_mode, compared with ar, which always runs too */
+    const int *draft_windows; /* of the arms in `mode` */
+    size_t n_draft_windows;
+    const double *mix_alpha; /* diagnostics: evicted K/V as alpha * own + (1 - alpha) * f_theta, all layers */
+    size_t n_mix_alpha;
+    bool identity_restore; /* of a command line: 1 is one of them */
+
+    /* fidelity, kv-format: scores */
     const char *ids_json; /* {"sequences": [[ids] or {"source", "input_ids"}, ...], "prompt_length": N}; NULL: texts */
-    int prompt_length;    /* 0: from ids_json, else 600 */
+    int prompt_length;    /* fidelity: 0: from ids_json, else 600 */
     int score_tokens;     /* per sequence, of texts */
     int max_sequences;    /* 0: all */
     int turns; /* what is scored is the answer of this turn: the prompt ends with the turns before it, whose answers and
                   next prompts are each as long as what is scored. 0 and 1: no turn before it */
-    eval_policies policies;
     const int *windows;
     size_t n_windows;
-} eval_fidelity_options;
-kakeya_status eval_fidelity(const eval_setup *setup, const eval_fidelity_options *options, eval_report **out,
-                            kakeya_error *error);
-
-typedef struct eval_kv_format_options {
-    const char *const *texts; /* text files, cut into sequences */
-    size_t n_texts;
-    int prompt_length, score_tokens; /* of a sequence */
-    int sequences;                   /* as many, and a needle prompt with each */
-    int lines;                       /* of the needle prompts */
-    int max_tokens;                  /* of their answers */
-    uint64_t seed;
+    int sequences;              /* kv-format: as many, and a needle prompt with each */
+    int haystack_lines;         /* of the needle prompts */
     const char *const *formats; /* names of kv_codec.h; n = 0: all. identity (as stored: bf16) always comes first */
     size_t n_formats;
     bool as_stored; /* in sessions that keep K/V in these formats; without it where the backend knows no other way */
-} eval_kv_format_options;
-/* Formats for K/V of full-attention layers: packed and unpacked beside sessions that keep float32, or as stored. */
-kakeya_status eval_kv_format(const eval_setup *setup, const eval_kv_format_options *options, eval_report **out,
-                             kakeya_error *error);
 
-typedef struct eval_code_options {
-    const char *const *files; /* at least one */
-    size_t n_files;
+    /* code; policies n = 0: native */
     int prompt_tokens; /* taken from the start of each file */
-    int max_tokens;
     int repetitions;
-    eval_policies policies; /* n = 0: native */
     const int *draft_lengths;
     size_t n_draft_lengths;
-} eval_code_options;
-kakeya_status eval_code(const eval_setup *setup, const eval_code_options *options, eval_report **out,
-                        kakeya_error *error);
 
-typedef struct eval_acceptance_options {
+    /* acceptance */
     const char *jsonl; /* prompts, perhaps with categories (measure/jsonl.h); plain or gzip */
-    int prompts;       /* 0: all */
-    int max_tokens;
-    int draft_length; /* 0: the drafter's block */
-    bool chat;        /* prompts as user messages instead of texts to continue */
-} eval_acceptance_options;
-kakeya_status eval_acceptance(const eval_setup *setup, const eval_acceptance_options *options, eval_report **out,
-                              kakeya_error *error);
+    int prompts;       /* 0: all; lossless: so many */
+    bool chat;         /* prompts as user messages instead of texts to continue */
 
-/* Pictures for prompts; n = 0: none. */
-typedef struct eval_pictures {
-    const kakeya_media *media;
-    size_t n;
-} eval_pictures;
-
-typedef struct eval_lossless_options {
-    int prompts;
-    int max_tokens;
-    uint64_t seed;
-    const char *const *files; /* sources of code prompts, at least one */
-    size_t n_files;
-    int reference_prompts;  /* of the prompts, how many also run the slow references */
-    eval_pictures pictures; /* every prompt has one or two of them, at places that are drawn */
-} eval_lossless_options;
-kakeya_status eval_lossless_run(const eval_setup *setup, const eval_lossless_options *options, eval_report **out,
-                                kakeya_error *error);
-
-typedef struct eval_lossless_batch_options {
+    /* lossless; with `batch` policies n = 0: all that the model has */
+    bool batch;            /* of a command line: eval_lossless_batch */
+    int reference_prompts; /* of the prompts, how many also run the slow references */
     int compositions;
-    int sessions; /* of the largest composition */
-    int max_tokens;
-    uint64_t seed;
-    const char *const *files; /* sources of code prompts, at least one */
-    size_t n_files;
-    eval_policies policies; /* n = 0: all that the model has */
-    eval_pictures pictures; /* as in eval_lossless_options */
-} eval_lossless_batch_options;
-/* Sessions alone, one after the other, and then all of a composition together: requests, prompts beside answers, forks,
- * answers that their callbacks end. */
-kakeya_status eval_lossless_batch(const eval_setup *setup, const eval_lossless_batch_options *options,
-                                  eval_report **out, kakeya_error *error);
+    int sessions;         /* of the largest composition */
+    eval_pictures images; /* every prompt has one or two of them, at places that are drawn */
+} eval_options;
+
+/* On failure *out is the report as far as it came, or NULL if there is none yet; the caller closes it. */
+typedef kakeya_status eval_function(const eval_setup *setup, const eval_options *options, eval_report **out,
+                                    kakeya_error *error);
+eval_function eval_niah, eval_fidelity, eval_code, eval_acceptance;
+eval_function eval_kv_format;      /* packed and unpacked beside sessions that keep float32, or as stored */
+eval_function eval_lossless_run;   /* every mode against plain decoding */
+eval_function eval_lossless_batch; /* sessions alone, one after the other, and then all of a composition together:
+                                      requests, prompts beside answers, forks, answers that their callbacks end */
 
 #endif

@@ -44,7 +44,7 @@ static const eval_row *oracle_of(const gate_context *context, const eval_row *ru
  * Of formats, those claim it in which sessions keep K/V. */
 static bool claims_recall(const eval_row *row) {
     static const char offered[] = "bf16 q8 q4";
-    if (row->arm.kv_format[0]) return gate_is_listed(offered, row->arm.kv_format);
+    if (row->arm.kv_format[0]) return eval_is_listed(offered, row->arm.kv_format);
     return gate_is_native(row) || gate_is_restored(row);
 }
 

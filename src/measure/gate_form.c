@@ -10,7 +10,6 @@
 
 #include "base/json.h"
 #include "measure/gate_private.h"
-#include "measure/lossless_batch_plan.h"
 #include "measure/lossless_plan.h"
 
 static const cJSON *member(const cJSON *object, const char *name) {
@@ -189,9 +188,76 @@ void gate_check_environment(gate_context *context) {
         (strlen(fingerprint->valuestring) != 16 || strspn(fingerprint->valuestring, "0123456789abcdef") != 16))
         gate_violate(context, "ENVIRONMENT", "environment.fingerprint \"%.40s\" is not 16 hexadecimal digits",
                      fingerprint->valuestring);
-    if (is_text(precision) && !gate_is_listed("f32 bf16 int8 fp8", precision->valuestring))
+    if (is_text(precision) && !eval_is_listed("f32 bf16 int8 fp8", precision->valuestring))
         gate_violate(context, "ENVIRONMENT", "environment.precision \"%.40s\" is none of f32, bf16, int8, fp8",
                      precision->valuestring);
+}
+
+/* ---------------------------------------------------------------------------------------------- options and command */
+
+static void check_promises(gate_context *context) {
+    const cJSON *prompts = member(context->options, "prompts"), *slow = member(context->options, "reference_prompts");
+    cJSON *derived = cJSON_CreateObject();
+    if (!derived ||
+        !lossless_add_promises(derived, (int)prompts->valuedouble,
+                               cJSON_IsTrue(member(context->environment, "drafter")), (int)slow->valuedouble)) {
+        context->out_of_memory = true;
+    } else {
+        for (const cJSON *list = derived->child; list; list = list->next)
+            if (!cJSON_Compare(list, member(context->options, list->string), true))
+                gate_violate(context, "LOSSLESS_COVERAGE", "options.%s is not what eval lossless runs on %d prompts",
+                             list->string, (int)prompts->valuedouble);
+    }
+    cJSON_Delete(derived);
+}
+
+static void check_options(gate_context *context) {
+    char list[400] = "";
+    const eval_option *option;
+    if (!cJSON_IsObject(context->options)) {
+        gate_violate(context, "MISSING_OPTIONS", "no \"options\" object");
+        return;
+    }
+    context->options_sound = true;
+    for (size_t i = 0; (option = eval_option_at(i)) != NULL; i++) {
+        if (!option->key || !(option->kinds & 1u << context->kind) || eval_is_listed(list, option->key)) continue;
+        const cJSON *item = member(context->options, option->key);
+        strcat(strcat(list, " "), option->key);
+        if (item ? eval_option_fits(option, item) : option->optional) continue;
+        context->options_sound = false;
+        if (item) {
+            gate_violate(context, "OPTIONS_FORM", "options.%s is not of the form that kakeya eval writes", option->key);
+        } else {
+            gate_violate(context, "MISSING_OPTIONS", "options.%s is missing", option->key);
+        }
+    }
+    gate_allow_keys(context, "options", context->options, list, "");
+    if (context->options_sound && context->kind == EVAL_LOSSLESS) check_promises(context);
+}
+
+int gate_option(const gate_context *context, const char *key) {
+    const cJSON *item = member(context->options, key);
+    return json_is_integer(item, INT32_MIN, INT32_MAX) ? (int)item->valuedouble : 0;
+}
+
+/* Which evaluation the command names. Whether it gives this report, a replay says. */
+static void check_command(gate_context *context) {
+    const cJSON *command = member(context->report, "command"), *word;
+    const int at = context->kind == EVAL_VERIFY ? 1 : 2; /* "kakeya verify", "kakeya eval NAME" */
+    const char *name = context->kind == EVAL_BATCH ? "lossless" : strrchr(eval_kind_name(context->kind), '.') + 1;
+    bool named = cJSON_IsArray(command) && cJSON_GetArraySize(command) > at, batch = false;
+    cJSON_ArrayForEach(word, command) {
+        named &= cJSON_IsString(word);
+        batch |= named && strncmp(word->valuestring, "--bat", 5) == 0; /* earlier versions took a beginning of it */
+    }
+    if (!named) {
+        gate_violate(context, "MISSING_COMMAND", "the command line that made the report is not recorded");
+        return;
+    }
+    word = cJSON_GetArrayItem(command, at);
+    if (strcmp(word->valuestring, name) != 0 || batch != (context->kind == EVAL_BATCH))
+        gate_violate(context, "COMMAND", "the command ran \"%.40s\"%s, but the report is of kind %s", word->valuestring,
+                     batch ? " --batch" : "", eval_kind_name(context->kind));
 }
 
 /* -------------------------------------------------------------------------------------------------------- the whole */
@@ -204,8 +270,8 @@ void gate_check_form(gate_context *context) {
     if (!cJSON_IsTrue(member(context->report, "complete")))
         gate_violate(context, "INCOMPLETE", "the evaluation did not come to its end (\"complete\" is not true)");
     gate_check_environment(context);
-    gate_check_options(context);
-    gate_check_command(context);
+    check_options(context);
+    check_command(context);
     const cJSON *row;
     size_t index = 0;
     cJSON_ArrayForEach(row, member(context->report, "rows")) check_row_keys(context, row, index++);

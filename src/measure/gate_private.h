@@ -3,6 +3,7 @@
 #define KAKEYA_MEASURE_GATE_PRIVATE_H
 
 #include "measure/kv_geometry.h"
+#include "measure/options.h"
 #include "measure/rows.h"
 
 enum {
@@ -51,11 +52,6 @@ void gate_check_form(gate_context *context);
 void gate_check_values(gate_context *context);
 void gate_check_environment(gate_context *context);
 void gate_allow_keys(gate_context *context, const char *where, const cJSON *object, const char *list, const char *more);
-/* Options and command line (gate_options.c); the first sets options_sound. */
-void gate_check_options(gate_context *context);
-void gate_check_command(gate_context *context);
-/* Whether a word is one of a list, separated by blanks. */
-bool gate_is_listed(const char *list, const char *word);
 /* Options of a sound form; 0 where there is none. */
 int gate_option(const gate_context *context, const char *key);
 

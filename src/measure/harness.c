@@ -14,6 +14,7 @@
 #include "kakeya_study.h"
 #include "measure/kv_geometry.h"
 #include "measure/lossless_plan.h"
+#include "measure/options.h"
 #include "measure/plan.h"
 
 static const char *const policy_names[HARNESS_POLICIES] = {"native", "sink-window", "restored", "restored-all"};
@@ -552,15 +553,10 @@ void harness_add_sizes(const eval_harness *harness, cJSON *options) {
     cJSON_AddNumberToObject(options, "draft_window", kakeya_options_draft_window(session));
 }
 
-void harness_add_seed(cJSON *options, uint64_t seed) {
-    const uint64_t exact = UINT64_C(1) << 53; /* every integer up to here is a double */
-    char text[24];
-    snprintf(text, sizeof text, "%" PRIu64, seed);
-    if (seed <= exact) {
-        cJSON_AddNumberToObject(options, "seed", (double)seed);
-    } else {
-        cJSON_AddStringToObject(options, "seed", text);
-    }
+cJSON *harness_options(const eval_harness *harness, eval_kind kind, const eval_options *options) {
+    cJSON *object = eval_options_json(kind, options);
+    if (object) harness_add_sizes(harness, object);
+    return object;
 }
 
 cJSON *harness_sequence_names(const eval_sequences *sequences) {

@@ -107,8 +107,8 @@ void eval_sequences_free(eval_sequences *sequences);
 
 /* Sizes of the sessions that the arms do not vary, for the report's options. */
 void harness_add_sizes(const eval_harness *harness, cJSON *options);
-/* A seed as a number or, where a number of JSON cannot hold it exactly, as text. */
-void harness_add_seed(cJSON *options, uint64_t seed);
+/* What a report says of options that are settled, sizes included; NULL when out of memory. */
+cJSON *harness_options(const eval_harness *harness, eval_kind kind, const eval_options *options);
 /* "images": the digests of pictures, where there are any. Fails where the engine reads none. */
 kakeya_status harness_add_pictures(const eval_harness *harness, const eval_pictures *pictures, cJSON *options,
                                    kakeya_error *error);

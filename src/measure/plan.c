@@ -1,7 +1,6 @@
 /* The runs of every evaluation, in their order. */
 #include "measure/plan.h"
 
-#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +9,7 @@
 #include "measure/lossless_batch_plan.h"
 #include "measure/lossless_plan.h"
 #include "measure/niah.h"
+#include "measure/options.h"
 #include "measure/verify_plan.h"
 
 typedef struct plan {
@@ -25,19 +25,6 @@ static const cJSON *option(const plan *p, const char *key) { return cJSON_GetObj
 static int number(const plan *p, const char *key) {
     const cJSON *item = option(p, key);
     return json_is_integer(item, INT32_MIN, INT32_MAX) ? (int)item->valuedouble : 0;
-}
-
-bool eval_seed_read(const cJSON *item, uint64_t *out) {
-    const double exact = 9007199254740992.0; /* 2^53 */
-    if (json_is_integer(item, 0, exact)) {
-        *out = (uint64_t)item->valuedouble;
-        return true;
-    }
-    if (!cJSON_IsString(item) || strlen(item->valuestring) > 20 || !isdigit((unsigned char)item->valuestring[0]))
-        return false;
-    char *end;
-    *out = strtoull(item->valuestring, &end, 10);
-    return !*end && *out > (uint64_t)exact;
 }
 
 static uint64_t seed_of(const plan *p) {

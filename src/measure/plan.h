@@ -11,7 +11,4 @@
 kakeya_status eval_plan(eval_kind kind, const cJSON *options, const cJSON *environment, size_t limit, eval_rows *out,
                         kakeya_error *error);
 
-/* A seed of a report: an integer, or the text of one that a number cannot hold. False: it is none. */
-bool eval_seed_read(const cJSON *item, uint64_t *out);
-
 #endif

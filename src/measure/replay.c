@@ -194,14 +194,14 @@ static void compare_object(gate_context *c, const char *code, const char *where,
                            const char *but) {
     const cJSON *item;
     cJSON_ArrayForEach(item, here) {
-        if (gate_is_listed(but, item->string) || cJSON_Compare(item, member(there, item->string), true)) continue;
+        if (eval_is_listed(but, item->string) || cJSON_Compare(item, member(there, item->string), true)) continue;
         char *own = cJSON_PrintUnformatted(item), *stated = cJSON_PrintUnformatted(member(there, item->string));
         gate_violate(c, code, "%s.%.40s is %.80s in the report, and %.80s here", where, item->string,
                      stated ? stated : "not there", own ? own : "?");
         cJSON_free(own);
         cJSON_free(stated);
     }
-    cJSON_ArrayForEach(item, there) if (!member(here, item->string) && !gate_is_listed(but, item->string))
+    cJSON_ArrayForEach(item, there) if (!member(here, item->string) && !eval_is_listed(but, item->string))
         gate_violate(c, code, "%s.%.40s is in the report, but not here", where, item->string);
 }
 

@@ -13,7 +13,7 @@ enum { FORMS = 2 };
 
 typedef struct acceptance_run {
     eval_harness harness;
-    const eval_acceptance_options *options;
+    const eval_options *options;
     kakeya_engine *engine[FORMS]; /* unscaled, scaled; one of them is the harness's, the other NULL without DFlash */
     const char *sources[HARNESS_SOURCES];
     size_t n_sources;
@@ -59,15 +59,12 @@ static kakeya_status run_one(void *user, eval_row *row, kakeya_error *error) {
 }
 
 static cJSON *options_json(const acceptance_run *run) {
-    const eval_acceptance_options *o = run->options;
-    cJSON *object = cJSON_CreateObject();
-    if (!object) return NULL;
-    const char *slash = strrchr(o->jsonl, '/');
-    cJSON_AddStringToObject(object, "jsonl", slash ? slash + 1 : o->jsonl);
-    cJSON_AddNumberToObject(object, "prompts", (double)run->prompts.n);
-    cJSON_AddNumberToObject(object, "max_tokens", o->max_tokens);
-    cJSON_AddNumberToObject(object, "draft_length", run->draft_length);
-    cJSON_AddBoolToObject(object, "chat", o->chat);
+    eval_options o = *run->options;
+    const char *slash = strrchr(o.jsonl, '/');
+    if (slash) o.jsonl = slash + 1;
+    o.prompts = (int)run->prompts.n;
+    o.draft_length = run->draft_length;
+    cJSON *object = harness_options(&run->harness, EVAL_ACCEPTANCE, &o);
     cJSON *samples = cJSON_AddArrayToObject(object, "samples");
     for (size_t i = 0; i < run->prompts.n; i++)
         cJSON_AddItemToArray(samples, cJSON_CreateString(run->prompts.prompt[i].name));
@@ -77,7 +74,6 @@ static cJSON *options_json(const acceptance_run *run) {
         const char *category = run->prompts.prompt[i].category;
         cJSON_AddItemToArray(categories, cJSON_CreateString(*category ? category : "none"));
     }
-    harness_add_sizes(&run->harness, object);
     return object;
 }
 
@@ -98,7 +94,7 @@ static kakeya_status open_forms(acceptance_run *run, const eval_setup *setup, ka
     return status;
 }
 
-kakeya_status eval_acceptance(const eval_setup *setup, const eval_acceptance_options *options, eval_report **out,
+kakeya_status eval_acceptance(const eval_setup *setup, const eval_options *options, eval_report **out,
                               kakeya_error *error) {
     *out = NULL;
     acceptance_run run = {.options = options};

@@ -8,7 +8,7 @@ enum { MAX_ARMS = 64 };
 
 typedef struct code_run {
     eval_harness harness;
-    const eval_code_options *options;
+    const eval_options *options;
     eval_sequences prompts;
     eval_sequence warmup;
     const char *sources[HARNESS_SOURCES];
@@ -16,7 +16,7 @@ typedef struct code_run {
 } code_run;
 
 static kakeya_status check_arms(code_run *run, size_t n, kakeya_error *error) {
-    const eval_code_options *o = run->options;
+    const eval_options *o = run->options;
     run->n_sources = harness_sources(&run->harness, run->sources);
     const size_t each = 3 + (run->n_sources - 1) * o->n_draft_lengths;
     kakeya_status status = harness_distinct("draft lengths", o->draft_lengths, o->n_draft_lengths, error);
@@ -29,7 +29,7 @@ static kakeya_status check_arms(code_run *run, size_t n, kakeya_error *error) {
 
 /* The first part of every file is its prompt; half of the first one is the warm-up prompt. */
 static kakeya_status read_prompts(code_run *run, kakeya_error *error) {
-    const eval_code_options *o = run->options;
+    const eval_options *o = run->options;
     size_t want = (size_t)o->prompt_tokens;
     run->prompts.sequence = calloc(o->n_files, sizeof *run->prompts.sequence);
     if (!run->prompts.sequence) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu files", o->n_files);
@@ -62,17 +62,12 @@ static kakeya_status read_prompts(code_run *run, kakeya_error *error) {
 }
 
 static cJSON *options_json(const code_run *run, const char *const *policies, size_t n) {
-    const eval_code_options *o = run->options;
-    cJSON *object = cJSON_CreateObject();
+    eval_options o = *run->options;
+    o.policies = (eval_policies){policies, n};
+    cJSON *object = harness_options(&run->harness, EVAL_CODE, &o);
     if (!object) return NULL;
     cJSON_AddItemToObject(object, "files", harness_sequence_names(&run->prompts));
-    cJSON_AddNumberToObject(object, "prompt_tokens", o->prompt_tokens);
-    cJSON_AddNumberToObject(object, "max_tokens", o->max_tokens);
-    cJSON_AddNumberToObject(object, "repetitions", o->repetitions);
-    cJSON_AddItemToObject(object, "policies", harness_names(policies, n));
-    cJSON_AddItemToObject(object, "draft_lengths", cJSON_CreateIntArray(o->draft_lengths, (int)o->n_draft_lengths));
     cJSON_AddItemToObject(object, "sources", harness_names(run->sources, run->n_sources));
-    harness_add_sizes(&run->harness, object);
     return object;
 }
 
@@ -87,8 +82,7 @@ static kakeya_status run_one(void *user, eval_row *row, kakeya_error *error) {
     return status == KAKEYA_OK ? harness_add(&run->harness, row, error) : status;
 }
 
-kakeya_status eval_code(const eval_setup *setup, const eval_code_options *options, eval_report **out,
-                        kakeya_error *error) {
+kakeya_status eval_code(const eval_setup *setup, const eval_options *options, eval_report **out, kakeya_error *error) {
     *out = NULL;
     code_run run = {.options = options};
     const char *policies[HARNESS_POLICIES];

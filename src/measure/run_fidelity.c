@@ -14,7 +14,7 @@ enum { DEFAULT_PROMPT_LENGTH = 600, MAX_FILE_BYTES = 1 << 30, MAX_ARMS = 64 };
 
 typedef struct fidelity_run {
     eval_harness harness;
-    const eval_fidelity_options *options;
+    const eval_options *options;
     int prompt_length;
     eval_sequences sequences;
     float *nll;    /* [longest - 1] */
@@ -120,8 +120,8 @@ static kakeya_status read_sequences(fidelity_run *run, kakeya_error *error) {
     run->prompt_length = run->options->prompt_length;
     if (run->options->ids_json) status = read_ids(run, error);
     if (!run->prompt_length) run->prompt_length = DEFAULT_PROMPT_LENGTH;
-    for (size_t i = 0; status == KAKEYA_OK && i < run->options->n_texts; i++)
-        status = cut_text(run, run->options->texts[i], error);
+    for (size_t i = 0; status == KAKEYA_OK && i < run->options->n_files; i++)
+        status = cut_text(run, run->options->files[i], error);
     for (size_t i = 0; status == KAKEYA_OK && i < run->sequences.n; i++) {
         const eval_sequence *sequence = &run->sequences.sequence[i];
         harness_prompt prompt = {.sample = sequence->name, .ids = sequence->ids, .n = sequence->n};
@@ -145,7 +145,7 @@ static kakeya_status read_sequences(fidelity_run *run, kakeya_error *error) {
 /* -------------------------------------------------------------------------------------------------------- arms */
 
 static kakeya_status check_arms(const fidelity_run *run, size_t n, kakeya_error *error) {
-    const eval_fidelity_options *o = run->options;
+    const eval_options *o = run->options;
     if (1 + n * o->n_windows > MAX_ARMS)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "%zu policies with %zu windows make more than %d arms", n,
                          o->n_windows, MAX_ARMS);
@@ -153,19 +153,17 @@ static kakeya_status check_arms(const fidelity_run *run, size_t n, kakeya_error 
 }
 
 static cJSON *options_json(const fidelity_run *run, const char *const *policies, size_t n) {
-    cJSON *object = cJSON_CreateObject();
-    if (!object) return NULL;
-    cJSON_AddNumberToObject(object, "prompt_length", run->prompt_length);
-    cJSON_AddNumberToObject(object, "sequences", (double)run->sequences.n);
-    cJSON_AddItemToObject(object, "samples", harness_sequence_names(&run->sequences));
+    eval_options o = *run->options;
     const char *names[HARNESS_POLICIES + 1] = {"native"}; /* always: the others are compared with it */
     size_t n_names = 1;
     for (size_t i = 0; i < n; i++)
         if (strcmp(policies[i], names[0]) != 0) names[n_names++] = policies[i];
-    cJSON_AddItemToObject(object, "policies", harness_names(names, n_names));
-    cJSON_AddItemToObject(object, "windows", cJSON_CreateIntArray(run->options->windows, (int)run->options->n_windows));
-    if (earlier_turns(run)) cJSON_AddNumberToObject(object, "turns", run->options->turns);
-    harness_add_sizes(&run->harness, object);
+    o.policies = (eval_policies){names, n_names};
+    o.prompt_length = run->prompt_length;
+    o.sequences = (int)run->sequences.n;
+    cJSON *object = harness_options(&run->harness, EVAL_FIDELITY, &o);
+    if (!object) return NULL;
+    cJSON_AddItemToObject(object, "samples", harness_sequence_names(&run->sequences));
     return object;
 }
 
@@ -241,7 +239,7 @@ static kakeya_status run_all(fidelity_run *run, kakeya_error *error) {
     return harness_run_plan(&run->harness, run_one, run, error);
 }
 
-kakeya_status eval_fidelity(const eval_setup *setup, const eval_fidelity_options *options, eval_report **out,
+kakeya_status eval_fidelity(const eval_setup *setup, const eval_options *options, eval_report **out,
                             kakeya_error *error) {
     *out = NULL;
     fidelity_run run = {.options = options};

@@ -30,7 +30,7 @@ typedef struct recoder {
 typedef struct kv_format_run {
     eval_harness harness;
     eval_setup setup; /* the caller's, with sessions that keep float32 */
-    const eval_kv_format_options *options;
+    const eval_options *options;
     const kv_codec *codec[KV_CODECS]; /* identity first */
     size_t n_codecs;
     bool as_stored;
@@ -87,7 +87,7 @@ static kakeya_kv_format kept_in(const char *name) {
 }
 
 static kakeya_status choose_codecs(kv_format_run *run, kakeya_error *error) {
-    const eval_kv_format_options *o = run->options;
+    const eval_options *o = run->options;
     const model_config *config = &run->harness.engine->verifier->config;
     const backend_measure_ops *measure = backend_measure_find(run->harness.engine->ops);
     run->as_stored = o->as_stored || !measure || !measure->recode;
@@ -121,15 +121,15 @@ static kakeya_status choose_codecs(kv_format_run *run, kakeya_error *error) {
 
 /* Stretches of the texts, one after the other, as many as are wanted. */
 static kakeya_status cut_texts(kv_format_run *run, kakeya_error *error) {
-    const eval_kv_format_options *o = run->options;
+    const eval_options *o = run->options;
     size_t wanted = (size_t)o->sequences;
     run->length = (size_t)o->prompt_length + (size_t)o->score_tokens;
     run->sequences.sequence = calloc(wanted, sizeof *run->sequences.sequence);
     if (!run->sequences.sequence) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for sequences");
     kakeya_status status = KAKEYA_OK;
-    for (size_t t = 0; status == KAKEYA_OK && t < o->n_texts && run->sequences.n < wanted; t++) {
+    for (size_t t = 0; status == KAKEYA_OK && t < o->n_files && run->sequences.n < wanted; t++) {
         eval_sequence text;
-        status = harness_read_text(&run->harness, o->texts[t], &text, error);
+        status = harness_read_text(&run->harness, o->files[t], &text, error);
         for (size_t at = 0; status == KAKEYA_OK && at + run->length <= text.n && run->sequences.n < wanted;
              at += run->length) {
             eval_sequence *s = &run->sequences.sequence[run->sequences.n];
@@ -154,8 +154,8 @@ static kakeya_status cut_texts(kv_format_run *run, kakeya_error *error) {
 }
 
 static kakeya_status make_needles(kv_format_run *run, kakeya_error *error) {
-    const eval_kv_format_options *o = run->options;
-    kakeya_status status = niah_rung(o->lines, o->sequences, o->seed, false, &run->drawn, error);
+    const eval_options *o = run->options;
+    kakeya_status status = niah_rung(o->haystack_lines, o->sequences, o->seed, false, &run->drawn, error);
     run->needles = calloc((size_t)o->sequences, sizeof *run->needles);
     if (status == KAKEYA_OK && !run->needles) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for prompts");
     for (size_t i = 0; status == KAKEYA_OK && i < run->drawn.n; i++) {
@@ -167,20 +167,15 @@ static kakeya_status make_needles(kv_format_run *run, kakeya_error *error) {
 }
 
 static cJSON *options_json(const kv_format_run *run) {
-    const eval_kv_format_options *o = run->options;
-    cJSON *object = cJSON_CreateObject();
+    eval_options o = *run->options;
     const char *names[KV_CODECS];
-    if (!object) return NULL;
     for (size_t i = 0; i < run->n_codecs; i++) names[i] = kv_codec_name(run->codec[i]);
-    cJSON_AddNumberToObject(object, "prompt_length", o->prompt_length);
-    cJSON_AddNumberToObject(object, "sequences", o->sequences);
+    o.formats = names;
+    o.n_formats = run->n_codecs;
+    o.as_stored = run->as_stored;
+    cJSON *object = harness_options(&run->harness, EVAL_KV_FORMAT, &o);
+    if (!object) return NULL;
     cJSON_AddItemToObject(object, "samples", harness_sequence_names(&run->sequences));
-    cJSON_AddNumberToObject(object, "lines", o->lines);
-    cJSON_AddNumberToObject(object, "max_tokens", o->max_tokens);
-    harness_add_seed(object, o->seed);
-    cJSON_AddItemToObject(object, "formats", harness_names(names, run->n_codecs));
-    if (run->as_stored) cJSON_AddBoolToObject(object, "as_stored", true);
-    harness_add_sizes(&run->harness, object);
     return object;
 }
 
@@ -350,7 +345,7 @@ static kakeya_status run_all(kv_format_run *run, kakeya_error *error) {
     return harness_run_plan(&run->harness, run_one, run, error);
 }
 
-kakeya_status eval_kv_format(const eval_setup *setup, const eval_kv_format_options *options, eval_report **out,
+kakeya_status eval_kv_format(const eval_setup *setup, const eval_options *options, eval_report **out,
                              kakeya_error *error) {
     *out = NULL;
     kv_format_run run = {.options = options, .setup = *setup};

@@ -9,7 +9,7 @@
 
 typedef struct lossless_run {
     eval_harness harness;
-    const eval_lossless_options *options;
+    const eval_options *options;
     kakeya_engine *engine[LOSSLESS_ENGINES]; /* by lossless_threads; the first is the harness's */
     const char *policies[HARNESS_POLICIES];
     size_t n_policies;
@@ -28,16 +28,10 @@ static session_reference reference_of(const eval_arm *arm) {
 }
 
 static cJSON *options_json(const lossless_run *run) {
-    const eval_lossless_options *o = run->options;
-    cJSON *object = cJSON_CreateObject();
-    if (!object) return NULL;
-    cJSON_AddNumberToObject(object, "prompts", o->prompts);
-    cJSON_AddNumberToObject(object, "reference_prompts", o->reference_prompts);
-    cJSON_AddNumberToObject(object, "max_tokens", o->max_tokens);
-    harness_add_seed(object, o->seed);
-    cJSON_AddItemToObject(object, "policies", harness_names(run->policies, run->n_policies));
-    harness_add_sizes(&run->harness, object);
-    if (lossless_add_promises(object, o->prompts, run->drafter, o->reference_prompts)) return object;
+    eval_options o = *run->options;
+    o.policies = (eval_policies){run->policies, run->n_policies};
+    cJSON *object = harness_options(&run->harness, EVAL_LOSSLESS, &o);
+    if (object && lossless_add_promises(object, o.prompts, run->drafter, o.reference_prompts)) return object;
     cJSON_Delete(object);
     return NULL;
 }
@@ -70,7 +64,7 @@ static kakeya_status choose_policies(lossless_run *run, kakeya_error *error) {
     return harness_policies(&run->harness, &policies, false, run->policies, &run->n_policies, error);
 }
 
-kakeya_status eval_lossless_run(const eval_setup *setup, const eval_lossless_options *options, eval_report **out,
+kakeya_status eval_lossless_run(const eval_setup *setup, const eval_options *options, eval_report **out,
                                 kakeya_error *error) {
     *out = NULL;
     lossless_run run = {.options = options};
@@ -87,10 +81,10 @@ kakeya_status eval_lossless_run(const eval_setup *setup, const eval_lossless_opt
         status = choose_policies(&run, error);
     }
     if (status == KAKEYA_OK)
-        status = lossless_prompts_open(&run.prompts, &run.harness, options->files, options->n_files, &options->pictures,
+        status = lossless_prompts_open(&run.prompts, &run.harness, options->files, options->n_files, &options->images,
                                        options->seed, error);
     cJSON *said = status == KAKEYA_OK ? options_json(&run) : NULL;
-    if (said) status = harness_add_pictures(&run.harness, &options->pictures, said, error);
+    if (said) status = harness_add_pictures(&run.harness, &options->images, said, error);
     if (status == KAKEYA_OK)
         status = harness_report(&run.harness, EVAL_LOSSLESS, said, error);
     else

@@ -11,7 +11,7 @@
 
 typedef struct batch_run {
     eval_harness harness;
-    const eval_lossless_batch_options *options;
+    const eval_options *options;
     const char *policies[HARNESS_POLICIES];
     size_t n_policies;
     lossless_batch_options plan;
@@ -216,7 +216,7 @@ static kakeya_status run_together(batch_run *run, composition *c, kakeya_error *
 /* ------------------------------------------------------------------------------------------------------------ runs */
 
 static kakeya_status run_all(batch_run *run, composition *c, kakeya_error *error) {
-    const eval_lossless_batch_options *o = run->options;
+    const eval_options *o = run->options;
     kakeya_status status = harness_plan(&run->harness, &run->planned, error);
     for (int i = 0; i < o->compositions && status == KAKEYA_OK; i++) {
         memset(c, 0, sizeof *c);
@@ -231,15 +231,9 @@ static kakeya_status run_all(batch_run *run, composition *c, kakeya_error *error
 }
 
 static cJSON *options_json(const batch_run *run) {
-    cJSON *object = cJSON_CreateObject();
-    if (!object) return NULL;
-    cJSON_AddNumberToObject(object, "compositions", run->options->compositions);
-    cJSON_AddNumberToObject(object, "sessions", run->options->sessions);
-    cJSON_AddNumberToObject(object, "max_tokens", run->options->max_tokens);
-    harness_add_seed(object, run->options->seed);
-    cJSON_AddItemToObject(object, "policies", harness_names(run->policies, run->n_policies));
-    harness_add_sizes(&run->harness, object);
-    return object;
+    eval_options o = *run->options;
+    o.policies = (eval_policies){run->policies, run->n_policies};
+    return harness_options(&run->harness, EVAL_BATCH, &o);
 }
 
 static kakeya_status choose_policies(batch_run *run, kakeya_error *error) {
@@ -249,8 +243,8 @@ static kakeya_status choose_policies(batch_run *run, kakeya_error *error) {
     return harness_policies(&run->harness, &policies, false, run->policies, &run->n_policies, error);
 }
 
-kakeya_status eval_lossless_batch(const eval_setup *setup, const eval_lossless_batch_options *options,
-                                  eval_report **out, kakeya_error *error) {
+kakeya_status eval_lossless_batch(const eval_setup *setup, const eval_options *options, eval_report **out,
+                                  kakeya_error *error) {
     *out = NULL;
     batch_run run = {.options = options};
     composition *c = malloc(sizeof *c);
@@ -258,7 +252,7 @@ kakeya_status eval_lossless_batch(const eval_setup *setup, const eval_lossless_b
     kakeya_status status = harness_open(&run.harness, setup, 0, error);
     if (status == KAKEYA_OK) status = choose_policies(&run, error);
     if (status == KAKEYA_OK)
-        status = lossless_prompts_open(&run.prompts, &run.harness, options->files, options->n_files, &options->pictures,
+        status = lossless_prompts_open(&run.prompts, &run.harness, options->files, options->n_files, &options->images,
                                        options->seed, error);
     if (status == KAKEYA_OK) {
         run.plan = (lossless_batch_options){.seed = options->seed,
@@ -267,7 +261,7 @@ kakeya_status eval_lossless_batch(const eval_setup *setup, const eval_lossless_b
                                             .policies = (int)run.n_policies,
                                             .drafter = kakeya_engine_has_drafter(run.harness.engine)};
         cJSON *said = options_json(&run);
-        if (said) status = harness_add_pictures(&run.harness, &options->pictures, said, error);
+        if (said) status = harness_add_pictures(&run.harness, &options->images, said, error);
         if (status == KAKEYA_OK)
             status = harness_report(&run.harness, EVAL_BATCH, said, error);
         else

@@ -449,12 +449,12 @@ static kakeya_status run_lossless(mac_run *run, kakeya_error *error) {
     setup.argv = words;
     setup.argc = sizeof words / sizeof words[0];
     setup.report_path = NULL;
-    const eval_lossless_options options = {.prompts = MAC_LOSSLESS_PROMPTS,
-                                           .max_tokens = 32,
-                                           .seed = 42,
-                                           .files = run->options->files,
-                                           .n_files = run->options->n_files,
-                                           .reference_prompts = 1};
+    const eval_options options = {.prompts = MAC_LOSSLESS_PROMPTS,
+                                  .max_tokens = 32,
+                                  .seed = 42,
+                                  .files = run->options->files,
+                                  .n_files = run->options->n_files,
+                                  .reference_prompts = 1};
     eval_report *part = NULL;
     kakeya_status status = eval_lossless_run(&setup, &options, &part, error);
     return add_part(run, "lossless", part, status, error);
@@ -470,15 +470,15 @@ static kakeya_status run_niah(mac_run *run, kakeya_error *error) {
     setup.report_path = NULL;
     const int draft_window = kakeya_options_draft_window(&setup.session);
     const double none = 0; /* a list without values is one, too */
-    const eval_niah_options options = {.lines = lines,
-                                       .n_lines = 3,
-                                       .samples = MAC_NIAH_SAMPLES,
-                                       .seed = 42,
-                                       .max_tokens = 24,
-                                       .mode = KAKEYA_MODE_AUTO,
-                                       .draft_windows = &draft_window,
-                                       .n_draft_windows = 1,
-                                       .mix_alpha = &none};
+    const eval_options options = {.lines = lines,
+                                  .n_lines = 3,
+                                  .samples = MAC_NIAH_SAMPLES,
+                                  .seed = 42,
+                                  .max_tokens = 24,
+                                  .mode = KAKEYA_MODE_AUTO,
+                                  .draft_windows = &draft_window,
+                                  .n_draft_windows = 1,
+                                  .mix_alpha = &none};
     eval_report *part = NULL;
     kakeya_status status = eval_niah(&setup, &options, &part, error);
     return add_part(run, "niah", part, status, error);

@@ -21,7 +21,7 @@ typedef struct needle_prompt {
 
 typedef struct needle_run {
     eval_harness harness;
-    const eval_niah_options *options;
+    const eval_options *options;
     const char *policies[HARNESS_POLICIES];
     size_t n_policies;
     needle_prompt *prompts; /* the warm-up prompt first */
@@ -29,7 +29,7 @@ typedef struct needle_run {
 } needle_run;
 
 static kakeya_status check_arms(const needle_run *run, kakeya_error *error) {
-    const eval_niah_options *o = run->options;
+    const eval_options *o = run->options;
     bool drafting = o->mode != KAKEYA_MODE_AR;
     kakeya_status status = harness_distinct("draft windows", o->draft_windows, o->n_draft_windows, error);
     if (status == KAKEYA_OK) status = harness_distinct("lines", o->lines, o->n_lines, error);
@@ -132,7 +132,7 @@ static kakeya_status add_prompt(needle_run *run, const niah_sample *sample, cons
 
 /* The warm-up prompt, then rung by rung. */
 static kakeya_status make_prompts(needle_run *run, kakeya_error *error) {
-    const eval_niah_options *o = run->options;
+    const eval_options *o = run->options;
     niah_dataset drawn;
     kakeya_status status = niah_ladder(o->lines, o->n_lines, o->samples, o->seed, o->pictures, o->facts, &drawn, error);
     if (status != KAKEYA_OK) return status;
@@ -149,24 +149,9 @@ static kakeya_status make_prompts(needle_run *run, kakeya_error *error) {
 }
 
 static cJSON *options_json(const needle_run *run) {
-    const eval_niah_options *o = run->options;
-    cJSON *object = cJSON_CreateObject();
-    if (!object) return NULL;
-    eval_arm arm;
-    harness_arm(&run->harness, "native", o->mode, &arm);
-    cJSON_AddItemToObject(object, "lines", cJSON_CreateIntArray(o->lines, (int)o->n_lines));
-    cJSON_AddNumberToObject(object, "samples", o->samples);
-    if (o->facts) cJSON_AddTrueToObject(object, "facts");
-    if (o->pictures) cJSON_AddTrueToObject(object, "pictures");
-    harness_add_seed(object, o->seed);
-    cJSON_AddNumberToObject(object, "max_tokens", o->max_tokens);
-    cJSON_AddItemToObject(object, "policies", harness_names(run->policies, run->n_policies));
-    cJSON_AddStringToObject(object, "mode", arm.mode);
-    cJSON_AddNumberToObject(object, "draft_length", o->draft_length);
-    cJSON_AddItemToObject(object, "draft_windows", cJSON_CreateIntArray(o->draft_windows, (int)o->n_draft_windows));
-    harness_add_sizes(&run->harness, object);
-    cJSON_AddItemToObject(object, "mix_alpha", cJSON_CreateDoubleArray(o->mix_alpha, (int)o->n_mix_alpha));
-    return object;
+    eval_options o = *run->options;
+    o.policies = (eval_policies){run->policies, run->n_policies};
+    return harness_options(&run->harness, EVAL_NIAH, &o);
 }
 
 static kakeya_status run_one(void *user, eval_row *row, kakeya_error *error) {
@@ -182,8 +167,7 @@ static kakeya_status run_one(void *user, eval_row *row, kakeya_error *error) {
     return harness_add(&run->harness, row, error);
 }
 
-kakeya_status eval_niah(const eval_setup *setup, const eval_niah_options *options, eval_report **out,
-                        kakeya_error *error) {
+kakeya_status eval_niah(const eval_setup *setup, const eval_options *options, eval_report **out, kakeya_error *error) {
     *out = NULL;
     needle_run run = {.options = options};
     kakeya_status status = harness_open(&run.harness, setup, 0, error);

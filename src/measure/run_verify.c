@@ -8,6 +8,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "measure/lossless_plan.h"
+#include "measure/options.h"
 #include "measure/summary.h"
 #include "measure/verify.h"
 #include "measure/verify_logits.h"
@@ -253,7 +254,7 @@ static kakeya_status write_plan(const verify_job *job, kakeya_error *error) {
     char *path = path_join(job->directory, VERIFY_PLAN_FILE), *text = NULL;
     file_writer *writer = NULL;
     if (plan) {
-        harness_add_seed(plan, run->plan.seed);
+        cJSON_AddItemToObject(plan, "seed", eval_seed_json(run->plan.seed));
         cJSON_AddItemToObject(plan, "policies", harness_names(run->policies, (size_t)run->plan.policies));
         cJSON_AddItemToObject(plan, "kv_formats", harness_names(run->formats, (size_t)run->plan.formats));
         cJSON_AddNumberToObject(plan, "max_tokens", run->max_tokens);
@@ -334,7 +335,7 @@ static cJSON *options_json(const verify_job *job) {
     cJSON_AddNumberToObject(object, "rounds_elsewhere", 0);
     cJSON_AddNumberToObject(object, "threads_elsewhere", other_threads(run->harness.threads));
     cJSON_AddNumberToObject(object, "max_tokens", o->max_tokens);
-    harness_add_seed(object, o->seed);
+    cJSON_AddItemToObject(object, "seed", eval_seed_json(o->seed));
     cJSON_AddItemToObject(object, "policies", harness_names(run->policies, (size_t)run->plan.policies));
     cJSON_AddItemToObject(object, "kv_formats", harness_names(run->formats, (size_t)run->plan.formats));
     harness_add_sizes(&run->harness, object);

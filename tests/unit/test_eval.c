@@ -66,11 +66,11 @@ static void fidelity_reproduces_the_reference(void **state) {
     eval_setup setup = setup_for("fidelity", KAKEYA_PRECISION_F32);
     setup.engine.f_theta = KAKEYA_TEST_DATA "/golden/demo-f-theta-regression"; /* the reference's */
     const size_t sequences = sweep_short() ? 1 : 2, n_policies = sweep_short() ? 3 : 4;
-    eval_fidelity_options options = {.ids_json = path,
-                                     .max_sequences = (int)sequences,
-                                     .policies = {policies, n_policies},
-                                     .windows = windows,
-                                     .n_windows = 1};
+    eval_options options = {.ids_json = path,
+                            .max_sequences = (int)sequences,
+                            .policies = {policies, n_policies},
+                            .windows = windows,
+                            .n_windows = 1};
     eval_report *report;
     kakeya_error error;
     if (eval_fidelity(&setup, &options, &report, &error) != KAKEYA_OK) fail_msg("%s", error.message);
@@ -102,16 +102,16 @@ static void needles_are_found_under_every_policy(void **state) {
     const size_t windows = sweep_short() ? 1 : 2, policies = sweep_short() ? 2 : 3;
     const double alphas[] = {1};
     eval_setup setup = setup_for("niah", KAKEYA_PRECISION_AUTO);
-    eval_niah_options options = {.lines = lines,
-                                 .n_lines = 1,
-                                 .samples = 1,
-                                 .seed = 42,
-                                 .max_tokens = 24,
-                                 .mode = KAKEYA_MODE_SPECULATIVE,
-                                 .draft_windows = draft_windows,
-                                 .n_draft_windows = windows,
-                                 .mix_alpha = alphas,
-                                 .n_mix_alpha = 1};
+    eval_options options = {.lines = lines,
+                            .n_lines = 1,
+                            .samples = 1,
+                            .seed = 42,
+                            .max_tokens = 24,
+                            .mode = KAKEYA_MODE_SPECULATIVE,
+                            .draft_windows = draft_windows,
+                            .n_draft_windows = windows,
+                            .mix_alpha = alphas,
+                            .n_mix_alpha = 1};
     if (sweep_short()) options.policies.names = some, options.policies.n = 2;
     eval_report *report;
     kakeya_error error;
@@ -145,14 +145,14 @@ static void every_mode_gives_the_same_tokens(void **state) {
     eval_setup setup = setup_for("lossless", KAKEYA_PRECISION_AUTO);
     /* a short run has one needle in every mode, the long one code and random text, too, and the slow references */
     const int prompts = sweep_short() ? 1 : 3, references = sweep_short() ? 0 : 1;
-    eval_lossless_options options = {.prompts = prompts,
-                                     .max_tokens = sweep_short()   ? 3
-                                                   : sweep_whole() ? 12
-                                                                   : 6,
-                                     .seed = 12, /* a short needle */
-                                     .files = &source,
-                                     .n_files = 1,
-                                     .reference_prompts = references};
+    eval_options options = {.prompts = prompts,
+                            .max_tokens = sweep_short()   ? 3
+                                          : sweep_whole() ? 12
+                                                          : 6,
+                            .seed = 12, /* a short needle */
+                            .files = &source,
+                            .n_files = 1,
+                            .reference_prompts = references};
     eval_report *report;
     kakeya_error error;
     if (eval_lossless_run(&setup, &options, &report, &error) != KAKEYA_OK) fail_msg("%s", error.message);
@@ -177,14 +177,14 @@ static void batches_give_the_same_tokens(void **state) {
     static const char *const command[] = {"kakeya", "eval", "lossless", "--batch"};
     setup.argc = 4;
     setup.argv = command;
-    eval_lossless_batch_options options = {.compositions = sweep_short()   ? 1
-                                                           : sweep_whole() ? 4
-                                                                           : 2,
-                                           .sessions = sweep_short() ? 3 : 12,
-                                           .max_tokens = sweep_short() ? 6 : 16,
-                                           .seed = 11,
-                                           .files = &source,
-                                           .n_files = 1};
+    eval_options options = {.compositions = sweep_short()   ? 1
+                                            : sweep_whole() ? 4
+                                                            : 2,
+                            .sessions = sweep_short() ? 3 : 12,
+                            .max_tokens = sweep_short() ? 6 : 16,
+                            .seed = 11,
+                            .files = &source,
+                            .n_files = 1};
     eval_report *report;
     kakeya_error error;
     if (eval_lossless_batch(&setup, &options, &report, &error) != KAKEYA_OK) fail_msg("%s", error.message);
@@ -251,13 +251,13 @@ static void code_and_acceptance_leave_sound_reports(void **state) {
     (void)state;
     const int lengths[] = {3, 16}, n_lengths = sweep_short() ? 1 : 2;
     eval_setup setup = setup_for("code", KAKEYA_PRECISION_AUTO);
-    eval_code_options code = {.files = &source,
-                              .n_files = 1,
-                              .prompt_tokens = sweep_short() ? 24 : 64,
-                              .max_tokens = 16,
-                              .repetitions = 2,
-                              .draft_lengths = lengths,
-                              .n_draft_lengths = (size_t)n_lengths};
+    eval_options code = {.files = &source,
+                         .n_files = 1,
+                         .prompt_tokens = sweep_short() ? 24 : 64,
+                         .max_tokens = 16,
+                         .repetitions = 2,
+                         .draft_lengths = lengths,
+                         .n_draft_lengths = (size_t)n_lengths};
     eval_report *report;
     kakeya_error error;
     if (eval_code(&setup, &code, &report, &error) != KAKEYA_OK) fail_msg("%s", error.message);
@@ -267,8 +267,8 @@ static void code_and_acceptance_leave_sound_reports(void **state) {
 
     static const char lines[] = "{\"task_id\":\"A\",\"prompt\":\"def add(a, b):\\n\",\"category\":\"python\"}\n"
                                 "{\"question_id\":7,\"turns\":[\"int main(void) {\\n\",\"more\"],\"category\":\"c\"}\n";
-    eval_acceptance_options acceptance = {.jsonl = scratch_write("prompts.jsonl", lines, sizeof lines - 1),
-                                          .max_tokens = sweep_short() ? 8 : 16};
+    eval_options acceptance = {.jsonl = scratch_write("prompts.jsonl", lines, sizeof lines - 1),
+                               .max_tokens = sweep_short() ? 8 : 16};
     setup = setup_for("acceptance", KAKEYA_PRECISION_AUTO);
     if (eval_acceptance(&setup, &acceptance, &report, &error) != KAKEYA_OK) fail_msg("%s", error.message);
     assert_int_equal(report->rows.n, 3 * (1 + 2)); /* both forms of DFlash, and n-grams */
@@ -368,14 +368,14 @@ static void interrupted_runs_leave_their_finished_rows(void **state) {
         setup.report_path = path;
         setup.progress = interrupt;
         setup.user = &plan;
-        eval_niah_options options = {.lines = lines,
-                                     .n_lines = 1,
-                                     .samples = 1,
-                                     .seed = 1,
-                                     .max_tokens = 8,
-                                     .policies = {policies, 1},
-                                     .draft_windows = draft_windows,
-                                     .n_draft_windows = 1};
+        eval_options options = {.lines = lines,
+                                .n_lines = 1,
+                                .samples = 1,
+                                .seed = 1,
+                                .max_tokens = 8,
+                                .policies = {policies, 1},
+                                .draft_windows = draft_windows,
+                                .n_draft_windows = 1};
         eval_report *report;
         kakeya_error error;
         assert_int_equal(eval_niah(&setup, &options, &report, &error), KAKEYA_CANCELLED);
@@ -401,13 +401,13 @@ static void wrong_requests_are_named(void **state) {
     eval_setup setup = setup_for("niah", KAKEYA_PRECISION_AUTO);
     eval_report *report;
     kakeya_error error = {0};
-    eval_niah_options niah = {.lines = lines,
-                              .n_lines = 1,
-                              .samples = 1,
-                              .max_tokens = 8,
-                              .policies = {unknown, 1},
-                              .draft_windows = draft_windows,
-                              .n_draft_windows = 1};
+    eval_options niah = {.lines = lines,
+                         .n_lines = 1,
+                         .samples = 1,
+                         .max_tokens = 8,
+                         .policies = {unknown, 1},
+                         .draft_windows = draft_windows,
+                         .n_draft_windows = 1};
     assert_int_equal(eval_niah(&setup, &niah, &report, &error), KAKEYA_INVALID_ARGUMENT);
     assert_non_null(strstr(error.message, "nativ"));
     assert_null(report);
@@ -425,14 +425,14 @@ static void wrong_requests_are_named(void **state) {
     };
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
         const char *path = scratch_write("ids.json", files[i].text, strlen(files[i].text));
-        eval_fidelity_options fidelity = {.ids_json = path, .windows = windows, .n_windows = 1};
+        eval_options fidelity = {.ids_json = path, .windows = windows, .n_windows = 1};
         assert_int_not_equal(eval_fidelity(&setup, &fidelity, &report, &error), KAKEYA_OK);
         assert_null(report);
         if (!strstr(error.message, files[i].word)) fail_msg("'%s' does not say '%s'", error.message, files[i].word);
     }
     setup.engine.drafter = "none";
     const char *path = scratch_write("one.jsonl", "{\"prompt\":\"a\"}\n", 15);
-    eval_acceptance_options acceptance = {.jsonl = path, .max_tokens = 8};
+    eval_options acceptance = {.jsonl = path, .max_tokens = 8};
     assert_int_equal(eval_acceptance(&setup, &acceptance, &report, &error), KAKEYA_INVALID_ARGUMENT);
     assert_non_null(strstr(error.message, "drafter"));
 }
@@ -445,24 +445,23 @@ static void nothing_counts_twice(void **state) {
     eval_report *report;
     kakeya_error error;
     const char *const twice[] = {source, source};
-    eval_code_options code = {.files = twice,
-                              .n_files = 2,
-                              .prompt_tokens = 64,
-                              .max_tokens = 8,
-                              .repetitions = 1,
-                              .draft_lengths = windows,
-                              .n_draft_lengths = 1};
+    eval_options code = {.files = twice,
+                         .n_files = 2,
+                         .prompt_tokens = 64,
+                         .max_tokens = 8,
+                         .repetitions = 1,
+                         .draft_lengths = windows,
+                         .n_draft_lengths = 1};
     assert_int_equal(eval_code(&setup, &code, &report, &error), KAKEYA_INVALID_ARGUMENT);
     assert_non_null(strstr(error.message, "the same prompt"));
     const int equal[] = {12, 12};
-    eval_niah_options niah = {
+    eval_options niah = {
         .lines = equal, .n_lines = 2, .samples = 1, .max_tokens = 8, .draft_windows = windows, .n_draft_windows = 1};
     assert_int_equal(eval_niah(&setup, &niah, &report, &error), KAKEYA_INVALID_ARGUMENT);
     assert_non_null(strstr(error.message, "lines: 12 is named twice"));
     static const char same_name[] =
         "{\"task_id\":\"A\",\"prompt\":\"a b c\"}\n{\"task_id\":\"A\",\"prompt\":\"d e f\"}\n";
-    eval_acceptance_options named = {.jsonl = scratch_write("names.jsonl", same_name, sizeof same_name - 1),
-                                     .max_tokens = 2};
+    eval_options named = {.jsonl = scratch_write("names.jsonl", same_name, sizeof same_name - 1), .max_tokens = 2};
     assert_int_not_equal(eval_acceptance(&setup, &named, &report, &error), KAKEYA_OK);
     assert_non_null(strstr(error.message, "two samples are named 'A'"));
     eval_report_close(report);

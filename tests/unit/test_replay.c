@@ -41,41 +41,41 @@ static kakeya_status run_niah(const eval_setup *setup, const small *s, eval_repo
     static const char *const policies[] = {"native", "restored"};
     static const double alphas[] = {0.5};
     bool restored = !s->f_theta;
-    const eval_niah_options o = {.lines = lines,
-                                 .n_lines = 2,
-                                 .samples = 1,
-                                 .seed = s->seed,
-                                 .max_tokens = 20,
-                                 .mode = KAKEYA_MODE_AUTO,
-                                 .policies = {policies, restored ? 2 : 1},
-                                 .draft_windows = draft_windows,
-                                 .n_draft_windows = 1,
-                                 .mix_alpha = alphas,
-                                 .n_mix_alpha = restored};
+    const eval_options o = {.lines = lines,
+                            .n_lines = 2,
+                            .samples = 1,
+                            .seed = s->seed,
+                            .max_tokens = 20,
+                            .mode = KAKEYA_MODE_AUTO,
+                            .policies = {policies, restored ? 2 : 1},
+                            .draft_windows = draft_windows,
+                            .n_draft_windows = 1,
+                            .mix_alpha = alphas,
+                            .n_mix_alpha = restored};
     return eval_niah(setup, &o, out, error);
 }
 
 static kakeya_status run_fidelity(const eval_setup *setup, const small *s, eval_report **out, kakeya_error *error) {
     static const int windows[] = {16};
-    const eval_fidelity_options o = {.texts = &s->file,
-                                     .n_texts = 1,
-                                     .prompt_length = 40,
-                                     .score_tokens = 6,
-                                     .max_sequences = 4,
-                                     .windows = windows,
-                                     .n_windows = 1};
+    const eval_options o = {.files = &s->file,
+                            .n_files = 1,
+                            .prompt_length = 40,
+                            .score_tokens = 6,
+                            .max_sequences = 4,
+                            .windows = windows,
+                            .n_windows = 1};
     return eval_fidelity(setup, &o, out, error);
 }
 
 static kakeya_status run_code(const eval_setup *setup, const small *s, eval_report **out, kakeya_error *error) {
     static const int lengths[] = {3};
-    const eval_code_options o = {.files = &s->file,
-                                 .n_files = 1,
-                                 .prompt_tokens = 32,
-                                 .max_tokens = 20,
-                                 .repetitions = 3,
-                                 .draft_lengths = lengths,
-                                 .n_draft_lengths = 1};
+    const eval_options o = {.files = &s->file,
+                            .n_files = 1,
+                            .prompt_tokens = 32,
+                            .max_tokens = 20,
+                            .repetitions = 3,
+                            .draft_lengths = lengths,
+                            .n_draft_lengths = 1};
     return eval_code(setup, &o, out, error);
 }
 
@@ -83,36 +83,35 @@ static kakeya_status run_acceptance(const eval_setup *setup, const small *s, eva
     static const char lines[] =
         "{\"task_id\":\"A\",\"prompt\":\"def add(a, b):\\n\"}\n{\"prompt\":\"int main(void) {\\n\"}\n";
     (void)s;
-    const eval_acceptance_options o = {.jsonl = scratch_write("prompts.jsonl", lines, sizeof lines - 1),
-                                       .max_tokens = 10};
+    const eval_options o = {.jsonl = scratch_write("prompts.jsonl", lines, sizeof lines - 1), .max_tokens = 10};
     return eval_acceptance(setup, &o, out, error);
 }
 
 static kakeya_status run_lossless(const eval_setup *setup, const small *s, eval_report **out, kakeya_error *error) {
-    const eval_lossless_options o = {
+    const eval_options o = {
         .prompts = 3, .max_tokens = 8, .seed = s->seed, .files = &s->file, .n_files = 1, .reference_prompts = 1};
     return eval_lossless_run(setup, &o, out, error);
 }
 
 static kakeya_status run_batch(const eval_setup *setup, const small *s, eval_report **out, kakeya_error *error) {
-    const eval_lossless_batch_options o = {
+    const eval_options o = {
         .compositions = 2, .sessions = 4, .max_tokens = 8, .seed = s->seed, .files = &s->file, .n_files = 1};
     return eval_lossless_batch(setup, &o, out, error);
 }
 
 static kakeya_status run_kv_format(const eval_setup *setup, const small *s, eval_report **out, kakeya_error *error) {
     static const char *const formats[] = {"q8", "q4"};
-    const eval_kv_format_options o = {.texts = &s->file,
-                                      .n_texts = 1,
-                                      .prompt_length = 40,
-                                      .score_tokens = 6,
-                                      .sequences = 3,
-                                      .lines = 10,
-                                      .max_tokens = 10,
-                                      .seed = s->seed,
-                                      .formats = formats,
-                                      .n_formats = 2,
-                                      .as_stored = s->as_stored};
+    const eval_options o = {.files = &s->file,
+                            .n_files = 1,
+                            .prompt_length = 40,
+                            .score_tokens = 6,
+                            .sequences = 3,
+                            .haystack_lines = 10,
+                            .max_tokens = 10,
+                            .seed = s->seed,
+                            .formats = formats,
+                            .n_formats = 2,
+                            .as_stored = s->as_stored};
     return eval_kv_format(setup, &o, out, error);
 }
 
