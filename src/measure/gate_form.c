@@ -10,7 +10,6 @@
 
 #include "base/json.h"
 #include "measure/gate_private.h"
-#include "measure/lossless_plan.h"
 
 static const cJSON *member(const cJSON *object, const char *name) {
     return cJSON_GetObjectItemCaseSensitive(object, name);
@@ -85,39 +84,41 @@ static void check_row_keys(gate_context *context, const cJSON *row, size_t index
 
 /* ------------------------------------------------------------------------------------------------- the environment */
 
-static bool is_text(const cJSON *item) { return cJSON_IsString(item) && item->valuestring[0]; }
+static const char *text_of(const cJSON *item) { return cJSON_IsString(item) ? item->valuestring : ""; }
 
-static int days_of(int year, int month) {
-    static const int days[] = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
-    bool leap = (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
-    return days[month - 1] + (leap && month == 2);
+static bool is_text(const cJSON *item) { return *text_of(item) != '\0'; }
+static bool is_size(const cJSON *item) { return json_is_integer(item, 0, 9e15); }
+static bool is_count(const cJSON *item) { return json_is_integer(item, 1, 9e15); }
+static bool is_flag(const cJSON *item) { return cJSON_IsBool(item); }
+static bool is_list(const cJSON *item) { return cJSON_IsArray(item); }
+static bool is_precision(const cJSON *item) { return eval_is_listed("f32 bf16 int8 fp8", text_of(item)); }
+static bool is_hash(const cJSON *item) {
+    return strlen(text_of(item)) == 16 && strspn(text_of(item), "0123456789abcdef") == 16;
 }
-
-static void check_date(gate_context *context, const char *date) {
+static bool is_date(const cJSON *item) {
     static const char form[] = "0000-00-00T00:00:00Z"; /* 0 stands for a digit */
-    bool good = strlen(date) == strlen(form);
-    for (size_t i = 0; good && form[i]; i++)
-        good = form[i] == '0' ? isdigit((unsigned char)date[i]) != 0 : date[i] == form[i];
-    int year = 0, month = 0, day = 0, hour = 0, minute = 0, second = 0;
-    if (good) sscanf(date, "%d-%d-%dT%d:%d:%d", &year, &month, &day, &hour, &minute, &second);
-    if (good) good = month >= 1 && month <= 12 && day >= 1 && day <= days_of(year, month);
-    if (good) good = hour < 24 && minute < 60 && second <= 60; /* 60: a leap second */
-    if (!good) gate_violate(context, "ENVIRONMENT", "environment.date \"%.40s\" is no date in UTC", date);
+    const char *date = text_of(item), *at = form;
+    while (*at && (*at == '0' ? isdigit((unsigned char)*date) != 0 : *date == *at)) at++, date++;
+    return !*at && !*date;
 }
 
-static void check_stop_tokens(gate_context *context) {
-    const cJSON *stop, *vocabulary = member(context->environment, "vocabulary");
-    double size = cJSON_IsNumber(vocabulary) ? vocabulary->valuedouble : 0;
-    cJSON_ArrayForEach(stop, member(context->environment, "stop_tokens")) {
-        if (!json_is_integer(stop, 0, size - 1))
-            gate_violate(context, "ENVIRONMENT", "environment.stop_tokens holds something that is no token id below %g",
-                         size);
-    }
-}
+static const struct {
+    const char *keys; /* with blanks between them */
+    bool (*fits)(const cJSON *item);
+} facts[] = {
+    {"kakeya_version cpu_model os backend model", is_text},
+    {"date", is_date},
+    {"fingerprint", is_hash},
+    {"precision", is_precision},
+    {"cores threads memory_bytes layers vocabulary sliding_window", is_count},
+    {"drafter_block_size", is_size},
+    {"drafter f_theta drafter_scaled_embedding", is_flag},
+    {"stop_tokens", is_list},
+};
 
 static void check_geometry(gate_context *context) {
     kakeya_error problem = {0};
-    const cJSON *json = member(context->environment, "kv_geometry"), *layer, *stated;
+    const cJSON *json = member(context->environment, "kv_geometry"), *layer;
     gate_allow_keys(context, "environment.kv_geometry", json,
                     "kv_format sliding_window f_theta_rank layers drafter fingerprint",
                     "page_granule_bytes devices f_theta_latents assistant_state_values");
@@ -130,86 +131,31 @@ static void check_geometry(gate_context *context) {
     kakeya_status status = kv_geometry_from_json(json, &context->geometry, &problem);
     context->has_geometry = status == KAKEYA_OK;
     if (status == KAKEYA_OUT_OF_MEMORY) context->out_of_memory = true;
-    if (status != KAKEYA_OK) {
-        gate_violate(context, "KV_GEOMETRY", "environment.%.200s", problem.message);
-        return;
-    }
-    const kv_geometry *g = &context->geometry;
-    const struct {
-        const char *name;
-        double derived;
-    } same[] = {
-        {"sliding_window", g->verifier.sliding_window},
-        {"layers", g->verifier.layers},
-        {"drafter", g->has_drafter || g->state_values},
-        {"f_theta", g->f_theta.rank > 0},
-    };
-    for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
-        stated = member(context->environment, same[i].name);
-        double value = cJSON_IsBool(stated) ? cJSON_IsTrue(stated) : cJSON_IsNumber(stated) ? stated->valuedouble : -1;
-        if (fabs(value - same[i].derived) > 0)
-            gate_violate(context, "KV_GEOMETRY", "environment.%s is %g, but kv_geometry says %g", same[i].name, value,
-                         same[i].derived);
-    }
+    if (status != KAKEYA_OK) gate_violate(context, "KV_GEOMETRY", "environment.%.200s", problem.message);
 }
 
 void gate_check_environment(gate_context *context) {
-    static const char *const texts[] = {"kakeya_version", "date",  "cpu_model",   "os",
-                                        "backend",        "model", "fingerprint", "precision"};
-    static const char *const counts[] = {"cores", "memory_bytes", "threads", "layers", "vocabulary", "sliding_window"};
-    static const char *const flags[] = {"drafter", "f_theta", "drafter_scaled_embedding"};
     const cJSON *e = context->environment;
     if (!cJSON_IsObject(e)) {
         gate_violate(context, "MISSING_ENVIRONMENT", "no \"environment\" object");
         return;
     }
-    gate_allow_keys(context, "environment", e,
-                    "kakeya_version date cpu_model cores memory_bytes os backend precision threads model fingerprint",
-                    "drafter f_theta drafter_block_size layers vocabulary sliding_window stop_tokens "
-                    "drafter_scaled_embedding kv_geometry");
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
-        if (!is_text(member(e, texts[i])))
-            gate_violate(context, "MISSING_ENVIRONMENT", "environment.%s is missing", texts[i]);
-    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
-        if (!json_is_integer(member(e, counts[i]), 1, 9e15))
-            gate_violate(context, "MISSING_ENVIRONMENT", "environment.%s is missing, or no count", counts[i]);
-    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
-        if (!cJSON_IsBool(member(e, flags[i])))
-            gate_violate(context, "MISSING_ENVIRONMENT", "environment.%s is missing", flags[i]);
-    if (!json_is_integer(member(e, "drafter_block_size"), 0, 1 << 16))
-        gate_violate(context, "MISSING_ENVIRONMENT", "environment.drafter_block_size is missing, or no count");
-    if (!cJSON_IsArray(member(e, "stop_tokens")))
-        gate_violate(context, "MISSING_ENVIRONMENT", "environment.stop_tokens is missing");
-    check_stop_tokens(context);
+    char list[400] = "kv_geometry", key[40];
+    for (size_t i = 0; i < sizeof facts / sizeof facts[0]; i++) {
+        strcat(strcat(list, " "), facts[i].keys);
+        for (const char *at = facts[i].keys; *at; at += strspn(at, " ")) {
+            snprintf(key, sizeof key, "%.*s", (int)strcspn(at, " "), at);
+            at += strcspn(at, " ");
+            if (!facts[i].fits(member(e, key)))
+                gate_violate(context, is_text(member(e, key)) ? "ENVIRONMENT" : "MISSING_ENVIRONMENT",
+                             "environment.%s is missing, or not of its form", key);
+        }
+    }
+    gate_allow_keys(context, "environment", e, list, "");
     check_geometry(context);
-    if (is_text(member(e, "date"))) check_date(context, member(e, "date")->valuestring);
-    const cJSON *fingerprint = member(e, "fingerprint"), *precision = member(e, "precision");
-    if (is_text(fingerprint) &&
-        (strlen(fingerprint->valuestring) != 16 || strspn(fingerprint->valuestring, "0123456789abcdef") != 16))
-        gate_violate(context, "ENVIRONMENT", "environment.fingerprint \"%.40s\" is not 16 hexadecimal digits",
-                     fingerprint->valuestring);
-    if (is_text(precision) && !eval_is_listed("f32 bf16 int8 fp8", precision->valuestring))
-        gate_violate(context, "ENVIRONMENT", "environment.precision \"%.40s\" is none of f32, bf16, int8, fp8",
-                     precision->valuestring);
 }
 
 /* ---------------------------------------------------------------------------------------------- options and command */
-
-static void check_promises(gate_context *context) {
-    const cJSON *prompts = member(context->options, "prompts"), *slow = member(context->options, "reference_prompts");
-    cJSON *derived = cJSON_CreateObject();
-    if (!derived ||
-        !lossless_add_promises(derived, (int)prompts->valuedouble,
-                               cJSON_IsTrue(member(context->environment, "drafter")), (int)slow->valuedouble)) {
-        context->out_of_memory = true;
-    } else {
-        for (const cJSON *list = derived->child; list; list = list->next)
-            if (!cJSON_Compare(list, member(context->options, list->string), true))
-                gate_violate(context, "LOSSLESS_COVERAGE", "options.%s is not what eval lossless runs on %d prompts",
-                             list->string, (int)prompts->valuedouble);
-    }
-    cJSON_Delete(derived);
-}
 
 static void check_options(gate_context *context) {
     char list[400] = "";
@@ -232,7 +178,6 @@ static void check_options(gate_context *context) {
         }
     }
     gate_allow_keys(context, "options", context->options, list, "");
-    if (context->options_sound && context->kind == EVAL_LOSSLESS) check_promises(context);
 }
 
 int gate_option(const gate_context *context, const char *key) {

@@ -46,17 +46,6 @@ static void commands_name_their_kind(void **state) {
 
 /* ---------------------------------------------------------------------------------- contradictions elsewhere */
 
-static void date(cJSON *json, const char *text) {
-    cJSON_ReplaceItemInObject(part_of(json, "environment"), "date", cJSON_CreateString(text));
-}
-static void thirtieth_of_february(cJSON *json) { date(json, "2026-02-30T10:00:00Z"); }
-static void thirteenth_month(cJSON *json) { date(json, "2026-13-01T10:00:00Z"); }
-static void no_day(cJSON *json) { date(json, "2026-12-00T10:00:00Z"); }
-static void hour_twenty_four(cJSON *json) { date(json, "2026-12-01T24:00:00Z"); }
-static void minute_sixty(cJSON *json) { date(json, "2026-12-01T10:60:00Z"); }
-static void no_leap_year(cJSON *json) { date(json, "2100-02-29T10:00:00Z"); }
-static void leap_year(cJSON *json) { date(json, "2024-02-29T23:59:60Z"); }
-
 /* A sequence is left out of rows and options; the others keep their names. */
 static void sequence_left_out(cJSON *json) {
     cJSON *rows = part_of(json, "rows"), *options = part_of(json, "options");
@@ -154,17 +143,10 @@ static void other_likeliest(cJSON *json) {
 static void other_contradictions_are_refused(void **state) {
     (void)state;
     static const struct {
-        const char *code; /* NULL: passes */
+        const char *code;
         eval_kind kind;
         void (*change)(cJSON *json);
     } cases[] = {
-        {"ENVIRONMENT", EVAL_CODE, thirtieth_of_february},
-        {"ENVIRONMENT", EVAL_CODE, thirteenth_month},
-        {"ENVIRONMENT", EVAL_CODE, no_day},
-        {"ENVIRONMENT", EVAL_CODE, hour_twenty_four},
-        {"ENVIRONMENT", EVAL_CODE, minute_sixty},
-        {"ENVIRONMENT", EVAL_CODE, no_leap_year},
-        {NULL, EVAL_CODE, leap_year},
         {"REPLAY_OPTIONS", EVAL_FIDELITY, sequence_left_out},
         {"REPLAY_OPTIONS", EVAL_KV_FORMAT, sequence_left_out},
         {"REPLAY_DRAFTS", EVAL_NIAH, blocks_too_long},
@@ -180,8 +162,7 @@ static void other_contradictions_are_refused(void **state) {
         cases[i].change(json);
         derive_again(cases[i].kind, json);
         gate_result result = judge_replayed(cases[i].kind, json);
-        if (cases[i].code && !raises(&result, cases[i].code)) fail_msg("case %zu does not raise %s", i, cases[i].code);
-        if (!cases[i].code) assert_int_equal(result.n_violations, 0);
+        if (!raises(&result, cases[i].code)) fail_msg("case %zu does not raise %s", i, cases[i].code);
         gate_result_free(&result);
         cJSON_Delete(json);
     }

@@ -341,8 +341,8 @@ static bool option_may_differ(eval_kind kind, const char *key) {
 static bool environment_may_differ(eval_kind kind, const char *key) {
     static const char *const machine[] = {"kakeya_version", "date", "cpu_model", "cores",
                                           "memory_bytes",   "os",   "backend",   "model"};
-    static const char *const certified[] = {"fingerprint", "precision", "vocabulary", "stop_tokens",
-                                            "drafter_block_size"};
+    static const char *const certified[] = {"fingerprint",        "precision", "vocabulary",     "stop_tokens",
+                                            "drafter_block_size", "layers",    "sliding_window", "f_theta"};
     if (strcmp(key, "threads") == 0) return kind != EVAL_LOSSLESS;
     return IS_ONE_OF(machine, key) || (kind == EVAL_VERIFY && IS_ONE_OF(certified, key));
 }
