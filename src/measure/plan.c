@@ -142,6 +142,7 @@ static void plan_niah(plan *p) {
 static void plan_fidelity(plan *p) {
     const cJSON *sample, *policy, *window;
     cJSON_ArrayForEach(sample, option(p, "samples")) {
+        if (p->rows->n > p->limit) return;
         eval_arm native = arm_of(p, "native", "score");
         native.scaled_embedding = false; /* not recorded: nothing is drafted */
         add(p, sample->valuestring, &native, false);
@@ -223,6 +224,7 @@ static void plan_acceptance(plan *p) {
     for (size_t a = 0; a < n; a++) add(p, "warmup", &arms[a], true);
     const cJSON *category = option(p, "categories") ? option(p, "categories")->child : NULL;
     cJSON_ArrayForEach(sample, option(p, "samples")) {
+        if (p->rows->n > p->limit) return;
         for (size_t a = 0; a < n; a++) {
             eval_row *row = add(p, sample->valuestring, &arms[a], false);
             if (row && category) snprintf(row->category, sizeof row->category, "%s", category->valuestring);

@@ -66,6 +66,7 @@ static void put_layers(cJSON *entry, const eval_rows *rows, const format_figures
         for (size_t i = 0; i < rows->n; i++) {
             const eval_row *row = &rows->row[i];
             if (row->warmup || strcmp(row->arm.kv_format, kv_codec_name(f->codec)) != 0) continue;
+            if (layer >= row->layers) continue; /* as stored, which a report that is refused may have among others */
             error += row->layer_error[layer];
             energy += row->layer_energy[layer];
         }

@@ -45,6 +45,10 @@ static void identity_differs(eval_report *r) {
     r->rows.row[0].kl += 0.5;
 }
 static void formats_exchanged(eval_report *r) { FOR_FORMAT(r, row, "q8") strcpy(row->arm.kv_format, "q4"); }
+static void one_row_as_stored(eval_report *r) {
+    int n = 0;
+    FOR_FORMAT(r, row, "q8") row->arm.as_stored = n++ == 1;
+}
 static void lattice_called_justified(cJSON *j) {
     const cJSON *verdict;
     cJSON_ArrayForEach(verdict, part_of(part_of(j, "summary"), "verdicts")) {
@@ -81,6 +85,7 @@ static const broken_case cases[] = {
     ROWS("ORACLE_MISSING ROW_MISSING", identity_left_out),
     ROWS("REPLAY_ROW", identity_differs),
     ROWS("ROW_UNPROMISED", formats_exchanged),
+    ROWS("ROW_UNPROMISED", one_row_as_stored),
     JSON("SUMMARY_MISMATCH", lattice_called_justified),
     JSON("UNKNOWN_ARM", nobody_knows_the_format),
 };
