@@ -305,7 +305,7 @@ def _():
 
     for options in (("sink-window",), ("restored",), ("restored", "--restore-layers", "all"), ("native",)):
         cut, ended = (Server("--name", "demo", "--attention", *options, "--reuse", "any") for _ in range(2))
-        for i in range(5 if SHORT else 40):
+        for i in range(5 if SHORT else 40 if WHOLE else 10):
             for keep in (whole - 1, 17, 10):
                 ids = [2] + [300 + (37 * i + 11 * k * k + keep) % 900 for k in range(length - 1)]
                 said = complete(cut, ids, whole)[0][:keep]
