@@ -198,6 +198,8 @@ typedef struct kakeya_chat_event {
  * KAKEYA_CANCELLED. The callback must not use the parser. */
 typedef bool (*kakeya_chat_event_fn)(void *user, const kakeya_chat_event *event);
 
+typedef struct kakeya_chat_parser kakeya_chat_parser;
+
 typedef struct kakeya_chat_parser_options {
     size_t size;
     const char
@@ -212,6 +214,9 @@ typedef struct kakeya_chat_parser_options {
     const char *id_prefix; /* of call ids, at most 31 bytes; NULL: "call_" */
     kakeya_chat_event_fn on_event;
     void *user; /* for on_event */
+    /* An open parser whose tools are this one's too, without reading them again: for several answers to one request.
+     * It may be closed before this one. NULL: the tools above. */
+    const kakeya_chat_parser *like;
 } kakeya_chat_parser_options;
 
 /* Counts of what an answer contained. */
@@ -229,8 +234,6 @@ typedef struct kakeya_chat_summary {
 /* Reads an answer token by token: content, reasoning and tool calls become events as soon as they are certain. The
  * concatenated events do not depend on how tokens are split between calls. Memory is bounded. One parser is used by one
  * thread at a time; the tokenizer must outlive it. */
-typedef struct kakeya_chat_parser kakeya_chat_parser;
-
 KAKEYA_API kakeya_status kakeya_chat_parser_open(const kakeya_tokenizer *tokenizer,
                                                  const kakeya_chat_parser_options *options, kakeya_chat_parser **out,
                                                  kakeya_error *error);

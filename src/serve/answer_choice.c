@@ -66,6 +66,7 @@ bool choice_open(answer_choice *c) {
     KAKEYA_INIT(&options);
     options.tools = o->tools;
     options.tools_bytes = o->tools_bytes;
+    options.like = c->answer->choices[0].parser;
     options.prompt = o->ids;
     options.n_prompt = o->n_ids;
     options.without_reasoning = o->hide_reasoning;

@@ -66,6 +66,7 @@ void openai_take_format(const cJSON *format, const char *param, const char *sche
     char place[96];
     snprintf(place, sizeof place, "%.80s.type", param);
     if (!schema && cJSON_IsObject(named)) schema = member(named, "schema");
+    if (cJSON_IsNull(schema)) schema = NULL;
     if (!type) {
         api_fail(error, 400, "missing_required_parameter", place, "%s is missing", place);
     } else if (strcmp(type, "json_object") == 0 && !schema) {

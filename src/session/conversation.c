@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/json_text.h"
 #include "base/sized.h"
 #include "decode/stop_text.h"
 #include "session/tokenizer.h"
@@ -366,14 +365,8 @@ kakeya_status kakeya_chat_parser_open(const kakeya_tokenizer *t, const kakeya_ch
     kakeya_status status = options ? sized_read("chat parser options", options, &o, sizeof o, error) : KAKEYA_OK;
     if (status == KAKEYA_OK) status = tokenizer_need(t, error);
     if (status != KAKEYA_OK) return status;
-    cJSON *root = NULL;
-    const cJSON *list = NULL;
-    if (o.tools) status = chat_tools_parse(o.tools, o.tools_bytes, &root, &list, error);
-    char *tools = list ? json_text_print(list) : NULL;
-    if (list && !tools) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a list of tools");
-    cJSON_Delete(root);
-    kakeya_chat_parser *p = status == KAKEYA_OK ? calloc(1, sizeof *p) : NULL;
-    if (status == KAKEYA_OK && !p) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "chat parser: out of memory");
+    kakeya_chat_parser *p = calloc(1, sizeof *p);
+    if (!p) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "chat parser: out of memory");
     if (status == KAKEYA_OK) {
         p->on_event = o.on_event;
         p->user = o.user;
@@ -383,7 +376,9 @@ kakeya_status kakeya_chat_parser_open(const kakeya_tokenizer *t, const kakeya_ch
     }
     if (status == KAKEYA_OK) {
         const chat_parser_options how = {
-            .tools = tools,
+            .tools = o.tools && !o.tools_bytes ? "" : o.tools,
+            .tools_bytes = o.tools_bytes,
+            .like = o.like ? o.like->parser : NULL,
             .prompt = o.prompt,
             .n_prompt = o.prompt ? o.n_prompt : 0,
             .without_reasoning = o.without_reasoning,
@@ -394,7 +389,6 @@ kakeya_status kakeya_chat_parser_open(const kakeya_tokenizer *t, const kakeya_ch
         };
         status = chat_parser_open(t->tokens, &how, &p->parser, error);
     }
-    cJSON_free(tools);
     if (status != KAKEYA_OK) {
         kakeya_chat_parser_close(p);
         return status;

@@ -1,5 +1,6 @@
 #include "text/chat_parser.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +8,8 @@
 #include <unistd.h>
 
 #include "text/chat_arguments.h"
-#include "text/chat_json.h"
+#include "text/chat_request.h"
+#include "text/chat_text.h"
 #include "text/detokenizer.h"
 #include "text/spaces.h"
 
@@ -68,10 +70,18 @@ enum {
     MAX_PREFIX_BYTES = 31,
 };
 
+/* What parsers of one request have together. */
+typedef struct declared_tools {
+    atomic_int users;
+    cJSON *root;
+    const cJSON *list; /* NULL: there are none */
+} declared_tools;
+
 struct chat_parser {
     const tokenizer *t;
     detokenizer *detokenizer;
-    cJSON *tools;
+    declared_tools *declared;
+    const cJSON *tools; /* their list */
     chat_event_fn on_event;
     void *user;
     bool without_reasoning, muted; /* muted: the prompt is being read */
@@ -689,6 +699,26 @@ static kakeya_status failure(const chat_parser *p, kakeya_error *error) {
     }
 }
 
+static kakeya_status open_tools(const chat_parser_options *o, declared_tools **out, kakeya_error *error) {
+    if (o->like) {
+        *out = o->like->declared;
+        if (*out) atomic_fetch_add(&(*out)->users, 1);
+        return KAKEYA_OK;
+    }
+    if (!o->tools) return KAKEYA_OK;
+    *out = calloc(1, sizeof **out);
+    if (!*out) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a list of tools");
+    (*out)->users = 1;
+    return chat_tools_parse(o->tools, o->tools_bytes ? o->tools_bytes : strlen(o->tools), &(*out)->root, &(*out)->list,
+                            error);
+}
+
+static void close_tools(declared_tools *declared) {
+    if (!declared || atomic_fetch_sub(&declared->users, 1) > 1) return;
+    cJSON_Delete(declared->root);
+    free(declared);
+}
+
 kakeya_status chat_parser_open(const tokenizer *t, const chat_parser_options *options, chat_parser **out,
                                kakeya_error *error) {
     *out = NULL;
@@ -701,12 +731,8 @@ kakeya_status chat_parser_open(const tokenizer *t, const chat_parser_options *op
             error_set(error, KAKEYA_INVALID_ARGUMENT, "the prefix of call ids has %zu bytes, at most %d are allowed",
                       strlen(prefix), (int)MAX_PREFIX_BYTES);
     }
-    if (!status && options->tools) {
-        status = chat_json_parse("tools", options->tools, strlen(options->tools), &p->tools, error);
-    }
-    if (!status && p->tools && !cJSON_IsArray(p->tools)) {
-        status = error_set(error, KAKEYA_FORMAT, "tools: not a list");
-    }
+    if (!status) status = open_tools(options, &p->declared, error);
+    p->tools = p->declared ? p->declared->list : NULL;
     if (!status) status = detokenizer_create(t, false, &p->detokenizer, error);
     if (status) {
         chat_parser_close(p);
@@ -717,7 +743,7 @@ kakeya_status chat_parser_open(const tokenizer *t, const chat_parser_options *op
     p->on_event = options->on_event;
     p->user = options->user;
     p->without_reasoning = options->without_reasoning;
-    p->without_tools = !options->tools;
+    p->without_tools = !p->tools;
     p->arguments.put = put_arguments;
     p->arguments.user = p;
     for (size_t i = 0; i < CONTROL_PIECES; i++) p->control_ids[i] = tokenizer_id(t, control_pieces[i].piece);
@@ -730,7 +756,7 @@ kakeya_status chat_parser_open(const tokenizer *t, const chat_parser_options *op
 void chat_parser_close(chat_parser *parser) {
     if (!parser) return;
     detokenizer_destroy(parser->detokenizer);
-    cJSON_Delete(parser->tools);
+    close_tools(parser->declared);
     chat_arguments_free(&parser->arguments);
     free(parser->channel);
     free(parser);

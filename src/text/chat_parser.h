@@ -36,9 +36,13 @@ typedef struct chat_event {
 /* Return false to hear nothing more: the feed then returns KAKEYA_CANCELLED. Must not use the parser. */
 typedef bool (*chat_event_fn)(void *user, const chat_event *event);
 
+typedef struct chat_parser chat_parser;
+
 typedef struct chat_parser_options {
-    const char *tools;     /* text of the JSON array of tool declarations that the prompt was made with, NULL: none */
-    const int32_t *prompt; /* the tokens in front of the answer: they may end with an open thought */
+    const char *tools;  /* JSON text of the tools that the prompt declares, as chat_tools_parse reads it; NULL: none */
+    size_t tools_bytes; /* 0: up to its NUL */
+    const chat_parser *like; /* an open parser whose tools are this one's, read once for both; NULL: those above */
+    const int32_t *prompt;   /* the tokens in front of the answer: they may end with an open thought */
     size_t n_prompt;
     bool without_reasoning; /* reasoning is counted, but no event */
     bool marked_calls_only; /* do not read call:NAME{ at the start of the content as a call whose marker is missing */
@@ -68,8 +72,6 @@ typedef struct chat_parser_counts {
     size_t repairs;          /* tokens dropped and pieces of calls mended */
     size_t call_repairs;     /* the latter */
 } chat_parser_counts;
-
-typedef struct chat_parser chat_parser;
 
 /* The tokenizer must outlive the parser; the options' texts and tokens are not needed afterwards. */
 kakeya_status chat_parser_open(const tokenizer *t, const chat_parser_options *options, chat_parser **out,

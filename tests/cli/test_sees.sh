@@ -36,7 +36,7 @@ json_holds "the gate has nothing against it, speed aside" \
 run gate --json "$WORK/niah.json" --replay 4
 json_holds "nor when it computes rows again" \
     '[.reports[0].violations[].code] - ($allowed | split(" ")) | length == 0' --arg allowed "$allowed"
-jq -c '(.rows[] | select(.sample == "lines-12/0") | .expected) = "1234"' "$WORK/niah.json" >"$WORK/bent.json"
+jq -c '(.rows[] | select(.sample == "lines-12/0")) |= (.expected = "1234" | .correct = false)' "$WORK/niah.json" >"$WORK/bent.json"
 run gate "$WORK/bent.json"
 check "a code that the seed does not draw is refused" grep -q '\[ANSWER_MISMATCH\]' "$WORK/out"
 jq -c 'del(.options.pictures)' "$WORK/niah.json" >"$WORK/bent.json"

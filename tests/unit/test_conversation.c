@@ -489,6 +489,54 @@ static void test_a_callback_ends_it(void **state) {
     kakeya_tokenizer_close(t);
 }
 
+/* Several answers to one request read its tools once, and need neither the text nor the first parser any more. */
+static void test_parsers_share_tools(void **state) {
+    (void)state;
+    kakeya_tokenizer *t = open_demo();
+    char tools[] = "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\","
+                   "\"properties\":{\"a\":{\"type\":\"string\"}}}}}]";
+    kakeya_error error = {0};
+    heard h = {.last = -1};
+    kakeya_chat_parser_options options;
+    KAKEYA_INIT(&options);
+    options.on_event = hear;
+    options.user = &h;
+    options.tools = tools;
+    options.tools_bytes = strlen(tools);
+    kakeya_chat_parser *first, *second, *third;
+    assert_status(kakeya_chat_parser_open(t, &options, &first, &error), &error);
+    memset(tools, 'x', strlen(tools));
+    options.like = first;
+    assert_status(kakeya_chat_parser_open(t, &options, &second, &error), &error);
+    kakeya_chat_parser_close(first);
+    options.like = second;
+    assert_status(kakeya_chat_parser_open(t, &options, &third, &error), &error);
+    kakeya_chat_parser_close(second);
+    /* declared, so that its marker may be missing, and 1 is a text */
+    const char *answer = "call:f{a:1}";
+    int32_t *ids;
+    size_t n;
+    assert_status(kakeya_tokenize(t, answer, strlen(answer), KAKEYA_TEXT_PARSE_SPECIAL, &ids, &n, &error), &error);
+    assert_status(kakeya_chat_parser_feed(third, ids, n, NULL, &error), &error);
+    assert_status(kakeya_chat_parser_finish(third, KAKEYA_FINISH_STOP, NULL, &error), &error);
+    assert_string_equal(h.text, "|f{\"a\":\"1\"}.");
+    kakeya_chat_parser_close(third);
+    /* one without tools has none to share */
+    KAKEYA_INIT(&options);
+    options.on_event = hear;
+    options.user = &h;
+    assert_status(kakeya_chat_parser_open(t, &options, &first, &error), &error);
+    options.like = first;
+    assert_status(kakeya_chat_parser_open(t, &options, &second, &error), &error);
+    kakeya_chat_parser_close(first);
+    h = (heard){.last = -1};
+    assert_status(kakeya_chat_parser_feed(second, ids, n, NULL, &error), &error);
+    assert_string_equal(h.text, "|Ccall:f{a:1}");
+    kakeya_chat_parser_close(second);
+    kakeya_free(ids);
+    kakeya_tokenizer_close(t);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_json_equals_pairs),
@@ -499,6 +547,7 @@ int main(void) {
         cmocka_unit_test(test_tools),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_answers),
+        cmocka_unit_test(test_parsers_share_tools),
         cmocka_unit_test(test_a_callback_ends_it),
         cmocka_unit_test(test_names),
     };
