@@ -49,7 +49,7 @@ typedef struct http_options {
 kakeya_status http_open(const http_options *options, http_server **out, kakeya_error *error);
 const char *http_url(const http_server *server);  /* "http://127.0.0.1:8080"; any thread */
 bool http_is_loopback(const http_server *server); /* the bound address is; any thread */
-/* New connections are refused from now on. Any thread. */
+/* New connections are refused from now on; those that wait to be accepted still are. Any thread. */
 void http_stop_listening(http_server *server);
 /* Ends the thread, once what was posted before has run, and closes all connections. All exchanges must have ended. */
 void http_close(http_server *server);

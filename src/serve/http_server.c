@@ -278,9 +278,24 @@ void http_post(http_server *server, http_task *task, void (*fn)(void *argument),
     }
 }
 
+/* Those who have connected are answered: with the socket that listens, the kernel would cut them off. */
+static void accept_waiting(http_server *server) {
+    struct sockaddr_storage address;
+    for (;;) {
+        socklen_t length = sizeof address;
+        int socket = accept(evconnlistener_get_fd(server->listener), (struct sockaddr *)&address, &length);
+        if (socket < 0 && errno == EINTR) continue;
+        if (socket < 0) return;
+        evutil_make_socket_nonblocking(socket);
+        evutil_make_socket_closeonexec(socket);
+        http_connection_open(server, socket, (struct sockaddr *)&address);
+    }
+}
+
 static void stop_listening(void *user) {
     http_server *server = user;
     if (!server->listener) return;
+    accept_waiting(server);
     evconnlistener_free(server->listener);
     server->listener = NULL;
 }

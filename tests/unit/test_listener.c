@@ -55,9 +55,7 @@ static int other_end(int client) {
     return -1;
 }
 
-/* Events are small writes: none may wait for the client to confirm the one before. */
-static void writes_are_not_put_off(void **state) {
-    (void)state;
+static http_server *open_server(void) {
     const http_options options = {.host = "127.0.0.1",
                                   .max_head_bytes = 1 << 16,
                                   .max_body_bytes = 1 << 16,
@@ -70,10 +68,23 @@ static void writes_are_not_put_off(void **state) {
     http_server *server = NULL;
     kakeya_error error = {0};
     assert_int_equal(http_open(&options, &server, &error), KAKEYA_OK);
-    int client = connect_to(atoi(strrchr(http_url(server), ':') + 1));
+    return server;
+}
+
+/* A connection that asks for something. */
+static int ask(const http_server *server) {
     static const char request[] = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    char reply[512];
+    int client = connect_to(atoi(strrchr(http_url(server), ':') + 1));
     assert_int_equal(write(client, request, sizeof request - 1), sizeof request - 1);
+    return client;
+}
+
+/* Events are small writes: none may wait for the client to confirm the one before. */
+static void writes_are_not_put_off(void **state) {
+    (void)state;
+    http_server *server = open_server();
+    int client = ask(server);
+    char reply[512];
     assert_true(read(client, reply, sizeof reply) > 0); /* it has been accepted */
     int fd = other_end(client), is_set = 0;
     socklen_t bytes = sizeof is_set;
@@ -84,7 +95,37 @@ static void writes_are_not_put_off(void **state) {
     http_close(server);
 }
 
+static void wait_for_line(void *pipe) {
+    char line;
+    assert_int_equal(read(*(int *)pipe, &line, 1), 1);
+}
+
+/* A server that drains has clients who connected before it stopped listening: none of them is cut off. */
+static void those_who_have_connected_are_answered(void **state) {
+    (void)state;
+    enum { CLIENTS = 20 };
+    http_server *server = open_server();
+    int held[2], client[CLIENTS];
+    assert_int_equal(pipe(held), 0);
+    http_task busy; /* the network thread does something else meanwhile */
+    http_post(server, &busy, wait_for_line, &held[0]);
+    http_stop_listening(server);
+    for (int i = 0; i < CLIENTS; i++) client[i] = ask(server);
+    assert_int_equal(write(held[1], "\n", 1), 1);
+    for (int i = 0; i < CLIENTS; i++) {
+        static const char expected[] = "HTTP/1.1 200 OK\r\n";
+        char reply[512];
+        assert_true(read(client[i], reply, sizeof reply) >= (ssize_t)sizeof expected - 1);
+        assert_memory_equal(reply, expected, sizeof expected - 1);
+        close(client[i]);
+    }
+    close(held[0]);
+    close(held[1]);
+    http_close(server);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(writes_are_not_put_off)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(writes_are_not_put_off),
+                                       cmocka_unit_test(those_who_have_connected_are_answered)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
