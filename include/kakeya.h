@@ -174,10 +174,19 @@ typedef struct kakeya_step {
     size_t answer_positions; /* of answers: their tokens and the drafts that were tried */
     double seconds;
     kakeya_status status; /* KAKEYA_OK, or why the whole forward failed: no single request caused it, and all fail */
+    size_t preemptions;   /* requests that have moved to a file since the step before */
 } kakeya_step;
 
 /* Called after each forward on the thread that computes, before its results are delivered. It must not block. */
 typedef void (*kakeya_step_fn)(void *user, const kakeya_step *step);
+
+/* Requests are about `bytes` of memory short. Gives memory of idle sessions back, by closing or parking them, and
+ * returns how many bytes, or 0 if there is none to give. KAKEYA_RELIEF_LATER: some is on its way; requests that could
+ * not go on without it wait until kakeya_engine_relieved. Called on the thread that computes, again and again while
+ * memory is short; it must not wait for requests, and all requests wait until it returns. */
+typedef size_t (*kakeya_relieve_fn)(void *user, size_t bytes);
+
+#define KAKEYA_RELIEF_LATER SIZE_MAX
 
 typedef struct kakeya_study_options kakeya_study_options;
 
@@ -214,6 +223,8 @@ struct kakeya_engine_options {
      * three quarters of the free memory, and no more than all weights. */
     size_t weights_limit_bytes;
     const kakeya_study_options *study; /* kakeya_study.h: for tests and measurements; NULL in all other programs */
+    kakeya_relieve_fn relieve;         /* asked before requests wait for memory; may be NULL */
+    void *relieve_user;
 };
 
 #define KAKEYA_WEIGHTS_AUTO SIZE_MAX
@@ -451,6 +462,9 @@ KAKEYA_API size_t kakeya_engine_layer_memory(const kakeya_engine *engine, kakeya
  * limit that is left after everything else or, without a limit, of the memory that the device can provide. 0: unknown.
  */
 KAKEYA_API size_t kakeya_engine_kv_room(const kakeya_engine *engine);
+/* Memory of sessions without a request has been given back, or can be: requests that are short of some ask for it
+ * again. After KAKEYA_RELIEF_LATER; from any thread. */
+KAKEYA_API void kakeya_engine_relieved(kakeya_engine *engine);
 
 /* Weights under weights_limit_bytes: zeros without one. Counts since the engine was opened. Any thread may ask. */
 typedef struct kakeya_weights {
@@ -495,6 +509,13 @@ KAKEYA_API kakeya_status kakeya_session_sync_media(kakeya_session *session, cons
  * between two calls. A call consumes all cancels that came before it returned. */
 KAKEYA_API void kakeya_session_cancel(kakeya_session *session);
 KAKEYA_API void kakeya_session_clear_cancel(kakeya_session *session); /* drops one not consumed yet */
+
+/* The session's request computes nothing from the next step on, until kakeya_session_resume: for an answer whose reader
+ * is slow. Tokens of the step under way are still delivered. Meanwhile it takes no place of max_batch, and if others
+ * need its memory, it waits in a temporary file. A cancel ends it all the same. From any thread, also from callbacks; a
+ * pause ends with its request. */
+KAKEYA_API void kakeya_session_pause(kakeya_session *session);
+KAKEYA_API void kakeya_session_resume(kakeya_session *session);
 
 /* The timeline's tokens, synced and generated; may be NULL if none. Valid until the next call on the session. */
 KAKEYA_API const int32_t *kakeya_session_tokens(const kakeya_session *session, size_t *n);
@@ -543,9 +564,8 @@ typedef struct kakeya_request_options {
     size_t prompt_copy_tokens;
     kakeya_session_fn on_prompt_copy;
     void *prompt_copy_user;
-    uint64_t arrival; /* kakeya_request_arrival of an earlier request, whose place in the queue this one takes: an
-                         answer that is resumed after its client stalled comes before all that have not begun. 0: it
-                         arrives now */
+    uint64_t arrival; /* kakeya_request_arrival of an earlier request, whose place in the queue this one takes: it
+                         comes before all that have arrived since. 0: it arrives now */
     /* Pictures of the prompt, as in kakeya_session_sync_media, but not copied: keep them until the request is done. */
     const kakeya_media *media;
     size_t n_media;
@@ -553,10 +573,11 @@ typedef struct kakeya_request_options {
 
 /* Queues a request and returns. Arrays are copied; callbacks and what they point to must stay valid until the request
  * is done. A session has at most one request at a time (KAKEYA_INVALID_ARGUMENT otherwise), and until it is done no
- * function but kakeya_session_cancel may be called on the session. Requests begin in order of arrival, when their K/V
- * memory fits beside that of the requests under way; one that wants an answer also needs one of max_batch places. A
- * request whose memory does not fit holds up all later ones; one that only waits for a place lets requests without an
- * answer pass. If memory runs out later, the request that arrived last is preempted: it waits in a temporary file until
+ * function but kakeya_session_cancel, _pause and _resume may be called on the session. Requests begin in order of
+ * arrival, when their K/V memory fits beside that of the requests under way; one that wants an answer also needs one of
+ * max_batch places. A request whose memory does not fit holds up all later ones; one that only waits for a place lets
+ * requests without an answer pass. Where memory is short, idle sessions give way first (kakeya_engine_options.relieve),
+ * then requests that are paused, then the one that arrived last: it is preempted, and waits in a temporary file until
  * there is room. kakeya_request_wait must be called and frees *out. */
 KAKEYA_API kakeya_status kakeya_session_submit(kakeya_session *session, const kakeya_request_options *options,
                                                kakeya_request **out, kakeya_error *error);
@@ -589,8 +610,8 @@ KAKEYA_API kakeya_status kakeya_session_fork(const kakeya_session *session, kake
 
 /* Moves the K/V memory to an unnamed temporary file and frees it. The next request reads it back and gives the same
  * tokens as without parking; if there is no memory, it fails with KAKEYA_OUT_OF_MEMORY and the session stays parked. A
- * session may also be left parked by any other request that fails with KAKEYA_OUT_OF_MEMORY. A parked session can only
- * be asked for its tokens, saved and closed. */
+ * session may also be left parked by any other request that fails with KAKEYA_OUT_OF_MEMORY, or that is cancelled while
+ * it waits. A parked session can only be asked for its tokens, saved and closed. */
 KAKEYA_API kakeya_status kakeya_session_park(kakeya_session *session, kakeya_error *error);
 KAKEYA_API bool kakeya_session_is_parked(const kakeya_session *session);
 
@@ -614,6 +635,10 @@ KAKEYA_API uint64_t kakeya_session_save_bytes(const kakeya_session *session);
  * been read. */
 KAKEYA_API kakeya_status kakeya_session_load(kakeya_session *session, kakeya_read_fn read, void *user,
                                              kakeya_error *error);
+/* The same, but the K/V memory goes to a temporary file, as by kakeya_session_park: for a session that there is no
+ * memory for now. The next request reads it back. */
+KAKEYA_API kakeya_status kakeya_session_load_parked(kakeya_session *session, kakeya_read_fn read, void *user,
+                                                    kakeya_error *error);
 /* The part of the last load's seconds in which it waited for the engine's other sessions; 0: nothing was loaded. */
 KAKEYA_API double kakeya_session_load_waited(const kakeya_session *session);
 

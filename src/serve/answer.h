@@ -165,8 +165,6 @@ void answers_expire(server_context *server, double now);
 /* Ends all that run or wait for their turn, because a computation has failed; their sinks get ANSWER_FAILED "backend".
  */
 void answers_fail(server_context *server);
-/* Somebody waits for memory: answers whose clients take nothing can do without. user: the server. */
-void answers_ask_stalled(void *user);
 /* Ends all that run; their sinks get ANSWER_FAILED "draining". */
 void answers_stop(server_context *server);
 

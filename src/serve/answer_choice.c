@@ -88,6 +88,15 @@ void choice_close(answer_choice *c) {
     answer_turn_free(&c->turn);
 }
 
+kakeya_session *choice_set_session(answer_choice *c, kakeya_session *session) {
+    answer *a = c->answer;
+    pthread_mutex_lock(&a->lock); /* whoever cancels looks at it */
+    kakeya_session *before = c->session;
+    c->session = session;
+    pthread_mutex_unlock(&a->lock);
+    return before;
+}
+
 /* ----------------------------------------------------------------------------------------------------
  * log-probabilities */
 
@@ -212,7 +221,7 @@ static bool on_event(void *user, const kakeya_event *event) {
         c->alone = false;
         if (c->end == CHOICE_GOES_ON && atomic_load_explicit(&a->cancelled, memory_order_relaxed))
             c->end = CHOICE_CANCELLED;
-        if (c->end == CHOICE_GOES_ON && answer_is_stalled(a)) c->end = CHOICE_STALLED;
+        if (c->end == CHOICE_GOES_ON) answer_pause(c);
         return c->end == CHOICE_GOES_ON;
     }
     if (event->type != KAKEYA_EVENT_FINISH || c->end != CHOICE_GOES_ON) return true;

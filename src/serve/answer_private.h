@@ -29,7 +29,6 @@ struct answer;
 
 typedef enum choice_end {
     CHOICE_GOES_ON = 0,
-    CHOICE_STALLED,     /* the client takes nothing: goes on later */
     CHOICE_CANCELLED,   /* nobody wants it any more */
     CHOICE_STOP_STRING, /* a stop string is complete */
     CHOICE_STOP_TOKEN,  /* one of the request's own */
@@ -44,7 +43,10 @@ typedef struct answer_choice {
     size_t index;
     size_t copies; /* choices index .. index + copies - 1 are this text */
     kakeya_session *session;
-    kakeya_request *request;
+    kakeya_request *request;    /* NULL: none is under way */
+    bool done;                  /* under the answer's lock: the request is */
+    size_t starved;             /* requests in a row that found no memory for a further token */
+    size_t starved_at;          /* tokens by then */
     kakeya_chat_parser *parser; /* NULL with raw */
     answer_turn turn;           /* with options.messages: what the client has been told */
     choice_end end;
@@ -87,7 +89,6 @@ struct answer {
     _Atomic bool broken;    /* a computation has failed: everybody's does */
     _Atomic bool stalled;   /* the client takes nothing */
     bool submitted;         /* under lock: sessions may be cancelled */
-    size_t unfinished;      /* under lock: submissions under way */
     size_t n_choices;       /* that are generated; the others are copies */
     answer_choice choices[ANSWER_MAX_CHOICES];
     answer_usage usage; /* complete once the worker is done */
@@ -113,10 +114,6 @@ struct answer {
     double begun, begun_prompt;                   /* the second: its turn came, before ANSWER_BEGIN */
     uint64_t arrival;                             /* of its first submission; 0: none yet */
     bool declined;                                /* less than options.least_cached was found */
-    bool holds_memory;                            /* it may have sessions, and counts for the server's queue */
-    bool keeps_memory;                            /* it has nothing to give up: there is no room for a file */
-    bool forked;                                  /* every choice is to have a session of its own */
-    size_t said_alone;                            /* tokens + 1 when it last found no memory, alone */
     api_error error;
     /* --- whoever speaks */
     bool streaming; /* ANSWER_BEGIN has been delivered */
@@ -135,27 +132,10 @@ void answer_say(answer *a, event_record record, const char *text, const answer_l
 void answer_say_alone(answer *a, event_record record, const char *text, const answer_logprob *logprobs);
 /* The end: ANSWER_DONE, or ANSWER_FAILED where a->error is set. The answer must not be used afterwards. */
 void answer_say_last(answer *a);
-/* Whether the network thread is so far behind that answers should wait. */
-bool answer_is_stalled(answer *a);
+/* Pauses the choice's request if the network thread is too far behind, which lets it go on. */
+void answer_pause(answer_choice *c);
 /* K/V memory that the sessions of its choices held when each was last measured. */
 size_t answer_kv_bytes(const answer *a);
-
-/* --- memory that answers share (answer_memory.c) */
-
-/* Around the time in which the answer may hold sessions. */
-void answer_memory_enter(answer *a);
-void answer_memory_leave(answer *a);
-/* Whoever waits looks whether it is cancelled. */
-void answer_memory_wake(answer *a);
-/* For an answer that has found too little memory: idle sessions give way, or else it gives up its own sessions and
- * waits until another answer has ended. What it has said is kept in files. No request of it may be under way. True: it
- * is worth trying again, and at least one choice that has not ended has its session. False: there is nothing to wait
- * for, or the answer is cancelled, or (with *why changed) it cannot be taken up again. */
-bool answer_memory_find(answer *a, kakeya_error *why);
-/* For an answer that computes nothing for a while: gives up its sessions if others wait for memory. */
-void answer_memory_offer(answer *a);
-/* Takes up the choices that have no session; false as by answer_memory_find. */
-bool answer_memory_take_up(answer *a, kakeya_error *why);
 
 /* The choice has this session from now on; NULL: none. Returns the one that it had. */
 kakeya_session *choice_set_session(answer_choice *c, kakeya_session *session);

@@ -52,12 +52,11 @@ void answer_say_last(answer *a) {
     if (wake) post(a);
 }
 
-bool answer_is_stalled(answer *a) {
-    if (atomic_load_explicit(&a->stalled, memory_order_relaxed)) return true;
+void answer_pause(answer_choice *c) {
+    answer *a = c->answer;
     pthread_mutex_lock(&a->lock);
-    bool behind = a->queue.in.n > MOST_QUEUED;
+    if (atomic_load(&a->stalled) || a->queue.in.n > MOST_QUEUED) kakeya_session_pause(c->session);
     pthread_mutex_unlock(&a->lock);
-    return behind;
 }
 
 /* ------------------------------------------------------------------------------------------------ network thread */
@@ -81,16 +80,17 @@ static void unlink_answer(answer *a) {
     pthread_mutex_unlock(&s->answers_lock);
 }
 
+/* Under the lock: who pauses meanwhile has seen that there is something to wait for. */
 static void resume(answer *a) {
-    pthread_mutex_lock(&a->lock);
-    atomic_store(&a->stalled, false);
-    pthread_cond_broadcast(&a->changed);
-    pthread_mutex_unlock(&a->lock);
+    for (size_t i = 0; i < a->n_choices; i++)
+        if (a->choices[i].session) kakeya_session_resume(a->choices[i].session);
 }
 
 static void on_sent(void *user) {
     answer *a = user;
-    if (atomic_load_explicit(&a->stalled, memory_order_relaxed)) resume(a);
+    pthread_mutex_lock(&a->lock);
+    if (atomic_exchange(&a->stalled, false)) resume(a);
+    pthread_mutex_unlock(&a->lock);
 }
 
 size_t answer_kv_bytes(const answer *a) {
@@ -190,7 +190,7 @@ static void drain(void *user) {
     a->posted = false;
     bool over = a->over;
     text_clear(&q->in);
-    if (filled.n > MOST_QUEUED) pthread_cond_broadcast(&a->changed);
+    if (filled.n > MOST_QUEUED && !atomic_load(&a->stalled)) resume(a);
     pthread_mutex_unlock(&a->lock);
     for (size_t at = 0; at < filled.n;) {
         const event_record *record = (const void *)(filled.data + at);

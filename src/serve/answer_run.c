@@ -22,7 +22,6 @@ static void cancel(void *user) {
     pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->lock);
     admission_cancel(a->server->admission, &a->entry);
-    answer_memory_wake(a);
 }
 
 void answers_expire(server_context *s, double now) {
@@ -57,9 +56,11 @@ void answers_fail(server_context *s) {
  */
 
 static void on_done(void *user) {
-    answer *a = user;
+    answer_choice *c = user;
+    answer *a = c->answer;
+    store_hand_begin(a->server->store); /* the request's session is the answer's again */
     pthread_mutex_lock(&a->lock);
-    a->unfinished--;
+    c->done = true;
     pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->lock);
 }
@@ -77,28 +78,32 @@ static bool on_progress(void *user, const char *what, uint64_t done, uint64_t to
 
 static void on_copy(void *user, kakeya_session *copy) {
     answer *a = user;
+    store_hand_begin(a->server->store);
     pthread_mutex_lock(&a->lock);
     a->copy = copy;
     pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->lock);
 }
 
-/* Submits for one session; under the lock, so that a cancel meets either the flag or the session. */
-static kakeya_status submit(answer *a, answer_choice *c, const int32_t *ids, size_t n,
-                            const kakeya_generate_options *generate, kakeya_error *why) {
+/* The prompt's first n tokens become the choice's, unless it has an answer already, and are answered if `generate` says
+ * how. */
+static kakeya_status submit(answer *a, answer_choice *c, size_t n, const kakeya_generate_options *generate,
+                            kakeya_error *why) {
     kakeya_request_options options;
     KAKEYA_INIT(&options);
-    options.tokens = ids;
-    options.n_tokens = n;
-    if (ids) options.n_media = answer_media_before(&a->options, n);
+    if (c->generated == 0) {
+        options.tokens = a->options.ids;
+        options.n_tokens = n;
+        options.n_media = answer_media_before(&a->options, n);
+    }
     options.media = a->options.media;
     options.generate = generate;
     options.progress = on_progress;
     options.progress_user = a;
     options.on_done = on_done;
-    options.done_user = a;
-    if (ids) atomic_store(&a->prompt_piece, n);
-    if (n == a->options.n_ids && a->copy_at) {
+    options.done_user = c;
+    atomic_store(&a->prompt_piece, n);
+    if (options.tokens && n == a->options.n_ids && a->copy_at) {
         options.prompt_copy_tokens = a->copy_at;
         options.on_prompt_copy = on_copy;
         options.prompt_copy_user = a;
@@ -106,36 +111,54 @@ static kakeya_status submit(answer *a, answer_choice *c, const int32_t *ids, siz
     }
     options.arrival = a->arrival;
     pthread_mutex_lock(&a->lock);
-    a->unfinished++;
-    a->submitted = true;
+    c->done = false;
+    a->submitted = true; /* before it is: a cancel meets either the flag below or the session */
     pthread_mutex_unlock(&a->lock);
     kakeya_status status = kakeya_session_submit(c->session, &options, &c->request, why);
-    if (status != KAKEYA_OK) {
-        on_done(a);
-        return status;
-    }
+    if (status != KAKEYA_OK) return status;
+    store_hand_end(a->server->store);
     a->arrival = kakeya_request_arrival(c->request); /* the other submissions take the first one's place */
     if (atomic_load(&a->cancelled)) kakeya_session_cancel(c->session);
     return status;
 }
 
-/* Meanwhile the store gets the copy of the prompt: what it has to do for that is not for the thread that computes. */
-static void wait_for_all(answer *a) {
+/* The store gets the copy of the prompt: what it has to do for that is not for the thread that computes. */
+static void keep_copy(answer *a, kakeya_session *copy) {
+    (a->files ? store_keep_in_file : store_keep)(a->server->store, a->options.salt, copy, STORE_PROMPT_END);
+    store_hand_end(a->server->store);
+}
+
+/* Under the lock. */
+static answer_choice *next_done(answer *a, bool *any) {
+    *any = false;
+    for (size_t i = 0; i < a->n_choices; i++) {
+        if (!a->choices[i].request) continue;
+        if (a->choices[i].done) return &a->choices[i];
+        *any = true;
+    }
+    return NULL;
+}
+
+/* Waits for a choice whose request is done, which is to be collected; NULL: there is no request. */
+static answer_choice *wait_for_one(answer *a) {
+    bool any;
     pthread_mutex_lock(&a->lock);
     for (;;) {
         kakeya_session *copy = a->copy;
+        answer_choice *done = copy ? NULL : next_done(a, &any);
         a->copy = NULL;
+        if (!copy && (done || !any)) {
+            pthread_mutex_unlock(&a->lock);
+            return done;
+        }
         if (copy) {
             pthread_mutex_unlock(&a->lock);
-            (a->files ? store_keep_in_file : store_keep)(a->server->store, a->options.salt, copy, STORE_PROMPT_END);
+            keep_copy(a, copy);
             pthread_mutex_lock(&a->lock);
-        } else if (a->unfinished) {
-            pthread_cond_wait(&a->changed, &a->lock);
         } else {
-            break;
+            pthread_cond_wait(&a->changed, &a->lock);
         }
     }
-    pthread_mutex_unlock(&a->lock);
 }
 
 /* Adds what the submission took to what the answer took. */
@@ -157,7 +180,6 @@ static kakeya_status collect(answer *a, answer_choice *c, kakeya_error *why) {
     a->usage.accepted += s->accepted_tokens;
     a->usage.predicted += s->prediction_drafted * c->copies;
     a->usage.predicted_accepted += s->prediction_accepted * c->copies;
-    metrics_add(&m->preemptions, s->waits);
     metrics_add(&m->grammar_redraws, s->grammar_redraws);
     metrics_add(&m->grammar_masks, s->grammar_masks);
     return status;
@@ -172,17 +194,26 @@ static bool fail(answer *a, const char *code, const kakeya_error *why) {
 /* ------------------------------------------------------------------------------------------------------------ prompts
  */
 
-/* The timeline becomes ids[0..n). Idle sessions of the store give way where memory is short. */
+/* Memory that is not K/V may be missing beside others that take all there is: then the request goes on as another one,
+ * which begins where the engine has room for it. */
+static bool starves(answer_choice *c, kakeya_status status) {
+    enum { MOST = 8 }; /* requests in a row */
+    if (status != KAKEYA_OUT_OF_MEMORY || atomic_load(&c->answer->cancelled)) return false;
+    c->starved = c->generated > c->starved_at ? 1 : c->starved + 1;
+    c->starved_at = c->generated;
+    c->end = CHOICE_GOES_ON;
+    return c->starved < MOST;
+}
+
+/* The timeline becomes ids[0..n). */
 static bool compute_prompt(answer *a, answer_choice *c, size_t n) {
-    for (;;) {
-        kakeya_error why = {0};
-        if (submit(a, c, a->options.ids, n, NULL, &why) == KAKEYA_OK) {
-            wait_for_all(a);
-            if (collect(a, c, &why) == KAKEYA_OK) return !atomic_load(&a->cancelled);
-        }
-        if (why.status == KAKEYA_OUT_OF_MEMORY && answer_memory_find(a, &why)) continue;
-        return fail(a, "invalid_prompt", &why);
-    }
+    kakeya_status status;
+    kakeya_error why = {0};
+    do {
+        status = submit(a, c, n, NULL, &why);
+        if (status == KAKEYA_OK) status = collect(a, wait_for_one(a), &why);
+    } while (starves(c, status));
+    return status == KAKEYA_OK ? !atomic_load(&a->cancelled) : fail(a, "invalid_prompt", &why);
 }
 
 /* Whether less of the prompt is known than the request wants: it goes elsewhere then, and nothing is computed. */
@@ -204,19 +235,45 @@ static void decline(answer *a, size_t cached) {
                    NULL);
 }
 
+/* A session from the store, which is in the answer's hands until it has a request. */
+static bool choice_take(answer_choice *c, bool reuse, store_hit *hit, kakeya_error *why) {
+    const answer *a = c->answer;
+    const answer_options *o = &a->options;
+    prefix_store *store = a->server->store;
+    kakeya_session *session = NULL;
+    store_hand_begin(store);
+    if (store_take(store, o->salt, answer_keys(o), o->n_ids, reuse, &session, hit, why) != KAKEYA_OK) {
+        store_hand_end(store);
+        return false;
+    }
+    (void)choice_set_session(c, session);
+    choice_measure(c);
+    return true;
+}
+
+/* The way back, if it has one. */
+static void choice_give(answer_choice *c) {
+    const answer *a = c->answer;
+    prefix_store *store = a->server->store;
+    kakeya_session *session = choice_set_session(c, NULL);
+    if (!session) return;
+    kakeya_session_clear_cancel(session);
+    size_t n;
+    kakeya_session_tokens(session, &n);
+    if (a->error.status >= 500 || n == 0 || kakeya_session_is_parked(session))
+        kakeya_session_close(session); /* whatever is wrong may be wrong with it */
+    else
+        store_give(store, a->options.salt, session, n < a->options.n_ids ? n : a->options.n_ids);
+    store_hand_end(store);
+}
+
 /* False where the answer ends here, because of an error, or declined. */
 static bool take_session(answer *a) {
     store_hit hit = {0};
     kakeya_error why = {0};
     const answer_options *o = &a->options;
-    kakeya_session *session = NULL;
     a->begun_prompt = clock_seconds();
-    kakeya_status status =
-        store_take(a->server->store, o->salt, answer_keys(o), o->n_ids, !o->fresh, &session, &hit, &why);
-    if (status == KAKEYA_OK)
-        (void)choice_set_session(&a->choices[0], session);
-    else if (status != KAKEYA_OUT_OF_MEMORY || !answer_memory_find(a, &why))
-        return fail(a, "invalid_prompt", &why);
+    if (!choice_take(&a->choices[0], !o->fresh, &hit, &why)) return fail(a, "invalid_prompt", &why);
     if (is_below(a, hit.tokens)) { /* a file was not what it seemed */
         decline(a, hit.tokens);
         return false;
@@ -269,93 +326,27 @@ static bool compute_checkpoints(answer *a) {
     return true;
 }
 
-/* Choices for whose session there is no memory get one later (answer_memory_take_up). */
+/* A choice for whose fork there is no memory computes the prompt itself, once there is some. */
 static bool fork_choices(answer *a) {
     if (a->n_choices > 1 && !compute_prompt(a, &a->choices[0], a->options.n_ids)) return false;
+    kakeya_status status = KAKEYA_OK;
     for (size_t i = 1; i < a->n_choices; i++) {
         kakeya_error why = {0};
         kakeya_session *session = NULL;
-        kakeya_status status = kakeya_session_fork(a->choices[0].session, &session, &why);
-        if (status == KAKEYA_OUT_OF_MEMORY) break;
+        if (status == KAKEYA_OK) status = kakeya_session_fork(a->choices[0].session, &session, &why);
+        if (status == KAKEYA_OUT_OF_MEMORY) {
+            if (!choice_take(&a->choices[i], false, NULL, &why)) return fail(a, NULL, &why);
+            continue;
+        }
         if (status != KAKEYA_OK) return fail(a, NULL, &why);
+        store_hand_begin(a->server->store);
         (void)choice_set_session(&a->choices[i], session);
     }
-    a->forked = true;
     return true;
 }
 
 /* ------------------------------------------------------------------------------------------------------------- answers
  */
-
-static bool goes_on(answer *a) {
-    for (size_t i = 0; i < a->n_choices; i++) {
-        answer_choice *c = &a->choices[i];
-        if (c->end != CHOICE_STALLED && c->end != CHOICE_GOES_ON) continue;
-        if (a->options.max_tokens && c->generated >= (size_t)a->options.max_tokens) {
-            c->end = CHOICE_LENGTH;
-            continue;
-        }
-        return true;
-    }
-    return false;
-}
-
-/* Waits while the client takes nothing. The connection's own deadline ends that. Others may have the memory meanwhile.
- */
-static void wait_while_stalled(answer *a) {
-    while (!atomic_load(&a->cancelled) && answer_is_stalled(a)) {
-        answer_memory_offer(a);
-        pthread_mutex_lock(&a->lock);
-        if (!atomic_load(&a->cancelled) && (atomic_load(&a->stalled) || a->posted) &&
-            !(a->holds_memory && !a->keeps_memory && memory_queue_is_wanted(&a->server->memory)))
-            pthread_cond_wait(&a->changed, &a->lock);
-        pthread_mutex_unlock(&a->lock);
-    }
-}
-
-/* One submission of every choice that has a session and has not ended. The first one brings the rest of the prompt. */
-static bool generate_round(answer *a) {
-    kakeya_error why = {0};
-    bool good = true, starved = false;
-    for (size_t i = 0; i < a->n_choices && good; i++) {
-        answer_choice *c = &a->choices[i];
-        if (!c->session || (c->end != CHOICE_STALLED && c->end != CHOICE_GOES_ON)) continue;
-        bool resumed = c->generated > 0;
-        c->end = CHOICE_GOES_ON;
-        kakeya_generate_options options;
-        choice_generate_options(c, &options);
-        kakeya_status status =
-            submit(a, c, resumed ? NULL : a->options.ids, resumed ? 0 : a->options.n_ids, &options, &why);
-        starved |= status == KAKEYA_OUT_OF_MEMORY;
-        good = status == KAKEYA_OK || status == KAKEYA_OUT_OF_MEMORY;
-    }
-    if (!good) {
-        fail(a, NULL, &why); /* before the others are stopped: what comes of a cancel is no failure */
-        cancel(a);
-    }
-    wait_for_all(a);
-    for (size_t i = 0; i < a->n_choices; i++) {
-        answer_choice *c = &a->choices[i];
-        if (!c->request) continue;
-        kakeya_error its = {0};
-        kakeya_status status = collect(a, c, &its);
-        if (status == KAKEYA_OK && c->end == CHOICE_FAILED) { /* our own, in a callback */
-            if (!a->error.status) a->error = c->error;
-            good = false;
-        } else if (status == KAKEYA_OUT_OF_MEMORY) {
-            starved = true;
-            c->end = CHOICE_GOES_ON;
-            if (good) why = its;
-        } else if (status == KAKEYA_CANCELLED) {
-            c->end = CHOICE_CANCELLED;
-        } else if (status != KAKEYA_OK) {
-            why = its;
-            good = false;
-        }
-    }
-    if (good && starved) good = answer_memory_find(a, &why);
-    return good || fail(a, NULL, &why);
-}
 
 /* All is computed: the ends of choices and the answer's own end tell the same times. */
 static void complete_usage(answer *a) {
@@ -367,20 +358,46 @@ static void complete_usage(answer *a) {
     atomic_store(&a->complete, true);
 }
 
+static bool submit_choice(answer *a, answer_choice *c) {
+    kakeya_error why = {0};
+    kakeya_generate_options options;
+    choice_generate_options(c, &options);
+    if (submit(a, c, a->options.n_ids, &options, &why) == KAKEYA_OK) return true;
+    fail(a, NULL, &why); /* before the others are stopped: what comes of a cancel is no failure */
+    cancel(a);
+    return false;
+}
+
+/* Its request is done. One that has ended needs its session no more, which others may wait for. */
+static bool end_choice(answer *a, answer_choice *c, size_t *left) {
+    kakeya_error why = {0};
+    kakeya_status status = collect(a, c, &why);
+    if (!a->error.status && starves(c, status)) return submit_choice(a, c);
+    --*left;
+    if (status == KAKEYA_CANCELLED) c->end = CHOICE_CANCELLED;
+    if (status != KAKEYA_OK && status != KAKEYA_CANCELLED) return fail(a, NULL, &why);
+    if (c->end == CHOICE_FAILED) { /* our own, in a callback */
+        if (!a->error.status) a->error = c->error;
+        return false;
+    }
+    if (*left == 0 || a->error.status || atomic_load(&a->cancelled)) return true;
+    choice_finish(c);
+    choice_give(c);
+    return true;
+}
+
 static bool generate(answer *a) {
     for (size_t i = 0; i < a->n_choices; i++) {
         if (choice_open(&a->choices[i])) continue;
         a->error = a->choices[i].error;
         return false;
     }
-    while (goes_on(a)) {
-        wait_while_stalled(a);
-        kakeya_error why = {0};
-        if (atomic_load(&a->cancelled)) return false;
-        if (!answer_memory_take_up(a, &why)) return fail(a, NULL, &why);
-        if (!generate_round(a)) return false;
-        if (atomic_load(&a->cancelled)) return false;
-    }
+    if (atomic_load(&a->cancelled)) return false;
+    bool good = true;
+    size_t left = a->n_choices; /* the first one's request has the rest of the prompt */
+    for (size_t i = 0; i < a->n_choices && good; i++) good = submit_choice(a, &a->choices[i]);
+    for (answer_choice *c; (c = wait_for_one(a)) != NULL;) good &= end_choice(a, c, &left);
+    if (!good || atomic_load(&a->cancelled)) return false;
     complete_usage(a);
     for (size_t i = 0; i < a->n_choices; i++) {
         choice_finish(&a->choices[i]);
@@ -394,18 +411,9 @@ static void give_back(answer *a) {
     a->submitted = false; /* nobody cancels sessions from here on */
     pthread_mutex_unlock(&a->lock);
     for (size_t i = 0; i < a->n_choices; i++) {
-        answer_choice *c = &a->choices[i];
-        choice_close(c);
-        kakeya_session *session = choice_set_session(c, NULL);
-        if (!session) continue;
-        kakeya_session_clear_cancel(session);
-        size_t n;
-        kakeya_session_tokens(session, &n);
-        if (a->error.status >= 500 || n == 0 || kakeya_session_is_parked(session)) {
-            kakeya_session_close(session); /* whatever is wrong may be wrong with it */
-        } else {
-            store_give(a->server->store, a->options.salt, session, n < a->options.n_ids ? n : a->options.n_ids);
-        }
+        choice_close(&a->choices[i]);
+        choice_give(&a->choices[i]);
+        atomic_store(&a->choices[i].kv_bytes, 0);
     }
 }
 
@@ -616,10 +624,8 @@ static bool finish(answer *a) {
 /* What is to be done once it is known whether there is a place. */
 static bool go_on(answer *a) {
     if (a->error.status == 0 && !a->declined && enter(a)) {
-        answer_memory_enter(a);
         if (take_session(a) && compute_checkpoints(a) && fork_choices(a)) generate(a);
         give_back(a);
-        answer_memory_leave(a);
         admission_leave(a->server->admission, a->entry.client);
     }
     return finish(a);

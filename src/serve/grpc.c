@@ -8,7 +8,6 @@
 #include "base/error.h"
 #include "serve/grpc_health.h"
 #include "serve/grpc_runtime.h"
-#include "serve/memory_queue.h"
 
 enum {
     MAX_REQUEST_BYTES = 16 << 20, /* a million ids take 3 MB */
@@ -189,7 +188,6 @@ kakeya_status grpc_service_start(const grpc_service_options *options, grpc_servi
         free_service(s);
         return status;
     }
-    memory_queue_listen(options->memory, wake, s);
     *out = s;
     return KAKEYA_OK;
 }
@@ -253,6 +251,5 @@ void grpc_service_stop(grpc_service *service) {
     pthread_mutex_lock(&s->lock);
     while (s->running) pthread_cond_wait(&s->quiet, &s->lock);
     pthread_mutex_unlock(&s->lock);
-    memory_queue_forget(s->options.memory, s);
     free_service(s);
 }

@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "text/utf8.h"
 
-enum { SHOWN_NAME_BYTES = 64, RELIEF_BYTES = 16 << 20 };
+enum { SHOWN_NAME_BYTES = 64 };
 static const double BUSY_SECONDS = 0.2; /* for which a call waits for a session that another one uses */
 
 static const char *const method_names[GRPC_REQUEST_TYPES] = {"CreateSession", "AppendTokens",   "Generate",
@@ -38,7 +38,6 @@ static void tell_finished(const operation *op) {
         finished.drafted_at = result->drafted_at;
         finished.accepted_at = result->accepted_at;
         finished.n_positions = GRPC_POSITIONS;
-        finished.preemptions = op->preemptions + (size_t)result->waits;
         static const grpc_ended ended[] = {[GRPC_TASK_RUNNING] = GRPC_ENDED_CANCELLED,
                                            [GRPC_TASK_COMPLETE] = GRPC_ENDED_LENGTH,
                                            [GRPC_TASK_EOS] = GRPC_ENDED_STOP,
@@ -52,17 +51,20 @@ static void tell_finished(const operation *op) {
 
 typedef struct give_job {
     grpc_job job;
-    store_named *named;
+    prefix_store *store;
     char *name;
     kakeya_session *session;
-    memory_queue *held; /* NULL: it was no holder */
+    bool undo;
+    size_t history;
 } give_job;
 
 static void run_give(grpc_job *job) {
     give_job *g = (give_job *)job;
-    store_named_give(g->named, g->name, g->session);
-    if (!g->session) (void)store_named_drop(g->named, g->name, NULL); /* its file, too */
-    if (g->held) memory_queue_leave(g->held);                         /* now that others may have it */
+    store_named *named = store_names(g->store);
+    if (g->undo) (void)kakeya_session_truncate(g->session, g->history, NULL);
+    store_named_give(named, g->name, g->session);
+    if (!g->session) (void)store_named_drop(named, g->name, NULL); /* its file, too */
+    store_hand_end(g->store);
 }
 
 static void free_give(grpc_job *job) {
@@ -74,17 +76,21 @@ void operation_release(operation *op, kakeya_session *session) {
     grpc_runtime *r = op->runtime;
     op->session = NULL;
     give_job *job = calloc(1, sizeof *job);
-    store_named *named = store_names(r->store);
-    memory_queue *held = op->holds ? r->options.memory : NULL;
-    op->holds = false;
-    if (!job) {
-        store_named_give(named, op->request.name, session);
-        if (held) memory_queue_leave(held);
+    char *name = strdup(op->request.name); /* the operation may end before the job */
+    op->in_hand = false;
+    if (!job || !name) {
+        free(job);
+        free(name);
+        store_named_give(store_names(r->store), op->request.name, session);
+        store_hand_end(r->store);
         return;
     }
-    *job = (give_job){.job = {.run = run_give, .done = free_give}, .named = named, .session = session, .held = held};
-    job->name = op->request.name; /* the operation ends */
-    op->request.name = NULL;
+    *job = (give_job){.job = {.run = run_give, .done = free_give},
+                      .store = r->store,
+                      .session = session,
+                      .undo = session && op->undo,
+                      .history = (size_t)op->history};
+    job->name = name;
     grpc_work_add(r->work, &job->job);
 }
 
@@ -92,9 +98,8 @@ void operation_end(operation *op) {
     grpc_runtime *r = op->runtime;
     tell_finished(op);
     grpc_task_free(op->task);
-    if (op->waits) memory_queue_give_up(r->options.memory);
     if (op->session) operation_release(op, op->session);
-    if (op->holds) memory_queue_leave(r->options.memory);
+    if (op->in_hand) store_hand_end(r->store);
     if (op->uses) r->wake(r->user); /* another call may wait for it */
     free(op->eos);
     *(op->previous ? &op->previous->next : &r->operations) = op->next;
@@ -214,10 +219,6 @@ void operation_add_job(operation *op, void (*run)(grpc_job *job), void (*done)(g
     job->note = note;
     op->state = STATE_WAITING;
     grpc_work_add(r->work, &job->job);
-}
-
-bool operation_relieve(prefix_store *store) {
-    return store_relieve(store, RELIEF_BYTES) > 0 || store_named_relieve(store_names(store), false) > 0;
 }
 
 bool operation_check_result(const store_job *j) {

@@ -8,7 +8,6 @@
 #include "serve/grpc_server.h"
 #include "serve/grpc_task.h"
 #include "serve/grpc_work.h"
-#include "serve/memory_queue.h"
 #include "serve/store.h"
 
 typedef struct grpc_runtime grpc_runtime;
@@ -17,7 +16,6 @@ typedef enum operation_state {
     STATE_NEW = 0,
     STATE_DEFERRED,  /* the session is still ending what a client has given up, or the model sleeps */
     STATE_WAITING,   /* for a job */
-    STATE_QUEUED,    /* for memory, before it computes */
     STATE_COMPUTING, /* with a task */
 } operation_state;
 
@@ -39,15 +37,8 @@ typedef struct operation {
     bool sending;
     uint64_t dropped; /* tokens of a HistoryTruncated that has to be sent; 0: none */
     int code;
-    /* memory (grpc_memory.c) */
-    bool holds;        /* it counts for the memory queue */
-    bool asks;         /* a job uses the session */
-    bool waits;        /* until others have given memory back ... */
-    uint64_t seen;     /* ... more often than so */
-    bool lent;         /* its session is in a file while its reader takes nothing */
-    bool keeps;        /* there is no room for a file */
-    size_t said_alone; /* the session's tokens + 1 when it last found no memory although it was alone */
-    size_t preemptions;
+    bool in_hand; /* its session, while it has no request (store_hand_begin): the store is to be told of its end */
+    bool undo;    /* the session is to hold what it held before, `history` tokens */
     struct operation *next, *previous;
 } operation;
 
@@ -91,8 +82,8 @@ operation *operation_user_of(const grpc_runtime *runtime, const char *name);
  * it waits. A session that is still busy for a client that has gone is free within a step, so that is waited for. So is
  * any session for a fifth of a second: a cancel and the call behind it can arrive in either order. */
 bool operation_use_session(operation *op);
-/* The store has the session again, before any job that is added later; NULL: it is lost. Takes the request's name. The
- * operation's memory is then given back. */
+/* The store has the session again, before any job that is added later; NULL: it is lost. The session is then in
+ * nobody's hand, but the operation's as long as it lasts: no other one may use it. */
 void operation_release(operation *op, kakeya_session *session);
 /* Whether a forward of this engine has failed as a whole. */
 bool operation_has_failed(const operation *op);
@@ -105,8 +96,5 @@ bool operation_want_store(operation *op);
 void operation_add_job(operation *op, void (*run)(grpc_job *job), void (*done)(grpc_job *job), char *note);
 /* Whether the store has done what it was asked for; otherwise the call has been answered. */
 bool operation_check_result(const store_job *job);
-/* Memory for a session that found none: what later prompts might have used goes first, then idle sessions. False:
- * nothing is left to go. On the thread of grpc_work. */
-bool operation_relieve(prefix_store *store);
 
 #endif

@@ -28,7 +28,6 @@ typedef struct grpc_finished {
     uint64_t verifier_forwards, drafted, accepted;
     const uint64_t *drafted_at, *accepted_at; /* n_positions, by position; NULL: nothing was generated */
     size_t n_positions;
-    size_t preemptions; /* how often it gave its memory to others */
     grpc_ended ended;
     bool used_model; /* the method needs it */
 } grpc_finished;
@@ -43,7 +42,6 @@ typedef struct grpc_service_options {
     double reader_seconds;                 /* until a client that reads nothing is dropped */
     size_t ring_tokens;                    /* of an answer that nobody reads; then it pauses */
     double wake_seconds;                   /* that a call waits for a model that was taken away */
-    struct memory_queue *memory;           /* of all that compute with the engine; must live longer */
     /* A forward has failed as a whole: what is computed with this engine from then on is lost with it. May be NULL.
      * Until the next grpc_service_serve calls wait, and those that end do so with INTERNAL. */
     const _Atomic bool *failed;

@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "base/platform.h"
 #include "kakeya_study.h"
-#include "serve/grpc_memory.h"
 #include "serve/grpc_operation.h"
 
 enum { MAX_EOS = 1024 };
@@ -20,18 +19,12 @@ static void run_create(grpc_job *job) {
     store_job *j = (store_job *)job;
     store_named *named = store_names(j->store);
     const char *note = j->note;
-    do j->result = store_named_create(named, note, j->id, &j->error);
-    while (j->result == STORE_NAMED_FAILED && grpc_memory_relieve(j->operation, &j->error));
+    j->result = store_named_create(named, note, j->id, &j->error);
 }
 
 static void done_create(grpc_job *job) {
     store_job *j = (store_job *)job;
     operation *op = j->operation;
-    if (j->result == STORE_NAMED_FAILED && grpc_memory_wait(op, &j->error)) {
-        free(j->note);
-        free(j);
-        return;
-    }
     if (operation_check_result(j) && op->call) {
         uint8_t data[GRPC_RESPONSE_ROOM];
         operation_answer(op, data, grpc_write_created(j->id, data));
@@ -86,7 +79,7 @@ static void begin_create(operation *op) {
         operation_end(op);
         return;
     }
-    if (grpc_memory_enter(op)) start_create(op);
+    start_create(op);
 }
 
 /* -------------------------------------------------------------------------------------------- tasks */
@@ -101,17 +94,12 @@ static void begin_task(operation *op);
 static void run_take(grpc_job *job) {
     store_job *j = (store_job *)job;
     const char *name = j->operation->request.name;
-    do j->result = store_named_take(store_names(j->store), name, &j->session, &j->note, &j->error);
-    while (j->result == STORE_NAMED_FAILED && grpc_memory_relieve(j->operation, &j->error));
+    j->result = store_named_take(store_names(j->store), name, &j->session, &j->note, &j->error);
 }
 
 static void done_take(grpc_job *job) {
     store_job *j = (store_job *)job;
     operation *op = j->operation;
-    if (j->result == STORE_NAMED_FAILED && grpc_memory_wait(op, &j->error)) {
-        free(j);
-        return;
-    }
     bool taken = operation_check_result(j), noted = taken && read_note(op, j->note);
     op->session = j->session;
     free(j->note);
@@ -130,18 +118,20 @@ static void done_take(grpc_job *job) {
 
 /* AppendTokens and Generate: the session comes from the store first, which may read a file. */
 static void take_session(operation *op) {
-    if (operation_want_service(op) && operation_use_session(op) && grpc_memory_enter(op))
-        operation_add_job(op, run_take, done_take, NULL);
+    if (!operation_want_service(op) || !operation_use_session(op)) return;
+    op->in_hand = true;
+    store_hand_begin(op->runtime->store);
+    operation_add_job(op, run_take, done_take, NULL);
 }
 
 static kakeya_status start_task(operation *op, grpc_task_options *options, kakeya_error *error) {
     options->session = op->session;
+    options->store = op->runtime->store;
     options->on_news = news;
     options->user = op->runtime;
     kakeya_status status = grpc_task_start(options, &op->task, error);
     if (status != KAKEYA_OK) return status;
     op->state = STATE_COMPUTING;
-    if (grpc_task_starved(op->task)) news(op->runtime); /* which has none of its own */
     return KAKEYA_OK;
 }
 
@@ -149,7 +139,7 @@ static kakeya_status start_task(operation *op, grpc_task_options *options, kakey
 static void fail_task(operation *op, const kakeya_error *error) {
     rpc_code code = operation_code_of(error->status);
     operation_fail(op, code, "%s", error->message);
-    if (code != RPC_INTERNAL) return;
+    if (code != RPC_INTERNAL || !op->session) return;
     kakeya_session_close(op->session);
     operation_release(op, NULL);
 }
@@ -240,6 +230,7 @@ static void advance_append(operation *op) {
         kakeya_session_tokens(op->session, &n);
         answer_append(op, n);
     } else if (result->end == GRPC_TASK_FAILED) {
+        op->undo = result->error.status == KAKEYA_OUT_OF_MEMORY; /* it is refused, and changes nothing */
         fail_task(op, &result->error);
     }
     operation_end(op);
@@ -344,7 +335,9 @@ static void pump(operation *op) {
     const grpc_task_result *result = grpc_task_settle(op->task);
     uint8_t data[GRPC_RESPONSE_ROOM];
     int32_t token;
-    const bool ended = result->end != GRPC_TASK_RUNNING && !op->asks;
+    const bool ended = result->end != GRPC_TASK_RUNNING;
+    if (ended && op->session && result->end != GRPC_TASK_FAILED && !operation_has_failed(op))
+        operation_release(op, op->session); /* its memory need not wait for the reader */
     if (!op->call) {
         if (ended) operation_end(op);
     } else if (op->sending) {
@@ -368,7 +361,6 @@ static void advance_generate(operation *op) {
         op->call = NULL;
         op->code = RPC_ABORTED;
         grpc_task_cancel(op->task);
-        op->runtime->wake(op->runtime->user); /* it may wait for memory */
     }
     pump(op);
 }
@@ -482,7 +474,6 @@ void grpc_runtime_sent(grpc_runtime *r, rpc_call *call) {
     (void)r;
     operation *op = rpc_call_state(call);
     op->sending = false;
-    grpc_memory_tend(op);
     pump(op);
 }
 
@@ -491,7 +482,7 @@ static void give_up(operation *op) {
     op->call = NULL;
     if (op->state == STATE_COMPUTING)
         grpc_task_cancel(op->task);
-    else if (op->state == STATE_DEFERRED || op->state == STATE_QUEUED)
+    else if (op->state == STATE_DEFERRED)
         operation_end(op);
 }
 
@@ -500,17 +491,7 @@ void grpc_runtime_gone(grpc_runtime *r, rpc_call *call) {
     if (!op) return; /* its request never came */
     op->code = RPC_CANCELLED;
     give_up(op);
-    r->wake(r->user); /* a task that paused has no news of its own */
-}
-
-/* With memory, or without a client. */
-static void go_on(operation *op) {
-    if (!op->call)
-        operation_end(op);
-    else if (op->type == GRPC_CREATE_SESSION)
-        start_create(op);
-    else
-        operation_add_job(op, run_take, done_take, NULL);
+    r->wake(r->user); /* a task that has ended has no news of its own */
 }
 
 void grpc_runtime_advance(grpc_runtime *r) {
@@ -518,7 +499,6 @@ void grpc_runtime_advance(grpc_runtime *r) {
     for (operation *next, *op = r->operations; op; op = next) {
         next = op->next;
         if (op->state != STATE_COMPUTING) continue;
-        grpc_memory_tend(op);
         if (op->type == GRPC_APPEND_TOKENS)
             advance_append(op);
         else
@@ -527,10 +507,7 @@ void grpc_runtime_advance(grpc_runtime *r) {
     /* Each of them may end itself, but no other one. */
     for (operation *next, *op = r->operations; op; op = next) {
         next = op->next;
-        if (op->state == STATE_DEFERRED)
-            begin(op);
-        else if (op->state == STATE_QUEUED && grpc_memory_goes_on(op))
-            go_on(op);
+        if (op->state == STATE_DEFERRED) begin(op);
     }
 }
 
@@ -547,7 +524,7 @@ bool grpc_runtime_unload(grpc_runtime *r, bool failed) {
         next = op->next;
         if (op->state == STATE_DEFERRED && op->sleeps) continue;
         busy++;
-        if (!failed || (op->state != STATE_COMPUTING && op->state != STATE_QUEUED)) continue;
+        if (!failed || op->state != STATE_COMPUTING) continue;
         operation_fail(op, RPC_INTERNAL, "the computation has failed");
         give_up(op);
     }

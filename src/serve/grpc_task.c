@@ -8,19 +8,24 @@
 #include "base/error.h"
 #include "kakeya_study.h"
 
+enum { STEP_TOKENS = 64, MOST_STARVED = 8 }; /* that a step says at most; requests in a row that find no memory */
+
 struct grpc_task {
     grpc_task_options options;
     grpc_task_result result; /* but `tokens`, of the settling thread */
     int32_t *prompt;         /* the options' tokens */
     kakeya_request *request; /* NULL: nothing is being computed */
-    uint64_t arrival;        /* of the first one; 0: none yet */
-    bool cancelled, held;
-    kakeya_error starved; /* a status that is not KAKEYA_OK: there was no memory */
+    bool cancelled;
+    uint64_t arrival; /* of the first request; 0: none yet */
+    size_t starved;   /* requests in a row that found no memory for a further token */
+    size_t starved_at;
     pthread_mutex_t lock; /* of what follows */
+    size_t room;          /* of the ring: ring_tokens, and a step's more */
     int32_t *ring;
     size_t first, n; /* of the ring */
     size_t tokens;   /* generated */
     bool eos;        /* the last token ended the answer */
+    bool paused;     /* the ring is full */
     bool done;       /* the request is */
 };
 
@@ -36,10 +41,15 @@ static bool take_token(void *user, const kakeya_event *event) {
     const uint32_t token = (uint32_t)event->token;
     const grpc_task_options *o = &t->options;
     pthread_mutex_lock(&t->lock);
-    t->ring[(t->first + t->n++) % o->ring_tokens] = event->token;
+    t->ring[(t->first + t->n++) % t->room] = event->token;
     t->tokens++;
     t->eos = o->n_eos && bsearch(&token, o->eos, o->n_eos, sizeof token, compare);
-    bool go_on = !t->eos && t->n < o->ring_tokens;
+    if (t->n >= o->ring_tokens) {
+        t->paused = true;
+        kakeya_session_pause(o->session);
+    }
+    /* a step whose tokens do not fit any more ends the request: never, unless drafts get longer */
+    bool go_on = !t->eos && t->n < t->room;
     pthread_mutex_unlock(&t->lock);
     o->on_news(o->user);
     return go_on;
@@ -50,6 +60,7 @@ static void take_done(void *user) {
     /* Whoever sees `done` may free the task. */
     void (*on_news)(void *) = t->options.on_news;
     void *news_user = t->options.user;
+    store_hand_begin(t->options.store);
     pthread_mutex_lock(&t->lock);
     t->done = true;
     pthread_mutex_unlock(&t->lock);
@@ -76,10 +87,11 @@ static kakeya_status submit(grpc_task *t, kakeya_error *error) {
     request.done_user = t;
     request.arrival = t->arrival;
     t->done = t->eos = false;
+    if (t->paused) kakeya_session_pause(o->session); /* which has ended with the request before */
     kakeya_status status = kakeya_session_submit(o->session, &request, &t->request, error);
-    if (status == KAKEYA_OK) t->arrival = kakeya_request_arrival(t->request);
-    if (status != KAKEYA_OUT_OF_MEMORY) return status;
-    t->starved = *error;
+    if (status != KAKEYA_OK) return status;
+    t->arrival = kakeya_request_arrival(t->request);
+    store_hand_end(o->store);
     return KAKEYA_OK;
 }
 
@@ -92,7 +104,8 @@ kakeya_status grpc_task_start(const grpc_task_options *options, grpc_task **out,
     kakeya_status status = KAKEYA_OK;
     if (options->max_tokens) {
         if (t->options.ring_tokens > options->max_tokens) t->options.ring_tokens = options->max_tokens;
-        t->ring = malloc(t->options.ring_tokens * sizeof *t->ring);
+        t->room = t->options.ring_tokens + STEP_TOKENS;
+        t->ring = malloc(t->room * sizeof *t->ring);
         if (!t->ring) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "request: out of memory");
     }
     if (status == KAKEYA_OK && options->tokens) {
@@ -116,8 +129,12 @@ bool grpc_task_next(grpc_task *t, int32_t *token) {
     bool found = t->n > 0;
     if (found) {
         *token = t->ring[t->first];
-        t->first = (t->first + 1) % t->options.ring_tokens;
+        t->first = (t->first + 1) % t->room;
         t->n--;
+    }
+    if (t->paused && t->n <= t->options.ring_tokens / 2) {
+        t->paused = false;
+        if (!t->done) kakeya_session_resume(t->options.session);
     }
     pthread_mutex_unlock(&t->lock);
     return found;
@@ -128,7 +145,15 @@ static void fail(grpc_task *t, const kakeya_error *error) {
     t->result.error = *error;
 }
 
-/* The request is done: the end, or a pause. */
+/* As an answer over HTTP does it (answer_run.c): what finds no memory beside others goes on as another request. */
+static bool goes_on(grpc_task *t, kakeya_status status, kakeya_error *error) {
+    if (status != KAKEYA_OUT_OF_MEMORY || t->cancelled) return false;
+    t->starved = t->tokens > t->starved_at ? 1 : t->starved + 1;
+    t->starved_at = t->tokens;
+    return t->starved < MOST_STARVED && submit(t, error) == KAKEYA_OK;
+}
+
+/* The request is done. */
 static void take_request(grpc_task *t) {
     kakeya_stats stats;
     KAKEYA_INIT(&stats);
@@ -138,19 +163,17 @@ static void take_request(grpc_task *t) {
     t->result.prefill_seconds += stats.prefill_seconds;
     t->result.decode_seconds += stats.decode_seconds;
     t->result.verifier_forwards += stats.verifier_forwards;
-    t->result.waits += stats.waits;
     t->result.drafted += stats.drafted_tokens;
     t->result.accepted += stats.accepted_tokens;
     for (int i = 0; i < GRPC_POSITIONS; i++) {
         t->result.drafted_at[i] += stats.drafted_at[i];
         t->result.accepted_at[i] += stats.accepted_at[i];
     }
+    if (goes_on(t, status, &error)) return;
     if (t->cancelled || status == KAKEYA_CANCELLED)
         t->result.end = GRPC_TASK_CANCELLED;
     else if (status == KAKEYA_CONTEXT_FULL && t->options.max_tokens)
         t->result.end = GRPC_TASK_CONTEXT_FULL;
-    else if (status == KAKEYA_OUT_OF_MEMORY)
-        t->starved = error;
     else if (status != KAKEYA_OK)
         fail(t, &error);
     else if (t->eos)
@@ -161,46 +184,11 @@ static void take_request(grpc_task *t) {
         t->result.end = GRPC_TASK_CONTEXT_FULL;
 }
 
-/* It has not ended, and nothing is being computed for it. */
-static bool is_still(const grpc_task *t) { return t->result.end == GRPC_TASK_RUNNING && !t->request; }
-
-const kakeya_error *grpc_task_starved(const grpc_task *t) {
-    return is_still(t) && t->starved.status != KAKEYA_OK ? &t->starved : NULL;
-}
-
-bool grpc_task_is_wanted(grpc_task *t) {
-    pthread_mutex_lock(&t->lock);
-    bool wanted = t->n <= t->options.ring_tokens / 2;
-    pthread_mutex_unlock(&t->lock);
-    return wanted;
-}
-
-bool grpc_task_pauses(const grpc_task *t) { return !t->request && !t->held && !grpc_task_starved(t); }
-
-void grpc_task_hold(grpc_task *t) { t->held = true; }
-
-void grpc_task_go_on(grpc_task *t) {
-    t->held = false;
-    t->starved = (kakeya_error){0};
-}
-
-void grpc_task_give_up(grpc_task *t) {
-    t->held = false;
-    if (grpc_task_starved(t)) fail(t, &t->starved);
-}
-
 const grpc_task_result *grpc_task_settle(grpc_task *t) {
     pthread_mutex_lock(&t->lock);
     bool done = t->done;
     pthread_mutex_unlock(&t->lock);
     if (t->request && done) take_request(t);
-    if (is_still(t) && !t->held) {
-        kakeya_error error = {0};
-        if (t->cancelled)
-            t->result.end = GRPC_TASK_CANCELLED;
-        else if (!grpc_task_starved(t) && grpc_task_is_wanted(t) && submit(t, &error) != KAKEYA_OK)
-            fail(t, &error);
-    }
     pthread_mutex_lock(&t->lock);
     t->result.tokens = t->tokens;
     pthread_mutex_unlock(&t->lock);

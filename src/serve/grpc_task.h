@@ -1,11 +1,9 @@
 /* What one session computes for one call: a prompt, or an answer whose reader may be slow. Tokens of the answer go into
- * a ring. When it is full the answer stops being computed, its session keeps what it has, and goes on when half of the
- * ring has been read: sampling depends on positions alone, so the tokens are the same as without the pause. What finds
- * no memory stops likewise, until it is told to go on. */
+ * a ring. When it is full the request pauses, until half of the ring has been read. */
 #ifndef KAKEYA_SERVE_GRPC_TASK_H
 #define KAKEYA_SERVE_GRPC_TASK_H
 
-#include "kakeya.h"
+#include "serve/store.h"
 
 typedef struct grpc_task grpc_task;
 
@@ -13,6 +11,7 @@ enum { GRPC_POSITIONS = 16 }; /* of drafts, that are counted apart */
 
 typedef struct grpc_task_options {
     kakeya_session *session;
+    prefix_store *store;   /* the session is in the caller's hands before and after (store_hand_begin) */
     const int32_t *tokens; /* that the timeline becomes first; NULL: it stays as it is */
     size_t n_tokens;
     uint32_t max_tokens; /* of the answer; 0: none */
@@ -39,7 +38,6 @@ typedef struct grpc_task_result {
     size_t tokens;      /* generated so far */
     double prefill_seconds, decode_seconds;
     uint64_t verifier_forwards;
-    uint64_t waits; /* for memory, in a file */
     uint64_t drafted, accepted, drafted_at[GRPC_POSITIONS], accepted_at[GRPC_POSITIONS];
 } grpc_task_result;
 
@@ -47,24 +45,11 @@ typedef struct grpc_task_result {
 kakeya_status grpc_task_start(const grpc_task_options *options, grpc_task **out, kakeya_error *error);
 /* The next token; false: there is none now. */
 bool grpc_task_next(grpc_task *task, int32_t *token);
-/* Takes note of what has happened and goes on after a pause; the result as it is now. Ended: tokens may be left in the
- * ring, but the session is free. */
+/* Takes note of what has happened; the result as it is now. Ended: tokens may be left in the ring, but the session is
+ * free. */
 const grpc_task_result *grpc_task_settle(grpc_task *task);
 /* Ends it soon: settle tells when. */
 void grpc_task_cancel(grpc_task *task);
-
-/* Why it has stopped for want of memory; NULL: it has not. */
-const kakeya_error *grpc_task_starved(const grpc_task *task);
-/* Whether nothing is computed because its reader is behind. */
-bool grpc_task_pauses(const grpc_task *task);
-/* Whether its reader wants more than it has said. */
-bool grpc_task_is_wanted(grpc_task *task);
-/* For one that pauses or has starved: nothing is computed, and it does not end, until it goes on. The session is the
- * caller's meanwhile. */
-void grpc_task_hold(grpc_task *task);
-void grpc_task_go_on(grpc_task *task);
-/* One that has starved fails with the reason. */
-void grpc_task_give_up(grpc_task *task);
 void grpc_task_free(grpc_task *task);
 
 #endif

@@ -177,6 +177,7 @@ static void on_step(void *user, const kakeya_step *step) {
     server_context *s = user;
     metrics *m = &s->metrics;
     s->single_token = step->requests == 1 && step->answer_positions == 1;
+    metrics_add(&m->preemptions, step->preemptions);
     if (step->status != KAKEYA_OK) {
         if (step->status == KAKEYA_BACKEND) note_failure(s->lifecycle);
         return;
@@ -185,6 +186,11 @@ static void on_step(void *user, const kakeya_step *step) {
     if (step->answer_positions) metrics_tokens(&m->iteration_decode, step->answer_positions);
     metrics_tokens(&m->iteration_both, step->prompt_positions + step->answer_positions);
     metrics_seconds(&m->iteration, step->seconds);
+}
+
+static size_t relieve(void *user, size_t bytes) {
+    const server_context *s = user;
+    return s->store ? store_relieve(s->store, bytes) : 0;
 }
 
 static const char *spill_directory(const serve_settings *settings) {
@@ -201,6 +207,8 @@ static kakeya_status open_engine(server_context *s, kakeya_engine **out, kakeya_
     options.spill_directory = spill_directory(s->settings);
     options.on_step = on_step;
     options.step_user = s;
+    options.relieve = relieve;
+    options.relieve_user = s;
     options.bytes_lost = s->settings->bytes_lost;
     atomic_store(&s->progress, 0);
     if (s->settings->bytes_lost) *s->settings->bytes_lost = 0;

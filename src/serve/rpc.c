@@ -62,7 +62,6 @@ static void take_finished(void *user, const grpc_finished *finished) {
         metrics_add(&s->metrics.drafted_at[i], finished->drafted_at[i]);
         metrics_add(&s->metrics.accepted_at[i], finished->accepted_at[i]);
     }
-    metrics_add(&s->metrics.preemptions, finished->preemptions);
     static const finished_reason reasons[] = {[GRPC_ENDED_STOP] = FINISHED_STOP,
                                               [GRPC_ENDED_LENGTH] = FINISHED_LENGTH,
                                               [GRPC_ENDED_CANCELLED] = FINISHED_CANCELLED,
@@ -84,7 +83,6 @@ kakeya_status rpc_open(server_context *s, kakeya_error *error) {
     options.max_connections = settings->max_connections;
     options.idle_seconds = settings->keep_alive_seconds;
     options.session = settings->session;
-    options.memory = &s->memory;
     options.wake_seconds = settings->wake_wait_seconds;
     options.failed = &s->engine_failed;
     options.allows = allows;

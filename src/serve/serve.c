@@ -82,8 +82,6 @@ kakeya_status serve_start(const serve_settings *settings, server_context **out, 
     s->started = clock_seconds();
     s->created = (long long)time(NULL);
     pthread_mutex_init(&s->answers_lock, NULL);
-    memory_queue_init(&s->memory);
-    memory_queue_listen(&s->memory, answers_ask_stalled, s);
     size_t running = (size_t)settings->engine.max_batch;
     size_t waiting = settings->max_queue ? (size_t)settings->max_queue : 4 * running < 64 ? 64 : 4 * running;
     s->admission = admission_open(running, waiting);
@@ -166,7 +164,6 @@ void serve_stop(server_context *s) {
     auth_close(s->auth);
     admission_free(s->admission);
     response_store_close(s->responses);
-    memory_queue_destroy(&s->memory);
     pthread_mutex_destroy(&s->answers_lock);
     free(s);
 }

@@ -12,7 +12,6 @@
 #include "serve/auth.h"
 #include "serve/grammar_cache.h"
 #include "serve/http.h"
-#include "serve/memory_queue.h"
 #include "serve/metrics.h"
 #include "serve/reasoning_seal.h"
 #include "serve/response_store.h"
@@ -84,7 +83,6 @@ typedef struct server_context {
     pthread_mutex_t answers_lock;
     struct answer *answers;      /* that run or wait */
     _Atomic double prompt_speed; /* tokens per second, the best so far; 0: not known */
-    memory_queue memory;         /* answers that find none wait for others (answer_memory.c, grpc_memory.c) */
     _Atomic size_t calls;        /* that have not ended */
     bool single_token;           /* the last forward was one token of one answer. The thread that computes */
 } server_context;

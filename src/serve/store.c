@@ -1,6 +1,7 @@
 #include "serve/store.h"
 
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +20,8 @@ struct prefix_store {
     store_disk *disk;      /* NULL: none */
     store_saver *saver;    /* with disk */
     store_named *named;
+    _Atomic size_t in_hand;
+    size_t leaving;      /* entries that are being closed for room, under the entries' lock */
     double prompt_speed; /* tokens per second; 0: not known */
     store_counts counts;
 };
@@ -74,6 +77,20 @@ static void say(const prefix_store *store, const char *line) {
     if (store->options.log) store->options.log(store->options.log_user, line);
 }
 
+/* Somebody may wait for the memory that there is now, or that can be given up now. With the entries' lock, or by
+ * somebody who holds the engine. */
+static void tell_relieved(void *user) {
+    const prefix_store *store = user;
+    if (store->engine) kakeya_engine_relieved(store->engine);
+}
+
+static void tell_names_relieved(void *user) {
+    prefix_store *store = user;
+    pthread_mutex_lock(&store->entries.lock);
+    tell_relieved(store);
+    pthread_mutex_unlock(&store->entries.lock);
+}
+
 /* A directory that cannot be used costs what it would have kept, and nothing else. */
 static kakeya_status open_disk(prefix_store *store, uint64_t fingerprint, uint64_t policy, kakeya_error *error) {
     const store_options *o = &store->options;
@@ -108,6 +125,8 @@ static kakeya_status open_disk(prefix_store *store, uint64_t fingerprint, uint64
         .model = o->model,
         .notes = o->notes,
         .notes_user = o->notes_user,
+        .on_room = tell_relieved,
+        .user = store,
     };
     return store_saver_open(&store->entries, store->disk, &saver, &store->saver, error);
 }
@@ -152,6 +171,7 @@ kakeya_status store_open(kakeya_engine *engine, const kakeya_session_options *se
         .idle_delay = options->idle_delay > 0 ? options->idle_delay : default_named_delay,
         .model = options->model,
         .too_much = names_take_too_much,
+        .on_room = tell_names_relieved,
         .user = store,
     };
     if (status == KAKEYA_OK) status = store_named_open(engine, session, store->disk, &named, &store->named, error);
@@ -192,6 +212,13 @@ static store_entry *take_newest(store_entries *all) {
     return newest;
 }
 
+/* Threads of the store's own may be telling it something. */
+static void forget_engine(prefix_store *store) {
+    pthread_mutex_lock(&store->entries.lock);
+    store->engine = NULL;
+    pthread_mutex_unlock(&store->entries.lock);
+}
+
 kakeya_status store_unload(prefix_store *store, double save_seconds, kakeya_error *error) {
     double end = clock_seconds() + save_seconds;
     kakeya_status status = store_named_unload(store->named, error);
@@ -199,14 +226,14 @@ kakeya_status store_unload(prefix_store *store, double save_seconds, kakeya_erro
     for (store_entry *entry; (entry = take_newest(&store->entries)) != NULL;)
         store_saver_dispose_now(clock_seconds() < end ? store->saver : NULL, entry);
     store_saver_settle(store->saver);
-    store->engine = NULL;
+    forget_engine(store);
     return KAKEYA_OK;
 }
 
 size_t store_give_up(prefix_store *store) {
     for (store_entry *entry; (entry = take_newest(&store->entries)) != NULL;) store_entry_close(entry);
     store_saver_settle(store->saver);
-    store->engine = NULL;
+    forget_engine(store);
     return store_named_give_up(store->named);
 }
 
@@ -231,9 +258,14 @@ static void trim(prefix_store *store, const store_entry *keep) {
         pthread_mutex_lock(&store->entries.lock);
         store_entry *surplus = store_entries_surplus(&store->entries, keep, clock_seconds());
         if (surplus) store->counts.evictions++;
+        store->leaving += surplus != NULL;
         pthread_mutex_unlock(&store->entries.lock);
         if (!surplus) return;
-        store_saver_dispose(store->saver, surplus);
+        (void)store_saver_dispose(store->saver, surplus);
+        pthread_mutex_lock(&store->entries.lock);
+        store->leaving--;
+        tell_relieved(store);
+        pthread_mutex_unlock(&store->entries.lock);
     }
 }
 
@@ -249,23 +281,48 @@ static bool give_up_one(prefix_store *store, const store_entry *keep, size_t *by
     return worst != NULL;
 }
 
+/* *later: its memory comes back once it is saved. */
+static bool give_up_soon(prefix_store *store, size_t *bytes, bool *later) {
+    store_entries *all = &store->entries;
+    pthread_mutex_lock(&all->lock);
+    size_t before = store_entries_bytes(all);
+    store_entry *worst = store_entries_worst(all, NULL, clock_seconds());
+    *bytes = before - store_entries_bytes(all);
+    if (worst) store->counts.evictions++;
+    pthread_mutex_unlock(&all->lock);
+    *later |= worst && store_saver_dispose(store->saver, worst);
+    return worst != NULL;
+}
+
+/* Sessions whose memory can be had in a moment. */
+static bool is_busy(prefix_store *store) {
+    if (atomic_load(&store->in_hand) || store_named_is_saving(store->named)) return true;
+    pthread_mutex_lock(&store->entries.lock);
+    bool busy = store->leaving || store_saver_is_writing(store->saver);
+    for (const store_entry *e = store->entries.first; e; e = e->next) busy |= e->busy;
+    pthread_mutex_unlock(&store->entries.lock);
+    return busy;
+}
+
 size_t store_relieve(prefix_store *store, size_t bytes) {
-    size_t freed = 0, piece;
-    while (freed < bytes && give_up_one(store, NULL, &piece)) freed += piece;
-    while (freed < bytes && (piece = store_named_relieve(store->named, true)) > 0) freed += piece;
-    return freed;
+    size_t given = 0, piece;
+    bool later = false;
+    while (given < bytes && give_up_soon(store, &piece, &later)) given += piece;
+    while (given < bytes && (piece = store_named_relieve(store->named)) > 0) given += piece;
+    return later || (given == 0 && is_busy(store)) ? KAKEYA_RELIEF_LATER : given;
+}
+
+void store_hand_begin(prefix_store *store) { atomic_fetch_add(&store->in_hand, 1); }
+
+void store_hand_end(prefix_store *store) {
+    atomic_fetch_sub(&store->in_hand, 1);
+    tell_relieved(store);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ take */
 
 static kakeya_status open_empty(prefix_store *store, kakeya_session **out, kakeya_error *error) {
-    size_t freed;
-    kakeya_status status;
-    do {
-        status = kakeya_session_open(store->engine, &store->session, out, error);
-    } while (status == KAKEYA_OUT_OF_MEMORY &&
-             (give_up_one(store, NULL, &freed) || store_named_relieve(store->named, true) > 0));
-    return status;
+    return kakeya_session_open(store->engine, &store->session, out, error);
 }
 
 /* Whether the request may have the session itself. What goes on where the entry ends loses nothing; what goes on

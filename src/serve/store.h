@@ -123,9 +123,18 @@ void store_note_speed(prefix_store *store, double prompt_tokens_per_second);
 /* Sessions with names (store_named.h). */
 store_named *store_names(prefix_store *store);
 
-/* Closes entries, the least useful first, until about so many bytes of K/V memory have been given back or nothing is
- * left; returns the bytes. For a request that finds no memory beside idle sessions. */
+/* The engine's relieve: gives up entries, the least useful first, then idle sessions with names, the last used last,
+ * until about so many bytes of K/V memory have been given back or nothing is left; returns the bytes. Entries that are
+ * worth a file are written first, by the store's own thread: KAKEYA_RELIEF_LATER. The same where there is nothing to
+ * give up now, but sessions are on their way from one hand to another. Waits for no request; sessions with names are
+ * written before it returns, as the engine parks its own. */
 size_t store_relieve(prefix_store *store, size_t bytes);
+
+/* A session of the engine is with somebody and not in a request's hands: from before it is taken or its request is done
+ * until after it is given back or has a request. Its memory comes back then, which those who are short of some are told
+ * at the end. */
+void store_hand_begin(prefix_store *store);
+void store_hand_end(prefix_store *store);
 
 /* Never waits for work in progress. */
 void store_counts_get(prefix_store *store, store_counts *out);

@@ -400,6 +400,7 @@ static kakeya_status load_from(store_file *file, const int32_t *ids, size_t n, k
     if (ids && (tokens < n || memcmp(store_file_ids(file), ids, n * sizeof *ids) != 0))
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "the file's ids are others"); /* two texts of one key */
     status = store_file_load(file, session, error);
+    if (status == KAKEYA_OUT_OF_MEMORY && !ids) status = store_file_load_parked(file, session, error);
     if (status != KAKEYA_OK) return status;
     size_t held;
     int32_t *owned;

@@ -58,7 +58,8 @@ bool store_disk_find(store_disk *disk, const char *salt, const int32_t *ids, siz
 bool store_disk_has(store_disk *disk, const char *salt, const int32_t *ids, size_t n);
 
 /* The session becomes what the file holds, after all of it was verified and its ids compared: they must begin with
- * ids[0..n) (NULL: any). A damaged file is renamed to NAME.bad. prompt_tokens and metadata (malloc'ed) may be NULL. */
+ * ids[0..n) (NULL: any; where there is no memory the session is left parked then). A damaged file is renamed to
+ * NAME.bad. prompt_tokens and metadata (malloc'ed) may be NULL. */
 kakeya_status store_disk_load(store_disk *disk, const char *name, const int32_t *ids, size_t n, kakeya_session *session,
                               size_t *prompt_tokens, char **metadata, kakeya_error *error);
 

@@ -209,12 +209,23 @@ static size_t read_payload(void *user, void *data, size_t n) {
     return got;
 }
 
-kakeya_status store_file_load(store_file *file, kakeya_session *session, kakeya_error *error) {
+static kakeya_status load_with(store_file *file, kakeya_session *session,
+                               kakeya_status (*load)(kakeya_session *session, kakeya_read_fn read, void *user,
+                                                     kakeya_error *error),
+                               kakeya_error *error) {
     file->at = file->body_bytes - file->info.payload_bytes;
     file->failure = (kakeya_error){0};
-    kakeya_status status = kakeya_session_load(session, read_payload, file, error);
+    kakeya_status status = load(session, read_payload, file, error);
     if (file->failure.status) return error_set(error, file->failure.status, "%s", file->failure.message);
     if (status != KAKEYA_OK) return error_prefix(error, status, "%s", file->name);
     if (file->at != file->body_bytes) return damaged(file, error, "bytes follow the session");
     return KAKEYA_OK;
+}
+
+kakeya_status store_file_load(store_file *file, kakeya_session *session, kakeya_error *error) {
+    return load_with(file, session, kakeya_session_load, error);
+}
+
+kakeya_status store_file_load_parked(store_file *file, kakeya_session *session, kakeya_error *error) {
+    return load_with(file, session, kakeya_session_load_parked, error);
 }

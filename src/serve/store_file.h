@@ -72,5 +72,7 @@ size_t store_file_prompt_tokens(const store_file *file); /* leading prompt rows 
 const char *store_file_metadata(const store_file *file); /* [metadata_bytes], then NUL */
 /* The session becomes what was saved. Chunks are verified again as they are read. */
 kakeya_status store_file_load(store_file *file, kakeya_session *session, kakeya_error *error);
+/* The same without K/V memory, which the next request gets (kakeya_session_load_parked). */
+kakeya_status store_file_load_parked(store_file *file, kakeya_session *session, kakeya_error *error);
 
 #endif

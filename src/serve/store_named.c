@@ -36,6 +36,7 @@ struct store_named {
     named_session *first;
     pthread_t thread;
     bool running, stopping;
+    size_t leaving; /* sessions that are being closed for room */
     store_named_counts counts;
 };
 
@@ -108,6 +109,12 @@ static char *metadata_of(const store_named *named, const named_session *s) {
     return text;
 }
 
+/* A session is busy no more, or has left memory. With the lock. */
+static void tell_changed(store_named *named) {
+    pthread_cond_broadcast(&named->changed);
+    if (named->options.on_room) named->options.on_room(named->options.user);
+}
+
 /* With the lock, which it gives up meanwhile; the session is in memory and nobody's. */
 static bool save(store_named *named, named_session *s, store_reason reason) {
     if (s->saved) return true;
@@ -126,7 +133,7 @@ static bool save(store_named *named, named_session *s, store_reason reason) {
     s->busy = false;
     s->saved = done;
     s->file_ms = about.created_ms;
-    pthread_cond_broadcast(&named->changed);
+    tell_changed(named);
     return done;
 }
 
@@ -148,14 +155,13 @@ static bool park(store_named *named, named_session *s) {
     pthread_mutex_lock(&named->lock);
     s->busy = false;
     if (done) s->kv_bytes = 0;
-    pthread_cond_broadcast(&named->changed);
+    tell_changed(named);
     return done;
 }
 
 typedef enum eviction {
     EVICT_WHOLE,    /* to disk, or away */
-    EVICT_MEMORY,   /* where there is no directory into a temporary file, or else away */
-    EVICT_LOSSLESS, /* the same, but never away */
+    EVICT_LOSSLESS, /* where there is no directory into a temporary file, but never away */
 } eviction;
 
 /* Out of memory. With the lock, which it gives up meanwhile. */
@@ -168,7 +174,7 @@ static size_t evict(store_named *named, named_session *s, eviction how) {
     size_t bytes = s->kv_bytes;
     if (!saved && how != EVICT_WHOLE) {
         if (park(named, s)) return bytes ? bytes : 1;
-        if (how == EVICT_LOSSLESS || !is_idle(s)) return 0;
+        return 0;
     }
     kakeya_session *session = s->session;
     s->session = NULL;
@@ -177,18 +183,29 @@ static size_t evict(store_named *named, named_session *s, eviction how) {
         (void)forget(named, s);
         named->counts.dropped_lru++;
     }
+    named->leaving++;
     pthread_mutex_unlock(&named->lock);
     kakeya_session_close(session);
     pthread_mutex_lock(&named->lock);
+    named->leaving--;
+    tell_changed(named);
     return bytes ? bytes : 1;
 }
 
-size_t store_named_relieve(store_named *named, bool lossless) {
+size_t store_named_relieve(store_named *named) {
     pthread_mutex_lock(&named->lock);
     named_session *oldest = least_lately_used(named, 1);
-    size_t bytes = oldest ? evict(named, oldest, lossless ? EVICT_LOSSLESS : EVICT_MEMORY) : 0;
+    size_t bytes = oldest ? evict(named, oldest, EVICT_LOSSLESS) : 0;
     pthread_mutex_unlock(&named->lock);
     return bytes;
+}
+
+bool store_named_is_saving(store_named *named) {
+    pthread_mutex_lock(&named->lock);
+    bool saving = named->leaving > 0;
+    for (const named_session *s = named->first; s; s = s->next) saving |= s->busy;
+    pthread_mutex_unlock(&named->lock);
+    return saving;
 }
 
 /* One that would be lost with the memory. Waits for those that are being saved. With the lock. */

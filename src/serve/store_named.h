@@ -30,6 +30,8 @@ typedef struct store_named_options {
     /* Whether idle sessions of so many bytes of K/V memory are too much beside what else there is: then those that were
      * used least lately leave memory, but none is lost. On a thread of the sessions'. NULL: never. */
     bool (*too_much)(void *user, size_t bytes);
+    void (*on_room)(
+        void *user); /* a session that was being saved can leave memory. With the sessions' lock; may be NULL */
     void *user;
     const char *model; /* for the metadata; not copied */
 } store_named_options;
@@ -61,9 +63,11 @@ void store_named_give(store_named *named, const char *id, kakeya_session *sessio
 store_named_result store_named_drop(store_named *named, const char *id, size_t *tokens);
 /* Does not count as use. */
 store_named_result store_named_look(store_named *named, const char *id, store_named_info *info);
-/* The idle session that was used least lately leaves memory: saved, or else in a temporary file; where neither can be
- * written it is lost, unless `lossless`. Bytes of K/V memory given back; 0: none can be. */
-size_t store_named_relieve(store_named *named, bool lossless);
+/* The idle session that was used least lately leaves memory: saved, or else in a temporary file. Bytes of K/V memory
+ * given back; 0: there is none, or neither file can be written. */
+size_t store_named_relieve(store_named *named);
+/* Whether sessions are being saved, and could leave memory then. */
+bool store_named_is_saving(store_named *named);
 
 typedef struct store_named_counts {
     size_t memory, disk; /* sessions now: in memory; on disk alone, of those met since the start */

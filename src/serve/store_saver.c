@@ -110,6 +110,7 @@ static void save_entry(store_saver *saver, store_entry *entry) {
     entry->saved = status == KAKEYA_OK;
     if (status != KAKEYA_OK) saver->not_before = clock_seconds() + retry_seconds;
     pthread_cond_broadcast(&saver->entries->ready);
+    saver->options.on_room(saver->options.user);
 }
 
 static void *run(void *user) {
@@ -126,6 +127,7 @@ static void *run(void *user) {
             pthread_mutex_lock(&saver->entries->lock);
             saver->disposing = false;
             pthread_cond_broadcast(&saver->entries->ready);
+            saver->options.on_room(saver->options.user);
             continue;
         }
         double at, now = clock_seconds();
@@ -194,8 +196,10 @@ void store_saver_dispose_now(store_saver *saver, store_entry *entry) {
     store_entry_close(entry);
 }
 
-void store_saver_dispose(store_saver *saver, store_entry *entry) {
-    if (!entry) return;
+bool store_saver_is_writing(const store_saver *saver) { return saver && (saver->outgoing || saver->disposing); }
+
+bool store_saver_dispose(store_saver *saver, store_entry *entry) {
+    if (!entry) return false;
     bool taken = false;
     if (saver && worth_saving(saver, entry)) {
         pthread_mutex_lock(&saver->entries->lock);
@@ -211,6 +215,7 @@ void store_saver_dispose(store_saver *saver, store_entry *entry) {
         pthread_mutex_unlock(&saver->entries->lock);
     }
     if (!taken) store_entry_close(entry);
+    return taken;
 }
 
 void store_saver_write(store_saver *saver, const char *salt, const kakeya_session *session, size_t prompt_tokens,

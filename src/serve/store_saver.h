@@ -16,6 +16,9 @@ typedef struct store_saver_options {
     /* More for the metadata: JSON text, malloc'ed, or NULL; of what the ids hold. May be NULL. */
     char *(*notes)(void *user, const int32_t *ids, size_t n);
     void *notes_user;
+    /* An entry that was being written has been closed, or can be. With the entries' lock. */
+    void (*on_room)(void *user);
+    void *user;
 } store_saver_options;
 
 /* Options are copied but for what they point to. Starts the thread. */
@@ -27,8 +30,10 @@ void store_saver_close(store_saver *saver);
 /* Something has changed. With the entries' lock or without. */
 void store_saver_wake(store_saver *saver);
 /* An entry that is in no table any more is saved if it deserves it, and closed. Where too many wait already it is
- * closed at once. Without the lock. */
-void store_saver_dispose(store_saver *saver, store_entry *entry);
+ * closed at once; true: it waits for the thread. Without the lock. */
+bool store_saver_dispose(store_saver *saver, store_entry *entry);
+/* Whether entries that are in no table any more still have their memory. With the lock; NULL is fine. */
+bool store_saver_is_writing(const store_saver *saver);
 /* The same, before it returns. */
 void store_saver_dispose_now(store_saver *saver, store_entry *entry);
 /* A session that is in no table becomes a file before this returns, unless another server is writing the same. Best

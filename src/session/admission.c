@@ -1,6 +1,7 @@
 #include "session/admission.h"
 
 #include "backend/kv_bytes.h"
+#include "base/error.h"
 #include "session/park.h"
 
 enum {
@@ -37,7 +38,7 @@ static size_t most_of(const kakeya_request *r) {
 }
 
 bool admission_is_active(const kakeya_request *r) {
-    return (r->state == REQUEST_PROMPT || r->state == REQUEST_ANSWER) && !r->parked;
+    return (r->state == REQUEST_PROMPT || r->state == REQUEST_ANSWER) && !r->parked && !r->rests;
 }
 
 static size_t wanting_of(const kakeya_request *r) {
@@ -52,23 +53,94 @@ void admission_reckon(admission *a, kakeya_request *r) {
     r->wanting = wanting;
 }
 
-/* What the request wants fits into what is left once all active requests have what they want. */
-static bool fits(const admission *a, kakeya_request *r, size_t (*need)(const kakeya_request *r)) {
+/* What is missing once all active requests have what they want, and so many bytes more. */
+static size_t missing(const admission *a, size_t bytes) {
     const mem_account *account = &a->engine->account;
-    if (!account->limit_bytes) return true;
-    if (need) r->need = need(r);
-    return !a->active || mem_total(account) + a->wanting + wanting_of(r) <= account->limit_bytes;
+    const size_t wanted = mem_total(account) + a->wanting + bytes;
+    return account->limit_bytes && wanted > account->limit_bytes ? wanted - account->limit_bytes : 0;
+}
+
+static admission_room relieve(const admission *a, size_t bytes) {
+    if (!a->engine->relieve) return ROOM_NONE;
+    const size_t freed = a->engine->relieve(a->engine->relieve_user, bytes);
+    return freed == KAKEYA_RELIEF_LATER ? ROOM_LATER : freed ? ROOM_MADE : ROOM_NONE;
+}
+
+/* Into the request's file, or into the session's where the request has not begun. Needs the turn. */
+static bool give_way(admission *a, kakeya_request *r, FILE **parked) {
+    if (park(r->session, parked, NULL) != KAKEYA_OK) return false; /* there is no room for a file */
+    r->parkings++;
+    a->preemptions++;
+    admission_reckon(a, r);
+    return true;
+}
+
+/* Lists are in the order of arrival. Needs the turn. */
+static bool park_resting(admission *a) {
+    for (;;) {
+        kakeya_request *last = NULL;
+        for (kakeya_request *r = a->running.first; r; r = r->next)
+            if (r->rests && r->state != REQUEST_DONE && !r->parked && !r->kept && r->session->timeline.cache) last = r;
+        if (!last) return false;
+        if (give_way(a, last, &last->parked)) return true;
+        last->kept = true;
+    }
+}
+
+/* One that did not arrive before this one; NULL: any. Needs the turn. */
+static bool park_waiting(admission *a, const kakeya_request *beside) {
+    for (;;) {
+        kakeya_request *last = NULL;
+        for (kakeya_request *r = a->waiting.first; r; r = r->next) {
+            const bool before = beside && (r == beside || r->arrival < beside->arrival);
+            if (!before && !r->session->parked && !r->kept && r->session->timeline.cache) last = r;
+        }
+        if (!last) return false;
+        if (give_way(a, last, &last->session->parked)) return true;
+        last->kept = true;
+    }
+}
+
+/* For a request that does not compute yet. */
+static admission_room make_room_for(admission *a, const kakeya_request *r, size_t bytes) {
+    const admission_room room = relieve(a, bytes);
+    if (room != ROOM_NONE) return room;
+    engine_turn_begin(a->engine);
+    const bool made = park_resting(a) || park_waiting(a, r);
+    engine_turn_end(a->engine);
+    return made ? ROOM_MADE : ROOM_NONE;
+}
+
+/* What the request wants fits into what is left once all active requests have what they want. `waits`: it has not
+ * begun. */
+static bool fits(admission *a, kakeya_request *r, bool waits) {
+    if (!a->engine->account.limit_bytes) return true;
+    if (waits) r->need = need_of(r);
+    /* a row of logits, and as much for choosing from it: a request that begins must not find the last bytes taken */
+    const size_t beside = waits ? 2 * (size_t)r->session->timeline.vocab * sizeof(float) : 0;
+    for (size_t bytes; (bytes = missing(a, wanting_of(r) + beside)) > 0;) {
+        const admission_room room = make_room_for(a, r, bytes);
+        if (room == ROOM_MADE) continue;
+        return room == ROOM_NONE && !a->active;
+    }
+    return true;
 }
 
 /* K/V memory for a session that has none. False: the request is done, or there is no memory for it beside the others.
  */
 static bool take_up(admission *a, kakeya_request *r, FILE **parked) {
-    engine_turn_begin(a->engine);
-    kakeya_status status = *parked ? unpark(r->session, parked, &r->error) : session_reset_cache(r->session, &r->error);
-    engine_turn_end(a->engine);
-    if (status == KAKEYA_OK) return true;
-    if (status != KAKEYA_OUT_OF_MEMORY || !a->active) request_fail(r, status);
-    return false;
+    for (;;) {
+        engine_turn_begin(a->engine);
+        kakeya_status status =
+            *parked ? unpark(r->session, parked, &r->error) : session_reset_cache(r->session, &r->error);
+        engine_turn_end(a->engine);
+        if (status == KAKEYA_OK) return true;
+        admission_room room = ROOM_NONE;
+        if (status == KAKEYA_OUT_OF_MEMORY) room = make_room_for(a, r, wanting_of(r) + 1);
+        if (room == ROOM_MADE) continue;
+        if (status != KAKEYA_OUT_OF_MEMORY || (room == ROOM_NONE && !a->active)) request_fail(r, status);
+        return false;
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------------------- order
@@ -87,6 +159,14 @@ static void stop_waiting(admission *a, kakeya_request *before, kakeya_request *r
     a->active++;
 }
 
+/* What waits in a file need not be read for that. */
+static void end_waiting(kakeya_request *r, decode_buffers *buffers) {
+    if (r->session->parked)
+        request_fail(r, error_set(&r->error, KAKEYA_CANCELLED, "the request was cancelled while it waited"));
+    else
+        request_begin(r, buffers);
+}
+
 /* Of requests that wait, cancelled ones end now: their time may be far. */
 static void end_cancelled(admission *a, decode_buffers *buffers) {
     unsigned cancels = atomic_load(&a->engine->cancels);
@@ -94,9 +174,9 @@ static void end_cancelled(admission *a, decode_buffers *buffers) {
     a->cancels = cancels;
     for (kakeya_request *before = NULL, *r = a->waiting.first, *next; r; r = next) {
         next = r->next;
-        if (atomic_load(&r->session->cancelled) && !r->session->parked) {
+        if (atomic_load(&r->session->cancelled)) {
             stop_waiting(a, before, r);
-            request_begin(r, buffers);
+            end_waiting(r, buffers);
             admission_reckon(a, r);
         } else {
             before = r;
@@ -109,11 +189,33 @@ static bool has_memory(const kakeya_request *r) {
     return !r->session->parked && (r->session->timeline.cache || !r->prompts);
 }
 
+/* A request's own answer takes no place while it rests. */
+static void let_rest(admission *a) {
+    for (kakeya_request *r = a->running.first; r; r = r->next) {
+        if (r->state == REQUEST_DONE || r->rests || !atomic_load(&r->session->paused)) continue;
+        *(r->parked ? &a->parked : &a->active) -= 1;
+        a->places -= r->answers;
+        r->rests = true;
+        admission_reckon(a, r);
+    }
+}
+
+/* False: it goes on resting, for itself or for want of a place. */
+static bool wakes_up(admission *a, kakeya_request *r) {
+    if (!r->rests) return true;
+    if (atomic_load(&r->session->paused) || (r->answers && a->places >= a->engine->max_batch)) return false;
+    r->rests = r->kept = false;
+    a->places += r->answers;
+    *(r->parked ? &a->parked : &a->active) += 1;
+    admission_reckon(a, r);
+    return true;
+}
+
 /* False: nobody behind them begins. */
-static bool take_up_parked(admission *a) {
-    for (kakeya_request *r = a->running.first; r && a->parked; r = r->next) {
-        if (!r->parked || r->state == REQUEST_DONE) continue;
-        if (!fits(a, r, NULL) || !take_up(a, r, &r->parked)) return false;
+static bool take_up_running(admission *a) {
+    for (kakeya_request *r = a->running.first; r; r = r->next) {
+        if (r->state == REQUEST_DONE || !wakes_up(a, r) || !r->parked) continue;
+        if (!fits(a, r, false) || !take_up(a, r, &r->parked)) return false;
         a->parked--;
         a->active++;
         admission_reckon(a, r);
@@ -122,8 +224,10 @@ static bool take_up_parked(admission *a) {
 }
 
 void admission_admit(admission *a, decode_buffers *buffers) {
+    a->later = false;
     end_cancelled(a, buffers);
-    if (!take_up_parked(a)) return;
+    let_rest(a);
+    if (!take_up_running(a)) return;
     for (kakeya_request *before = NULL, *r = a->waiting.first, *next; r; r = next) {
         next = r->next;
         if (r->answers && a->places >= a->engine->max_batch) {
@@ -131,7 +235,7 @@ void admission_admit(admission *a, decode_buffers *buffers) {
             before = r;
             continue;
         }
-        if (!fits(a, r, need_of)) return;
+        if (!fits(a, r, true)) return;
         if (!has_memory(r) && !take_up(a, r, &r->session->parked)) {
             if (r->state == REQUEST_DONE) stop_waiting(a, before, r);
             return;
@@ -148,8 +252,8 @@ kakeya_request *admission_take_done(admission *a) {
     for (kakeya_request *before = NULL, *r = a->running.first, *next; r; r = next) {
         next = r->next;
         if (r->state != REQUEST_DONE) {
-            a->places += r->answers;
-            *(r->parked ? &a->parked : &a->active) += 1;
+            a->places += r->answers && !r->rests;
+            if (!r->rests) *(r->parked ? &a->parked : &a->active) += 1;
             before = r;
             continue;
         }
@@ -166,9 +270,8 @@ static bool victim_before(const kakeya_request *r, const kakeya_request *victim)
     return often == spared || spared; /* who arrived later comes later in the list */
 }
 
-bool admission_make_room(admission *a) {
-    kakeya_request *victim = NULL;
-    int running = 0;
+/* Of what nobody misses. */
+static bool give_back_spare(admission *a) {
     bool given_back = false;
     for (kakeya_request *r = a->running.first; r; r = r->next) {
         if (r->state == REQUEST_DONE) continue;
@@ -177,7 +280,12 @@ bool admission_make_room(admission *a) {
     }
     for (kakeya_request *r = a->waiting.first; r; r = r->next)
         given_back |= decode_workspace_give_back(&r->session->workspace);
-    if (given_back) return true;
+    return given_back;
+}
+
+static bool park_active(admission *a) {
+    kakeya_request *victim = NULL;
+    int running = 0;
     for (kakeya_request *r = a->running.first; r; r = r->next) {
         if (!admission_is_active(r) || r->failing) continue;
         running++;
@@ -185,11 +293,19 @@ bool admission_make_room(admission *a) {
         admission_reckon(a, r);
         if (!victim || victim_before(r, victim)) victim = r;
     }
-    if (running < 2 || !victim) return false;
-    victim->parkings++;
-    if (park(victim->session, &victim->parked, NULL) != KAKEYA_OK) return false;
+    if (running < 2 || !victim || !give_way(a, victim, &victim->parked)) return false;
     a->active--;
     a->parked++;
-    admission_reckon(a, victim);
     return true;
+}
+
+admission_room admission_make_room(admission *a) {
+    if (give_back_spare(a)) return ROOM_MADE;
+    engine_turn_end(a->engine);
+    const size_t bytes = missing(a, 0);
+    const admission_room room = relieve(a, bytes ? bytes : 1);
+    engine_turn_begin(a->engine);
+    if (room == ROOM_MADE || park_resting(a) || park_waiting(a, NULL) || park_active(a)) return ROOM_MADE;
+    a->later |= room == ROOM_LATER;
+    return room;
 }

@@ -69,7 +69,7 @@ static int index_of(const step *s, const kakeya_request *r) {
 static kv_format format_of(const kakeya_request *r) { return r->session->cache_options.kv_format; }
 
 static bool takes_part(const step *s, const kakeya_request *r, request_state state) {
-    return r->state == state && !r->parked && !r->failing && format_of(r) == s->format;
+    return r->state == state && admission_is_active(r) && !r->failing && format_of(r) == s->format;
 }
 
 static int least_recently_served(const void *a, const void *b) {
@@ -109,6 +109,24 @@ static int rows_each(const step *s, bool prompts) {
     return each < 1 ? 1 : each;
 }
 
+/* Members that were parked meanwhile leave the step. Returns where the one at `at` is then, or the next one. */
+static int drop_parked(step *s, int at) {
+    for (int i = s->n - 1; i >= 0; i--) {
+        if (!s->member[i]->parked) continue;
+        memmove(s->segment + i, s->segment + i + 1, (size_t)(s->n - 1 - i) * sizeof *s->segment);
+        remove_member(s, i);
+        if (i < at) at--;
+    }
+    return at;
+}
+
+/* Needs the turn, and gives it back meanwhile. */
+static admission_room make_room_beside(step *s) {
+    const admission_room room = admission_make_room(&s->batch->requests);
+    if (room == ROOM_MADE) (void)drop_parked(s, 0);
+    return room;
+}
+
 /* Asks each drafter for all its blocks at once, until no block has a question left. Needs the turn. */
 static void ask_drafters(step *s) {
     kakeya_engine *engine = s->batch->engine;
@@ -134,12 +152,14 @@ static void ask_drafters(step *s) {
         }
         bool someone = false;
         for (int i = 0; i < n; i++) someone |= request[i].status != KAKEYA_OK;
+        const bool again = status == KAKEYA_OUT_OF_MEMORY && make_room_beside(s) != ROOM_NONE;
         for (int i = 0; i < n; i++) {
-            if (someone && request[i].status == KAKEYA_OK) continue;
+            const int member = index_of(s, asker[i]);
+            if (member < 0 || (someone && request[i].status == KAKEYA_OK)) continue;
             asker[i]->error = error;
             asker[i]->status = status;
-            asker[i]->failing = true;
-            remove_member(s, index_of(s, asker[i]));
+            asker[i]->failing = !again; /* or it asks in the next iteration */
+            remove_member(s, member);
         }
     }
 }
@@ -165,30 +185,37 @@ static int room_for_prompt(const step *s) {
 }
 
 static void add_prompt(step *s, kakeya_request *r, int tokens) {
+    admission_room made = ROOM_NONE;
     decode_first *first = r->answers ? &r->answer.first : NULL;
     if (first) answer_choose_first(r->session, &r->answer, r->prompt.tokens, r->prompt.n, &s->batch->buffers);
     const int room = room_for_prompt(s);
     if (room < 1) return;
-    kakeya_status status = prompt_segment(r->session, &r->prompt, (size_t)tokens, (size_t)room, &s->media, first,
-                                          &s->segment[s->n], &r->error);
+    backend_segment segment;
+    kakeya_status status;
+    do
+        status =
+            prompt_segment(r->session, &r->prompt, (size_t)tokens, (size_t)room, &s->media, first, &segment, &r->error);
+    while (status == KAKEYA_OUT_OF_MEMORY && (made = make_room_beside(s)) == ROOM_MADE && !r->parked);
+    if (r->parked || made == ROOM_LATER) return; /* in a later iteration */
     if (status != KAKEYA_OK) {
         r->status = prompt_failed(r->session, &r->prompt, status, &r->error);
         r->failing = true;
         return;
     }
-    if (s->segment[s->n].n == 0) return; /* a picture or sound that waits for its rows, or a forward with more room */
+    if (segment.n == 0) return; /* a picture or sound that waits for its rows, or a forward with more room */
     /* what an answer left half computed is computed again as what it was */
-    const bool decodes = s->segment[s->n].kind == SEGMENT_DECODE;
+    const bool decodes = segment.kind == SEGMENT_DECODE;
     if (decodes && s->decoding == BACKEND_MAX_SEGMENTS) return;
     s->decoding += decodes;
-    s->rows += s->segment[s->n].n;
+    s->rows += segment.n;
+    s->segment[s->n] = segment;
     s->member[s->n++] = r;
 }
 
 static void add_shares(step *s, const prompt_shares *prompts) {
     for (int i = 0; i < prompts->n; i++) {
         kakeya_request *r = prompts->share[i].prompt;
-        if (prompts->share[i].tokens > 0 && !r->failing) add_prompt(s, r, prompts->share[i].tokens);
+        if (prompts->share[i].tokens > 0 && !r->failing && !r->parked) add_prompt(s, r, prompts->share[i].tokens);
     }
 }
 
@@ -242,10 +269,14 @@ static bool anyone_named(const step *s) {
     return false;
 }
 
-static void tell_step(const step *s, kakeya_status status) {
+static void tell_step(step *s, kakeya_status status) {
     const kakeya_engine *engine = s->batch->engine;
     if (!engine->on_step || !s->n) return;
-    kakeya_step told = {.requests = (size_t)s->n, .seconds = s->seconds, .status = status};
+    kakeya_step told = {.requests = (size_t)s->n,
+                        .seconds = s->seconds,
+                        .status = status,
+                        .preemptions = s->batch->requests.preemptions};
+    s->batch->requests.preemptions = 0;
     for (int i = 0; i < s->n; i++)
         *(i < s->answers ? &told.answer_positions : &told.prompt_positions) += (size_t)s->segment[i].n;
     engine->on_step(engine->step_user, &told);
@@ -266,22 +297,11 @@ static void fail_members(step *s, kakeya_status status, const kakeya_error *erro
     }
 }
 
-/* Members that were parked meanwhile leave the step. Returns where the one at `at` is then, or the next one. */
-static int drop_parked(step *s, int at) {
-    for (int i = s->n - 1; i >= 0; i--) {
-        if (!s->member[i]->parked) continue;
-        memmove(s->segment + i, s->segment + i + 1, (size_t)(s->n - 1 - i) * sizeof *s->segment);
-        remove_member(s, i);
-        if (i < at) at--;
-    }
-    return at;
-}
-
-static bool make_room_in_turn(batch *b) {
+static admission_room make_room_in_turn(batch *b) {
     engine_turn_begin(b->engine);
-    bool made = admission_make_room(&b->requests);
+    const admission_room room = admission_make_room(&b->requests);
     engine_turn_end(b->engine);
-    return made;
+    return room;
 }
 
 static void plan_answers(step *s, bool prompts) {
@@ -292,10 +312,13 @@ static void plan_answers(step *s, bool prompts) {
         kakeya_status status = decode_plan(&r->answer.stream, most, s->answers > 1 ? &prices : NULL, &r->error);
         if (status == KAKEYA_OK) {
             i++;
-        } else if (status == KAKEYA_OUT_OF_MEMORY && make_room_in_turn(s->batch)) {
+            continue;
+        }
+        const admission_room room = status == KAKEYA_OUT_OF_MEMORY ? make_room_in_turn(s->batch) : ROOM_NONE;
+        if (room == ROOM_MADE) {
             i = drop_parked(s, i);
         } else {
-            request_fail(r, status);
+            if (room == ROOM_NONE) request_fail(r, status);
             remove_member(s, i);
         }
     }
@@ -333,6 +356,13 @@ static kakeya_status drop_lost(step *s, kakeya_error *error) {
     return status;
 }
 
+/* Where memory is on its way, the members try again in a later iteration. */
+static bool find_room(step *s) {
+    const admission_room room = make_room_beside(s);
+    if (room == ROOM_LATER) s->n = s->answers = 0;
+    return room != ROOM_NONE;
+}
+
 /* Computes what can be computed: who cannot be served leaves, and the others are tried again. Needs the turn. */
 static void compute(step *s) {
     kakeya_engine *engine = s->batch->engine;
@@ -341,9 +371,7 @@ static void compute(step *s) {
     while (status == KAKEYA_OUT_OF_MEMORY && s->n) { /* for their logits: the same as where a forward finds none */
         if (s->n > 1)
             serve_fewer(s);
-        else if (admission_make_room(&s->batch->requests))
-            (void)drop_parked(s, 0);
-        else
+        else if (!find_room(s))
             break;
         status = fill_segments(s, &error);
     }
@@ -371,9 +399,7 @@ static void compute(step *s) {
         }
         if (status == KAKEYA_OUT_OF_MEMORY && !anyone_named(s) && s->n > 1)
             serve_fewer(s);
-        else if (status == KAKEYA_OUT_OF_MEMORY && admission_make_room(&s->batch->requests))
-            (void)drop_parked(s, 0);
-        else
+        else if (status != KAKEYA_OUT_OF_MEMORY || !find_room(s))
             fail_members(s, status, &error);
     }
 }
@@ -408,6 +434,7 @@ static void learn(step *s, int tokens) {
 
 static void take_results(step *s) {
     batch *b = s->batch;
+    b->advanced |= s->n > 0;
     tell_step(s, KAKEYA_OK);
     int tokens = 0;
     for (int i = 0; i < s->answers; i++) { /* callbacks are called here, without the turn */
@@ -478,11 +505,15 @@ kakeya_request *batch_step(batch *b) {
         request_end_answer(r);
     }
     unsigned formats = formats_of(b);
+    b->advanced = false;
     for (int format = 0; format < KV_FORMAT_COUNT; format++)
         if (formats & 1u << format) run_step(b, (kv_format)format);
     for (kakeya_request *r = b->requests.running.first; r; r = r->next) {
         if (r->failing) request_fail(r, r->status);
         request_end_answer(r);
     }
+    b->advanced |= formats && !b->requests.later; /* rows of a picture are progress that no member shows */
     return admission_take_done(&b->requests);
 }
+
+bool batch_rests(const batch *b) { return !b->advanced; }

@@ -16,6 +16,7 @@ typedef struct batch {
     int tried, patience; /* with `most`: iterations since then, and how many are awaited before more are tried */
     double prompt_speed; /* tokens per second that prompts beside answers are taken to have; 0: none seen yet */
     step_costs costs;
+    bool advanced;  /* something was computed in the last iteration, or could have been */
     uint64_t count; /* of iterations */
 } batch;
 
@@ -24,7 +25,9 @@ void batch_init(batch *batch, kakeya_engine *engine);
 void batch_free(batch *batch);
 /* A list of new requests (NULL: none). Those that have places and memory begin. */
 void batch_add(batch *batch, kakeya_request *requests);
-/* One iteration: at least one request advances. Returns a list of those that are done. */
+/* One iteration: at least one request advances, unless all rest. Returns a list of those that are done. */
 kakeya_request *batch_step(batch *batch);
+/* Whether nothing could be computed in the last iteration: all are paused, or wait for memory that is on its way. */
+bool batch_rests(const batch *batch);
 
 #endif

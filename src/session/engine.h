@@ -54,8 +54,11 @@ struct kakeya_engine {
     int max_batch, max_stall_ms;    /* of the scheduler, resolved */
     int threads;                    /* of the host, as asked for: 0 is one per core */
     atomic_uint cancels;            /* of its sessions, so far */
-    bool vision_off;                /* pictures are refused, whatever the model's files have */
-    struct image_rows *image_rows;  /* session/image_rows.h; NULL: none are kept */
+    atomic_bool rests;              /* the scheduler has nothing to compute, and waits for scheduler_nudge */
+    kakeya_relieve_fn relieve;      /* may be NULL */
+    void *relieve_user;
+    bool vision_off;               /* pictures are refused, whatever the model's files have */
+    struct image_rows *image_rows; /* session/image_rows.h; NULL: none are kept */
     _Atomic uint64_t images_computed, image_rows_computed, sounds_computed, sound_rows_computed;
     kakeya_step_fn on_step; /* may be NULL */
     void *step_user;

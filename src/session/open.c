@@ -266,6 +266,8 @@ static kakeya_status open_engine(const kakeya_engine_options *options, kakeya_en
     }
     if (status == KAKEYA_OK) {
         engine->vision_off = options->vision == KAKEYA_VISION_OFF;
+        engine->relieve = options->relieve;
+        engine->relieve_user = options->relieve_user;
         status = open_parts(engine, options, directory, &parts, error);
         if (status == KAKEYA_OK) {
             status = engine_complete(engine, &parts, error);

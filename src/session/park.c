@@ -75,6 +75,29 @@ kakeya_status park_copy(const kakeya_session *session, backend_write_fn write, v
     return status;
 }
 
+kakeya_status park_fill(kakeya_engine *engine, FILE **file, size_t bytes, backend_read_fn read, void *user,
+                        kakeya_error *error) {
+    enum { PIECE = 16384 };
+    char piece[PIECE];
+    kakeya_status status = KAKEYA_OK;
+    *file = open_file(engine, error);
+    if (!*file) return KAKEYA_IO;
+    for (size_t at = 0, n; at < bytes && status == KAKEYA_OK; at += n) {
+        n = bytes - at < sizeof piece ? bytes - at : sizeof piece;
+        status = read(user, piece, n, error);
+        if (status == KAKEYA_OK) status = write_file(*file, piece, n, error);
+    }
+    if (status == KAKEYA_OK && fflush(*file) != 0)
+        status = error_set(error, KAKEYA_IO, "parking a session: %s", strerror(errno));
+    if (status != KAKEYA_OK) {
+        fclose(*file);
+        *file = NULL;
+        return status;
+    }
+    atomic_fetch_add(&engine->spilled_bytes, engine_file_bytes(*file));
+    return KAKEYA_OK;
+}
+
 kakeya_status unpark(kakeya_session *session, FILE **file, kakeya_error *error) {
     decode_timeline *t = &session->timeline;
     backend_cache *cache = NULL;

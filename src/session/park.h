@@ -17,4 +17,8 @@ kakeya_status unpark(kakeya_session *session, FILE **file, kakeya_error *error);
 size_t park_bytes(const kakeya_session *session);
 kakeya_status park_copy(const kakeya_session *session, backend_write_fn write, void *user, kakeya_error *error);
 
+/* A file for park_copy's bytes, which `read` gives: so many. On failure there is none. */
+kakeya_status park_fill(kakeya_engine *engine, FILE **file, size_t bytes, backend_read_fn read, void *user,
+                        kakeya_error *error);
+
 #endif

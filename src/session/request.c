@@ -17,9 +17,9 @@ void request_remove(request_list *list, kakeya_request *before, kakeya_request *
     r->next = NULL;
 }
 
-/* What finds no memory now may go on in a later request. */
+/* What finds no memory now may go on in a later request, and so may what is cancelled while it waits. */
 static void keep_parked(kakeya_request *r, kakeya_status status) {
-    if (status == KAKEYA_OUT_OF_MEMORY)
+    if (status == KAKEYA_OUT_OF_MEMORY || status == KAKEYA_CANCELLED || status == KAKEYA_OK)
         r->session->parked = r->parked;
     else
         engine_forget_file(r->session->engine, &r->parked);

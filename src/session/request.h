@@ -34,8 +34,10 @@ struct kakeya_request {
     kakeya_error error;
     bool prompt_begun, continues; /* continues: the prompt is the timeline itself, whose last row is missing */
     double prompt_started;
+    bool rests;   /* it is paused, or was and has not gone on yet */
     FILE *parked; /* NULL: the session has its memory */
     int parkings;
+    bool kept;       /* there was no room for a file while it waited or rested */
     uint64_t served; /* the iteration that served it last */
     size_t need;     /* bytes of K/V memory that admission reckons with */
     size_t wanting;  /* of these, what it does not hold yet; part of a sum (admission.h) */

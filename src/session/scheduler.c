@@ -14,6 +14,7 @@ struct scheduler {
     int waiting;              /* requests that a caller waits for */
     int pending;              /* requests that are not done */
     uint64_t arrivals;        /* so far */
+    bool nudged;              /* since the last iteration began */
     bool driven;
     pthread_t driver; /* with driven: the thread that computes */
     pthread_t thread; /* with threaded */
@@ -49,9 +50,22 @@ static void tell_done(kakeya_request *done) {
         if (r->on_done) r->on_done(r->done_user);
 }
 
+/* Until somebody comes, goes on or is to end, or there may be memory; or the driver is to be another one. Needs the
+ * lock, and gives it back meanwhile. */
+static void rest(scheduler *s, unsigned cancels, int waiting) {
+    kakeya_engine *engine = s->work.engine;
+    atomic_store(&engine->rests, true);
+    while (!s->incoming && !s->nudged && s->waiting == waiting && atomic_load(&engine->cancels) == cancels)
+        pthread_cond_wait(&s->changed, &s->lock);
+    atomic_store(&engine->rests, false);
+}
+
 /* One iteration by the thread that drives. Who comes while others get their memory shares their forward. Needs the
  * lock, and gives it back meanwhile. */
 static void drive(scheduler *s) {
+    const unsigned cancels = atomic_load(&s->work.engine->cancels);
+    const int waiting = s->waiting;
+    s->nudged = false;
     kakeya_request *incoming = take_incoming(s);
     do {
         pthread_mutex_unlock(&s->lock);
@@ -64,6 +78,7 @@ static void drive(scheduler *s) {
     tell_done(done);
     pthread_mutex_lock(&s->lock);
     hand_out(s, done);
+    if (!done && batch_rests(&s->work)) rest(s, cancels, waiting);
 }
 
 static void begin_driving(scheduler *s) {
@@ -113,6 +128,19 @@ static kakeya_status open_scheduler(kakeya_engine *engine, scheduler **out, kake
     *out = s;
     return KAKEYA_OK;
 }
+
+void scheduler_nudge(kakeya_engine *engine) {
+    pthread_mutex_lock(&engine->scheduler_lock);
+    scheduler *s = engine->scheduler;
+    pthread_mutex_unlock(&engine->scheduler_lock);
+    if (!s) return;
+    pthread_mutex_lock(&s->lock);
+    s->nudged = true;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void kakeya_engine_relieved(kakeya_engine *engine) { scheduler_nudge(engine); }
 
 void scheduler_close(scheduler *s) {
     pthread_mutex_lock(&s->lock);
@@ -177,6 +205,7 @@ bool scheduler_is_done(kakeya_request *request) {
 static kakeya_status wait_for(scheduler *s, kakeya_request *request, kakeya_error *error) {
     kakeya_session *session = request->session;
     s->waiting++;
+    if (atomic_load(&s->work.engine->rests)) pthread_cond_broadcast(&s->changed);
     while (session->request == request) {
         if (s->driven) {
             pthread_cond_wait(&s->changed, &s->lock);

@@ -7,7 +7,8 @@
  *   - Every iteration advances every answer that has begun by at least one token.
  *   - Beside answers, prompts get as many tokens as their speed lets pass in max_stall_ms, but at least 32, and without
  *     answers a whole chunk: half for the oldest, half for those with the least left, in that order.
- *   - Where memory runs out all the same, the request that arrived last is parked in a file and goes on later.
+ *   - Where memory is short, who gives way is in admission.h.
+ *   - Who is paused computes nothing; where nobody can go on, the thread sleeps until scheduler_nudge.
  *   - What is one session's own fault (its callback, its numbers, its memory) ends that session's request alone.
  *
  * What a session computes does not depend on the others: a row's bits are its own (DESIGN of the backends). */
@@ -26,6 +27,8 @@ bool scheduler_is_done(kakeya_request *request);
 kakeya_status scheduler_wait(kakeya_request *request, kakeya_error *error);
 /* Both, without the thread. */
 kakeya_status scheduler_run(kakeya_request *request, kakeya_error *error);
+/* What kept requests from going on may have changed: memory, a pause, a cancel. Any thread, but not a signal's. */
+void scheduler_nudge(kakeya_engine *engine);
 /* Stops the thread. No request may be under way. */
 void scheduler_close(scheduler *scheduler);
 

@@ -179,15 +179,11 @@ kakeya_status session_check_tokens(const kakeya_session *session, const int32_t 
     return KAKEYA_OK;
 }
 
-void kakeya_session_cancel(kakeya_session *session) {
-    atomic_store(&session->cancelled, true);
-    atomic_fetch_add(&session->engine->cancels, 1);
-}
-
 void kakeya_session_clear_cancel(kakeya_session *session) { atomic_store(&session->cancelled, false); }
 
 kakeya_status session_return(kakeya_session *session, kakeya_status status) {
     atomic_store(&session->cancelled, false);
+    atomic_store(&session->paused, false);
     return status;
 }
 

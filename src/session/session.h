@@ -24,6 +24,7 @@ struct kakeya_session {
     double prefill_seconds;
     double load_waited;             /* seconds of the last load in which others had the engine */
     atomic_bool cancelled;          /* by another thread; taken by the call that returns next */
+    atomic_bool paused;             /* its request is to compute nothing */
     struct kakeya_request *request; /* in the scheduler's hands, whose lock protects this; NULL: none */
 };
 

@@ -254,6 +254,7 @@ typedef struct contents {
     size_t n_images;
     float *logits; /* [vocab], with has_logits */
     backend_cache *cache;
+    FILE *parked; /* instead of the cache */
 } contents;
 
 static kakeya_status read_header(const kakeya_session *session, reader *r, contents *c, kakeya_error *error) {
@@ -351,7 +352,7 @@ static kakeya_status read_tokens(kakeya_session *session, reader *r, contents *c
 /* Between two pieces others may compute: nobody else knows the cache that they go to. */
 static kakeya_status read_state_bytes(void *user, void *data, size_t bytes, kakeya_error *error) {
     reader *r = user;
-    r->waited += engine_turn_share(r->engine, &r->since);
+    if (r->engine) r->waited += engine_turn_share(r->engine, &r->since);
     read_bytes(r, data, bytes);
     return r->ended ? cut_off(r, error) : KAKEYA_OK;
 }
@@ -375,6 +376,14 @@ static kakeya_status read_cache(kakeya_session *session, reader *r, contents *c,
     return status;
 }
 
+/* Its length is known when it is read back. */
+static kakeya_status read_parked(kakeya_session *session, reader *r, contents *c, kakeya_error *error) {
+    engine_turn_begin(session->engine);
+    session_begin(session);
+    engine_turn_end(session->engine);
+    return park_fill(session->engine, &c->parked, c->cache_bytes, read_state_bytes, r, error);
+}
+
 static kakeya_status read_end(reader *r, kakeya_error *error) {
     uint64_t computed = checksum_of(r), stated = read_number(r, CHECKSUM_BYTES);
     if (r->ended) return cut_off(r, error);
@@ -384,6 +393,7 @@ static kakeya_status read_end(reader *r, kakeya_error *error) {
 }
 
 static kakeya_status check_length(const kakeya_session *session, const contents *c, kakeya_error *error) {
+    if (c->parked) return KAKEYA_OK;
     size_t length = (size_t)session->timeline.ops->cache_length(c->cache);
     if (length == c->n || (!c->has_logits && length + 1 == c->n)) return KAKEYA_OK;
     return error_set(error, KAKEYA_FORMAT, "session data: memory of %zu positions for %zu tokens", length, c->n);
@@ -400,6 +410,8 @@ static kakeya_status take_contents(kakeya_session *session, contents *c, kakeya_
     t->cache = c->cache;
     c->cache = old;
     session_drop_parked(session);
+    session->parked = c->parked;
+    c->parked = NULL;
     if (c->n) { /* an empty timeline may have no arrays */
         memcpy(t->tokens, c->tokens, c->n * sizeof *t->tokens);
         memcpy(t->row_kind, c->row_kind, c->n);
@@ -417,13 +429,13 @@ static kakeya_status take_contents(kakeya_session *session, contents *c, kakeya_
     return KAKEYA_OK;
 }
 
-kakeya_status kakeya_session_load(kakeya_session *session, kakeya_read_fn read, void *user, kakeya_error *error) {
+static kakeya_status load(kakeya_session *session, kakeya_read_fn read, void *user, bool parked, kakeya_error *error) {
     reader r = {.read = read, .user = user, .old_hash = HASH_STREAM_START};
     (void)XXH3_64bits_reset(&r.hash);
     contents c = {0};
     kakeya_status status = read_header(session, &r, &c, error);
     if (status == KAKEYA_OK) status = read_tokens(session, &r, &c, error);
-    if (status == KAKEYA_OK) status = read_cache(session, &r, &c, error);
+    if (status == KAKEYA_OK) status = (parked ? read_parked : read_cache)(session, &r, &c, error);
     if (status == KAKEYA_OK) status = read_end(&r, error);
     if (status == KAKEYA_OK) status = check_length(session, &c, error);
     if (status == KAKEYA_OK) status = take_contents(session, &c, error);
@@ -432,12 +444,22 @@ kakeya_status kakeya_session_load(kakeya_session *session, kakeya_read_fn read, 
         session->timeline.ops->cache_destroy(c.cache);
         engine_turn_end(session->engine);
     }
+    engine_forget_file(session->engine, &c.parked);
     free(c.images);
     mem_free(c.tokens);
     mem_free(c.row_kind);
     mem_free(c.logits);
     session->load_waited = r.waited;
     return status;
+}
+
+kakeya_status kakeya_session_load(kakeya_session *session, kakeya_read_fn read, void *user, kakeya_error *error) {
+    return load(session, read, user, false, error);
+}
+
+kakeya_status kakeya_session_load_parked(kakeya_session *session, kakeya_read_fn read, void *user,
+                                         kakeya_error *error) {
+    return load(session, read, user, true, error);
 }
 
 double kakeya_session_load_waited(const kakeya_session *session) { return session->load_waited; }

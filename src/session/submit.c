@@ -6,14 +6,15 @@
 #include "base/sized.h"
 #include "session/scheduler.h"
 
-/* Copies of the arrays behind the options, in one piece of memory. */
+/* Copies of the arrays behind the options, in one piece of memory: not the engine's, of which there may be none before
+ * the request's turn. */
 static kakeya_status own_arrays(kakeya_request *r, kakeya_error *error) {
     kakeya_generate_options *g = &r->answer.options;
     size_t ids = r->prompts ? r->prompt.n * sizeof *r->prompt.tokens : 0;
     size_t biases = g->n_logit_bias * sizeof *g->logit_bias, pointers = g->n_stop_strings * sizeof *g->stop_strings;
     size_t text = 0;
     for (size_t i = 0; i < g->n_stop_strings; i++) text += strlen(g->stop_strings[i]) + 1;
-    r->owned = mem_alloc(&r->session->account, MEM_WORKSPACE, pointers + biases + ids + text + 1);
+    r->owned = malloc(pointers + biases + ids + text + 1);
     if (!r->owned) return error_set(error, KAKEYA_OUT_OF_MEMORY, "request of %zu tokens: out of memory", r->prompt.n);
     char *at = r->owned;
     const char **stops = (const char **)(void *)at;
@@ -68,7 +69,7 @@ static kakeya_status prepare(kakeya_request *r, const kakeya_request_options *o,
 
 static void free_request(kakeya_request *r) {
     prompt_media_free(&r->prompt.media);
-    mem_free(r->owned);
+    free(r->owned);
     free(r);
 }
 
@@ -105,6 +106,18 @@ kakeya_status kakeya_request_wait(kakeya_request *request, kakeya_stats *stats, 
     status = session_return(request->session, status);
     free_request(request);
     return status;
+}
+
+void kakeya_session_cancel(kakeya_session *session) {
+    atomic_store(&session->cancelled, true);
+    atomic_fetch_add(&session->engine->cancels, 1);
+    if (atomic_load(&session->engine->rests)) scheduler_nudge(session->engine);
+}
+
+void kakeya_session_pause(kakeya_session *session) { atomic_store(&session->paused, true); }
+
+void kakeya_session_resume(kakeya_session *session) {
+    if (atomic_exchange(&session->paused, false)) scheduler_nudge(session->engine);
 }
 
 kakeya_status kakeya_session_sync_media(kakeya_session *session, const int32_t *tokens, size_t n,

@@ -14,7 +14,6 @@
 #include <string.h>
 
 #include "serve/grpc.h"
-#include "serve/memory_queue.h"
 
 static const char *key; /* NULL: nobody needs one */
 static _Atomic bool failed, told;
@@ -52,6 +51,8 @@ static kakeya_status reload(grpc_service *service, prefix_store *store, const ka
     grpc_service_serve(service, *engine, store);
     return KAKEYA_OK;
 }
+
+static size_t relieve(void *user, size_t bytes) { return store_relieve(*(prefix_store **)user, bytes); }
 
 static int fail(const kakeya_error *error) {
     fprintf(stderr, "grpc_server: %s\n", error->message);
@@ -99,20 +100,20 @@ static bool read_option(char *argument, grpc_service_options *o, kakeya_engine_o
 }
 
 int main(int argc, char **argv) {
-    memory_queue memory;
-    memory_queue_init(&memory);
     grpc_service_options options;
     grpc_service_options_init(&options);
-    options.memory = &memory;
     options.address = "127.0.0.1:0";
     options.allows = allows;
     options.on_finished = print_finished;
     options.on_wanted = print_waits;
     options.failed = &failed;
     options.wake_seconds = 600;
+    prefix_store *store = NULL;
     kakeya_engine_options engine_options;
     KAKEYA_INIT(&engine_options);
     engine_options.backend = "cpu";
+    engine_options.relieve = relieve;
+    engine_options.relieve_user = &store;
     if (argc < 2) return refuse("nothing");
     engine_options.model = argv[1];
     for (int i = 2; i < argc; i++)
@@ -120,7 +121,6 @@ int main(int argc, char **argv) {
     kakeya_error error = {0};
     grpc_service *service = NULL;
     kakeya_engine *engine = NULL;
-    prefix_store *store = NULL;
     if (grpc_service_start(&options, &service, &error) != KAKEYA_OK) return fail(&error);
     printf("{\"grpc\": \"%s\"}\n", grpc_service_address(service));
     fflush(stdout);
@@ -146,6 +146,5 @@ int main(int argc, char **argv) {
     grpc_service_stop(service);
     store_close(store, 60);
     if (engine) kakeya_engine_close(engine);
-    memory_queue_destroy(&memory);
     return status == KAKEYA_OK ? 0 : fail(&error);
 }

@@ -46,12 +46,12 @@ def alone(requests):
     return [ask(plain, r)["choices"] for r in requests]
 
 
-@test("54: room for three sessions, five requests: all finish with the tokens that they have alone, and preemptions are counted")
+@test("54: room for two sessions, five requests: all finish with the tokens that they have alone, and preemptions are counted")
 def _():
     requests = [body(i, 1600, **more) for i, more in enumerate(
         [{}, {"presence_penalty": 1.0}, {"json_schema": STRING, "ignore_eos": False}, {"n": 2, "max_tokens": 1200}, {"top_k": 5}])]
     expected = alone(requests)
-    s = Server("--name", "m", *room_for(3 * 1600, GRAMMAR), model=MODEL)
+    s = Server("--name", "m", *room_for(2 * 1600, GRAMMAR), model=MODEL)
     for _ in range(20):  # until they have met: where threads stand still they come one after the other
         for answer, wanted in zip(in_threads([lambda r=r: ask(s, r) for r in requests]), expected):
             equal(answer["choices"], wanted)

@@ -178,11 +178,11 @@ static void test_two_servers(void **state) {
         assert_int_equal(n, 15 * (turn + 1));
         usleep(2000); /* files are told apart by milliseconds */
         /* saved, and kept in memory */
-        while (store_named_relieve(store_names(store[turn % 2]), true)) continue;
+        while (store_named_relieve(store_names(store[turn % 2]))) continue;
         if (turn % 3 == 0) {
             kakeya_session *session = take(store[turn % 2], id);
             store_named_give(store_names(store[turn % 2]), id, session);
-            assert_true(store_named_relieve(store_names(store[turn % 2]), true) > 0);
+            assert_true(store_named_relieve(store_names(store[turn % 2])) > 0);
         }
     }
     store_close(store[0], 1000);
@@ -290,7 +290,7 @@ static void *use(void *argument) {
         if (n + 1 < FAKE_CONTEXT && kakeya_session_sync(session, ids, n + 1, NULL, NULL, NULL, NULL) == KAKEYA_OK)
             u->added[which]++;
         store_named_give(store_names(u->store), u->id[which], session);
-        if (i % 7 == 0) (void)store_named_relieve(store_names(u->store), true);
+        if (i % 7 == 0) (void)store_named_relieve(store_names(u->store));
     }
     return NULL;
 }
