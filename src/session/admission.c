@@ -174,7 +174,9 @@ static void end_cancelled(admission *a, decode_buffers *buffers) {
     a->cancels = cancels;
     for (kakeya_request *before = NULL, *r = a->waiting.first, *next; r; r = next) {
         next = r->next;
-        if (atomic_load(&r->session->cancelled)) {
+        /* an answer to what is in a file ends when it has been read back */
+        const bool needs_memory = r->session->parked && !r->prompts;
+        if (atomic_load(&r->session->cancelled) && !needs_memory) {
             stop_waiting(a, before, r);
             end_waiting(r, buffers);
             admission_reckon(a, r);
