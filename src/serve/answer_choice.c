@@ -350,7 +350,8 @@ void choice_generate_options(answer_choice *c, kakeya_generate_options *out) {
     }
 }
 
-static void tell_end(answer_choice *c) {
+/* What is left of its text; c->last is its end. */
+static void tell_rest(answer_choice *c) {
     const answer_options *o = &c->answer->options;
     kakeya_finish finish = c->end == CHOICE_LENGTH      ? KAKEYA_FINISH_LENGTH
                            : c->end == CHOICE_CANCELLED ? KAKEYA_FINISH_CANCELLED
@@ -378,7 +379,7 @@ static void tell_end(answer_choice *c) {
         if (o->keep_stop) say(c, content, end.stop_text, strlen(end.stop_text), c->n_pending);
     }
     if (c->n_pending && o->raw) say(c, content, NULL, 0, c->n_pending);
-    say(c, end, NULL, 0, 0);
+    c->last = end;
 }
 
 static void remember(answer_choice *c) {
@@ -398,6 +399,10 @@ static void remember(answer_choice *c) {
 void choice_finish(answer_choice *c) {
     if (c->finished) return;
     c->finished = true;
-    tell_end(c);
+    tell_rest(c);
     if (!c->error.status) remember(c);
+}
+
+void choice_tell_end(answer_choice *c) {
+    if (!c->error.status) say(c, c->last, NULL, 0, 0);
 }

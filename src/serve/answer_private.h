@@ -64,7 +64,8 @@ typedef struct answer_choice {
     kakeya_stats stats;      /* of the submission that is under way: what the metrics know of it */
     size_t uncounted;        /* tokens that the metrics do not know: their forward has not ended */
     _Atomic size_t kv_bytes; /* of the session, when it was last measured */
-    bool finished;           /* the client has been told its end */
+    bool finished;           /* the client has been told all but its end, */
+    event_record last;       /* which is this */
     bool drafted;            /* the forward before had drafts: several tokens may come at once */
     bool alone;              /* what is being said is to be written by the thread that computes */
     api_error error;
@@ -149,8 +150,10 @@ void choice_generate_options(answer_choice *c, kakeya_generate_options *out);
 void choice_measure(answer_choice *c);
 /* Adds to the metrics what the submission has taken since the last call: forwards and the tokens that came of them. */
 void choice_count(answer_choice *c, const kakeya_stats *so_far);
-/* After the last token: tells what was held back, and the end; its tokens are remembered for what clients send back of
- * it. Once; later calls do nothing. */
+/* After the last token: tells what was held back; its tokens are remembered for what clients send back of it, and its
+ * session is needed no more. Once; later calls do nothing. */
 void choice_finish(answer_choice *c);
+/* Its end, after choice_finish, once the answer's usage is complete. */
+void choice_tell_end(answer_choice *c);
 
 #endif

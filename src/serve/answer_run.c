@@ -401,6 +401,7 @@ static bool generate(answer *a) {
     complete_usage(a);
     for (size_t i = 0; i < a->n_choices; i++) {
         choice_finish(&a->choices[i]);
+        choice_tell_end(&a->choices[i]);
         if (a->choices[i].error.status && !a->error.status) a->error = a->choices[i].error;
     }
     return a->error.status == 0;
