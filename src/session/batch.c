@@ -8,6 +8,8 @@
 
 enum {
     LEAST_PROMPT_ROWS = 32, /* of all prompts, beside answers */
+    STEPS_OF_ALIKE = 32,    /* that prompts made too long, before answers have a step of their own again ... */
+    STEPS_OF_MORE = 8,      /* ... and if they have more rows than in the last one */
     PROMPTS_SHARE = 4,      /* of few places, prompts get one in so many */
     FIRST_PATIENCE = 16,    /* iterations before more requests are tried together, where there was no memory ... */
     MOST_PATIENCE = 4096,   /* ... and when it has turned out again and again that there is none */
@@ -246,7 +248,7 @@ static void add_prompts(step *s) {
                               r->session->options.prompt_chunk_tokens);
     s->budget = prompt_budget(s);
     prompt_shares_divide(&prompts, s->budget);
-    add_in_turn(s, &prompts);
+    if (!s->answers || !b->answers_alone) add_in_turn(s, &prompts);
 }
 
 static kakeya_status fill_segments(step *s, kakeya_error *error) {
@@ -404,22 +406,40 @@ static void compute(step *s) {
     }
 }
 
-/* A step that stalled answers for too long sets the speed back to what it was: tokens behind a long context take
- * longer. Every other one says that there may be more: its time holds the answers' rows, too, so that what it measures
- * is too little. */
-static void learn_prompt_speed(step *s, int prompt_rows) {
-    static const double patience = 1.25, growth = 1.05;
+/* What the answers of a step take alone, at least: no more than the last step of theirs. */
+static double seconds_of_answers(const batch *b, int rows) {
+    if (rows >= b->answer_rows) return b->answer_seconds;
+    return b->answer_seconds * rows / b->answer_rows;
+}
+
+/* A step to which prompts added too much sets the speed back to what it was: tokens behind a long context take longer.
+ * Every other one says that there may be more: its time holds the answers' rows, too, so that what it measures is too
+ * little. What prompts added is known if answers had a step of their own not long ago, with as many rows. */
+static void learn_prompt_speed(step *s, int rows, int prompt_rows) {
+    static const double patience = 1.15, growth = 1.05, more_answers = 1.25;
     batch *b = s->batch;
     const kakeya_engine *engine = b->engine;
     double speed = prompt_rows / s->seconds, stall = engine->max_stall_ms / 1000.0;
     double most = engine->ops->model_prompt_chunk(engine->model) / stall;
+    b->since_answers++;
     if (s->answers && s->seconds > patience * stall && prompt_rows > LEAST_PROMPT_ROWS) {
-        b->prompt_speed = speed;
-        return;
+        const double added = s->seconds - seconds_of_answers(b, rows);
+        const bool like_these = rows <= more_answers * b->answer_rows;
+        b->answers_alone = !b->answer_rows || b->since_answers >= (like_these ? STEPS_OF_ALIKE : STEPS_OF_MORE);
+        const bool known = like_these || !b->answers_alone;
+        if (known && added > patience * stall) b->prompt_speed = prompt_rows / added;
+        if (!known || added > patience * stall) return;
     }
     bool used = prompt_rows >= s->budget; /* a prompt that was short says nothing of what a longer one would take */
     double grown = used && b->prompt_speed * growth < most ? b->prompt_speed * growth : b->prompt_speed;
     b->prompt_speed = speed > grown ? speed : grown;
+}
+
+static void learn_answer_seconds(step *s, int rows) {
+    batch *b = s->batch;
+    b->answer_seconds = s->seconds;
+    b->answer_rows = rows;
+    b->since_answers = 0;
 }
 
 /* What the step says about the machine's speed. */
@@ -427,8 +447,12 @@ static void learn(step *s, int tokens) {
     batch *b = s->batch;
     int prompt_rows = 0, rows = 0;
     for (int i = 0; i < s->n; i++) *(i < s->answers ? &rows : &prompt_rows) += s->segment[i].n;
+    if (!prompt_rows) b->answers_alone = false;
     if (s->seconds <= 0) return;
-    if (prompt_rows) learn_prompt_speed(s, prompt_rows);
+    if (prompt_rows)
+        learn_prompt_speed(s, rows, prompt_rows);
+    else if (rows)
+        learn_answer_seconds(s, rows);
     if (!prompt_rows && s->answers > 1) step_costs_add(&b->costs, rows, tokens, s->seconds);
 }
 

@@ -15,6 +15,10 @@ typedef struct batch {
     int known;           /* of these, so many have had memory since */
     int tried, patience; /* with `most`: iterations since then, and how many are awaited before more are tried */
     double prompt_speed; /* tokens per second that prompts beside answers are taken to have; 0: none seen yet */
+    /* The last step of answers alone; 0: there was none. Prompts beside answers add what a step takes beyond it. */
+    double answer_seconds;
+    int answer_rows, since_answers; /* its rows; steps with prompts since then */
+    bool answers_alone;             /* the next step has no prompts: what it takes must be known */
     step_costs costs;
     bool advanced;  /* something was computed in the last iteration, or could have been */
     uint64_t count; /* of iterations */

@@ -144,6 +144,7 @@ void check_routes_of_many_rows() {
             }
         } got[2];
         bool places = true;
+        std::vector<int> few_experts; /* kernels for few rows write units alone */
         for (int many = 0; many < 2; many++) {
             device_array<float> out(values), x_router(values), z(logits), weight(slots);
             device_array<uint16_t> dense(static_cast<size_t>(c.rows) * ld), inputs(static_cast<size_t>(c.rows) * ld);
@@ -190,8 +191,19 @@ void check_routes_of_many_rows() {
                 cuda_after_attention_rows(&l, &a, &route, rows);
                 CHECK(cudaGetLastError());
                 CHECK(cudaDeviceSynchronize());
+                if (many) continue;
+                std::vector<int> slot = slot_of.get(), unit = active.get(), unit_begin = active_begin.get(),
+                                 unit_rows = active_rows.get();
+                const int units_used = active_count.get()[0];
+                for (int s = 0; s < rows * c.rank; s++) {
+                    int of = -1;
+                    for (int u = 0; u < units_used; u++)
+                        if (slot[s] >= unit_begin[u] && slot[s] < unit_begin[u] + unit_rows[u]) of = unit[u];
+                    few_experts.push_back(of);
+                }
             }
-            got[many] = {out.get(), z.get(), weight.get(), dense.get(), inputs.get(), expert.get()};
+            got[many] = {out.get(),   z.get(),      weight.get(),
+                         dense.get(), inputs.get(), many ? expert.get() : few_experts};
             if (!many) continue;
             std::vector<int> row = row_of.get(), slot = slot_of.get(), next = begin.get();
             for (int s = 0; s < slots; s++) { /* stable */
