@@ -184,10 +184,18 @@ static bool put(void *user, const void *data, size_t bytes) {
     return !s->status;
 }
 
+/* Pictures and sounds of messages; those after them wait for the next one. */
+static size_t n_said(const conversation *c) {
+    size_t n = c->n_media;
+    while (n && c->media[n - 1].message >= c->n) n--;
+    return n;
+}
+
 static const char *form_of(const conversation *c) {
-    for (size_t i = 0; i < c->n_media; i++)
+    const size_t n = n_said(c);
+    for (size_t i = 0; i < n; i++)
         if (c->media[i].medium.is_sound) return form_with_sounds;
-    return c->n_media ? form_with_pictures : form;
+    return n ? form_with_pictures : form;
 }
 
 static kakeya_status write_all(sink *s, const char *path, const conversation *c, const kakeya_session *session,
@@ -198,8 +206,8 @@ static kakeya_status write_all(sink *s, const char *path, const conversation *c,
     snprintf(size, sizeof size, "%zu\n", strlen(messages));
     bool written = put(s, name, strlen(name)) && put(s, size, strlen(size)) && put(s, messages, strlen(messages));
     cJSON_free(messages);
-    for (size_t i = 0; i < c->n_media && written; i++)
-        written = put(s, c->media[i].medium.data, c->media[i].medium.bytes);
+    const size_t n = n_said(c);
+    for (size_t i = 0; i < n && written; i++) written = put(s, c->media[i].medium.data, c->media[i].medium.bytes);
     if (!written) return s->status;
     kakeya_status status = kakeya_session_save(session, put, s, error);
     return s->status ? s->status : status;

@@ -319,17 +319,18 @@ SCRIPT
     show_answer 'What is this?' >"$WORK/found"
     check "whose answer is that of run --image" sh -c "test -s '$WORK/expected' && cmp '$WORK/expected' '$WORK/found'"
     show_answer 'and this?' >"$WORK/expected"
-    play "/save keeps pictures" run $tiny --image-budget 70 <<SCRIPT
+    play "/save keeps pictures of messages, without one that waits for its message," run $tiny --image-budget 70 <<SCRIPT
 expect > 
 send /image $images/photo.jpg
 expect > 
 send What is this?
 expect tokens per forward
 expect > 
+send /image $images/wide.png
+expect before your next message
+expect > 
 send /save $WORK/pictures
 expect (2 messages saved
-expect > 
-send /image $images/wide.png
 expect > 
 send /reset
 expect anew
