@@ -10,6 +10,7 @@ typedef struct call_media {
     size_t n, sounds;   /* of both; of sounds */
     text_buffer
         smaller; /* what was resized to less: "messages[0].content[1] 4032x3024 to 912x672", with "; " between */
+    bool smaller_is_full; /* it ends with "and others" */
 } call_media;
 
 /* The picture, or the sound, is theirs from now on. False: out of memory, and it is not. *media may be NULL at first.

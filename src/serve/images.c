@@ -149,15 +149,20 @@ static bool find_bytes(const cJSON *part, const char *place, encoded *out, api_e
 /* -------------------------------------------------------------------------------------------------------- pictures */
 
 bool images_note_smaller(call_media *all, const char *place) {
-    enum { MOST = 600 }; /* bytes of the list */
+    enum { MOST = 600 }; /* bytes of the list before its last picture */
+    text_buffer *list = &all->smaller;
     const kakeya_image *picture = all->item[all->n - 1].image;
     const kakeya_image_facts facts = kakeya_image_describe(picture);
     kakeya_image_fit fit;
     KAKEYA_INIT(&fit);
     (void)kakeya_image_fitted(picture, &fit);
-    if ((int64_t)fit.width * fit.height >= (int64_t)facts.width * facts.height || all->smaller.n > MOST) return true;
-    text_format(&all->smaller, "%s%s %dx%d to %dx%d", all->smaller.n ? "; " : "", place, facts.width, facts.height,
-                fit.width, fit.height);
+    if ((int64_t)fit.width * fit.height >= (int64_t)facts.width * facts.height || all->smaller_is_full) return true;
+    all->smaller_is_full = list->n > MOST;
+    if (all->smaller_is_full)
+        text_add(list, "; and others");
+    else
+        text_format(list, "%s%s %dx%d to %dx%d", list->n ? "; " : "", place, facts.width, facts.height, fit.width,
+                    fit.height);
     return true;
 }
 

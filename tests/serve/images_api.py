@@ -163,6 +163,8 @@ def _():
     said = large.headers["x-kakeya-images-resized"]
     holds(said.startswith("messages[0].content[1] 400x300 to "), said)
     holds(log_line(server(), large).endswith(f", images resized: {said}"), log_line(server(), large))
+    many = chat([user(*[picture(png(400, 300))] * 20)], max_tokens=1).headers["x-kakeya-images-resized"]
+    holds(many.endswith(" to 108x84; and others") and len(many) < 700, many)
     other = Server(*COMPUTE, "--image-budget", "70", "--log-json", model=MODEL)
     equal(json.loads(log_line(other, chat([user(text("x"), picture(png(400, 300)))], to=other)))["images_resized"], said)
     holds("images_resized" not in json.loads(log_line(other, chat([user(text("x"))], to=other))), "no picture at all")
