@@ -121,15 +121,18 @@ bool media_take(call *c, api_error *error) {
 
 /* -------------------------------------------------------------------------------------------------------- prompts */
 
-/* The next of the prompt's. */
-static bool add_media(const call *c, const kakeya_media *item, const char *param, answer_options *out, int *n,
-                      api_error *error) {
+/* The next of the prompt's. param: of one without a place. */
+static bool add_media(const call *c, const kakeya_media *item, const char *place, const char *param,
+                      answer_options *out, int *n, api_error *error) {
     const kakeya_engine *engine = c->server->engine;
+    if (!*place) place = param;
     kakeya_error why = {0};
     kakeya_status status = item->sound ? kakeya_engine_sound_tokens(engine, item->sound, n, &why)
                                        : kakeya_engine_image_tokens(engine, item, n, &why);
-    if (status != KAKEYA_OK)
-        return api_fail_library(error, item->sound ? "invalid_audio" : "invalid_image", param, &why);
+    if (status != KAKEYA_OK) {
+        error_prefix(&why, status, "%s", place);
+        return api_fail_library(error, item->sound ? "invalid_audio" : "invalid_image", place, &why);
+    }
     out->media[out->n_media++] = *item;
     return true;
 }
@@ -149,7 +152,8 @@ bool media_of_prompt(call *c, const char *param, answer_options *out, api_error 
         for (size_t k = 0; k < said->messages[i].n_parts && good; k++) {
             const media_part *part = part_of(&said->messages[i], k);
             int *n = &chat_own_part(&said->messages[i], k)->n_tokens;
-            if (part && out->n_media < all->n) good = add_media(c, &all->item[part->number], param, out, n, error);
+            if (part && out->n_media < all->n)
+                good = add_media(c, &all->item[part->number], part->place, param, out, n, error);
         }
     }
     return good;

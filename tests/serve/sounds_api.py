@@ -165,6 +165,7 @@ def _():
         refused("audio_parse_error", part(data), says="neither WAV, FLAC nor MP3")
     for data in (good[:20], good[:44], good[:9000], content_of("sweep-44100-stereo.flac")[:9000], b"ID3" + bytes(80), header(0)):
         refused("audio_parse_error", part(data))
+    refused("invalid_audio", part(wav(0.01)), says="a sound of 160 samples is too short")
     refused("sound_too_large", part(wav(30.001)), says="longer than 30 seconds")
     hour = header(3600 * 8000, rate=4000) + bytes(3600 * 8000)  # more than the limit of bytes, too
     refused("sound_too_large", part(hour[:-5000000]), says="bytes")
