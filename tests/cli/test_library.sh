@@ -51,7 +51,8 @@ STATUS=0
 check "a question about a picture is answered" test "$STATUS" -eq 0 -a "$(cat "$WORK/out")" = "The secret code is 7294."
 STATUS=0
 "$BUILD/examples/picture" "$MODELS/demo" README.md "What is this?" >"$WORK/out" 2>"$WORK/err" </dev/null || STATUS=$?
-check "a file that is no picture is refused by its name" sh -c 'test "$1" -eq 1 && grep -q "README.md: neither PNG" "$2"' - "$STATUS" "$WORK/err"
+check "a file that is no picture is refused by its name" sh -c 'test "$1" -eq 1 && grep -q "README.md: neither PNG" "$2"' - \
+    "$STATUS" "$WORK/err"
 for example in batch chat; do
     STATUS=0
     "$BUILD/examples/$example" /no/such/model >"$WORK/out" 2>"$WORK/err" </dev/null || STATUS=$?
