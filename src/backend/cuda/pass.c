@@ -153,6 +153,13 @@ bool cuda_pass_group(const backend_model *m, const backend_segment *segments, in
 
 /* ------------------------------------------------------------------------------------------------- preparation */
 
+/* At least `n`, with up to a quarter more: of sessions that grow one after the other, few different sizes. */
+static size_t with_room(size_t n) {
+    size_t unit = 1;
+    while (unit * 8 < n) unit *= 2;
+    return (n + unit - 1) / unit * unit;
+}
+
 /* Flash states of the partitions of a decode pass. */
 static kakeya_status prepare_partial(const cuda_pass *p, kakeya_error *error) {
     backend_model *m = p->model;
@@ -173,6 +180,10 @@ static kakeya_status prepare_partial(const cuda_pass *p, kakeya_error *error) {
     partial_size of_nobody = row_partial(m->config, 0, restored); /* which are read like others, in sliding layers */
     cells += (size_t)filled_up * of_nobody.cells;
     floats += (size_t)filled_up * of_nobody.floats;
+    if (p->group->n > 1) { /* memory that grows drops the captured steps */
+        cells = with_room(cells);
+        floats = with_room(floats);
+    }
     kakeya_status status = model_grow(m, &m->space.partial, floats * sizeof(float), "attention states", error);
     return status ? status : model_grow(m, &m->space.partial_state, cells * sizeof(float2), "attention states", error);
 }
