@@ -7,6 +7,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include "backend/measure.h"
 #include "gpu/random_pair.h"
 #include "sweep.h"
 
@@ -717,6 +718,41 @@ static void kept_memory(void **state) {
     pair_close(&p);
 }
 
+/* Sessions of different lengths go on together: their steps are captured few times, however often one of them gets
+ * another partition. */
+static void growing_sessions_keep_graphs(void **state) {
+    (void)state;
+    enum { SESSIONS = 20, SHORTEST = 20, APART = 7, STEPS = 150, MOST_GRAPHS = 8 };
+    pair p;
+    pair_open(&p, demo_path(), false);
+    const backend_measure_ops *measure = backend_measure_find(p.ops[CUDA]);
+    backend_cache *cache[SESSIONS];
+    backend_segment segments[SESSIONS];
+    backend_forwards before, counted;
+    static int32_t tokens[SHORTEST + SESSIONS * APART + STEPS];
+    fill_tokens(tokens, SHORTEST + SESSIONS * APART + STEPS, (int)p.verifier->config.vocab, 29);
+    for (int s = 0; s < SESSIONS; s++) {
+        const int n = SHORTEST + s * APART;
+        cache[s] = new_cache(&p, CUDA, &policies[0], CONTEXT, false);
+        step(&p, CUDA, cache[s], tokens, n, n, SEGMENT_PROMPT, NULL);
+    }
+    measure->forwards(p.model[CUDA], &before);
+    for (int i = 0; i < STEPS; i++) {
+        for (int s = 0; s < SESSIONS; s++)
+            segments[s] = (backend_segment){.cache = cache[s],
+                                            .tokens = tokens + SHORTEST + s * APART + i,
+                                            .n = 1,
+                                            .kind = SEGMENT_DECODE,
+                                            .first_logit_row = 1};
+        REQUIRE_OK(p.ops[CUDA]->forward(p.model[CUDA], segments, SESSIONS, error));
+        for (int s = 0; s < SESSIONS; s++) REQUIRE_OK(p.ops[CUDA]->cache_commit(cache[s], 1, error));
+    }
+    measure->forwards(p.model[CUDA], &counted);
+    assert_in_range(counted.graphs - before.graphs, 1, MOST_GRAPHS);
+    for (int s = 0; s < SESSIONS; s++) p.ops[CUDA]->cache_destroy(cache[s]);
+    pair_close(&p);
+}
+
 /* Products of prompts take eights of outputs. Dense blocks are padded; what is not is refused when the model is opened,
  * not at the first prompt. */
 static void refused_widths(void **state) {
@@ -754,6 +790,7 @@ int main(void) {
         cmocka_unit_test(fresh_engine),
         cmocka_unit_test(failing_allocations),
         cmocka_unit_test(kept_memory),
+        cmocka_unit_test(growing_sessions_keep_graphs),
         cmocka_unit_test(refused_widths),
     };
     return cmocka_run_group_tests_name("sessions", tests, NULL, NULL);
