@@ -192,11 +192,21 @@ static void read_stop_tokens(json_reader *r, const cJSON *top, const cJSON *text
     gemma4_settle_stop_tokens(c);
 }
 
+/* What stands in prompts for pictures, sounds and films is no token of an answer, whether they are read here or not. */
+static void suppress_placeholders(const cJSON *top, model_config *c) {
+    static const char *const keys[] = {"image_token_id", "audio_token_id", "video_token_id"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys && c->generation == GEMMA_4; i++) {
+        const cJSON *id = json_get(top, keys[i]);
+        if (json_is_integer(id, 0, c->vocab - 1)) (void)gemma4_add_suppressed_token(c, id->valuedouble);
+    }
+}
+
 static void read_tokens(json_reader *r, const cJSON *top, const cJSON *text, json_reader *generation_reader,
                         const cJSON *generation, model_config *c) {
     read_stop_tokens(r, top, text, generation_reader, generation, c);
     add_tokens(generation_reader, generation, "suppress_tokens", c, gemma4_add_suppressed_token,
                MODEL_MAX_SUPPRESS_TOKENS);
+    suppress_placeholders(top, c);
     if (c->n_suppress_tokens == c->vocab)
         json_fail(generation_reader, KAKEYA_FORMAT, "suppress_tokens leaves none of the %d tokens", c->vocab);
 }

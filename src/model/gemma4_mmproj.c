@@ -257,7 +257,8 @@ static kakeya_status read_own(looking *l, kakeya_error *error) {
                                  error);
 }
 
-int gemma4_mmproj_token(const gguf *model, const model_config *text) {
+/* The token of pictures in the model's vocabulary; -1: it knows none. */
+static int image_token(const gguf *model, const model_config *text) {
     return text->generation == GEMMA_4 ? gguf_keys_token(model, text->vocab, "<|image|>") : -1;
 }
 
@@ -265,7 +266,7 @@ kakeya_status gemma4_mmproj_open(const gguf *model, const model_config *text, co
                                  mem_account *account, gemma4_mmproj *out, kakeya_error *error) {
     looking l = {.model = model, .text = text, .no_vision = no_vision, .account = account, .out = out};
     *out = (gemma4_mmproj){0};
-    if (!mmproj && gemma4_mmproj_token(model, text) < 0) return KAKEYA_OK;
+    if (!mmproj && image_token(model, text) < 0) return KAKEYA_OK;
     kakeya_status status = mmproj                                    ? read_named(&l, mmproj, error)
                            : tensor_of(model, "v.patch_embd.weight") ? read_own(&l, error)
                                                                      : look_beside(&l, error);

@@ -28,7 +28,4 @@ void gemma4_mmproj_close(gemma4_mmproj *parts); /* a zeroed one is fine */
 kakeya_status gemma4_mmproj_read(const gguf *file, const gguf *model, const model_config *text, mem_account *account,
                                  vision_model **out, kakeya_error *reason, kakeya_error *error);
 
-/* The token of pictures in the model's vocabulary; -1: it knows none. */
-int gemma4_mmproj_token(const gguf *model, const model_config *text);
-
 #endif

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/gguf_keys.h"
 #include "model/gemma4_audio_open.h"
 #include "model/gemma4_gguf.h"
 #include "model/gemma4_mmproj.h"
@@ -99,25 +100,13 @@ static size_t count_tensors(const checkpoint *ck, bool audio) {
     return n;
 }
 
-/* The token of pictures in a model whose vision part is left out; -1: there is none. */
-static kakeya_status unread_token(const language_model *model, int *token, kakeya_error *error) {
-    const checkpoint *ck = model->checkpoint;
-    vision_model v;
-    bool there;
-    kakeya_error reason = {0};
-    *token = model->file ? gemma4_mmproj_token(model->file, &model->config) : -1;
-    if (model->file) return KAKEYA_OK;
-    kakeya_status status =
-        vision_model_config(ck->config_path, ck->config, ck->config_bytes, &model->config, &v, &there, &reason, error);
-    if (status == KAKEYA_OK && there) *token = v.image_token;
-    return status;
-}
-
-static kakeya_status leave_vision(language_model *model, kakeya_error *error) {
-    int token;
-    kakeya_status status = unread_token(model, &token, error);
-    if (status == KAKEYA_OK && token >= 0) suppress(&model->config, token);
-    return status;
+/* Of a GGUF file, whose vocabulary names them; a directory's configuration does so itself. */
+static void suppress_placeholders(language_model *model) {
+    static const char *const texts[] = {"<|image|>", "<|audio|>", "<|video|>"};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        const int token = gguf_keys_token(model->file, model->config.vocab, texts[i]);
+        if (token >= 0) suppress(&model->config, token);
+    }
 }
 
 static void add_note(language_model *model, const char *what, const char *reason) {
@@ -141,8 +130,7 @@ static kakeya_status open_mmproj(const gemma4_parts *parts, mem_account *account
     model->vision = found.vision;
     model->sound = found.sound;
     snprintf(model->no_sound, sizeof model->no_sound, "%s", found.no_sound);
-    if (model->vision) suppress(&model->config, model->vision->image_token);
-    if (model->sound) suppress(&model->config, model->sound->sound_token);
+    if (model->vision || model->sound || parts->no_vision) suppress_placeholders(model);
     add_note(model, "no pictures", found.no_pictures);
     size_t skipped = 0;
     for (size_t i = 0; !found.sound && i < model->file->n_tensors; i++)
@@ -151,7 +139,7 @@ static kakeya_status open_mmproj(const gemma4_parts *parts, mem_account *account
         add_note(model, "no sound", found.no_sound);
     else if (skipped)
         note_audio(model, skipped);
-    return parts->no_vision ? leave_vision(model, error) : KAKEYA_OK;
+    return KAKEYA_OK;
 }
 
 /* What of a checkpoint is left out, once it is known what reads pictures and sound. */
@@ -169,15 +157,14 @@ static kakeya_status open_towers(const gemma4_parts *parts, mem_account *account
                                  kakeya_error *error) {
     char no_pictures[160] = "", no_sound[160] = "";
     const checkpoint *ck = model->checkpoint;
-    kakeya_status status = parts->no_vision ? leave_vision(model, error)
-                                            : vision_model_open(model->checkpoint, &model->config, account,
-                                                                &model->vision, no_pictures, sizeof no_pictures, error);
+    kakeya_status status = KAKEYA_OK;
+    if (!parts->no_vision)
+        status = vision_model_open(model->checkpoint, &model->config, account, &model->vision, no_pictures,
+                                   sizeof no_pictures, error);
     if (status == KAKEYA_OK)
         status = audio_model_open(model->checkpoint, &model->config, account, &model->sound, no_sound, sizeof no_sound,
                                   error);
     if (status != KAKEYA_OK) return status;
-    if (model->vision) suppress(&model->config, model->vision->image_token);
-    if (model->sound) suppress(&model->config, model->sound->sound_token);
     note_skipped(model);
     add_note(model, "no pictures", no_pictures);
     /* repositories that have been quantised often lack the tensors, which is worth no line unless there are some */

@@ -81,6 +81,9 @@ END
         --image $IMAGES/photo.jpg,budget=71
     refused "a broken picture is named" "truncated.jpg: broken JPEG" run $tiny --image $IMAGES/bad/truncated.jpg hello
     works "text that spells the token is text" run $tiny --max-tokens 1 --ignore-eos --json 'What is <|image|>?'
+    works "an answer is as long as it may be" run $tiny --image $IMAGES/photo.jpg --image-budget 70 --max-tokens 30 --ignore-eos \
+        --temperature 0 --json hi
+    json_holds "without the tokens of pictures, sounds and films" '.token_ids | length == 30 and all(. != 19 and . != 22 and . != 23)'
     refuses "a picture needs turns or ids" "not with --raw" run $tiny --raw --image $IMAGES/photo.jpg hello
     refuses "score has no turns" "needs --ids-file" score $tiny --text-file README.md --image $IMAGES/photo.jpg
 }
@@ -160,6 +163,9 @@ check "which becomes a file" test -s "$WORK/g/mmproj-tiny.gguf"
     works "the GGUF file answers a question about a picture" run $model "$WORK/g/tiny.gguf" --image $IMAGES/photo.jpg --image-budget 70 \
         --max-tokens 12 --ignore-eos --json 'What is this?'
     json_holds "as the directory does" '.token_ids == $wanted[0]' --slurpfile wanted "$WORK/tiny-tower.one.greedy"
+    works "so it does at length" run $model "$WORK/g/tiny.gguf" --image $IMAGES/photo.jpg --image-budget 70 --max-tokens 30 --ignore-eos \
+        --temperature 0 --json hi
+    json_holds "without the tokens of pictures, sounds and films" '.token_ids | length == 30 and all(. != 19 and . != 22 and . != 23)'
     mv "$WORK/g/mmproj-tiny.gguf" "$WORK/part/part.gguf"
     refused "without that file it says so" "reads no images: no pictures: no vision part (mmproj-\*.gguf)" run $model "$WORK/g/tiny.gguf" \
         --image $IMAGES/photo.jpg hello

@@ -278,6 +278,23 @@ static void test_suppressed_tokens(void **state) {
     free(json);
 }
 
+/* What stands for pictures, sounds and films, as far as the vocabulary has it. */
+static void test_placeholders_are_suppressed(void **state) {
+    (void)state;
+    char *json = scratch_replace(dense, "\"vision_config\": {\"hidden_size\": 1}",
+                                 "\"vision_config\": null, \"image_token_id\": 7, \"audio_token_id\": 258881, "
+                                 "\"video_token_id\": 9, \"boi_token_id\": 11");
+    assert_ok(parse(json, "{\"suppress_tokens\": [9, 3]}"));
+    assert_int_equal(config.n_suppress_tokens, 3);
+    assert_int_equal(config.suppress_tokens[2], 7);
+    free(json);
+    json = scratch_replace(dense, "\"vision_config\"",
+                           "\"image_token_id\": \"7\", \"video_token_id\": -1, \"vision_config\"");
+    assert_ok(parse(json, NULL));
+    assert_int_equal(config.n_suppress_tokens, 0);
+    free(json);
+}
+
 /* No model depends on its padding token, so every way of saying that there is none is read. */
 static void test_pad_token(void **state) {
     (void)state;
@@ -583,13 +600,21 @@ static void test_variants(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nested),        cmocka_unit_test(test_flat_defaults),
-        cmocka_unit_test(test_resaved),       cmocka_unit_test(test_shared_kv),
-        cmocka_unit_test(test_moe),           cmocka_unit_test(test_values),
-        cmocka_unit_test(test_stop_tokens),   cmocka_unit_test(test_suppressed_tokens),
-        cmocka_unit_test(test_pad_token),     cmocka_unit_test(test_rope_spellings),
-        cmocka_unit_test(test_rope_refusals), cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_bundled),       cmocka_unit_test(test_variants),
+        cmocka_unit_test(test_nested),
+        cmocka_unit_test(test_flat_defaults),
+        cmocka_unit_test(test_resaved),
+        cmocka_unit_test(test_shared_kv),
+        cmocka_unit_test(test_moe),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_stop_tokens),
+        cmocka_unit_test(test_suppressed_tokens),
+        cmocka_unit_test(test_placeholders_are_suppressed),
+        cmocka_unit_test(test_pad_token),
+        cmocka_unit_test(test_rope_spellings),
+        cmocka_unit_test(test_rope_refusals),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_bundled),
+        cmocka_unit_test(test_variants),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
