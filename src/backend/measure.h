@@ -103,10 +103,11 @@ typedef struct backend_measure_ops {
     kakeya_status (*bounded_needs)(const language_model *verifier, mem_account *account, size_t *resident,
                                    size_t *expert, double *bytes_per_second, kakeya_error *error);
     /* The same as probe of a model with these options that is not there: precision, isa, threads and account are read.
-     * NULL where `machine` is. */
+     * NULL: rates are measured with a model alone. */
     kakeya_status (*probe_machine)(const backend_model_options *options, backend_probe *out, kakeya_error *error);
-    /* How the backend runs the verifier's list of operations. NULL: it has none. */
-    const program_machine *(*machine)(void);
+    /* How the backend runs the verifier's list of operations: of prompt rows, or of decode rows, where the two have
+     * lists of their own (its `rows`). NULL: it has none. */
+    const program_machine *(*machine)(bool prompt);
     /* NULL: nothing is known beside free_bytes. */
     void (*device)(const backend_model *model, backend_device *out);
     /* Fills out [BACKEND_MAX_CHECKS] and returns how many there are. NULL: every operation has one way. */

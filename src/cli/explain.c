@@ -16,10 +16,12 @@ static const cli_command command = {
                "computes --prompt tokens of another session's prompt, as many as one forward takes. Nothing is\n"
                "computed and no weight is read. Bytes are the weights and K/V that an operation must read. The bound\n"
                "is the time that reading them, or the arithmetic, takes at this machine's rates, which are measured\n"
-               "first unless given. Rows marked + run in the same kernel as the row before.\n",
+               "first unless given (--backend cuda: they must be given, no GPU is needed, and decoding and a prompt\n"
+               "are explained apart). Rows marked + run in the same kernel as the row before.\n",
     .examples = "  kakeya explain\n"
                 "  kakeya explain --synthetic 26b-a4b --rows 8 --position 16000\n"
-                "  kakeya explain --model gemma-4-e2b --prompt 512 --read-gb 40 --gflops 1500 --json\n",
+                "  kakeya explain --model gemma-4-e2b --prompt 512 --read-gb 40 --gflops 1500 --json\n"
+                "  kakeya explain --synthetic 26b-a4b --backend cuda --read-gb 4600 --gflops 700000\n",
 };
 
 typedef struct explain_arguments {

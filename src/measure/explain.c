@@ -147,6 +147,10 @@ static kakeya_status find_rates(const explain_options *options, const backend_me
     e->read_bytes_per_second = options->read_bytes_per_second;
     e->flops_per_second = options->flops_per_second;
     if (e->read_bytes_per_second > 0 && e->flops_per_second > 0) return KAKEYA_OK;
+    if (!measure->probe_machine)
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "backend %s measures its rates with a model alone (kakeya bench): give --read-gb and --gflops",
+                         e->backend);
     backend_probe probe;
     const backend_model_options machine = {
         .precision = e->precision, .isa = options->isa, .threads = options->threads, .account = &e->account};
@@ -162,7 +166,7 @@ static double larger(double a, double b) { return a > b ? a : b; }
 
 static kakeya_status make_rows(const explain_options *options, const program_machine *machine, explanation *e,
                                kakeya_error *error) {
-    const program_shape shape = {.shard = {0, 1}};
+    program_shape shape = {.shard = {0, 1}, .rows = machine->rows};
     size_t most = (size_t)program_most_ops(e->config);
     e->ops = calloc(most, sizeof *e->ops);
     e->row = calloc(most, sizeof *e->row);
@@ -171,8 +175,6 @@ static kakeya_status make_rows(const explain_options *options, const program_mac
         free(launches);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a list of %zu operations", most);
     }
-    e->n = program_verifier(e->config, &shape, e->ops);
-    e->launches = program_launches(machine, e->ops, e->n, launches);
     counting c = {.options = options,
                   .e = e,
                   .config = e->config,
@@ -180,6 +182,10 @@ static kakeya_status make_rows(const explain_options *options, const program_mac
                   .decode = timeline_at(e, options, options->position + e->decode_rows),
                   .prompt = timeline_at(e, options, e->prompt_rows),
                   .rows = e->decode_rows + e->prompt_rows};
+    for (int i = 0; i < e->config->layers; i++)
+        if (c.prompt.layer[i].kind == STORE_RING) layer_add(&shape.rings, i);
+    e->n = program_verifier(e->config, &shape, e->ops);
+    e->launches = program_launches(machine, e->ops, e->n, launches);
     for (int i = 0; i < e->launches; i++) {
         const program_launch *l = &launches[i];
         for (int k = l->first; k < l->first + l->n; k++) {
@@ -205,13 +211,18 @@ static kakeya_status make(const explain_options *options, explanation *e, kakeya
     e->backend = ops->name;
     if (!measure || !measure->machine)
         return error_set(error, KAKEYA_UNSUPPORTED,
-                         "the operations of backend %s cannot be explained: use --backend cpu", ops->name);
+                         "the operations of backend %s cannot be explained: use --backend cpu or cuda", ops->name);
     if (options->session.attention == KAKEYA_ATTENTION_RESTORED)
         return error_set(error, KAKEYA_UNSUPPORTED,
                          "--attention restored cannot be explained: restoring is part of attention");
     kakeya_status status = open_model(options, e, error);
     if (status) return status;
-    const program_machine *machine = measure->machine();
+    const program_machine *machine = measure->machine(options->prompt_rows > 0);
+    if (machine->rows != ROWS_ALL && options->decode_rows && options->prompt_rows)
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "backend %s computes prompts and decode rows in passes of their own: explain one at a time, "
+                         "with --rows or with --prompt",
+                         e->backend);
     if (options->position + options->decode_rows > e->config->max_context)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "--position %d: the model's context ends at %d tokens",
                          options->position, e->config->max_context);

@@ -1,38 +1,14 @@
-/* The list of a CUDA step, made of the verifier's list (backend/program/program.h): fusions as this backend would
- * declare them, what is private to its kernels (turns, rounding, which attention kernel takes which rows), and the
- * order of its two streams. What a layer consists of, and which weights are multiplied where, comes from the program
- * alone. */
+/* The list of a CUDA step, made of the verifier's list (backend/program/program.h): fusions as this backend declares
+ * them (backend/cuda/machine.h), what is private to its kernels (turns, rounding, which attention kernel takes which
+ * rows), and the order of its two streams. What a layer consists of, and which weights are multiplied where, comes from
+ * the program alone. */
 #ifndef KAKEYA_TESTS_FUSED_STEPS_H
 #define KAKEYA_TESTS_FUSED_STEPS_H
 
+#include "backend/cuda/machine.h"
 #include "backend/cuda/matrix.h"
 #include "backend/cuda/step.h"
 #include "backend/program/program.h"
-
-enum {
-    FUSE_EMBED = 0,
-    FUSE_NORMS_ROUTED,
-    FUSE_NORMS_MOE,
-    FUSE_NORMS,
-    FUSE_ROUTER,
-    FUSE_GATE_UP,
-    FUSE_DOWN,
-    FUSE_MIX_AGREE,
-    FUSE_HEADS_STORE,
-    FUSIONS_OF_STEPS
-};
-/* Of prompts the second and the two of products are left out. */
-static const program_fusion step_fusions[FUSIONS_OF_STEPS] = {
-    {"embed", 2, {{OP_EMBED, 0, NULL}, {OP_ROWS, 0, "ad"}}},
-    {"norms, router", 3, {{OP_ROWS, 0, "adaedddgf"}, {OP_PRODUCTS, 0, NULL}, {OP_ROUTE, 0, NULL}}},
-    {"norms", 1, {{OP_ROWS, 0, "adaedddgf"}}},
-    {"norms", 1, {{OP_ROWS, 0, "adaed"}}},
-    {"router", 2, {{OP_PRODUCTS, 0, NULL}, {OP_ROUTE, 0, NULL}}},
-    {"gate/up", 2, {{OP_PRODUCTS, EPILOGUE_GATED, NULL}, {OP_EXPERT_PRODUCTS, EPILOGUE_GATED, NULL}}},
-    {"down", 2, {{OP_PRODUCTS, 0, NULL}, {OP_EXPERT_PRODUCTS, 0, NULL}}},
-    {"exchange", 2, {{OP_ROWS, 0, "cf"}, {OP_AGREE, 0, NULL}}},
-    {"heads, store", 2, {{OP_HEADS, 0, NULL}, {OP_STORE, 0, NULL}}},
-};
 
 typedef struct fused_steps {
     const step_shape *shape;
@@ -457,27 +433,25 @@ static inline int fused_steps_make(const step_shape *s, program_op *ops, program
         if (s->ring[i]) layer_add(&shape.rings, i);
         if (fused_restores(s, i)) layer_add(&shape.restores, i);
     }
-    program_fusion fusions[FUSIONS_OF_STEPS];
-    memcpy(fusions, step_fusions, sizeof fusions);
-    if (s->prompt) fusions[FUSE_NORMS_ROUTED].n = FUSION_MAX_OPS + 1; /* matches nothing */
-    const program_machine machine = {.fusion = fusions, .fusions = FUSIONS_OF_STEPS};
     fused_steps f = {.shape = s, .ops = ops, .out = out, .held = -1};
     f.n_ops = program_verifier(s->config, &shape, ops);
-    int n = program_launches(&machine, ops, f.n_ops, launches);
+    int n = program_launches(cuda_machine(s->prompt), ops, f.n_ops, launches);
     for (int type = 0; type < 2; type++)
         put(&f, STEP_TURNS, -1, "embedding", 0, type == LAYER_FULL ? SET(TURNS_FULL) : SET(TURNS_SLIDING))->index =
             type;
     bool begun = false;
     for (int i = 0; i < n; i++) {
         const program_op *o = &ops[launches[i].first];
-        bool prologue = launches[i].fusion == FUSE_EMBED || (o->kind == OP_TAP && o->layer < 0);
+        int fusion = launches[i].fusion;
+        if (fusion >= 0 && s->prompt) fusion += CUDA_PROMPT_FUSIONS;
+        bool prologue = fusion == FUSE_EMBED || (o->kind == OP_TAP && o->layer < 0);
         bool head = o->kind == OP_LOGITS || o->kind == OP_CHOOSE;
         if (!begun && !prologue) {
             begin_restoring(&f);
             begun = true;
         }
         if (s->prompt && head) continue; /* last rows wait for a head that comes later */
-        put_launch(&f, o, launches[i].fusion);
+        put_launch(&f, o, fusion);
         /* Behind a layer's last norms, and what is kept of them. */
         const program_op *next = &ops[launches[i].first + launches[i].n];
         bool ends = (o->kind == OP_ROWS && o->out[1] && launches[i].fusion < 0 && o->parts == 1 && o->layer >= 0) ||

@@ -16,5 +16,18 @@ for verb in "run x" "score --text-file README.md" bench "eval niah --report $WOR
         $verb --backend cuda
 done
 works "info needs no device" info --synthetic 26b-a4b --backend cuda --json
+works "explain needs no device" explain --backend cuda --rows 2 --read-gb 4000 --gflops 700000 --json
+json_holds "it has decode rows' launches" '
+    .backend == "cuda" and .rows == 2 and .prompt_rows == 0 and
+    .launches == ([.operations[].launch] | max + 1) and
+    ([.operations[] | select(.kernel == "norms, router")] | length) == 3 * .layers and
+    ([.operations[] | select(.kernel == "dense and experts")] | length) == 4 * .layers'
+works "and those of prompts" explain --backend cuda --prompt 300 --read-gb 4000 --gflops 700000 --json
+json_holds "whose experts have launches of their own" '
+    .prompt_rows == 300 and ([.operations[] | select(.kernel == "prompt attention")] | length) == .layers and
+    ([.operations[] | select(.operation == "EXPERT_PRODUCTS" and .kernel == "experts" and (.fused | not))] | length) == 2 * .layers'
+fails_with "rates must be given" "give --read-gb and --gflops" explain --backend cuda
+fails_with "prompts and decode rows are passes of their own" "explain one at a time" \
+    explain --backend cuda --rows 2 --prompt 300 --read-gb 4000 --gflops 700000
 fails_with "a backend that this build has not" "available: cpu, cuda" run --backend mlx x
 finish

@@ -220,7 +220,7 @@ static void lists_are_functions_of_their_shape(void **state) {
 /* Every operation is in one launch, in order; the CPU computes dense products and experts side by side. */
 static void launches_cover_the_list(void **state) {
     (void)state;
-    const program_machine *machine = cpu_machine();
+    const program_machine *machine = cpu_machine(false);
     for (int m = 0; m < MODELS; m++) {
         list l;
         list_make(&l, models[m], 0, (model_shard){0, 1});

@@ -504,7 +504,8 @@ static const op_kernel kernels[OP_KINDS] = {
 enum { FUSIONS = 2 };
 static const op_kernel fused[FUSIONS] = {run_side_by_side, run_side_by_side};
 
-const program_machine *cpu_machine(void) {
+const program_machine *cpu_machine(bool prompt) {
+    (void)prompt; /* one list of both */
     static const program_fusion fusions[FUSIONS] = {
         {"side by side", 2, {{OP_PRODUCTS, EPILOGUE_GATED, NULL}, {OP_EXPERT_PRODUCTS, EPILOGUE_GATED, NULL}}},
         {"side by side", 2, {{OP_PRODUCTS, EPILOGUE_NONE, NULL}, {OP_EXPERT_PRODUCTS, EPILOGUE_NONE, NULL}}},
@@ -556,7 +557,8 @@ static void run_list(forward_step *f) {
     program_shape shape = shape_of(f);
     if (!m->launches || memcmp(&shape, &m->shape, sizeof shape) != 0) {
         m->shape = shape;
-        m->launches = program_launches(cpu_machine(), m->ops, program_verifier(m->config, &shape, m->ops), m->launch);
+        m->launches =
+            program_launches(cpu_machine(false), m->ops, program_verifier(m->config, &shape, m->ops), m->launch);
     }
     for (int i = 0; i < m->launches; i++) {
         const program_launch *l = &m->launch[i];

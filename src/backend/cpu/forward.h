@@ -6,6 +6,6 @@
 #include "backend/program/program.h"
 
 kakeya_status cpu_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error);
-const program_machine *cpu_machine(void);
+const program_machine *cpu_machine(bool prompt);
 
 #endif

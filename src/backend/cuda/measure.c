@@ -1,6 +1,7 @@
 /* What benchmarks ask of this backend beside inference. */
 #include "backend/measure.h"
 
+#include "backend/cuda/machine.h"
 #include "backend/cuda/model.h"
 #include "backend/cuda/profile.h"
 #include "backend/cuda/tower.h"
@@ -127,6 +128,7 @@ const backend_measure_ops *cuda_measure(void) {
         .probe = cuda_probe,
         .probe_weights = cuda_weights_limit_probe,
         .bounded_needs = cuda_weights_limit_needs,
+        .machine = cuda_machine,
         .profile = cuda_profile,
         .watch_forwards = watch_forwards,
         .forwards = forwards,

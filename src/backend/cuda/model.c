@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cuda/machine.h"
 #include "backend/cuda/products_wide.h"
 #include "backend/cuda/prompt_gemm.h"
 #include "base/float16.h"
@@ -18,8 +19,7 @@ _Static_assert((int)CUDA_DECODE_ROWS == (int)BACKEND_MAX_DECODE_ROWS, "kernels.h
 _Static_assert((int)CUDA_MAX_SEGMENTS == (int)BACKEND_MAX_SEGMENTS, "kernels.h repeats the backend's limits");
 
 enum {
-    PROMPT_ROWS_LARGE = 4352, /* rows of a prompt segment on devices with much memory ... */
-    PROMPT_ROWS_SMALL = 1024, /* ... and on others, ... */
+    PROMPT_ROWS_SMALL = 1024, /* of a forward, on devices with less memory than this, ... */
     PICTURE_ROWS = 1152,      /* ... but of models that read pictures, which are never cut */
 };
 static const size_t large_device_bytes = (size_t)60 << 30;
@@ -182,7 +182,7 @@ kakeya_status cuda_model_create(const backend_model_options *options, int device
                 error_set(error, KAKEYA_UNSUPPORTED,
                           "precision fp8 needs a GPU of compute capability 9.0 and kernels for it (sm_90a), this is %s",
                           m->device.name);
-        m->max_rows = m->device.total_bytes >= large_device_bytes ? PROMPT_ROWS_LARGE : PROMPT_ROWS_SMALL;
+        m->max_rows = m->device.total_bytes >= large_device_bytes ? CUDA_PROMPT_ROWS : PROMPT_ROWS_SMALL;
         if (options->verifier->vision && m->max_rows < PICTURE_ROWS) m->max_rows = PICTURE_ROWS;
         snprintf(m->description, sizeof m->description, "cuda/sm_%d, %s", m->device.capability, m->device.name);
         m->embed_scale = bf16_to_f32(f32_to_bf16(sqrtf((float)m->config->hidden)));

@@ -65,7 +65,8 @@ typedef struct program_machine {
     const char *kernel[OP_KINDS];
     const program_fusion *fusion;
     int fusions;
-    int most_rows; /* of a forward */
+    int most_rows;     /* of a forward */
+    program_rows rows; /* that its lists are of */
 } program_machine;
 
 typedef struct program_launch {
