@@ -83,8 +83,7 @@ static bool find_budget(const call *c, const cJSON *part, const char *detail, co
         for (size_t i = 0; kakeya_image_budget(i); i++) *out = kakeya_image_budget(i);
     } else if (detail && strcmp(detail, "auto") != 0) {
         snprintf(param, sizeof param, "%.120s.detail", place);
-        return api_fail(error, 400, "invalid_value", param, "%s: %.32s is not low, high, original or auto", param,
-                        detail);
+        return api_fail(error, 400, "invalid_value", param, "%s is not low, high, original or auto", param);
     }
     return true;
 }
@@ -134,10 +133,16 @@ static bool read_source(const cJSON *source, const char *place, encoded *out, ap
     return true;
 }
 
+/* NULL: there is none; "": it is no text. */
+static const char *detail_of(const cJSON *object) {
+    const cJSON *detail = body_member(object, "detail");
+    return cJSON_IsString(detail) ? detail->valuestring : detail ? "" : NULL;
+}
+
 static bool find_bytes(const cJSON *part, const char *place, encoded *out, api_error *error) {
     const cJSON *url = body_member(part, "image_url"), *source = body_member(part, "source");
     const char *given = cJSON_IsString(url) ? url->valuestring : body_string(url, "url");
-    *out = (encoded){.detail = body_string(cJSON_IsObject(url) ? url : part, "detail")};
+    *out = (encoded){.detail = detail_of(cJSON_IsObject(url) ? url : part)};
     if (source) return read_source(source, place, out, error);
     if (given) return read_uri(given, place, out, error);
     if (body_member(part, "file_id") || body_member(part, "file"))

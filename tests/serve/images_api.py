@@ -143,7 +143,9 @@ def _():
     equal(length({"mm_processor_kwargs": {"max_soft_tokens": 280}}), middle)
     equal(length({"image_budget": 1120}, image_budget=280), middle)
     refused("invalid_value", "messages[0].content[0].image_budget", user({**picture(data), "image_budget": 100}), says="1120")
-    refused("invalid_value", "messages[0].content[0].detail", user(picture(data, detail="best")))
+    equal(length(detail=None), low)
+    for detail in ("best", "", 5, ["low"]):
+        refused("invalid_value", "messages[0].content[0].detail", user(picture(data, detail=detail)))
     error = chat([user(picture(data))], status=400, image_budget=71).error
     equal((error["code"], error["param"]), ("invalid_value", "image_budget"))
 
