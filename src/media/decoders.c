@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-enum { TAG_ORIENTATION = 0x0112, TYPE_SHORT = 3, ENTRY_BYTES = 12 };
+enum { TAG_ORIENTATION = 0x0112, TYPE_SHORT = 3, TYPE_LONG = 4, ENTRY_BYTES = 12 };
 
 typedef struct exif_reader {
     const unsigned char *data;
@@ -32,8 +32,9 @@ int exif_orientation(const unsigned char *data, size_t bytes) {
         const size_t entry = directory + 2 + i * ENTRY_BYTES;
         if (entry > bytes || bytes - entry < ENTRY_BYTES) break;
         if (number_at(&r, entry, 2) != TAG_ORIENTATION) continue;
-        const uint32_t value = number_at(&r, entry + 8, 2);
-        return number_at(&r, entry + 2, 2) == TYPE_SHORT && value >= 1 && value <= 8 ? (int)value : 1;
+        const uint32_t type = number_at(&r, entry + 2, 2);
+        const uint32_t value = number_at(&r, entry + 8, type == TYPE_LONG ? 4 : 2);
+        return (type == TYPE_SHORT || type == TYPE_LONG) && value >= 1 && value <= 8 ? (int)value : 1;
     }
     return 1;
 }

@@ -202,26 +202,35 @@ static void test_cut_files_are_refused(void **state) {
     }
 }
 
-/* Every one of EXIF's orientations, of a picture of 3 x 2 pixels whose values are 0 to 5. */
+/* The picture of 3 x 2 pixels, with another orientation and another type of it. */
+static void set_orientation(file *f, int orientation, int type) {
+    char *at = NULL;
+    for (size_t i = 0; i + 4 < f->bytes && !at; i++)
+        if (memcmp(f->data + i, "eXIf", 4) == 0) at = f->data + i;
+    assert_non_null(at);
+    /* these are the low bytes of the first entry's type and value; the checksum behind the 26 bytes is made anew */
+    at[4 + 8 + 2 + 2] = (char)type;
+    at[4 + 8 + 2 + 8] = (char)orientation;
+    uint32_t crc = 0xffffffffu;
+    for (int i = 0; i < 4 + 26; i++) {
+        crc ^= (unsigned char)at[i];
+        for (int bit = 0; bit < 8; bit++) crc = crc & 1 ? 0xedb88320u ^ crc >> 1 : crc >> 1;
+    }
+    for (int i = 0; i < 4; i++) at[4 + 26 + i] = (char)(~crc >> (24 - 8 * i));
+}
+
+/* Every one of EXIF's orientations, of a picture whose values are 0 to 5, as the short number that EXIF wants and as
+ * the long one that some programs write; of other types it is none. */
 static void test_orientations(void **state) {
     (void)state;
     static const unsigned char wanted[8][6] = {{0, 1, 2, 3, 4, 5}, {2, 1, 0, 5, 4, 3}, {5, 4, 3, 2, 1, 0},
                                                {3, 4, 5, 0, 1, 2}, {0, 3, 1, 4, 2, 5}, {3, 0, 4, 1, 5, 2},
                                                {5, 2, 4, 1, 3, 0}, {2, 5, 1, 4, 0, 3}};
+    enum { ASCII = 2, SHORT, LONG };
     file f = read_file(IMAGES, "orientation.png");
-    char *at = NULL;
-    for (size_t i = 0; i + 4 < f.bytes && !at; i++)
-        if (memcmp(f.data + i, "eXIf", 4) == 0) at = f.data + i;
-    assert_non_null(at);
-    for (int o = 1; o <= 8; o++) {
-        /* the number is the low byte of the first entry's value; the checksum behind the 26 bytes is made anew */
-        at[4 + 8 + 2 + 8] = (char)o;
-        uint32_t crc = 0xffffffffu;
-        for (int i = 0; i < 4 + 26; i++) {
-            crc ^= (unsigned char)at[i];
-            for (int bit = 0; bit < 8; bit++) crc = crc & 1 ? 0xedb88320u ^ crc >> 1 : crc >> 1;
-        }
-        for (int i = 0; i < 4; i++) at[4 + 26 + i] = (char)(~crc >> (24 - 8 * i));
+    for (int round = 0; round < 3 * 9; round++) {
+        const int given = 1 + round % 9, type = ASCII + round / 9, o = type == ASCII || given == 9 ? 1 : given;
+        set_orientation(&f, given, type);
         kakeya_error error = {0};
         image out;
         image_info info;
