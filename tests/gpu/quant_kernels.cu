@@ -3,14 +3,13 @@
  *   quant_kernels            every check, then the table of times
  *   quant_kernels check      checks only
  *   quant_kernels times      times only
+ *   quant_kernels dense      dense products of many rows in bf16 alone: checks, then times
  */
 #include <array>
-#include <functional>
 #include <memory>
 
-#include "backend/cuda/products_wide.h"
 #include "backend/cuda/quant.h"
-#include "gpu/prompt_support.cuh"
+#include "gpu/dense_products.cuh"
 
 namespace {
 
@@ -147,19 +146,6 @@ struct quant_matrix {
         return r;
     }
 };
-
-/* many: of a device whose blocks have the shared memory that kernels for many rows take. With one multiprocessor these
- * kernels are always launched. */
-cuda_launch make_launch(cudaStream_t stream, bool programmatic, bool many = false) {
-    int count = 0;
-    CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
-    cuda_launch l = {};
-    l.stream = stream;
-    l.multiprocessors = count;
-    l.programmatic = programmatic;
-    l.block_bytes = many ? 227 << 10 : 0;
-    return l;
-}
 
 /* Rows behind the last of x are NaN: nothing may read them. */
 void check_products(cuda_form form) {
@@ -486,32 +472,6 @@ void check_many_rows(cuda_form form, bool in_bf16 = false) {
 
 /* ---- times: a graph of 30 launches on weights of their own, of one row, eight and sixteen ---- */
 
-double microseconds(cudaStream_t stream, int launches, const std::function<void(int)> &run) {
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < launches; i++) run(i);
-    CHECK(cudaStreamEndCapture(stream, &graph));
-    CHECK(cudaGraphInstantiate(&exec, graph, 0));
-    cudaEvent_t start, end;
-    CHECK(cudaEventCreate(&start));
-    CHECK(cudaEventCreate(&end));
-    std::vector<float> times;
-    for (int i = 0; i < 12; i++) {
-        CHECK(cudaEventRecord(start, stream));
-        CHECK(cudaGraphLaunch(exec, stream));
-        CHECK(cudaEventRecord(end, stream));
-        CHECK(cudaEventSynchronize(end));
-        float ms;
-        CHECK(cudaEventElapsedTime(&ms, start, end));
-        if (i >= 2) times.push_back(ms * 1000);
-    }
-    std::sort(times.begin(), times.end());
-    CHECK(cudaGraphExecDestroy(exec));
-    CHECK(cudaGraphDestroy(graph));
-    return times[times.size() / 2] / launches;
-}
-
 void times(cuda_form form, bool one_scale = false) {
     enum { COPIES = 30 };
     cudaStream_t stream;
@@ -689,6 +649,9 @@ void many_times(cuda_form form) {
 int main(int argc, char **argv) {
     const char *only = argc > 1 ? argv[1] : "";
     CHECK(cuda_products_wide_prepare());
+    if (std::strcmp(only, "times") != 0) check_dense();
+    if (std::strcmp(only, "check") != 0) dense_times();
+    if (std::strcmp(only, "dense") == 0) return failures ? 1 : 0;
     if (std::strcmp(only, "times") != 0) check_many_rows(CUDA_FORM_Q8, true);
     for (const form_case &c : forms) {
         if (std::strcmp(only, "times") != 0) {

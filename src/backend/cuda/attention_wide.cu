@@ -477,14 +477,6 @@ static __device__ __forceinline__ void add_values_wide(wide_memory &m, const cud
     }
 }
 
-template <int REGISTERS> static __device__ __forceinline__ void take_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-}
-
-template <int REGISTERS> static __device__ __forceinline__ void leave_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-}
-
 #define WIDE_BOUNDS __launch_bounds__(wide::THREADS, 1)
 #else
 #define WIDE_BOUNDS __launch_bounds__(32, 1) /* tells the host that there is no body */
@@ -514,13 +506,13 @@ static __global__ void WIDE_BOUNDS attend_wide_kernel(const cuda_batch *batch,
     load_wide_segments(m, batch, a);
     int from = first_wide_unit(m, a, blockIdx.x), to = first_wide_unit(m, a, blockIdx.x + 1);
     if (threadIdx.x < wide::SCORES) {
-        take_registers<wide::VALUE_REGISTERS>();
+        prompt::take_registers<wide::VALUE_REGISTERS>();
         add_values_wide(m, a, from, to);
     } else if (threadIdx.x < wide::DERIVES) {
-        leave_registers<wide::SCORE_REGISTERS - (CODES ? wide::CODES_MORE : 0)>();
+        prompt::leave_registers<wide::SCORE_REGISTERS - (CODES ? wide::CODES_MORE : 0)>();
         score_wide<CODES>(m, a, from, to);
     } else {
-        leave_registers<wide::OTHER_REGISTERS + (CODES ? wide::CODES_MORE : 0)>();
+        prompt::leave_registers<wide::OTHER_REGISTERS + (CODES ? wide::CODES_MORE : 0)>();
         if constexpr (CODES)
             bring_wide_codes<CODES>(m, a, from, to);
         else if (threadIdx.x < wide::BRINGS)

@@ -35,6 +35,13 @@ static __device__ __forceinline__ void store_in_block(uint32_t at, float2 v) {
     asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(v.x), "f"(v.y) : "memory");
 #endif
 }
+static __device__ __forceinline__ float load_from_block(uint32_t at) {
+    float v = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
+#endif
+    return v;
+}
 
 /* As launch_kernel; cluster: neighbouring blocks that form one. */
 template <typename... Parameters, typename... Arguments>

@@ -2,7 +2,8 @@
  * the steps s, s + split, ... of k in ascending order, and chains are added in their order. Nothing else decides its
  * bits, so these kernels make the same sums with other neighbours:
  *
- *   dense    a block has 64 or 128 outputs of 64 rows, and goes through the chains one after the other. Rows and
+ *   dense    on sm_90a products_dense.cuh has them. Elsewhere, and where tiles of 128 rows would be too few, a block
+ *            has 64 or 128 outputs of 64 rows, and goes through the chains one after the other. Rows and
  *            weights come through a ring of steps in shared memory, where all warps read them.
  *   experts  a warp has a chain of 64 outputs (gate and up: 32 of each) of up to 32 rows of one expert, as a warp of
  *            products.cu has it for 16 outputs. Each warp has a ring of its own; the chains meet in shared memory.
@@ -12,6 +13,7 @@
  * weights. */
 #include "backend/cuda/products_wide.h"
 
+#include "backend/cuda/products_dense.cuh"
 #include "backend/cuda/products_wide.cuh"
 
 enum {
@@ -52,17 +54,6 @@ template <int M> struct dense_tile {
     static constexpr int WARP_OUTS = M / 4, WARP_ROWS = DENSE_ROWS / 2; /* four warps by two */
     static constexpr int TILES = WARP_OUTS / 16, COLUMNS = WARP_ROWS / 8;
     static constexpr int STAGE_BYTES = (M + DENSE_ROWS) * STEP_BYTES, BYTES = DENSE_STAGES * STAGE_BYTES;
-};
-
-/* What becomes of the sums. gate NULL: outputs of a list of products; else act(gate x) * (up x) in bf16. */
-struct dense_work {
-    product_list list; /* tiles of M outputs; of gate and up: of M / 2 */
-    const cuda_bf16 *x;
-    int steps, ldx, rows, column_tiles;
-    float cap;
-    const cuda_bf16 *gate, *up;
-    cuda_bf16 *act;
-    int outs, ld_act, silu;
 };
 
 template <int M, bool GATED>
@@ -184,6 +175,54 @@ template <int M, bool GATED> static void launch_dense(const cuda_launch *l, cons
                   w);
 }
 
+/* Whether this device has code for sm_90a. */
+template <bool GATED, int CLUSTER> static bool has_wgmma(void) {
+    cudaFuncAttributes attributes;
+    if (cudaFuncGetAttributes(&attributes, dense_wgmma_kernel<GATED, CLUSTER>) == cudaSuccess)
+        return attributes.maxThreadsPerBlock >= dense::BLOCK;
+    cudaGetLastError();
+    return false;
+}
+
+template <bool GATED, int CLUSTER> static bool launch_wgmma(const cuda_launch *l, const dense_work &w, int tiles) {
+    if (l->block_bytes < dense::BYTES || !has_wgmma<GATED, CLUSTER>()) return false;
+    dim3 grid(tiles * w.column_tiles * CLUSTER), block(dense::BLOCK);
+    if (CLUSTER == 1)
+        launch_kernel(l, dense_wgmma_kernel<GATED, CLUSTER>, grid, block, (size_t)dense::BYTES, w);
+    else
+        launch_cluster(l, CLUSTER, dense_wgmma_kernel<GATED, CLUSTER>, grid, block, (size_t)dense::BYTES, w);
+    return true;
+}
+
+/* Where chains are dealt to a cluster, a wave of blocks takes the stages of a pair, and as long as some more until the
+ * chains have met. Clusters find no room on some multiprocessors. Measured on an H200 (quant_kernels dense). */
+enum {
+    CLUSTER_STAGES = 6, /* more */
+    CLUSTER_ROOM = 93,  /* % of the multiprocessors */
+    SHORT_PAIR = 8,     /* stages: of two such waves nothing is gained */
+    FULL_TILE_ROWS = 64 /* up to here the other kernel has one tile of rows as well */
+};
+
+/* On the warpgroup instructions. False: this device is not served, or others are faster. */
+static bool products_wgmma(const cuda_launch *l, dense_work w, const cuda_product *products) {
+    int split = product_split(w.steps), pairs = split / 2, stages = w.steps / 2;
+    if (pairs < 1) return false;
+    w.column_tiles = ceil_div(w.rows, dense::ROWS);
+    for (int i = 0; i < w.list.n; i++) {
+        w.list.product[i] = products[i];
+        w.list.first_tile[i + 1] = w.list.first_tile[i] + ceil_div(products[i].out, dense::OUTS);
+    }
+    int tiles = w.list.first_tile[w.list.n], blocks = tiles * w.column_tiles,
+        room = l->multiprocessors * CLUSTER_ROOM / 100;
+    int waves = ceil_div(blocks * pairs, room > 0 ? room : 1), pair = stages / pairs;
+    if (pairs == 1 || waves * (pair + CLUSTER_STAGES) >= ceil_div(blocks, l->multiprocessors) * stages) {
+        if (w.rows > FULL_TILE_ROWS && blocks * 2 <= l->multiprocessors) return false; /* half of them would idle */
+        return launch_wgmma<false, 1>(l, w, tiles);
+    }
+    if (waves > 1 && pair <= SHORT_PAIR) return false;
+    return pairs == 4 ? launch_wgmma<false, 4>(l, w, tiles) : launch_wgmma<false, 2>(l, w, tiles);
+}
+
 bool cuda_products_wide(const cuda_launch *l, const cuda_product *products, int n, int in, const cuda_bf16 *x, int ldx,
                         int rows, float cap) {
     if (!serves(l, WIDE_LEAST_ROWS, rows)) return false;
@@ -193,11 +232,12 @@ bool cuda_products_wide(const cuda_launch *l, const cuda_product *products, int 
     w.ldx = ldx;
     w.rows = rows;
     w.cap = cap;
+    w.list.n = n;
+    if (products_wgmma(l, w, products)) return true;
     w.column_tiles = ceil_div(rows, DENSE_ROWS);
     int outs = 0;
     for (int i = 0; i < n; i++) outs += products[i].out;
     int tile = outs * w.column_tiles <= 64 * 2 * l->multiprocessors ? 64 : 128; /* one wave of small ones */
-    w.list.n = n;
     for (int i = 0; i < n; i++) {
         w.list.product[i] = products[i];
         w.list.first_tile[i + 1] = w.list.first_tile[i] + ceil_div(products[i].out, tile);
@@ -358,7 +398,10 @@ bool cuda_gate_up_wide(const cuda_launch *l, const cuda_feed_forward *f, const c
         w.outs = f->gate.out;
         w.ld_act = f->down.ld;
         w.silu = f->silu;
-        launch_dense<128, true>(l, w, ceil_div(w.outs, 64));
+        int tiles = ceil_div(w.outs, 64);
+        dense_work wide = w;
+        wide.column_tiles = ceil_div(rows, dense::ROWS);
+        if (product_split(w.steps) < 2 || !launch_wgmma<true, 1>(l, wide, tiles)) launch_dense<128, true>(l, w, tiles);
     }
     if (f->experts_gate_up.data) launch_experts<true>(l, f, route);
     return true;
@@ -382,6 +425,12 @@ cudaError_t cuda_products_wide_prepare(void) {
     status = allow(dense_kernel<64, false>, dense_tile<64>::BYTES);
     if (status == cudaSuccess) status = allow(dense_kernel<128, false>, dense_tile<128>::BYTES);
     if (status == cudaSuccess) status = allow(dense_kernel<128, true>, dense_tile<128>::BYTES);
+    if (most >= dense::BYTES) {
+        if (status == cudaSuccess) status = allow(dense_wgmma_kernel<false, 1>, dense::BYTES);
+        if (status == cudaSuccess) status = allow(dense_wgmma_kernel<false, 2>, dense::BYTES);
+        if (status == cudaSuccess) status = allow(dense_wgmma_kernel<false, 4>, dense::BYTES);
+        if (status == cudaSuccess) status = allow(dense_wgmma_kernel<true, 1>, dense::BYTES);
+    }
     if (status == cudaSuccess) status = allow(expert_kernel<true>, EXPERT_BYTES);
     return status == cudaSuccess ? allow(expert_kernel<false>, EXPERT_BYTES) : status;
 }

@@ -4,19 +4,11 @@
 #define KAKEYA_BACKEND_CUDA_PRODUCTS_WIDE_H
 
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/product_split.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* How many warps of products.cu the steps of an output are dealt to: a function of k alone. */
-#ifdef __CUDACC__
-__host__ __device__
-#endif
-    static inline int
-    product_split(int steps) {
-    return steps >= 64 ? 8 : steps >= 32 ? 4 : steps >= 16 ? 2 : 1;
-}
 
 /* As cuda_products, cuda_gate_up, and the experts of cuda_down. False: this device, or so few rows, are not served. */
 bool cuda_products_wide(const cuda_launch *l, const cuda_product *products, int n, int in, const cuda_bf16 *x, int ldx,

@@ -34,6 +34,15 @@ template <int SIZE> __device__ __forceinline__ void warpgroup_hold(float (&d)[SI
     for (int i = 0; i < SIZE; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+/* A warpgroup's registers a thread, out of what others left. */
+template <int REGISTERS> __device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+template <int REGISTERS> __device__ __forceinline__ void leave_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
 /* Descriptor of rows of one panel, k contiguous: groups of eight rows are 1024 bytes apart, 128-byte swizzle. Adding
  * 2 moves on by 16 columns. */
 __device__ __forceinline__ uint64_t panel_descriptor(uint32_t address) {
@@ -92,6 +101,20 @@ __device__ __forceinline__ void warpgroup_multiply(float (&d)[128], uint64_t a, 
                  "}, %128, %129, p, 1, 1, 0, 0;}\n"
                  : PROMPT_ACC32(d, 0), PROMPT_ACC32(d, 32), PROMPT_ACC32(d, 64), PROMPT_ACC32(d, 96)
                  : "l"(a), "l"(b), "r"(accumulate));
+}
+
+/* The same with a in registers. */
+__device__ __forceinline__ void warpgroup_multiply(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+    asm volatile("{.reg .pred p;\n"
+                 "setp.ne.b32 p, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+                 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+                 "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+                 "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+                 "}, {%64,%65,%66,%67}, %68, p, 1, 1, 0;}\n"
+                 : PROMPT_ACC32(d, 0), PROMPT_ACC32(d, 32)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
 /* d[64][N] (+)= a[64][16] b[16][N], b's rows in shared memory (transposed_descriptor), a there or in registers; d is
