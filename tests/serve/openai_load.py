@@ -303,13 +303,14 @@ def _():
 @test("F7: a long silence is filled with comments that clients ignore")
 def _():
     s = Server("--name", "demo", "--sse-ping", "0.5", "--threads", "1")
-    long = [{"role": "user", "content": "many words of a long prompt; " * 350}]
-    raw = s.post("/v1/chat/completions", {"model": "demo", "messages": long, "max_tokens": 2, "stream": True})
-    equal(raw.status, 200)
-    if raw.body.count(b"\n\n: ") == 0:  # a machine that reads so much in half a second
-        holds(float(s.metric("kakeya_time_to_first_token_seconds_sum")) < 1.1, "there was time for a comment")
-    else:
-        holds(re.search(rb"\n\n: prompt \d+/\d+\n\n", raw.body), raw.body[:500])
+    for words in (350, 700):  # the first half second of the shorter one may end before its prompt begins, or behind it
+        long = [{"role": "user", "content": f"{words} " + "many words of a long prompt; " * words}]
+        raw = s.post("/v1/chat/completions", {"model": "demo", "messages": long, "max_tokens": 2, "stream": True})
+        equal(raw.status, 200)
+        if re.search(rb"\n\n: prompt \d+/\d+\n\n", raw.body):
+            break
+    else:  # a machine that reads so much in half a second
+        holds(float(s.metric("kakeya_time_to_first_token_seconds_sum")) < 2.2, raw.body[:500])
     equal(stream_text(chat(long, s=s, stream=True, max_tokens=2)), text(chat(long, s=s, max_tokens=2)))
     s.stop()
 
